@@ -1,0 +1,27 @@
+"""Run Governor: an asyncio daemon that brings an experiment run to exactly one end.
+
+Public names are loaded on first use: `import governor` stays cheap, for the guard and for every child process.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from governor.version import __version__
+
+if TYPE_CHECKING:
+    from governor.executor import Executor
+    from governor.run_file import Run
+    from governor.run_governor import RunGovernor
+
+__all__ = ["Executor", "Run", "RunGovernor", "__version__"]
+
+_HOME = {"Executor": "governor.executor", "Run": "governor.run_file", "RunGovernor": "governor.run_governor"}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOME:
+        raise AttributeError(f"module 'governor' has no attribute {name!r}")
+    from importlib import import_module  # noqa: PLC0415
+
+    return getattr(import_module(_HOME[name]), name)
