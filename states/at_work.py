@@ -1,0 +1,113 @@
+"""What Starting and Running share: a crew that may lose members, and the ways out by failure, abort and stop.
+
+A dead conductor is started again while the run's budget lasts. Beyond it, and for an abort, the run is finalized; a
+stop of the daemon skips that, since an interrupted run has no outcome yet.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from states import finalizing, stopping
+from states.base import Answer, Crewed, Dropped, Step
+from states.crew import obituary
+from states.effects import StopConductor
+
+if TYPE_CHECKING:
+    from states.events import (
+        AbortRequested,
+        ConductorExited,
+        ConductorFailed,
+        ConductorStuck,
+        DeadlinePassed,
+        StopRequested,
+    )
+    from states.plan import Outcome, Part
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AtWork(Crewed):
+    @property
+    def position(self) -> tuple[int, frozenset[Part]]:
+        """The phase it is in, or will begin with, and the parts of it that are at work."""
+        return self.plan.first_phase, frozenset()
+
+    @property
+    def where(self) -> str:
+        """For messages: in which part of its life."""
+        raise NotImplementedError
+
+
+def said(state: AtWork, event: ConductorFailed) -> Answer:
+    if state.crew.current(event) is None:
+        return Dropped(state, "of an earlier incarnation")
+    return Step(replace(state, crew=state.crew.said(event.conductor, event.reason)))
+
+
+def exited(state: AtWork, event: ConductorExited) -> Answer:
+    member = state.crew.current(event)
+    if member is None:
+        return Dropped(state, "of an earlier incarnation")
+    crew = state.crew.gone(member.name)
+    restart = crew.restart(member.name, at=event.at, within=state.plan.deadlines.start)
+    if restart is not None:
+        crew, effects = restart
+        return Step(replace(state, crew=crew), effects)
+    reason = obituary(member, event)
+    if state.plan.restarts:
+        reason += f" (the budget of {state.plan.restarts} conductor restarts is used up)"
+    return finalize(replace(state, crew=crew), outcome="failed", reason=reason, at=event.at)
+
+
+def stuck(state: AtWork, event: ConductorStuck) -> Answer:
+    """It had to be replaced and would not die: its successor could meet it, so the run can't go on."""
+    member = state.crew.current(event)
+    if member is None:
+        return Dropped(state, "of an earlier incarnation")
+    crew = state.crew.started(member.name, event.pid).stuck(member.name)
+    reason = f"conductor {member.name} (pid {event.pid}) could not be killed"
+    return finalize(replace(state, crew=crew), outcome="failed", reason=reason, at=event.at)
+
+
+def deadline(state: AtWork, event: DeadlinePassed) -> Answer:
+    if event.name == "wall_clock":
+        reason = f"limit wall_clock of {state.plan.wall_clock:g} s reached {state.where}"
+        return finalize(state, outcome="failed", reason=reason, at=event.at)
+    member = state.crew.member(event.conductor)
+    if event.name != "restart" or member is None:
+        return Dropped(state, f"deadline {event.name} means nothing {state.where}")
+    if member.incarnation != event.incarnation or member.standing != "starting":
+        return Dropped(state, "it was ready in time")
+    crew = state.crew.said(member.name, f"not ready within {state.plan.deadlines.start:g} s")
+    stop_it = StopConductor(conductor=member.name, incarnation=member.incarnation, first="SIGKILL")
+    return Step(replace(state, crew=crew), (stop_it,))
+
+
+def abort(state: AtWork, event: AbortRequested) -> Answer:
+    return finalize(state, outcome="aborted", reason=event.reason, at=event.at)
+
+
+def stop(state: AtWork, event: StopRequested) -> Answer:
+    return stopping.enter(
+        plan=state.plan,
+        crew=state.crew,
+        outcome=None,
+        reason=event.reason,
+        shutdown=True,
+        at=event.at,
+        urgent=event.urgent,
+    )
+
+
+def finalize(state: AtWork, *, outcome: Outcome, reason: str, at: float) -> Step:
+    phase, open_parts = state.position
+    return finalizing.enter(
+        plan=state.plan,
+        crew=state.crew,
+        outcome=outcome,
+        reason=reason,
+        at=at,
+        phase=phase,
+        open_parts=open_parts,
+    )

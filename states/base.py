@@ -1,0 +1,83 @@
+"""What a state is, and what it may answer.
+
+Rules:
+1. A state is a frozen dataclass that holds only what it needs.
+2. The answer to an event is one of three: a `Step` (next state and effects), `Dropped` (too late, or nothing to do
+   with this run: counted), `Refused` (a command that changes nothing).
+3. `waits_for` tells in one line what the state waits for.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, ClassVar, TypeAlias
+
+if TYPE_CHECKING:
+    from states.crew import Crew
+    from states.effects import Effect
+    from states.events import ConductorStarted
+    from states.plan import RunPlan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class State:
+    """Root of the five states. `name` is what journal, logs and users see."""
+
+    name: ClassVar[str]
+
+    @property
+    def run(self) -> RunPlan | None:
+        """The plan of the run in work, if there is one."""
+        return None
+
+    @property
+    def waits_for(self) -> str:
+        """Why it is waiting, in one line."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Crewed(State):
+    """A state with a run in work and the conductors of that run."""
+
+    plan: RunPlan
+    crew: Crew
+
+    @property
+    def run(self) -> RunPlan:
+        return self.plan
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """The event was taken. `cause` is the line that stands beside a transition in the record."""
+
+    state: State
+    effects: tuple[Effect, ...] = ()
+    cause: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Dropped:
+    """The event came too late or does not concern this run; nothing changed."""
+
+    state: State
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """The command can't be taken in this state; nothing changed."""
+
+    state: State
+    why: str
+
+
+Answer: TypeAlias = Step | Dropped | Refused
+
+
+def started(state: Crewed, event: ConductorStarted) -> Answer:
+    """The same in all states with a crew: the pid is noted. A ladder that was ordered meanwhile takes it down."""
+    if state.crew.current(event) is None:
+        return Dropped(state, "of an earlier incarnation")
+    return Step(replace(state, crew=state.crew.started(event.conductor, event.pid)))

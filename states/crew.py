@@ -1,0 +1,139 @@
+"""The conductors of a run as the machine knows them, and the budget of their restarts.
+
+A member is ``starting`` from the moment its start is wanted, ``ready``, ``gone`` (exited and reaped), or ``stuck`` (it
+would not die). Its incarnation counts starts; events of an earlier incarnation are stale.
+"""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+from states.effects import Effect, StartConductor, StopConductor, Wake
+
+if TYPE_CHECKING:
+    from states.events import ConductorEvent, ConductorExited
+    from states.plan import Kind, RunPlan
+
+Standing: TypeAlias = Literal["starting", "ready", "gone", "stuck"]
+FIRST_BACK_OFF = 0.25
+"""Seconds before the first restart of a conductor; doubled for each further one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Member:
+    name: str
+    kind: Kind
+    incarnation: int = 1
+    standing: Standing = "starting"
+    pid: int | None = None
+    last_words: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Crew:
+    """Immutable: each method gives another crew."""
+
+    members: tuple[Member, ...]
+    restarts_left: int
+
+    @classmethod
+    def of(cls, plan: RunPlan) -> Crew:
+        members = tuple(Member(name=conductor.name, kind=conductor.kind) for conductor in plan.conductors)
+        return cls(members=members, restarts_left=plan.restarts)
+
+    def member(self, name: str) -> Member | None:
+        return next((member for member in self.members if member.name == name), None)
+
+    def current(self, event: ConductorEvent) -> Member | None:
+        """The member that the event speaks of, if it is of this incarnation and was not gone already."""
+        member = self.member(event.conductor)
+        if member is None or member.incarnation != event.incarnation or member.standing == "gone":
+            return None
+        return member
+
+    def is_ready(self, name: str) -> bool:
+        member = self.member(name)
+        return member is not None and member.standing == "ready"
+
+    @property
+    def all_ready(self) -> bool:
+        return all(member.standing == "ready" for member in self.members)
+
+    @property
+    def alive(self) -> tuple[Member, ...]:
+        """Members that may have a process."""
+        return tuple(member for member in self.members if member.standing in ("starting", "ready"))
+
+    @property
+    def stuck_pids(self) -> tuple[int, ...]:
+        return tuple(m.pid for m in self.members if m.standing == "stuck" and m.pid is not None)
+
+    def started(self, name: str, pid: int) -> Crew:
+        return self._with(name, pid=pid)
+
+    def ready(self, name: str) -> Crew:
+        return self._with(name, standing="ready")
+
+    def said(self, name: str, reason: str) -> Crew:
+        return self._with(name, last_words=reason)
+
+    def gone(self, name: str) -> Crew:
+        return self._with(name, standing="gone", pid=None)
+
+    def stuck(self, name: str) -> Crew:
+        return self._with(name, standing="stuck")
+
+    def restart(self, name: str, *, at: float, within: float) -> tuple[Crew, tuple[Effect, ...]] | None:
+        """One more incarnation that has to be ready `within` seconds; None when the budget is used up."""
+        member = self.member(name)
+        if member is None or self.restarts_left == 0:
+            return None
+        incarnation = member.incarnation + 1
+        delay = FIRST_BACK_OFF * 2.0 ** (member.incarnation - 1)
+        crew = self._with(name, standing="starting", incarnation=incarnation, pid=None, last_words="")
+        return (
+            replace(crew, restarts_left=self.restarts_left - 1),
+            (
+                StartConductor(conductor=name, kind=member.kind, incarnation=incarnation, delay=delay),
+                Wake(name="restart", at=at + delay + within, conductor=name, incarnation=incarnation),
+            ),
+        )
+
+    def stop(self, *, urgent: bool = False) -> tuple[Effect, ...]:
+        """Takes everybody down; who is not ready yet could not hear a message."""
+        return tuple(
+            StopConductor(
+                conductor=member.name,
+                incarnation=member.incarnation,
+                first="SIGKILL" if urgent else "message" if member.standing == "ready" else "SIGTERM",
+            )
+            for member in self.alive
+        )
+
+    def _with(self, name: str, **changes: object) -> Crew:
+        members = tuple(
+            replace(member, **changes) if member.name == name else member  # type: ignore[arg-type]
+            for member in self.members
+        )
+        return replace(self, members=members)
+
+
+def obituary(member: Member, event: ConductorExited) -> str:
+    """How it died, in one line."""
+    if event.exit_code is None:
+        how = "could not be started"
+    elif event.exit_code < 0:
+        how = f"was killed by {_signal_name(-event.exit_code)}"
+    else:
+        how = f"exited with code {event.exit_code}"
+    words = member.last_words or event.reason
+    return f"conductor {member.name} {how}{f': {words}' if words else ''}"
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

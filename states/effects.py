@@ -1,0 +1,106 @@
+"""What the machine wants done. Each effect, also one that fails, ends in the event that its docstring names."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from states.events import DeadlineName
+    from states.plan import Kind, Outcome, Part
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Effect:
+    """Root of all effects."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartConductor(Effect):
+    """Ends in ConductorStarted, then ConductorReady or ConductorExited. `delay` is the back-off in seconds."""
+
+    conductor: str
+    kind: Kind
+    incarnation: int
+    delay: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StopConductor(Effect):
+    """Down the kill ladder, from the rung `first`. Ends in ConductorExited, or ConductorStuck."""
+
+    conductor: str
+    incarnation: int
+    first: Literal["message", "SIGTERM", "SIGKILL"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartPart(Effect):
+    """Ends in PartEnded when the work is over, or PartFailed when the conductor did not take it."""
+
+    phase: int
+    part: Part
+    conductor: str
+    incarnation: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StopPart(Effect):
+    """Asks the conductor to end its part: PartEnded with end ``stopped``. The deadline ``close`` bounds it."""
+
+    phase: int
+    part: Part
+    conductor: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wake(Effect):
+    """Ends in DeadlinePassed at monotonic second `at`; a later Wake of the same name and conductor replaces it."""
+
+    name: DeadlineName
+    at: float
+    conductor: str = ""
+    incarnation: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BeginPhase(Effect):
+    """For the record: ``phase.started``. No event follows."""
+
+    phase: int
+    name: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndPhase(Effect):
+    """For the record: ``phase.ended``. No event follows."""
+
+    phase: int
+    name: str
+    end: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WriteResult(Effect):
+    """Makes outcome and result durable. Ends in ResultWritten or ResultFailed."""
+
+    outcome: Outcome
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemoveTraces(Effect):
+    """Sockets and temporary files of the run. Ends in TracesRemoved."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndRun(Effect):
+    """For the record, the last of a run: ``run.ended``, or ``run.interrupted`` without outcome. No event follows.
+
+    `stuck` are the pids that could not be killed: the slot is quarantined.
+    """
+
+    outcome: Outcome | None
+    reason: str
+    stuck: tuple[int, ...] = ()

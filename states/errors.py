@@ -1,0 +1,17 @@
+"""Errors of the state machine: only its own faults. What the world does is an event, what a user asks in vain is
+an answer (`Refused`).
+"""
+
+
+class StateMachineError(Exception):
+    """Root."""
+
+
+class UndeclaredTransition(StateMachineError):
+    """A handler led to a state that its row of the table does not name: a bug of the machine."""
+
+    def __init__(self, source: str, event: str, target: str) -> None:
+        self.source = source
+        self.event = event
+        self.target = target
+        super().__init__(f"{source} answered {event} with {target}, which the table does not declare")

@@ -1,0 +1,168 @@
+"""What can happen to a run. Three families, with different manners:
+
+* what the world does unasked (death, time, a stop) has an answer in every state;
+* reports of work under way: what comes too late is counted and dropped;
+* commands, which alone can be refused; a refusal changes nothing.
+
+Each carries the uid of its run and `at`, monotonic seconds. An event of another run is dropped.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal, TypeAlias
+
+from states.plan import Outcome, Part, RunPlan
+
+DeadlineName: TypeAlias = Literal["start", "restart", "wall_clock", "close", "finalize", "retry", "stop"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """`kind` is the stable name in journal and logs."""
+
+    kind: ClassVar[str]
+    run: str
+    at: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunAssigned(Event):
+    """Command: a free slot takes a run from the queue."""
+
+    kind: ClassVar[str] = "run.assigned"
+    plan: RunPlan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AbortRequested(Event):
+    """Command: somebody wants the run to end as `aborted`."""
+
+    kind: ClassVar[str] = "run.abort_requested"
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StopRequested(Event):
+    """The daemon goes down; the run is interrupted and goes on in the next invocation. `urgent`: no grace."""
+
+    kind: ClassVar[str] = "run.stop_requested"
+    reason: str = ""
+    urgent: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeadlinePassed(Event):
+    """A `Wake` that was asked for has come. `conductor` and `incarnation` for name ``restart``."""
+
+    kind: ClassVar[str] = "deadline.passed"
+    name: DeadlineName
+    conductor: str = ""
+    incarnation: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConductorEvent(Event):
+    kind: ClassVar[str]
+    conductor: str
+    incarnation: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConductorStarted(ConductorEvent):
+    kind: ClassVar[str] = "conductor.started"
+    pid: int
+    created_at: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConductorReady(ConductorEvent):
+    kind: ClassVar[str] = "conductor.ready"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConductorFailed(ConductorEvent):
+    """Its last words; its exit follows."""
+
+    kind: ClassVar[str] = "conductor.failed"
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConductorExited(ConductorEvent):
+    """The process is gone and reaped. `exit_code` is negative for a signal, None when it never started."""
+
+    kind: ClassVar[str] = "conductor.exited"
+    exit_code: int | None
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConductorStuck(ConductorEvent):
+    """The whole kill ladder was climbed and the process lives (uninterruptible sleep)."""
+
+    kind: ClassVar[str] = "conductor.stuck"
+    pid: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartEnded(Event):
+    """The simulation or the task graph of a phase is over; `failures` of its episodes or tasks ended badly."""
+
+    kind: ClassVar[str] = "part.ended"
+    phase: int
+    part: Part
+    end: str
+    failures: int = 0
+    first_failure: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartFailed(ConductorEvent):
+    """The conductor did not take the command to begin its part."""
+
+    kind: ClassVar[str] = "part.failed"
+    phase: int
+    part: Part
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResultWritten(Event):
+    """Outcome and result are durable."""
+
+    kind: ClassVar[str] = "result.written"
+    outcome: Outcome
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResultFailed(Event):
+    kind: ClassVar[str] = "result.failed"
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TracesRemoved(Event):
+    """Sockets and temporary files of the run are gone; `left` names what could not be removed."""
+
+    kind: ClassVar[str] = "traces.removed"
+    left: tuple[str, ...] = ()
+
+
+EVENTS: tuple[type[Event], ...] = (
+    RunAssigned,
+    AbortRequested,
+    StopRequested,
+    DeadlinePassed,
+    ConductorStarted,
+    ConductorReady,
+    ConductorFailed,
+    ConductorExited,
+    ConductorStuck,
+    PartEnded,
+    PartFailed,
+    ResultWritten,
+    ResultFailed,
+    TracesRemoved,
+)
+COMMANDS: tuple[type[Event], ...] = (RunAssigned, AbortRequested)

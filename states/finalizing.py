@@ -1,0 +1,160 @@
+"""Finalizing: ends what is still at work, then makes result and outcome durable.
+
+Every run that ends comes through here exactly once, however it ends. An interrupted one does not: it has no outcome.
+The result that is durable counts: `ResultWritten` says which outcome that is.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, ClassVar
+
+from states import stopping
+from states.base import Answer, Crewed, Dropped, Step
+from states.effects import Effect, EndPhase, StopPart, Wake, WriteResult
+from states.plan import CONDUCTOR_OF
+
+if TYPE_CHECKING:
+    from states.crew import Crew
+    from states.events import (
+        ConductorExited,
+        ConductorReady,
+        ConductorStuck,
+        DeadlinePassed,
+        PartEnded,
+        ResultFailed,
+        ResultWritten,
+        StopRequested,
+    )
+    from states.plan import Outcome, Part, RunPlan
+
+RETRY_SECONDS = 1.0
+"""Between two tries to write a result that the disk would not take."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finalizing(Crewed):
+    """`open`: parts of `phase` that were asked to stop. `overdue`: the deadline has passed once already."""
+
+    name: ClassVar[str] = "finalizing"
+    outcome: Outcome
+    reason: str
+    phase: int
+    open: frozenset[Part] = frozenset()
+    shutdown: bool = False
+    overdue: bool = False
+
+    @property
+    def waits_for(self) -> str:
+        if self.open:
+            return f"{' and '.join(sorted(self.open))} of phase {self.plan.phases[self.phase].name} to stop"
+        return "the result to be durable"
+
+
+def enter(
+    *,
+    plan: RunPlan,
+    crew: Crew,
+    outcome: Outcome,
+    reason: str,
+    at: float,
+    phase: int = 0,
+    open_parts: frozenset[Part] = frozenset(),
+) -> Step:
+    """Parts whose conductor is not there to stop them are closed already."""
+    stoppable = frozenset(part for part in open_parts if crew.is_ready(CONDUCTOR_OF[part]))
+    state = Finalizing(plan=plan, crew=crew, outcome=outcome, reason=reason, phase=phase, open=stoppable)
+    effects: list[Effect] = [Wake(name="finalize", at=at + plan.deadlines.finalize)]
+    if open_parts:
+        effects.append(EndPhase(phase=phase, name=plan.phases[phase].name, end=outcome))
+    if not stoppable:
+        return Step(state, (*effects, WriteResult(outcome=outcome, reason=reason)), cause=reason)
+    effects += [
+        StopPart(phase=phase, part=part, conductor=CONDUCTOR_OF[part], reason=reason)
+        for part in sorted(stoppable)
+    ]
+    close = Wake(name="close", at=at + min(plan.deadlines.stop, plan.deadlines.finalize) / 2)
+    return Step(state, (*effects, close), cause=reason)
+
+
+def part_ended(state: Finalizing, event: PartEnded) -> Answer:
+    if event.phase != state.phase or event.part not in state.open:
+        return Dropped(state, f"{event.part} of phase {event.phase} is not open")
+    return _close(state, frozenset({event.part}))
+
+
+def ready(state: Finalizing, event: ConductorReady) -> Answer:
+    if state.crew.current(event) is None:
+        return Dropped(state, "of an earlier incarnation")
+    return Step(replace(state, crew=state.crew.ready(event.conductor)))
+
+
+def exited(state: Finalizing, event: ConductorExited) -> Answer:
+    """Nobody is started again now; what a dead conductor was asked to stop has stopped."""
+    if state.crew.current(event) is None:
+        return Dropped(state, "of an earlier incarnation")
+    closed = frozenset(part for part in state.open if CONDUCTOR_OF[part] == event.conductor)
+    return _close(replace(state, crew=state.crew.gone(event.conductor)), closed)
+
+
+def stuck(state: Finalizing, event: ConductorStuck) -> Answer:
+    if state.crew.current(event) is None:
+        return Dropped(state, "of an earlier incarnation")
+    crew = state.crew.started(event.conductor, event.pid).stuck(event.conductor)
+    closed = frozenset(part for part in state.open if CONDUCTOR_OF[part] == event.conductor)
+    return _close(replace(state, crew=crew), closed)
+
+
+def deadline(state: Finalizing, event: DeadlinePassed) -> Answer:
+    if event.name == "close" and state.open:
+        return _close(state, state.open)
+    if event.name == "retry" and not state.open:
+        return Step(state, (_write(state),))
+    if event.name != "finalize":
+        return Dropped(state, f"deadline {event.name} means nothing any more")
+    if state.overdue:
+        reason = f"{state.reason}; the result could not be made durable"
+        return stopping.enter(
+            plan=state.plan,
+            crew=state.crew,
+            outcome=None,
+            reason=reason,
+            shutdown=state.shutdown,
+            at=event.at,
+        )
+    limit = state.plan.deadlines.finalize
+    late = f"finalizing took longer than {limit:g} s"
+    reason = f"{state.reason}; {late}" if state.reason else late
+    failed = replace(state, outcome="failed", reason=reason, open=frozenset(), overdue=True)
+    return Step(failed, (_write(failed), Wake(name="finalize", at=event.at + limit)))
+
+
+def written(state: Finalizing, event: ResultWritten) -> Answer:
+    return stopping.enter(
+        plan=state.plan,
+        crew=state.crew,
+        outcome=event.outcome,
+        reason=state.reason,
+        shutdown=state.shutdown,
+        at=event.at,
+    )
+
+
+def write_failed(state: Finalizing, event: ResultFailed) -> Answer:
+    return Step(state, (Wake(name="retry", at=event.at + RETRY_SECONDS),))
+
+
+def stop(state: Finalizing, _event: StopRequested) -> Answer:
+    """The outcome is known: it is made durable before the daemon goes down; what is at work is not waited for."""
+    return _close(replace(state, shutdown=True), state.open)
+
+
+def _close(state: Finalizing, parts: frozenset[Part]) -> Step:
+    if not parts:
+        return Step(state)
+    closed = replace(state, open=state.open - parts)
+    return Step(closed, () if closed.open else (_write(closed),))
+
+
+def _write(state: Finalizing) -> WriteResult:
+    return WriteResult(outcome=state.outcome, reason=state.reason)

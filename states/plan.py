@@ -1,0 +1,53 @@
+"""What the machine must know of a run before it starts: names, kinds, order, budgets and deadlines. No code of users."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+Kind: TypeAlias = Literal["environment", "agent", "simulation", "task"]
+Part: TypeAlias = Literal["simulation", "tasks"]
+Outcome: TypeAlias = Literal["finished", "failed", "aborted"]
+
+CONDUCTOR_OF: dict[Part, str] = {"simulation": "simulation", "tasks": "tasks"}
+"""The conductor that works on each part of a phase, by its name in the plan."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConductorPlan:
+    name: str
+    kind: Kind
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PhasePlan:
+    """`on_failure`: what an episode or task that ended badly makes of the run once its phase is over."""
+
+    name: str
+    parts: frozenset[Part]
+    on_failure: Literal["fail", "continue"] = "fail"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deadlines:
+    """Seconds: for all conductors to be ready; for the result to be durable; for the last process to be gone."""
+
+    start: float = 60.0
+    finalize: float = 60.0
+    stop: float = 20.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunPlan:
+    """`restarts` is the number of conductor restarts that the whole run may use; `wall_clock` its limit in seconds;
+    `first_phase` the phase to begin with, above 0 when an earlier invocation finished some.
+    """
+
+    uid: str
+    name: str
+    conductors: tuple[ConductorPlan, ...]
+    phases: tuple[PhasePlan, ...]
+    restarts: int = 2
+    wall_clock: float | None = None
+    deadlines: Deadlines = Deadlines()
+    first_phase: int = 0

@@ -1,0 +1,115 @@
+"""Running: the phases in order. Answers deaths within the run's budget, aborts, limits and stops.
+
+A part of a phase is begun as soon as its conductor is ready, and begun again when that conductor was restarted: what
+had ended before is on record and is not done twice.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, ClassVar
+
+from states import finalizing
+from states.at_work import AtWork
+from states.base import Answer, Dropped, Step
+from states.effects import BeginPhase, Effect, EndPhase, StartPart, StopConductor
+from states.plan import CONDUCTOR_OF
+
+if TYPE_CHECKING:
+    from states.crew import Crew
+    from states.events import (
+        ConductorReady,
+        PartEnded,
+        PartFailed,
+    )
+    from states.plan import Part, RunPlan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Running(AtWork):
+    """`open`: parts of the phase that have not ended. `ends`: how the others did. `failure`: the first one's line."""
+
+    name: ClassVar[str] = "running"
+    phase: int
+    open: frozenset[Part]
+    ends: tuple[str, ...] = ()
+    failures: int = 0
+    failure: str = ""
+
+    @property
+    def position(self) -> tuple[int, frozenset[Part]]:
+        return self.phase, self.open
+
+    @property
+    def where(self) -> str:
+        return f"in phase {self.plan.phases[self.phase].name}"
+
+    @property
+    def waits_for(self) -> str:
+        missing = [part for part in sorted(self.open) if not self.crew.is_ready(CONDUCTOR_OF[part])]
+        phase = self.plan.phases[self.phase].name
+        if missing:
+            names = ", ".join(CONDUCTOR_OF[part] for part in missing)
+            return f"phase {phase}: conductor {names} to be ready again"
+        return f"phase {phase}: {' and '.join(sorted(self.open))} to end"
+
+
+def enter(*, plan: RunPlan, crew: Crew, phase: int, at: float, cause: str) -> Step:
+    """The next phase, or the end after the last one."""
+    if phase >= len(plan.phases):
+        return finalizing.enter(plan=plan, crew=crew, outcome="finished", reason="", at=at, phase=phase)
+    parts = plan.phases[phase].parts
+    state = Running(plan=plan, crew=crew, phase=phase, open=parts)
+    begin: list[Effect] = [BeginPhase(phase=phase, name=plan.phases[phase].name)]
+    begin += [effect for part in sorted(parts) for effect in _begin(state, part)]
+    return Step(state, tuple(begin), cause=cause)
+
+
+def ready(state: Running, event: ConductorReady) -> Answer:
+    if state.crew.current(event) is None or state.crew.is_ready(event.conductor):
+        return Dropped(state, "of an earlier incarnation, or said before")
+    again = replace(state, crew=state.crew.ready(event.conductor))
+    parts = [part for part in sorted(state.open) if CONDUCTOR_OF[part] == event.conductor]
+    return Step(again, tuple(effect for part in parts for effect in _begin(again, part)))
+
+
+def part_ended(state: Running, event: PartEnded) -> Answer:
+    if event.phase != state.phase or event.part not in state.open:
+        return Dropped(state, f"{event.part} of phase {event.phase} is not open")
+    state = replace(
+        state,
+        open=state.open - {event.part},
+        ends=(*state.ends, event.end),
+        failures=state.failures + event.failures,
+        failure=state.failure or event.first_failure,
+    )
+    if state.open:
+        return Step(state)
+    phase = state.plan.phases[state.phase]
+    end = EndPhase(phase=state.phase, name=phase.name, end="+".join(state.ends))
+    if state.failures and phase.on_failure == "fail":
+        reason = f"phase {phase.name}: {state.failures} ended badly, first {state.failure}"
+        step = finalizing.enter(
+            plan=state.plan, crew=state.crew, outcome="failed", reason=reason, at=event.at, phase=state.phase
+        )
+    else:
+        cause = f"phase {phase.name} ended: {end.end}"
+        step = enter(plan=state.plan, crew=state.crew, phase=state.phase + 1, at=event.at, cause=cause)
+    return Step(step.state, (end, *step.effects), cause=step.cause or f"phase {phase.name} ended: {end.end}")
+
+
+def part_failed(state: Running, event: PartFailed) -> Answer:
+    """A conductor that takes no command is of no use: it is replaced."""
+    member = state.crew.current(event)
+    if member is None or event.phase != state.phase or event.part not in state.open:
+        return Dropped(state, "of an earlier incarnation or phase")
+    crew = state.crew.said(member.name, f"did not begin {event.part} of phase {event.phase}: {event.reason}")
+    stop_it = StopConductor(conductor=member.name, incarnation=member.incarnation, first="SIGKILL")
+    return Step(replace(state, crew=crew), (stop_it,))
+
+
+def _begin(state: Running, part: Part) -> tuple[StartPart, ...]:
+    member = state.crew.member(CONDUCTOR_OF[part])
+    if member is None or member.standing != "ready":
+        return ()
+    return (StartPart(phase=state.phase, part=part, conductor=member.name, incarnation=member.incarnation),)

@@ -1,0 +1,69 @@
+"""Starting: all conductors side by side, each waited for until it is ready, under one deadline."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, ClassVar
+
+from states import at_work, running
+from states.at_work import AtWork
+from states.base import Answer, Dropped, Refused, Step
+from states.crew import Crew
+from states.effects import Effect, StartConductor, Wake
+
+if TYPE_CHECKING:
+    from states.events import ConductorReady, DeadlinePassed, RunAssigned
+    from states.pristine import Pristine
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Starting(AtWork):
+    name: ClassVar[str] = "starting"
+
+    @property
+    def where(self) -> str:
+        return "while starting"
+
+    @property
+    def waits_for(self) -> str:
+        names = ", ".join(member.name for member in self.crew.members if member.standing != "ready")
+        return f"conductors to be ready: {names}"
+
+
+def assign(state: Pristine, event: RunAssigned) -> Answer:
+    if state.shutdown:
+        return Refused(state, "it is shut down")
+    if state.stuck:
+        return Refused(
+            state, f"it is quarantined: pid {', '.join(map(str, state.stuck))} could not be killed"
+        )
+    plan = event.plan
+    crew = Crew.of(plan)
+    effects: list[Effect] = [Wake(name="start", at=event.at + plan.deadlines.start)]
+    if plan.wall_clock is not None:
+        effects.append(Wake(name="wall_clock", at=event.at + plan.wall_clock))
+    effects += [
+        StartConductor(conductor=member.name, kind=member.kind, incarnation=member.incarnation)
+        for member in crew.members
+    ]
+    return Step(Starting(plan=plan, crew=crew), tuple(effects), cause=f"run {plan.name} assigned")
+
+
+def ready(state: Starting, event: ConductorReady) -> Answer:
+    if state.crew.current(event) is None:
+        return Dropped(state, "of an earlier incarnation")
+    crew = state.crew.ready(event.conductor)
+    if not crew.all_ready:
+        return Step(replace(state, crew=crew))
+    plan = state.plan
+    return running.enter(
+        plan=plan, crew=crew, phase=plan.first_phase, at=event.at, cause="all conductors are ready"
+    )
+
+
+def deadline(state: Starting, event: DeadlinePassed) -> Answer:
+    if event.name != "start":
+        return at_work.deadline(state, event)
+    missing = ", ".join(member.name for member in state.crew.members if member.standing != "ready")
+    reason = f"not ready within {state.plan.deadlines.start:g} s: {missing}"
+    return at_work.finalize(state, outcome="failed", reason=reason, at=event.at)

@@ -1,0 +1,148 @@
+"""The table: for every state and every event, who answers and where that may lead. It is what runs, what the tests
+walk, and what draws the diagram in docs/.
+
+How to read a row: `Rule(handler, to, label)`. `to` names the states that the handler may lead to besides staying;
+`label` is the text on the arrow. `late` drops, `refuse` refuses a command.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+from states import at_work, base, events, finalizing, pristine, running, starting, stopping
+from states.base import Answer, Dropped, Refused, State, Step
+from states.errors import UndeclaredTransition
+from states.finalizing import Finalizing
+from states.pristine import Pristine
+from states.running import Running
+from states.starting import Starting
+from states.stopping import Stopping
+
+if TYPE_CHECKING:
+    from states.events import Event
+
+Handler: TypeAlias = Callable[[Any, Any], Answer]
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    handler: Handler
+    to: tuple[type[State], ...] = ()
+    label: str = ""
+
+
+def late(state: State, event: Event) -> Answer:
+    """A report about work that this state has left behind, or that no run here has begun."""
+    return Dropped(state, f"{event.kind} means nothing when {state.name}")
+
+
+def refuse(state: State, event: Event) -> Answer:
+    """A command at the wrong time."""
+    if isinstance(event, events.RunAssigned):
+        work = f"run {state.run.uid} is in work" if state.run else "no run can be taken"
+        return Refused(state, f"{work} ({state.name})")
+    if state.run is None:
+        return Refused(state, "no run is in work")
+    return Refused(state, f"the run is {state.name} already")
+
+
+_LATE: Final = Rule(late)
+_REFUSE: Final = Rule(refuse)
+_AT_WORK: Final[dict[type[Event], Rule]] = {
+    events.RunAssigned: _REFUSE,
+    events.AbortRequested: Rule(at_work.abort, (Finalizing,), "abort"),
+    events.StopRequested: Rule(at_work.stop, (Stopping,), "stop of the daemon"),
+    events.ConductorStarted: Rule(base.started),
+    events.ConductorFailed: Rule(at_work.said),
+    events.ConductorExited: Rule(at_work.exited, (Finalizing,), "failure beyond the budget"),
+    events.ConductorStuck: Rule(at_work.stuck, (Finalizing,), "failure beyond the budget"),
+    events.ResultWritten: _LATE,
+    events.ResultFailed: _LATE,
+    events.TracesRemoved: _LATE,
+}
+
+TABLE: Final[Mapping[type[State], Mapping[type[Event], Rule]]] = {
+    Pristine: {
+        **dict.fromkeys(events.EVENTS, _LATE),
+        events.RunAssigned: Rule(starting.assign, (Starting,), "run assigned"),
+        events.AbortRequested: _REFUSE,
+        events.StopRequested: Rule(pristine.stop),
+    },
+    Starting: {
+        **_AT_WORK,
+        events.ConductorReady: Rule(starting.ready, (Running, Finalizing), "all conductors ready"),
+        events.DeadlinePassed: Rule(starting.deadline, (Finalizing,), "deadline"),
+        events.PartEnded: _LATE,
+        events.PartFailed: _LATE,
+    },
+    Running: {
+        **_AT_WORK,
+        events.ConductorReady: Rule(running.ready),
+        events.DeadlinePassed: Rule(at_work.deadline, (Finalizing,), "limit"),
+        events.PartEnded: Rule(running.part_ended, (Finalizing,), "last phase ended"),
+        events.PartFailed: Rule(running.part_failed),
+    },
+    Finalizing: {
+        events.RunAssigned: _REFUSE,
+        events.AbortRequested: _REFUSE,
+        events.StopRequested: Rule(finalizing.stop),
+        events.DeadlinePassed: Rule(finalizing.deadline, (Stopping,), "result not durable in time"),
+        events.ConductorStarted: Rule(base.started),
+        events.ConductorReady: Rule(finalizing.ready),
+        events.ConductorFailed: _LATE,
+        events.ConductorExited: Rule(finalizing.exited),
+        events.ConductorStuck: Rule(finalizing.stuck),
+        events.PartEnded: Rule(finalizing.part_ended),
+        events.PartFailed: _LATE,
+        events.ResultWritten: Rule(finalizing.written, (Stopping,), "result is durable"),
+        events.ResultFailed: Rule(finalizing.write_failed),
+        events.TracesRemoved: _LATE,
+    },
+    Stopping: {
+        events.RunAssigned: _REFUSE,
+        events.AbortRequested: _REFUSE,
+        events.StopRequested: Rule(stopping.stop),
+        events.DeadlinePassed: Rule(stopping.deadline),
+        events.ConductorStarted: Rule(base.started),
+        events.ConductorReady: _LATE,
+        events.ConductorFailed: _LATE,
+        events.ConductorExited: Rule(stopping.exited),
+        events.ConductorStuck: Rule(stopping.stuck),
+        events.PartEnded: _LATE,
+        events.PartFailed: _LATE,
+        events.ResultWritten: _LATE,
+        events.ResultFailed: _LATE,
+        events.TracesRemoved: Rule(stopping.removed, (Pristine,), "nothing is left"),
+    },
+}
+
+
+def advance(state: State, event: Event) -> Answer:
+    """The machine's answer to an event. Raises UndeclaredTransition for a bug of a handler, nothing else."""
+    if state.run is not None and event.run != state.run.uid and not isinstance(event, events.RunAssigned):
+        return Dropped(state, f"of run {event.run or '(none)'}, which is not in work here")
+    rule = TABLE[type(state)][type(event)]
+    answer = rule.handler(state, event)
+    if isinstance(answer, Step):
+        target = type(answer.state)
+        if target is not type(state) and target not in rule.to:
+            raise UndeclaredTransition(state.name, event.kind, answer.state.name)
+    return answer
+
+
+def diagram() -> str:
+    """The table as a Mermaid state diagram; arrows with the same ends are one, with all labels on it."""
+    lines = ["stateDiagram-v2", f"    [*] --> {Pristine.name}"]
+    for source, rules in TABLE.items():
+        arrows: dict[type[State], list[str]] = {}
+        for rule in rules.values():
+            for target in rule.to:
+                labels = arrows.setdefault(target, [])
+                if rule.label not in labels:
+                    labels.append(rule.label)
+        lines += [
+            f"    {source.name} --> {target.name}: {', '.join(labels)}" for target, labels in arrows.items()
+        ]
+    return "\n".join(lines) + "\n"
