@@ -1,0 +1,214 @@
+"""The broker beside its floor: round trips of 100 bytes through our broker and through `zmq.proxy`, in one run.
+
+The broker (or the proxy) has a process of its own, so have the load and the echo worker, which are blocking sockets
+without any library of ours. The last rows are our own Client and Worker. `python benchmarks/bench_broker.py` takes about 15 s.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import socket
+import struct
+import sys
+import tempfile
+import time
+from pathlib import Path
+from statistics import quantiles
+from typing import Any
+
+import zmq
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from transport import broker, frames
+from transport.client import Client
+from transport.envelope import RequestEnvelope, identity
+from transport.worker import Request, Worker
+
+BODY = b"x" * 100
+SESSION = b"s" * 16
+SECONDS = 1.2
+_spawn = multiprocessing.get_context("spawn")
+
+
+def run_broker(payload: bytes) -> None:
+    asyncio.run(broker.main(payload))
+
+
+def run_proxy(front: str, back: str) -> None:
+    context = zmq.Context()
+    router, dealer = context.socket(zmq.ROUTER), context.socket(zmq.DEALER)
+    router.bind(front)
+    dealer.bind(back)
+    zmq.proxy(router, dealer)
+
+
+def run_echo(endpoint: str, credit: int) -> None:
+    """A worker in its shortest form: it echoes, in our broker's words or (credit 0) in none."""
+    peer = zmq.Context().socket(zmq.REP if credit == 0 else zmq.DEALER)
+    peer.connect(endpoint)
+    if credit == 0:
+        while True:
+            peer.send_multipart(peer.recv_multipart())
+    peer.send_multipart(frames.Ready(b"echo", credit, extended=True).frames())
+    while True:
+        if not peer.poll(1000):
+            peer.send_multipart(frames.Heartbeat().frames())
+            continue
+        message = peer.recv_multipart()
+        if message[1] == b"\x02":
+            envelope = message[4]
+            reply = envelope[:5] + b"\x02\0\0" + identity(envelope) + struct.pack("!I", 1)
+            peer.send_multipart([b"MDPW02", b"\x04", message[2], b"", reply, message[5]])
+
+
+async def _echo(request: Request) -> list[bytes]:
+    return request.body
+
+
+def run_library_worker(endpoint: str) -> None:
+    async def serve() -> None:
+        async with Worker(endpoint, "echo", _echo, credit=64):
+            await asyncio.Event().wait()
+
+    asyncio.run(serve())
+
+
+def load(endpoint: str, in_flight: int, *, mdp: bool) -> list[float]:
+    """Keep `in_flight` requests under way for `SECONDS`; returns each round trip in seconds."""
+    context = zmq.Context()
+    peer = context.socket(zmq.DEALER)
+    peer.connect(endpoint)
+    peer.set(zmq.RCVTIMEO, 10_000)
+    begun: dict[int, float] = {}
+    taken: list[float] = []
+    number = 0
+
+    def ask() -> None:
+        nonlocal number
+        number += 1
+        begun[number] = time.perf_counter()
+        if mdp:
+            envelope = RequestEnvelope(number, SESSION, 10_000).frame()
+            peer.send_multipart([b"MDPC02", b"\x01", b"echo", envelope, BODY])
+        else:
+            peer.send_multipart([b"", number.to_bytes(8, "big"), BODY])
+
+    def hear() -> None:
+        message = peer.recv_multipart()
+        answered = int.from_bytes(message[3][8:16] if mdp else message[1], "big")
+        taken.append(time.perf_counter() - begun.pop(answered))
+
+    ask()
+    hear()  # the first one waits for connections
+    taken.clear()
+    end = time.perf_counter() + SECONDS
+    for _ in range(in_flight):
+        ask()
+    while time.perf_counter() < end:
+        hear()
+        ask()
+    context.destroy(linger=0)
+    return taken
+
+
+async def library_load(endpoint: str, in_flight: int) -> list[float]:
+    """As `load`, with our own Client."""
+    taken: list[float] = []
+    async with Client(endpoint) as client:
+        await client.request("echo", BODY, timeout=10)
+        end = time.perf_counter() + SECONDS
+
+        async def one() -> None:
+            while (begun := time.perf_counter()) < end:
+                await client.request("echo", BODY, timeout=10)
+                taken.append(time.perf_counter() - begun)
+
+        await asyncio.gather(*(one() for _ in range(in_flight)))
+    return taken
+
+
+def _row(what: str, transport: str, in_flight: int, credit: int | None, taken: list[float]) -> dict[str, Any]:
+    cuts = quantiles(taken, n=100)
+    return {
+        "what": what,
+        "transport": transport,
+        "in_flight": in_flight,
+        "credit": credit,
+        "per_second": round(len(taken) / SECONDS),
+        "p50_us": round(cuts[49] * 1e6),
+        "p99_us": round(cuts[98] * 1e6),
+    }
+
+
+def _endpoints(transport: str, folder: str, name: str) -> tuple[str, str]:
+    if transport == "ipc":
+        return f"ipc://{folder}/{name}.front", f"ipc://{folder}/{name}.back"
+    with socket.socket() as one, socket.socket() as two:
+        one.bind(("127.0.0.1", 0))
+        two.bind(("127.0.0.1", 0))
+        return f"tcp://127.0.0.1:{one.getsockname()[1]}", f"tcp://127.0.0.1:{two.getsockname()[1]}"
+
+
+class _Processes:
+    """Processes that are ended with the block."""
+
+    def __init__(self, *started: Any) -> None:
+        self._started = started
+
+    def __enter__(self) -> None:
+        for process in self._started:
+            process.start()
+
+    def __exit__(self, *_: object) -> None:
+        for process in self._started:
+            process.kill()
+            process.join()
+
+
+def _process(target: Any, *arguments: Any) -> Any:
+    return _spawn.Process(target=target, args=arguments, daemon=True)
+
+
+def measure() -> list[dict[str, Any]]:
+    """One dict a row: what, transport, in_flight, credit, per_second, p50_us, p99_us."""
+    rows: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory() as folder:
+        for transport in ("ipc", "tcp"):
+            front, back = _endpoints(transport, folder, "proxy")
+            with _Processes(_process(run_proxy, front, back), _process(run_echo, back, 0)):
+                for in_flight in (1, 64):
+                    taken = load(front, in_flight, mdp=False)
+                    rows.append(_row("zmq.proxy (floor)", transport, in_flight, None, taken))
+            front, back = _endpoints(transport, folder, "broker")
+            payload = broker.encode_settings(client_endpoint=front, worker_endpoint=back)
+            with _Processes(_process(run_broker, payload)):
+                for credit, loads in ((1, (1, 64)), (64, (64,))):
+                    with _Processes(_process(run_echo, back, credit)):
+                        for in_flight in loads:
+                            taken = load(front, in_flight, mdp=True)
+                            rows.append(_row("broker", transport, in_flight, credit, taken))
+                if transport == "ipc":
+                    with _Processes(_process(run_library_worker, back)):
+                        for in_flight in (1, 64):
+                            taken = asyncio.run(library_load(front, in_flight))
+                            rows.append(
+                                _row("broker, our Client and Worker", transport, in_flight, 64, taken)
+                            )
+    return rows
+
+
+def main() -> None:
+    rows = measure()
+    print(f"{'':32}{'':5}{'in flight':>10}{'credit':>8}{'req/s':>9}{'p50 us':>8}{'p99 us':>8}")
+    for row in rows:
+        credit = "-" if row["credit"] is None else row["credit"]
+        print(
+            f"{row['what']:32}{row['transport']:5}{row['in_flight']:>10}{credit:>8}"
+            f"{row['per_second']:>9}{row['p50_us']:>8}{row['p99_us']:>8}"
+        )
+
+
+if __name__ == "__main__":
+    main()

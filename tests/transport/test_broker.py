@@ -1,0 +1,182 @@
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import stat
+from contextlib import AsyncExitStack
+
+import pytest
+import zmq
+from conftest_peers import FAST, echo, process, run_broker
+
+from transport import frames as mdp
+from transport.broker import Broker, encode_settings
+from transport.broker_core import Limits
+from transport.errors import BadEndpoint, EndpointInUse, QueueFull, TooLarge
+
+
+@pytest.mark.parametrize("tcp", [False, True])
+async def test_request_and_reply(house, tcp):
+    async with house.broker(tcp=tcp) as broker:
+        worker = house.worker("echo", echo, credit=64, endpoint=broker.worker_endpoint)
+        async with worker, house.client(broker.client_endpoint) as client:
+            assert await client.request("echo", b"one", b"", b"two", timeout=5) == [b"one", b"", b"two"]
+            assert await client.request("echo", timeout=5) == []
+            large = os.urandom(3_000_000)
+            assert await client.request("echo", b"small", large, timeout=5) == [b"small", large]
+            bodies = [[b"%d" % number] for number in range(500)]
+            replies = await asyncio.gather(*(client.request("echo", *body, timeout=10) for body in bodies))
+            assert replies == bodies
+        assert house.events == ["broker.started"]
+    assert house.events == ["broker.started", "broker.stopped"]
+
+
+async def test_sockets_are_private_and_gone_afterwards(house):
+    house.folder = house.folder / "made"
+    async with house.broker():
+        assert stat.S_IMODE(house.folder.stat().st_mode) == 0o700
+        modes = {path.name: path.stat().st_mode for path in house.folder.iterdir()}
+        assert {name: stat.S_IMODE(mode) for name, mode in modes.items()} == {
+            "broker.sock": 0o600,
+            "workers.sock": 0o600,
+        }
+        assert all(stat.S_ISSOCK(mode) for mode in modes.values())
+    assert list(house.folder.iterdir()) == []
+    house.folder.rmdir()
+
+
+async def test_the_second_broker_is_refused_and_the_first_one_works_on(house):
+    async with house.broker(), house.worker("echo", echo), house.client() as client:
+        second = house.broker()
+        with pytest.raises(EndpointInUse):
+            await second.serve()
+        assert await client.request("echo", b"still here", timeout=5) == [b"still here"]
+
+
+async def test_tcp_in_use_is_refused(house):
+    async with house.broker(tcp=True) as broker:
+        second = Broker(client_endpoint=broker.client_endpoint, worker_endpoint=house.worker_endpoint)
+        with pytest.raises(EndpointInUse, match="in use"):
+            await second.serve()
+
+
+async def test_open_addresses_are_refused(house):
+    with pytest.raises(BadEndpoint, match="loopback"):
+        await Broker(client_endpoint="tcp://0.0.0.0:*", worker_endpoint=house.worker_endpoint).serve()
+
+
+async def test_noise_on_both_sockets_is_counted_and_harms_nobody(house):
+    noise = [
+        [b""],
+        [b"MDPC02"],
+        [b"MDPW02", b"\x01"],
+        [b"MDPC02", b"\x01", b"echo"],
+        [b"MDPC02", b"\x09", b"echo", b"x"],
+        [b"MDPC02", b"\x01", b"echo", b"\xc1MDE" + b"x" * 40],
+        [b"x" * 100_000] * 3,
+        [b"MDPC02", b"\x01", b"echo", *[b"x"] * 2000],
+        [b"\x80\x04cos\nsystem\n"],
+    ]
+    async with AsyncExitStack() as stack:
+        broker = await stack.enter_async_context(house.broker())
+        one = await stack.enter_async_context(house.raw(house.client_endpoint))
+        two = await stack.enter_async_context(house.raw(house.worker_endpoint))
+        worker = await stack.enter_async_context(house.worker("echo", echo))
+        await worker.registered()
+        for frames in noise:
+            one.send(*frames)
+            two.send(*frames)
+        one.send(b"MDPC02", b"\x01", b"echo", b"plain body")
+        reply = await one.receive()
+        assert reply == [b"MDPC02", b"\x03", b"echo", b"plain body"]
+        two.send(*mdp.Heartbeat().frames())
+        assert await two.receive() == mdp.Disconnect().frames()
+        assert broker.counters["malformed"] == 2 * len(noise)
+
+
+async def test_plain_majordomo_peers_work_with_each_other(house):
+    async with (
+        house.broker(),
+        house.raw(house.worker_endpoint) as worker,
+        house.raw(house.client_endpoint) as client,
+    ):
+        worker.send(b"MDPW02", b"\x01", b"plain")
+        client.send(b"MDPC02", b"\x01", b"plain", b"a", b"b")
+        request = await worker.receive(skip=b"\x05")
+        assert request[:2] == [b"MDPW02", b"\x02"]
+        assert request[3:] == [b"", b"a", b"b"]
+        worker.send(b"MDPW02", b"\x03", request[2], b"", b"part")
+        worker.send(b"MDPW02", b"\x04", request[2], b"", b"end")
+        assert await client.receive() == [b"MDPC02", b"\x02", b"plain", b"part"]
+        assert await client.receive() == [b"MDPC02", b"\x03", b"plain", b"end"]
+
+
+async def test_plain_and_our_peers_understand_each_other(house):
+    async with house.broker(), house.client() as client, house.raw(house.worker_endpoint) as worker:
+        worker.send(b"MDPW02", b"\x01", b"plain")
+        asked = asyncio.create_task(client.request("plain", b"hello", timeout=5))
+        request = await worker.receive(skip=b"\x05")
+        assert request[3:] == [b"", b"hello"]
+        worker.send(b"MDPW02", b"\x04", request[2], b"", b"hello back")
+        assert await asked == [b"hello back"]
+
+
+async def test_a_slow_reader_is_owed_its_messages_and_loses_none(house):
+    """Far beyond the high-water marks; the reader begins when all has been said."""
+    parts = 12_000
+    said = asyncio.Event()
+
+    async def tell(request):
+        for number in range(parts):
+            await request.partial(b"%06d" % number + b"x" * 500)
+        said.set()
+        return [b"end"]
+
+    async with house.broker() as broker, house.worker("tale", tell) as worker:
+        await worker.registered()
+        async with house.raw(house.client_endpoint) as client:
+            client.send(b"MDPC02", b"\x01", b"tale", b"go")
+            async with asyncio.timeout(20):
+                await said.wait()
+            heard = [(await client.receive())[3][:6] for _ in range(parts)]
+            assert heard == [b"%06d" % number for number in range(parts)]
+            assert (await client.receive())[3] == b"end"
+        assert broker.counters["slow_client_drops"] == 0
+
+
+async def test_refusals_are_typed(house):
+    limits = Limits(heartbeat=0.1, queue=1, body_bytes=10_000)
+    async with house.broker(limits=limits), house.client() as client:
+        with pytest.raises(TooLarge, match="10000 are allowed"):
+            await client.request("nobody", b"x" * 15_000, timeout=5)
+        first = asyncio.create_task(client.request("nobody", b"x", timeout=5))
+        with pytest.raises(QueueFull):
+            await asyncio.gather(*(client.request("nobody", b"x", timeout=5) for _ in range(2)))
+        first.cancel()
+
+
+async def test_the_process_ends_in_order_on_sigterm(house):
+    payload = encode_settings(
+        client_endpoint=house.client_endpoint, worker_endpoint=house.worker_endpoint, limits=FAST
+    )
+    async with (
+        process(run_broker, payload) as child,
+        house.worker("echo", echo) as worker,
+        house.client() as client,
+    ):
+        assert await client.request("echo", b"x", timeout=10) == [b"x"]
+        os.kill(child.pid, signal.SIGTERM)
+        await asyncio.to_thread(child.join, 10)
+        assert child.exitcode == 0
+        assert list(house.folder.iterdir()) == []
+        assert not worker._connection or worker.conversations == 1
+
+
+async def test_frames_beyond_the_copy_limit_are_forwarded_as_they_are(house):
+    seen = []
+    async with house.broker() as broker, house.worker("echo", echo), house.client() as client:
+        send = broker._workers.send
+        broker._workers.send = lambda frames: (seen.extend(map(type, frames)), send(frames))[1]
+        await client.request("echo", b"x" * 100_000, timeout=5)
+    assert zmq.Frame in seen

@@ -1,0 +1,159 @@
+"""Anything may arrive, in any order: the broker does not raise, stays bounded, and answers each request once."""
+
+from __future__ import annotations
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from transport import envelope as envelopes
+from transport import frames as mdp
+from transport.broker_core import BrokerCore, Limits, Side
+from transport.envelope import ReplyEnvelope, RequestEnvelope
+
+LIMITS = Limits(
+    queue=5,
+    queue_total=8,
+    workers=3,
+    services=4,
+    credit_total=6,
+    held_bytes=3000,
+    body_bytes=500,
+    disconnected=4,
+)
+peers = st.sampled_from([b"a", b"b", b"c", b"d"])
+names = st.sampled_from([b"echo", b"other", b"third", b"mmi.service", b"mmi.x"])
+pieces = st.one_of(
+    st.sampled_from([b"", b"MDPC02", b"MDPW02", b"echo", *(bytes([n]) for n in range(1, 8))]),
+    st.binary(max_size=40),
+    st.integers(0, 30).map(lambda number: RequestEnvelope(number, b"s" * 16).frame()),
+    st.integers(0, 60).map(lambda number: number.to_bytes(8, "big")),
+)
+
+
+class AnyOrder(RuleBasedStateMachine):
+    """Clients and workers that mostly keep to the protocol, among noise."""
+
+    def __init__(self):
+        super().__init__()
+        self.core = BrokerCore(limits=LIMITS)
+        self.now = 0.0
+        self.number = 0
+        self.asked: dict[int, bytes] = {}
+        self.open: set[int] = set()
+        self.cancelled: set[int] = set()
+        self.at_worker: list[tuple[bytes, bytes, int]] = []
+
+    def take(self, sends):
+        for side, frames in sends:
+            if side is Side.CLIENTS:
+                command = mdp.parse_client(frames, start=1)
+                envelope = envelopes.read_reply(command.body[0])
+                if (
+                    type(command) is mdp.ClientFinal
+                    and envelope is not None
+                    and envelope.session == b"o" * 16
+                ):
+                    assert envelope.request_id in self.open, "answered twice, or never asked"
+                    self.open.discard(envelope.request_id)
+            else:
+                command = mdp.parse_worker(frames, start=1)
+                if type(command) is mdp.WorkerRequest:
+                    envelope = envelopes.read_request(command.body[0])
+                    self.at_worker.append((frames[0], command.address, envelope))
+
+    def feed(self, side, *frames):
+        self.take(self.core.feed(side, list(frames), self.now))
+
+    @rule(side=st.sampled_from(Side), frames=st.lists(pieces, max_size=7))
+    def noise(self, side, frames):
+        self.feed(side, *frames)
+
+    @rule(
+        client=peers,
+        name=names,
+        size=st.integers(0, 600),
+        seconds=st.sampled_from([0, 1, 50]),
+        idempotent=st.booleans(),
+    )
+    def ask(self, client, name, size, seconds, idempotent):
+        self.number += 1
+        self.open.add(self.number)
+        self.asked[self.number] = name
+        envelope = RequestEnvelope(self.number, b"o" * 16, seconds * 1000, idempotent)
+        self.feed(Side.CLIENTS, client, *mdp.ClientRequest(name, [envelope.frame(), b"x" * size]).frames())
+
+    @rule(client=peers, data=st.data())
+    def ask_again_or_cancel(self, client, data):
+        if not self.number:
+            return
+        number = data.draw(st.integers(1, self.number))
+        if number not in self.open:
+            return
+        cancel = data.draw(st.booleans())
+        envelope = RequestEnvelope(number, b"o" * 16, 5000, idempotent=True, cancel=cancel)
+        if cancel:
+            self.cancelled.add(number)
+        self.feed(Side.CLIENTS, client, *mdp.ClientRequest(self.asked[number], [envelope.frame()]).frames())
+
+    @rule(client=peers, name=names)
+    def ask_plainly(self, client, name):
+        self.feed(Side.CLIENTS, client, *mdp.ClientRequest(name, [b"plain"]).frames())
+
+    @rule(worker=peers, name=names, credit=st.integers(1, 4), extended=st.booleans())
+    def ready(self, worker, name, credit, extended):
+        self.feed(Side.WORKERS, worker, *mdp.Ready(name, credit if extended else 1, extended).frames())
+
+    @rule(worker=peers, command=st.sampled_from([mdp.Heartbeat(), mdp.Disconnect()]))
+    def live_or_leave(self, worker, command):
+        self.feed(Side.WORKERS, worker, *command.frames())
+
+    @rule(data=st.data(), final=st.booleans())
+    def reply(self, data, final):
+        if not self.at_worker:
+            return
+        worker, address, envelope = self.at_worker.pop(data.draw(st.integers(0, len(self.at_worker) - 1)))
+        body = [b"reply"]
+        if envelope is not None:
+            body.insert(0, ReplyEnvelope(envelope.request_id, envelope.session).frame())
+        command = mdp.WorkerFinal if final else mdp.WorkerPartial
+        self.feed(Side.WORKERS, worker, *command(address, body).frames())
+        if not final:
+            self.at_worker.append((worker, address, envelope))
+
+    @rule(side=st.sampled_from(Side), peer=peers)
+    def peer_gone(self, side, peer):
+        command = mdp.Heartbeat() if side is Side.WORKERS else mdp.ClientFinal(b"echo", [b"x"])
+        self.take(self.core.undelivered(side, [peer, *command.frames()], self.now))
+
+    @rule(seconds=st.sampled_from([0.1, 1.0, 3.0, 20.0]))
+    def pass_time(self, seconds):
+        self.now += seconds
+        self.take(self.core.tick(self.now))
+        assert self.core.next_deadline() > self.now
+
+    @invariant()
+    def bounded(self):
+        gauges = self.core.gauges
+        assert 0 <= gauges["queued"] <= LIMITS.queue_total + LIMITS.credit_total
+        assert 0 <= gauges["in_flight"] <= LIMITS.credit_total
+        assert gauges["services"] <= LIMITS.services
+        assert gauges["workers"] <= LIMITS.workers
+        assert 0 <= gauges["held_bytes"] <= LIMITS.held_bytes
+        assert len(self.core._disconnected) <= LIMITS.disconnected
+        dispatcher = self.core._dispatcher
+        assert len(dispatcher._by_key) <= gauges["queued"] + gauges["in_flight"]
+        assert gauges["queued"] == sum(len(service.queue) for service in dispatcher.services.values())
+        assert gauges["in_flight"] == sum(len(worker.in_hand) for worker in self.core._workers.values())
+        assert len(dispatcher._expiries) <= 4 * LIMITS.queue_total + 4 * LIMITS.credit_total + 64
+
+    def teardown(self):
+        for _ in range(400):  # all workers fall silent: every deadline passes
+            self.now += 1.0
+            self.take(self.core.tick(self.now))
+        assert self.open <= self.cancelled, "never answered"
+        assert self.core.gauges == {"services": 0, "workers": 0, "queued": 0, "in_flight": 0, "held_bytes": 0}
+
+
+TestAnyOrder = AnyOrder.TestCase
+TestAnyOrder.settings = settings(max_examples=200, stateful_step_count=50, deadline=None)

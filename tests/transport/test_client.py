@@ -1,0 +1,261 @@
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+from conftest_peers import FAST, echo, process, run_broker, until
+
+from transport.broker import encode_settings
+from transport.errors import (
+    BadEndpoint,
+    BrokerUnreachable,
+    ClientClosed,
+    ConnectionLost,
+    DeadlineExceeded,
+    MalformedFrames,
+    PartialsLost,
+    RemoteError,
+    ServiceNotFound,
+    TooLarge,
+    TransportError,
+)
+
+
+async def hang(request):
+    await asyncio.Event().wait()
+
+
+async def hear(stream, heard=None):
+    """Read a stream to its end; what was read before an error is in `heard`."""
+    heard = [] if heard is None else heard
+    async for part in stream:
+        heard.append(part.body)
+    return heard
+
+
+async def test_nobody_listens(house):
+    async with house.client() as client:
+        begun = time.monotonic()
+        with pytest.raises(BrokerUnreachable, match=r"nobody listens at ipc:.*not sent"):
+            await client.request("echo", b"x", timeout=0.3)
+        assert 0.29 < time.monotonic() - begun < 0.6
+        with pytest.raises(BrokerUnreachable):
+            await hear(client.stream("echo", b"x", idle_timeout=0.1))
+
+
+async def test_a_broker_that_comes_later_gets_what_waited(house):
+    async with house.client() as client, house.worker("echo", echo):
+        asked = asyncio.create_task(client.request("echo", b"early", timeout=10))
+        await asyncio.sleep(0)
+        async with house.broker():
+            assert await asked == [b"early"]
+
+
+async def test_no_such_service(house):
+    async with house.broker(), house.client() as client:
+        with pytest.raises(ServiceNotFound):
+            await client.request("nobody", b"x", timeout=0.3)
+
+
+async def test_a_busy_service_and_a_hanging_handler_end_at_the_deadline(house):
+    async with house.broker(), house.client() as client, house.worker("slow", hang) as worker:
+        await worker.registered()
+        outcomes = await asyncio.gather(
+            client.request("slow", b"1", timeout=0.3),
+            client.request("slow", b"2", timeout=0.3),
+            return_exceptions=True,
+        )
+        assert [type(outcome) for outcome in outcomes] == [DeadlineExceeded] * 2
+        assert "no reply" in str(outcomes[0])
+        assert "busy" in str(outcomes[1])
+
+
+async def test_the_handler_of_a_request_that_nobody_waits_for_runs_to_its_end(house):
+    go_on, ended = asyncio.Event(), []
+
+    async def slow(request):
+        await go_on.wait()
+        ended.append(request.body)
+        return request.body
+
+    async with house.broker() as broker, house.client() as client, house.worker("slow", slow) as worker:
+        await worker.registered()
+        asked = asyncio.create_task(client.request("slow", b"long", timeout=60))
+        await until(lambda: worker._tasks)
+        queued = asyncio.create_task(client.request("slow", b"never begun", timeout=60))
+        await until(lambda: broker.counters["queued"])
+        asked.cancel()
+        queued.cancel()
+        await until(lambda: broker.counters["cancelled"] == 2)
+        go_on.set()
+        assert await client.request("slow", b"next", timeout=5) == [b"next"]
+        assert ended == [[b"long"], [b"next"]]
+        assert broker.counters["late_replies"] == 1
+
+
+async def test_more_in_flight_than_the_sockets_hold(house):
+    async with house.broker(), house.client() as client, house.worker("echo", echo, credit=64) as worker:
+        await worker.registered()
+        numbers = [b"%d" % number for number in range(5000)]
+        replies = await asyncio.gather(*(client.request("echo", number, timeout=20) for number in numbers))
+        assert replies == [[number] for number in numbers]
+
+
+async def test_a_stream_comes_in_order_and_ends_with_its_final(house):
+    async def count(request):
+        for number in range(100):
+            await request.partial(b"%d" % number)
+        return [b"100"]
+
+    async with house.broker(), house.client() as client, house.worker("count", count, credit=4):
+        for _ in range(2):
+            parts = [part async for part in client.stream("count", idle_timeout=5)]
+            assert [int(part.body[0]) for part in parts] == list(range(101))
+            assert [part.final for part in parts] == [False] * 100 + [True]
+        assert await client.request("count", timeout=5) == [b"100"]
+
+
+async def test_a_stream_that_falls_silent_ends_at_its_idle_limit(house):
+    async def stall(request):
+        await request.partial(b"one")
+        await asyncio.Event().wait()
+
+    heard = []
+    async with house.broker(), house.client() as client, house.worker("stall", stall):
+        with pytest.raises(DeadlineExceeded):
+            await hear(client.stream("stall", idle_timeout=0.3), heard)
+    assert heard == [[b"one"]]
+
+
+async def test_leaving_a_stream_cancels_its_handler(house):
+    cancelled = asyncio.Event()
+
+    async def forever(request):
+        try:
+            while True:
+                await request.partial(b"tick")
+                await asyncio.sleep(0.01)
+        except asyncio.CancelledError:
+            cancelled.set()
+            raise
+
+    async with house.broker(), house.client() as client, house.worker("clock", forever):
+        stream = client.stream("clock", idle_timeout=5)
+        assert (await anext(stream)).body == [b"tick"]
+        await stream.aclose()
+        async with asyncio.timeout(5):
+            await cancelled.wait()
+
+
+async def test_a_gap_in_a_stream_is_an_error(house):
+    async def gap(request):
+        await request.partial(b"1")
+        request.sequence += 1
+        await request.partial(b"3")
+        return [b"end"]
+
+    heard = []
+    async with house.broker(), house.client() as client, house.worker("gap", gap):
+        with pytest.raises(PartialsLost, match="part 2"):
+            await hear(client.stream("gap", idle_timeout=5), heard)
+    assert heard == [[b"1"]]
+
+
+async def test_a_handler_that_raises_is_a_remote_error(house, caplog):
+    async def fail(request):
+        await request.partial(b"so far")
+        raise KeyError("no such thing")
+
+    async with house.broker(), house.client() as client, house.worker("fail", fail):
+        with pytest.raises(RemoteError, match=r"KeyError: 'no such thing'") as caught:
+            await client.request("fail", timeout=5)
+        assert (caught.value.type_name, caught.value.service) == ("KeyError", "fail")
+        heard = []
+        with pytest.raises(RemoteError):
+            await hear(client.stream("fail", idle_timeout=5), heard)
+        assert heard == [[b"so far"]]
+    assert "worker.handler_failed" in caplog.text
+
+
+@pytest.mark.parametrize("reply", ["text", [b"good", "text"], None, b"bytes", [b"x" * (64 * 2**20 + 1)]])
+async def test_a_handler_that_returns_nonsense_is_a_remote_error(house, reply):
+    async def nonsense(request):
+        return reply
+
+    async with house.broker(), house.client() as client, house.worker("odd", nonsense):
+        with pytest.raises(RemoteError, match=r"TypeError|TooLarge"):
+            await client.request("odd", timeout=5)
+
+
+async def test_what_cannot_be_sent_is_refused_at_once(house):
+    client = house.client()
+    with pytest.raises(MalformedFrames):
+        await client.request("größe", b"x", timeout=1)
+    with pytest.raises(MalformedFrames):
+        await client.request("", b"x", timeout=1)
+    with pytest.raises(TooLarge):
+        await client.request("echo", b"x" * (64 * 2**20 + 1), timeout=1)
+    with pytest.raises(TypeError):
+        await client.request("echo", "text", timeout=1)
+    with pytest.raises(BadEndpoint):
+        house.client("tcp://127.0.0.1:*")
+    await client.aclose()
+
+
+async def test_closing_ends_what_is_under_way(house):
+    async with house.broker(), house.worker("slow", hang):
+        client = house.client()
+        asked = asyncio.create_task(client.request("slow", timeout=60))
+        await asyncio.sleep(0)
+        await client.aclose()
+        await client.aclose()
+        with pytest.raises(ClientClosed):
+            await asked
+        with pytest.raises(ClientClosed):
+            await client.request("slow", timeout=60)
+
+
+async def test_a_broker_that_is_killed_and_comes_back_mid_traffic(house):
+    """Idempotent requests all succeed; the others succeed or say that the connection was lost. None hangs."""
+    payload = encode_settings(
+        client_endpoint=house.client_endpoint, worker_endpoint=house.worker_endpoint, limits=FAST
+    )
+
+    async def work(request):
+        await asyncio.sleep(0.02)
+        return request.body
+
+    async def keep_asking(number, outcomes, stop):
+        while not stop.is_set():
+            idempotent = number % 2 == 0
+            try:
+                reply = await client.request("echo", b"%d" % number, timeout=20, idempotent=idempotent)
+                outcomes.append((idempotent, reply == [b"%d" % number]))
+            except ConnectionLost:
+                outcomes.append((idempotent, "lost"))
+
+    outcomes, tasks, stop = [], [], asyncio.Event()
+    async with house.worker("echo", work, credit=32) as worker, house.client() as client:
+        async with process(run_broker, payload) as first, asyncio.TaskGroup() as group:
+            await worker.registered()
+            tasks += [group.create_task(keep_asking(number, outcomes, stop)) for number in range(20)]
+            await until(lambda: len(outcomes) >= 100)
+            first.kill()
+            await until(lambda: not client.connected)
+            async with process(run_broker, payload) as second:
+                before = len(outcomes)
+                await until(lambda: len(outcomes) >= before + 200)
+                stop.set()
+                await asyncio.gather(*tasks)
+                second.terminate()
+                await asyncio.to_thread(second.join, 10)
+        assert worker.conversations >= 2
+    assert {outcome for idempotent, outcome in outcomes if idempotent} == {True}
+    assert {outcome for idempotent, outcome in outcomes if not idempotent} == {True, "lost"}
+
+
+async def test_errors_have_one_root(house):
+    async with house.client() as client:
+        with pytest.raises(TransportError, match="echo"):
+            await client.request("echo", timeout=0.05)

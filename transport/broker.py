@@ -1,0 +1,304 @@
+"""The broker's shell: two ROUTERs on asyncio around `BrokerCore`. Clients and workers have a socket of their own, so
+that the permissions of a file decide who may register a service.
+
+Rules:
+1. ROUTER_MANDATORY is on: what cannot be delivered is known. To a worker: it is lost. To a client that is gone: dropped and
+   counted, its stream cancelled. To a client that reads slowly: owed, in order, up to `OWED_MESSAGES`; what goes
+   beyond is dropped, and the client sees the gap by its sequence numbers.
+2. ipc sockets are 0600 in a 0700 folder; tcp is bound to loopback only.
+3. A connection that breaks on the worker side makes the broker probe all workers: a dead one is known in milliseconds,
+   not after its missed heartbeats.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import shutil
+import signal
+from collections import deque
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any, Final, Protocol, Self
+
+import msgspec
+import zmq
+
+from transport import endpoints
+from transport.broker_core import BrokerCore, Limits, Send, Side
+from transport.connection import keep_alive
+from transport.errors import CannotBind, EndpointInUse
+from transport.sockets import Monitor, Sent, SocketLoop
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from transport.frames import Frames
+
+OWED_MESSAGES: Final = 50_000
+OWED_BYTES: Final = 64 * 2**20
+_WORKER_HIGH_WATER: Final = 4_000
+_PROBE_AGAIN: Final = 0.05
+_LINGER_MS: Final = 500
+
+
+class OnEvent(Protocol):
+    """Takes what is worth a line in a log: a dotted name and data."""
+
+    def __call__(self, name: str, **data: Any) -> None: ...
+
+
+def _to_logging(name: str, **data: Any) -> None:
+    logging.getLogger("transport.broker").info(name, extra={"data": data})
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    """What a broker's own process needs to know. `client_group` may connect to the clients' ipc socket too."""
+
+    client_endpoint: str
+    worker_endpoint: str
+    client_group: str | None = None
+    limits: Limits = Limits()
+
+
+def encode_settings(
+    *,
+    client_endpoint: str,
+    worker_endpoint: str,
+    client_group: str | None = None,
+    limits: Limits | None = None,
+) -> bytes:
+    """Return the payload for `main`."""
+    return msgspec.msgpack.encode(
+        Settings(
+            client_endpoint=client_endpoint,
+            worker_endpoint=worker_endpoint,
+            client_group=client_group,
+            limits=limits or Limits(),
+        )
+    )
+
+
+class Broker:
+    """A Majordomo broker.
+
+    `start` binds both sockets (raises BadEndpoint, CannotBind); `client_endpoint` and `worker_endpoint` are then
+    the real ones, also where a free tcp port was asked for. `serve` runs until `stop`. `aclose` sends DISCONNECT to the
+    workers, closes the sockets and removes their files; it may be called twice, and also without a start.
+    """
+
+    def __init__(
+        self,
+        *,
+        client_endpoint: str,
+        worker_endpoint: str,
+        client_group: str | None = None,
+        limits: Limits | None = None,
+        on_event: OnEvent | None = None,
+    ) -> None:
+        self.client_endpoint = client_endpoint
+        self.worker_endpoint = worker_endpoint
+        self.limits = limits or Limits()
+        self._client_group = client_group
+        self._on_event = on_event or _to_logging
+        self._stopping = asyncio.Event()
+        self._context: zmq.Context[zmq.Socket[bytes]] | None = None
+        self._bound: list[endpoints.Endpoint] = []
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = 0.0
+        self._probe_timer: asyncio.TimerHandle | None = None
+        self._owed: dict[bytes, deque[Frames]] = {}
+        self._owed_messages = 0
+        self._owed_bytes = 0
+        self.owed_dropped = 0
+
+    @property
+    def counters(self) -> dict[str, int]:
+        """All counters and gauges, as data for logs."""
+        return {**asdict(self._core.counters), **self._core.gauges, "slow_client_drops": self.owed_dropped}
+
+    async def serve(self) -> None:
+        """Start, run until `stop` is called, close."""
+        try:
+            await self.start()
+            await self._stopping.wait()
+        finally:
+            await self.aclose()
+
+    def stop(self) -> None:
+        """Let `serve` end. May be called at any time, also twice."""
+        self._stopping.set()
+
+    async def __aenter__(self) -> Self:
+        try:
+            await self.start()
+        except BaseException:
+            await self.aclose()
+            raise
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+    async def start(self) -> None:
+        """Bind both sockets and serve from the next turn of the event loop on."""
+        self._loop = asyncio.get_running_loop()
+        self._now = self._loop.time
+        self._core = BrokerCore(limits=self.limits, now=self._now())
+        self._context = zmq.Context()
+        self._context.set(zmq.MAX_SOCKETS, 1023)
+        clients = self._context.socket(zmq.ROUTER)
+        workers = self._context.socket(zmq.ROUTER)
+        workers.set(zmq.SNDHWM, _WORKER_HIGH_WATER)
+        for socket in (clients, workers):
+            socket.set(zmq.ROUTER_MANDATORY, 1)
+            socket.set(zmq.LINGER, _LINGER_MS)
+            socket.set(zmq.MAXMSGSIZE, 2 * self.limits.body_bytes)  # below it the core can answer TOO_LARGE
+            keep_alive(socket)
+        self._monitor = Monitor(workers, on_event=self._on_worker_connection)
+        self.client_endpoint = self._bind(clients, self.client_endpoint, group=self._client_group)
+        self.worker_endpoint = self._bind(workers, self.worker_endpoint, group=None)
+        sockets = SocketLoop()
+        self._sockets = sockets
+        self._clients = sockets.add(clients, on_message=self._from_client, on_writable=self._pay)
+        self._workers = sockets.add(workers, on_message=self._from_worker)
+        self._arm()
+        self._on_event(
+            "broker.started",
+            client_endpoint=self.client_endpoint,
+            worker_endpoint=self.worker_endpoint,
+            pid=os.getpid(),
+        )
+
+    def _bind(self, socket: zmq.Socket[bytes], endpoint: str, *, group: str | None) -> str:
+        parsed = endpoints.parse_bind(endpoint)
+        endpoints.prepare_ipc(parsed)
+        before = os.umask(0o177)
+        try:
+            socket.bind(str(parsed))
+        except zmq.ZMQError as error:
+            kind = EndpointInUse if error.errno == zmq.EADDRINUSE else CannotBind
+            raise kind(str(parsed), zmq.strerror(error.errno or 0)) from error
+        finally:
+            os.umask(before)
+        self._bound.append(parsed)
+        if parsed.path is not None and group is not None:
+            shutil.chown(parsed.path, group=group)
+            parsed.path.chmod(0o660)
+        last: bytes = socket.get(zmq.LAST_ENDPOINT)  # type: ignore[assignment]  # the stub knows no types of options
+        return last.rstrip(b"\0").decode()
+
+    async def aclose(self) -> None:
+        """Say DISCONNECT to the workers, close, remove the socket files."""
+        context, self._context = self._context, None
+        if context is None:
+            return
+        for timer in (self._timer, self._probe_timer):
+            if timer is not None:
+                timer.cancel()
+        if hasattr(self, "_workers"):
+            self._deliver(self._core.close())
+            self._sockets.remove(self._clients)
+            self._sockets.remove(self._workers)
+            self._on_event("broker.stopped", **self.counters)
+        if hasattr(self, "_monitor"):
+            self._monitor.close()
+        await asyncio.to_thread(context.destroy, _LINGER_MS)
+        for endpoint in self._bound:
+            endpoints.remove_ipc(endpoint)
+
+    # -- the core's events ----------------------------------------------------------------------------------
+
+    def _from_client(self, frames: Frames) -> None:
+        self._deliver(self._core.feed(Side.CLIENTS, frames, self._now()))
+        if self._core.next_deadline() < self._timer_at:
+            self._arm()
+
+    def _from_worker(self, frames: Frames) -> None:
+        self._deliver(self._core.feed(Side.WORKERS, frames, self._now()))
+        if self._core.next_deadline() < self._timer_at:
+            self._arm()
+
+    def _tick(self) -> None:
+        self._deliver(self._core.tick(self._now()))
+        self._pay()  # should a send to one client have swallowed the edge that told of room for another
+        self._arm()
+
+    def _arm(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_at = self._core.next_deadline()
+        self._timer = self._loop.call_at(self._timer_at, self._tick)
+
+    def _on_worker_connection(self, event: int) -> None:
+        if event == zmq.EVENT_DISCONNECTED and self._probe_timer is None:
+            self._deliver(self._core.probe())
+            # The monitor may be ahead of the ROUTER, which then still takes what nobody will read.
+            self._probe_timer = self._loop.call_later(_PROBE_AGAIN, self._probe_again)
+
+    def _probe_again(self) -> None:
+        self._probe_timer = None
+        self._deliver(self._core.probe())
+
+    # -- delivery -------------------------------------------------------------------------------------------
+
+    def _deliver(self, sends: list[Send]) -> None:
+        """Send, tell the core what could not be delivered, and deliver what follows from that."""
+        while sends:
+            failed = [send for send in sends if not self._delivered(*send)]
+            sends = [further for send in failed for further in self._core.undelivered(*send, self._now())]
+
+    def _delivered(self, side: Side, frames: Frames) -> bool:
+        if side is Side.WORKERS:
+            return self._workers.send(frames) is Sent.OK
+        if self._owed and frames[0] in self._owed:
+            self._owe(frames)
+            return True
+        sent = self._clients.send(frames)
+        if sent is Sent.FULL:
+            self._owe(frames)
+        return sent is not Sent.UNREACHABLE
+
+    def _owe(self, frames: Frames) -> None:
+        size = _size(frames)
+        if self._owed_messages >= OWED_MESSAGES or self._owed_bytes + size > OWED_BYTES:
+            self.owed_dropped += 1
+            return
+        self._owed_messages += 1
+        self._owed_bytes += size
+        self._owed.setdefault(frames[0], deque()).append(frames)  # type: ignore[arg-type]  # a routing id is bytes
+
+    def _pay(self) -> None:
+        """Send what is owed; called when a full socket may have room again."""
+        unreachable: list[Send] = []
+        for client, owed in list(self._owed.items()):
+            while owed:
+                sent = self._clients.send(owed[0])
+                if sent is Sent.FULL:
+                    break
+                frames = owed.popleft()
+                self._owed_messages -= 1
+                self._owed_bytes -= _size(frames)
+                if sent is Sent.UNREACHABLE:
+                    unreachable.append((Side.CLIENTS, frames))
+            if not owed:
+                del self._owed[client]
+        for send in unreachable:
+            self._deliver(self._core.undelivered(*send, self._now()))
+
+
+def _size(frames: Iterable[Any]) -> int:
+    return sum(map(len, frames))
+
+
+async def main(payload: bytes) -> None:
+    """Run a broker as a process of its own until SIGTERM; `payload` comes from `encode_settings`."""
+    settings = msgspec.msgpack.decode(payload, type=Settings)
+    broker = Broker(
+        client_endpoint=settings.client_endpoint,
+        worker_endpoint=settings.worker_endpoint,
+        client_group=settings.client_group,
+        limits=settings.limits,
+    )
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, broker.stop)
+    await broker.serve()

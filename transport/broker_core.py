@@ -1,0 +1,254 @@
+"""The Majordomo broker (RFC 18, RFC 8), sans-IO: frames and the time go in, what is to be sent comes out.
+
+Rules:
+1. `feed`, `tick` and `undelivered` return (side, frames) to be sent in order; nothing here knows a socket or a clock.
+2. No frames and no order of commands make it raise. Malformed: dropped and counted. Valid but unexpected from a
+   worker: DISCONNECT, and nothing further to that peer until it says READY in a new conversation.
+3. A request with an envelope ends in the worker's FINAL or in one FINAL of the broker's that says why not.
+4. A request that is queued or in flight and comes again, with the same (session, request id), is not started again: its
+   replies go to where it was asked last.
+5. The address that a worker sees is the broker's own number for the request, never a routing id: a reply finds its
+   request also when one client has many in flight, and no worker can answer what it was not given.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from transport import envelope as envelopes
+from transport import frames as mdp
+from transport.broker_state import Counters, Limits, Request, Service, Worker
+from transport.dispatch import Dispatcher, Send, Side
+from transport.envelope import ReplyEnvelope, RequestEnvelope
+from transport.errors import MalformedFrames
+
+if TYPE_CHECKING:
+    from transport.frames import Frames
+
+__all__ = ["BrokerCore", "Limits", "Send", "Side"]
+
+_MMI: Final = b"mmi."
+_HEARTBEAT: Final = mdp.Heartbeat().frames()
+_DISCONNECT: Final = mdp.Disconnect().frames()
+
+
+class BrokerCore:
+    """The broker's whole state. `now` is any monotonic clock, in seconds."""
+
+    def __init__(self, *, limits: Limits | None = None, now: float = 0.0) -> None:
+        self.limits = limits or Limits()
+        self.counters = Counters()
+        self._dispatcher = Dispatcher(limits=self.limits, counters=self.counters)
+        self._workers: dict[bytes, Worker] = {}
+        self._credit_total = 0
+        self._next_heartbeat = now + self.limits.heartbeat
+        self._disconnected: dict[bytes, None] = {}
+
+    def __repr__(self) -> str:
+        return f"<BrokerCore {' '.join(f'{name}={value}' for name, value in self.gauges.items())}>"
+
+    @property
+    def gauges(self) -> dict[str, int]:
+        """How much there is of what is bounded."""
+        dispatcher = self._dispatcher
+        return {
+            "services": len(dispatcher.services),
+            "workers": len(self._workers),
+            "queued": dispatcher.queued,
+            "in_flight": dispatcher.in_flight,
+            "held_bytes": dispatcher.held_bytes,
+        }
+
+    # -- what goes in ---------------------------------------------------------------------------------------
+
+    def feed(self, side: Side, frames: Frames, now: float) -> list[Send]:
+        """Take one message as the ROUTER of `side` received it, routing id first."""
+        out = self._dispatcher.out = []
+        try:
+            if side is Side.CLIENTS:
+                self._from_client(frames, now)
+            else:
+                self._from_worker(frames, now)
+        except MalformedFrames:
+            self.counters.malformed += 1
+        return out
+
+    def tick(self, now: float) -> list[Send]:
+        """Do what time asks for: heartbeats, dead workers, expired requests."""
+        out = self._dispatcher.out = []
+        if now >= self._next_heartbeat:
+            self._beat(now)
+        self._dispatcher.expire(now)
+        return out
+
+    def next_deadline(self) -> float:
+        """When `tick` is due at the latest."""
+        return min(self._next_heartbeat, self._dispatcher.next_expiry)
+
+    def undelivered(self, side: Side, frames: Frames, now: float) -> list[Send]:
+        """Take note that this message could not be delivered: a worker is lost, a stream's reader has gone."""
+        out = self._dispatcher.out = []
+        self.counters.undeliverable += 1
+        peer = frames[0]
+        if type(peer) is not bytes:
+            return out
+        if side is Side.WORKERS:
+            worker = self._workers.get(peer)
+            if worker is not None:
+                self._lose(worker, now)
+            return out
+        command = mdp.parse_client(frames, start=1)
+        first = command.body[0]
+        if type(command) is mdp.ClientPartial and type(first) is bytes and len(first) == envelopes.SIZE:
+            request = self._dispatcher.known(envelopes.identity(first) + command.service)
+            if request is not None and request.client == peer:
+                self._dispatcher.cancel(request)
+        return out
+
+    def probe(self) -> list[Send]:
+        """Heartbeats for all workers: a connection broke, and which one shows only when it is sent to."""
+        return [(Side.WORKERS, [worker_id, *_HEARTBEAT]) for worker_id in self._workers]
+
+    def close(self) -> list[Send]:
+        """DISCONNECT for all workers, so that they come back when the next broker is there."""
+        return [(Side.WORKERS, [worker_id, *_DISCONNECT]) for worker_id in self._workers]
+
+    # -- clients --------------------------------------------------------------------------------------------
+
+    def _from_client(self, frames: Frames, now: float) -> None:
+        command = mdp.parse_client(frames, start=1)
+        client = frames[0]
+        if type(command) is not mdp.ClientRequest or type(client) is not bytes:
+            self.counters.unexpected += 1
+            return
+        body = command.body
+        name = command.service
+        first = body[0]
+        envelope = envelopes.read_request(first)
+        key = None
+        if envelope is not None and type(first) is bytes:
+            key = envelopes.identity(first) + name
+            known = self._dispatcher.known(key)
+            if envelope.cancel:
+                if known is not None:
+                    self._dispatcher.cancel(known)
+                return
+            if known is not None:
+                self._dispatcher.again(known, client, envelope, now)
+                return
+        self.counters.requests += 1
+        if name.startswith(_MMI):
+            self._answer_mmi(client, name, body, envelope)
+            return
+        wait = self.limits.plain_wait if envelope is None else envelope.budget_seconds
+        request = Request(
+            client=client,
+            service=name,
+            body=body,
+            envelope=envelope,
+            key=key,
+            deadline=now + wait,
+            size=sum(map(len, body)),
+            queued_at=now,
+        )
+        self._dispatcher.accept(request, now)
+
+    def _answer_mmi(self, client: bytes, name: bytes, body: Frames, envelope: RequestEnvelope | None) -> None:
+        self.counters.mmi += 1
+        code = b"501"
+        if name == b"mmi.service":
+            asked = body[0] if envelope is None else body[-1]
+            service = self._dispatcher.services.get(asked) if type(asked) is bytes else None
+            code = b"200" if service is not None and service.workers else b"404"
+        reply: Frames = [code]
+        if envelope is not None:
+            reply.insert(0, ReplyEnvelope(envelope.request_id, envelope.session).frame())
+        self._dispatcher.out.append((Side.CLIENTS, [client, *mdp.ClientFinal(name, reply).frames()]))
+
+    # -- workers --------------------------------------------------------------------------------------------
+
+    def _from_worker(self, frames: Frames, now: float) -> None:
+        command = mdp.parse_worker(frames, start=1)
+        routing_id = frames[0]
+        if type(routing_id) is not bytes:
+            raise MalformedFrames("routing id too large")
+        worker = self._workers.get(routing_id)
+        if worker is None:
+            self._from_stranger(routing_id, command, now)
+            return
+        worker.last_seen = now
+        if type(command) is mdp.WorkerFinal:
+            expected = self._dispatcher.final(worker, command.address, command.body, now)
+        elif type(command) is mdp.WorkerPartial:
+            expected = self._dispatcher.partial(worker, command.address, command.body)
+        elif type(command) is mdp.Disconnect:
+            self._lose(worker, now)
+            return
+        else:
+            expected = type(command) is mdp.Heartbeat
+        if not expected:
+            self.counters.unexpected += 1
+            self._disconnect(routing_id)
+            self._lose(worker, now)
+
+    def _from_stranger(self, routing_id: bytes, command: mdp.ToOrFromWorker, now: float) -> None:
+        if type(command) is mdp.Ready:
+            self._disconnected.pop(routing_id, None)
+            self._register(routing_id, command, now)
+        elif routing_id in self._disconnected:
+            self.counters.after_disconnect += 1
+        elif type(command) is not mdp.Disconnect:
+            self.counters.unexpected += 1
+            self._disconnect(routing_id)
+
+    def _register(self, routing_id: bytes, ready: mdp.Ready, now: float) -> None:
+        services = self._dispatcher.services
+        service = services.get(ready.service)
+        limits = self.limits
+        if (
+            ready.service.startswith(_MMI)
+            or len(self._workers) >= limits.workers
+            or self._credit_total + ready.credit > limits.credit_total
+            or (service is None and len(services) >= limits.services)
+        ):
+            self.counters.unexpected += 1
+            self._disconnect(routing_id)
+            return
+        if service is None:
+            service = services[ready.service] = Service(ready.service, now)
+        worker = Worker(
+            routing_id=routing_id, service=service, credit=ready.credit, extended=ready.extended, now=now
+        )
+        self._workers[routing_id] = worker
+        self._credit_total += worker.credit
+        self.counters.workers_registered += 1
+        self._dispatcher.out.append((Side.WORKERS, [routing_id, *_HEARTBEAT]))
+        self._dispatcher.add(worker, now)
+
+    def _disconnect(self, routing_id: bytes) -> None:
+        self.counters.disconnects_sent += 1
+        self._dispatcher.out.append((Side.WORKERS, [routing_id, *_DISCONNECT]))
+        self._disconnected[routing_id] = None
+        if len(self._disconnected) > self.limits.disconnected:
+            del self._disconnected[next(iter(self._disconnected))]
+
+    def _lose(self, worker: Worker, now: float) -> None:
+        self.counters.workers_lost += 1
+        del self._workers[worker.id]
+        self._credit_total -= worker.credit
+        self._dispatcher.take_out(worker, now)
+
+    def _beat(self, now: float) -> None:
+        interval = self.limits.heartbeat
+        asleep = (
+            now > self._next_heartbeat + interval
+        )  # then what the workers sent meanwhile has not been read yet
+        self._next_heartbeat = now + interval
+        for worker in list(self._workers.values()):
+            if asleep:
+                worker.last_seen = now
+            if now - worker.last_seen > interval * self.limits.liveness:
+                self._lose(worker, now)
+            elif now - worker.last_sent > interval / 2:
+                worker.last_sent = now
+                self._dispatcher.out.append((Side.WORKERS, [worker.id, *_HEARTBEAT]))

@@ -1,0 +1,175 @@
+"""What the broker holds: limits, counters, requests, workers, services. Data with the operations that keep it whole.
+
+Rules:
+1. Everything that a peer can make grow has a limit here; what goes beyond is refused or dropped, and counted.
+2. A request is in exactly one place: a service's queue, a worker's hands, or gone.
+3. The least loaded worker with credit to spare is found by a heap with stale entries: an entry counts only if its
+   stamp is the worker's newest.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from heapq import heapify, heappop, heappush
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from transport.frames import BODY_LIMIT
+
+if TYPE_CHECKING:
+    from transport.envelope import RequestEnvelope
+    from transport.frames import Frames
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True):
+    """Bounds and times of a broker. Times in seconds, sizes in bytes.
+
+    `heartbeat`: interval of both sides. `liveness`: missed heartbeats after which a peer is gone (3 to 5).
+    `service_wait`: how long a request waits for a service without any worker.
+    `plain_wait`: how long a request without envelope waits in the queue at all.
+    `credit_total`: sum of what all workers may have in hand, hence of all requests in flight.
+    `held_bytes`: bodies that the broker may hold for its queues and for idempotent requests in flight.
+    """
+
+    heartbeat: float = 1.0
+    liveness: int = 4
+    service_wait: float = 10.0
+    plain_wait: float = 60.0
+    queue: int = 10_000
+    queue_total: int = 50_000
+    services: int = 10_000
+    workers: int = 5_000
+    credit_total: int = 100_000
+    body_bytes: int = BODY_LIMIT + 4096
+    held_bytes: int = 512 * 2**20
+    disconnected: int = 4_096
+
+
+@dataclass(slots=True, kw_only=True)
+class Counters:
+    """What has happened since the start, as data for logs."""
+
+    requests: int = 0
+    dispatched: int = 0
+    partials: int = 0
+    finals: int = 0
+    requeued: int = 0
+    reattached: int = 0
+    cancelled: int = 0
+    mmi: int = 0
+    errors_sent: int = 0
+    malformed: int = 0
+    unexpected: int = 0
+    after_disconnect: int = 0
+    late_replies: int = 0
+    dropped_plain: int = 0
+    undeliverable: int = 0
+    workers_registered: int = 0
+    workers_lost: int = 0
+    disconnects_sent: int = 0
+
+
+class Request:
+    """One request in the broker's hands."""
+
+    __slots__ = (
+        "address",
+        "body",
+        "cancelled",
+        "client",
+        "deadline",
+        "envelope",
+        "key",
+        "queued_at",
+        "seq",
+        "service",
+        "size",
+        "worker",
+    )
+
+    def __init__(
+        self,
+        *,
+        client: bytes,
+        service: bytes,
+        body: Frames,
+        envelope: RequestEnvelope | None,
+        key: bytes | None,
+        deadline: float,
+        size: int,
+        queued_at: float,
+    ) -> None:
+        self.seq = 0
+        self.client = client
+        self.service = service
+        self.body = body
+        self.envelope = envelope
+        self.key = key
+        self.deadline = deadline
+        self.size = size
+        self.queued_at = queued_at
+        self.cancelled = False
+        self.worker: Worker | None = None
+        self.address = b""
+
+    @property
+    def repeatable(self) -> bool:
+        """Whether it may be started again. A plain one may: RFC 18 takes workers for idempotent."""
+        return self.envelope is None or self.envelope.idempotent
+
+
+class Worker:
+    """A registered worker and what it has in hand, by the address that the broker made up for each request."""
+
+    __slots__ = ("credit", "extended", "id", "in_hand", "last_seen", "last_sent", "service", "stamp")
+
+    def __init__(
+        self, *, routing_id: bytes, service: Service, credit: int, extended: bool, now: float
+    ) -> None:
+        self.id = routing_id
+        self.service = service
+        self.credit = credit
+        self.extended = extended
+        self.in_hand: dict[bytes, Request] = {}
+        self.last_seen = now
+        self.last_sent = now
+        self.stamp = 0
+
+
+@dataclass(slots=True)
+class Service:
+    """A name with its queue (oldest first, by seq) and its workers."""
+
+    name: bytes
+    unserved_since: float
+    queue: OrderedDict[int, Request] = field(default_factory=OrderedDict)
+    workers: dict[bytes, Worker] = field(default_factory=dict)
+    _spare: list[tuple[int, int, bytes]] = field(default_factory=list)
+    _stamp: int = 0
+
+    def offer(self, worker: Worker) -> None:
+        """Note the worker's load after it has changed."""
+        load = len(worker.in_hand)
+        if load >= worker.credit:
+            worker.stamp = 0
+            return
+        self._stamp += 1
+        worker.stamp = self._stamp
+        heappush(self._spare, (load, self._stamp, worker.id))
+        if len(self._spare) > 4 * len(self.workers) + 16:
+            self._spare = [entry for entry in self._spare if self._is_current(entry)]
+            heapify(self._spare)
+
+    def take(self) -> Worker | None:
+        """Return the least loaded worker with credit to spare, the longest waiting among equals."""
+        while self._spare:
+            entry = heappop(self._spare)
+            if self._is_current(entry):
+                return self.workers[entry[2]]
+        return None
+
+    def _is_current(self, entry: tuple[int, int, bytes]) -> bool:
+        worker = self.workers.get(entry[2])
+        return worker is not None and worker.stamp == entry[1]

@@ -1,0 +1,357 @@
+"""The client: many requests in flight over one connection, each ending in a reply or in one typed error.
+
+Rules:
+1. Every request has a deadline, every stream an idle limit. Nothing waits without one.
+2. While nobody listens, requests wait here, unsent; at their deadline the error says so. What was sent when the connection
+   breaks: idempotent requests are sent again under the same (session, request id), the others fail with ConnectionLost.
+3. Whoever stops waiting (cancelled, timed out, left the stream) cancels the request at the broker.
+4. Replies that nobody waits for are dropped and counted in `late_replies`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections import deque
+from typing import TYPE_CHECKING, Final, Self
+
+import msgspec
+import zmq
+
+from transport import endpoints
+from transport import envelope as envelopes
+from transport import frames as mdp
+from transport.connection import Connection
+from transport.envelope import ReplyEnvelope, RequestEnvelope, Status
+from transport.errors import (
+    BrokerUnreachable,
+    ClientClosed,
+    ConnectionLost,
+    DeadlineExceeded,
+    MalformedFrames,
+    PartialsLost,
+    QueueFull,
+    RemoteError,
+    RequestError,
+    ServiceNotFound,
+    TooLarge,
+    WorkerLost,
+)
+from transport.sockets import Sent
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
+    from transport.frames import Frames
+
+BUFFERED_PARTS: Final = 50_000
+_SAID_BY_BROKER: Final = {
+    Status.SERVICE_NOT_FOUND: ServiceNotFound,
+    Status.QUEUE_FULL: QueueFull,
+    Status.TOO_LARGE: TooLarge,
+    Status.WORKER_LOST: WorkerLost,
+}
+# The broker's error is to arrive before our own deadline ends the wait with a less telling one.
+_HEAD_START: Final = 0.1
+_HEAD_START_LIMIT: Final = 0.05
+
+
+class Part(msgspec.Struct, frozen=True):
+    """One message of a stream; `final` is true for the last one only."""
+
+    body: list[bytes]
+    final: bool
+
+
+class _Call:
+    """One request under way. Parts are kept in order; `error` ends it once they have been read."""
+
+    __slots__ = (
+        "body",
+        "deadline",
+        "error",
+        "idempotent",
+        "name",
+        "parts",
+        "request_id",
+        "sent",
+        "sequence",
+        "service",
+        "settled",
+        "stream",
+        "timeout",
+        "waiter",
+    )
+
+    def __init__(
+        self, *, request_id: int, service: str, body: tuple[bytes, ...], timeout: float, deadline: float
+    ) -> None:
+        self.name = mdp.service_name(service)
+        self.request_id = request_id
+        self.service = service
+        self.body = body
+        self.timeout = timeout
+        self.deadline = deadline
+        self.idempotent = False
+        self.stream = False
+        self.sent = False
+        self.settled = False
+        self.sequence = 0
+        self.parts: deque[Part] = deque()
+        self.error: RequestError | None = None
+        self.waiter: asyncio.Future[None] | None = None
+
+    @property
+    def ended(self) -> bool:
+        return self.error is not None or (bool(self.parts) and self.parts[-1].final)
+
+    def wake(self) -> None:
+        if self.waiter is not None and not self.waiter.done():
+            self.waiter.set_result(None)
+
+    def fail(self, error: RequestError) -> None:
+        if not self.ended:
+            self.error = error
+            self.wake()
+
+
+class Client:
+    """A client of one broker, to be used in one event loop.
+
+    Connects with the first request, or as an async context manager. `aclose` fails what is under way with
+    ClientClosed; it may be called twice, and nothing can be asked afterwards.
+    """
+
+    def __init__(self, endpoint: str, *, context: zmq.Context[zmq.Socket[bytes]] | None = None) -> None:
+        self.endpoint = str(endpoints.parse_connect(endpoint))
+        self.session = os.urandom(envelopes.SESSION_BYTES)
+        self.late_replies = 0
+        self.reconnects = 0
+        self._context = context or zmq.Context.instance()
+        self._connection: Connection | None = None
+        self._calls: dict[int, _Call] = {}
+        self._unsent: dict[int, _Call] = {}
+        self._next_id = 1
+        self._closed = False
+
+    def __repr__(self) -> str:
+        state = "closed" if self._closed else "connected" if self.connected else "not connected"
+        return f"<Client {self.endpoint} {state} in_flight={len(self._calls)}>"
+
+    @property
+    def connected(self) -> bool:
+        """Whether the broker has been met on this connection."""
+        return self._connection is not None and self._connection.connected
+
+    async def __aenter__(self) -> Self:
+        self._open()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """Close; requests under way fail with ClientClosed."""
+        self._closed = True
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+        for call in list(self._calls.values()):
+            call.fail(ClientClosed(call.service, "the client was closed"))
+
+    async def request(
+        self,
+        service: str,
+        *body: bytes,
+        timeout: float,  # noqa: ASYNC109 - it travels with the request: broker and worker know it too
+        idempotent: bool = False,
+    ) -> list[bytes]:
+        """Ask `service` and return the body of its reply.
+
+        Args:
+            service: 1 to 255 printable ASCII characters.
+            body: the frames of the request, which may be none.
+            timeout: seconds until the request ends with DeadlineExceeded.
+            idempotent: it may be started more than once, and is after a lost connection or worker, until its deadline.
+
+        Raises:
+            RequestError: one of its subclasses; see `transport.errors`.
+        """
+        call = self._begin(service, body, timeout)
+        call.idempotent = idempotent
+        try:
+            self._transmit(call)
+            while not call.ended:
+                await self._wait(call)
+            if call.error is not None:
+                raise call.error
+            return call.parts[-1].body
+        finally:
+            self._finish(call)
+
+    async def stream(self, service: str, *body: bytes, idle_timeout: float) -> AsyncGenerator[Part, None]:
+        """Ask `service` and yield its parts as they come; the last one has `final` set.
+
+        Args:
+            service: as for `request`.
+            body: as for `request`.
+            idle_timeout: seconds without any part after which the stream ends with DeadlineExceeded.
+
+        Raises:
+            RequestError: one of its subclasses, after all parts that came before.
+        """
+        call = self._begin(service, body, idle_timeout)
+        call.stream = True
+        try:
+            self._transmit(call)
+            while True:
+                while call.parts:
+                    part = call.parts.popleft()
+                    yield part
+                    if part.final:
+                        return
+                if call.error is not None:
+                    raise call.error
+                call.deadline = asyncio.get_running_loop().time() + idle_timeout
+                await self._wait(call)
+        finally:
+            self._finish(call)
+
+    # -- one call -------------------------------------------------------------------------------------------
+
+    def _begin(self, service: str, body: tuple[bytes, ...], timeout: float) -> _Call:
+        if self._closed:
+            raise ClientClosed(service, "the client was closed")
+        size = sum(map(len, body))
+        if size > mdp.BODY_LIMIT:
+            raise TooLarge(service, f"{size} bytes, {mdp.BODY_LIMIT} are allowed")
+        if not all(type(frame) is bytes for frame in body):
+            raise TypeError("a body consists of bytes")
+        self._open()
+        request_id = self._next_id
+        self._next_id += 1
+        deadline = asyncio.get_running_loop().time() + timeout
+        call = _Call(request_id=request_id, service=service, body=body, timeout=timeout, deadline=deadline)
+        self._calls[request_id] = call
+        return call
+
+    async def _wait(self, call: _Call) -> None:
+        """Wait for the next part, the error, or the deadline, which becomes the call's error."""
+        loop = asyncio.get_running_loop()
+        call.waiter = loop.create_future()
+        timer = loop.call_at(call.deadline, self._expire, call)
+        try:
+            await call.waiter
+        finally:
+            timer.cancel()
+            call.waiter = None
+
+    def _expire(self, call: _Call) -> None:
+        if call.sent:
+            detail = "no reply" if self.connected else f"the connection to {self.endpoint} broke, no reply"
+            call.fail(DeadlineExceeded(call.service, timeout=call.timeout, detail=detail))
+        else:
+            call.fail(BrokerUnreachable(call.service, timeout=call.timeout, endpoint=self.endpoint))
+
+    def _finish(self, call: _Call) -> None:
+        self._calls.pop(call.request_id, None)
+        self._unsent.pop(call.request_id, None)
+        if call.sent and not call.settled and self.connected:
+            self._cancel(call)
+
+    def _cancel(self, call: _Call) -> None:
+        envelope = RequestEnvelope(call.request_id, self.session, cancel=True)
+        command = mdp.ClientRequest(call.name, [envelope.frame()])
+        if self._connection is not None:
+            self._connection.send(command.frames())
+
+    def _transmit(self, call: _Call) -> None:
+        connection = self._connection
+        if connection is None or not connection.connected or not connection.writable:
+            self._unsent[call.request_id] = call
+            return
+        left = call.deadline - asyncio.get_running_loop().time()
+        budget = envelopes.milliseconds(left - min(left * _HEAD_START, _HEAD_START_LIMIT))
+        envelope = RequestEnvelope(call.request_id, self.session, budget, call.idempotent, call.stream)
+        command = mdp.ClientRequest(call.name, [envelope.frame(), *call.body])
+        if connection.send(command.frames()) is Sent.OK:
+            call.sent = True
+        else:
+            self._unsent[call.request_id] = call
+
+    # -- the connection -------------------------------------------------------------------------------------
+
+    def _open(self) -> None:
+        if self._connection is None:
+            self._connection = Connection(
+                self.endpoint,
+                context=self._context,
+                on_message=self._on_message,
+                on_connected=self._flush,
+                on_lost=self._on_lost,
+                on_writable=self._flush,
+            )
+
+    def _flush(self) -> None:
+        unsent, self._unsent = self._unsent, {}
+        for call in unsent.values():
+            self._transmit(call)
+
+    def _on_lost(self) -> None:
+        if self._connection is not None:
+            self._connection.read_rest()
+            self._connection.close()
+            self._connection = None
+        self.reconnects += 1
+        for call in list(self._calls.values()):
+            if not call.sent or call.ended:
+                continue
+            if call.idempotent:
+                self._unsent[call.request_id] = call
+            else:
+                call.fail(ConnectionLost(call.service, f"the connection to {self.endpoint} broke"))
+        self._open()
+
+    def _on_message(self, frames: Frames) -> None:
+        try:
+            command = mdp.parse_client(frames)
+            envelope = envelopes.read_reply(command.body[0])
+        except MalformedFrames:
+            self.late_replies += 1
+            return
+        call = None
+        if envelope is not None and envelope.session == self.session:
+            call = self._calls.get(envelope.request_id)
+        if envelope is None or call is None or call.ended or type(command) is mdp.ClientRequest:
+            self.late_replies += 1
+            return
+        body = mdp.plain(command.body[1:])
+        call.settled = type(command) is mdp.ClientFinal
+        if envelope.status:
+            call.error = _error(call, envelope, body)
+        else:
+            self._take_part(call, envelope, Part(body, type(command) is mdp.ClientFinal))
+        call.wake()
+
+    @staticmethod
+    def _take_part(call: _Call, envelope: ReplyEnvelope, part: Part) -> None:
+        if call.stream and envelope.sequence:
+            call.sequence += 1
+            if envelope.sequence != call.sequence:
+                call.error = PartialsLost(call.service, f"part {call.sequence} is missing")
+                return
+            if len(call.parts) >= BUFFERED_PARTS:
+                call.error = PartialsLost(call.service, f"{BUFFERED_PARTS} parts were not read")
+                return
+        if call.stream or part.final:
+            call.parts.append(part)
+
+
+def _error(call: _Call, envelope: ReplyEnvelope, body: list[bytes]) -> RequestError:
+    texts = [frame.decode(errors="replace") for frame in body] + ["", ""]
+    if envelope.status == Status.REMOTE_ERROR:
+        return RemoteError(call.service, type_name=texts[0], remote_message=texts[1])
+    if envelope.status == Status.EXPIRED:
+        return DeadlineExceeded(call.service, timeout=call.timeout, detail=texts[0])
+    known = _SAID_BY_BROKER.get(Status(envelope.status), WorkerLost)
+    return known(call.service, texts[0])

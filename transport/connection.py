@@ -1,0 +1,119 @@
+"""One DEALER connected to a broker: the part that client and worker have in common.
+
+Rules:
+1. A connection that was lost is not used again: libzmq would reconnect by itself and deliver what was queued for the
+   broker before, long after the caller was told that it failed. The owner closes it and opens a new one.
+2. `on_connected` comes after the handshake, `on_lost` at most once, and neither after `close`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final
+
+import zmq
+
+from transport.sockets import Monitor, Sent, SocketLoop
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from transport.frames import Frame, Frames
+
+_RECONNECT_MS: Final = 20
+_RECONNECT_LIMIT_MS: Final = 500
+_PING_MS: Final = 2_000
+_PONG_LIMIT_MS: Final = 8_000
+_HANDSHAKE_LIMIT_MS: Final = 5_000
+_REST_LIMIT: Final = 10_000
+
+
+def keep_alive(socket: zmq.Socket[bytes]) -> None:
+    """Have ZMTP notice a peer that is there but silent: half-open connections, stopped processes."""
+    socket.set(zmq.HEARTBEAT_IVL, _PING_MS)
+    socket.set(zmq.HEARTBEAT_TIMEOUT, _PONG_LIMIT_MS)
+    socket.set(zmq.HANDSHAKE_IVL, _HANDSHAKE_LIMIT_MS)
+
+
+async def last_words(*, timeout: float) -> None:  # noqa: ASYNC109 - the caller's grace, in seconds
+    """Wait until what the closed connections of this process had to say has gone out.
+
+    For a process that ends by `os._exit`, as its last call; returns after `timeout` seconds at the latest, also when
+    a connection was left open.
+    """
+    loop = asyncio.get_running_loop()
+    done = asyncio.Event()
+
+    def wait() -> None:
+        zmq.Context.instance().term()
+        with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            loop.call_soon_threadsafe(done.set)
+
+    threading.Thread(target=wait, name="transport.last_words", daemon=True).start()
+    with suppress(TimeoutError):
+        async with asyncio.timeout(timeout):
+            await done.wait()
+
+
+class Connection:
+    """A DEALER that tells when it is connected and when it was lost."""
+
+    def __init__(
+        self,
+        endpoint: str,
+        *,
+        context: zmq.Context[zmq.Socket[bytes]],
+        on_message: Callable[[Frames], None],
+        on_connected: Callable[[], None],
+        on_lost: Callable[[], None],
+        on_writable: Callable[[], None] | None = None,
+    ) -> None:
+        self.connected = False
+        self._on_connected = on_connected
+        self._on_lost = on_lost
+        self._closed = False
+        self._socket = context.socket(zmq.DEALER)
+        self._socket.set(zmq.LINGER, 0)
+        self._socket.set(zmq.RECONNECT_IVL, _RECONNECT_MS)
+        self._socket.set(zmq.RECONNECT_IVL_MAX, _RECONNECT_LIMIT_MS)
+        keep_alive(self._socket)
+        self._monitor = Monitor(self._socket, on_event=self._on_event)
+        self._loop = SocketLoop()
+        self._drained = self._loop.add(self._socket, on_message=on_message, on_writable=on_writable)
+        self._socket.connect(endpoint)
+
+    @property
+    def writable(self) -> bool:
+        """Whether a message can be sent now."""
+        return not self._closed and not self._drained.full
+
+    def send(self, frames: Sequence[Frame]) -> Sent:
+        """Send now, or say FULL: then `on_writable` will be called."""
+        return Sent.UNREACHABLE if self._closed else self._drained.send(frames)
+
+    def read_rest(self) -> None:
+        """Take what arrived before the connection broke."""
+        if not self._closed:
+            self._drained.drain(_REST_LIMIT)
+
+    def close(self, *, linger: float = 0.0) -> None:
+        """Close; what was sent last may still go out for `linger` seconds. May be called twice."""
+        if self._closed:
+            return
+        self._closed = True
+        self.connected = False
+        self._loop.remove(self._drained)
+        self._monitor.close()
+        self._socket.close(linger=int(linger * 1000))
+
+    def _on_event(self, event: int) -> None:
+        if self._closed:
+            return
+        if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+            self.connected = True
+            self._on_connected()
+        elif self.connected:
+            self.connected = False
+            self._on_lost()

@@ -1,0 +1,307 @@
+"""The broker's matchmaking, sans-IO: requests wait in the queue of their service until a worker has credit to spare.
+
+Rules:
+1. A request that was accepted leaves in one of four ways: settled by its worker's FINAL, failed with a status,
+   cancelled by its client, or (plain clients only, who could not read a status) dropped and counted.
+2. The oldest request goes first, to the least loaded worker.
+3. When a worker is lost, what may be repeated goes back to the head of the queue, the rest fails with WORKER_LOST.
+4. What is to be sent is appended to `out`; nothing is ever sent from here.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from heapq import heapify, heappop, heappush
+from math import inf
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+from transport import envelope as envelopes
+from transport import frames as mdp
+from transport.broker_state import Counters, Limits, Request, Service, Worker
+from transport.envelope import ReplyEnvelope, RequestEnvelope, Status
+
+if TYPE_CHECKING:
+    from transport.frames import Frames
+
+
+class Side(Enum):
+    """Which ROUTER: that of the clients or that of the workers."""
+
+    CLIENTS = "clients"
+    WORKERS = "workers"
+
+
+Send: TypeAlias = "tuple[Side, Frames]"
+
+_NOBODY: Final = b"no worker is registered for this service"
+_BUSY: Final = b"all workers of this service were busy until the deadline"
+_LOST: Final = b"the worker was lost while it had this request"
+
+
+class Dispatcher:
+    """Services, their queues and their workers. `out` is what is to be sent, in order."""
+
+    def __init__(self, *, limits: Limits, counters: Counters) -> None:
+        self.limits = limits
+        self.counters = counters
+        self.out: list[Send] = []
+        self.services: dict[bytes, Service] = {}
+        self.queued = 0
+        self.in_flight = 0
+        self.held_bytes = 0
+        self._by_key: dict[bytes, Request] = {}
+        self._expiries: list[tuple[float, int, Request]] = []
+        self._seq = 0
+
+    @property
+    def next_expiry(self) -> float:
+        """When `expire` is due at the latest."""
+        return self._expiries[0][0] if self._expiries else inf
+
+    def known(self, key: bytes) -> Request | None:
+        """Return the request of this identity that is queued or in flight."""
+        return self._by_key.get(key)
+
+    # -- clients --------------------------------------------------------------------------------------------
+
+    def accept(self, request: Request, now: float) -> None:
+        """Take a new request: it goes to a worker, into the queue, or fails at once."""
+        limits = self.limits
+        service = self.services.get(request.service)
+        if request.size > limits.body_bytes:
+            self._fail(
+                request, Status.TOO_LARGE, b"%d bytes, %d are allowed" % (request.size, limits.body_bytes)
+            )
+            return
+        if service is None:
+            if len(self.services) >= limits.services:
+                self._fail(request, Status.QUEUE_FULL, b"%d services are waited for" % len(self.services))
+                return
+            service = self.services[request.service] = Service(request.service, now)
+        self._seq += 1
+        request.seq = self._seq
+        room = self.held_bytes + request.size <= limits.held_bytes
+        if room and not service.queue:
+            worker = service.take()
+            if worker is not None:
+                if request.key is not None:
+                    self._by_key[request.key] = request
+                self._dispatch(worker, request, now)
+                return
+        if not room or len(service.queue) >= limits.queue or self.queued >= limits.queue_total:
+            self._fail(
+                request,
+                Status.QUEUE_FULL,
+                b"%d requests wait for this service, %d in all, of %d bytes"
+                % (len(service.queue), self.queued, self.held_bytes),
+            )
+            self._drop_if_idle(service)
+            return
+        if request.key is not None:
+            self._by_key[request.key] = request
+        self._enqueue(service, request, now)
+
+    def again(self, request: Request, client: bytes, envelope: RequestEnvelope, now: float) -> None:
+        """Take note that the same request was asked again, perhaps over another connection."""
+        self.counters.reattached += 1
+        request.client = client
+        request.cancelled = False
+        if envelope.budget_ms:
+            request.deadline = now + envelope.budget_ms / 1000
+            if self._is_queued(request):
+                self._expect(request, min(request.deadline, now + self.limits.service_wait))
+
+    def cancel(self, request: Request) -> None:
+        """Take note that nobody waits for this reply any more."""
+        if request.cancelled:
+            return
+        self.counters.cancelled += 1
+        worker = request.worker
+        if worker is None:
+            service = self.services[request.service]
+            self._unqueue(service, request)
+            self._forget(request)
+            self._drop_if_idle(service)
+            return
+        request.cancelled = True
+        if worker.extended:
+            self.out.append((Side.WORKERS, [worker.id, *mdp.Cancel(request.address).frames()]))
+
+    # -- workers --------------------------------------------------------------------------------------------
+
+    def add(self, worker: Worker, now: float) -> None:
+        """Let a new worker of `worker.service` have requests."""
+        worker.service.workers[worker.id] = worker
+        worker.service.offer(worker)
+        self._serve(worker.service, now)
+
+    def take_out(self, worker: Worker, now: float) -> None:
+        """Let a lost worker have no more requests, and give those that it had an end or another start."""
+        service = worker.service
+        del service.workers[worker.id]
+        if not service.workers:
+            service.unserved_since = now
+        self.in_flight -= len(worker.in_hand)
+        for request in sorted(worker.in_hand.values(), key=lambda held: held.seq, reverse=True):
+            self._release(request)
+            if request.cancelled:
+                self._forget(request)
+            elif not request.repeatable:
+                self._fail(request, Status.WORKER_LOST, _LOST)
+            else:
+                self.counters.requeued += 1
+                self._enqueue(service, request, now)
+                service.queue.move_to_end(request.seq, last=False)
+        worker.in_hand.clear()
+        self._serve(service, now)
+        self._drop_if_idle(service)
+
+    def partial(self, worker: Worker, address: bytes, body: Frames) -> bool:
+        """Pass a part on. False when the worker has no such request."""
+        request = worker.in_hand.get(address)
+        if request is None:
+            return False
+        if request.cancelled:
+            self.counters.late_replies += 1
+        else:
+            self.counters.partials += 1
+            command = mdp.ClientPartial(request.service, self._reply_body(worker, request, body))
+            self.out.append((Side.CLIENTS, [request.client, *command.frames()]))
+        return True
+
+    def final(self, worker: Worker, address: bytes, body: Frames, now: float) -> bool:
+        """Pass the reply on and give the worker the next request. False when it has no such request."""
+        request = worker.in_hand.pop(address, None)
+        if request is None:
+            return False
+        self.in_flight -= 1
+        self._release(request)
+        self._forget(request)
+        if request.cancelled:
+            self.counters.late_replies += 1
+        else:
+            self.counters.finals += 1
+            command = mdp.ClientFinal(request.service, self._reply_body(worker, request, body))
+            self.out.append((Side.CLIENTS, [request.client, *command.frames()]))
+        service = worker.service
+        service.offer(worker)
+        if service.queue:
+            self._serve(service, now)
+        return True
+
+    @staticmethod
+    def _reply_body(worker: Worker, request: Request, body: Frames) -> Frames:
+        if worker.extended or request.envelope is None:
+            return body
+        # A strict worker knows nothing of envelopes: what it says is in order, but not numbered (sequence 0).
+        envelope = ReplyEnvelope(request.envelope.request_id, request.envelope.session, sequence=0)
+        return [envelope.frame(), *body]
+
+    # -- queue ----------------------------------------------------------------------------------------------
+
+    def expire(self, now: float) -> None:
+        """Look at the queued requests whose time has come."""
+        while self._expiries and self._expiries[0][0] <= now:
+            _, _, request = heappop(self._expiries)
+            if self._is_queued(request):
+                self._review(request, now)
+
+    def _enqueue(self, service: Service, request: Request, now: float) -> None:
+        request.queued_at = now
+        service.queue[request.seq] = request
+        self.queued += 1
+        self.held_bytes += request.size
+        self._expect(request, min(request.deadline, now + self.limits.service_wait))
+
+    def _unqueue(self, service: Service, request: Request) -> None:
+        del service.queue[request.seq]
+        self.queued -= 1
+        self.held_bytes -= request.size
+
+    def _serve(self, service: Service, now: float) -> None:
+        while service.queue:
+            request = next(iter(service.queue.values()))
+            if request.deadline <= now:
+                self._review(request, now)
+                continue
+            worker = service.take()
+            if worker is None:
+                return
+            self._unqueue(service, request)
+            self._dispatch(worker, request, now)
+
+    def _dispatch(self, worker: Worker, request: Request, now: float) -> None:
+        self.counters.dispatched += 1
+        self._seq += 1
+        address = self._seq.to_bytes(8, "big")
+        worker.in_hand[address] = request
+        worker.last_sent = now
+        worker.service.offer(worker)
+        request.worker = worker
+        request.address = address
+        self.in_flight += 1
+        body = request.body
+        if request.repeatable:
+            self.held_bytes += request.size
+        else:
+            request.body = []
+        if request.envelope is not None:
+            if not worker.extended:
+                body = body[1:] if len(body) > 1 else [b""]
+            elif request.queued_at < now and request.envelope.budget_ms:
+                budget = envelopes.milliseconds(request.deadline - now)
+                body = [envelopes.with_budget(body[0], budget), *body[1:]]  # type: ignore[arg-type]
+        self.out.append((Side.WORKERS, [worker.id, *mdp.WorkerRequest(address, body).frames()]))
+
+    def _release(self, request: Request) -> None:
+        request.worker = None
+        if request.repeatable:
+            self.held_bytes -= request.size
+
+    def _expect(self, request: Request, due: float) -> None:
+        """Look at a queued request at `due`. Entries of requests that left the queue are swept when they prevail."""
+        self._seq += 1
+        heappush(self._expiries, (due, self._seq, request))
+        if len(self._expiries) > 4 * self.queued + 64:
+            entries = sorted((entry for entry in self._expiries if self._is_queued(entry[2])), reverse=True)
+            self._expiries = list({entry[2].seq: entry for entry in entries}.values())
+            heapify(self._expiries)
+
+    def _review(self, request: Request, now: float) -> None:
+        """Look at a queued request: it has expired, its service is missing for too long, or it waits on."""
+        service = self.services[request.service]
+        patience = self.limits.service_wait
+        missing_since = now if service.workers else max(request.queued_at, service.unserved_since)
+        if missing_since + patience <= now:
+            end, detail = Status.SERVICE_NOT_FOUND, _NOBODY
+        elif request.deadline <= now:
+            found = bool(service.workers)
+            end, detail = (Status.EXPIRED, _BUSY) if found else (Status.SERVICE_NOT_FOUND, _NOBODY)
+        else:
+            self._expect(request, min(request.deadline, missing_since + patience))
+            return
+        self._unqueue(service, request)
+        self._fail(request, end, detail)
+        self._drop_if_idle(service)
+
+    def _is_queued(self, request: Request) -> bool:
+        service = self.services.get(request.service)
+        return service is not None and service.queue.get(request.seq) is request
+
+    def _fail(self, request: Request, status: Status, detail: bytes) -> None:
+        self._forget(request)
+        if request.envelope is None:
+            self.counters.dropped_plain += 1
+            return
+        self.counters.errors_sent += 1
+        envelope = ReplyEnvelope(request.envelope.request_id, request.envelope.session, int(status))
+        command = mdp.ClientFinal(request.service, [envelope.frame(), detail])
+        self.out.append((Side.CLIENTS, [request.client, *command.frames()]))
+
+    def _forget(self, request: Request) -> None:
+        if request.key is not None and self._by_key.get(request.key) is request:
+            del self._by_key[request.key]
+
+    def _drop_if_idle(self, service: Service) -> None:
+        if not service.queue and not service.workers:
+            self.services.pop(service.name, None)

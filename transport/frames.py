@@ -1,0 +1,216 @@
+"""MDP/0.2 (RFC 18): commands <-> frames. Pure: no socket, no clock.
+
+Rules:
+1. Frames here are what follows the routing id that a ROUTER puts in front (`start` skips it).
+2. Command numbers differ between the sides: 02 is PARTIAL for a client and REQUEST for a worker.
+3. A worker's reply does not name its service; the broker inserts it. The client address is opaque to the worker.
+4. Whatever arrives either becomes one of these commands or raises `MalformedFrames`.
+
+Declared extensions, which only peers that announce them ever see:
+* READY may carry a fourth frame (credit, capabilities): how many requests the worker takes at once, and whether it
+  reads envelopes and CANCEL. A strict worker holds one request and gets bodies without envelope.
+* CANCEL (07, broker to worker: address, empty): nobody waits for the reply any more. The FINAL is still owed.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+import msgspec
+
+from transport.errors import MalformedFrames
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import zmq
+
+Frame: TypeAlias = "bytes | zmq.Frame"
+Frames: TypeAlias = "list[Frame]"
+
+CLIENT: Final = b"MDPC02"
+WORKER: Final = b"MDPW02"
+SERVICE_BYTES_LIMIT: Final = 255
+CREDIT_LIMIT: Final = 1024
+BODY_LIMIT: Final = 64 * 2**20
+_EXTENSION: Final = struct.Struct("!HB")
+_ENVELOPES: Final = 1
+_EMPTY: Final = b""
+
+
+class ClientCommand(msgspec.Struct, frozen=True):
+    """A command between client and broker: `service` and a body of one frame or more."""
+
+    service: bytes
+    body: Frames
+
+
+class ClientRequest(ClientCommand, frozen=True):
+    def frames(self) -> Frames:
+        return [CLIENT, b"\x01", self.service, *self.body]
+
+
+class ClientPartial(ClientCommand, frozen=True):
+    def frames(self) -> Frames:
+        return [CLIENT, b"\x02", self.service, *self.body]
+
+
+class ClientFinal(ClientCommand, frozen=True):
+    def frames(self) -> Frames:
+        return [CLIENT, b"\x03", self.service, *self.body]
+
+
+class Ready(msgspec.Struct, frozen=True):
+    """A worker registers. `extended`: it reads envelopes and CANCEL and may hold `credit` requests."""
+
+    service: bytes
+    credit: int = 1
+    extended: bool = False
+
+    def frames(self) -> Frames:
+        if not self.extended:
+            return [WORKER, b"\x01", self.service]
+        return [WORKER, b"\x01", self.service, _EXTENSION.pack(self.credit, _ENVELOPES)]
+
+
+class WorkerCommand(msgspec.Struct, frozen=True):
+    """A command between broker and worker about one request."""
+
+    address: bytes
+    body: Frames
+
+
+class WorkerRequest(WorkerCommand, frozen=True):
+    def frames(self) -> Frames:
+        return [WORKER, b"\x02", self.address, _EMPTY, *self.body]
+
+
+class WorkerPartial(WorkerCommand, frozen=True):
+    def frames(self) -> Frames:
+        return [WORKER, b"\x03", self.address, _EMPTY, *self.body]
+
+
+class WorkerFinal(WorkerCommand, frozen=True):
+    def frames(self) -> Frames:
+        return [WORKER, b"\x04", self.address, _EMPTY, *self.body]
+
+
+class Heartbeat(msgspec.Struct, frozen=True):
+    def frames(self) -> Frames:
+        return [WORKER, b"\x05"]
+
+
+class Disconnect(msgspec.Struct, frozen=True):
+    def frames(self) -> Frames:
+        return [WORKER, b"\x06"]
+
+
+class Cancel(msgspec.Struct, frozen=True):
+    """Extension: nobody waits for the reply to this request any more."""
+
+    address: bytes
+
+    def frames(self) -> Frames:
+        return [WORKER, b"\x07", self.address, _EMPTY]
+
+
+ToOrFromClient: TypeAlias = ClientRequest | ClientPartial | ClientFinal
+ToOrFromWorker: TypeAlias = (
+    Ready | WorkerRequest | WorkerPartial | WorkerFinal | Heartbeat | Disconnect | Cancel
+)
+
+_CLIENT_COMMANDS: Final[dict[bytes, type[ClientRequest | ClientPartial | ClientFinal]]] = {
+    b"\x01": ClientRequest,
+    b"\x02": ClientPartial,
+    b"\x03": ClientFinal,
+}
+_WORKER_COMMANDS: Final[dict[bytes, type[WorkerRequest | WorkerPartial | WorkerFinal]]] = {
+    b"\x02": WorkerRequest,
+    b"\x03": WorkerPartial,
+    b"\x04": WorkerFinal,
+}
+_BARE_COMMANDS: Final[dict[bytes, Heartbeat | Disconnect]] = {b"\x05": Heartbeat(), b"\x06": Disconnect()}
+
+
+def parse_client(frames: Frames, *, start: int = 0) -> ToOrFromClient:
+    """Parse what travels between client and broker.
+
+    Raises:
+        MalformedFrames: not a command of MDP/Client 0.2.
+    """
+    if len(frames) < start + 4:
+        raise MalformedFrames("MDP/Client has four frames or more")
+    if frames[start] != CLIENT:
+        raise MalformedFrames("not MDPC02")
+    command = _CLIENT_COMMANDS.get(_small(frames[start + 1]))
+    if command is None:
+        raise MalformedFrames("unknown command of MDP/Client")
+    return command(_service(frames[start + 2]), frames[start + 3 :])
+
+
+def parse_worker(frames: Frames, *, start: int = 0) -> ToOrFromWorker:
+    """Parse what travels between worker and broker.
+
+    Raises:
+        MalformedFrames: not a command of MDP/Worker 0.2, nor CANCEL.
+    """
+    count = len(frames) - start
+    if count < 2 or frames[start] != WORKER:
+        raise MalformedFrames("not MDPW02")
+    number = _small(frames[start + 1])
+    command = _WORKER_COMMANDS.get(number)
+    if command is not None:
+        if count < 5 or frames[start + 3] != _EMPTY:
+            raise MalformedFrames("address, empty frame and body expected")
+        return command(_small(frames[start + 2]), frames[start + 4 :])
+    bare = _BARE_COMMANDS.get(number)
+    if bare is not None:
+        if count != 2:
+            raise MalformedFrames("HEARTBEAT and DISCONNECT have two frames")
+        return bare
+    if number == b"\x01":
+        return _ready(frames, start, count)
+    if number == b"\x07" and count == 4 and frames[start + 3] == _EMPTY:
+        return Cancel(_small(frames[start + 2]))
+    raise MalformedFrames("unknown command of MDP/Worker")
+
+
+def _ready(frames: Frames, start: int, count: int) -> Ready:
+    if count == 3:
+        return Ready(_service(frames[start + 2]))
+    extension = _small(frames[start + 3]) if count == 4 else b""
+    if len(extension) != _EXTENSION.size:
+        raise MalformedFrames("READY has three frames, or a fourth with credit and capabilities")
+    credit, capabilities = _EXTENSION.unpack(extension)
+    if not 1 <= credit <= CREDIT_LIMIT or capabilities != _ENVELOPES:
+        raise MalformedFrames(f"credit is 1 to {CREDIT_LIMIT}, capabilities are {_ENVELOPES}")
+    return Ready(_service(frames[start + 2]), credit, extended=True)
+
+
+def plain(body: Sequence[Frame]) -> list[bytes]:
+    """Return body frames as bytes, also those that arrived as `zmq.Frame`."""
+    return [frame if isinstance(frame, bytes) else frame.bytes for frame in body]
+
+
+def _small(frame: Frame) -> bytes:
+    """Return a header frame; what arrives as `zmq.Frame` is too large to be one."""
+    if type(frame) is not bytes:
+        raise MalformedFrames("header frame too large")
+    return frame
+
+
+def service_name(name: str) -> bytes:
+    """Return a service name as it travels.
+
+    Raises:
+        MalformedFrames: it has not 1 to 255 printable ASCII characters.
+    """
+    return _service(name.encode())
+
+
+def _service(frame: Frame) -> bytes:
+    name = _small(frame)
+    if not 0 < len(name) <= SERVICE_BYTES_LIMIT or not name.isascii() or not name.decode().isprintable():
+        raise MalformedFrames(f"a service name has 1 to {SERVICE_BYTES_LIMIT} printable ASCII characters")
+    return name

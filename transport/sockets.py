@@ -1,0 +1,209 @@
+"""ZeroMQ sockets on asyncio without zmq.asyncio, which costs twice the CPU for each message.
+
+Rules:
+1. ZMQ_FD is edge-triggered: it tells that something may have changed, once. So after every drain and after every send
+   (which may swallow the edge) EVENTS is read again; a socket that was touched is `dirty` until that has been done.
+2. A drain has a budget; what is left is taken up in the next turn of the event loop, so that timers keep their time.
+3. Nothing here blocks: a send says OK, FULL (high-water mark) or UNREACHABLE (a ROUTER that doesn't know the peer).
+4. Frames up to `COPY_LIMIT` bytes arrive as bytes, larger ones as `zmq.Frame` and can be sent on without a copy.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+from enum import IntEnum
+from typing import TYPE_CHECKING, Final
+
+import zmq
+from zmq.backend import Socket as PlainSocket
+from zmq.utils.monitor import parse_monitor_message
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from transport.frames import Frame, Frames
+
+COPY_LIMIT: Final = 8192
+FRAMES_LIMIT: Final = 1024
+_BUDGET: Final = 256
+
+# The unbound methods of the C class: pyzmq's own wrappers check every frame once more, and `recv_multipart` asks for
+# RCVMORE through an enum (2.9 against 4.9 us to receive six frames, 0.9 against 5.3 us to send them).
+_recv = PlainSocket.recv
+_send = PlainSocket.send
+_get = PlainSocket.get
+_DONTWAIT: Final = int(zmq.DONTWAIT)
+_MORE: Final = int(zmq.DONTWAIT | zmq.SNDMORE)
+_EVENTS: Final = int(zmq.EVENTS)
+_POLLIN: Final = int(zmq.POLLIN)
+
+
+class Sent(IntEnum):
+    OK = 0
+    FULL = 1
+    UNREACHABLE = 2
+
+
+class SocketLoop:
+    """Drains a few sockets that belong together; a send to one while another is drained costs no extra turn."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._sockets: list[DrainedSocket] = []
+        self._running = False
+        self._scheduled = False
+
+    def add(
+        self,
+        socket: zmq.Socket[bytes],
+        *,
+        on_message: Callable[[Frames], None],
+        on_writable: Callable[[], None] | None = None,
+    ) -> DrainedSocket:
+        """Drain `socket` from now on. `on_writable` is called after each drain while a send has said FULL."""
+        drained = DrainedSocket(self, socket, on_message, on_writable)
+        self._sockets.append(drained)
+        self._loop.add_reader(drained.fd, self._woken, drained)
+        self.touch(drained)
+        return drained
+
+    def remove(self, drained: DrainedSocket) -> None:
+        """Drain it no more. The socket stays open."""
+        if drained in self._sockets:
+            self._sockets.remove(drained)
+            drained.dirty = False
+            self._loop.remove_reader(drained.fd)
+
+    def touch(self, drained: DrainedSocket) -> None:
+        """Note that the edge may have been swallowed."""
+        drained.dirty = True
+        if not self._running and not self._scheduled:
+            self._scheduled = True
+            self._loop.call_soon(self._run)
+
+    def _woken(self, drained: DrainedSocket) -> None:
+        drained.dirty = True
+        if not self._scheduled:
+            self._run()
+
+    def _run(self) -> None:
+        self._scheduled = False
+        self._running = True
+        budget = _BUDGET
+        try:
+            while budget > 0:
+                dirty = [drained for drained in self._sockets if drained.dirty]
+                if not dirty:
+                    return
+                for drained in dirty:
+                    if drained.dirty:
+                        budget -= drained.drain(budget)
+        finally:
+            self._running = False
+            if not self._scheduled and any(drained.dirty for drained in self._sockets):
+                self._scheduled = True
+                self._loop.call_soon(self._run)
+
+
+class DrainedSocket:
+    """One socket of a `SocketLoop`."""
+
+    def __init__(
+        self,
+        loop: SocketLoop,
+        socket: zmq.Socket[bytes],
+        on_message: Callable[[Frames], None],
+        on_writable: Callable[[], None] | None,
+    ) -> None:
+        self.socket = socket
+        self.fd = int(socket.get(zmq.FD))
+        self.dirty = False
+        self.oversized = 0
+        self._loop = loop
+        self._on_message = on_message
+        self._on_writable = on_writable
+        self.full = False
+
+    def send(self, frames: Sequence[Frame]) -> Sent:
+        """Send a message or say why not; never half of one. Raises nothing but programming errors."""
+        if not self.dirty:
+            self._loop.touch(self)
+        socket = self.socket
+        last = len(frames) - 1
+        try:
+            for index in range(last):
+                _send(socket, frames[index], _MORE)
+            _send(socket, frames[last], _DONTWAIT)
+        except zmq.ZMQError as error:
+            if error.errno == zmq.EAGAIN:
+                self.full = True
+                return Sent.FULL
+            if error.errno == errno.EHOSTUNREACH:
+                return Sent.UNREACHABLE
+            raise
+        return Sent.OK
+
+    def drain(self, budget: int) -> int:
+        """Hand over up to about `budget` messages; returns how many."""
+        socket = self.socket
+        on_message = self._on_message
+        count = 0
+        burst = False
+        self.dirty = True  # sends made meanwhile need not say so
+        while not socket.closed and int(_get(socket, _EVENTS)) & _POLLIN:
+            if count >= budget:
+                return count
+            on_message(self._receive(socket))
+            count += 1
+            if (
+                burst
+            ):  # EVENTS costs 1.1 us, an exception 2: ask once for one message, not once for each of many
+                try:
+                    while count < budget:
+                        on_message(self._receive(socket))
+                        count += 1
+                except zmq.Again:
+                    pass
+            burst = True
+        self.dirty = False
+        if self.full and self._on_writable is not None and not socket.closed:
+            self.full = False
+            self.dirty = True
+            self._on_writable()
+            # A send that is still FULL is no reason to look again: room is announced by the next edge.
+            self.dirty = not socket.closed and bool(int(_get(socket, _EVENTS)) & _POLLIN)
+        return max(1, count)
+
+    def _receive(self, socket: zmq.Socket[bytes]) -> Frames:
+        """Receive one message; one of more than `FRAMES_LIMIT` frames becomes an empty one, which is no command."""
+        frames: Frames = []
+        while True:
+            frame = _recv(socket, _DONTWAIT, False)
+            if len(frames) <= FRAMES_LIMIT:
+                frames.append(frame.bytes if len(frame) <= COPY_LIMIT else frame)
+            if not frame.more:
+                return frames if len(frames) <= FRAMES_LIMIT else []
+
+
+class Monitor:
+    """Tells of a socket's connections: `on_event(event)` with zmq.EVENT_HANDSHAKE_SUCCEEDED, EVENT_DISCONNECTED."""
+
+    EVENTS: Final = int(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
+
+    def __init__(self, socket: zmq.Socket[bytes], *, on_event: Callable[[int], None]) -> None:
+        self._monitored = socket
+        self._on_event = on_event
+        self._pair = socket.get_monitor_socket(self.EVENTS)
+        self._loop = SocketLoop()
+        self._drained = self._loop.add(self._pair, on_message=self._read)
+
+    def close(self) -> None:
+        """Stop. Before the monitored socket is closed; may be called once."""
+        self._loop.remove(self._drained)
+        self._monitored.disable_monitor()
+        self._pair.close(linger=0)
+
+    def _read(self, frames: Frames) -> None:
+        message = parse_monitor_message([frame for frame in frames if type(frame) is bytes])
+        self._on_event(int(message["event"]))

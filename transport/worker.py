@@ -1,0 +1,354 @@
+"""The worker: serves one service, up to `credit` requests at once, and comes back whatever happens to the broker.
+
+Rules:
+1. A conversation is one connection, one READY. DISCONNECT, missed heartbeats or a broken connection end it; the next one
+   is on a new socket, at once the first time, then with backoff, for ever.
+2. A handler that has begun runs on when the conversation ends. If the client asks again, the same request finds its
+   running handler and gets its reply; if not, the reply is dropped and counted.
+3. Every request is answered: by what the handler returns, or by the type and message of what it raised. Exceptions travel as
+   text, never pickled.
+4. A stream that its reader has left has its handler cancelled. The handler of a plain request runs to its end, since
+   it may be half way through a change; nobody gets its reply.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Final, Self, TypeAlias
+
+import zmq
+
+from transport import endpoints
+from transport import envelope as envelopes
+from transport import frames as mdp
+from transport.connection import Connection
+from transport.envelope import ReplyEnvelope, RequestEnvelope, Status
+from transport.errors import MalformedFrames, TooLarge
+from transport.sockets import Sent
+
+if TYPE_CHECKING:
+    from transport.frames import Frames
+
+_log = logging.getLogger("transport.worker")
+_BACKOFF: Final = 0.05
+_BACKOFF_LIMIT: Final = 2.0
+_ERROR_LIMIT: Final = 4_000
+_LINGER: Final = 1.0
+
+
+class RequestContext:
+    """The envelope of a request as the handler sees it."""
+
+    __slots__ = ("_deadline", "idempotent", "request_id", "session")
+
+    def __init__(self, envelope: RequestEnvelope, now: float) -> None:
+        self.request_id = envelope.request_id
+        self.session = envelope.session
+        self.idempotent = envelope.idempotent
+        bounded = envelope.budget_ms and not envelope.stream
+        self._deadline = now + envelope.budget_seconds if bounded else None
+
+    @property
+    def remaining(self) -> float | None:
+        """Seconds that the client still waits; None when it has set no limit. May be negative."""
+        return None if self._deadline is None else self._deadline - asyncio.get_running_loop().time()
+
+
+class Request:
+    """One request in a handler's hands. `envelope` is None when a plain MDP client asks."""
+
+    __slots__ = ("_worker", "address", "answered", "body", "envelope", "key", "sequence", "stream", "task")
+
+    def __init__(self, worker: Worker, *, address: bytes, frames: Frames) -> None:
+        envelope = envelopes.read_request(frames[0])
+        body = frames if envelope is None else frames[1:]
+        self._worker = worker
+        self.address: bytes | None = address
+        self.body = mdp.plain(body)
+        self.envelope = (
+            None if envelope is None else RequestContext(envelope, asyncio.get_running_loop().time())
+        )
+        self.key = None if envelope is None else (envelope.request_id, envelope.session)
+        self.stream = envelope is not None and envelope.stream
+        self.answered = False
+        self.sequence = 0
+        self.task: asyncio.Task[None] | None = None
+
+    async def partial(self, *frames: bytes) -> None:
+        """Send a part of the reply; waits while the connection takes no more. Dropped when nobody can get it."""
+        await self._worker._reply(self, frames, final=False)  # noqa: SLF001 - one thing in two classes
+
+    def reply_body(self, frames: Sequence[bytes], status: Status) -> Frames:
+        """Return the reply's frames behind the envelope that the client correlates by."""
+        self.sequence += 1
+        if self.key is None:
+            return list(frames) or [b""]
+        return [ReplyEnvelope(*self.key, int(status), self.sequence).frame(), *frames]
+
+
+Handler: TypeAlias = Callable[[Request], Awaitable[Sequence[bytes]]]
+
+
+class Worker:
+    """A worker of `service`, to be used in one event loop.
+
+    `start` (or entering it as an async context manager) begins; `aclose` cancels the handlers, takes leave of the broker and
+    has closed everything when it returns; it may be called twice.
+
+    Args:
+        endpoint: the broker's socket for workers.
+        service: 1 to 255 printable ASCII characters.
+        handler: is awaited with each request; what it returns are the frames of the FINAL.
+        credit: how many requests at once.
+        heartbeat: seconds between heartbeats; the broker's must be about the same.
+        liveness: missed heartbeats after which the broker is taken for gone.
+    """
+
+    def __init__(
+        self,
+        endpoint: str,
+        service: str,
+        handler: Handler,
+        credit: int = 1,
+        *,
+        heartbeat: float = 1.0,
+        liveness: int = 4,
+        context: zmq.Context[zmq.Socket[bytes]] | None = None,
+    ) -> None:
+        if not 1 <= credit <= mdp.CREDIT_LIMIT:
+            raise ValueError(f"credit is 1 to {mdp.CREDIT_LIMIT}, not {credit}")
+        self.endpoint = str(endpoints.parse_connect(endpoint))
+        self.service = service
+        self.credit = credit
+        self.conversations = 0
+        self.dropped_replies = 0
+        self.malformed = 0
+        self._ready = mdp.Ready(mdp.service_name(service), credit, extended=True)
+        self._handler = handler
+        self._heartbeat = heartbeat
+        self._liveness = liveness
+        self._context = context or zmq.Context.instance()
+        self._connection: Connection | None = None
+        self._running: dict[bytes, Request] = {}
+        self._by_key: dict[tuple[int, bytes], Request] = {}
+        self._waiting: deque[Request] = deque()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._registered = asyncio.Event()
+        self._ended = asyncio.Event()
+        self._dismissed = False
+        self._closing = False
+        self._writable = asyncio.Event()
+        self._last_seen = 0.0
+        self._last_sent = 0.0
+        self._supervisor: asyncio.Task[None] | None = None
+
+    def __repr__(self) -> str:
+        state = "registered" if self._registered.is_set() else "not registered"
+        return f"<Worker {self.service} at {self.endpoint} {state} running={len(self._tasks)}/{self.credit}>"
+
+    async def __aenter__(self) -> Self:
+        self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+    def start(self) -> None:
+        """Begin to serve."""
+        if self._supervisor is None:
+            self._supervisor = asyncio.create_task(self._converse(), name=f"worker.{self.service}")
+
+    async def registered(self) -> None:
+        """Wait until the broker has answered since READY."""
+        await self._registered.wait()
+
+    async def aclose(self) -> None:
+        """Cancel the handlers, say DISCONNECT, close."""
+        self._closing = True
+        tasks = list(self._tasks)
+        if self._supervisor is not None:
+            tasks.append(self._supervisor)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    # -- the conversation -----------------------------------------------------------------------------------
+
+    async def _converse(self) -> None:
+        backoff = _BACKOFF
+        while True:
+            before = self.conversations
+            try:
+                await self._one_conversation()
+            finally:
+                self._hang_up()
+            answered = self.conversations > before
+            backoff = _BACKOFF if answered else min(_BACKOFF_LIMIT, backoff * 2)
+            await asyncio.sleep(backoff * random.uniform(0.5, 1.0))  # noqa: S311 - jitter
+
+    async def _one_conversation(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._ended.clear()
+        self._dismissed = False
+        self._last_seen = loop.time()
+        self._connection = Connection(
+            self.endpoint,
+            context=self._context,
+            on_message=self._on_message,
+            on_connected=self._greet,
+            on_lost=self._ended.set,
+            on_writable=self._writable.set,
+        )
+        due = loop.time() + self._heartbeat
+        while not self._ended.is_set():
+            try:
+                async with asyncio.timeout_at(due):
+                    await self._ended.wait()
+            except TimeoutError:
+                due = self._beat(loop.time(), due)
+
+    def _greet(self) -> None:
+        self._last_seen = asyncio.get_running_loop().time()
+        self._send(self._ready.frames())
+
+    def _beat(self, now: float, due: float) -> float:
+        connection = self._connection
+        if connection is not None and connection.connected:
+            if (
+                now > due + self._heartbeat
+            ):  # the loop was blocked: what the broker sent has not been read yet
+                self._last_seen = now
+            if now - self._last_seen > self._heartbeat * self._liveness:
+                _log.warning("worker.broker_silent", extra={"data": {"service": self.service}})
+                self._ended.set()
+            elif now - self._last_sent > self._heartbeat / 2:
+                self._send(mdp.Heartbeat().frames())
+        return now + self._heartbeat
+
+    def _hang_up(self) -> None:
+        connection, self._connection = self._connection, None
+        self._registered.clear()
+        for request in self._running.values():
+            request.address = None
+        self._running.clear()
+        for request in self._waiting:
+            self._forget(request)
+        self._waiting.clear()
+        self._writable.set()  # whoever waits to send finds that there is no connection
+        if connection is not None:
+            if connection.connected and not self._dismissed:
+                connection.send(mdp.Disconnect().frames())
+            connection.close(linger=_LINGER)
+
+    def _send(self, frames: Frames) -> bool:
+        if self._connection is None:
+            return False
+        self._last_sent = asyncio.get_running_loop().time()
+        return self._connection.send(frames) is Sent.OK
+
+    def _on_message(self, frames: Frames) -> None:
+        try:
+            command = mdp.parse_worker(frames)
+            self._last_seen = asyncio.get_running_loop().time()
+            if type(command) is mdp.WorkerRequest:
+                self._take(Request(self, address=command.address, frames=command.body))
+            elif type(command) is mdp.Cancel:
+                self._cancel(command.address)
+            elif type(command) is mdp.Disconnect:
+                self._dismissed = True
+                self._ended.set()
+                return
+        except MalformedFrames:
+            self.malformed += 1
+            return
+        if not self._registered.is_set():
+            self._registered.set()
+            self.conversations += 1
+
+    # -- requests -------------------------------------------------------------------------------------------
+
+    def _take(self, request: Request) -> None:
+        address = request.address
+        if address is None:
+            return
+        known = self._by_key.get(request.key) if request.key is not None else None
+        if known is not None:
+            known.address = address
+            self._running[address] = known
+            return
+        self._running[address] = request
+        if request.key is not None:
+            self._by_key[request.key] = request
+        self._waiting.append(request)
+        self._begin_waiting()
+
+    def _begin_waiting(self) -> None:
+        """Start what waits; it waits only when handlers of an earlier conversation are still at work."""
+        while self._waiting and len(self._tasks) < self.credit and not self._closing:
+            request = self._waiting.popleft()
+            request.task = asyncio.create_task(self._serve(request), name=f"{self.service}.request")
+            self._tasks.add(request.task)
+            request.task.add_done_callback(partial(self._done, request))
+
+    async def _serve(self, request: Request) -> None:
+        try:
+            await self._reply(request, await self._handler(request), final=True)
+        except Exception as error:  # noqa: BLE001 - whatever a handler raises becomes the client's RemoteError
+            data = {"service": self.service, "error": type(error).__name__}
+            _log.warning("worker.handler_failed", exc_info=True, extra={"data": data})
+            frames = (type(error).__name__.encode(), str(error)[:_ERROR_LIMIT].encode(errors="replace"))
+            await self._reply(request, frames, final=True, status=Status.REMOTE_ERROR)
+
+    def _done(self, request: Request, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        self._forget(request)
+        if not request.answered and not self._closing:
+            self._send_cancelled(request)
+        self._begin_waiting()
+
+    def _cancel(self, address: bytes) -> None:
+        request = self._running.get(address)
+        if request is None:
+            return
+        if request.task is None:
+            self._waiting.remove(request)
+            self._forget(request)
+            self._send_cancelled(request)
+        elif request.stream:
+            request.task.cancel()
+
+    def _forget(self, request: Request) -> None:
+        if request.address is not None:
+            self._running.pop(request.address, None)
+        if request.key is not None:
+            self._by_key.pop(request.key, None)
+
+    def _send_cancelled(self, request: Request) -> None:
+        """Pay the FINAL that is owed for every request, though nobody will read it."""
+        if request.address is not None:
+            frames = request.reply_body([b"CancelledError", b"the handler was cancelled"], Status.CANCELLED)
+            self._send(mdp.WorkerFinal(request.address, frames).frames())
+
+    async def _reply(
+        self, request: Request, frames: Sequence[bytes], *, final: bool, status: Status = Status.OK
+    ) -> None:
+        """Send a part or the end of a reply, and wait while the connection takes no more."""
+        if not all(type(frame) is bytes for frame in frames):
+            raise TypeError("a reply is a sequence of bytes")
+        size = sum(map(len, frames))
+        if size > mdp.BODY_LIMIT:
+            raise TooLarge(self.service, f"reply of {size} bytes, {mdp.BODY_LIMIT} are allowed")
+        body = request.reply_body(frames, status)
+        request.answered = request.answered or final
+        while self._connection is not None and request.address is not None:
+            command = mdp.WorkerFinal if final else mdp.WorkerPartial
+            if self._send(command(request.address, body).frames()):
+                return
+            self._writable.clear()
+            await self._writable.wait()
+        self.dropped_replies += 1
