@@ -1,0 +1,171 @@
+"""Every error of the governor on one page: one root, whose fault it is, ids as attributes.
+
+Each carries the exit code that the command line ends with (README, "Exit codes"). Messages say what, where and
+what to do.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from governor.messages import Fault
+
+
+class ExitCode(IntEnum):
+    """Exit codes of `governor`. From 64 on they follow BSD's sysexits.h, 124 is that of timeout(1)."""
+
+    DONE = 0
+    RUN_ENDED_BADLY = 1
+    USAGE = 2
+    NO_SUCH_RUN = 4
+    UNREACHABLE = 69
+    INTERNAL = 70
+    TRY_AGAIN = 75
+    NOT_PERMITTED = 77
+    BAD_CONFIGURATION = 78
+    DEADLINE = 124
+    INTERRUPTED = 130
+
+
+class GovernorError(Exception):
+    """Root of all errors that are raised on purpose."""
+
+    exit_code: ExitCode = ExitCode.INTERNAL
+    code: str = "internal"
+
+
+class UsageError(GovernorError):
+    """The caller asked for something that makes no sense; asking again will not help."""
+
+    exit_code = ExitCode.USAGE
+    code = "usage"
+
+
+class RunFileError(GovernorError):
+    """A run file has faults. All of them are in `faults`; `source` names the file."""
+
+    exit_code = ExitCode.BAD_CONFIGURATION
+    code = "bad_run_file"
+
+    def __init__(self, source: str, faults: Sequence[Fault]) -> None:
+        self.source = source
+        self.faults = tuple(faults)
+        lines = [
+            f"  {source}{f':{fault.line}' if fault.line else ''}: {fault.path or '(top)'}: {fault.message}"
+            for fault in self.faults
+        ]
+        plural = "" if len(self.faults) == 1 else "s"
+        super().__init__("\n".join([f"{source}: {len(self.faults)} fault{plural} in the run file", *lines]))
+
+
+class ConfigError(GovernorError):
+    """The daemon's configuration has faults; `faults` lists them all."""
+
+    exit_code = ExitCode.BAD_CONFIGURATION
+    code = "bad_configuration"
+
+    def __init__(self, source: str, faults: Sequence[str]) -> None:
+        self.source = source
+        self.faults = tuple(faults)
+        super().__init__("\n".join([f"{source}: bad configuration", *(f"  {fault}" for fault in faults)]))
+
+
+class NoSuchRun(GovernorError):
+    """No run has this uid, or several begin with it."""
+
+    exit_code = ExitCode.NO_SUCH_RUN
+    code = "no_such_run"
+
+    def __init__(self, uid: str, message: str | None = None) -> None:
+        self.uid = uid
+        super().__init__(message or f"no run {uid!r}; `governor list` shows the runs of this daemon")
+
+
+class NotEnded(GovernorError):
+    """The run has no result yet."""
+
+    exit_code = ExitCode.TRY_AGAIN
+    code = "not_ended"
+
+    def __init__(self, uid: str, state: str) -> None:
+        self.uid = uid
+        self.state = state
+        super().__init__(f"run {uid} has not ended (it is {state}); `governor watch {uid}` waits for its end")
+
+
+class TryAgain(GovernorError):
+    """Refused now: draining, stopping, full; the same call may be taken later."""
+
+    exit_code = ExitCode.TRY_AGAIN
+    code = "try_again"
+
+
+class AlreadyServed(TryAgain):
+    """Another daemon works on this state directory."""
+
+    code = "already_served"
+
+    def __init__(self, folder: str, pid: int | None) -> None:
+        self.folder = folder
+        self.pid = pid
+        holder = f"pid {pid}" if pid else "another process"
+        super().__init__(
+            f"the state directory {folder} is in use by {holder}: stop that daemon, or give this one a "
+            "state directory of its own (--state-dir)"
+        )
+
+
+class Unreachable(GovernorError):
+    """The daemon does not answer at the endpoint."""
+
+    exit_code = ExitCode.UNREACHABLE
+    code = "unreachable"
+
+    def __init__(self, endpoint: str, detail: str) -> None:
+        self.endpoint = endpoint
+        super().__init__(f"no daemon answers at {endpoint} ({detail}); is `governor serve` running?")
+
+
+class NotPermitted(GovernorError):
+    """The operating system said no to a file or socket that is needed."""
+
+    exit_code = ExitCode.NOT_PERMITTED
+    code = "not_permitted"
+
+
+class BadRequest(GovernorError):
+    """A request that does not decode: a client of another version, or no client of ours."""
+
+    exit_code = ExitCode.USAGE
+    code = "bad_request"
+
+
+class ConductorError(GovernorError):
+    """A conductor cannot do its work; `reason` is one line for the run's record."""
+
+    code = "conductor"
+
+    def __init__(self, reason: str) -> None:
+        self.reason = reason
+        super().__init__(reason)
+
+
+class ProcessError(GovernorError):
+    """A process could not be started, or would not die; `pid` when there is one."""
+
+    code = "process"
+
+    def __init__(self, message: str, *, pid: int | None = None) -> None:
+        self.pid = pid
+        super().__init__(message)
+
+
+class JournalError(GovernorError):
+    """The journal cannot be read or written (full or read-only disk, foreign schema)."""
+
+    exit_code = ExitCode.TRY_AGAIN
+    code = "journal"
