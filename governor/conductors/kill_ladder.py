@@ -1,0 +1,185 @@
+"""How a child process ends: message, grace, SIGTERM, grace, SIGKILL; then nothing of it is left.
+
+Rules:
+* A rung is left when the child's exit has been seen, or its deadline has passed; a message that cannot be delivered
+  is no reason to wait for an answer.
+* Descendants are collected before each rung: who left the process group (setsid) is killed by pid. Before SIGKILL
+  everything is stopped first, so that nobody forks behind the back of the count.
+* When the child has ended, what it left in its group or outside is killed and seen dead.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import psutil
+
+from governor.conductors.readiness import readable
+from governor.errors import ProcessError
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from governor.conductors.process import ChildProcess
+
+Rung = Literal["none", "message", "SIGTERM", "SIGKILL"]
+_FREEZE_ROUNDS = 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rungs:
+    """Seconds of grace: after the message, after SIGTERM, and until everything must be seen dead after SIGKILL."""
+
+    ask: float = 2.0
+    terminate: float = 2.0
+    kill: float = 5.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gone:
+    """How a child ended: on which rung ("none": it had ended before), how long it took, and which pids it had left."""
+
+    exit_code: int
+    rung: Rung
+    seconds: float
+    killed: tuple[int, ...] = ()
+
+
+async def bring_down(
+    child: ChildProcess,
+    ask: Callable[[], Awaitable[object]] | None = None,
+    rungs: Rungs | None = None,
+) -> Gone:
+    """Brings `child` and all its descendants down, in `sum(rungs)` seconds at most.
+
+    `ask` sends the message that asks it to close; its time counts as grace. Raises ProcessError, with the pid of
+    who lives, when anything is alive after the last rung.
+    """
+    rungs = rungs or Rungs()
+    loop = asyncio.get_running_loop()
+    begin = loop.time()
+    family = _Family(child)
+    rung: Rung = "none"
+    if child.exit_code is None and ask is not None:
+        rung = "message"
+        family.collect()
+        await _ask(child, ask, rungs.ask)
+    if child.exit_code is None:
+        rung = "SIGTERM"
+        family.collect()
+        child.signal(signal.SIGTERM)
+        child.signal(signal.SIGCONT)  # a stopped process hears SIGTERM when it goes on
+        await _ended(child, rungs.terminate)
+    if child.exit_code is None:
+        rung = "SIGKILL"
+        family.freeze()
+        child.signal(signal.SIGKILL)
+    deadline = loop.time() + rungs.kill
+    killed = await family.end(deadline)
+    await _ended(child, deadline - loop.time())
+    if child.exit_code is None:
+        raise ProcessError(f"{child.name} (pid {child.pid}) is alive after SIGKILL", pid=child.pid)
+    return Gone(exit_code=child.exit_code, rung=rung, seconds=loop.time() - begin, killed=killed)
+
+
+async def _ended(child: ChildProcess, grace: float) -> None:
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(max(grace, 0)):
+            await child.wait()
+
+
+async def _ask(child: ChildProcess, ask: Callable[[], Awaitable[object]], grace: float) -> None:
+    """Until the child has ended, `grace` is over, or the message has failed: its error is the caller's to log."""
+
+    async def deliver() -> None:
+        await ask()
+        await child.wait()
+
+    message = asyncio.create_task(deliver(), name=f"ask {child.name} to close")
+    exit_ = asyncio.create_task(child.wait(), name=f"wait for the end of {child.name}")
+    try:
+        await asyncio.wait((message, exit_), timeout=grace, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        message.cancel()
+        exit_.cancel()
+        await asyncio.gather(message, exit_, return_exceptions=True)
+
+
+class _Family:
+    """The descendants of a child, and its group; known by pid and birth, so that no stranger is killed."""
+
+    def __init__(self, child: ChildProcess) -> None:
+        self._child = child
+        self._known: set[psutil.Process] = set()
+
+    def collect(self) -> bool:
+        """Adds who is there now; whether anybody was new. An orphan is found if it, or its parent, was known."""
+        roots = [*self._known]
+        if self._child.exit_code is None:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                roots.append(psutil.Process(self._child.pid))
+        found = set()
+        for root in roots:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                found.update(root.children(recursive=True))
+        new = found - self._known
+        self._known |= new
+        return bool(new)
+
+    def freeze(self) -> None:
+        """Stops the whole family, round by round, until nobody new has been born."""
+        self._child.signal(signal.SIGSTOP)
+        for _ in range(_FREEZE_ROUNDS):
+            if not self.collect():
+                return
+            for member in self._living():
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    member.suspend()
+
+    async def end(self, deadline: float) -> tuple[int, ...]:
+        """Kills who is left when the child has ended, or is being killed; the pids of those that it killed."""
+        killed: set[int] = set()
+        while True:
+            self.collect()
+            living = self._living()
+            if not living:
+                return tuple(sorted(killed))
+            for member in living:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    member.kill()
+                    killed.add(member.pid)
+            for member in living:
+                await self._dead(member, deadline)
+
+    async def _dead(self, member: psutil.Process, deadline: float) -> None:
+        try:
+            pidfd = os.pidfd_open(member.pid)
+        except ProcessLookupError:
+            return
+        try:
+            if _lives(member):
+                async with asyncio.timeout_at(deadline):
+                    await readable(pidfd)
+        except TimeoutError:
+            raise ProcessError(
+                f"pid {member.pid}, a descendant of {self._child.name}, is alive after SIGKILL",
+                pid=member.pid,
+            ) from None
+        finally:
+            os.close(pidfd)
+
+    def _living(self) -> list[psutil.Process]:
+        return [member for member in self._known if _lives(member)]
+
+
+def _lives(member: psutil.Process) -> bool:
+    """False for a zombie too: it is dead, and its parent's to reap."""
+    try:
+        return bool(member.is_running() and member.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False

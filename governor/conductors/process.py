@@ -1,0 +1,143 @@
+"""Child processes of the daemon: aiomultiprocess.Process on the warm forkserver, watched, each a group of its own.
+
+Rules:
+* `warm_up` early, `await warm()` before READY, then `start`; all from the main thread.
+* A child sees the environment of the moment when the forkserver started, and the daemon's sys.path and working
+  directory of the moment of its own start.
+* Nobody calls `join()`: an exit is an event. When the leader of a group has ended, the rest of its group is killed.
+* A child whose forkserver dies is dead, with exit code -9.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import signal
+import time
+from types import SimpleNamespace
+
+import aiomultiprocess
+import aiomultiprocess.core
+import psutil
+
+from governor.conductors import child, forkserver
+from governor.conductors.forkserver import PRELOAD, Forkserver, warm, warm_now, warm_up
+from governor.conductors.readiness import is_readable, readable
+from governor.errors import ProcessError
+
+__all__ = ["PRELOAD", "ChildProcess", "shut_down", "start", "warm", "warm_now", "warm_up"]
+
+_children: set[ChildProcess] = set()
+
+
+class ChildProcess:
+    """A child process, leader of its own process group. Created by `start`."""
+
+    def __init__(self, *, process: aiomultiprocess.Process, server: Forkserver) -> None:
+        self.name: str = process.name
+        self.pid: int = process.pid
+        self._process = process
+        self._server = server
+        self._exit_code: int | None = None
+        try:
+            self._pidfd: int | None = os.pidfd_open(self.pid)
+            self.created_at: float = psutil.Process(self.pid).create_time()
+        except (ProcessLookupError, psutil.NoSuchProcess):  # ended already, and reaped by the forkserver
+            self._pidfd = None
+            self.created_at = time.time()
+
+    def __repr__(self) -> str:
+        state = "alive" if self.exit_code is None else f"exit code {self.exit_code}"
+        return f"ChildProcess(name={self.name!r}, pid={self.pid}, {state})"
+
+    @property
+    def exit_code(self) -> int | None:
+        """None while it lives; negative when a signal ended it. -9 too when its forkserver died."""
+        if self._exit_code is None:
+            self._collect()
+        return self._exit_code
+
+    async def wait(self) -> int:
+        """The exit code, when there is one. Any number of callers may wait."""
+        while (code := self.exit_code) is None:
+            # Dead first, then the code: when the forkserver dies the sentinel is readable before the child is dead.
+            if self._pidfd is not None:
+                await readable(self._pidfd)
+            if self._exit_code is None:
+                await readable(self._process.aio_process.sentinel)
+        return code
+
+    def signal(self, number: int) -> bool:
+        """Sends a signal to the process group; False when the child has ended already."""
+        if self.exit_code is not None:
+            return False
+        try:
+            os.killpg(self.pid, number)
+        except ProcessLookupError:
+            # Just forked and not yet leader of its group, so it has nobody else in it; or dead.
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, number)
+        return True
+
+    def _collect(self) -> None:
+        if self._pidfd is not None and not is_readable(self._pidfd):
+            return
+        if self._process.aio_process.sentinel is None or not is_readable(self._process.aio_process.sentinel):
+            return
+        code: int = self._process.exitcode
+        # multiprocessing says 255 when the forkserver took the code along; PDEATHSIG killed the child then.
+        self._exit_code = -signal.SIGKILL if code == 255 and self._server.dead else code
+        self._kill_rest_of_group()
+        self._process.close()
+        _children.discard(self)
+        if self._pidfd is not None:
+            os.close(self._pidfd)
+            self._pidfd = None
+
+    def _kill_rest_of_group(self) -> None:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if psutil.Process(self.pid).create_time() != self.created_at:
+                return  # the number has a new owner, so the group is gone
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)
+
+
+def start(*, name: str, target: str, payload: bytes) -> ChildProcess:
+    """Starts `async def function(payload: bytes) -> int | None`, named `module:function`, in a child process.
+
+    Blocks for some milliseconds; the first time, and after the forkserver's death, until it is warm (await `warm`
+    before, and it is). Raises ProcessError off the main thread, or when no child can be started.
+    """
+    server = warm_now()
+    # Else aiomultiprocess starts a SyncManager: it blocks the loop, outlives the daemon, and is used by its Worker alone.
+    aiomultiprocess.core._manager = SimpleNamespace(Namespace=SimpleNamespace)  # noqa: SLF001 - a test watches the name
+    aiomultiprocess.set_start_method("forkserver")
+    process = aiomultiprocess.Process(
+        name=name, target=child.run_target, args=(target, payload), process_target=child.enter
+    )
+    try:
+        process.start()
+    except (OSError, EOFError) as error:
+        raise ProcessError(f"cannot start {name}: {type(error).__name__}: {error}") from error
+    started = ChildProcess(process=process, server=server)
+    _children.add(started)
+    return started
+
+
+def shut_down() -> None:
+    """Kills what still lives, ends the forkserver and multiprocessing's resource tracker, and reaps both.
+
+    To be called last, when every child has been brought down; a later `start` begins anew.
+    """
+    _kill_what_is_left()
+    forkserver.shut_down()
+
+
+def _kill_what_is_left() -> None:
+    for left in list(_children):
+        left.signal(signal.SIGKILL)
+
+
+# Runs before multiprocessing's own exit function, which joins every child, however long that takes.
+atexit.register(_kill_what_is_left)

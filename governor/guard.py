@@ -1,0 +1,167 @@
+"""The guard: a small parent of the daemon that leaves nothing behind, however the daemon ends.
+
+Outside systemd nobody kills what escapes its process group. The guard is a subreaper, so that every orphan below it
+becomes its child, and the daemon is its child too. Rules:
+* Stdlib only, one thread, forked before anything heavy is imported.
+* The daemon has a process group of its own and hears each signal once, from the guard: a Ctrl-C of the terminal and a
+  signal to the job's group reach the guard alone.
+* Ctrl-Z stops both; `fg` and `bg` wake both.
+* The daemon dies with the guard (PDEATHSIG), also when the guard gets SIGKILL.
+* The exit code is the daemon's; 128 + n when signal n ended it, as shells say it.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from governor import prctl
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_FORWARDED = (
+    signal.SIGTERM,
+    signal.SIGINT,
+    signal.SIGHUP,
+    signal.SIGQUIT,
+    signal.SIGUSR1,
+    signal.SIGUSR2,
+    signal.SIGWINCH,
+    signal.SIGCONT,
+)
+_TAKEN = frozenset({*_FORWARDED, signal.SIGTSTP, signal.SIGCHLD})
+
+SWEEP_SECONDS = 10.0
+"""How long the guard tries to see every descendant dead before it names the survivors and goes."""
+
+
+def needs_guard(environ: Mapping[str, str], *, pid: int) -> bool:
+    """Whether the process `pid` must stand its own guard: not where a systemd unit's cgroup does the work.
+
+    INVOCATION_ID is no proof: everything below a unit inherits it, a shell in a terminal emulator too. SYSTEMD_EXEC_PID
+    names the very process that the unit started, and NOTIFY_SOCKET is there while a manager waits for READY.
+    """
+    return not environ.get("NOTIFY_SOCKET") and environ.get("SYSTEMD_EXEC_PID") != str(pid)
+
+
+def stand_guard() -> None:
+    """Forks where a guard is needed, and returns in the daemon only; the guard leaves with the daemon's exit code.
+
+    Call it first, before threads, event loops and heavy imports. Raises RuntimeError when threads exist already:
+    a fork would lose them.
+    """
+    if not needs_guard(os.environ, pid=os.getpid()):
+        return
+    if threading.active_count() > 1:
+        raise RuntimeError("stand_guard() must be called before any thread is started")
+    prctl.adopt_orphans()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Blocked before the fork: no signal can fall between it and the wait below.
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, _TAKEN)
+    guard = os.getpid()
+    daemon = os.fork()
+    if daemon == 0:
+        prctl.die_with_parent(expected=guard)
+        os.setpgid(0, 0)
+        # A background group of the terminal: writing goes through also under `stty tostop`, reading fails instead
+        # of stopping the daemon in silence.
+        signal.signal(signal.SIGTTOU, signal.SIG_IGN)
+        signal.signal(signal.SIGTTIN, signal.SIG_IGN)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        return
+    try:
+        prctl.name_process("governor-guard")
+        code = _guard(daemon)
+    except BaseException:  # noqa: BLE001 - a fault of the guard's own must not leave a daemon without guard
+        sys.excepthook(*sys.exc_info())
+        os.kill(daemon, signal.SIGKILL)
+        code = 70
+    os._exit(code)
+
+
+def _guard(daemon: int) -> int:
+    """Forwards signals and reaps orphans until `daemon` ends; sweeps; the exit code."""
+    # The default disposition of SIGWINCH and SIGCONT drops them while blocked, that of SIGCHLD too, unless handled.
+    for quiet in (signal.SIGCHLD, signal.SIGWINCH, signal.SIGCONT):
+        signal.signal(quiet, lambda *_: None)
+    status: int | None = None
+    while status is None:
+        number = signal.sigwaitinfo(_TAKEN).si_signo
+        if number == signal.SIGTSTP:
+            _forward(daemon, number)
+            os.kill(os.getpid(), signal.SIGSTOP)
+        elif number != signal.SIGCHLD:
+            _forward(daemon, number)
+        status = _reap().get(daemon)
+    survivors = _sweep()
+    if survivors:
+        sys.stderr.write(
+            f"governor: still alive after SIGKILL: pid {', '.join(map(str, sorted(survivors)))}\n"
+        )
+        sys.stderr.flush()
+    code = os.waitstatus_to_exitcode(status)
+    return code if code >= 0 else 128 - code
+
+
+def _forward(daemon: int, number: int) -> None:
+    # Not reaped yet, or it would not be asked for: the pid cannot be someone else's.
+    os.kill(daemon, number)
+
+
+def _reap() -> dict[int, int]:
+    """Every child that has ended: pid -> wait status."""
+    ended: dict[int, int] = {}
+    while True:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return ended
+        if pid == 0:
+            return ended
+        ended[pid] = status
+
+
+def _sweep() -> set[int]:
+    """Kills and reaps descendants until none is left; the pids of those that live on after SWEEP_SECONDS."""
+    deadline = time.monotonic() + SWEEP_SECONDS
+    while True:
+        _reap()
+        left = descendants(os.getpid())
+        if not left:
+            return set()
+        for pid in left:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+        remaining = deadline - time.monotonic()
+        if remaining <= 0 or (signal.sigtimedwait({signal.SIGCHLD}, remaining) is None):
+            _reap()
+            return descendants(os.getpid())
+
+
+def descendants(root: int) -> set[int]:
+    """All pids below `root`, by the parents that /proc tells; zombies too."""
+    children: dict[int, list[int]] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                # The name in parentheses may hold blanks and parentheses; the parent is the second field after it.
+                parent = int((entry / "stat").read_text(errors="replace").rpartition(")")[2].split()[1])
+            except (OSError, IndexError):
+                continue
+            children.setdefault(parent, []).append(int(entry.name))
+    found: set[int] = set()
+    open_ends = [root]
+    while open_ends:
+        below = [pid for pid in children.get(open_ends.pop(), []) if pid not in found]
+        found.update(below)
+        open_ends.extend(below)
+    return found

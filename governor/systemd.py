@@ -1,0 +1,82 @@
+"""What the service manager hears: sd_notify(3) datagrams and the watchdog, without libsystemd.
+
+Rules:
+* The variables are popped: a child that inherited them could report in the daemon's name.
+* A datagram that cannot be sent stops nothing: every call answers whether it was handed over.
+* Without NOTIFY_SOCKET every call is a no-op that answers False.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import MutableMapping
+
+_VARIABLES = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES")
+
+
+class Notifier:
+    """Speaks to the service manager. `watchdog_interval` is how often `watchdog()` is due, in seconds."""
+
+    def __init__(self, *, address: str | None, watchdog_interval: float | None = None) -> None:
+        self.address = address
+        self.watchdog_interval = watchdog_interval if address else None
+
+    def __repr__(self) -> str:
+        return f"Notifier(address={self.address!r}, watchdog_interval={self.watchdog_interval})"
+
+    @classmethod
+    def from_environ(cls, environ: MutableMapping[str, str] = os.environ) -> Notifier:
+        """Takes NOTIFY_SOCKET, WATCHDOG_* and LISTEN_* out of `environ`; call it before any child starts."""
+        taken = {name: environ.pop(name, None) for name in _VARIABLES}
+        interval = _interval(taken["WATCHDOG_USEC"], taken["WATCHDOG_PID"])
+        return cls(address=taken["NOTIFY_SOCKET"] or None, watchdog_interval=interval)
+
+    def ready(self, status: str | None = None) -> bool:
+        """The daemon can take runs; also ends a reload."""
+        return self._send("READY=1", *_status(status))
+
+    def status(self, text: str) -> bool:
+        return self._send(*_status(text))
+
+    def reloading(self) -> bool:
+        """A reload has begun; `ready()` ends it."""
+        return self._send("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")
+
+    def stopping(self, status: str | None = None) -> bool:
+        return self._send("STOPPING=1", *_status(status))
+
+    def watchdog(self) -> bool:
+        """Still alive: send it from the event loop itself, so that a blocked loop is seen."""
+        return self._send("WATCHDOG=1")
+
+    def _send(self, *assignments: str) -> bool:
+        if self.address is None:
+            return False
+        # A leading "@" stands for the NUL byte of the abstract namespace.
+        address = "\0" + self.address[1:] if self.address.startswith("@") else self.address
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+            sender.setblocking(False)
+            try:
+                sender.sendto("\n".join(assignments).encode(), address)
+            except OSError:
+                return False
+        return True
+
+
+def _status(text: str | None) -> tuple[str, ...]:
+    # A line break would begin a new assignment.
+    return () if text is None else ("STATUS=" + " ".join(text.split()),)
+
+
+def _interval(usec: str | None, pid: str | None) -> float | None:
+    """Half of what the manager waits, as sd_watchdog_enabled(3) recommends; None when not meant for us."""
+    if not usec or not usec.isascii() or not usec.isdigit() or int(usec) == 0:
+        return None
+    if pid and pid != str(os.getpid()):
+        return None
+    return int(usec) / 1e6 / 2

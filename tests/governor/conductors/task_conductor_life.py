@@ -1,0 +1,79 @@
+"""A task conductor as a process: prepares, runs a graph with one task that hangs, and says what it reports.
+
+Arguments: address, token path, run folder, import folder.
+"""
+
+import asyncio
+import json
+import os
+import sys
+
+import ray  # noqa: F401  # before its variables are set, as in a fork of the forkserver
+
+from governor.conductors.conductor import RecordingLink
+from governor.conductors.task import TaskConductor
+from governor.messages import ConductorSpec, Done, PartEnded, StartSimulation, StartTasks, StopPart, TaskSpec
+
+
+def tell(**told):
+    sys.stdout.write(json.dumps(told) + "\n")
+    sys.stdout.flush()
+
+
+class PrintingLink(RecordingLink):
+    async def report(self, event):
+        tell(type=type(event).__name__, text=str(event))
+        return await super().report(event)
+
+
+async def main(address: str, token: str, run_folder: str, import_folder: str) -> None:
+    spec = ConductorSpec(
+        uid="life",
+        run_name="life",
+        name="tasks",
+        kind="task",
+        incarnation=1,
+        client_endpoint="",
+        worker_endpoint="",
+        run_folder=run_folder,
+        socket_folder=run_folder,
+        import_folder=import_folder,
+        seed=0,
+        settings={"ray": {"address": address, "token_path": token}},
+    )
+    link = PrintingLink()
+    conductor = TaskConductor(spec=spec, link=link)
+    tasks = (TaskSpec(id="hung", call="deeds:sleep"),)
+    early = await conductor.perform(StartTasks(phase=0, name="p", tasks=tasks, seed=0))
+    detail = await conductor.prepare()
+    tell(type="prepared", detail=detail, early=early.code)
+    wrong = await conductor.perform(
+        StartSimulation(
+            phase=0,
+            name="",
+            mode="eval",
+            environment="",
+            agents=(),
+            episodes=1,
+            workers=1,
+            max_steps=None,
+            episode_timeout=None,
+            seed=0,
+        )
+    )
+    cycle = (TaskSpec(id="a", call="m:f", depends_on=("a",)),)
+    fault = await conductor.perform(StartTasks(phase=0, name="p", tasks=cycle, seed=0))
+    tell(type="refused", messages=[wrong.message, fault.message])
+    command = StartTasks(phase=3, name="p", tasks=tasks, seed=0)
+    assert await conductor.perform(command) == Done()
+    assert await conductor.perform(command) == Done(), "the same command, sent again"
+    asked = await asyncio.to_thread(sys.stdin.readline)
+    if asked.strip() == "stop":
+        await conductor.perform(StopPart(phase=3, reason="asked to"))
+        await link.next(PartEnded)
+        await conductor.close()
+        os._exit(0)
+    await asyncio.Event().wait()
+
+
+asyncio.run(main(*sys.argv[1:]))

@@ -1,0 +1,219 @@
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from governor.conductors import process
+from governor.conductors.kill_ladder import Rungs, bring_down
+from governor.conductors.readiness import readable
+from governor.errors import ProcessError
+
+HERE = Path(__file__).parent
+QUICK = Rungs(ask=0.2, terminate=0.2, kill=5)
+PATIENT = Rungs(ask=10, terminate=10, kill=10)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def shut_down():
+    process.shut_down()
+    process.warm_up(preload=False)
+    yield
+    process.shut_down()
+
+
+@pytest.fixture
+def begin(tmp_path, monkeypatch):
+    """`child, family = await begin("target")`: returns when the child has said that it is ready."""
+    monkeypatch.syspath_prepend(str(HERE))
+    receiver = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
+    receiver.bind(str(tmp_path / "news"))
+    begun = []
+
+    async def begin(target: str):
+        child = process.start(
+            name=target, target=f"process_targets:{target}", payload=str(tmp_path / "news").encode()
+        )
+        begun.append(child)
+        async with asyncio.timeout(10):
+            await readable(receiver.fileno())
+        family = [psutil.Process(pid) for pid in json.loads(receiver.recv(4096)).get("family", [])]
+        begun.extend(family)
+        return child, family
+
+    yield begin
+    receiver.close()
+    for each in begun:
+        if isinstance(each, psutil.Process):
+            if lives(each):
+                each.kill()
+        else:
+            each.signal(signal.SIGKILL)
+
+
+def open_fds() -> list[str]:
+    return sorted(link.name for link in Path("/proc/self/fd").iterdir())
+
+
+def lives(member: psutil.Process) -> bool:
+    try:
+        return member.is_running() and member.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+async def test_who_obeys_the_message_gets_no_signal(begin):
+    child, _ = await begin("obey")
+
+    async def ask() -> None:
+        child.signal(signal.SIGUSR1)  # stands for Shutdown
+
+    gone = await bring_down(child, ask, PATIENT)
+    assert (gone.exit_code, gone.rung, gone.killed) == (0, "message", ())
+    assert gone.seconds < 5
+
+
+async def test_without_a_message_sigterm_is_the_first_rung(begin):
+    child, _ = await begin("obey")
+    gone = await bring_down(child, None, PATIENT)
+    assert (gone.exit_code, gone.rung) == (0, "SIGTERM")
+
+
+async def test_who_ignores_the_message_gets_sigterm_after_its_grace(begin):
+    child, _ = await begin("nap")
+    asked = []
+
+    async def ask() -> None:
+        asked.append(1)
+
+    gone = await bring_down(child, ask, Rungs(ask=0.2, terminate=10, kill=10))
+    assert (gone.exit_code, gone.rung) == (-signal.SIGTERM, "SIGTERM")
+    assert 0.2 <= gone.seconds < 5
+    assert asked
+
+
+async def test_a_message_that_cannot_be_delivered_costs_no_grace(begin):
+    child, _ = await begin("nap")
+
+    async def ask() -> None:
+        raise ConnectionError("no broker")
+
+    gone = await bring_down(child, ask, PATIENT)
+    assert (gone.exit_code, gone.rung) == (-signal.SIGTERM, "SIGTERM")
+    assert gone.seconds < 5
+
+
+async def test_a_message_that_hangs_costs_its_grace_alone(begin):
+    child, _ = await begin("nap")
+    cancelled = asyncio.Event()
+
+    async def ask() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            cancelled.set()
+
+    gone = await bring_down(child, ask, Rungs(ask=0.2, terminate=10, kill=10))
+    assert gone.rung == "SIGTERM"
+    assert gone.seconds < 5
+    assert cancelled.is_set()
+
+
+async def test_who_ignores_sigterm_gets_sigkill(begin):
+    child, _ = await begin("defy")
+    gone = await bring_down(child, None, QUICK)
+    assert (gone.exit_code, gone.rung) == (-signal.SIGKILL, "SIGKILL")
+    assert gone.seconds < 3
+
+
+@pytest.mark.parametrize(("target", "code", "rung"), [("obey", 0, "SIGTERM"), ("defy", -9, "SIGKILL")])
+async def test_who_is_stopped_is_woken_for_sigterm(begin, target, code, rung):
+    child, _ = await begin(target)
+    os.kill(child.pid, signal.SIGSTOP)
+    gone = await bring_down(child, None, Rungs(ask=0.2, terminate=10 if code == 0 else 0.2, kill=10))
+    assert (gone.exit_code, gone.rung) == (code, rung)
+
+
+async def test_descendants_die_in_the_group_and_outside(begin):
+    child, family = await begin("found_family")
+    assert [os.getpgid(member.pid) == child.pid for member in family] == [True, False, False]
+    gone = await bring_down(child, None, QUICK)
+    assert gone.rung == "SIGKILL"
+    assert not any(lives(member) for member in family)
+    assert {member.pid for member in family[1:]} <= set(gone.killed)
+
+
+async def test_what_an_obedient_child_leaves_behind_dies_too(begin):
+    child, family = await begin("leave_family")
+    gone = await bring_down(child, None, PATIENT)
+    assert (gone.exit_code, gone.rung) == (0, "SIGTERM")
+    assert not any(lives(member) for member in family)
+    assert family[1].pid in gone.killed
+
+
+async def test_who_has_ended_already_is_gone_with_its_code(begin):
+    child, _ = await begin("nap")
+    child.signal(signal.SIGKILL)
+    await child.wait()
+
+    async def ask() -> None:
+        raise AssertionError("nobody is there to be asked")
+
+    gone = await bring_down(child, ask, PATIENT)
+    assert (gone.exit_code, gone.rung) == (-signal.SIGKILL, "none")
+
+
+async def test_two_ladders_at_once_agree(begin):
+    child, _ = await begin("defy")
+    one, two = await asyncio.gather(bring_down(child, None, QUICK), bring_down(child, None, QUICK))
+    assert one.exit_code == two.exit_code == -signal.SIGKILL
+
+
+async def test_many_go_down_side_by_side(begin):
+    children = [(await begin("defy"))[0] for _ in range(8)]
+    began = time.monotonic()
+    await asyncio.gather(*(bring_down(child, None, QUICK) for child in children))
+    assert time.monotonic() - began < 4
+
+
+async def test_who_lives_on_is_named(begin, monkeypatch):
+    child, _ = await begin("defy")
+    monkeypatch.setattr(
+        child, "signal", lambda number: True
+    )  # a process that no signal reaches, as in state D
+    with pytest.raises(ProcessError, match="alive after SIGKILL") as caught:
+        await bring_down(child, None, Rungs(ask=0.1, terminate=0.1, kill=0.1))
+    assert caught.value.pid == child.pid
+    monkeypatch.undo()
+
+
+async def test_a_cancelled_ladder_leaves_no_task_behind(begin):
+    child, _ = await begin("defy")
+
+    async def ask() -> None:
+        await asyncio.Event().wait()
+
+    before = asyncio.all_tasks()
+    ladder = asyncio.create_task(bring_down(child, ask, PATIENT))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    ladder.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await ladder
+    assert asyncio.all_tasks() == before
+
+
+async def test_it_leaves_no_descriptor_open(begin):
+    child, _ = await begin("found_family")
+    await bring_down(child, None, QUICK)
+    before = open_fds()
+    child, _ = await begin("found_family")
+    await bring_down(child, None, QUICK)
+    assert open_fds() == before

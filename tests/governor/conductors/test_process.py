@@ -1,0 +1,441 @@
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import aiomultiprocess.core
+import psutil
+import pytest
+
+from governor.conductors import forkserver, process
+from governor.conductors.readiness import is_readable, readable
+from governor.errors import ProcessError
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[2]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def shut_down():
+    process.shut_down()
+    yield
+    process.shut_down()
+
+
+@pytest.fixture(autouse=True)
+def targets(monkeypatch):
+    monkeypatch.syspath_prepend(str(HERE))
+
+
+@pytest.fixture
+def news(tmp_path):
+    """A datagram socket on which children tell: `await news()`; its address is `news.address`."""
+    receiver = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
+    receiver.bind(str(tmp_path / "news"))
+
+    class News:
+        address = str(tmp_path / "news").encode()
+
+        async def __call__(self) -> dict:
+            async with asyncio.timeout(10):
+                await readable(receiver.fileno())
+            return json.loads(receiver.recv(1 << 20))
+
+    yield News()
+    receiver.close()
+
+
+def open_fds() -> list[str]:
+    return sorted(link.name for link in Path("/proc/self/fd").iterdir())
+
+
+def pipes_of(pid: int) -> set[str]:
+    names = {str(link.readlink()) for link in Path(f"/proc/{pid}/fd").iterdir()}
+    return {name for name in names if name.startswith("pipe:")}
+
+
+async def warm():
+    process.warm_up(preload=False)
+    return await process.warm()
+
+
+class TestExit:
+    @pytest.mark.parametrize(
+        ("target", "payload", "code"),
+        [
+            ("leave", b"0", 0),
+            ("leave", b"7", 7),
+            ("leave", b"255", 255),
+            ("leave_by_exit", b"9", 9),
+            ("leave_with_hung_thread", b"", 5),
+            ("fail", b"", 70),
+            ("no_such_function", b"", 70),
+        ],
+    )
+    async def test_the_exit_code_is_what_the_target_returned(self, target, payload, code):
+        child = process.start(name="c", target=f"process_targets:{target}", payload=payload)
+        async with asyncio.timeout(10):
+            assert await child.wait() == code
+        assert child.exit_code == code
+
+    async def test_a_module_that_is_not_there_is_internal(self):
+        child = process.start(name="c", target="no_such_module:main", payload=b"")
+        assert await child.wait() == 70
+
+    async def test_a_signal_is_a_negative_code(self, news):
+        child = process.start(name="c", target="process_targets:nap", payload=news.address)
+        await news()
+        assert child.exit_code is None
+        assert child.signal(signal.SIGTERM)
+        assert await child.wait() == -signal.SIGTERM
+        assert not child.signal(signal.SIGTERM)
+
+    async def test_a_signal_right_after_the_start_is_not_lost(self):
+        children = [
+            process.start(name=f"c{i}", target="process_targets:nap_in_silence", payload=b"")
+            for i in range(10)
+        ]
+        for child in children:
+            child.signal(signal.SIGKILL)
+        assert [await child.wait() for child in children] == [-signal.SIGKILL] * 10
+
+    async def test_all_waiters_hear_of_it(self, news):
+        child = process.start(name="c", target="process_targets:nap", payload=news.address)
+        waiters = [asyncio.create_task(child.wait()) for _ in range(5)]
+        waiters[0].cancel()
+        await news()
+        child.signal(signal.SIGKILL)
+        codes = await asyncio.gather(*waiters, return_exceptions=True)
+        assert isinstance(codes[0], asyncio.CancelledError)
+        assert codes[1:] == [-signal.SIGKILL] * 4
+
+    async def test_an_exit_that_another_start_has_read_is_not_lost(self, news):
+        child = process.start(name="c", target="process_targets:leave", payload=b"3")
+        sentinel = child._process.aio_process.sentinel
+        await readable(sentinel)
+        other = process.start(name="d", target="process_targets:leave", payload=b"4")  # polls all children
+        assert (await child.wait(), await other.wait()) == (3, 4)
+
+    async def test_the_rest_of_the_group_goes_with_its_leader(self, news):
+        child = process.start(name="c", target="process_targets:found_family", payload=news.address)
+        told = await news()
+        inside = os.pidfd_open(told["family"][0])
+        os.kill(child.pid, signal.SIGKILL)
+        assert await child.wait() == -signal.SIGKILL
+        assert is_readable(inside, timeout=5)
+        os.close(inside)
+        for pid in told["family"][1:]:  # outside of the group: the kill ladder's and the guard's to find
+            os.kill(pid, signal.SIGKILL)
+
+    async def test_nobody_polls(self, news, monkeypatch):
+        child = process.start(name="c", target="process_targets:nap", payload=news.address)
+        await news()
+        asked = 0
+        collect = child._collect
+
+        def count() -> None:
+            nonlocal asked
+            asked += 1
+            collect()
+
+        monkeypatch.setattr(child, "_collect", count)
+        waiter = asyncio.create_task(child.wait())
+        done, _ = await asyncio.wait({waiter}, timeout=0.2)
+        assert not done
+        child.signal(signal.SIGKILL)
+        await waiter
+        assert asked < 6
+
+
+class TestChild:
+    async def test_it_leads_a_group_of_its_own_below_the_forkserver(self, news):
+        report = await warm()
+        child = process.start(name="environment.lake", target="process_targets:answer", payload=news.address)
+        told = await news()
+        assert told["pid"] == told["pgid"] == child.pid
+        assert told["ppid"] == report.pid
+        assert told["comm"] == "environment.lake"[:15]
+        assert abs(child.created_at - time.time()) < 10
+        await child.wait()
+
+    async def test_it_ignores_ctrl_c_alone(self, news):
+        child = process.start(name="c", target="process_targets:answer", payload=news.address)
+        told = await news()
+        assert set(told["ignored"]) == {signal.SIGINT, signal.SIGTTOU, signal.SIGPIPE, signal.SIGXFSZ}
+        await child.wait()
+
+    async def test_no_descriptor_of_the_daemon_leaks_into_it(self, news, tmp_path):
+        kept = (tmp_path / "secret").open("w")
+        os.set_inheritable(kept.fileno(), True)
+        process.shut_down()
+        other = process.start(name="first", target="process_targets:nap", payload=news.address)
+        await news()
+        child = process.start(name="c", target="process_targets:answer", payload=news.address)
+        told = await news()
+        kept.close()
+        opened = set(told["fds"].values())
+        assert not any("secret" in name for name in opened)
+        others = pipes_of(other.pid)
+        # The two life lines are shared by design: forkserver's and resource tracker's, and the standard streams.
+        streams = {told["fds"].get(str(fd)) for fd in range(3)}
+        assert len((others & opened) - streams) <= 2
+        other.signal(signal.SIGKILL)
+        await asyncio.gather(child.wait(), other.wait())
+
+    async def test_it_finds_the_daemons_import_path_and_a_clean_environment(self, news, monkeypatch):
+        process.shut_down()
+        monkeypatch.setenv("PYTHONPATH", "/one:/two")
+        child = process.start(name="c", target="process_targets:answer", payload=news.address)
+        told = await news()
+        assert told["environ"]["PYTHONPATH"] == "/one:/two"
+        assert "PYTHONSAFEPATH" not in told["environ"]
+        assert "GOVERNOR_FORKSERVER" not in told["environ"]
+        assert "GOVERNOR_FORKSERVER" not in os.environ
+        assert told["path"][0] == str(HERE)
+        await child.wait()
+
+    async def test_it_leaves_nothing_open_in_the_daemon(self):
+        await process.start(name="c", target="process_targets:leave", payload=b"0").wait()
+        before = open_fds()
+        for _ in range(5):
+            await process.start(name="c", target="process_targets:leave", payload=b"0").wait()
+        assert open_fds() == before
+        assert not process._children
+
+
+class TestStart:
+    async def test_from_the_main_thread_only(self):
+        with pytest.raises(ProcessError, match="main thread only"):
+            await asyncio.to_thread(process.start, name="c", target="process_targets:leave", payload=b"0")
+        with pytest.raises(ProcessError, match="main thread only"):
+            await asyncio.to_thread(process.warm_up)
+
+    async def test_a_dead_forkserver_is_replaced_and_its_children_are_seen_dead(self, news):
+        report = await warm()
+        child = process.start(name="c", target="process_targets:nap", payload=news.address)
+        await news()
+        os.kill(report.pid, signal.SIGKILL)
+        async with asyncio.timeout(5):
+            assert await child.wait() == -signal.SIGKILL
+        assert not psutil.pid_exists(child.pid) or psutil.Process(child.pid).status() == psutil.STATUS_ZOMBIE
+        again = process.start(name="d", target="process_targets:leave", payload=b"4")
+        assert await again.wait() == 4
+        assert (await process.warm()).pid != report.pid
+
+    async def test_a_real_255_is_no_dead_forkserver(self):
+        assert await process.start(name="c", target="process_targets:leave", payload=b"255").wait() == 255
+
+    async def test_no_manager_is_started(self):
+        await process.start(name="c", target="process_targets:leave", payload=b"0").wait()
+        # The private name that our stand-in is put under: if aiomultiprocess renames it, this fails.
+        source = inspect.getsource(aiomultiprocess.core.get_manager)
+        assert "global _manager\n    if _manager is None:\n        _manager = context.Manager()" in source
+        assert aiomultiprocess.core.get_manager() is aiomultiprocess.core._manager
+        assert not isinstance(
+            aiomultiprocess.core.get_manager(), aiomultiprocess.core.multiprocessing.managers.BaseManager
+        )
+        names = [child.cmdline() for child in psutil.Process().children()]
+        helpers = [line for line in names if "multiprocessing" in " ".join(line)]
+        assert len(helpers) == 2, helpers  # the forkserver and the resource tracker
+
+    async def test_a_large_payload_arrives(self):
+        child = process.start(name="c", target="process_targets:leave", payload=b" " * 3_000_000 + b"6")
+        assert await child.wait() == 6
+
+    async def test_a_warm_start_takes_milliseconds(self):
+        await warm()
+        seconds = []
+        for _ in range(10):
+            begin = time.perf_counter()
+            child = process.start(name="c", target="process_targets:leave", payload=b"0")
+            await child.wait()
+            seconds.append(time.perf_counter() - begin)
+        assert sorted(seconds)[5] < 0.1  # 5 to 7 ms on a quiet machine
+
+
+class TestWarmUp:
+    def test_the_socket_is_where_it_was_asked_for(self, tmp_path):
+        code = (
+            "import os, pathlib, sys; from governor.conductors import process\n"
+            "process.warm_up(preload=False, folder=pathlib.Path(sys.argv[1])); process.warm_now()\n"
+            "print(*pathlib.Path(sys.argv[1]).glob('pymp-*/listener-*'))"
+        )
+        ran = subprocess.run(
+            [sys.executable, "-c", code, str(tmp_path)],
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            stdout=subprocess.PIPE,
+            check=True,
+        )
+        assert ran.stdout.startswith(str(tmp_path).encode())
+        assert list(tmp_path.iterdir()) == []  # an orderly end leaves nothing
+
+    async def test_it_returns_before_the_modules_are_loaded(self):
+        process.shut_down()
+        begin = time.perf_counter()
+        process.warm_up(preload=("numpy", "gymnasium"))
+        assert time.perf_counter() - begin < 0.2
+        assert forkserver._server.report is None
+        first, second = await asyncio.gather(process.warm(), process.warm())
+        assert first is second
+        assert first.seconds > 0
+
+    async def test_a_forkserver_that_dies_while_it_loads_is_an_error(self, tmp_path, monkeypatch):
+        (tmp_path / "fatal_module.py").write_text("import os; os._exit(3)")
+        monkeypatch.syspath_prepend(str(tmp_path))
+        process.shut_down()
+        process.warm_up(preload=("fatal_module",))
+        with pytest.raises(ProcessError, match="died while it loaded"):
+            await process.warm()
+        process.warm_up(preload=False)
+        assert await process.warm()
+
+    async def test_one_that_hangs_is_an_error_after_the_deadline(self, tmp_path, monkeypatch):
+        (tmp_path / "hanging_module.py").write_text("import threading; threading.Event().wait()")
+        monkeypatch.syspath_prepend(str(tmp_path))
+        process.shut_down()
+        process.warm_up(preload=("hanging_module",))
+        with pytest.raises(ProcessError, match="not ready within"):
+            await process.warm(timeout=0.3)
+        process.shut_down()
+        process.warm_up(preload=False)
+
+    async def test_strangers_cannot_report(self):
+        process.shut_down()
+        process.warm_up(preload=False)
+        address = forkserver._server._receiver.getsockname()
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as stranger:
+            for message in (b"", b"{}", b"[]", b"\xff", b'{"secret": "x", "pid": 1}'):
+                stranger.sendto(message, address)
+        report = await process.warm()
+        assert report.pid == forkserver._server.pid
+
+
+DAEMON = """
+import asyncio, json, os, sys
+MARK = True
+sys.path[:0] = [{here!r}]
+from governor.conductors import process
+async def main():
+    process.warm_up(preload=json.loads(sys.argv[2]))
+    report = await process.warm()
+    children = [process.start(name=f"c{{i}}", target="process_targets:" + sys.argv[1], payload=sys.argv[3].encode()) for i in range(2)]
+    maps = open("/proc/self/maps").read()
+    print(json.dumps(dict(forkserver=report.pid, children=[c.pid for c in children], ray="_raylet" in maps,
+          failures=report.failures, numpy="numpy" in sys.modules)), flush=True)
+    if len(sys.argv) > 4:
+        return
+    await asyncio.Event().wait()
+if __name__ == "__main__":
+    asyncio.run(main())
+"""
+
+
+@pytest.fixture
+def daemon(tmp_path):
+    """Starts a daemon in a process of its own: `daemon(target, preload, address)` -> (Popen, what it printed)."""
+    script = tmp_path / "daemon.py"
+    script.write_text(DAEMON.format(here=str(HERE)))
+    folder = tempfile.TemporaryDirectory()  # the forkserver's socket stays behind when its daemon is killed
+    started = []
+
+    def start(*arguments: str):
+        popen = subprocess.Popen(
+            [sys.executable, str(script), *arguments],
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": folder.name},
+        )
+        started.append(popen)
+        return popen, json.loads(popen.stdout.readline())
+
+    yield start
+    for popen in started:
+        popen.kill()
+        popen.wait()
+        popen.stdout.close()
+    folder.cleanup()
+
+
+class TestDaemonsDeath:
+    @pytest.mark.parametrize("target", ["nap", "defy"])
+    async def test_kill_9_of_the_daemon_takes_forkserver_and_children_along(self, daemon, news, target):
+        popen, told = daemon(target, "false", news.address.decode())
+        await news()
+        await news()
+        helpers = psutil.Process(popen.pid).children(recursive=True)
+        assert {told["forkserver"], *told["children"]} < {helper.pid for helper in helpers}
+        pidfds = [os.pidfd_open(helper.pid) for helper in helpers]  # the resource tracker's too
+        popen.kill()
+        begin = time.monotonic()
+        for pidfd in pidfds:
+            assert is_readable(pidfd, timeout=5)
+            os.close(pidfd)
+        assert time.monotonic() - begin < 2
+
+    def test_also_while_the_modules_are_loading(self, tmp_path):
+        (tmp_path / "hanging_module.py").write_text(
+            "import os, threading, process_targets\n"
+            f"process_targets.tell({str(tmp_path / 'up')!r}, os.getpid())\n"
+            "threading.Event().wait()\n"
+        )
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as receiver,
+        ):
+            receiver.bind(str(tmp_path / "up"))
+            code = (
+                f"import sys; sys.path[:0] = [{str(tmp_path)!r}, {str(HERE)!r}]\n"
+                "from governor.conductors import process\n"
+                "process.warm_up(preload=('hanging_module',)); sys.stdin.read()"
+            )
+            popen = subprocess.Popen(
+                [sys.executable, "-c", code],
+                env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": folder},
+                stdin=subprocess.PIPE,
+            )
+            receiver.settimeout(10)
+            pidfd = os.pidfd_open(json.loads(receiver.recv(100)))
+        popen.kill()
+        popen.wait()
+        popen.stdin.close()
+        assert is_readable(pidfd, timeout=5)
+        os.close(pidfd)
+
+    async def test_a_daemon_that_ends_with_children_alive_does_not_hang(self, daemon, news):
+        popen, told = daemon("defy", "false", news.address.decode(), "end")
+        assert popen.wait(timeout=5) == 0
+        for pid in told["children"]:
+            assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+
+    async def test_children_run_no_main_module_again(self, daemon, news):
+        daemon("answer", "false", news.address.decode())
+        told = await news()
+        assert told["main"] == {"name": "__main__", "mark": False}
+
+    @pytest.mark.ray
+    async def test_ray_is_warm_in_the_children_and_not_in_the_daemon(self, daemon, news):
+        _, told = daemon("answer", '["numpy", "governor.tasks.runners"]', news.address.decode())
+        answered = await news()
+        assert told["failures"] == answered["preload_failures"] == {}
+        assert "ray" in answered["modules"]
+        assert not told["ray"]
+        assert not told["numpy"]
+
+
+def test_is_readable_waits_for_an_event_from_another_thread():
+    reader, writer = os.pipe()
+    threading.Timer(0.05, os.close, (writer,)).start()
+    assert not is_readable(reader)
+    assert is_readable(reader, timeout=5)
+    os.close(reader)

@@ -1,0 +1,132 @@
+"""The task conductor as a process of its own: its answers, its stop, and the loss of Ray."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from governor.conductors.conductor import RecordingLink
+from governor.conductors.task import TaskConductor
+from governor.errors import ConductorError
+from governor.messages import ConductorSpec
+from governor.ray_head import RayHead
+
+LIFE = Path(__file__).parent / "task_conductor_life.py"
+ROOT = Path(__file__).parents[3]
+USER_CODE = ROOT / "tests" / "governor" / "tasks" / "user_code"
+
+
+@pytest.fixture
+async def head(tmp_path):
+    head = RayHead(state_folder=tmp_path / "state", runtime_folder=tmp_path / "runtime", num_cpus=1)
+    head.where = await head.start()
+    yield head
+    await head.stop()
+
+
+class Life:
+    def __init__(self, process):
+        self.process = process
+
+    async def line(self, kind: str) -> dict:
+        async with asyncio.timeout(30):
+            while line := await self.process.stdout.readline():
+                try:
+                    told = json.loads(line)
+                except ValueError:
+                    continue
+                if told["type"] == kind:
+                    return told
+        raise AssertionError(f"ended before {kind}")
+
+
+@pytest.fixture
+async def life(head, tmp_path):
+    process = await asyncio.create_subprocess_exec(
+        *(
+            sys.executable,
+            str(LIFE),
+            head.where.address,
+            str(head.where.token_path),
+            str(tmp_path),
+            str(USER_CODE),
+        ),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    yield Life(process)
+    if process.returncode is None:
+        process.kill()
+        await process.wait()
+
+
+def runners(head: RayHead) -> list[psutil.Process]:
+    children = psutil.Process(head.pid).children(recursive=True)
+    return [child for child in children if "Runner.serve" in " ".join(child.cmdline())]
+
+
+@pytest.mark.ray
+async def test_it_answers_stops_and_takes_its_runners_along(head, life):
+    prepared = await life.line("prepared")
+    assert prepared["detail"] == {"ray": head.where.address, "nodes": 1, "cpus": 1.0}
+    assert prepared["early"] == "conductor"
+    [simulation, cycle] = (await life.line("refused"))["messages"]
+    assert "StartSimulation" in simulation
+    assert 'task "a" depends on itself' in cycle
+    await life.line("TaskStarted")
+    [runner] = runners(head)
+    life.process.stdin.write(b"stop\n")
+    assert "cancelled" in (await life.line("TaskEnded"))["text"]
+    assert "end='stopped'" in (await life.line("PartEnded"))["text"]
+    assert await life.process.wait() == 0
+    assert not runner.is_running()
+
+
+@pytest.mark.ray
+@pytest.mark.parametrize("part", ["gcs_server", "raylet"])
+async def test_the_loss_of_ray_ends_it_within_seconds_with_the_reason(head, life, part):
+    await life.line("TaskStarted")
+    victim = next(p for p in psutil.Process(head.pid).children() if p.name() == part)
+    victim.send_signal(signal.SIGKILL)
+    began = time.monotonic()
+    assert "Ray is lost" in (await life.line("ConductorFailed"))["text"]
+    assert await life.process.wait() == 1
+    assert time.monotonic() - began < 5
+
+
+@pytest.mark.ray
+async def test_a_conductor_killed_outright_leaves_no_runner(head, life):
+    await life.line("TaskStarted")
+    [runner] = runners(head)
+    life.process.kill()
+    async with asyncio.timeout(10):
+        handle = os.pidfd_open(runner.pid)
+        gone = asyncio.Event()
+        asyncio.get_running_loop().add_reader(handle, gone.set)
+        await gone.wait()
+        asyncio.get_running_loop().remove_reader(handle)
+        os.close(handle)
+
+
+@pytest.mark.parametrize(
+    ("address", "reason"), [("127.0.0.1:1", "no Ray at 127.0.0.1:1"), ("ray", "no Ray address")]
+)
+async def test_no_ray_is_one_line(tmp_path, address, reason):
+    spec = ConductorSpec(
+        uid="u", run_name="n", name="tasks", kind="task", incarnation=1, client_endpoint="", worker_endpoint="",
+        run_folder=str(tmp_path), socket_folder="", import_folder="", seed=0,
+        settings={"ray": {"address": address, "token_path": None}},
+    )  # fmt: skip
+    conductor = TaskConductor(spec=spec, link=RecordingLink())
+    with pytest.raises(ConductorError, match=reason):
+        await conductor.prepare()
+    await conductor.close()
