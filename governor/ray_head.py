@@ -1,0 +1,206 @@
+"""The daemon's own Ray head: started as a child, watched, taken down with everything that it started.
+
+Rules:
+1. The daemon never imports Ray: the head is a process of its own (`governor.tasks.head`), in its own process group.
+2. One `RayHead` is one head from start to end. To restart after `exited()`, with a back-off, is the caller's part:
+   it makes a new one, and task conductors connect to the new address.
+3. Clients need a token: `token_path`, 0600, kept from one head to the next.
+4. `stop` returns when every process is seen dead, also agents in sessions of their own, and the temp folder is gone.
+5. Call `start` in the main thread: PDEATHSIG guards against the death of the thread that forked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import secrets
+import shutil
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import psutil
+
+from governor import logs
+from governor.errors import ProcessError
+from governor.tasks import reaper
+
+START_SECONDS: Final = 60.0
+STOP_SECONDS: Final = 10.0
+SOCKET_PATH_BYTES: Final = 107
+# what comes behind our folder: /t/session_2026-01-01_00-00-00_000000_1234567/sockets/plasma_store.1
+RAY_SUFFIX_BYTES: Final = 77
+OBJECT_STORE_BYTES: Final = 256 * 1024 * 1024
+"""Values of tasks travel in records and files: the object store holds next to nothing."""
+LAST_LINES: Final = 20
+
+log = logs.get_logger()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadAddress:
+    """Where the head is: `address` as ``host:port`` of its GCS, and the file with the token that opens it."""
+
+    address: str
+    token_path: Path
+
+
+def environment(token_path: Path | None) -> dict[str, str]:
+    """The variables under which Ray's processes, ours and the head's, find each other. Ray reads them at import."""
+    variables = {
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_kill_child_processes_on_worker_exit_with_raylet_subreaper": "true",
+        "RAY_enable_worker_prestart": "false",
+        "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",
+    }
+    if token_path is not None:
+        variables |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token_path)}
+    return variables
+
+
+class RayHead:
+    """One local head.
+
+    Args:
+        state_folder: the token lives here. `runtime_folder`: Ray's temp folder goes below it, or below /tmp where its
+            sockets would not fit into 107 bytes.
+        num_cpus: how many plain tasks may run at once.
+    """
+
+    def __init__(self, *, state_folder: Path, runtime_folder: Path, num_cpus: int) -> None:
+        self._token_path = state_folder / "ray-token"
+        self._runtime_folder = runtime_folder
+        self._num_cpus = num_cpus
+        self._temp: Path | None = None
+        self._process: asyncio.subprocess.Process | None = None
+        self._complaints: asyncio.Task[list[str]] | None = None
+        self._exited: asyncio.Task[int] | None = None
+
+    @property
+    def pid(self) -> int | None:
+        return None if self._process is None else self._process.pid
+
+    async def start(self) -> HeadAddress:
+        """Returns when tasks can be sent. Raises ProcessError with Ray's last lines; nothing is left then."""
+        if self._process is not None:
+            raise ProcessError("this Ray head was started before: one object is one head", pid=self.pid)
+        self._keep_token()
+        self._temp = self._make_temp()
+        settings = {
+            "num_cpus": self._num_cpus,
+            # Ray opens its folder to everybody (0777): ours around it stays closed
+            "temp_dir": str(self._temp / "t"),
+            "object_store_bytes": OBJECT_STORE_BYTES,
+            "parent": os.getpid(),
+        }
+        root = str(Path(__file__).parent.parent)
+        path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
+        self._process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "governor.tasks.head", json.dumps(settings)),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            start_new_session=True,
+            env={**os.environ, **environment(self._token_path), "PYTHONPATH": path},
+        )
+        self._complaints = asyncio.create_task(_last_lines(self._process.stderr), name="ray_head.stderr")
+        self._exited = asyncio.create_task(self._process.wait(), name="ray_head.exit")
+        assert self._process.stdout is not None  # noqa: S101  # asked for above
+        try:
+            async with asyncio.timeout(START_SECONDS):
+                line = await self._process.stdout.readline()
+            ready = json.loads(line)
+        except (TimeoutError, ValueError) as error:
+            await self.stop()
+            told = " ".join(self._complaints.result()[-1:]) if self._complaints.done() else ""
+            late = f" within {START_SECONDS:g} s" if isinstance(error, TimeoutError) else ""
+            raise ProcessError(f"the Ray head did not start{late}: {told or 'no reason given'}") from error
+        except asyncio.CancelledError:
+            await self.stop()
+            raise
+        log.info("ray_head.started", pid=self.pid, address=ready["address"], num_cpus=self._num_cpus)
+        return HeadAddress(address=ready["address"], token_path=self._token_path)
+
+    async def exited(self) -> int:
+        """Returns the exit code when the head has ended, asked to or not. Any number of waiters; call after `start`."""
+        if self._exited is None:
+            raise ProcessError("this Ray head was never started")
+        return await asyncio.shield(self._exited)
+
+    async def stop(self) -> None:
+        """Takes the head down; may be called at any time, and again. Raises ProcessError if a process lives on."""
+        if self._process is not None and self._exited is not None:
+            left = await asyncio.to_thread(_kill_all, self._process.pid, self._temp)
+            await asyncio.wait({self._exited}, timeout=STOP_SECONDS)
+            if self._complaints is not None:
+                await asyncio.wait({self._complaints}, timeout=1.0)
+            if left:
+                raise ProcessError(f"processes of the Ray head live on: {left}", pid=left[0])
+        if self._temp is not None:
+            await asyncio.to_thread(shutil.rmtree, self._temp, ignore_errors=True)
+            self._temp = None
+
+    def _keep_token(self) -> None:
+        self._token_path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with contextlib.suppress(FileExistsError):
+            handle = os.open(self._token_path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            with os.fdopen(handle, "w") as file:
+                file.write(secrets.token_hex(32))
+
+    def _make_temp(self) -> Path:
+        fits = len(os.fsencode(self._runtime_folder)) + len("/ray-12345678") + RAY_SUFFIX_BYTES
+        if fits <= SOCKET_PATH_BYTES:
+            self._runtime_folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            return Path(tempfile.mkdtemp(prefix="ray-", dir=self._runtime_folder))
+        return Path(tempfile.mkdtemp(prefix="ray-", dir="/tmp"))
+
+
+async def _last_lines(stream: asyncio.StreamReader | None) -> list[str]:
+    lines: list[str] = []
+    while stream is not None and (line := await stream.readline()):
+        lines = [*lines, line.decode(errors="replace").strip()][-LAST_LINES:]
+    return lines
+
+
+def _kill_all(pid: int, temp: Path | None) -> list[int]:
+    """SIGKILL to the head, to what descends from it, and to what was left by it; the pids that live on."""
+    left = _kill_one(pid)
+    for process in _of_session(temp):
+        left += _kill_one(process.pid)
+    return left
+
+
+def _kill_one(pid: int) -> list[int]:
+    try:
+        handle = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return []
+    try:
+        return reaper.kill_tree(pid, handle)
+    finally:
+        os.close(handle)
+
+
+def _of_session(temp: Path | None) -> list[psutil.Process]:
+    """Ray's processes that outlived the head: they name its temp folder, or, as ``ray::...``, log into it.
+
+    Drivers, who log there too, are none of them.
+    """
+    if temp is None:
+        return []
+    needle = f"{temp}/"
+    found: list[psutil.Process] = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            command = process.cmdline()
+            if any(needle in part for part in command) or (
+                command
+                and command[0].startswith("ray::")
+                and any(needle in file.path for file in process.open_files())
+            ):
+                found.append(process)
+    return found

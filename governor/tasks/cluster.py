@@ -1,0 +1,212 @@
+"""The connection to Ray: made in a thread of its own, asked what the nodes have, watched for its loss.
+
+Ray terminates a driver 61 s after the GCS is lost and fails every call for ever once its raylet is lost. So both are
+watched through a TCP connection that says nothing: its end, and no new one to be had, is the loss.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import os
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from governor import logs
+from governor.errors import ConductorError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from governor.tasks.story import Shape
+
+CONNECT_SECONDS: Final = 60.0
+RECONNECT_TRIES: Final = 3
+RECONNECT_SECONDS: Final = 0.5
+RAY_NAMES: Final = {"cpus": "CPU", "cpu": "CPU", "gpus": "GPU", "gpu": "GPU"}
+"""Names of `resources` in a run file for Ray's own; `memory` (bytes) and custom ones keep their names."""
+
+T = TypeVar("T")
+
+log = logs.get_logger()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """One living node; `resources` are its totals by Ray's names."""
+
+    id: str
+    host: str
+    port: int
+    resources: Mapping[str, float]
+
+
+class Cluster:
+    """Ray as seen by one driver. All calls into Ray run in one thread, so that none can hold the event loop."""
+
+    def __init__(self, *, address: str, token_path: str | None, namespace: str) -> None:
+        self.address = address
+        self._token_path = token_path
+        self._namespace = namespace
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="ray")
+        self.nodes: tuple[Node, ...] = ()
+        self.own: Node | None = None
+        self.ray: Any = None
+
+    async def connect(self) -> None:
+        """Raises ConductorError within `CONNECT_SECONDS`."""
+        try:
+            async with asyncio.timeout(CONNECT_SECONDS):
+                await self._reachable()
+                await self.call(self._connect)
+        except TimeoutError:
+            raise ConductorError(
+                f"Ray at {self.address} did not answer within {CONNECT_SECONDS:g} s"
+            ) from None
+        except ConductorError:
+            raise
+        except Exception as error:  # Ray raises many types, RuntimeError and ConnectionError among them
+            why = _first_line(error)
+            if "InvalidAuthToken" in str(error.__context__) or "InvalidAuthToken" in str(error):
+                why = f"it does not accept the token ({self._token_path or 'none is configured'})"
+            raise ConductorError(f"no connection to Ray at {self.address}: {why}") from error
+
+    async def call(self, function: Callable[[], T]) -> T:
+        """Runs a call into Ray in Ray's thread."""
+        return await asyncio.get_running_loop().run_in_executor(self._thread, function)
+
+    async def lost(self) -> str:
+        """Returns the reason when the GCS or this node's raylet is gone; until then it waits."""
+        host, _, port = self.address.rpartition(":")
+        ends = [(host, int(port), "Ray's GCS")]
+        if self.own is not None:
+            ends.append((self.own.host, self.own.port, "Ray's raylet"))
+        tasks = [asyncio.create_task(_ended(*end), name=f"ray.watch.{end[2]}") for end in ends]
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            return done.pop().result()
+        finally:
+            for task in tasks:
+                task.cancel()
+
+    def slots(self, shape: Shape) -> int:
+        """How many runners of this shape fit on all nodes at once; plain ones: as many as there are CPUs."""
+        if not shape:
+            return max(1, int(sum(node.resources.get("CPU", 0.0) for node in self.nodes)))
+        return sum(_fits(node, demand(shape)) for node in self.nodes)
+
+    def why_never(self, shape: Shape) -> str:
+        """Why no node can ever hold a runner of this shape, in one line."""
+        wanted = demand(shape)
+        missing = [
+            f"{name} {amount:g} (the most a node has: {max(n.resources.get(name, 0.0) for n in self.nodes):g})"
+            for name, amount in wanted.items()
+            if all(node.resources.get(name, 0.0) < amount for node in self.nodes)
+        ]
+        what = ", ".join(missing) or f"{dict(wanted)} together on one node"
+        return f"can never be scheduled: no node of the Ray cluster has {what}"
+
+    def close(self) -> None:
+        """Leaves without waiting: the process ends soon after, and Ray's actors end with their driver."""
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    async def _reachable(self) -> None:
+        host, colon, port = self.address.rpartition(":")
+        if not colon or not port.isdigit():
+            raise ConductorError(f'"{self.address}" is no Ray address of the form host:port')
+        try:
+            _, writer = await asyncio.open_connection(host, int(port))
+        except OSError as error:
+            raise ConductorError(f"no Ray at {self.address}: {error.strerror or error}") from None
+        writer.close()
+
+    def _connect(self) -> None:
+        os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+        if self._token_path is not None:
+            os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": self._token_path}
+        import ray  # noqa: PLC0415  # the variables above are read when it is imported
+        from ray._raylet import Config  # type: ignore[attr-defined]  # noqa: PLC0415  # as above
+        from ray.job_config import JobConfig  # noqa: PLC0415
+
+        Config.initialize(
+            ""
+        )  # reads the variables again: in a fork of a process that had imported Ray they came late
+        if self.address.startswith("127.0.0.1:"):
+            _take_loopback_at_its_word()
+        root = str(Path(__file__).parent.parent.parent)
+        ray.init(
+            address=self.address,
+            namespace=self._namespace,
+            log_to_driver=False,
+            configure_logging=False,
+            job_config=JobConfig(_py_driver_sys_path=[root, *filter(None, sys.path)]),
+        )
+        _quiet()
+        self.ray = ray
+        here = ray.get_runtime_context().get_node_id()
+        self.nodes = tuple(
+            Node(
+                id=node["NodeID"],
+                host=node["NodeManagerAddress"],
+                port=node["NodeManagerPort"],
+                resources=node["Resources"],
+            )
+            for node in ray.nodes()  # type: ignore[no-untyped-call]
+            if node["Alive"]
+        )
+        self.own = next((node for node in self.nodes if node.id == here), None)
+
+
+def _take_loopback_at_its_word() -> None:
+    """`ray.init` replaces 127.0.0.1 by the machine's outward address, where our own head does not listen."""
+    import ray._private.services as ray_services  # noqa: PLC0415  # after its variables are set
+
+    ray_services.resolve_ip_for_localhost = lambda host: host
+
+
+def _quiet() -> None:
+    """What Ray tells its driver goes to the log: it prints, and standard output belongs to the command line."""
+    import ray._private.worker as ray_worker  # noqa: PLC0415  # after its variables are set
+
+    def note(data: Mapping[str, Any], *_: object, **__: object) -> None:
+        log.debug("ray.said", text=" ".join(data.get("lines", ()))[:1000])
+
+    ray_worker.print_to_stdstream = note
+
+
+def demand(shape: Shape) -> dict[str, float]:
+    """The resources of a shape by Ray's names."""
+    return {RAY_NAMES.get(name, name): amount for name, amount in shape}
+
+
+def _fits(node: Node, wanted: Mapping[str, float]) -> int:
+    rooms = [math.floor(node.resources.get(name, 0.0) / amount + 1e-9) for name, amount in wanted.items()]
+    return min(rooms, default=0)
+
+
+async def _ended(host: str, port: int, what: str) -> str:
+    failures = 0
+    while True:
+        try:
+            reader, writer = await asyncio.open_connection(host, port)
+        except OSError as error:
+            failures += 1
+            if failures >= RECONNECT_TRIES:
+                return f"{what} at {host}:{port} is gone ({error.strerror or error})"
+            await asyncio.sleep(RECONNECT_SECONDS)
+            continue
+        failures = 0
+        with contextlib.suppress(OSError):
+            while await reader.read(4096):
+                continue
+        writer.close()
+        await asyncio.sleep(RECONNECT_SECONDS)  # a back-off: gRPC drops a silent connection now and then
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__

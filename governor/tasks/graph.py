@@ -1,0 +1,92 @@
+"""Faults of a task graph, all of them, before anything runs.
+
+Rules:
+1. Pure and iterative: a chain of 10,000 tasks is an ordinary graph.
+2. Every fault names the ids that it is about, and the task (by its index) where a person would mend it.
+"""
+
+from __future__ import annotations
+
+import graphlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from governor.messages import TaskSpec
+
+# Each cycle costs a walk over the whole graph; a person mends them one after the other anyway.
+MOST_CYCLES: Final = 20
+# Ids of a long cycle that are named: the rest is a count.
+MOST_NAMES: Final = 12
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GraphFault:
+    """One fault. `task_index` counts in the order given; `field` is like ``id`` or ``depends_on[2]``."""
+
+    task_index: int
+    field: str
+    message: str
+
+
+def faults(tasks: Sequence[TaskSpec]) -> list[GraphFault]:
+    """All faults of the graph in the order of the tasks: duplicate ids, unknown or own id in `depends_on`, cycles.
+
+    An empty list means that the graph can run. At most `MOST_CYCLES` cycles are listed.
+    """
+    first: dict[str, int] = {}
+    found: list[GraphFault] = []
+    for index, task in enumerate(tasks):
+        if task.id in first:
+            message = f'task id "{task.id}" is already used by tasks[{first[task.id]}]'
+            found.append(GraphFault(task_index=index, field="id", message=message))
+        else:
+            first[task.id] = index
+    for index, task in enumerate(tasks):
+        for place, name in enumerate(task.depends_on):
+            if name == task.id:
+                message = f'task "{task.id}" depends on itself'
+            elif name not in first:
+                message = f'task "{task.id}" depends on "{name}", which is no task of this phase'
+            else:
+                continue
+            found.append(GraphFault(task_index=index, field=f"depends_on[{place}]", message=message))
+    found += _cycles(tasks, first)
+    return sorted(found, key=lambda fault: fault.task_index)
+
+
+def _cycles(tasks: Sequence[TaskSpec], first: dict[str, int]) -> list[GraphFault]:
+    """One fault for each cycle, at the first of its tasks; a task is named in one cycle only."""
+    edges: dict[str, set[str]] = {name: set() for name in first}
+    for task in tasks:
+        edges[task.id] |= {name for name in task.depends_on if name in first and name != task.id}
+    found: list[GraphFault] = []
+    while len(found) < MOST_CYCLES:
+        try:
+            graphlib.TopologicalSorter(edges).prepare()
+        except graphlib.CycleError as error:
+            # graphlib gives predecessors first and the first id again at the end: turn it into "depends on".
+            ring = list(reversed(error.args[1]))[:-1]
+        else:
+            break
+        start = ring.index(min(ring, key=first.__getitem__))
+        ring = ring[start:] + ring[:start]
+        for name in ring:
+            edges.pop(name)
+        for needs in edges.values():
+            needs.difference_update(ring)
+        found.append(_cycle_fault(tasks, first[ring[0]], ring))
+    return found
+
+
+def _cycle_fault(tasks: Sequence[TaskSpec], index: int, ring: list[str]) -> GraphFault:
+    names = [*ring[:MOST_NAMES], f"... ({len(ring)} tasks)"] if len(ring) > MOST_NAMES else ring
+    story = " -> ".join([*names, ring[0]])
+    place = tasks[index].depends_on.index(ring[1]) if ring[1] in tasks[index].depends_on else 0
+    return GraphFault(
+        task_index=index,
+        field=f"depends_on[{place}]",
+        message=f"the tasks depend on each other in a cycle: {story}",
+    )

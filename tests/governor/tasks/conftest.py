@@ -1,0 +1,110 @@
+"""One Ray head, one driver and one set of runners for all tests against real Ray."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import shutil
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from governor.conductors.conductor import RecordingLink
+from governor.messages import ConductorSpec, PartEnded, StartTasks, TaskEnded, TaskSpec
+from governor.ray_head import RayHead
+
+USER_CODE = Path(__file__).parent / "user_code"
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def ray_head():
+    folder = Path(tempfile.mkdtemp(prefix="governor-test-"))
+    head = RayHead(state_folder=folder, runtime_folder=folder, num_cpus=2)
+    yield await head.start()
+    await head.stop()
+    shutil.rmtree(folder)
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def crew(ray_head, tmp_path_factory):
+    from governor.tasks.cluster import Cluster
+
+    folder = tmp_path_factory.mktemp("run")
+    spec = ConductorSpec(
+        uid="test-run",
+        run_name="test",
+        name="tasks",
+        kind="task",
+        incarnation=1,
+        client_endpoint="",
+        worker_endpoint="",
+        run_folder=str(folder),
+        socket_folder=str(folder),
+        import_folder=str(USER_CODE),
+        seed=0,
+    )
+    cluster = Cluster(address=ray_head.address, token_path=str(ray_head.token_path), namespace=spec.uid)
+    await cluster.connect()
+    from governor.tasks.runners import Runners
+
+    runners = Runners(cluster=cluster, spec=spec)
+    yield Crew(spec, cluster, runners, folder)
+    await runners.close()
+    await cluster.call(cluster.ray.shutdown)
+    cluster.close()
+
+
+@dataclass
+class Crew:
+    spec: ConductorSpec
+    cluster: object
+    runners: object
+    folder: Path
+    phases = itertools.count()
+
+    def scheduler(self, *tasks, done=()):
+        from governor.tasks.scheduler import Scheduler
+
+        link = RecordingLink()
+        phase = next(self.phases)
+        command = StartTasks(phase=phase, name=f"phase {phase}", tasks=tasks, seed=0, done=done)
+        scheduler = Scheduler(
+            command=command, spec=self.spec, link=link, cluster=self.cluster, runners=self.runners
+        )
+        return scheduler, link
+
+    async def run(self, *tasks, done=(), seconds=30):
+        """Runs a graph; its story: records by (task, run), and all events."""
+        scheduler, link = self.scheduler(*tasks, done=done)
+        async with asyncio.timeout(seconds):
+            await scheduler.run()
+        return Story(link.events)
+
+
+class Story:
+    def __init__(self, events):
+        self.events = events
+        ended = [event.record for event in events if isinstance(event, TaskEnded)]
+        self.records = {(record.task, record.run): record for record in ended}
+        assert len(ended) == len(self.records), "a run ended twice"
+        *_, self.end = events
+        assert isinstance(self.end, PartEnded)
+
+    def __getitem__(self, key):
+        return self.records[key if isinstance(key, tuple) else (key, 0)]
+
+    def of(self, kind):
+        return [event for event in self.events if isinstance(event, kind)]
+
+
+@pytest.fixture
+def task():
+    def build(name, call, *needs, **fields):
+        return TaskSpec(
+            id=name, call=f"deeds:{call}" if ":" not in call else call, depends_on=needs, **fields
+        )
+
+    return build
