@@ -1,0 +1,172 @@
+"""Environment steps per second: the bare Gymnasium loop, and through conductors in their own processes.
+
+Both sides play the same environment with the same trivial agent in train mode (act, learn), one environment, one worker.
+Through conductors every episode is also recorded, reported, acknowledged, and the agent's state saved. Takes about 20 s:
+`python benchmarks/bench_steps.py [seconds for each row]`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import tempfile
+from contextlib import AsyncExitStack
+from pathlib import Path
+from time import perf_counter
+from typing import TypeVar
+
+import gymnasium
+from step_agent import TrivialAgent
+
+from governor.episodes import Transition
+from governor.messages import (
+    Acknowledged,
+    ConductorReady,
+    ConductorSpec,
+    PartEnded,
+    StartSimulation,
+    StopPart,
+    conductor_service,
+    decode_report,
+    encode,
+    run_service,
+)
+from transport.broker import Broker
+from transport.client import Client
+from transport.worker import Request, Worker
+
+HERE = Path(__file__).parent
+UID = "bench"
+E = TypeVar("E")
+PROGRAM = (
+    "import sys, asyncio, os, pathlib; from governor.conductors.conductor import main;"
+    "os._exit(asyncio.run(main(pathlib.Path(sys.argv[1]).read_bytes())))"
+)
+ROWS = (
+    ("FrozenLake-v1", {"is_slippery": False}, None),
+    ("FrozenLake-v1", {"is_slippery": True}, 100),
+    ("CartPole-v1", {}, None),
+)
+
+
+def bare(identifier: str, params: dict, max_steps: int | None, seconds: float) -> float:
+    """Steps per second of the loop that everybody writes."""
+    environment = gymnasium.make(identifier, **params)
+    agent = TrivialAgent(
+        observation_space=environment.observation_space, action_space=environment.action_space, seed=0
+    )
+    began, steps, seed = perf_counter(), 0, 0
+    while perf_counter() - began < seconds:
+        observation, _ = environment.reset(seed=seed)
+        seed += 1
+        for step in range(max_steps or sys.maxsize):
+            action = agent.act(observation, explore=True)
+            following, reward, terminated, truncated, _ = environment.step(action)
+            cut = truncated or step + 1 == max_steps
+            agent.learn(
+                Transition(
+                    observation=observation,
+                    action=action,
+                    reward=reward,
+                    next_observation=following,
+                    terminated=terminated,
+                    truncated=cut,
+                )
+            )
+            observation = following
+            steps += 1
+            if terminated or cut:
+                break
+    return steps / (perf_counter() - began)
+
+
+class Governor:
+    """Takes the conductors' reports as the daemon would, but keeps no journal."""
+
+    def __init__(self) -> None:
+        self.events: asyncio.Queue = asyncio.Queue()
+
+    async def take(self, request: Request) -> list[bytes]:
+        for event in decode_report(request.body[0]).events:
+            if isinstance(event, (ConductorReady, PartEnded)):
+                self.events.put_nowait(event)
+        return [encode(Acknowledged())]
+
+    async def next(self, kind: type[E]) -> E:
+        while not isinstance(event := await asyncio.wait_for(self.events.get(), 60), kind):
+            pass
+        return event
+
+
+async def conducted(identifier: str, params: dict, max_steps: int | None, seconds: float) -> dict[str, float]:
+    """Metrics of a phase that is stopped after `seconds`."""
+    async with AsyncExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gb-")))
+        client_endpoint, worker_endpoint = f"ipc://{folder}/c", f"ipc://{folder}/w"
+        governor = Governor()
+        await stack.enter_async_context(
+            Broker(client_endpoint=client_endpoint, worker_endpoint=worker_endpoint)
+        )
+        await stack.enter_async_context(Worker(worker_endpoint, run_service(UID), governor.take, credit=16))
+        client = await stack.enter_async_context(Client(client_endpoint))
+        for name, settings in (
+            ("environment.e", {"entry": f"gymnasium:{identifier}", "params": params}),
+            ("agent.a", {"entry": "step_agent:TrivialAgent"}),
+            ("simulation", {}),
+        ):
+            spec = ConductorSpec(
+                uid=UID,
+                run_name="bench",
+                name=name,
+                kind=name.partition(".")[0],
+                incarnation=1,
+                client_endpoint=client_endpoint,
+                worker_endpoint=worker_endpoint,
+                run_folder=str(folder),
+                socket_folder=str(folder),
+                import_folder=str(HERE),
+                seed=0,
+                settings=settings,
+                log_level="warning",
+            )
+            path = folder / f"{name}.spec"
+            path.write_bytes(encode(spec))
+            child = subprocess.Popen([sys.executable, "-c", PROGRAM, str(path)], cwd=HERE.parent)  # noqa: ASYNC220  # once, before anything is timed
+            stack.callback(child.wait)
+            stack.callback(child.kill)
+            await governor.next(ConductorReady)
+        service = conductor_service(UID, "simulation")
+        start = StartSimulation(
+            phase=0,
+            name="bench",
+            mode="train",
+            environment="e",
+            agents=("a",),
+            episodes=10**7,
+            workers=1,
+            max_steps=max_steps,
+            episode_timeout=60.0,
+            seed=0,
+        )
+        await client.request(service, encode(start), timeout=10)
+        await asyncio.sleep(seconds)
+        await client.request(service, encode(StopPart(phase=0, reason="enough")), timeout=10)
+        return (await governor.next(PartEnded)).metrics
+
+
+async def main(seconds: float) -> None:
+    print(f"{'environment':<34}{'bare':>12}{'conductors':>12}{'ratio':>8}{'steps/episode':>15}")
+    for identifier, params, max_steps in ROWS:
+        alone = bare(identifier, params, max_steps, seconds / 4)
+        metrics = await conducted(identifier, params, max_steps, seconds)
+        rate = metrics["steps_per_second"]
+        label = f"{identifier} {'slippery' if params.get('is_slippery') else ''}"
+        print(
+            f"{label:<34}{alone:>10,.0f}/s{rate:>10,.0f}/s{rate / alone:>8.3f}{metrics['steps_mean']:>15.1f}"
+        )
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(HERE.parent))
+    asyncio.run(main(float(sys.argv[1]) if len(sys.argv) > 1 else 4.0))

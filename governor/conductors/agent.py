@@ -1,0 +1,110 @@
+"""Agent conductor: keeps one agent that acts and learns; steps go over its direct socket.
+
+The service `agent.<uid>.<name>` answers `control.Join` and `control.Stuck`. Settings: `entry`, `params`. User code runs
+in one daemon thread, never here. What the agent has learned is at ``<run folder>/agents/<name>.state``.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from itertools import count
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from governor import logs
+from governor.conductors.conductor import Conductor, Link
+from governor.episodes import control
+from governor.episodes.agent_host import AgentHost
+from governor.episodes.farewell import Farewell
+from governor.errors import ConductorError, ExitCode
+from governor.messages import ConductorCommand, ConductorSpec, Done, Refused
+from transport.worker import Worker
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from transport.worker import Request
+
+CLOSE_SECONDS = 2.0
+
+log = logs.get_logger()
+
+
+class AgentConductor(Conductor):
+    def __init__(self, *, spec: ConductorSpec, link: Link) -> None:
+        super().__init__(spec=spec, link=link)
+        self.farewell = Farewell(link=link)
+        self._plain = spec.name.removeprefix("agent.")
+        self.host = AgentHost(
+            entry=spec.settings["entry"],
+            params=spec.settings.get("params", {}),
+            seed=spec.seed,
+            state_path=Path(spec.run_folder) / "agents" / f"{self._plain}.state",
+            name=spec.name,
+            path=Path(spec.socket_folder) / f"{spec.name}.{spec.incarnation}",
+        )
+        self._seats: dict[tuple[str, int], tuple[control.Join, str]] = {}
+        self._serial = count()
+        self._worker: Worker | None = None
+
+    async def prepare(self) -> dict[str, Any]:
+        await self.host.start()
+        service = control.agent_service(self.spec.uid, self._plain)
+        self._worker = Worker(self.spec.worker_endpoint, service, self._serve, credit=64)
+        self._worker.start()
+        await self._worker.registered()
+        return {"service": service, "entry": self.spec.settings["entry"], "learned": self.host.loaded}
+
+    async def perform(self, command: ConductorCommand) -> Done | Refused:
+        return Refused(
+            code="usage",
+            message=f"an agent conductor does not perform {type(command).__name__}",
+            exit_code=ExitCode.USAGE,
+        )
+
+    async def close(self) -> None:
+        if self._worker is not None:
+            await self._worker.aclose()
+        await self.host.close(seconds=CLOSE_SECONDS)
+
+    async def _serve(self, request: Request) -> Sequence[bytes]:
+        try:
+            wanted = control.decode_agent_control(request.body[0])
+        except (IndexError, msgspec.MsgspecError) as error:
+            return [control.encode(control.Failed(reason=f"no request for an agent: {error}"))]
+        match wanted:
+            case control.Join():
+                return [control.encode(await self._join(wanted))]
+            case control.Stuck():
+                return [control.encode(self._judge(wanted))]
+
+    async def _join(self, wanted: control.Join) -> control.Joined | control.Failed:
+        place = (wanted.owner, wanted.worker)
+        before, old = self._seats.get(place, (None, None))
+        if before == wanted and old is not None:
+            return control.Joined(seat=old, endpoint=self.host.endpoint)
+        seat = f"seat-{next(self._serial)}"
+        try:
+            await self.host.do(
+                partial(
+                    self.host.seat,
+                    seat.encode(),
+                    observation=wanted.observation_space,
+                    action=wanted.action_space,
+                    renew=wanted.renew,
+                    old=None if old is None else old.encode(),
+                )
+            )
+        except ConductorError as error:
+            return control.Failed(reason=error.reason)
+        self._seats[place] = (wanted, seat)
+        return control.Joined(seat=seat, endpoint=self.host.endpoint)
+
+    def _judge(self, stuck: control.Stuck) -> control.Taken:
+        """An agent that still is at the very request that went overdue hangs; it may as well be at another's."""
+        if self.host.at_work == (stuck.seat.encode(), stuck.number):
+            self.host.abandon()
+            self.farewell.say(f"agent {self._plain!r} hangs: no answer by the episode's deadline")
+        return control.Taken()

@@ -1,0 +1,196 @@
+"""What every conductor is: a process that registers with the broker, gets ready, takes commands, reports events.
+
+Rules:
+1. A conductor keeps each event until the governor has acknowledged it; order is kept, numbers count from 1 for
+   each incarnation.
+2. A command is answered at once; the end of what it began is an event.
+3. User code never runs in this thread: it keeps the heartbeat.
+4. The process leaves by `os._exit`, so a daemon thread stuck in user code cannot hold it back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import traceback
+from abc import ABC, abstractmethod
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
+
+import msgspec
+
+from governor import logs
+from governor.conductors.outbox import Outbox
+from governor.errors import ConductorError, ExitCode
+from governor.messages import (
+    Acknowledged,
+    ConductorCommand,
+    ConductorEvent,
+    ConductorFailed,
+    ConductorReady,
+    ConductorSpec,
+    Done,
+    Refused,
+    Shutdown,
+    conductor_service,
+    decode_command,
+    decode_spec,
+    encode,
+)
+from transport.client import Client
+from transport.worker import Worker
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from transport.worker import Request
+
+CLASSES: Final = {
+    "environment": "governor.conductors.environment:EnvironmentConductor",
+    "agent": "governor.conductors.agent:AgentConductor",
+    "simulation": "governor.conductors.simulation:SimulationController",
+    "task": "governor.conductors.task:TaskConductor",
+}
+FAREWELL_SECONDS: Final = 5.0
+"""How long a conductor that fails tries to get its last words to the governor."""
+
+log = logs.get_logger()
+E = TypeVar("E", bound=ConductorEvent)
+
+
+class Link(Protocol):
+    """What a conductor may say, and to whom."""
+
+    client: Client
+
+    async def report(self, event: ConductorEvent) -> Acknowledged:
+        """Returns when the event is in the governor's journal, however long that takes."""
+
+
+class RecordingLink:
+    """A `Link` to nobody: keeps what was reported. The seam for tests of conductors."""
+
+    def __init__(self, client: Client | None = None, *, flow: str = "CONTINUE") -> None:
+        self.client: Client = client  # type: ignore[assignment]  # a test without a broker has none
+        self.events: list[ConductorEvent] = []
+        self.flow = flow
+        self._arrived = asyncio.Condition()
+
+    async def report(self, event: ConductorEvent) -> Acknowledged:
+        async with self._arrived:
+            self.events.append(event)
+            self._arrived.notify_all()
+        return msgspec.convert({"type": "Acknowledged", "flow": self.flow}, Acknowledged)
+
+    async def next(self, kind: type[E], *, after: int = 0) -> E:
+        """The first event of this kind at or behind position `after`, waited for."""
+
+        def found() -> list[E]:
+            return [event for event in self.events[after:] if isinstance(event, kind)]
+
+        async with self._arrived:
+            await self._arrived.wait_for(found)
+        return found()[0]
+
+
+class Conductor(ABC):
+    """A subprocess that lives as long as its run needs it."""
+
+    def __init__(self, *, spec: ConductorSpec, link: Link) -> None:
+        self.spec = spec
+        self.link = link
+
+    @abstractmethod
+    async def prepare(self) -> dict[str, Any]:
+        """Gets ready for commands; what it returns is logged. Raises ConductorError with one line."""
+
+    @abstractmethod
+    async def perform(self, command: ConductorCommand) -> Done | Refused:
+        """Begins what the command asks and returns at once."""
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Gives everything back; the process ends when this returns."""
+
+
+async def main(payload: bytes) -> int:
+    """The life of a conductor process, from its `ConductorSpec` to its exit code."""
+    spec = decode_spec(payload)
+    logs.configure(
+        log_format=spec.log_format,
+        level=spec.log_level,
+        run=spec.uid,
+        conductor=spec.name,
+        incarnation=spec.incarnation,
+    )
+    closing = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, closing.set)
+    async with Client(spec.client_endpoint) as client, Outbox(spec=spec, client=client) as outbox:
+        try:
+            return await _live(spec, outbox, closing)
+        except Exception as error:  # whatever it is, the governor hears the reason before the process ends
+            reason = error.reason if isinstance(error, ConductorError) else _one_line(error)
+            log.exception("conductor.failed", reason=reason)
+            farewell = ConductorFailed(reason=reason, traceback=traceback.format_exc())
+            try:
+                await asyncio.wait_for(outbox.report(farewell), FAREWELL_SECONDS)
+            except TimeoutError:
+                log.warning("conductor.farewell_unheard", seconds=FAREWELL_SECONDS)
+            return ExitCode.RUN_ENDED_BADLY
+
+
+async def _live(spec: ConductorSpec, outbox: Outbox, closing: asyncio.Event) -> int:
+    conductor = _build(spec, outbox)
+
+    async def command(request: Request) -> Sequence[bytes]:
+        try:
+            wanted = decode_command(request.body[0])
+        except (IndexError, msgspec.MsgspecError) as error:
+            reply: Done | Refused = Refused(
+                code="bad_request", message=f"no command of a conductor: {error}", exit_code=ExitCode.USAGE
+            )
+        else:
+            if isinstance(wanted, Shutdown):
+                closing.set()
+                reply = Done()
+            else:
+                reply = await conductor.perform(wanted)
+        return [encode(reply)]
+
+    async with Worker(
+        spec.worker_endpoint, conductor_service(spec.uid, spec.name), command, credit=8
+    ) as worker:
+        stop = asyncio.create_task(closing.wait(), name="conductor.closing")
+        ready = asyncio.create_task(_get_ready(conductor, worker, outbox), name="conductor.ready")
+        try:
+            await asyncio.wait({stop, ready}, return_when=asyncio.FIRST_COMPLETED)
+            if ready.done():
+                ready.result()
+                await stop
+        finally:
+            ready.cancel()
+            stop.cancel()
+            await conductor.close()
+    return ExitCode.DONE
+
+
+async def _get_ready(conductor: Conductor, worker: Worker, outbox: Outbox) -> None:
+    detail = await conductor.prepare()
+    await worker.registered()
+    await outbox.report(ConductorReady(detail=detail))
+    log.debug("conductor.ready", pid=os.getpid(), **detail)
+
+
+def _build(spec: ConductorSpec, link: Link) -> Conductor:
+    if spec.import_folder not in sys.path:
+        sys.path.insert(0, spec.import_folder)
+    module, _, name = CLASSES[spec.kind].partition(":")
+    conductor: Conductor = getattr(import_module(module), name)(spec=spec, link=link)
+    return conductor
+
+
+def _one_line(error: BaseException) -> str:
+    text = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {text[0]}" if text else type(error).__name__

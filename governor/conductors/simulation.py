@@ -1,0 +1,72 @@
+"""Simulation controller: drives the episodes of a phase between an environment conductor and an agent conductor.
+
+It runs no user code. `StartSimulation` begins a phase's simulation (and ends a PAUSE of the same phase), `StopPart` ends
+it; the end is `PartEnded`, once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+from governor.conductors.conductor import Conductor, Link
+from governor.episodes import worker
+from governor.episodes.conditions import faults
+from governor.episodes.simulation import Simulation
+from governor.errors import ExitCode
+from governor.messages import ConductorCommand, ConductorSpec, Done, Refused, StartSimulation, StopPart
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+CLOSE_SECONDS = 2.0
+
+
+class SimulationController(Conductor):
+    def __init__(self, *, spec: ConductorSpec, link: Link) -> None:
+        super().__init__(spec=spec, link=link)
+        self._current: Simulation | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    async def prepare(self) -> dict[str, Any]:
+        return {}
+
+    async def perform(self, command: ConductorCommand) -> Done | Refused:
+        match command:
+            case StartSimulation():
+                return self._start(command)
+            case StopPart():
+                if self._current is not None and self._current.command.phase == command.phase:
+                    self._current.stop(end="stopped")
+                return Done()
+            case _:
+                return _refused([f"a simulation controller does not perform {type(command).__name__}"])
+
+    async def close(self) -> None:
+        if self._current is None or self._task is None:
+            return
+        self._current.close()
+        _, late = await asyncio.wait({self._task}, timeout=CLOSE_SECONDS)
+        for task in late:
+            task.cancel()
+
+    def _start(self, command: StartSimulation) -> Done | Refused:
+        if self._current is not None and self._task is not None and not self._task.done():
+            if self._current.command.phase != command.phase:
+                return _refused([f"phase {self._current.command.name!r} is being simulated"])
+            self._current.resume()
+            return Done()
+        wrong = faults(command.until)
+        if len(command.agents) != 1:
+            wrong.append(f"an environment for one agent takes one, not {len(command.agents)}")
+        if command.workers < 1:
+            wrong.append(f"workers must be at least 1, not {command.workers}")
+        if wrong:
+            return _refused(wrong)
+        self._current = Simulation(command=command, spec=self.spec, link=self.link)
+        self._task = asyncio.create_task(self._current.run(worker.play), name=f"simulation.{command.phase}")
+        return Done()
+
+
+def _refused(reasons: Sequence[str]) -> Refused:
+    return Refused(code="usage", message="; ".join(reasons), exit_code=ExitCode.USAGE)

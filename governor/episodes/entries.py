@@ -1,0 +1,118 @@
+"""From an `entry` of the run file to the user's object.
+
+`gymnasium:ID` is `gymnasium.make(ID, **params)`; `module:Class` is `Class(**params)`. Everything here runs user code:
+call it from a thread of its own, never from the one that keeps the heartbeat.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
+
+from governor.errors import ConductorError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+T = TypeVar("T")
+REASON_LENGTH: Final = 300
+
+
+class Environment(Protocol):
+    """What an environment must have: Gymnasium's own protocol."""
+
+    observation_space: Any
+    action_space: Any
+
+    def reset(self, *, seed: int | None = None) -> tuple[Any, dict[str, Any]]: ...
+
+    def step(self, action: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]: ...
+
+
+def one_line(error: BaseException) -> str:
+    """``ValueError: what it said``, on one line and not endless."""
+    text = " ".join(str(error).split())
+    text = f"{type(error).__name__}: {text}" if text else type(error).__name__
+    return text if len(text) <= REASON_LENGTH else f"{text[: REASON_LENGTH - 3]}..."
+
+
+def load(entry: str) -> Callable[..., Any]:
+    """The callable behind `entry`. Raises ConductorError with one line."""
+    module_name, _, attribute = entry.partition(":")
+    if not module_name or not attribute:
+        raise ConductorError(f"entry {entry!r} is not of the form module:attribute")
+    if module_name == "gymnasium":
+        return _gymnasium(attribute)
+    try:
+        found: Any = import_module(module_name)
+        for name in attribute.split("."):
+            found = getattr(found, name)
+    except Exception as error:
+        raise ConductorError(f"entry {entry!r} does not load: {one_line(error)}") from error
+    if not callable(found):
+        raise ConductorError(f"entry {entry!r} is a {type(found).__name__}, not a class")
+    made: Callable[..., Any] = found
+    return made
+
+
+def _gymnasium(identifier: str) -> Callable[..., Any]:
+    import gymnasium  # noqa: PLC0415  # 0.2 s, only where such an environment is used
+
+    def make(**params: Any) -> Any:
+        return gymnasium.make(identifier, **params)
+
+    return make
+
+
+def make_environment(entry: str, params: dict[str, Any]) -> Environment:
+    """Raises ConductorError with one line, whatever the user's code raises."""
+    factory = load(entry)
+    try:
+        environment = factory(**params)
+    except Exception as error:
+        raise ConductorError(f"environment {entry!r} does not start: {one_line(error)}") from error
+    missing = [
+        name
+        for name in ("observation_space", "action_space", "reset", "step")
+        if not hasattr(environment, name)
+    ]
+    if missing:
+        raise ConductorError(f"environment {entry!r} has no {', '.join(missing)}")
+    made: Environment = environment
+    return made
+
+
+async def in_daemon_thread(work: Callable[[], T], *, name: str) -> T:
+    """Runs blocking user code beside the event loop. Unlike `asyncio.to_thread`, a hang does not block the exit."""
+    loop = asyncio.get_running_loop()
+    ended: asyncio.Future[T] = loop.create_future()
+
+    def settle(result: T | None, error: BaseException | None) -> None:
+        if ended.done():
+            return
+        if error is not None:
+            ended.set_exception(error)
+        else:
+            ended.set_result(result)  # type: ignore[arg-type]  # there is a result where there is no error
+
+    def run() -> None:
+        result, failure = None, None
+        try:
+            result = work()
+        except BaseException as error:  # noqa: BLE001  # also SystemExit of user code: it goes to who waits
+            failure = error if isinstance(error, Exception) else ConductorError(one_line(error))
+        tell(loop, lambda: settle(result, failure))
+
+    threading.Thread(target=run, name=name, daemon=True).start()
+    return await ended
+
+
+def tell(loop: asyncio.AbstractEventLoop, call: Callable[[], None]) -> None:
+    """`call_soon_threadsafe` that a thread may use after the loop has closed: then nobody waits any more."""
+    try:
+        loop.call_soon_threadsafe(call)
+    except RuntimeError:
+        if not loop.is_closed():
+            raise

@@ -1,0 +1,227 @@
+"""The simulation of one phase: hands out episodes to its workers, keeps their records, decides when it is over.
+
+Rules:
+1. Workers are daemon threads; each episode's line is on disk before it is reported, in the order in which they ended.
+2. A worker goes on while the governor acknowledges: at most one episode of each worker is unacknowledged. The flow
+   control of an acknowledgement takes effect when it arrives.
+3. A stop, whoever asks for it, cancels the episodes that are running at their next step; they are recorded as
+   `cancelled`. PAUSE holds the next episode back until the same phase is started once more. RESET builds the
+   environments anew before their next episode, RESTART the agent too, from its saved state.
+4. The seed of an episode depends on the run's seed, the phase and its index alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from concurrent.futures import CancelledError, Future
+from pathlib import Path
+from time import monotonic
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from governor import logs
+from governor.episodes import episode_file
+from governor.episodes.conditions import BAD, STRENGTH, Goal, strongest
+from governor.episodes.entries import one_line, tell
+from governor.episodes.statistics import summarize
+from governor.messages import EpisodeEnded, EpisodeRecord, PartEnded, StartSimulation
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+
+    from governor.conductors.conductor import Link
+    from governor.messages import Acknowledged, ConductorSpec, FlowControl
+
+log = logs.get_logger()
+
+
+def episode_seed(run_seed: int, phase: int, index: int) -> int:
+    """32 bits, as `reset` takes them."""
+    entropy = [run_seed % 2**64, phase, index]
+    return int(np.random.SeedSequence(entropy).generate_state(1)[0])
+
+
+class Simulation:
+    """Methods without underscore may be called from any thread, but `run` and `close`: those are the event loop's."""
+
+    def __init__(self, *, command: StartSimulation, spec: ConductorSpec, link: Link) -> None:
+        self.command = command
+        self.spec = spec
+        self.link = link
+        self.loop = asyncio.get_running_loop()
+        self.stop_signal = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self.stopping = False
+        self.replays = 0
+        self.resets = 0
+        self._restarts = 0
+        self._restarted = 0
+        self._end = ""
+        self._fault = ""
+        self._turn = threading.Condition()
+        self._paused = False
+        self._goal = Goal(command.until)
+        self._records = list(command.done)
+        known = {record.index for record in command.done}
+        self._todo = iter([index for index in range(command.episodes) if index not in known])
+        self._pending: set[Future[Any]] = set()
+        self._began = monotonic()
+        self._steps = 0
+
+    # -- for the workers ------------------------------------------------------------------------------------
+
+    def next_index(self) -> int | None:
+        """The episode to play next; waits while paused. None when there is nothing more to do."""
+        with self._turn:
+            self._turn.wait_for(lambda: not self._paused or self.stopping)
+            return None if self.stopping else next(self._todo, None)
+
+    def seed_of(self, index: int) -> int:
+        return episode_seed(self.command.seed, self.command.phase, index)
+
+    def take_restart(self) -> bool:
+        """Whether the agent is to be built anew; true for one worker alone."""
+        with self._turn:
+            due, self._restarted = self._restarts > self._restarted, self._restarts
+            return due
+
+    def played_again(self) -> None:
+        with self._turn:
+            self.replays += 1
+
+    def ended(self, record: EpisodeRecord) -> Future[Acknowledged]:
+        """Keeps and reports the episode; the future is its acknowledgement. Raises OSError of a full disk."""
+        with self._turn:
+            self._file.append(record)
+            self._records.append(record)
+            self._steps += record.steps
+            reached = self._goal.ended(record)
+            reported = self.ask(
+                self.link.report(EpisodeEnded(phase=self.command.phase, episode=record)), stoppable=False
+            )
+        reported.add_done_callback(self._acknowledged)
+        self.obey(reached, end="until")
+        return reported
+
+    def ask(self, question: Coroutine[Any, Any, Any], *, stoppable: bool = True) -> Future[Any]:
+        """Runs a coroutine in the event loop. A stop of the part cancels it when it is `stoppable`."""
+        future = asyncio.run_coroutine_threadsafe(question, self.loop)
+        if stoppable:
+            with self._turn:
+                self._pending.add(future)
+                late = self.stopping
+            future.add_done_callback(self._pending.discard)
+            if late:
+                future.cancel()
+        return future
+
+    def obey(self, flow: FlowControl, *, end: str) -> None:
+        """Does what a flow control asks; `end` is the word for `PartEnded` if it stops the part."""
+        if STRENGTH[flow] >= STRENGTH["STOP_SIMULATION"]:
+            self.stop(end=end)
+        elif flow != "CONTINUE":
+            with self._turn:
+                self._paused = self._paused or flow == "PAUSE"
+                self.resets += flow in {"RESET", "RESTART"}
+                self._restarts += flow == "RESTART"
+
+    def stop(self, *, end: str) -> None:
+        """No further episode begins, those that run are cancelled. The first word for the end stays."""
+        with self._turn:
+            if self.stopping:
+                return
+            self.stopping = True
+            self._end = end
+            pending = list(self._pending)
+            self._turn.notify_all()
+        os.eventfd_write(self.stop_signal, 1)
+        for future in pending:
+            future.cancel()
+
+    def break_off(self, reason: str) -> None:
+        """The part cannot go on, for a reason that is no episode's; the first reason stays."""
+        with self._turn:
+            self._fault = self._fault or reason
+        self.stop(end="stopped")
+
+    # -- for the event loop ---------------------------------------------------------------------------------
+
+    def resume(self) -> None:
+        """Ends a PAUSE."""
+        with self._turn:
+            self._paused = False
+            self._turn.notify_all()
+
+    async def run(self, play: Callable[[Simulation, int], None]) -> None:
+        """From the first episode to `PartEnded`; `play` is the life of a worker, in a thread of its own."""
+        command = self.command
+        path = episode_file.path_of(Path(self.spec.run_folder), command.name)
+        try:
+            self._file = episode_file.EpisodeFile(
+                path=path,
+                phase=command.name,
+                mode=command.mode,
+                reported=[record.index for record in command.done],
+            )
+        except OSError as error:
+            self.break_off(f"cannot write {path}: {one_line(error)}")
+            await self._report_end()
+            return
+        with self._file:
+            self.obey(strongest(self._goal.ended(record) for record in command.done), end="until")
+            await asyncio.gather(*(self._thread(play, worker) for worker in range(command.workers)))
+            await self._report_end()
+
+    def close(self) -> None:
+        self.stop(end="stopped")
+
+    async def _thread(self, play: Callable[[Simulation, int], None], worker: int) -> None:
+        ended = asyncio.Event()
+
+        def live() -> None:
+            try:
+                play(self, worker)
+            except Exception as error:  # a worker's own fault ends the part with its reason, not in silence
+                log.exception("simulation.worker_failed", worker=worker)
+                self.break_off(f"worker {worker}: {one_line(error)}")
+            finally:
+                tell(self.loop, ended.set)
+
+        name = f"{self.command.name}.worker.{worker}"
+        threading.Thread(target=live, name=name, daemon=True).start()
+        await ended.wait()
+
+    def _acknowledged(self, reported: Future[Acknowledged]) -> None:
+        try:
+            self.obey(reported.result().flow, end="stopped")
+        except CancelledError:
+            self.stop(end="stopped")
+        except Exception as error:  # noqa: BLE001  # the link's: the governor refused the event
+            self.break_off(one_line(error))
+
+    async def _report_end(self) -> None:
+        with self._turn:
+            left = next(self._todo, None) is not None
+            if left and not self.stopping:
+                self._fault = self._fault or "no worker is left to play the episodes that remain"
+                self._end = "stopped"
+            self.stopping = True  # from here on the eventfd may be closed
+        bad = [record for record in self._records if record.outcome in BAD]
+        first = f"episode {bad[0].index}: {bad[0].reason or bad[0].outcome}" if bad else ""
+        seconds = monotonic() - self._began
+        metrics = summarize(self._records, steps_per_second=self._steps / seconds if seconds else None)
+        if self.replays:
+            metrics["episodes_played_again"] = self.replays
+        await self.link.report(
+            PartEnded(
+                phase=self.command.phase,
+                part="simulation",
+                end=self._end or "max_episodes",
+                failures=len(bad) + bool(self._fault),
+                first_failure=self._fault or first,
+                metrics=metrics,
+            )
+        )
+        os.close(self.stop_signal)

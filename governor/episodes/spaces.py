@@ -1,0 +1,169 @@
+"""Spaces of observations and actions as declared data, so that an agent in another process knows them.
+
+Rules:
+1. Discrete, Box, MultiDiscrete and MultiBinary cross; any other space is a ConductorError that names it.
+2. A `Conformer` takes what user code returned and gives what travels: plain ints for Discrete, arrays of the space's
+   dtype and shape else; a value that does not belong to the space's kind is a ValueError in one line.
+3. Bounds of a Box are not enforced (many environments clip), NaN in an observation or action is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import msgspec
+import numpy as np
+
+from governor.errors import ConductorError
+
+if TYPE_CHECKING:
+    import gymnasium
+    from numpy.typing import NDArray
+
+Conformer: TypeAlias = Callable[[Any], Any]
+
+
+class Discrete(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """The integers from `start` on, `n` of them."""
+
+    n: int
+    start: int
+
+
+class Box(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """`low` and `high` are raw little-endian bytes of `dtype` in C order."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    low: bytes
+    high: bytes
+
+
+class MultiDiscrete(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    shape: tuple[int, ...]
+    dtype: str
+    nvec: tuple[int, ...]
+    start: tuple[int, ...]
+
+
+class MultiBinary(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    shape: tuple[int, ...]
+
+
+SpaceSpec: TypeAlias = Discrete | Box | MultiDiscrete | MultiBinary
+
+
+def describe(space: object, *, role: str) -> SpaceSpec:
+    """`role` is ``observation_space`` or ``action_space``, for the message of the ConductorError."""
+    from gymnasium import spaces  # noqa: PLC0415  # 0.2 s, which the simulation controller never pays
+
+    match space:
+        case spaces.Discrete():
+            return Discrete(n=int(space.n), start=int(space.start))
+        case spaces.Box():
+            code = np.dtype(space.dtype).newbyteorder("<").str
+            return Box(
+                shape=tuple(space.shape),
+                dtype=code,
+                low=np.asarray(space.low, dtype=code).tobytes(),
+                high=np.asarray(space.high, dtype=code).tobytes(),
+            )
+        case spaces.MultiDiscrete():
+            return MultiDiscrete(
+                shape=tuple(space.shape),
+                dtype=np.dtype(space.dtype).newbyteorder("<").str,
+                nvec=tuple(int(n) for n in space.nvec.flat),
+                start=tuple(int(n) for n in space.start.flat),
+            )
+        case spaces.MultiBinary():
+            return MultiBinary(shape=tuple(space.shape))
+        case spaces.Space():
+            raise ConductorError(
+                f"{role}: {type(space).__name__} is not supported; use Discrete, Box, MultiDiscrete or MultiBinary"
+            )
+        case _:
+            raise ConductorError(f"{role} is a {type(space).__name__}, not a gymnasium space")
+
+
+def build(spec: SpaceSpec, *, seed: int | None = None) -> gymnasium.Space[Any]:
+    """The gymnasium space that `spec` describes."""
+    from gymnasium import spaces  # noqa: PLC0415  # as above
+
+    match spec:
+        case Discrete():
+            return spaces.Discrete(spec.n, start=spec.start, seed=seed)
+        case Box():
+            dtype = np.dtype(spec.dtype)
+            low: NDArray[Any] = np.frombuffer(spec.low, dtype=dtype).reshape(spec.shape)
+            high: NDArray[Any] = np.frombuffer(spec.high, dtype=dtype).reshape(spec.shape)
+            return spaces.Box(low, high, shape=spec.shape, dtype=dtype.type, seed=seed)
+        case MultiDiscrete():
+            nvec = np.array(spec.nvec, dtype=spec.dtype).reshape(spec.shape)
+            start = np.array(spec.start, dtype=spec.dtype).reshape(spec.shape)
+            return spaces.MultiDiscrete(nvec, dtype=np.dtype(spec.dtype).type, seed=seed, start=start)
+        case MultiBinary():
+            return spaces.MultiBinary(spec.shape if len(spec.shape) != 1 else spec.shape[0], seed=seed)
+
+
+def conformer(spec: SpaceSpec) -> Conformer:
+    """A function that brings a value of user code into the form that travels, or raises ValueError."""
+    match spec:
+        case Discrete():
+            return _discrete(spec)
+        case Box():
+            return _array(np.dtype(spec.dtype), spec.shape)
+        case MultiDiscrete():
+            return _array(np.dtype(spec.dtype), spec.shape)
+        case MultiBinary():
+            return _array(np.dtype(np.int8), spec.shape)
+
+
+def _discrete(spec: Discrete) -> Conformer:
+    start, stop = spec.start, spec.start + spec.n
+
+    def conform(value: Any) -> int:
+        if type(value) is not int:
+            value = _integer(value)
+        if not start <= value < stop:
+            raise ValueError(f"{value} is not in Discrete({spec.n}{f', start={start}' if start else ''})")
+        return value  # type: ignore[no-any-return]  # an int by the line above
+
+    return conform
+
+
+def _integer(value: Any) -> int:
+    array = np.asarray(value)
+    if array.size != 1 or array.dtype.kind not in "iu":
+        raise ValueError(f"{_short(value)} is no integer")
+    return int(array.reshape(())[()])
+
+
+def _array(dtype: np.dtype[Any], shape: tuple[int, ...]) -> Conformer:
+    real = dtype.kind == "f"
+
+    def conform(value: Any) -> NDArray[Any]:
+        try:
+            array = np.asarray(value)
+            if array.dtype != dtype:
+                array = _cast(array, dtype)
+        except (TypeError, OverflowError) as error:
+            raise ValueError(f"{_short(value)} is no array of {dtype}: {error}") from error
+        if array.shape != shape:
+            raise ValueError(f"shape {array.shape} where the space has {shape}")
+        if real and np.isnan(array).any():
+            raise ValueError("it holds NaN")
+        return array
+
+    return conform
+
+
+def _cast(array: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
+    if array.dtype.kind == "f" and dtype.kind in "iub" and not np.equal(array, np.trunc(array)).all():
+        raise ValueError(f"an array of {array.dtype} with fractions where the space has {dtype}")
+    return array.astype(dtype, casting="unsafe" if array.dtype.kind in "biuf" else "same_kind")
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."

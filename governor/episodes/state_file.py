@@ -1,0 +1,139 @@
+"""What an agent has learned, kept in a file: its `state_dict`, as msgpack with raw arrays.
+
+Rules:
+1. No pickle: numbers of any size, strings, bytes, None, lists, tuples, sets, dicts and arrays of numbers; whatever
+   converts to such an array (a tensor on the CPU) comes back as an array. Anything else is a TypeError with its place.
+2. The file is whole or absent: written beside its name, synced, renamed.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+import numpy as np
+
+from governor.episodes.arrays import ARRAY, WireError, pack, unpack
+from governor.errors import ConductorError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+TUPLE: Final = 2
+PAIRS: Final = 3
+BIG_INT: Final = 4
+SET: Final = 5
+"""Extension types beside `ARRAY`; PAIRS is a dict with keys that are not all strings."""
+VERSION: Final = 1
+
+_encode = msgspec.msgpack.Encoder().encode
+
+
+def dumps(state: dict[str, Any]) -> bytes:
+    """Raises TypeError that names the place of what cannot be kept."""
+    return _encode({"version": VERSION, "state": _flatten(state, "state_dict()")})
+
+
+def loads(data: bytes) -> dict[str, Any]:
+    """Raises ConductorError for bytes that are no state file."""
+    try:
+        document = _decoder.decode(data)
+        version, state = document["version"], document["state"]
+    except (msgspec.MsgspecError, WireError, TypeError, KeyError) as error:
+        raise ConductorError(f"it is no agent's state: {error}") from error
+    if version != VERSION or not isinstance(state, dict):
+        raise ConductorError(f"it is an agent's state of version {version}; this is version {VERSION}")
+    return state
+
+
+def save(path: Path, state: dict[str, Any]) -> None:
+    """Raises TypeError (see `dumps`) and OSError."""
+    data = dumps(state)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_name(f"{path.name}.new")
+    with beside.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    beside.replace(path)
+
+
+def load(path: Path) -> dict[str, Any] | None:
+    """None when there is none. Raises ConductorError for a file that cannot be read."""
+    try:
+        return loads(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    except (OSError, ConductorError) as error:
+        raise ConductorError(f"the agent's state {path} cannot be read: {error}") from error
+
+
+def _flatten(value: Any, place: str) -> Any:
+    if value is None or isinstance(value, (bool, str, bytes)):
+        return value
+    if isinstance(value, int):
+        return _integer(int(value))
+    if isinstance(value, float):
+        return float(value)
+    if isinstance(value, (list, tuple, set, frozenset, dict)):
+        return _flatten_container(value, place)
+    if isinstance(value, np.generic) and value.dtype.kind in "biuf":
+        return _flatten(value.item(), place)
+    if hasattr(value, "__array__"):
+        return _packed(value, place)
+    raise TypeError(f"{place} is a {type(value).__name__}, which cannot be kept")
+
+
+def _flatten_container(value: Any, place: str) -> Any:
+    match value:
+        case list():
+            return [_flatten(item, f"{place}[{i}]") for i, item in enumerate(value)]
+        case tuple():
+            return _extension(TUPLE, [_flatten(item, f"{place}[{i}]") for i, item in enumerate(value)])
+        case dict() if all(type(key) is str for key in value):
+            return {key: _flatten(item, f"{place}[{key!r}]") for key, item in value.items()}
+        case dict():
+            pairs = [
+                [_flatten(key, f"{place} key"), _flatten(item, f"{place}[{key!r}]")]
+                for key, item in value.items()
+            ]
+            return _extension(PAIRS, pairs)
+        case _:
+            return _extension(SET, [_flatten(item, f"{place}{{}}") for item in value])
+
+
+def _integer(value: int) -> int | msgspec.msgpack.Ext:
+    if -(2**63) <= value < 2**64:
+        return value
+    size = value.bit_length() // 8 + 1
+    return msgspec.msgpack.Ext(BIG_INT, value.to_bytes(size, "little", signed=True))
+
+
+def _packed(value: Any, place: str) -> msgspec.msgpack.Ext:
+    try:
+        return pack(np.asarray(value))
+    except TypeError as error:
+        raise TypeError(f"{place}: {error}") from error
+
+
+def _extension(code: int, items: list[Any]) -> msgspec.msgpack.Ext:
+    return msgspec.msgpack.Ext(code, _encode(items))
+
+
+def _restore(code: int, data: memoryview) -> Any:
+    if code == ARRAY:
+        return unpack(data)
+    if code == BIG_INT:
+        return int.from_bytes(data, "little", signed=True)
+    items = _decoder.decode(data)
+    if code == TUPLE:
+        return tuple(items)
+    if code == SET:
+        return set(items)
+    if code == PAIRS:
+        return {key: item for key, item in items}  # noqa: C416  # dict() would take pairs of any length
+    raise WireError(f"msgpack extension {code} is none of ours")
+
+
+_decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(ext_hook=_restore)

@@ -1,0 +1,124 @@
+"""The data plane: what a simulation controller says to one environment and one agent, step by step.
+
+Rules:
+1. A request has a number and its answer bears it: a stale answer is never taken for a new one.
+2. A step is one round trip to the agent and one to the environment: the act request carries the reward of the step
+   before, and the agent still knows what it saw and did. The last transition of an episode travels in `Finish`.
+3. A fault of the other side is an answer (`Fault`), never silence.
+4. Structs are arrays on the wire: a FrozenLake step is 5 bytes one way and 14 back.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+import msgspec
+
+from governor.episodes.arrays import WireError, decode_hook, encode_hook
+
+
+class Frame(msgspec.Struct, frozen=True, array_like=True):
+    """Root of everything on the data plane."""
+
+    number: int
+
+
+class Reset(Frame, frozen=True, tag=1):
+    seed: int
+
+
+class Step(Frame, frozen=True, tag=2):
+    action: Any
+
+
+class Observed(Frame, frozen=True, tag=3):
+    """Answer to `Reset`."""
+
+    observation: Any
+
+
+class Stepped(Frame, frozen=True, tag=4):
+    """Answer to `Step`. Gymnasium's fifth value, `info`, stays at the environment: it may hold anything."""
+
+    observation: Any
+    reward: float
+    terminated: bool
+    truncated: bool
+
+
+class Begin(Frame, frozen=True, tag=5):
+    """The first observation of an episode; the answer is `Acted`."""
+
+    observation: Any
+    train: bool
+
+
+class Act(Frame, frozen=True, tag=6):
+    """A later observation, and the reward that came with it; the answer is `Acted`."""
+
+    observation: Any
+    reward: float
+
+
+class Acted(Frame, frozen=True, tag=7):
+    action: Any
+
+
+class Finish(Frame, frozen=True, tag=8):
+    """The last step of an episode in train mode; `Finished` comes when the agent's state is on disk."""
+
+    observation: Any
+    reward: float
+    terminated: bool
+    truncated: bool
+
+
+class Finished(Frame, frozen=True, tag=9):
+    """Answer to `Finish`."""
+
+
+class Fault(Frame, frozen=True, tag=10):
+    """Answer to any request: `where` is ``environment.step``, ``agent.act`` and so on, `reason` one line."""
+
+    where: str
+    reason: str
+
+
+EnvironmentRequest: TypeAlias = Reset | Step
+EnvironmentAnswer: TypeAlias = Observed | Stepped | Fault
+AgentRequest: TypeAlias = Begin | Act | Finish
+AgentAnswer: TypeAlias = Acted | Finished | Fault
+Answer: TypeAlias = Observed | Stepped | Acted | Finished | Fault
+
+encode = msgspec.msgpack.Encoder(enc_hook=encode_hook).encode
+_environment_request: msgspec.msgpack.Decoder[EnvironmentRequest] = msgspec.msgpack.Decoder(
+    EnvironmentRequest, ext_hook=decode_hook
+)
+_agent_request: msgspec.msgpack.Decoder[AgentRequest] = msgspec.msgpack.Decoder(
+    AgentRequest, ext_hook=decode_hook
+)
+_answer: msgspec.msgpack.Decoder[Answer] = msgspec.msgpack.Decoder(Answer, ext_hook=decode_hook)
+
+
+def decode_environment_request(data: bytes) -> EnvironmentRequest:
+    """Raises WireError."""
+    try:
+        return _environment_request.decode(data)
+    except msgspec.MsgspecError as error:
+        raise WireError(str(error)) from error
+
+
+def decode_agent_request(data: bytes) -> AgentRequest:
+    """Raises WireError."""
+    try:
+        return _agent_request.decode(data)
+    except msgspec.MsgspecError as error:
+        raise WireError(str(error)) from error
+
+
+def decode_answer(data: bytes) -> Answer:
+    """Raises WireError."""
+    try:
+        return _answer.decode(data)
+    except msgspec.MsgspecError as error:
+        raise WireError(str(error)) from error

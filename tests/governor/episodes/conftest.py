@@ -1,0 +1,142 @@
+"""A house in miniature: a broker, and the three conductors around one run, in this process or in their own."""
+
+import asyncio
+import contextlib
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from governor.conductors.agent import AgentConductor
+from governor.conductors.conductor import RecordingLink
+from governor.conductors.environment import EnvironmentConductor
+from governor.conductors.simulation import SimulationController
+from governor.episodes import state_file
+from governor.messages import ConductorSpec, Done, EpisodeEnded, PartEnded, StartSimulation, encode
+from transport.broker import Broker
+from transport.client import Client
+
+HERE = Path(__file__).parent
+CLASSES = {"environment": EnvironmentConductor, "agent": AgentConductor, "simulation": SimulationController}
+
+
+class House:
+    def __init__(self, folder, client):
+        self.folder = folder
+        self.client = client
+        self.exits = {}
+        self.links = {}
+        self.conductors = {}
+        self._stack = contextlib.AsyncExitStack()
+
+    def spec(self, name, *, incarnation=1, seed=7, **settings):
+        return ConductorSpec(
+            uid="u1",
+            run_name="r",
+            name=name,
+            kind=name.partition(".")[0],
+            incarnation=incarnation,
+            client_endpoint=f"ipc://{self.folder}/c",
+            worker_endpoint=f"ipc://{self.folder}/w",
+            run_folder=str(self.folder / "run"),
+            socket_folder=str(self.folder),
+            import_folder=str(HERE),
+            seed=seed,
+            settings=settings,
+        )
+
+    async def start(self, name, *, flow="CONTINUE", **more):
+        spec = self.spec(name, **more)
+        link = self.links[name] = RecordingLink(self.client, flow=flow)
+        conductor = self.conductors[name] = CLASSES[spec.kind](spec=spec, link=link)
+        if spec.kind != "simulation":
+            left = self.exits[name] = asyncio.get_running_loop().create_future()
+            conductor.farewell.leave = left.set_result
+        self._stack.push_async_callback(conductor.close)
+        await conductor.prepare()
+        return conductor
+
+    def spawn(self, name, **more):
+        """A conductor in a process of its own, reporting to nobody."""
+        path = self.folder / f"{name}.spec"
+        path.write_bytes(encode(self.spec(name, **more)))
+        code = (
+            "import sys, asyncio, pathlib; from governor.conductors.conductor import main;"
+            "sys.exit(asyncio.run(main(pathlib.Path(sys.argv[1]).read_bytes())))"
+        )
+        child = subprocess.Popen([sys.executable, "-c", code, str(path)], cwd=HERE.parents[2])
+
+        def end():
+            child.kill()
+            child.wait()
+
+        self._stack.callback(end)
+        return child
+
+    async def pair(
+        self, *, entry="walk_world:Walk", pool=1, agent="walk_world:Agent", agent_params=None, **params
+    ):
+        await self.start("environment.lake", entry=entry, params=params, pool=pool)
+        await self.start("agent.walker", entry=agent, params=agent_params or {})
+
+    def command(self, **more):
+        base = {
+            "phase": 0, "name": "train", "mode": "train", "environment": "lake", "agents": ("walker",), "episodes": 3,
+            "workers": 1, "max_steps": None, "episode_timeout": None, "seed": 7,
+        }  # fmt: skip
+        return StartSimulation(**{**base, **more})
+
+    async def play(self, *, flow="CONTINUE", incarnation=1, seconds=20, **more):
+        """Starts a controller, plays the phase; its episodes in the order of their end, and the part's end."""
+        controller = await self.start("simulation", flow=flow, incarnation=incarnation)
+        assert await controller.perform(self.command(**more)) == Done()
+        return await self.end(seconds=seconds)
+
+    async def end(self, *, seconds=20):
+        link = self.links["simulation"]
+        ended = await asyncio.wait_for(link.next(PartEnded), seconds)
+        return [event.episode for event in link.events if isinstance(event, EpisodeEnded)], ended
+
+    def watch_leases(self):
+        """An event that is set with the next lease."""
+        pool, leased = self.conductors["environment.lake"].pool, asyncio.Event()
+        acquire = pool.acquire
+
+        async def acquire_and_tell(wanted):
+            answer = await acquire(wanted)
+            leased.set()
+            return answer
+
+        pool.acquire = acquire_and_tell
+        return leased
+
+    def lines(self, phase="train"):
+        return [
+            json.loads(line)
+            for line in (self.folder / "run/episodes" / f"{phase}.jsonl").read_text().splitlines()
+        ]
+
+    def state(self):
+        return state_file.load(self.folder / "run/agents/walker.state")
+
+
+def socket_files(folder):
+    return sorted(path.name for path in folder.iterdir() if path.is_socket())
+
+
+@pytest.fixture
+async def house(monkeypatch):
+    monkeypatch.syspath_prepend(str(HERE))
+    with tempfile.TemporaryDirectory(prefix="ep-") as name:
+        folder = Path(name)
+        (folder / "run").mkdir()
+        client, worker = f"ipc://{folder}/c", f"ipc://{folder}/w"
+        async with Broker(client_endpoint=client, worker_endpoint=worker), Client(client) as asker:
+            made = House(folder, asker)
+            async with made._stack:
+                yield made
+        left = socket_files(folder)
+        assert left == [], "socket files were left behind"

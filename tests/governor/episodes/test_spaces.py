@@ -1,0 +1,63 @@
+import numpy as np
+import pytest
+from gymnasium import spaces as gym
+
+from governor.episodes import spaces
+from governor.errors import ConductorError
+
+SPACES = [
+    gym.Discrete(4),
+    gym.Discrete(3, start=-1),
+    gym.Box(-1, 1, (2, 3), np.float32),
+    gym.Box(0, 255, (4, 4, 3), np.uint8),
+    gym.Box(-np.inf, np.inf, (), np.float64),
+    gym.MultiDiscrete([2, 5]),
+    gym.MultiDiscrete([[2, 5], [3, 3]], start=[[1, 1], [0, 0]]),
+    gym.MultiBinary(5),
+    gym.MultiBinary((2, 2)),
+]
+
+
+@pytest.mark.parametrize("space", SPACES, ids=str)
+def test_a_space_comes_back_equal_and_its_samples_conform(space):
+    spec = spaces.describe(space, role="action_space")
+    again = spaces.build(spec, seed=1)
+    assert again == space
+    conform = spaces.conformer(spec)
+    for _ in range(5):
+        sample = conform(again.sample())
+        assert space.contains(sample)
+        assert isinstance(sample, int | np.ndarray)
+
+
+@pytest.mark.parametrize("space", [gym.Text(3), gym.Tuple([gym.Discrete(2)]), "Discrete(2)"])
+def test_other_spaces_are_named_in_the_refusal(space):
+    with pytest.raises(ConductorError, match=f"action_space.*{type(space).__name__}"):
+        spaces.describe(space, role="action_space")
+
+
+@pytest.mark.parametrize(
+    ("space", "value", "message"),
+    [
+        (gym.Discrete(4), 4, "4 is not in"),
+        (gym.Discrete(4), -1, "-1 is not in"),
+        (gym.Discrete(4), 1.5, "no integer"),
+        (gym.Discrete(4), None, "no integer"),
+        (gym.Discrete(4), "left", "no integer"),
+        (gym.Box(-1, 1, (2,)), [0.0], "shape"),
+        (gym.Box(-1, 1, (2,)), [0.0, float("nan")], "NaN"),
+        (gym.Box(-1, 1, (2,)), ["a", "b"], "no array"),
+        (gym.Box(-1, 1, (2,)), None, "no array|shape"),
+        (gym.MultiDiscrete([2, 2]), [0.5, 1.0], "fractions"),
+    ],
+)
+def test_a_value_of_another_kind_is_refused_in_one_line(space, value, message):
+    with pytest.raises(ValueError, match=message) as raised:
+        spaces.conformer(spaces.describe(space, role="x"))(value)
+    assert "\n" not in str(raised.value)
+
+
+def test_plain_lists_and_numpy_scalars_are_brought_into_form():
+    assert type(spaces.conformer(spaces.Discrete(n=4, start=0))(np.int64(3))) is int
+    box = spaces.conformer(spaces.describe(gym.Box(-1, 1, (2,)), role="x"))
+    assert box([0, 1]).dtype == np.float32

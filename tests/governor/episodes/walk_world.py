@@ -1,0 +1,146 @@
+"""Environments and agents as users write them, also those that misbehave."""
+
+import os
+import time
+from pathlib import Path
+
+import gymnasium
+import numpy as np
+from gymnasium.spaces import Box, Dict, Discrete
+
+
+def first_time(flag):
+    """Without a flag file it is always the first time."""
+    path = Path(flag or "/nonexistent/flag")
+    if path.exists():
+        return False
+    if flag:
+        path.touch()
+    return True
+
+
+class Walk:
+    """Steps of the action's size; the return of an episode is the number of its steps with action 1."""
+
+    observation_space = Discrete(1000)
+    action_space = Discrete(2)
+
+    def __init__(self, *, length=5, fault="", at=3, flag=""):
+        self.length, self.fault, self.at, self.flag = length, fault, at, flag
+        self.steps = 0
+
+    def reset(self, *, seed=None):
+        if self.fault == "reset":
+            raise RuntimeError("no floor")
+        self.start = int(np.random.default_rng(seed).integers(100))
+        self.steps = 0
+        return self.start, {}
+
+    def step(self, action):
+        self.steps += 1
+        normal = self.start + self.steps, float(action), self.steps >= self.length, False, {}
+        if self.steps == self.at and self.fault and first_time(self.flag):
+            return self.go_wrong(normal)
+        return normal
+
+    def go_wrong(self, normal):
+        odd = {
+            "nan": (0, float("nan"), False, False, {}),
+            "shape": (np.zeros(3), 0.0, False, False, {}),
+            "four": (0, 0.0, False, {}),
+        }
+        match self.fault:
+            case "step":
+                raise ValueError("leg\nbroken")
+            case "exit":
+                raise SystemExit(3)
+            case "sleep":
+                time.sleep(30)
+            case "slow":
+                time.sleep(0.15)
+            case "spin":
+                while True:
+                    pass
+            case "die":
+                os._exit(9)
+        return odd.get(self.fault, normal)
+
+
+class NanBox(Walk):
+    observation_space = Box(-1, 1, (2,), np.float32)
+
+    def reset(self, *, seed=None):
+        return np.array([0, np.nan], dtype=np.float32), {}
+
+
+class Odd(Walk):
+    observation_space = Dict(a=Discrete(2))
+
+
+class Raises(Walk):
+    def __init__(self):
+        raise OSError("no display")
+
+
+class Vector(gymnasium.Env):
+    observation_space = Box(-1, 1, (2,), np.float32)
+    action_space = Box(-1, 1, (1,), np.float32)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return self.np_random.uniform(-1, 1, 2).astype(np.float32), {}
+
+    def step(self, action):
+        assert action.dtype == np.float32
+        action += 0.0  # writable
+        return np.array([0.5, 0.5]), np.float64(action[0]), False, False, {}
+
+
+class Agent:
+    """Always 1; counts what it learned, and notes it where the test can read it."""
+
+    def __init__(self, *, observation_space, action_space, seed, fault="", at=2, log="", flag=""):
+        self.space, self.fault, self.at, self.log, self.flag = action_space, fault, at, log, flag
+        self.learned, self.acts = 0, 0
+        self.rng = np.random.default_rng(seed)
+        if fault == "init":
+            raise ValueError("no brain")
+
+    def act(self, observation, *, explore):
+        self.acts += 1
+        if self.acts == self.at and first_time(self.flag):
+            match self.fault:
+                case "act":
+                    raise KeyError("observation")
+                case "bad_action":
+                    return 7
+                case "sleep":
+                    time.sleep(30)
+        if isinstance(self.space, Box):
+            return self.rng.uniform(-1, 1, 1)
+        return 1
+
+    def learn(self, transition):
+        if self.fault == "learn":
+            raise ZeroDivisionError
+        self.learned += 1
+        if self.log:
+            with Path(self.log).open("a") as file:
+                print(repr(transition), file=file)
+
+    def state_dict(self):
+        return {
+            "learned": self.learned,
+            "table": np.full(2, self.learned),
+            "rng": self.rng.bit_generator.state,
+        }
+
+    def load_state_dict(self, state):
+        assert (state["table"] == state["learned"]).all()
+        self.learned = state["learned"]
+        self.rng.bit_generator.state = state["rng"]
+
+
+class Random(Agent):
+    def act(self, observation, *, explore):
+        return int(self.rng.integers(2))
