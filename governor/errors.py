@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from governor.messages import Fault
+    from governor.messages import Fault, Refused
 
 
 class ExitCode(IntEnum):
@@ -97,6 +97,17 @@ class NotEnded(GovernorError):
         super().__init__(f"run {uid} has not ended (it is {state}); `governor watch {uid}` waits for its end")
 
 
+class AlreadyEnded(UsageError):
+    """The run has its outcome; nothing can change it."""
+
+    code = "already_ended"
+
+    def __init__(self, uid: str, outcome: str) -> None:
+        self.uid = uid
+        self.outcome = outcome
+        super().__init__(f"run {uid} has ended already: {outcome}")
+
+
 class TryAgain(GovernorError):
     """Refused now: draining, stopping, full; the same call may be taken later."""
 
@@ -169,3 +180,18 @@ class JournalError(GovernorError):
 
     exit_code = ExitCode.TRY_AGAIN
     code = "journal"
+
+
+def from_refusal(refused: Refused, *, source: str) -> GovernorError:
+    """The error that a daemon's refusal stands for, on the executor's side. `source` names what was asked."""
+    if refused.code == RunFileError.code:
+        return RunFileError(source, refused.faults)
+    kinds: dict[int, type[GovernorError]] = {ExitCode.USAGE: UsageError, ExitCode.TRY_AGAIN: TryAgain}
+    error = (
+        NoSuchRun(source, refused.message)
+        if refused.code == NoSuchRun.code
+        else kinds.get(refused.exit_code, GovernorError)(refused.message)
+    )
+    error.code = refused.code
+    error.exit_code = ExitCode(refused.exit_code)
+    return error

@@ -15,7 +15,8 @@ import queue
 import sqlite3
 import threading
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import msgspec
@@ -31,7 +32,7 @@ T = TypeVar("T")
 GROUP: Final = 512
 """Changes in one commit, at most."""
 PAGE: Final = 500
-"""Events read at once by `follow`."""
+"""Events read at once."""
 
 _Change = tuple[Callable[[Transaction], Any], "asyncio.Future[Any]"]
 
@@ -211,20 +212,20 @@ class Journal:
         )
         return [msgspec.msgpack.decode(record, type=TaskRecord) for (record,) in rows]
 
-    async def follow(self, uid: str, *, after: int = 0) -> AsyncIterator[list[RunEvent]]:
-        """Events above `after` and those to come, in pages; for ever: the caller leaves after the last one."""
+    @contextmanager
+    def arrivals(self, uid: str) -> Iterator[asyncio.Event]:
+        """An event that is set whenever the run has new events on record, and by `wake_followers`."""
         arrived = asyncio.Event()
         self._followers[uid].add(arrived)
         try:
-            while True:
-                arrived.clear()
-                page = self.events(uid, after=after)
-                if page:
-                    after = page[-1].seq
-                    yield page
-                else:
-                    await arrived.wait()
+            yield arrived
         finally:
             self._followers[uid].discard(arrived)
             if not self._followers[uid]:
                 del self._followers[uid]
+
+    def wake_followers(self) -> None:
+        """So that whoever follows a run looks up: the daemon goes down."""
+        for followers in self._followers.values():
+            for arrived in followers:
+                arrived.set()

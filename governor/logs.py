@@ -62,4 +62,4 @@ def get_logger() -> FilteringBoundLogger:
 def _drop_internals(
     logger: object, name: str, event: structlog.typing.EventDict
 ) -> structlog.typing.ProcessorReturnValue:
-    return structlog.stdlib.ProcessorFormatter.remove_processors_meta(logger, name, event)  # type: ignore[arg-type]
+    return structlog.stdlib.ProcessorFormatter.remove_processors_meta(logger, name, event)

@@ -423,12 +423,14 @@ class ConductorSpec(Message, frozen=True):
 
 _encoder = msgspec.msgpack.Encoder()
 _spec = msgspec.msgpack.Decoder(ConductorSpec)
-_request = msgspec.msgpack.Decoder(ExecutorRequest)
-_reply = msgspec.msgpack.Decoder(ExecutorReply)
+_request: msgspec.msgpack.Decoder[ExecutorRequest] = msgspec.msgpack.Decoder(ExecutorRequest)
+_reply: msgspec.msgpack.Decoder[ExecutorReply] = msgspec.msgpack.Decoder(ExecutorReply)
 _report = msgspec.msgpack.Decoder(Report)
-_acknowledged = msgspec.msgpack.Decoder(Acknowledged | Refused)
-_command = msgspec.msgpack.Decoder(ConductorCommand)
-_command_reply = msgspec.msgpack.Decoder(Done | Refused)
+_acknowledged: msgspec.msgpack.Decoder[Acknowledged | Refused] = msgspec.msgpack.Decoder(
+    Acknowledged | Refused
+)
+_command: msgspec.msgpack.Decoder[ConductorCommand] = msgspec.msgpack.Decoder(ConductorCommand)
+_command_reply: msgspec.msgpack.Decoder[Done | Refused] = msgspec.msgpack.Decoder(Done | Refused)
 
 encode = _encoder.encode
 decode_spec = _spec.decode

@@ -40,6 +40,7 @@ from governor.messages import (
     encode,
 )
 from transport.client import Client
+from transport.connection import last_words
 from transport.worker import Worker
 
 if TYPE_CHECKING:
@@ -55,6 +56,11 @@ CLASSES: Final = {
 }
 FAREWELL_SECONDS: Final = 5.0
 """How long a conductor that fails tries to get its last words to the governor."""
+HANDOVER_SECONDS: Final = 2.0
+"""The governor begins the next phase as soon as it knows the end of this one; the acknowledgement of that end may
+still be on its way to the conductor then."""
+LAST_WORDS_SECONDS: Final = 2.0
+"""For what was sent to leave the process."""
 
 log = logs.get_logger()
 E = TypeVar("E", bound=ConductorEvent)
@@ -102,6 +108,12 @@ class Conductor(ABC):
         self.spec = spec
         self.link = link
 
+    async def handed_over(self, work: asyncio.Task[None] | None) -> bool:
+        """Whether the work of the phase before is over, or is within the time that a hand-over may take."""
+        if work is not None and not work.done():
+            await asyncio.wait({work}, timeout=HANDOVER_SECONDS)
+        return work is None or work.done()
+
     @abstractmethod
     async def prepare(self) -> dict[str, Any]:
         """Gets ready for commands; what it returns is logged. Raises ConductorError with one line."""
@@ -126,6 +138,13 @@ async def main(payload: bytes) -> int:
         incarnation=spec.incarnation,
     )
     closing = asyncio.Event()
+    try:
+        return await _run(spec, closing)
+    finally:
+        await last_words(timeout=LAST_WORDS_SECONDS)
+
+
+async def _run(spec: ConductorSpec, closing: asyncio.Event) -> int:
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, closing.set)
     async with Client(spec.client_endpoint) as client, Outbox(spec=spec, client=client) as outbox:
         try:

@@ -34,7 +34,7 @@ class SimulationController(Conductor):
     async def perform(self, command: ConductorCommand) -> Done | Refused:
         match command:
             case StartSimulation():
-                return self._start(command)
+                return await self._start(command)
             case StopPart():
                 if self._current is not None and self._current.command.phase == command.phase:
                     self._current.stop(end="stopped")
@@ -50,12 +50,13 @@ class SimulationController(Conductor):
         for task in late:
             task.cancel()
 
-    def _start(self, command: StartSimulation) -> Done | Refused:
+    async def _start(self, command: StartSimulation) -> Done | Refused:
         if self._current is not None and self._task is not None and not self._task.done():
-            if self._current.command.phase != command.phase:
+            if self._current.command.phase == command.phase:
+                self._current.resume()
+                return Done()
+            if not await self.handed_over(self._task):
                 return _refused([f"phase {self._current.command.name!r} is being simulated"])
-            self._current.resume()
-            return Done()
         wrong = faults(command.until)
         if len(command.agents) != 1:
             wrong.append(f"an environment for one agent takes one, not {len(command.agents)}")

@@ -61,7 +61,7 @@ class TaskConductor(Conductor):
     async def perform(self, command: ConductorCommand) -> Done | Refused:
         match command:
             case StartTasks():
-                return self._start(command)
+                return await self._start(command)
             case StopPart():
                 if self._scheduler is not None and self._scheduler.phase == command.phase:
                     self._scheduler.stop(command.reason)
@@ -79,13 +79,14 @@ class TaskConductor(Conductor):
             await self._runners.close()
         self._cluster.close()
 
-    def _start(self, command: StartTasks) -> Done | Refused:
+    async def _start(self, command: StartTasks) -> Done | Refused:
         if self._runners is None:
             return _refused("not ready yet: no connection to Ray")
         if self._working is not None and not self._working.done():
             if self._scheduler is not None and self._scheduler.phase == command.phase:
                 return Done()  # the same command, sent again
-            return _refused("another phase's tasks are in work")
+            if not await self.handed_over(self._working):
+                return _refused("another phase's tasks are in work")
         try:
             self._scheduler = Scheduler(
                 command=command,

@@ -1,0 +1,83 @@
+"""A run on its way into a slot: what was submitted, and what an earlier invocation of the daemon finished of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from governor.messages import StartSimulation, StartTasks, TaskSpec, Until
+from governor.run_file import Run, parse
+
+if TYPE_CHECKING:
+    from governor.journal_tables import RunRow
+    from governor.messages import EpisodeRecord, TaskRecord
+    from states.plan import RunPlan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assignment:
+    """`folder` is where `entry` and `call` are imported from."""
+
+    uid: str
+    run: Run
+    folder: str
+    first_phase: int = 0
+
+    @classmethod
+    def of(cls, row: RunRow, *, first_phase: int = 0) -> Assignment:
+        return cls(uid=row.uid, run=parse(row.spec, row.name), folder=row.folder, first_phase=first_phase)
+
+    @property
+    def plan(self) -> RunPlan:
+        return replace(self.run.to_plan(self.uid), first_phase=self.first_phase)
+
+    def settings(self, conductor: str) -> dict[str, Any]:
+        """The conductor's own section of the run file."""
+        kind, _, name = conductor.partition(".")
+        if kind == "environment":
+            return self.run.conductors.environments[name].model_dump(mode="json")
+        if kind == "agent":
+            return self.run.conductors.agents[name].model_dump(mode="json")
+        return {}
+
+    def simulation(self, phase: int, *, done: list[EpisodeRecord]) -> StartSimulation:
+        """The command that begins the simulation of a phase."""
+        chosen = self.run.phases[phase]
+        if chosen.simulate is None:
+            raise ValueError(f"phase {chosen.name} has no simulation")
+        simulate = chosen.simulate
+        return StartSimulation(
+            phase=phase,
+            name=chosen.name,
+            mode=chosen.mode,
+            environment=simulate.environment,
+            agents=simulate.agents,
+            episodes=simulate.episodes,
+            workers=simulate.workers,
+            max_steps=simulate.max_steps,
+            episode_timeout=simulate.episode_timeout,
+            seed=self.run.seed,
+            until=tuple(
+                Until(metric=u.metric, at_least=u.at_least, average_over=u.average_over) for u in chosen.until
+            ),
+            done=tuple(done),
+        )
+
+    def tasks(self, phase: int, *, done: list[TaskRecord]) -> StartTasks:
+        """The command that begins the task graph of a phase."""
+        chosen = self.run.phases[phase]
+        return StartTasks(
+            phase=phase,
+            name=chosen.name,
+            tasks=tuple(TaskSpec(**task.model_dump()) for task in chosen.tasks),
+            seed=self.run.seed,
+            done=tuple(done),
+        )
+
+    def episodes_of(self, phase: int) -> int:
+        simulate = self.run.phases[phase].simulate
+        return simulate.episodes if simulate is not None else 0
+
+    def tasks_of(self, phase: int) -> int:
+        """Runs of tasks: a task that repeats counts as often."""
+        return sum(task.repeat for task in self.run.phases[phase].tasks)

@@ -1,0 +1,282 @@
+"""The daemon: the one place that puts everything together, in the order in which it is needed, and takes it apart.
+
+Rules:
+1. READY is said when runs can be taken: journal open, forkserver warm, broker answering, front desk registered.
+2. A stop interrupts the runs in order, tells watchers, then takes down Ray, broker and forkserver. A second signal
+   leaves out the grace.
+3. A crash of a governor ends the daemon with 70: the next start goes on where the journal ends.
+4. The loop itself feeds the watchdog: a daemon whose loop hangs is restarted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import signal
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import TYPE_CHECKING, Final
+
+from governor import logs, recovery
+from governor.broker_process import BrokerProcess, answering
+from governor.conductors import process
+from governor.errors import ConfigError, ExitCode, NotPermitted, TryAgain
+from governor.front_desk import FrontDesk
+from governor.journal import Journal
+from governor.messages import SERVICE
+from governor.ray_service import RayService
+from governor.run_governor import RunGovernor
+from governor.run_queue import RunQueue
+from governor.site import Site
+from governor.state_lock import StateLock
+from transport.client import Client
+from transport.worker import Worker
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Coroutine
+    from pathlib import Path
+
+    from governor.assignment import Assignment
+    from governor.config import Config
+    from governor.systemd import Notifier
+
+DESK_CREDIT: Final = 256
+"""Requests at the front desk at once; an open `watch` holds one."""
+REGISTER_SECONDS: Final = 10.0
+
+log = logs.get_logger()
+
+
+class Daemon:
+    """`serve` until a signal, or `running` as a context within somebody else's loop."""
+
+    def __init__(self, *, config: Config, notifier: Notifier) -> None:
+        self.config = config
+        self.governors: list[RunGovernor] = []
+        self.queue = RunQueue(limit=config.queue_limit)
+        self._notifier = notifier
+        self._wake = asyncio.Event()
+        self._stop = asyncio.Event()
+        self._signals = 0
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._crash: BaseException | None = None
+        self._stopping = False
+
+    @property
+    def client_endpoint(self) -> str:
+        return self.config.client_endpoint
+
+    @property
+    def is_stopping(self) -> bool:
+        return self._stopping
+
+    def dispatch(self) -> None:
+        self._wake.set()
+
+    async def serve(self) -> ExitCode:
+        """Serves until SIGTERM or SIGINT and returns the exit code. Raises what keeps it from starting."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._signalled, number)
+        loop.add_signal_handler(signal.SIGQUIT, self._signalled, signal.SIGQUIT)
+        loop.add_signal_handler(signal.SIGUSR1, self._dump)
+        async with self.running():
+            await self._stop.wait()
+        return ExitCode.DONE if self._crash is None else ExitCode.INTERNAL
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[Daemon]:
+        """Everything up inside; nothing of it left behind outside."""
+        async with AsyncExitStack() as stack:
+            config = self.config
+            for folder in (config.state_dir, config.runtime_dir):
+                _own(folder)
+            stack.enter_context(StateLock(config.state_dir))
+            self._clear_runtime_folder()
+            stack.callback(self._clear_runtime_folder)
+            process.warm_up(folder=config.runtime_dir)
+            stack.callback(process.shut_down)
+            site = await self._open(stack)
+            self.governors = [
+                RunGovernor(config.worker_endpoint, f"slot-{number}", site=site, on_change=self._changed)
+                for number in range(config.slots)
+            ]
+            for assignment in await recovery.unfinished(site.journal, runtime_folder=config.runtime_dir):
+                self.queue.append(assignment)
+            slots = [
+                asyncio.create_task(self._govern(governor), name=governor.uid) for governor in self.governors
+            ]
+            self._spawn(self._dispatch_all(), "dispatch")
+            desk = FrontDesk(house=self, site=site)
+            worker = await stack.enter_async_context(
+                Worker(config.worker_endpoint, SERVICE, desk.answer, credit=DESK_CREDIT)
+            )
+            async with asyncio.timeout(REGISTER_SECONDS):
+                await worker.registered()
+            self.dispatch()
+            self._announce()
+            if self._notifier.watchdog_interval is not None:
+                self._spawn(self._watchdog(self._notifier.watchdog_interval), "watchdog")
+            try:
+                yield self
+            finally:
+                await self._go_down(slots, site)
+
+    async def _open(self, stack: AsyncExitStack) -> Site:
+        config = self.config
+        journal = Journal(config.state_dir / "governor.db")
+        stack.push_async_callback(journal.close)
+        runs = config.state_dir / "runs"
+        _own(runs)
+        ray = RayService(config.ray, state_folder=config.state_dir, runtime_folder=config.runtime_dir)
+        report = await process.warm()
+        if report.failures:
+            log.warning("forkserver.not_preloaded", failures=report.failures)
+        broker = BrokerProcess(
+            client_endpoint=config.client_endpoint,
+            worker_endpoint=config.worker_endpoint,
+            client_group=config.socket_group,
+        )
+        broker_task = asyncio.create_task(broker.run(), name="broker")
+        stack.push_async_callback(_cancel, broker_task)
+        broker_task.add_done_callback(self._background_ended)
+        client = await stack.enter_async_context(Client(config.client_endpoint))
+        await answering(client)
+        stack.push_async_callback(ray.aclose)
+        return Site(
+            client_endpoint=config.client_endpoint,
+            worker_endpoint=config.worker_endpoint,
+            client=client,
+            journal=journal,
+            ray=ray,
+            runs_folder=runs,
+            runtime_folder=config.runtime_dir,
+            log_format=config.log_format or logs.choose_format(),
+            log_level=config.log_level,
+        )
+
+    async def _go_down(self, slots: list[asyncio.Task[None]], site: Site) -> None:
+        self._stopping = True
+        self._notifier.stopping("interrupting the runs in work")
+        log.info("daemon.stopping", runs=[g.experiment_run_id for g in self.governors if g.experiment_run_id])
+        urgent = self._signals > 1
+        for governor in self.governors:
+            governor.post_stop("the daemon is going down", urgent=urgent)
+        if slots:
+            await asyncio.wait(slots)
+        site.journal.wake_followers()
+        for task in list(self._tasks):
+            await _cancel(task)
+
+    # -- slots -------------------------------------------------------------------------------------------------
+
+    async def _govern(self, governor: RunGovernor) -> None:
+        try:
+            await governor.run()
+        except Exception as error:  # noqa: BLE001  # logged by the governor; here it becomes the daemon's end
+            self._crash = error
+            self._stop.set()
+
+    async def _dispatch_all(self) -> None:
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            for governor in self.governors:
+                if not self._stopping and governor.is_free and (assignment := self.queue.pop()) is not None:
+                    await self._assign(governor, assignment)
+
+    async def _assign(self, governor: RunGovernor, assignment: Assignment) -> None:
+        try:
+            await governor.assign(assignment)
+        except (TryAgain, OSError) as error:
+            log.warning("run.not_assigned", run=assignment.uid, slot=governor.uid, reason=str(error))
+            self.queue.append(assignment)
+
+    def _changed(self, governor: RunGovernor) -> None:
+        if governor.is_free:
+            self.dispatch()
+        self._announce(ready=False)
+
+    def _announce(self, *, ready: bool = True) -> None:
+        at_work = ", ".join(
+            f"{g.experiment_run_id} {g.state.name}" for g in self.governors if g.experiment_run_id
+        )
+        status = f"{at_work or 'no run in work'}; {len(self.queue)} queued"
+        if not ready:
+            self._notifier.status(status)
+            return
+        self._notifier.ready(status)
+        log.info(
+            "daemon.ready",
+            endpoint=self.client_endpoint,
+            slots=len(self.governors),
+            queued=len(self.queue),
+            state_dir=str(self.config.state_dir),
+        )
+
+    # -- signals -----------------------------------------------------------------------------------------------
+
+    def _signalled(self, number: int) -> None:
+        """The first one stops in order; another one, or SIGQUIT, leaves out the grace."""
+        self._signals += 2 if number == signal.SIGQUIT else 1
+        log.info("daemon.signal", signal=signal.Signals(number).name)
+        if self._signals > 1:
+            for governor in self.governors:
+                governor.post_stop(f"{signal.Signals(number).name} again", urgent=True)
+        self._stop.set()
+
+    def _dump(self) -> None:
+        log.info(
+            "daemon.dump",
+            governors=[repr(governor) for governor in self.governors],
+            waits_for=[governor.state.waits_for for governor in self.governors],
+            queue=self.queue.uids(),
+            tasks=sorted(task.get_name() for task in asyncio.all_tasks()),
+        )
+
+    async def _watchdog(self, interval: float) -> None:
+        while True:
+            self._notifier.watchdog()
+            await asyncio.sleep(interval)
+
+    # -- housekeeping ------------------------------------------------------------------------------------------
+
+    def _spawn(self, work: Coroutine[None, None, None], name: str) -> None:
+        task = asyncio.create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._background_ended)
+
+    def _background_ended(self, task: asyncio.Task[None]) -> None:
+        """Background work ends by being cancelled; any other end is a crash of the daemon."""
+        if task.cancelled() or (error := task.exception()) is None:
+            return
+        log.error("daemon.crashed", task=task.get_name(), exc_info=error)
+        self._crash = error
+        self._stop.set()
+
+    def _clear_runtime_folder(self) -> None:
+        """Of this invocation, and before that of one that was killed. multiprocessing removes its own folder itself."""
+        for entry in self.config.runtime_dir.iterdir():
+            if entry.name.startswith("pymp-") and self.is_stopping:
+                continue
+            if entry.is_dir():
+                shutil.rmtree(entry, ignore_errors=True)
+            else:
+                entry.unlink(missing_ok=True)
+
+
+async def _cancel(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.wait({task})
+
+
+def _own(folder: Path) -> None:
+    """Makes the folder 0700 where it is not there. Raises NotPermitted, ConfigError."""
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except PermissionError as error:
+        raise NotPermitted(
+            f"{folder} can't be made: {error.strerror}; choose another with --state-dir, --runtime-dir"
+        ) from error
+    except OSError as error:
+        raise ConfigError(str(folder), [f"can't be made a folder: {error.strerror}"]) from error

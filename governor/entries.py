@@ -1,0 +1,153 @@
+"""Whether the user code that a run names can be imported, asked in a process of its own.
+
+Rules:
+1. User code is imported by `governor.entry_probe`, never in this process: it may print, hang, exit or crash there.
+2. Entries are asked one after the other; the one that brings the probe down is the fault, the rest are asked again
+   by a fresh probe, so that all faults are found. Entries of a module that brought it down once are not tried again.
+3. Each entry has a time limit. The probe and all of its process group are gone when `faults` returns.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import selectors
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from governor.run_model import ENTRY
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    from governor.yaml_lines import Path as Place
+
+T = TypeVar("T", dict[str, Any], list[Any])
+IMPORT_SECONDS: Final = 60.0
+"""The longest that the import of one entry may take."""
+START_SECONDS: Final = 30.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """What a run names at `place`: the `entry` of a conductor, or the `call` of a task."""
+
+    place: Place
+    kind: str
+    target: str
+
+
+def of_data(data: object) -> list[Entry]:
+    """Every entry and call of a run given as plain data, as far as it makes sense, in the order of the file."""
+    found: list[Entry] = []
+    conductors = _in(_in(data, dict).get("conductors"), dict)
+    for group, kind in (("environments", "environment"), ("agents", "agent")):
+        for name, made in _in(conductors.get(group), dict).items():
+            found += _entry(("conductors", group, name, "entry"), kind, made)
+    for index, phase in enumerate(_in(_in(data, dict).get("phases"), list)):
+        for number, task in enumerate(_in(_in(phase, dict).get("tasks"), list)):
+            found += _entry(("phases", index, "tasks", number, "call"), "task", task)
+    return found
+
+
+def _entry(place: Place, kind: str, section: object) -> list[Entry]:
+    target = _in(section, dict).get(str(place[-1]))
+    if not isinstance(target, str) or not re.fullmatch(ENTRY, target):
+        return []
+    return [Entry(place=place, kind=kind, target=target)]
+
+
+def _in(value: Any, kind: type[T]) -> T:
+    return value if isinstance(value, kind) else kind()
+
+
+def faults(
+    entries: Sequence[Entry], *, folder: Path, import_seconds: float = IMPORT_SECONDS
+) -> list[tuple[Place, str]]:
+    """The entries that can't be used, each with the reason in one line. Blocks; `folder` is put on the import path."""
+    verdicts: dict[tuple[str, str], str] = {}
+    pending = list(dict.fromkeys((entry.kind, entry.target) for entry in entries))
+    while pending:
+        asked = pending[0]
+        for question, verdict in _probe(pending, folder=folder, import_seconds=import_seconds):
+            verdicts[question] = verdict
+            asked = question
+        fatal = verdicts.get(asked, "")
+        module = asked[1].partition(":")[0]
+        pending = [question for question in pending if question not in verdicts]
+        if asked[1].startswith("gymnasium:") or not pending:
+            continue
+        for question in [question for question in pending if question[1].partition(":")[0] == module]:
+            verdicts[question] = fatal
+            pending.remove(question)
+    found = [(entry.place, verdicts[entry.kind, entry.target]) for entry in entries]
+    return [(place, verdict) for place, verdict in found if verdict]
+
+
+def _probe(
+    questions: list[tuple[str, str]], *, folder: Path, import_seconds: float
+) -> Iterator[tuple[tuple[str, str], str]]:
+    """Verdicts ("" is good) of one probe process; the last one tells what ended it, when it did not answer all."""
+    reading, writing = os.pipe()
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "governor.entry_probe", str(writing), str(folder), json.dumps(questions)],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env=environment,
+        pass_fds=[writing],
+        start_new_session=True,
+    )
+    os.close(writing)
+    answered = 0
+    try:
+        lines = _lines(reading, first=START_SECONDS, each=import_seconds)
+        next(lines, None)  # the probe is up: from now on each entry has its own time
+        for question, line in zip(questions, lines, strict=False):
+            answered += 1
+            yield question, json.loads(line)
+        if answered < len(questions):
+            yield questions[answered], _end(process, import_seconds)
+    finally:
+        os.close(reading)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def _end(process: subprocess.Popen[bytes], import_seconds: float) -> str:
+    try:
+        code = process.wait(timeout=0.5)
+    except subprocess.TimeoutExpired:
+        return f"the import does not end within {import_seconds:g} s"
+    if code < 0:
+        return f"the import crashes Python ({signal.Signals(-code).name})"
+    return f"the import ends Python with exit code {code}"
+
+
+def _lines(descriptor: int, *, first: float, each: float) -> Iterator[bytes]:
+    """Lines as they come; ends when the writer has gone, or when one takes longer than it may (seconds)."""
+    buffer = b""
+    limit = first
+    with selectors.DefaultSelector() as selector:
+        selector.register(descriptor, selectors.EVENT_READ)
+        while True:
+            deadline = time.monotonic() + limit
+            while b"\n" not in buffer:
+                if not selector.select(max(0.0, deadline - time.monotonic())):
+                    return
+                piece = os.read(descriptor, 65536)
+                if not piece:
+                    return
+                buffer += piece
+            line, _, buffer = buffer.partition(b"\n")
+            yield line
+            limit = each

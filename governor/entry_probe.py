@@ -1,0 +1,101 @@
+"""The process that imports user code to see whether it can be imported: `python -m governor.entry_probe FD FOLDER JSON`.
+
+It writes one JSON text a line to FD, which user code does not know of: "" first, when it is up, then a verdict for each
+question, "" when the entry is good. It ends without its runtime's clean-up, which threads of user code could hold up.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+import sys
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+from governor.episodes.entries import one_line
+
+
+def main() -> None:
+    """Answers the questions of the command line."""
+    descriptor = int(sys.argv[1])
+    os.set_inheritable(descriptor, False)
+    sys.path.insert(0, sys.argv[2])
+    _say(descriptor, "")
+    for kind, target in json.loads(sys.argv[3]):
+        _say(descriptor, _verdict(kind, target))
+    os._exit(0)
+
+
+def _say(descriptor: int, verdict: str) -> None:
+    line = json.dumps(verdict).encode() + b"\n"
+    while line:
+        line = line[os.write(descriptor, line) :]
+
+
+def _verdict(kind: str, target: str) -> str:
+    module_name, _, attribute = target.partition(":")
+    try:
+        if kind == "environment" and module_name == "gymnasium":
+            return _gymnasium(attribute)
+        try:
+            module = import_module(module_name)
+        except ModuleNotFoundError as error:
+            if error.name is not None and (
+                module_name == error.name or module_name.startswith(f"{error.name}.")
+            ):
+                return (
+                    f"no module named {error.name!r} in the run file's folder or among the installed packages"
+                )
+            return f"module {module_name!r} does not import: {one_line(error)}"
+        return _attribute(kind, module, attribute)
+    except SystemExit as error:
+        return f"module {module_name!r} ends Python when it is imported: {one_line(error)}"
+    except BaseException as error:  # noqa: BLE001  # whatever user code raises is the verdict
+        return f"module {module_name!r} does not import: {one_line(error)}"
+
+
+def _attribute(kind: str, module: ModuleType, attribute: str) -> str:
+    found: Any = module
+    for name in attribute.split("."):
+        if not hasattr(found, name):
+            near = difflib.get_close_matches(
+                name, [known for known in dir(found) if not known.startswith("_")], n=1
+            )
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            return f"module {module.__name__!r} has no {attribute!r}{hint}"
+        found = getattr(found, name)
+    methods = ("run", "arun") if kind == "task" else ()
+    if callable(found) or any(callable(getattr(found, method, None)) for method in methods):
+        return ""
+    return f"'{module.__name__}:{attribute}' is of type {type(found).__name__}, which can't be called"
+
+
+def _gymnasium(identifier: str) -> str:
+    """Whether `gymnasium.make` knows the id and the code behind it loads (an extra may not be installed)."""
+    import gymnasium  # noqa: PLC0415  # 0.2 s, for this kind of entry only
+    from gymnasium.envs.registration import load_env_creator  # noqa: PLC0415
+
+    module_name, colon, name = identifier.partition(":")
+    if colon:
+        import_module(module_name)
+    wanted = name if colon else identifier
+    try:
+        spec = gymnasium.spec(wanted)
+    except gymnasium.error.Error as error:
+        near = difflib.get_close_matches(wanted, list(gymnasium.registry), n=3, cutoff=0.7)
+        hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else f" ({one_line(error)})"
+        return f"gymnasium has no environment {wanted!r}{hint}"
+    try:
+        if isinstance(spec.entry_point, str):
+            load_env_creator(spec.entry_point)
+    except Exception as error:  # noqa: BLE001  # whatever the environment's module raises is the verdict
+        return f"gymnasium environment {wanted!r} does not load: {one_line(error)}"
+    return ""
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,192 @@
+"""The executor: the client that submits and follows runs. Speaks MDP/0.2 to the daemon's broker.
+
+Rules:
+1. Every call has a deadline and ends in a reply or a typed error of `governor.errors`.
+2. `submit` always travels with a key (one is made up where none is given), so that sending it again is safe.
+3. `watch` gives numbered events without a gap or a double, and goes on after a broken connection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
+
+import msgspec
+
+from governor.config import CLIENT_SOCKET, runtime_dirs
+from governor.errors import BadRequest, Unreachable, UsageError, from_refusal
+from governor.messages import (
+    SERVICE,
+    Abort,
+    Done,
+    ExecutorReply,
+    ExecutorRequest,
+    ListRuns,
+    Refused,
+    Results,
+    RunEvent,
+    RunList,
+    RunResult,
+    Status,
+    StatusReport,
+    Submit,
+    Submitted,
+    Watch,
+    WatchEnd,
+    decode_reply,
+    encode,
+)
+from transport.client import Client
+from transport.errors import BadEndpoint, TransportError
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Mapping
+
+    from governor.run_model import Run
+
+SILENCE_SECONDS: Final = 15.0
+"""Without a sign of life (the daemon gives one every 5 s) a watch is taken up anew."""
+PATIENCE_SECONDS: Final = 30.0
+"""How long `watch` tries to come back to a daemon that does not answer."""
+BACK_OFF_SECONDS: Final = 0.2
+
+R = TypeVar("R", bound=ExecutorReply)
+
+
+def find_broker(environ: Mapping[str, str] = os.environ) -> str:
+    """``$GOVERNOR_BROKER``, else the socket in the first runtime folder that has one. Raises Unreachable."""
+    if given := environ.get("GOVERNOR_BROKER"):
+        return given
+    folders = runtime_dirs(environ)
+    for folder in folders:
+        if (folder / CLIENT_SOCKET).exists():
+            return f"ipc://{folder / CLIENT_SOCKET}"
+    looked = ", ".join(str(folder) for folder in folders)
+    raise Unreachable(f"any of {looked}", "no socket there; --broker or $GOVERNOR_BROKER name another place")
+
+
+class Executor:
+    """An async context manager. `timeout` is the deadline of each call in seconds.
+
+    `last_end` tells how the last `watch` ended.
+    """
+
+    def __init__(self, broker: str | None = None, *, timeout: float = 10.0) -> None:
+        self.endpoint = broker or find_broker()
+        self.timeout = timeout
+        self.last_end: WatchEnd | None = None
+        try:
+            self._client = Client(self.endpoint)
+        except BadEndpoint as error:
+            raise UsageError(str(error)) from error
+
+    async def __aenter__(self) -> Self:
+        await self._client.__aenter__()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._client.aclose()
+
+    async def submit(
+        self,
+        run: Run | Mapping[str, Any] | str | Path,
+        key: str | None = None,
+        *,
+        folder: str | Path | None = None,
+    ) -> str:
+        """Hands in a run and returns its uid; it is in the daemon's journal then.
+
+        `run`: a `Run`, plain data, or the path of a run file. The same `key` gives the same run. `folder` is where
+        its code is imported from: by default the run file's folder, else the current one.
+        Raises RunFileError with all faults, TryAgain when the daemon takes none now, Unreachable.
+        """
+        raw, home, source = await asyncio.to_thread(_plain, run, folder)
+        asked = Submit(run=raw, folder=home, key=key or secrets.token_hex(16))
+        return (await self._ask(asked, Submitted, source=source)).uid
+
+    async def watch(self, uid: str, after: int = 0) -> AsyncIterator[RunEvent]:
+        """The events of a run with a number above `after`, until it has ended or the daemon goes down."""
+        loop = asyncio.get_running_loop()
+        self.last_end = None
+        patience = loop.time() + PATIENCE_SECONDS
+        while True:
+            try:
+                stream = self._client.stream(
+                    SERVICE, encode(Watch(uid=uid, after=after)), idle_timeout=SILENCE_SECONDS
+                )
+                async for part in stream:
+                    patience = loop.time() + PATIENCE_SECONDS
+                    for frame in part.body:
+                        if not frame:
+                            continue
+                        match self._decode(frame):
+                            case RunEvent() as event:
+                                after = event.seq
+                                yield event
+                            case WatchEnd() as end:
+                                self.last_end = end
+                                return
+                            case Refused() as refused:
+                                raise from_refusal(refused, source=uid)
+            except TransportError as error:
+                if loop.time() > patience:
+                    raise Unreachable(self.endpoint, str(error)) from error
+                await asyncio.sleep(BACK_OFF_SECONDS)
+
+    async def status(self, uid: str | None = None) -> StatusReport:
+        """The daemon and its runs in work or queued; with a uid that run alone. Raises NoSuchRun."""
+        return await self._ask(Status(uid=uid), StatusReport, source=uid or "")
+
+    async def list(self, limit: int = 100) -> RunList:
+        """The newest runs, newest first."""
+        return await self._ask(ListRuns(limit=limit), RunList)
+
+    async def abort(self, uid: str, reason: str = "") -> None:
+        """Asks for the end of a run; the end itself is an event. Raises NoSuchRun, AlreadyEnded, TryAgain."""
+        await self._ask(Abort(uid=uid, reason=reason), Done, source=uid)
+
+    async def result(self, uid: str) -> RunResult:
+        """The result of a run that has ended. Raises NotEnded, NoSuchRun."""
+        return await self._ask(Results(uid=uid), RunResult, source=uid)
+
+    async def _ask(self, request: ExecutorRequest, expected: type[R], *, source: str = "") -> R:
+        try:
+            answer = await self._client.request(
+                SERVICE, encode(request), timeout=self.timeout, idempotent=True
+            )
+        except TransportError as error:
+            raise Unreachable(self.endpoint, str(error)) from error
+        reply = self._decode(answer[0] if answer else b"")
+        if isinstance(reply, Refused):
+            raise from_refusal(reply, source=source)
+        if not isinstance(reply, expected):
+            raise BadRequest(f"the daemon answered {type(reply).__name__}, not {expected.__name__}")
+        return reply
+
+    def _decode(self, frame: bytes) -> ExecutorReply:
+        try:
+            return decode_reply(frame)
+        except msgspec.MsgspecError as error:
+            raise BadRequest(
+                f"the answer was not understood, is the daemon of another version? ({error})"
+            ) from error
+
+
+def _plain(
+    run: Run | Mapping[str, Any] | str | Path, folder: str | Path | None
+) -> tuple[dict[str, Any], str, str]:
+    """Run as plain data, import folder, and what errors call it."""
+    from governor.run_file import Run, load, parse  # noqa: PLC0415  # pydantic is slow; other verbs do without
+
+    here = str(Path(folder or ".").resolve())
+    match run:
+        case Run():
+            return run.raw(), here, run.name
+        case str() | Path():
+            loaded, home = load(run)
+            return loaded.raw(), here if folder else str(home), str(run)
+        case _:
+            return parse(dict(run)).raw(), here, "run"

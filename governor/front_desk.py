@@ -1,0 +1,274 @@
+"""The front desk: the executor's verbs, answered by the service `governor`.
+
+Rules:
+1. A request is answered at once; only `watch` stays open, with a sign of life every few seconds.
+2. A submit is in the journal before it is acknowledged, and the client's key makes it idempotent.
+3. What can't be done is `Refused` with the exit code; nothing has changed then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import time
+from typing import TYPE_CHECKING, Final, Protocol
+
+import msgspec
+
+from governor import logs
+from governor.assignment import Assignment
+from governor.errors import (
+    AlreadyEnded,
+    BadRequest,
+    GovernorError,
+    NoSuchRun,
+    NotEnded,
+    RunFileError,
+    TryAgain,
+)
+from governor.messages import (
+    Abort,
+    Done,
+    ExecutorReply,
+    Fault,
+    ListRuns,
+    Refused,
+    Results,
+    RunList,
+    RunResult,
+    RunStatus,
+    Status,
+    StatusReport,
+    Submit,
+    Submitted,
+    Watch,
+    WatchEnd,
+    decode_request,
+    encode,
+)
+from governor.run_file import parse
+from governor.version import __version__
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from governor.journal import Journal
+    from governor.journal_tables import RunRow, Transaction
+    from governor.run_governor import RunGovernor
+    from governor.run_queue import RunQueue
+    from governor.site import Site
+    from transport.worker import Request
+
+KEEP_ALIVE_SECONDS: Final = 5.0
+ALPHABET: Final = "abcdefghjkmnpqrstvwxyz23456789"
+"""Of uids: no letters that are taken for others, no vowels that make words."""
+UID_LENGTH: Final = 8
+
+log = logs.get_logger()
+
+
+class House(Protocol):
+    """What the desk needs of the daemon."""
+
+    governors: list[RunGovernor]
+    queue: RunQueue
+
+    @property
+    def is_stopping(self) -> bool: ...
+    def dispatch(self) -> None:
+        """Queued runs may have a free slot."""
+
+
+def new_uid() -> str:
+    return "".join(secrets.choice(ALPHABET) for _ in range(UID_LENGTH))
+
+
+class FrontDesk:
+    def __init__(self, *, house: House, site: Site) -> None:
+        self._house = house
+        self._site = site
+        self._journal: Journal = site.journal
+        self._born = time.monotonic()
+
+    async def answer(self, request: Request) -> Sequence[bytes]:
+        """Handles one request to the service `governor`."""
+        try:
+            return [encode(await self._answer(request))]
+        except RunFileError as error:
+            return [encode(_refused(error, faults=error.faults))]
+        except GovernorError as error:
+            return [encode(_refused(error))]
+
+    async def _answer(self, request: Request) -> ExecutorReply:
+        try:
+            asked = decode_request(request.body[0])
+        except (IndexError, msgspec.MsgspecError) as error:
+            raise BadRequest(f"not understood, is the client of another version? ({error})") from error
+        match asked:
+            case Submit():
+                return await self._submit(asked)
+            case Watch():
+                return await self._watch(request, asked)
+            case Status():
+                return self._status(asked)
+            case ListRuns(limit=limit):
+                return RunList(runs=tuple(self._describe(row) for row in self._journal.runs(limit=limit)))
+            case Abort():
+                return await self._abort(asked)
+            case Results(uid=uid):
+                return self._results(uid)
+
+    # -- verbs -------------------------------------------------------------------------------------------------
+
+    async def _submit(self, asked: Submit) -> Submitted:
+        run = parse(asked.run, "run file")
+        if self._house.is_stopping:
+            raise TryAgain("the daemon is going down and takes no more runs")
+        self._house.queue.require_room()
+        uid = new_uid()
+
+        def change(transaction: Transaction) -> str:
+            return transaction.submit(
+                uid=uid, key=asked.key, name=run.name, spec=run.raw(), folder=asked.folder
+            )
+
+        recorded = await self._journal.write(change)
+        if recorded == uid:
+            log.info("run.accepted", run=uid, name=run.name, key=asked.key)
+            self._house.queue.append(Assignment(uid=uid, run=run, folder=asked.folder))
+            self._house.dispatch()
+        return Submitted(uid=recorded, known=recorded != uid)
+
+    async def _watch(self, request: Request, asked: Watch) -> WatchEnd:
+        uid = self._find(asked.uid).uid
+        after = asked.after
+        with self._journal.arrivals(uid) as arrived:
+            while True:
+                arrived.clear()
+                page = self._journal.events(uid, after=after)
+                if page:
+                    after = page[-1].seq
+                    await request.partial(*(encode(event) for event in page))
+                    continue
+                row = self._find(uid)
+                if row.outcome is not None and row.ended_at is not None:
+                    return WatchEnd(outcome=row.outcome)
+                if self._house.is_stopping and self._governor_of(uid) is None:
+                    return WatchEnd(outcome="interrupted")
+                try:
+                    async with asyncio.timeout(KEEP_ALIVE_SECONDS):
+                        await arrived.wait()
+                except TimeoutError:
+                    await request.partial(b"")
+
+    def _status(self, asked: Status) -> StatusReport:
+        if asked.uid is not None:
+            runs = [self._describe(self._find(asked.uid))]
+        else:
+            runs = [self._describe(row) for row in self._journal.unended()]
+        return StatusReport(
+            pid=os.getpid(),
+            version=__version__,
+            endpoint=self._site.client_endpoint,
+            uptime=time.monotonic() - self._born,
+            slots=len(self._house.governors),
+            state="stopping" if self._house.is_stopping else "serving",
+            runs=tuple(runs),
+            ray=str(self._site.ray),
+        )
+
+    async def _abort(self, asked: Abort) -> Done:
+        row = self._find(asked.uid)
+        if row.outcome is not None:
+            raise AlreadyEnded(row.uid, row.outcome)
+        reason = asked.reason or "aborted by request"
+        if (governor := self._governor_of(row.uid)) is not None:
+            await governor.abort(row.uid, reason)
+        elif (assignment := self._house.queue.remove(row.uid)) is not None:
+            result = _never_started(row, reason, folder=str(self._site.run_folder(row.uid)))
+            try:
+                await self._journal.write(lambda transaction: _end(transaction, result))
+            except GovernorError:
+                self._house.queue.append(assignment)
+                raise
+            log.info("run.ended", run=row.uid, outcome="aborted", reason=reason)
+        else:
+            raise TryAgain(f"run {row.uid} is between queue and slot, ask again")
+        return Done()
+
+    def _results(self, uid: str) -> RunResult:
+        row = self._find(uid)
+        result = self._journal.result(row.uid)
+        if result is None:
+            raise NotEnded(row.uid, self._describe(row).state)
+        return result
+
+    # -- runs --------------------------------------------------------------------------------------------------
+
+    def _find(self, uid: str) -> RunRow:
+        """The run with this uid, or with the only one that begins so."""
+        candidates = self._journal.find(uid) if uid else []
+        if uid in candidates:
+            candidates = [uid]
+        if len(candidates) > 1:
+            raise NoSuchRun(uid, f"{uid!r} is the beginning of several runs: {', '.join(candidates)}")
+        row = self._journal.run(candidates[0]) if candidates else None
+        if row is None:
+            raise NoSuchRun(uid)
+        return row
+
+    def _governor_of(self, uid: str) -> RunGovernor | None:
+        return next((g for g in self._house.governors if g.experiment_run_id == uid), None)
+
+    def _describe(self, row: RunRow) -> RunStatus:
+        if (governor := self._governor_of(row.uid)) is not None:
+            return governor.status(row)
+        if row.ended_at is not None:
+            state, waits_for = "ended", "nothing"
+        elif row.uid in self._house.queue:
+            before = self._house.queue.position(row.uid)
+            state, waits_for = "queued", f"a free slot ({before} runs before it)"
+        else:
+            state, waits_for = "interrupted", "the next start of the daemon"
+        result = self._journal.result(row.uid) if row.ended_at is not None else None
+        last = next((phase for phase in reversed(result.phases) if phase.metrics), None) if result else None
+        return RunStatus(
+            uid=row.uid,
+            name=row.name,
+            state=state,
+            outcome=row.outcome,
+            reason=row.reason,
+            waits_for=waits_for,
+            submitted_at=row.submitted_at,
+            started_at=row.started_at,
+            ended_at=row.ended_at,
+            phases=len(row.spec.get("phases", ())),
+            metrics=last.metrics if last else {},
+        )
+
+
+def _refused(error: GovernorError, *, faults: tuple[Fault, ...] = ()) -> Refused:
+    return Refused(code=error.code, message=str(error), exit_code=int(error.exit_code), faults=faults)
+
+
+def _never_started(row: RunRow, reason: str, *, folder: str) -> RunResult:
+    return RunResult(
+        uid=row.uid,
+        name=row.name,
+        outcome="aborted",
+        reason=reason,
+        submitted_at=row.submitted_at,
+        started_at=row.started_at,
+        ended_at=time.time(),
+        phases=(),
+        folder=folder,
+    )
+
+
+def _end(transaction: Transaction, result: RunResult) -> None:
+    transaction.outcome(result)
+    transaction.event(
+        result.uid, "run.ended", {"outcome": result.outcome, "reason": result.reason, "stuck": []}
+    )
+    transaction.ended(result.uid)

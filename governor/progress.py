@@ -1,0 +1,55 @@
+"""How far a run is, kept up from the same events that are journaled: what `status` shows without a look at the disk."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from governor.assignment import Assignment
+    from governor.messages import EpisodeRecord, TaskRecord
+
+WINDOW: Final = 50
+"""Episodes that the mean return of `metrics` looks back on."""
+
+
+class Progress:
+    """Of the phase that the run is in; `totals` are what the run file asks for."""
+
+    def __init__(self, assignment: Assignment) -> None:
+        self._assignment = assignment
+        self._returns: deque[float] = deque(maxlen=WINDOW)
+        self.phase_index: int | None = None
+        self.episodes_ended = 0
+        self.tasks_ended = 0
+
+    def enter(self, phase: int, *, episodes: list[EpisodeRecord], tasks: list[TaskRecord]) -> None:
+        """A phase begins; what had ended of it in an earlier invocation counts."""
+        self.phase_index = phase
+        self.episodes_ended = len(episodes)
+        self.tasks_ended = len(tasks)
+        self._returns = deque((episode.value for episode in episodes), maxlen=WINDOW)
+
+    def episode(self, record: EpisodeRecord) -> None:
+        self.episodes_ended += 1
+        self._returns.append(record.value)
+
+    def task(self) -> None:
+        self.tasks_ended += 1
+
+    @property
+    def phase(self) -> str | None:
+        return None if self.phase_index is None else self._assignment.run.phases[self.phase_index].name
+
+    @property
+    def episodes_total(self) -> int:
+        return 0 if self.phase_index is None else self._assignment.episodes_of(self.phase_index)
+
+    @property
+    def tasks_total(self) -> int:
+        return 0 if self.phase_index is None else self._assignment.tasks_of(self.phase_index)
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """`return_mean`: over the last 50 episodes of this phase."""
+        return {"return_mean": sum(self._returns) / len(self._returns)} if self._returns else {}

@@ -1,0 +1,100 @@
+"""The result of a run, computed from what is on record: for each phase its end, episodes, metrics and tasks.
+
+It stands in the journal, and as `result.json` in the run's folder for whoever has no governor at hand.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import Counter
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from governor.messages import PhaseResult, RunOutcome, RunResult
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from governor.assignment import Assignment
+    from governor.journal import Journal
+    from governor.messages import EpisodeRecord
+
+
+def build_result(
+    *, journal: Journal, assignment: Assignment, outcome: RunOutcome, reason: str, folder: Path
+) -> RunResult:
+    """Phases that were never begun are not in it."""
+    uid = assignment.uid
+    row = journal.run(uid)
+    if row is None:
+        raise LookupError(f"run {uid} is not in the journal")
+    ends: dict[int, str] = {}
+    metrics: dict[int, dict[str, float]] = {}
+    begun: list[int] = []
+    for event in journal.events_of(uid, ("phase.started", "part.ended", "phase.ended")):
+        data = event.data
+        match event.kind:
+            case "phase.started" if data["index"] not in begun:
+                begun.append(data["index"])
+            case "part.ended":
+                metrics.setdefault(data["phase"], {}).update(data.get("metrics", {}))
+            case "phase.ended":
+                ends[data["index"]] = data["end"]
+    phases = tuple(
+        _phase(journal, assignment, index, ends.get(index, outcome), metrics.get(index, {}))
+        for index in begun
+    )
+    return RunResult(
+        uid=uid,
+        name=assignment.run.name,
+        outcome=outcome,
+        reason=reason,
+        submitted_at=row.submitted_at,
+        started_at=row.started_at,
+        ended_at=time.time(),
+        phases=phases,
+        folder=str(folder),
+    )
+
+
+def save_result(result: RunResult, folder: Path) -> None:
+    """Writes `result.json`: to a temporary name, flushed to the disk, then renamed. Raises OSError."""
+    temporary = folder / "result.json.part"
+    content = msgspec.json.format(msgspec.json.encode(result), indent=2)
+    with temporary.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(folder / "result.json")
+
+
+def _phase(
+    journal: Journal, assignment: Assignment, index: int, end: str, metrics: dict[str, float]
+) -> PhaseResult:
+    phase = assignment.run.phases[index]
+    episodes = journal.episodes(assignment.uid, index)
+    return PhaseResult(
+        name=phase.name,
+        mode=phase.mode,
+        end=end,
+        episodes=dict(Counter(episode.outcome for episode in episodes)),
+        metrics=metrics or _metrics(episodes),
+        tasks=tuple(
+            sorted(journal.tasks(assignment.uid, index), key=lambda record: (record.task, record.run))
+        ),
+    )
+
+
+def _metrics(episodes: list[EpisodeRecord]) -> dict[str, float]:
+    """Of a phase that was cut short, so that its controller could not tell them."""
+    if not episodes:
+        return {}
+    returns = [episode.value for episode in episodes]
+    return {
+        "return_mean": sum(returns) / len(returns),
+        "return_min": min(returns),
+        "return_max": max(returns),
+        "steps_total": float(sum(episode.steps for episode in episodes)),
+    }

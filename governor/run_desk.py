@@ -1,0 +1,168 @@
+"""The desk of a run: takes what its conductors report, makes it durable, and acknowledges.
+
+Rules:
+1. Each event of (conductor, incarnation) is applied once, by its number, however often it is sent.
+2. Records (episodes, tasks) go into the journal as they come; what moves the run goes through the state machine.
+3. An acknowledgement is sent when all of the report is in the journal.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from typing import TYPE_CHECKING, Any, Protocol
+
+import msgspec
+
+from governor import logs, messages
+from governor.errors import ExitCode, JournalError
+from governor.messages import (
+    Acknowledged,
+    EpisodeEnded,
+    FlowControl,
+    Log,
+    Refused,
+    Report,
+    TaskAttemptEnded,
+    TaskEnded,
+    TaskStarted,
+    decode_report,
+    encode,
+)
+from states import events
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from governor.journal import Journal
+    from governor.journal_tables import Transaction
+    from governor.progress import Progress
+    from states.events import Event
+    from transport.worker import Request
+
+log = logs.get_logger()
+Recorded = EpisodeEnded | TaskStarted | TaskAttemptEnded | TaskEnded
+
+
+class Governor(Protocol):
+    """What the desk needs of its governor."""
+
+    @property
+    def flow(self) -> FlowControl: ...
+    async def take(self, event: Event, *, detail: dict[str, Any]) -> None:
+        """Returns when the event has been answered and recorded."""
+
+    def now(self) -> float: ...
+
+
+class RunDesk:
+    def __init__(self, *, uid: str, journal: Journal, progress: Progress, governor: Governor) -> None:
+        self._uid = uid
+        self._journal = journal
+        self._progress = progress
+        self._governor = governor
+        self._applied: defaultdict[tuple[str, int], int] = defaultdict(int)
+        self._turns: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+
+    async def answer(self, request: Request) -> Sequence[bytes]:
+        """Handles one request to `run.<uid>`."""
+        try:
+            report = decode_report(request.body[0])
+        except (IndexError, msgspec.MsgspecError) as error:
+            log.warning("run.bad_report", run=self._uid, reason=str(error))
+            refusal = Refused(
+                code="bad_request", message=f"no report of a conductor: {error}", exit_code=ExitCode.USAGE
+            )
+            return [encode(refusal)]
+        async with self._turns[report.conductor]:
+            await self._apply(report)
+        return [encode(Acknowledged(flow=self._governor.flow))]
+
+    async def _apply(self, report: Report) -> None:
+        who = (report.conductor, report.incarnation)
+        pending: list[Recorded] = []
+        for seq, event in enumerate(report.events, start=report.seq):
+            if seq <= self._applied[who]:
+                continue
+            if isinstance(event, Recorded):
+                pending.append(event)
+                continue
+            await self._record(pending)
+            pending = []
+            if isinstance(event, Log):
+                log.info(event.event, run=self._uid, conductor=report.conductor, **event.data)
+            else:
+                await self._move(report, event)
+        await self._record(pending)
+        self._applied[who] = max(self._applied[who], report.seq + len(report.events) - 1)
+
+    async def _move(
+        self,
+        report: Report,
+        event: messages.ConductorReady | messages.ConductorFailed | messages.PartEnded,
+    ) -> None:
+        at = self._governor.now()
+        match event:
+            case messages.ConductorReady(detail=detail):
+                moved: Event = events.ConductorReady(
+                    run=self._uid, at=at, conductor=report.conductor, incarnation=report.incarnation
+                )
+                await self._governor.take(moved, detail={"detail": detail})
+            case messages.ConductorFailed(reason=reason, traceback=traceback):
+                moved = events.ConductorFailed(
+                    run=self._uid,
+                    at=at,
+                    conductor=report.conductor,
+                    incarnation=report.incarnation,
+                    reason=reason,
+                )
+                await self._governor.take(moved, detail={"traceback": traceback})
+            case messages.PartEnded():
+                moved = events.PartEnded(
+                    run=self._uid,
+                    at=at,
+                    phase=event.phase,
+                    part=event.part,
+                    end=event.end,
+                    failures=event.failures,
+                    first_failure=event.first_failure,
+                )
+                await self._governor.take(moved, detail={"metrics": event.metrics})
+
+    async def _record(self, pending: list[Recorded]) -> None:
+        """Raises JournalError: the conductor hears it and sends its report again."""
+        if not pending:
+            return
+
+        def change(transaction: Transaction) -> list[Recorded]:
+            return [event for event in pending if _write(transaction, self._uid, event)]
+
+        try:
+            new = await self._journal.write(change)
+        except JournalError as error:
+            log.error("journal.failed", run=self._uid, reason=str(error))  # noqa: TRY400  # the reason says it all
+            raise
+        for event in new:
+            match event:
+                case EpisodeEnded(episode=episode):
+                    self._progress.episode(episode)
+                case TaskEnded():
+                    self._progress.task()
+
+
+def _write(transaction: Transaction, uid: str, event: Recorded) -> bool:
+    """Records the event and what it brought; False when that was on record before."""
+    data: dict[str, Any] = msgspec.to_builtins(event)
+    del data["type"]
+    match event:
+        case EpisodeEnded(phase=phase, episode=episode):
+            kind, new = "episode.ended", transaction.episode(uid, phase, episode)
+        case TaskEnded(phase=phase, record=record):
+            kind, new = "task.ended", transaction.task(uid, phase, record)
+        case TaskStarted():
+            kind, new = "task.started", True
+        case TaskAttemptEnded():
+            kind, new = "task.attempt_ended", True
+    if new:
+        transaction.event(uid, kind, data)
+    return new

@@ -1,0 +1,325 @@
+"""`RunGovernor`: one slot of the daemon. Takes events from its inbox, asks the state, has the effects performed.
+
+Rules:
+1. State changes here and nowhere else, one event at a time.
+2. An event and the transition that it caused are in the journal before their effects are performed.
+3. A refused command changes nothing, and its error tells the last steps.
+4. A crash inside a state is logged with the state and raised: the daemon goes down, and its next invocation goes on
+   where the journal ends. A machine in an unknown state must not act.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from typing import TYPE_CHECKING, Any, Final
+
+from governor import logs
+from governor.errors import JournalError, TryAgain
+from governor.messages import ConductorStatus, FlowControl, RunStatus, run_service
+from governor.performer import Performer
+from governor.progress import Progress
+from governor.record import entries
+from governor.run_desk import RunDesk
+from states import Dropped, Pristine, Refused, Running, State, Step, advance
+from states.base import Crewed
+from states.effects import BeginPhase, EndPhase, EndRun
+from states.events import AbortRequested, Event, RunAssigned, StopRequested
+from states.finalizing import Finalizing
+from states.stopping import Stopping
+from transport.worker import Worker
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from governor.assignment import Assignment
+    from governor.conductors.process import ChildProcess
+    from governor.journal_tables import RunRow, Transaction
+    from governor.run_model import Run
+    from governor.site import Site
+
+STORY: Final = 12
+"""Steps that a refusal tells."""
+DESK_CREDIT: Final = 64
+
+log = logs.get_logger()
+
+
+class RunGovernor:
+    """Governs one run at a time, from its assignment to the last process gone.
+
+    Args:
+        broker_uri: where its services register (the broker's endpoint for workers).
+        uid: the slot's name in logs.
+        site: what the house offers.
+        on_change: called after each transition, with this governor.
+    """
+
+    def __init__(
+        self,
+        broker_uri: str,
+        uid: str | None = None,
+        *,
+        site: Site,
+        on_change: Callable[[RunGovernor], None] = lambda _: None,
+    ) -> None:
+        self.broker_uri = broker_uri
+        self.uid = uid or "governor"
+        self.state: State = Pristine()
+        self.errors: list[tuple[Exception, str]] = []
+        self.dead_children: list[str] = []
+        self.dropped = 0
+        self.assignment: Assignment | None = None
+        self._site = site
+        self._on_change = on_change
+        self._inbox: asyncio.Queue[tuple[Event, dict[str, Any], asyncio.Future[None]]] = asyncio.Queue()
+        self._story: deque[str] = deque(maxlen=STORY)
+        self._progress: Progress | None = None
+        self._performer: Performer | None = None
+        self._desk: Worker | None = None
+        self._journal_failed = False
+
+    def __repr__(self) -> str:
+        run = f", run={self.experiment_run_id}" if self.assignment else ""
+        return f"RunGovernor({self.uid}, {self.state.name}{run})"
+
+    # -- what is known of it -----------------------------------------------------------------------------------
+
+    @property
+    def experiment_run(self) -> Run | None:
+        return self.assignment.run if self.assignment else None
+
+    @property
+    def experiment_run_id(self) -> str | None:
+        return self.assignment.uid if self.assignment else None
+
+    @property
+    def current_phase(self) -> int | None:
+        return self._progress.phase_index if self._progress else None
+
+    @property
+    def current_episode(self) -> int:
+        """Episodes of the current phase that have ended."""
+        return self._progress.episodes_ended if self._progress else 0
+
+    @property
+    def agent_conductors(self) -> dict[str, ChildProcess]:
+        return self._processes("agent")
+
+    @property
+    def env_conductors(self) -> dict[str, ChildProcess]:
+        return self._processes("environment")
+
+    @property
+    def sim_controllers(self) -> dict[str, ChildProcess]:
+        return self._processes("simulation")
+
+    @property
+    def stopping(self) -> bool:
+        return isinstance(self.state, Finalizing | Stopping)
+
+    @property
+    def shutdown(self) -> bool:
+        """It takes no further run, and `run` returns."""
+        return isinstance(self.state, Pristine) and self.state.shutdown
+
+    @property
+    def is_free(self) -> bool:
+        return isinstance(self.state, Pristine) and not self.state.shutdown and not self.state.stuck
+
+    @property
+    def flow(self) -> FlowControl:
+        """The governor's own word at the end of an episode."""
+        return "CONTINUE" if isinstance(self.state, Running) else "SHUTDOWN"
+
+    def now(self) -> float:
+        """The machine's clock, in monotonic seconds."""
+        return time.monotonic()
+
+    def status(self, row: RunRow) -> RunStatus:
+        """The run in work, for people and scripts. `row` is its entry in the journal."""
+        state, progress = self.state, self._progress
+        members = state.crew.members if isinstance(state, Crewed) else ()
+        return RunStatus(
+            uid=row.uid,
+            name=row.name,
+            state=state.name,
+            outcome=row.outcome,
+            reason=row.reason,
+            waits_for=state.waits_for,
+            submitted_at=row.submitted_at,
+            started_at=row.started_at,
+            ended_at=row.ended_at,
+            phase=progress.phase if progress else None,
+            phase_index=progress.phase_index if progress else None,
+            phases=len(self.assignment.run.phases) if self.assignment else 0,
+            episodes_ended=progress.episodes_ended if progress else 0,
+            episodes_total=progress.episodes_total if progress else 0,
+            tasks_ended=progress.tasks_ended if progress else 0,
+            tasks_total=progress.tasks_total if progress else 0,
+            metrics=progress.metrics if progress else {},
+            conductors=tuple(
+                ConductorStatus(
+                    name=m.name, kind=m.kind, state=m.standing, pid=m.pid, incarnation=m.incarnation
+                )
+                for m in members
+            ),
+        )
+
+    # -- commands ----------------------------------------------------------------------------------------------
+
+    async def assign(self, assignment: Assignment) -> None:
+        """Gives it a run. Raises TryAgain when it has one."""
+        if self.is_free:
+            await self._prepare(assignment)
+        await self.take(RunAssigned(run=assignment.uid, at=self.now(), plan=assignment.plan))
+
+    async def abort(self, uid: str, reason: str) -> None:
+        """Wants the run to end as `aborted`. Raises TryAgain when it is on its way out already."""
+        await self.take(AbortRequested(run=uid, at=self.now(), reason=reason or "aborted by request"))
+
+    def post_stop(self, reason: str, *, urgent: bool = False) -> None:
+        """Interrupts the run, and lets `run` return when nothing of it is left. `urgent`: without any grace."""
+        uid = self.experiment_run_id or ""
+        self._post(StopRequested(run=uid, at=self.now(), reason=reason, urgent=urgent))
+
+    async def take(self, event: Event, *, detail: dict[str, Any] | None = None) -> None:
+        """Puts an event into the inbox; returns when it has been answered and recorded.
+
+        `detail` is recorded with it. Raises TryAgain for a refused command.
+        """
+        answered: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._inbox.put_nowait((event, detail or {}, answered))
+        await answered
+
+    # -- the loop ----------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Cycles through the states until a stop was asked for and nothing is left of the last run."""
+        while not self.shutdown:
+            event, detail, answered = await self._inbox.get()
+            try:
+                await self._answer(event, detail, answered)
+            except Exception as error:
+                self.errors.append((error, self.state.name))
+                log.exception("governor.crashed", slot=self.uid, state=self.state.name, event_kind=event.kind)
+                raise
+
+    async def _answer(self, event: Event, detail: dict[str, Any], answered: asyncio.Future[None]) -> None:
+        before = self.state
+        match advance(before, event):
+            case Refused(why=why):
+                story = "; ".join(self._story) or "none"
+                answered.set_exception(
+                    TryAgain(f"{event.kind} refused: {why}. Last steps of this slot: {story}")
+                )
+                return
+            case Dropped(why=why):
+                self.dropped += 1
+                log.debug("event.dropped", slot=self.uid, event_kind=event.kind, why=why)
+            case Step() as step:
+                await self._record(before, event, step, detail)
+                self.state = step.state
+                self._perform(step)
+                await self._changed(before, event, step)
+        if not answered.done():
+            answered.set_result(None)
+
+    async def _record(self, before: State, event: Event, step: Step, detail: dict[str, Any]) -> None:
+        """Writes event and transition. Where the journal fails the run is stopped in order, recorded or not."""
+        uid = self.experiment_run_id
+        if uid is None or self.assignment is None:
+            return
+        rows = entries(before, event, step, detail, self.assignment)
+
+        def change(transaction: Transaction) -> None:
+            if isinstance(event, RunAssigned):
+                transaction.started(uid)
+            for kind, data in rows:
+                transaction.event(uid, kind, data)
+            if any(isinstance(effect, EndRun) and effect.outcome for effect in step.effects):
+                transaction.ended(uid)
+
+        try:
+            await self._site.journal.write(change)
+        except JournalError as error:
+            log.error("journal.failed", run=uid, reason=str(error))  # noqa: TRY400  # the reason says it all
+            if not self._journal_failed:
+                self._journal_failed = True
+                reason = f"the journal cannot be written: {error}"
+                stop = StopRequested(run=uid, at=self.now(), reason=reason)
+                self._inbox.put_nowait((stop, {}, asyncio.get_running_loop().create_future()))
+
+    def _perform(self, step: Step) -> None:
+        for effect in step.effects:
+            match effect:
+                case BeginPhase(phase=phase):
+                    if self._progress is not None and self.assignment is not None:
+                        journal, uid = self._site.journal, self.assignment.uid
+                        self._progress.enter(
+                            phase, episodes=journal.episodes(uid, phase), tasks=journal.tasks(uid, phase)
+                        )
+                case EndPhase() | EndRun():
+                    pass  # for the record alone
+                case _:
+                    if self._performer is not None:
+                        self._performer.perform(effect)
+
+    async def _changed(self, before: State, event: Event, step: Step) -> None:
+        if event.kind == "conductor.exited" and isinstance(before, Crewed) and not self.stopping:
+            self.dead_children.append(getattr(event, "conductor", ""))
+        if type(before) is type(step.state):
+            return
+        line = f"{before.name} -> {step.state.name} ({step.cause or event.kind})"
+        self._story.append(line)
+        log.info(
+            "run.transition",
+            run=self.experiment_run_id,
+            slot=self.uid,
+            source=before.name,
+            target=step.state.name,
+            cause=step.cause or event.kind,
+        )
+        if isinstance(step.state, Pristine):
+            await self._clear(step)
+        self._on_change(self)
+
+    # -- around a run ------------------------------------------------------------------------------------------
+
+    async def _prepare(self, assignment: Assignment) -> None:
+        self.assignment = assignment
+        self._progress = Progress(assignment)
+        self._site.run_folder(assignment.uid).mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._site.socket_folder(assignment.uid).mkdir(mode=0o700, parents=True, exist_ok=True)
+        desk = RunDesk(uid=assignment.uid, journal=self._site.journal, progress=self._progress, governor=self)
+        self._desk = Worker(self.broker_uri, run_service(assignment.uid), desk.answer, credit=DESK_CREDIT)
+        await self._desk.__aenter__()
+        self._performer = Performer(assignment=assignment, site=self._site, post=self._post)
+
+    async def _clear(self, step: Step) -> None:
+        if self._performer is not None:
+            await self._performer.aclose()
+        if self._desk is not None:
+            await self._desk.aclose()
+        for effect in step.effects:
+            if isinstance(effect, EndRun):
+                log.info(
+                    "run.ended" if effect.outcome else "run.interrupted",
+                    run=self.experiment_run_id,
+                    outcome=effect.outcome,
+                    reason=effect.reason,
+                    stuck=effect.stuck,
+                    dead_conductors=len(self.dead_children),
+                    events_dropped=self.dropped,
+                )
+        self._performer = self._desk = self._progress = self.assignment = None
+        self.dead_children = []
+
+    def _post(self, event: Event, detail: dict[str, Any] | None = None) -> None:
+        """For the performer: an event that nobody waits for."""
+        self._inbox.put_nowait((event, detail or {}, asyncio.get_running_loop().create_future()))
+
+    def _processes(self, kind: str) -> dict[str, ChildProcess]:
+        processes = self._performer.processes if self._performer else {}
+        return {name: child for name, child in processes.items() if name.partition(".")[0] == kind}

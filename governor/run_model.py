@@ -1,0 +1,220 @@
+"""The run as a person describes it: frozen pydantic models, one for each section of the run file.
+
+pydantic stands at the human edge because it reports every fault at once and gives editors a JSON schema; on the wire
+a run travels as the plain data of `Run.raw`.
+
+Rules:
+1. Unknown keys are faults, and nothing is coerced: ``episodes: "400"`` is a fault, not 400.
+2. A model knows the shape of its section alone; what must hold between sections is asked by `governor.run_check`.
+3. Names end up in file names, socket paths and service names; their alphabet is narrow for that reason.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
+
+from governor import durations
+from states.plan import ConductorPlan, Deadlines, PhasePlan, RunPlan
+
+if TYPE_CHECKING:
+    from states.plan import Part
+
+SIMULATION = "simulation"
+TASKS = "tasks"
+_MAX_COUNT = 10_000_000
+_MAX_DEPTH = 100
+
+
+def _duration(value: object) -> float:
+    length = durations.seconds(value)
+    if length == 0:
+        raise ValueError("must be longer than 0")
+    return length
+
+
+def _plain(values: dict[str, Any]) -> dict[str, Any]:
+    """What JSON and msgpack both carry: text keys, no other objects, whole numbers of 64 bits. Walks without recursion."""
+    pending: list[tuple[str, object, int]] = [("", values, 0)]
+    while pending:
+        place, item, depth = pending.pop()
+        problem = _not_plain(item) if depth <= _MAX_DEPTH else f"is nested deeper than {_MAX_DEPTH} levels"
+        if problem:
+            raise ValueError(f"{place}: {problem}" if place else problem)
+        if isinstance(item, dict):
+            for key, value in item.items():
+                if not isinstance(key, str):
+                    raise ValueError(f"{place or 'here'}: the key {key!r} must be a text")  # noqa: TRY004  # pydantic collects ValueErrors
+                pending.append((f"{place}.{key}" if place else key, value, depth + 1))
+        elif isinstance(item, list):
+            pending += [(f"{place}[{index}]", value, depth + 1) for index, value in enumerate(item)]
+    return values
+
+
+def _not_plain(item: object) -> str:
+    if isinstance(item, int) and not -(2**63) <= item < 2**64:
+        return "does not fit 64 bits"
+    if isinstance(item, str) and any("\ud800" <= character <= "\udfff" for character in item):
+        return "holds a text that is not valid Unicode"
+    if item is None or isinstance(item, str | int | float | dict | list):
+        return ""
+    return f"a {type(item).__name__} can't be sent: use texts, numbers, booleans, lists and mappings"
+
+
+ENTRY = r"^[^\s:]+:[^\s]+$"
+Name: TypeAlias = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=64)]
+ShortName: TypeAlias = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$", max_length=32)]
+Entry: TypeAlias = Annotated[str, Field(pattern=ENTRY, max_length=256)]
+Duration: TypeAlias = Annotated[
+    float,
+    BeforeValidator(_duration),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "number", "exclusiveMinimum": 0},
+                {"type": "string", "pattern": durations.PATTERN},
+            ]
+        }
+    ),
+]
+Count: TypeAlias = Annotated[int, Field(ge=1, le=_MAX_COUNT)]
+Params: TypeAlias = Annotated[dict[str, Any], AfterValidator(_plain)]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class Environment(_Section):
+    """An environment conductor: `pool` environments of one kind. `entry` is ``gymnasium:ID`` or ``module:Class``."""
+
+    entry: Entry
+    params: Params = {}
+    pool: Annotated[int, Field(ge=1, le=1024)] = 1
+
+
+class Agent(_Section):
+    """An agent conductor. `entry` is ``module:Class``."""
+
+    entry: Entry
+    params: Params = {}
+
+
+class Conductors(_Section):
+    environments: dict[ShortName, Environment] = {}
+    agents: dict[ShortName, Agent] = {}
+
+
+class Simulate(_Section):
+    """`workers` episodes at a time. `max_steps` truncates an episode; `episode_timeout` is in seconds."""
+
+    environment: str
+    agents: Annotated[tuple[str, ...], Field(strict=False, min_length=1)]
+    episodes: Count
+    workers: Annotated[int, Field(ge=1, le=1024)] = 1
+    max_steps: Count | None = None
+    episode_timeout: Duration | None = None
+
+
+class Task(_Section):
+    """One node of the graph. `call` is ``module:attribute``; `timeout` (seconds) bounds the running time of an attempt."""
+
+    id: Name
+    call: Entry
+    args: Params = {}
+    depends_on: Annotated[tuple[str, ...], Field(strict=False)] = ()
+    repeat: Annotated[int, Field(ge=1, le=100_000)] = 1
+    timeout: Duration | None = None
+    retries: Annotated[int, Field(ge=0, le=1000)] = 0
+    resources: dict[str, Annotated[float, Field(ge=0)]] = {}
+
+
+class Until(_Section):
+    """The simulation ends once the mean of `metric` over the last `average_over` episodes is `at_least` this much."""
+
+    metric: Name
+    at_least: float
+    average_over: Count = 1
+
+
+class Phase(_Section):
+    name: Name
+    mode: Literal["train", "eval"] = "train"
+    simulate: Simulate | None = None
+    tasks: Annotated[tuple[Task, ...], Field(strict=False)] = ()
+    until: Annotated[tuple[Until, ...], Field(strict=False)] = ()
+    on_failure: Literal["fail", "continue"] = "fail"
+
+
+class Limits(_Section):
+    wall_clock: Duration | None = None
+
+
+class Restart(_Section):
+    """How many restarts of conductors the whole run may use."""
+
+    conductors: Annotated[int, Field(ge=0, le=1000)] = 2
+
+
+class RunDeadlines(_Section):
+    """Seconds: until all conductors are ready, until the result is durable, until the last process is gone."""
+
+    start: Duration = 60.0
+    finalize: Duration = 60.0
+    stop: Duration = 20.0
+
+
+class Run(_Section):
+    """One experiment run: build one in Python, or `governor.run_file.load` a file."""
+
+    name: Name
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    conductors: Conductors = Conductors()
+    phases: Annotated[tuple[Phase, ...], Field(strict=False, min_length=1)]
+    limits: Limits = Limits()
+    restart: Restart = Restart()
+    deadlines: RunDeadlines = RunDeadlines()
+
+    def raw(self) -> dict[str, Any]:
+        """The run as plain data (JSON, msgpack); `governor.run_file.parse` makes an equal run of it. Durations are seconds."""
+        return self.model_dump(mode="json")
+
+    def to_plan(self, uid: str) -> RunPlan:
+        """What the state machine must know of this run."""
+        phases = tuple(
+            PhasePlan(name=phase.name, parts=_parts(phase), on_failure=phase.on_failure)
+            for phase in self.phases
+        )
+        parts = {part for phase in phases for part in phase.parts}
+        conductors = [
+            *(
+                ConductorPlan(name=f"environment.{name}", kind="environment")
+                for name in self.conductors.environments
+            ),
+            *(ConductorPlan(name=f"agent.{name}", kind="agent") for name in self.conductors.agents),
+        ]
+        if "simulation" in parts:
+            conductors.append(ConductorPlan(name=SIMULATION, kind="simulation"))
+        if "tasks" in parts:
+            conductors.append(ConductorPlan(name=TASKS, kind="task"))
+        return RunPlan(
+            uid=uid,
+            name=self.name,
+            conductors=tuple(conductors),
+            phases=phases,
+            restarts=self.restart.conductors,
+            wall_clock=self.limits.wall_clock,
+            deadlines=Deadlines(
+                start=self.deadlines.start, finalize=self.deadlines.finalize, stop=self.deadlines.stop
+            ),
+        )
+
+
+def _parts(phase: Phase) -> frozenset[Part]:
+    parts: set[Part] = set()
+    if phase.simulate is not None:
+        parts.add("simulation")
+    if phase.tasks:
+        parts.add("tasks")
+    return frozenset(parts)

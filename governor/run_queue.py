@@ -1,0 +1,47 @@
+"""Runs that wait for a slot: first come, first served, bounded."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import TYPE_CHECKING
+
+from governor.errors import TryAgain
+
+if TYPE_CHECKING:
+    from governor.assignment import Assignment
+
+
+class RunQueue:
+    def __init__(self, *, limit: int) -> None:
+        self.limit = limit
+        self._waiting: OrderedDict[str, Assignment] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def __contains__(self, uid: str) -> bool:
+        return uid in self._waiting
+
+    def require_room(self) -> None:
+        """Raises TryAgain when it is full."""
+        if len(self._waiting) >= self.limit:
+            raise TryAgain(
+                f"{self.limit} runs are queued already (queue_limit); submit again when some have ended"
+            )
+
+    def append(self, assignment: Assignment) -> None:
+        self._waiting.setdefault(assignment.uid, assignment)
+
+    def pop(self) -> Assignment | None:
+        """The next run, or None."""
+        return self._waiting.popitem(last=False)[1] if self._waiting else None
+
+    def remove(self, uid: str) -> Assignment | None:
+        return self._waiting.pop(uid, None)
+
+    def position(self, uid: str) -> int:
+        """How many runs are before it."""
+        return list(self._waiting).index(uid)
+
+    def uids(self) -> list[str]:
+        return list(self._waiting)

@@ -1,0 +1,49 @@
+"""One daemon for one state directory: a lock that the kernel gives back, however its holder ends."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from typing import TYPE_CHECKING
+
+from governor.errors import AlreadyServed, NotPermitted
+
+if TYPE_CHECKING:
+    from pathlib import Path
+    from types import TracebackType
+
+NAME = "governor.lock"
+
+
+class StateLock:
+    """A context manager. Raises AlreadyServed with the holder's pid, NotPermitted when the folder is not ours."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._fd: int | None = None
+
+    def __enter__(self) -> None:
+        path = self._folder / NAME
+        try:
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise NotPermitted(
+                f"{path} can't be opened: {error.strerror}; check the folder's owner"
+            ) from error
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.read(fd, 32).decode(errors="replace").strip()
+            os.close(fd)
+            raise AlreadyServed(str(self._folder), int(holder) if holder.isdigit() else None) from None
+        os.ftruncate(fd, 0)
+        os.write(fd, f"{os.getpid()}\n".encode())
+        self._fd = fd
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._fd is not None:
+            os.ftruncate(self._fd, 0)
+            os.close(self._fd)
+            self._fd = None

@@ -1,0 +1,154 @@
+"""A YAML file as plain data together with the line of every value, so that each fault can name its place.
+
+Rules:
+1. Only plain data comes out: mappings with text keys, lists, texts, numbers, booleans, null. No tag runs code.
+2. What the file gets wrong as YAML (syntax, a key twice, a key that is no text) is collected, not raised.
+3. Two habits of YAML 1.1 that bite are off: ``1e-3`` is a number here, and a date stays a text.
+4. Aliases are copied where they stand, within a budget: a file of a few lines can't grow without bound.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeAlias
+
+import yaml
+
+Path: TypeAlias = tuple[str | int, ...]
+
+_MAX_VALUES: Final = 100_000
+_MAX_DEPTH: Final = 100
+_MERGE: Final = "tag:yaml.org,2002:merge"
+_FLOAT: Final = "tag:yaml.org,2002:float"
+_COLLECTIONS: Final = ("tag:yaml.org,2002:map", "tag:yaml.org,2002:seq")
+_TIMESTAMP: Final = "tag:yaml.org,2002:timestamp"
+
+
+class _Loader(yaml.SafeLoader):
+    """SafeLoader with rule 3."""
+
+
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in resolvers if tag != _TIMESTAMP]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+_Loader.add_implicit_resolver(
+    _FLOAT, re.compile(r"^[-+]?(?:\d[\d_]*)(?:\.\d*)?[eE][-+]?\d+$"), list("-+0123456789")
+)
+
+
+@dataclass(kw_only=True)
+class Document:
+    """`data` is None for an empty file; `lines` maps the path of each value to its line, from 1."""
+
+    data: Any = None
+    lines: dict[Path, int] = field(default_factory=dict)
+    faults: list[tuple[Path, int, str]] = field(default_factory=list)
+
+    def line(self, path: Path) -> int | None:
+        """The line of `path`, or of the nearest thing around it that stands in the file."""
+        for end in range(len(path), -1, -1):
+            if path[:end] in self.lines:
+                return self.lines[path[:end]]
+        return None
+
+
+def read(content: str) -> Document:
+    """`content` as a `Document`. Never raises for what the text holds."""
+    document = Document()
+    try:
+        loader = _Loader(content)
+    except yaml.reader.ReaderError as error:
+        document.faults.append(
+            ((), content.count("\n", 0, error.position) + 1, "holds a character that YAML forbids")
+        )
+        return document
+    try:
+        node = loader.get_single_node()
+        if node is not None:
+            document.data = _Builder(loader=loader, document=document).build(node, ())
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        what = " ".join(part for part in (error.context, error.problem) if part)
+        document.faults.append(((), mark.line + 1 if mark else 1, f"is not YAML: {what}"))
+        document.data = None
+    except RecursionError:
+        document.faults.append(((), 1, f"is nested deeper than {_MAX_DEPTH} levels"))
+    finally:
+        loader.dispose()
+    return document
+
+
+class _Builder:
+    """Walks the nodes of one document; keeps the count for the budget of rule 4."""
+
+    def __init__(self, *, loader: _Loader, document: Document) -> None:
+        self._loader = loader
+        self._document = document
+        self._values = 0
+
+    def build(self, node: yaml.Node, path: Path) -> Any:
+        self._values += 1
+        if len(path) > _MAX_DEPTH or self._values > _MAX_VALUES:
+            raise yaml.MarkedYAMLError(
+                problem=f"more than {_MAX_DEPTH} levels or {_MAX_VALUES} values (aliases counted where they stand)",
+                problem_mark=node.start_mark,
+            )
+        self._document.lines.setdefault(path, node.start_mark.line + 1)
+        if isinstance(node, yaml.MappingNode | yaml.SequenceNode):
+            if node.tag not in _COLLECTIONS:
+                raise yaml.MarkedYAMLError(
+                    problem=f"the tag {node.tag!r} is not taken", problem_mark=node.start_mark
+                )
+            if isinstance(node, yaml.SequenceNode):
+                return [self.build(item, (*path, index)) for index, item in enumerate(node.value)]
+            return self._mapping(node, path)
+        return self._scalar(node)
+
+    def _mapping(self, node: yaml.MappingNode, path: Path) -> dict[str, Any]:
+        own: dict[str, Any] = {}
+        merged: dict[str, Any] = {}
+        first: dict[str, int] = {}
+        for key_node, value_node in node.value:
+            line = key_node.start_mark.line + 1
+            if key_node.tag == _MERGE:
+                self._merge(value_node, path, merged)
+                continue
+            key = self._scalar(key_node) if isinstance(key_node, yaml.ScalarNode) else None
+            if not isinstance(key, str):
+                shown = f"the key {key_node.value}" if isinstance(key_node, yaml.ScalarNode) else "a key"
+                self._fault(path, line, f"{shown} must be a text: put it in quotes")
+                continue
+            if key in own:
+                self._fault((*path, key), line, f"key {key!r} stands twice (first in line {first[key]})")
+                continue
+            first[key] = line
+            self._document.lines[*path, key] = line
+            own[key] = self.build(value_node, (*path, key))
+        return {**merged, **own}
+
+    def _merge(self, node: yaml.Node, path: Path, into: dict[str, Any]) -> None:
+        """``<<: *base`` or ``<<: [*a, *b]``: what is named first wins, and the mapping's own keys over both."""
+        for source in node.value if isinstance(node, yaml.SequenceNode) else [node]:
+            if not isinstance(source, yaml.MappingNode):
+                self._fault(path, source.start_mark.line + 1, "'<<' merges mappings only")
+                continue
+            for key, value in self._mapping(source, path).items():
+                into.setdefault(key, value)
+
+    def _scalar(self, node: yaml.Node) -> Any:
+        try:
+            value = self._loader.construct_object(node, deep=True)
+        except ValueError:
+            problem = f"{node.value!r} is not a valid {node.tag.rsplit(':', 1)[-1]}"
+            raise yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark) from None
+        if value is None or isinstance(value, str | int | float):
+            return value
+        problem = (
+            f"{type(value).__name__} values are not taken (line {node.start_mark.line + 1}): write a text"
+        )
+        raise yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark)
+
+    def _fault(self, path: Path, line: int, message: str) -> None:
+        self._document.faults.append((path, line, message))
