@@ -17,7 +17,6 @@ from governor import logs
 from governor.conductors.conductor import Conductor, Link
 from governor.episodes import control
 from governor.episodes.agent_host import AgentHost
-from governor.episodes.farewell import Farewell
 from governor.errors import ConductorError, ExitCode
 from governor.messages import ConductorCommand, ConductorSpec, Done, Refused
 from transport.worker import Worker
@@ -35,7 +34,6 @@ log = logs.get_logger()
 class AgentConductor(Conductor):
     def __init__(self, *, spec: ConductorSpec, link: Link) -> None:
         super().__init__(spec=spec, link=link)
-        self.farewell = Farewell(link=link)
         self._plain = spec.name.removeprefix("agent.")
         self.host = AgentHost(
             entry=spec.settings["entry"],
@@ -106,5 +104,5 @@ class AgentConductor(Conductor):
         """An agent that still is at the very request that went overdue hangs; it may as well be at another's."""
         if self.host.at_work == (stuck.seat.encode(), stuck.number):
             self.host.abandon()
-            self.farewell.say(f"agent {self._plain!r} hangs: no answer by the episode's deadline")
+            self.give_up(f"agent {self._plain!r} hangs: no answer by the episode's deadline")
         return control.Taken()

@@ -56,6 +56,8 @@ CLASSES: Final = {
 }
 FAREWELL_SECONDS: Final = 5.0
 """How long a conductor that fails tries to get its last words to the governor."""
+CLOSE_SECONDS: Final = 5.0
+"""For a conductor to give back what it has; then its process ends all the same."""
 HANDOVER_SECONDS: Final = 2.0
 """The governor begins the next phase as soon as it knows the end of this one; the acknowledgement of that end may
 still be on its way to the conductor then."""
@@ -107,6 +109,12 @@ class Conductor(ABC):
     def __init__(self, *, spec: ConductorSpec, link: Link) -> None:
         self.spec = spec
         self.link = link
+        self.failed: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+    def give_up(self, reason: str) -> None:
+        """It can't work any more: the governor hears the reason, then the process ends with 1."""
+        if not self.failed.done():
+            self.failed.set_result(reason)
 
     async def handed_over(self, work: asyncio.Task[None] | None) -> bool:
         """Whether the work of the phase before is over, or is within the time that a hand-over may take."""
@@ -130,6 +138,9 @@ class Conductor(ABC):
 async def main(payload: bytes) -> int:
     """The life of a conductor process, from its `ConductorSpec` to its exit code."""
     spec = decode_spec(payload)
+    os.dup2(
+        sys.stderr.fileno(), sys.stdout.fileno()
+    )  # standard output belongs to the verbs of the command line
     logs.configure(
         log_format=spec.log_format,
         level=spec.log_level,
@@ -147,21 +158,22 @@ async def main(payload: bytes) -> int:
 async def _run(spec: ConductorSpec, closing: asyncio.Event) -> int:
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, closing.set)
     async with Client(spec.client_endpoint) as client, Outbox(spec=spec, client=client) as outbox:
+        conductor: Conductor | None = None
         try:
-            return await _live(spec, outbox, closing)
-        except Exception as error:  # whatever it is, the governor hears the reason before the process ends
-            reason = error.reason if isinstance(error, ConductorError) else _one_line(error)
-            log.exception("conductor.failed", reason=reason)
-            farewell = ConductorFailed(reason=reason, traceback=traceback.format_exc())
-            try:
-                await asyncio.wait_for(outbox.report(farewell), FAREWELL_SECONDS)
-            except TimeoutError:
-                log.warning("conductor.farewell_unheard", seconds=FAREWELL_SECONDS)
+            conductor = _build(spec, outbox)
+            await _live(conductor, outbox, closing)
+        except Exception as error:  # noqa: BLE001  # whatever it is, the governor hears the reason before the process ends
+            await _say_farewell(outbox, error)
             return ExitCode.RUN_ENDED_BADLY
+        finally:
+            if conductor is not None:
+                await _close(conductor)
+    return ExitCode.DONE
 
 
-async def _live(spec: ConductorSpec, outbox: Outbox, closing: asyncio.Event) -> int:
-    conductor = _build(spec, outbox)
+async def _live(conductor: Conductor, outbox: Outbox, closing: asyncio.Event) -> None:
+    """Returns when it was asked to close; raises what it failed of."""
+    spec = conductor.spec
 
     async def command(request: Request) -> Sequence[bytes]:
         try:
@@ -178,21 +190,41 @@ async def _live(spec: ConductorSpec, outbox: Outbox, closing: asyncio.Event) -> 
                 reply = await conductor.perform(wanted)
         return [encode(reply)]
 
-    async with Worker(
-        spec.worker_endpoint, conductor_service(spec.uid, spec.name), command, credit=8
-    ) as worker:
+    service = conductor_service(spec.uid, spec.name)
+    async with Worker(spec.worker_endpoint, service, command, credit=8) as worker:
         stop = asyncio.create_task(closing.wait(), name="conductor.closing")
         ready = asyncio.create_task(_get_ready(conductor, worker, outbox), name="conductor.ready")
+        ends: set[asyncio.Future[Any]] = {stop, conductor.failed}
         try:
-            await asyncio.wait({stop, ready}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({ready, *ends}, return_when=asyncio.FIRST_COMPLETED)
             if ready.done():
                 ready.result()
-                await stop
+                await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            if conductor.failed.done():
+                raise ConductorError(conductor.failed.result())
         finally:
             ready.cancel()
             stop.cancel()
+
+
+async def _say_farewell(outbox: Outbox, error: Exception) -> None:
+    reason = error.reason if isinstance(error, ConductorError) else _one_line(error)
+    log.error("conductor.failed", reason=reason, exc_info=error)
+    farewell = ConductorFailed(reason=reason, traceback="".join(traceback.format_exception(error)))
+    try:
+        async with asyncio.timeout(FAREWELL_SECONDS):
+            await outbox.report(farewell)
+    except (TimeoutError, ConductorError) as unheard:
+        log.warning("conductor.farewell_unheard", reason=str(unheard))
+
+
+async def _close(conductor: Conductor) -> None:
+    """What hangs in there ends with the process."""
+    try:
+        async with asyncio.timeout(CLOSE_SECONDS):
             await conductor.close()
-    return ExitCode.DONE
+    except TimeoutError:
+        log.warning("conductor.close_too_slow", seconds=CLOSE_SECONDS)
 
 
 async def _get_ready(conductor: Conductor, worker: Worker, outbox: Outbox) -> None:

@@ -14,7 +14,6 @@ import msgspec
 from governor.conductors.conductor import Conductor, Link
 from governor.episodes import control
 from governor.episodes.environment_pool import EnvironmentPool
-from governor.episodes.farewell import Farewell
 from governor.errors import ExitCode
 from governor.messages import ConductorCommand, ConductorSpec, Done, Refused
 from transport.worker import Worker
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
 class EnvironmentConductor(Conductor):
     def __init__(self, *, spec: ConductorSpec, link: Link) -> None:
         super().__init__(spec=spec, link=link)
-        self.farewell = Farewell(link=link)
         settings = spec.settings
         self.pool = EnvironmentPool(
             entry=settings["entry"],
@@ -36,7 +34,7 @@ class EnvironmentConductor(Conductor):
             size=settings.get("pool", 1),
             name=f"{spec.name}.{spec.incarnation}",
             folder=Path(spec.socket_folder),
-            on_lost=self.farewell.say,
+            on_lost=self.give_up,
         )
         self._worker: Worker | None = None
 

@@ -10,34 +10,28 @@ Rules:
 from __future__ import annotations
 
 import asyncio
-import os
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from governor import logs
 from governor.conductors.conductor import Conductor
 from governor.errors import ConductorError, ExitCode
-from governor.messages import ConductorFailed, Done, Refused, StartTasks, StopPart
+from governor.messages import Done, Refused, StartTasks, StopPart
 from governor.tasks.cluster import Cluster
 from governor.tasks.scheduler import Scheduler
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from governor.conductors.conductor import Link
     from governor.messages import ConductorCommand, ConductorSpec
     from governor.tasks.runners import Runners
-
-FAREWELL_SECONDS: Final = 2.0
 
 log = logs.get_logger()
 
 
 class TaskConductor(Conductor):
-    """Performs `StartTasks` and `StopPart`. `leave` ends the process when Ray is lost."""
+    """Performs `StartTasks` and `StopPart`."""
 
-    def __init__(self, *, spec: ConductorSpec, link: Link, leave: Callable[[int], object] = os._exit) -> None:
+    def __init__(self, *, spec: ConductorSpec, link: Link) -> None:
         super().__init__(spec=spec, link=link)
-        self._leave = leave
         settings = spec.settings.get("ray", {})
         self._cluster = Cluster(
             address=settings.get("address", ""), token_path=settings.get("token_path"), namespace=spec.uid
@@ -105,20 +99,12 @@ class TaskConductor(Conductor):
             await scheduler.run()
         except Exception as error:
             log.exception("tasks.failed")
-            await self._fail(f"the task scheduler failed: {type(error).__name__}: {error}")
+            self.give_up(f"the task scheduler failed: {type(error).__name__}: {error}")
 
     async def _watch(self) -> None:
         reason = await self._cluster.lost()
         log.error("ray.lost", reason=reason)
-        await self._fail(f"Ray is lost: {reason}")
-
-    async def _fail(self, reason: str) -> None:
-        try:
-            async with asyncio.timeout(FAREWELL_SECONDS):
-                await self.link.report(ConductorFailed(reason=reason))
-        except (TimeoutError, ConductorError) as error:
-            log.warning("tasks.farewell_unheard", reason=str(error))
-        self._leave(ExitCode.RUN_ENDED_BADLY)
+        self.give_up(f"Ray is lost: {reason}")
 
 
 def _refused(message: str) -> Refused:

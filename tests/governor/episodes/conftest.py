@@ -27,7 +27,7 @@ class House:
     def __init__(self, folder, client):
         self.folder = folder
         self.client = client
-        self.exits = {}
+        self.failures = {}
         self.links = {}
         self.conductors = {}
         self._stack = contextlib.AsyncExitStack()
@@ -52,9 +52,7 @@ class House:
         spec = self.spec(name, **more)
         link = self.links[name] = RecordingLink(self.client, flow=flow)
         conductor = self.conductors[name] = CLASSES[spec.kind](spec=spec, link=link)
-        if spec.kind != "simulation":
-            left = self.exits[name] = asyncio.get_running_loop().create_future()
-            conductor.farewell.leave = left.set_result
+        self.failures[name] = conductor.failed
         self._stack.push_async_callback(conductor.close)
         await conductor.prepare()
         return conductor

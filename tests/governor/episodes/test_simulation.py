@@ -136,15 +136,14 @@ async def test_when_too_many_environments_hang_the_conductor_gives_up(house):
     await house.pair(fault="sleep")
     controller = await house.start("simulation")
     await controller.perform(house.command(episodes=9, episode_timeout=0.1))
-    assert await asyncio.wait_for(house.exits["environment.lake"], 20) == 1
-    assert "4 environments hang" in house.links["environment.lake"].events[0].reason
+    assert "4 environments hang" in await asyncio.wait_for(house.failures["environment.lake"], 20)
 
 
 async def test_a_hung_agent_makes_its_conductor_give_up(house):
     await house.pair(agent_params={"fault": "sleep"})
     controller = await house.start("simulation")
     await controller.perform(house.command(episodes=2, episode_timeout=0.3))
-    assert await asyncio.wait_for(house.exits["agent.walker"], 20) == 1
+    assert "hangs" in await asyncio.wait_for(house.failures["agent.walker"], 20)
     first = await house.links["simulation"].next(EpisodeEnded)
     assert (first.episode.outcome, first.episode.reason) == (
         "timed_out",
