@@ -56,7 +56,7 @@ CLASSES: Final = {
 }
 FAREWELL_SECONDS: Final = 5.0
 """How long a conductor that fails tries to get its last words to the governor."""
-CLOSE_SECONDS: Final = 5.0
+CLOSE_SECONDS: Final = 3.0
 """For a conductor to give back what it has; then its process ends all the same."""
 HANDOVER_SECONDS: Final = 2.0
 """The governor begins the next phase as soon as it knows the end of this one; the acknowledgement of that end may

@@ -10,7 +10,7 @@ import sys
 
 import ray  # noqa: F401  # before its variables are set, as in a fork of the forkserver
 
-from governor.conductors.conductor import RecordingLink
+from governor.conductors.conductor import CLOSE_SECONDS, RecordingLink
 from governor.conductors.task import TaskConductor
 from governor.messages import ConductorSpec, Done, PartEnded, StartSimulation, StartTasks, StopPart, TaskSpec
 
@@ -67,13 +67,17 @@ async def main(address: str, token: str, run_folder: str, import_folder: str) ->
     command = StartTasks(phase=3, name="p", tasks=tasks, seed=0)
     assert await conductor.perform(command) == Done()
     assert await conductor.perform(command) == Done(), "the same command, sent again"
-    asked = await asyncio.to_thread(sys.stdin.readline)
-    if asked.strip() == "stop":
+    asked = asyncio.ensure_future(asyncio.to_thread(sys.stdin.readline))
+    await asyncio.wait({asked, conductor.failed}, return_when=asyncio.FIRST_COMPLETED)
+    if conductor.failed.done():
+        tell(type="failed", text=conductor.failed.result())
+        await asyncio.wait({asyncio.ensure_future(conductor.close())}, timeout=CLOSE_SECONDS)
+        os._exit(1)
+    if asked.result().strip() == "stop":
         await conductor.perform(StopPart(phase=3, reason="asked to"))
         await link.next(PartEnded)
         await conductor.close()
         os._exit(0)
-    await asyncio.Event().wait()
 
 
 asyncio.run(main(*sys.argv[1:]))

@@ -98,7 +98,7 @@ async def test_the_loss_of_ray_ends_it_within_seconds_with_the_reason(head, life
     victim = next(p for p in psutil.Process(head.pid).children() if p.name() == part)
     victim.send_signal(signal.SIGKILL)
     began = time.monotonic()
-    assert "Ray is lost" in (await life.line("ConductorFailed"))["text"]
+    assert "Ray is lost" in (await life.line("failed"))["text"]
     assert await life.process.wait() == 1
     assert time.monotonic() - began < 5
 
