@@ -14,6 +14,7 @@ import asyncio
 import shutil
 import signal
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import fields
 from typing import TYPE_CHECKING, Final
 
 from governor import logs, recovery
@@ -32,7 +33,7 @@ from transport.client import Client
 from transport.worker import Worker
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Coroutine
+    from collections.abc import AsyncIterator, Callable, Coroutine
     from pathlib import Path
 
     from governor.assignment import Assignment
@@ -42,15 +43,23 @@ if TYPE_CHECKING:
 DESK_CREDIT: Final = 256
 """Requests at the front desk at once; an open `watch` holds one."""
 REGISTER_SECONDS: Final = 10.0
+RELOADABLE: Final = frozenset({"queue_limit", "stop_grace"})
+"""What SIGHUP can change."""
 
 log = logs.get_logger()
 
 
 class Daemon:
-    """`serve` until a signal, or `running` as a context within somebody else's loop."""
+    """`serve` until a signal, or `running` as a context within somebody else's loop.
 
-    def __init__(self, *, config: Config, notifier: Notifier) -> None:
+    `reload` reads the configuration anew, for SIGHUP.
+    """
+
+    def __init__(
+        self, *, config: Config, notifier: Notifier, reload: Callable[[], Config] | None = None
+    ) -> None:
         self.config = config
+        self._reload = reload
         self.governors: list[RunGovernor] = []
         self.queue = RunQueue(limit=config.queue_limit)
         self._notifier = notifier
@@ -79,6 +88,7 @@ class Daemon:
             loop.add_signal_handler(number, self._signalled, number)
         loop.add_signal_handler(signal.SIGQUIT, self._signalled, signal.SIGQUIT)
         loop.add_signal_handler(signal.SIGUSR1, self._dump)
+        loop.add_signal_handler(signal.SIGHUP, self._hang_up)
         async with self.running():
             await self._stop.wait()
         return ExitCode.DONE if self._crash is None else ExitCode.INTERNAL
@@ -161,7 +171,10 @@ class Daemon:
         urgent = self._signals > 1
         for governor in self.governors:
             governor.post_stop("the daemon is going down", urgent=urgent)
-        if slots:
+        _, late = await asyncio.wait(slots, timeout=self.config.stop_grace)
+        if late:
+            for governor in self.governors:
+                governor.post_stop(f"stop_grace of {self.config.stop_grace:g} s is over", urgent=True)
             await asyncio.wait(slots)
         site.journal.wake_followers()
         for task in list(self._tasks):
@@ -224,6 +237,27 @@ class Daemon:
                 governor.post_stop(f"{signal.Signals(number).name} again", urgent=True)
         self._stop.set()
 
+    def _hang_up(self) -> None:
+        """SIGHUP: the configuration is read anew. All or nothing: what needs a restart refuses the whole."""
+        if self._reload is None:
+            self._signalled(signal.SIGHUP)
+            return
+        self._notifier.reloading()
+        try:
+            wanted = self._reload()
+        except ConfigError as error:
+            wanted, faults = self.config, list(error.faults)
+        else:
+            changed = _differing(self.config, wanted)
+            faults = [f"{key} takes a restart of the daemon" for key in changed if key not in RELOADABLE]
+        if faults:
+            log.error("daemon.reload_refused", faults=faults)
+        else:
+            log.info("daemon.reloaded", changed=changed)
+            self.config = wanted
+            self.queue.limit = wanted.queue_limit
+        self._announce()
+
     def _dump(self) -> None:
         log.info(
             "daemon.dump",
@@ -263,6 +297,11 @@ class Daemon:
                 shutil.rmtree(entry, ignore_errors=True)
             else:
                 entry.unlink(missing_ok=True)
+
+
+def _differing(old: Config, new: Config) -> list[str]:
+    """The keys whose values are not the same."""
+    return [key.name for key in fields(old) if getattr(old, key.name) != getattr(new, key.name)]
 
 
 async def _cancel(task: asyncio.Task[None]) -> None:

@@ -15,6 +15,8 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, Any, Final
 
+import msgspec
+
 from governor import logs
 from governor.errors import JournalError, TryAgain
 from governor.messages import ConductorStatus, FlowControl, RunStatus, run_service
@@ -292,6 +294,8 @@ class RunGovernor:
         self._progress = Progress(assignment)
         self._site.run_folder(assignment.uid).mkdir(mode=0o700, parents=True, exist_ok=True)
         self._site.socket_folder(assignment.uid).mkdir(mode=0o700, parents=True, exist_ok=True)
+        run_file = self._site.run_folder(assignment.uid) / "run.json"
+        run_file.write_bytes(msgspec.json.format(msgspec.json.encode(assignment.run.raw()), indent=2))
         desk = RunDesk(uid=assignment.uid, journal=self._site.journal, progress=self._progress, governor=self)
         self._desk = Worker(self.broker_uri, run_service(assignment.uid), desk.answer, credit=DESK_CREDIT)
         await self._desk.__aenter__()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import math
 import os
 import sys
@@ -132,11 +133,12 @@ class Cluster:
         from ray._raylet import Config  # type: ignore[attr-defined]  # noqa: PLC0415  # as above
         from ray.job_config import JobConfig  # noqa: PLC0415
 
-        Config.initialize(
-            ""
-        )  # reads the variables again: in a fork of a process that had imported Ray they came late
+        # Reads the variables again: in a fork of a process that had imported Ray they came late.
+        Config.initialize("")
         if self.address.startswith("127.0.0.1:"):
             _take_loopback_at_its_word()
+        # It warns that off the main thread it sets no SIGTERM handler: ours is to stay.
+        logging.getLogger("ray._private.worker").addFilter(lambda line: "SIGTERM" not in line.getMessage())
         root = str(Path(__file__).parent.parent.parent)
         ray.init(
             address=self.address,
