@@ -92,19 +92,6 @@ def runtime_dirs(environ: Mapping[str, str] = os.environ) -> list[Path]:
     return list(dict.fromkeys(folder for folder in folders if folder is not None))
 
 
-def make_folders(config: Config) -> None:
-    """Makes the state and the runtime folder where they are missing, closed to everybody else.
-
-    Raises:
-        NotPermitted: the operating system says no.
-    """
-    for folder in (config.state_dir, config.runtime_dir):
-        try:
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        except OSError as error:
-            raise NotPermitted(f"can't make the folder {folder}: {error.strerror}") from None
-
-
 def find_broker(given: str | None, environ: Mapping[str, str] = os.environ) -> str:
     """The endpoint of the daemon's broker: `given`, $GOVERNOR_BROKER, or the first runtime folder that holds its socket.
 

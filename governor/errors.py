@@ -141,6 +141,20 @@ class Unreachable(GovernorError):
         super().__init__(f"no daemon answers at {endpoint} ({detail}); is `governor serve` running?")
 
 
+class NoAnswer(GovernorError):
+    """The broker took the request, and no reply came in time; it may have been carried out."""
+
+    exit_code = ExitCode.DEADLINE
+    code = "no_answer"
+
+    def __init__(self, endpoint: str, seconds: float) -> None:
+        self.endpoint = endpoint
+        self.seconds = seconds
+        super().__init__(
+            f"the daemon behind {endpoint} did not answer within {seconds:g} s; it is busy or starting, ask again"
+        )
+
+
 class NotPermitted(GovernorError):
     """The operating system said no to a file or socket that is needed."""
 

@@ -9,15 +9,14 @@ Rules:
 from __future__ import annotations
 
 import asyncio
-import os
 import secrets
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
 import msgspec
 
-from governor.config import CLIENT_SOCKET, runtime_dirs
-from governor.errors import BadRequest, Unreachable, UsageError, from_refusal
+from governor.config import find_broker
+from governor.errors import BadRequest, NoAnswer, Unreachable, UsageError, from_refusal
 from governor.messages import (
     SERVICE,
     Abort,
@@ -40,7 +39,7 @@ from governor.messages import (
     encode,
 )
 from transport.client import Client
-from transport.errors import BadEndpoint, TransportError
+from transport.errors import BadEndpoint, BrokerUnreachable, DeadlineExceeded, TransportError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
@@ -52,20 +51,9 @@ SILENCE_SECONDS: Final = 15.0
 PATIENCE_SECONDS: Final = 30.0
 """How long `watch` tries to come back to a daemon that does not answer."""
 BACK_OFF_SECONDS: Final = 0.2
+STALE_SECONDS: Final = 1.0
 
 R = TypeVar("R", bound=ExecutorReply)
-
-
-def find_broker(environ: Mapping[str, str] = os.environ) -> str:
-    """``$GOVERNOR_BROKER``, else the socket in the first runtime folder that has one. Raises Unreachable."""
-    if given := environ.get("GOVERNOR_BROKER"):
-        return given
-    folders = runtime_dirs(environ)
-    for folder in folders:
-        if (folder / CLIENT_SOCKET).exists():
-            return f"ipc://{folder / CLIENT_SOCKET}"
-    looked = ", ".join(str(folder) for folder in folders)
-    raise Unreachable(f"any of {looked}", "no socket there; --broker or $GOVERNOR_BROKER name another place")
 
 
 class Executor:
@@ -75,7 +63,7 @@ class Executor:
     """
 
     def __init__(self, broker: str | None = None, *, timeout: float = 10.0) -> None:
-        self.endpoint = broker or find_broker()
+        self.endpoint = find_broker(broker)
         self.timeout = timeout
         self.last_end: WatchEnd | None = None
         try:
@@ -84,6 +72,8 @@ class Executor:
             raise UsageError(str(error)) from error
 
     async def __aenter__(self) -> Self:
+        """Raises Unreachable at once where the socket is one that a dead daemon left behind."""
+        await self._refuse_stale_socket()
         await self._client.__aenter__()
         return self
 
@@ -152,11 +142,34 @@ class Executor:
         """The result of a run that has ended. Raises NotEnded, NoSuchRun."""
         return await self._ask(Results(uid=uid), RunResult, source=uid)
 
+    async def _refuse_stale_socket(self) -> None:
+        """A broker that is restarted is back within a second; a socket that nobody binds again is stale."""
+        path = self.endpoint.removeprefix("ipc://")
+        if path == self.endpoint:
+            return
+        until = asyncio.get_running_loop().time() + STALE_SECONDS
+        while True:
+            try:
+                _, writer = await asyncio.open_unix_connection(path)
+            except (ConnectionRefusedError, FileNotFoundError) as error:
+                if asyncio.get_running_loop().time() > until:
+                    raise Unreachable(self.endpoint, error.strerror or str(error)) from error
+                await asyncio.sleep(BACK_OFF_SECONDS)
+            except OSError as error:
+                raise Unreachable(self.endpoint, error.strerror or str(error)) from error
+            else:
+                writer.close()
+                return
+
     async def _ask(self, request: ExecutorRequest, expected: type[R], *, source: str = "") -> R:
         try:
             answer = await self._client.request(
                 SERVICE, encode(request), timeout=self.timeout, idempotent=True
             )
+        except BrokerUnreachable as error:
+            raise Unreachable(self.endpoint, str(error)) from error
+        except DeadlineExceeded as error:
+            raise NoAnswer(self.endpoint, self.timeout) from error
         except TransportError as error:
             raise Unreachable(self.endpoint, str(error)) from error
         reply = self._decode(answer[0] if answer else b"")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from typing import TYPE_CHECKING, Final
 
@@ -11,6 +12,8 @@ if TYPE_CHECKING:
 
 WINDOW: Final = 50
 """Episodes that the mean return of `metrics` looks back on."""
+NAMED: Final = 3
+"""Running tasks that `at_work` names."""
 
 
 class Progress:
@@ -22,20 +25,38 @@ class Progress:
         self.phase_index: int | None = None
         self.episodes_ended = 0
         self.tasks_ended = 0
+        self._running: dict[str, float] = {}
 
     def enter(self, phase: int, *, episodes: list[EpisodeRecord], tasks: list[TaskRecord]) -> None:
         """A phase begins; what had ended of it in an earlier invocation counts."""
         self.phase_index = phase
         self.episodes_ended = len(episodes)
         self.tasks_ended = len(tasks)
+        self._running = {}
         self._returns = deque((episode.value for episode in episodes), maxlen=WINDOW)
 
     def episode(self, record: EpisodeRecord) -> None:
         self.episodes_ended += 1
         self._returns.append(record.value)
 
-    def task(self) -> None:
+    def task_started(self, task: str, run: int) -> None:
+        self._running[f"{task}[{run}]"] = time.monotonic()
+
+    def task_rested(self, task: str, run: int) -> None:
+        """An attempt ended; another one may follow."""
+        self._running.pop(f"{task}[{run}]", None)
+
+    def task_ended(self, task: str, run: int) -> None:
+        self.task_rested(task, run)
         self.tasks_ended += 1
+
+    @property
+    def at_work(self) -> str:
+        """The tasks that run, the oldest ones by name and age; empty when there are none."""
+        now = time.monotonic()
+        oldest = [f"{name} for {now - since:.0f} s" for name, since in list(self._running.items())[:NAMED]]
+        more = len(self._running) - len(oldest)
+        return ", ".join(oldest) + (f" and {more} more" if more else "")
 
     @property
     def phase(self) -> str | None:

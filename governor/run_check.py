@@ -37,6 +37,7 @@ _SHAPES: Final = {
     "tuple_type": "must be a list",
     "recursion_loop": "contains itself",
 }
+_LONGEST_SLIP: Final = 64
 _PATTERNS: Final = {
     "entry": "must look like 'module:attribute' (or 'gymnasium:ID' for an environment)",
     "call": "must look like 'module:attribute'",
@@ -142,8 +143,11 @@ def _kind(value: object) -> str:
     return names.get(type(value), f"a {type(value).__name__}")
 
 
-def _instead(given: object, options: Iterable[str]) -> str:
-    near = difflib.get_close_matches(given, list(options), n=1) if isinstance(given, str) else []
+def _instead(given: object, options: Iterable[object]) -> str:
+    # The search for near misses is quadratic: a long text is no slip of the pen.
+    if not isinstance(given, str) or len(given) > _LONGEST_SLIP:
+        return ""
+    near = difflib.get_close_matches(given, [option for option in options if isinstance(option, str)], n=1)
     return f"; did you mean {near[0]!r}?" if near else ""
 
 

@@ -146,8 +146,12 @@ class RunDesk:
             match event:
                 case EpisodeEnded(episode=episode):
                     self._progress.episode(episode)
-                case TaskEnded():
-                    self._progress.task()
+                case TaskStarted(task=task, run=run):
+                    self._progress.task_started(task, run)
+                case TaskAttemptEnded(task=task, run=run):
+                    self._progress.task_rested(task, run)
+                case TaskEnded(record=record):
+                    self._progress.task_ended(record.task, record.run)
 
 
 def _write(transaction: Transaction, uid: str, event: Recorded) -> bool:

@@ -143,13 +143,14 @@ class RunGovernor:
         """The run in work, for people and scripts. `row` is its entry in the journal."""
         state, progress = self.state, self._progress
         members = state.crew.members if isinstance(state, Crewed) else ()
+        at_work = progress.at_work if progress else ""
         return RunStatus(
             uid=row.uid,
             name=row.name,
             state=state.name,
             outcome=row.outcome,
             reason=row.reason,
-            waits_for=state.waits_for,
+            waits_for=state.waits_for + (f" ({at_work})" if at_work else ""),
             submitted_at=row.submitted_at,
             started_at=row.started_at,
             ended_at=row.ended_at,

@@ -1,0 +1,47 @@
+"""The way in: `governor ...` and `python -m governor ...`.
+
+Rules:
+1. For `serve` and `run` the guard stands first, before any thread and any heavy import: from there on this code runs
+   in the daemon, a child of the guard. All other verbs are plain clients.
+2. Children import this module again (multiprocessing looks at the parent's main module): nothing happens at import.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+GUARDED: Final = frozenset({"serve", "run"})
+_TAKE_A_VALUE: Final = frozenset({"--broker"})
+_ASK_ONLY: Final = frozenset({"--help", "-h", "--version"})
+
+
+def verb_of(arguments: Sequence[str]) -> str | None:
+    """The verb in `arguments`; None when there is none, or when only help or the version is asked for."""
+    words = iter(arguments)
+    for word in words:
+        if word in _ASK_ONLY:
+            return None
+        if word in _TAKE_A_VALUE:
+            next(words, None)
+        elif not word.startswith("-"):
+            return None if _ASK_ONLY.intersection(words) else word
+    return None
+
+
+def main() -> None:
+    """Runs the command line of this process and exits with its exit code."""
+    if verb_of(sys.argv[1:]) in GUARDED:
+        from governor.guard import stand_guard  # noqa: PLC0415  # the guard must hold nothing that it does not need
+
+        stand_guard()
+    from governor.cli import cli  # noqa: PLC0415  # after the fork, as above
+
+    cli.main(prog_name="governor")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,106 @@
+"""The command line: one verb, one file. A verb is imported when it is called, so that each starts as fast as it can.
+
+Rules:
+1. Standard output carries what was asked for, standard error everything else. `--json` gives one document, or one
+   object a line where a verb follows a run.
+2. Every `GovernorError` ends as one ``governor: error: ...`` on standard error and with its own exit code; an error
+   that nobody foresaw ends with 70, and its traceback is shown with `--debug`.
+3. A reader that has gone (``| head``) is no error: what follows is dropped.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from importlib import import_module
+from typing import Any, Final
+
+import click
+
+from governor.errors import ExitCode, GovernorError
+from governor.version import __version__
+
+VERBS: Final = {
+    "run": "governor.cli.run",
+    "check": "governor.cli.check",
+    "serve": "governor.cli.serve",
+    "submit": "governor.cli.submit",
+    "watch": "governor.cli.watch",
+    "status": "governor.cli.status",
+    "list": "governor.cli.list_runs",
+    "results": "governor.cli.results",
+    "abort": "governor.cli.abort",
+}
+"""Each verb and the module whose `command` it is, in the order in which a new user meets them."""
+
+
+class Verbs(click.Group):
+    """A group that loads its verbs on demand and turns errors into exit codes."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002  # click's signature
+        return list(VERBS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002  # as above
+        if cmd_name not in VERBS:
+            return None
+        command: click.Command = import_module(VERBS[cmd_name]).command
+        return command
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except GovernorError as error:
+            complain(str(error))
+            ctx.exit(error.exit_code)
+        except BrokenPipeError:
+            drop_output()
+            ctx.exit(ExitCode.DONE)
+        except KeyboardInterrupt:
+            click.echo("governor: interrupted", err=True)
+            ctx.exit(ExitCode.INTERRUPTED)
+        except (click.ClickException, click.exceptions.Exit, click.Abort):
+            raise
+        except Exception as error:  # noqa: BLE001  # the last place where an error can be given its exit code
+            _unforeseen(error, debug=bool(ctx.params.get("debug")))
+            ctx.exit(ExitCode.INTERNAL)
+
+
+def complain(message: str) -> None:
+    """One error for a person, on standard error."""
+    click.echo(f"governor: error: {message}", err=True)
+
+
+def drop_output() -> None:
+    """Lets what is still written to standard output vanish: its reader has gone."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)
+
+
+def _unforeseen(error: Exception, *, debug: bool) -> None:
+    said = " ".join(str(error).split())
+    complain(f"internal: {type(error).__name__}{': ' if said else ''}{said}")
+    if debug:
+        traceback.print_exception(error)
+    else:
+        click.echo("governor: this is a bug; `governor --debug ...` shows where", err=True)
+
+
+@click.group(
+    cls=Verbs,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog="Exit codes: 0 done, 1 the run ended badly, 2 usage, 4 no such run, 69 daemon not reachable, 70 internal, "
+    "75 refused now, 77 not permitted, 78 bad configuration or run file, 124 deadline, 130 interrupted.",
+)
+@click.version_option(__version__, prog_name="governor", message="%(prog)s %(version)s")
+@click.option(
+    "--broker",
+    metavar="ENDPOINT",
+    help="Where the daemon is. Default: $GOVERNOR_BROKER, else the socket in the first runtime folder that has one.",
+)
+@click.option("--debug", is_flag=True, help="Show the traceback of an internal error.")
+@click.pass_context
+def cli(ctx: click.Context, *, broker: str | None, debug: bool) -> None:  # noqa: ARG001  # read from ctx.params
+    """Bring an experiment run to exactly one end."""
+    ctx.obj = broker

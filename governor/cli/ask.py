@@ -1,0 +1,100 @@
+"""What the client verbs share: their options, the connection to the daemon, and following a run to its end."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+import click
+
+from governor.cli.view import RunView
+from governor.errors import ExitCode
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable
+
+    from governor.cli.display import Display
+    from governor.executor import Executor
+    from governor.messages import RunEvent, StatusReport, WatchEnd
+
+T = TypeVar("T")
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Machine-readable output.")
+run_argument = click.argument("uid", metavar="RUN")
+
+
+class Source(Protocol):
+    """What `follow` needs of an executor."""
+
+    @property
+    def last_end(self) -> WatchEnd | None: ...
+
+    def watch(self, uid: str, after: int = 0) -> AsyncIterator[RunEvent]: ...
+
+    async def status(self, uid: str | None = None) -> StatusReport: ...
+
+
+def ask(broker: str | None, question: Callable[[Executor], Awaitable[T]]) -> T:
+    """The answer of the daemon to `question`. Raises GovernorError, and KeyboardInterrupt for Ctrl-C."""
+    from governor.config import find_broker  # noqa: PLC0415  # not for `--help`
+    from governor.executor import Executor  # noqa: PLC0415  # as above
+
+    async def asked() -> T:
+        async with Executor(find_broker(broker)) as executor:
+            return await question(executor)
+
+    return asyncio.run(asked())
+
+
+async def follow(source: Source, uid: str, *, display: Display, after: int = 0) -> WatchEnd | None:
+    """Shows the events of the run with numbers above `after` until it has ended, or the daemon goes down.
+
+    The earlier events are taken too: the view needs them.
+    """
+    report = await source.status(uid)
+    view = RunView.of(report.runs[0]) if report.runs else RunView(uid=uid)
+    with display:
+        async for event in source.watch(view.uid):
+            view.on(event)
+            if event.seq > after:
+                display.show(event, view)
+    return source.last_end
+
+
+def exit_code(end: WatchEnd | None) -> ExitCode:
+    """What a verb that followed a run ends with."""
+    if end is None or end.outcome == "interrupted":
+        return ExitCode.TRY_AGAIN
+    return ExitCode.DONE if end.outcome == "finished" else ExitCode.RUN_ENDED_BADLY
+
+
+def say_interrupted(uid: str) -> None:
+    """The daemon goes down; the run does not end with it."""
+    click.echo(
+        f"governor: the daemon is going down; run {uid} goes on when it is started again "
+        f"(`governor watch {uid}`)",
+        err=True,
+    )
+
+
+def say_detached(uid: str) -> None:
+    """Ctrl-C took this client away, nothing else."""
+    click.echo(
+        f"governor: detached; run {uid} goes on. `governor watch {uid}` comes back to it, "
+        f"`governor abort {uid}` ends it",
+        err=True,
+    )
+
+
+def finish(ctx: click.Context, uid: str, end: WatchEnd | None) -> None:
+    """Leaves with the exit code of the end of a run that was followed."""
+    code = exit_code(end)
+    if code == ExitCode.TRY_AGAIN:
+        say_interrupted(uid)
+    ctx.exit(code)
+
+
+def detach(ctx: click.Context, uid: str) -> None:
+    """Leaves after Ctrl-C."""
+    say_detached(uid)
+    ctx.exit(ExitCode.INTERRUPTED)

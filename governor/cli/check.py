@@ -1,0 +1,62 @@
+"""`governor check FILE`: every fault of a run file, each with its place. Nothing is started but the import of its entries."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from governor.cli.ask import json_option
+from governor.errors import ExitCode, RunFileError
+
+if TYPE_CHECKING:
+    from governor.messages import Fault
+    from governor.run_model import Run
+
+
+def checked(file: Path) -> Run:
+    """The run of `file` after the full check: its shape, its references, and whether its entries can be imported.
+
+    Raises:
+        RunFileError: with every fault.
+    """
+    from governor import entries, run_file  # noqa: PLC0415  # pydantic: 0.2 s, not for --help
+
+    examined = run_file.examine(file)
+    asked = entries.of_data(examined.document.data)
+    return examined.with_faults(entries.faults(asked, folder=examined.folder)).run()
+
+
+@click.command("check")
+@click.argument("file", type=click.Path(path_type=Path), required=False)
+@click.option("--schema", is_flag=True, help="Print the JSON schema of run files, for editors, instead.")
+@json_option
+@click.pass_context
+def command(ctx: click.Context, *, file: Path | None, schema: bool, as_json: bool) -> None:
+    """List all faults of the run FILE, each with its path and line; exit 78 when there are any."""
+    if schema:
+        from governor import run_file  # noqa: PLC0415  # as in checked
+
+        click.echo(json.dumps(run_file.schema(), indent=2))
+        return
+    if file is None:
+        raise click.UsageError("Missing argument 'FILE'.")
+    try:
+        run = checked(file)
+    except RunFileError as error:
+        if not as_json:
+            raise
+        _document(file, error.faults)
+        ctx.exit(ExitCode.BAD_CONFIGURATION)
+    if as_json:
+        _document(file, ())
+        return
+    plan = run.to_plan("")
+    click.echo(f"{file}: no faults; {len(plan.phases)} phases, {len(plan.conductors)} conductors")
+
+
+def _document(file: Path, faults: tuple[Fault, ...]) -> None:
+    listed = [{"path": fault.path, "line": fault.line, "message": fault.message} for fault in faults]
+    click.echo(json.dumps({"source": str(file), "ok": not listed, "faults": listed}))

@@ -1,0 +1,160 @@
+"""How a run that is followed is shown: live on a terminal, lines in a pipe, JSON for scripts, or not at all."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Protocol, Self
+
+import click
+import msgspec
+
+from governor.cli.lines import clean, line, number
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from rich.console import Console, Group
+    from rich.live import Live
+    from rich.progress import Progress
+
+    from governor.cli.view import RunView
+    from governor.messages import Message, RunEvent
+
+
+class Display(Protocol):
+    """Shows a run; entered before the first event, left after the last one."""
+
+    def __enter__(self) -> object: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
+    ) -> object: ...
+
+    def show(self, event: RunEvent, view: RunView) -> None:
+        """`view` has taken the event already."""
+
+
+class _Plain(nullcontext[None]):
+    """Nothing to set up, nothing to clean up."""
+
+
+class Quiet(_Plain):
+    def show(self, event: RunEvent, view: RunView) -> None:
+        """Shows nothing."""
+
+
+class Lines(_Plain):
+    def show(self, event: RunEvent, view: RunView) -> None:
+        click.echo(line(event, view))
+
+
+class Json(_Plain):
+    def show(self, event: RunEvent, view: RunView) -> None:  # noqa: ARG002  # events speak for themselves
+        print_json(event)
+
+
+class Terminal:
+    """Finished phases and what went wrong scroll by as lines; below them one panel that moves."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._live: Live | None = None
+        self._bars: Progress | None = None
+
+    def __enter__(self) -> Self:
+        from rich.live import Live  # noqa: PLC0415  # 50 ms, on a terminal only
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn  # noqa: PLC0415
+
+        self._bars = Progress(
+            TextColumn("{task.description:<9}", markup=False),
+            BarColumn(bar_width=32),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[note]}", markup=False),
+            TimeElapsedColumn(),
+            console=self._console,
+        )
+        self._live = Live(console=self._console, refresh_per_second=8, transient=True)
+        self._live.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
+    ) -> None:
+        if self._live is not None:
+            self._live.__exit__(kind, error, trace)
+
+    def show(self, event: RunEvent, view: RunView) -> None:
+        if self._live is None or self._bars is None:
+            raise RuntimeError("show() outside of the with block")
+        if _is_worth_a_line(event):
+            self._console.print(line(event, view), style=_style(event), markup=False, highlight=False)
+        if event.kind == "phase.started":
+            for old in self._bars.task_ids:
+                self._bars.remove_task(old)
+            for what, total in (("episodes", view.episodes), ("tasks", view.tasks)):
+                if total:
+                    self._bars.add_task(what, total=total, note="")
+        for bar in self._bars.tasks:
+            done = view.episodes_ended if bar.description == "episodes" else view.tasks_ended
+            self._bars.update(bar.id, completed=done, note=note(bar.description, view))
+        self._live.update(self._panel(view))
+
+    def _panel(self, view: RunView) -> Group:
+        from rich.console import Group  # noqa: PLC0415  # as above
+        from rich.text import Text  # noqa: PLC0415
+
+        head = Text(headline(view), style="bold")
+        waits = [Text(f"waits for {clean(view.waits_for)}", style="dim")] if view.waits_for else []
+        bars = [self._bars] if self._bars is not None and self._bars.tasks and view.state == "running" else []
+        return Group(head, *bars, *waits)
+
+
+def headline(view: RunView) -> str:
+    """``frozen-lake 5f3a · running · phase 1/3 train``."""
+    parts = [f"{view.name} {view.uid}".strip(), view.state]
+    if view.phase is not None and view.state == "running":
+        total = f"/{view.phases}" if view.phases else ""
+        parts.append(f"phase {view.index + 1}{total} {view.phase} ({view.mode})")
+    return clean(" · ".join(parts))
+
+
+def note(what: str, view: RunView) -> str:
+    """What stands behind a bar: the mean return of the last episodes, and what ended badly."""
+    bad = view.episodes_bad if what == "episodes" else view.tasks_bad
+    parts = [f"{bad} ended badly"] if bad else []
+    if what == "episodes" and view.mean_return is not None:
+        parts.insert(0, f"return {number(view.mean_return)} (last {len(view.returns)})")
+    return ", ".join(parts)
+
+
+def choose(*, as_json: bool, quiet: bool = False) -> Display:
+    """The display that fits the options and where standard output goes."""
+    if as_json:
+        return Json()
+    if quiet:
+        return Quiet()
+    from governor.cli.tables import console  # noqa: PLC0415  # rich: not for --json
+
+    out = console()
+    return Terminal(out) if out.is_terminal and not out.is_dumb_terminal else Lines()
+
+
+def print_json(message: Message) -> None:
+    """One object on one line. A number that JSON does not know (nan, inf) becomes null."""
+    click.echo(msgspec.json.encode(message))
+
+
+def _is_worth_a_line(event: RunEvent) -> bool:
+    bad_episode = event.data.get("episode", {}).get("outcome") in ("failed", "timed_out", "crashed")
+    bad_task = event.data.get("record", {}).get("outcome", "succeeded") != "succeeded"
+    died = event.kind == "conductor.exited" and not event.data.get("expected", False)
+    return (
+        bad_episode
+        or bad_task
+        or died
+        or event.kind in ("phase.ended", "task.attempt_ended", "conductor.failed")
+    )
+
+
+def _style(event: RunEvent) -> str:
+    return "green" if event.kind == "phase.ended" else "yellow"

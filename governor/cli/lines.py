@@ -1,0 +1,96 @@
+"""One plain line for each event of a run, for logs, pipes and terminals without a cursor."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from governor import durations
+
+if TYPE_CHECKING:
+    from governor.cli.view import RunView
+    from governor.messages import RunEvent
+
+
+def clean(text: object) -> str:
+    """One line without control characters: what user code put into a message must not drive the terminal."""
+    return "".join(character if character.isprintable() else " " for character in str(text)).strip()
+
+
+def number(value: object) -> str:
+    """A measured figure for a reader: four significant digits, no noise."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return clean(value)
+    return str(value) if isinstance(value, int) else f"{value:.4g}"
+
+
+def line(event: RunEvent, view: RunView) -> str:
+    """`event` in words; `view` has taken it already."""
+    return clean(f"{event.kind:<18} {_words(event.kind, event.data, view)}")
+
+
+def _words(kind: str, data: dict[str, Any], view: RunView) -> str:  # noqa: C901, PLR0911  # one case for each kind
+    match kind:
+        case "run.accepted":
+            return f"{data.get('name', '')} as {view.uid}"
+        case "run.transition":
+            return f"{data.get('from')} -> {data.get('to')} ({data.get('cause', '')})"
+        case "run.assigned":
+            return "a slot is free for it"
+        case "run.ended":
+            return _with_reason(str(data.get("outcome")), data.get("reason"))
+        case "phase.started":
+            total = f" of {view.phases}" if view.phases else ""
+            work = [f"{data[what]} {what}" for what in ("episodes", "tasks") if data.get(what)]
+            return f"{data.get('phase')} ({data.get('index', 0) + 1}{total}, {data.get('mode')}): {', '.join(work)}"
+        case "phase.ended":
+            return f"{data.get('phase')}: {data.get('end')}{_metrics(data)}"
+        case "part.ended":
+            failures = f", {data['failures']} ended badly" if data.get("failures") else ""
+            said = f"{view.phase_name(data.get('phase'))} {data.get('part')}: {data.get('end')}{failures}{_metrics(data)}"
+            return _with_reason(said, data.get("first_failure"))
+        case "episode.ended":
+            return f"{view.phase_name(data.get('phase'))} {_episode(data.get('episode', {}))}"
+        case "task.started" | "task.attempt_ended" | "task.ended":
+            return f"{view.phase_name(data.get('phase'))} {_task(data | data.get('record', {}))}"
+        case _ if kind.startswith("conductor."):
+            return _conductor(data)
+        case _:
+            return " ".join(f"{key}={number(value)}" for key, value in data.items() if key != "at")
+
+
+def _episode(episode: dict[str, Any]) -> str:
+    said = (
+        f"episode {episode.get('index')}: return {number(episode.get('value'))}, {episode.get('steps')} steps, "
+        f"{durations.text(episode.get('seconds', 0))}, {episode.get('outcome')}"
+    )
+    return _with_reason(said, episode.get("reason"))
+
+
+def _task(data: dict[str, Any]) -> str:
+    said = f"{data.get('task')}[{data.get('run')}]"
+    if "attempts" in data:
+        plural = "" if data["attempts"] == 1 else "s"
+        said += f": {data.get('outcome')}, {data['attempts']} attempt{plural}, {durations.text(data.get('seconds', 0))}"
+    else:
+        said += f" attempt {data.get('attempt')}"
+        said += f": {data['outcome']}" if "outcome" in data else ""
+    return _with_reason(said + _metrics(data), data.get("error"))
+
+
+def _conductor(data: dict[str, Any]) -> str:
+    said = str(data.get("conductor"))
+    said += f", pid {data['pid']}" if data.get("pid") else ""
+    said += f", exit code {data['exit_code']}" if data.get("exit_code") is not None else ""
+    return _with_reason(said, data.get("reason"))
+
+
+def _metrics(data: dict[str, Any]) -> str:
+    """Of a simulation the means alone: the rest stands in the result."""
+    metrics = data.get("metrics") or {}
+    if "return_mean" in metrics:
+        metrics = {name: metrics[name] for name in ("return_mean", "steps_mean") if name in metrics}
+    return "".join(f", {name} {number(value)}" for name, value in metrics.items())
+
+
+def _with_reason(said: str, reason: object) -> str:
+    return f"{said}: {reason}" if reason else said

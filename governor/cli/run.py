@@ -1,0 +1,184 @@
+"""`governor run FILE`: everything in one process tree, without a daemon: broker, governor, Ray head, progress, result.
+
+Rules:
+1. The file is checked in full before anything of it is started.
+2. The first Ctrl-C (or SIGTERM) aborts the run in order and waits for its end; the second one leaves now, and the
+   guard clears away what is left.
+3. A reader of standard output that goes away does not end the run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import contextlib
+import os
+import shutil
+import signal
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from governor.cli import ask, display
+from governor.cli.check import checked
+from governor.errors import ExitCode
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from governor.cli.view import RunView
+    from governor.config import Config
+    from governor.executor import Executor
+    from governor.messages import RunEvent, WatchEnd
+    from governor.systemd import Notifier
+
+
+@click.command("run")
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option(
+    "--state-dir",
+    type=click.Path(path_type=Path),
+    help="Where the run's files are kept. Default: a new folder.",
+)
+@click.option("--ray-cpus", type=int, help="CPUs that the run's Ray head offers.")
+@click.option("--log-level", default="warning", show_default=True, help="debug, info, warning or error.")
+@click.option("--quiet", "-q", is_flag=True, help="Show the result only.")
+@ask.json_option
+@click.pass_context
+def command(
+    ctx: click.Context,
+    *,
+    file: Path,
+    state_dir: Path | None,
+    ray_cpus: int | None,
+    log_level: str,
+    quiet: bool,
+    as_json: bool,
+) -> None:
+    """Run FILE to its end, without a daemon, and show its result; exit 1 when it ended badly."""
+    folder = _folder()
+
+    from governor import config as configuration  # noqa: PLC0415  # not for --help
+    from governor.conductors import process  # noqa: PLC0415  # after _folder, see there
+    from governor.systemd import Notifier  # noqa: PLC0415  # as above
+
+    notifier = Notifier.from_environ()
+    options = {
+        "state_dir": state_dir or _new_state_dir(file),
+        "runtime_dir": folder / "run",
+        "ray.num_cpus": ray_cpus,
+        "log_level": log_level,
+    }
+    config = configuration.load(options=options)
+    # The forkserver's imports go on beside the check; of the run itself nothing is started by it.
+    process.warm_up(folder=folder)
+    checked(file)
+    shown = _Patient(display.choose(as_json=as_json, quiet=quiet))
+    ctx.exit(asyncio.run(_run(file, config=config, notifier=notifier, shown=shown, as_json=as_json)))
+
+
+async def _run(file: Path, *, config: Config, notifier: Notifier, shown: _Patient, as_json: bool) -> int:
+    from governor import logs  # noqa: PLC0415  # heavy, and only after the check
+    from governor.daemon import Daemon  # noqa: PLC0415  # as above
+    from governor.executor import Executor  # noqa: PLC0415  # as above
+
+    logs.configure(log_format=logs.choose_format(), level=config.log_level)
+    async with (
+        Daemon(config=config, notifier=notifier).running() as daemon,
+        Executor(daemon.client_endpoint) as executor,
+    ):
+        uid = await executor.submit(file)
+        with _two_signals(executor, uid, config.runtime_dir.parent):
+            end = await ask.follow(executor, uid, display=shown)
+            await _show_result(executor, uid, end, as_json=as_json)
+    return ask.exit_code(end)
+
+
+async def _show_result(executor: Executor, uid: str, end: WatchEnd | None, *, as_json: bool) -> None:
+    if end is None or end.outcome == "interrupted":
+        return
+    found = await executor.result(uid)
+    try:
+        if as_json:
+            display.print_json(found)
+        else:
+            from governor.cli import tables  # noqa: PLC0415  # rich: not for --json
+
+            tables.show(tables.result(found))
+    except BrokenPipeError:
+        _drop_output()
+
+
+class _Patient:
+    """A display whose reader may go away (rule 3)."""
+
+    def __init__(self, inner: display.Display) -> None:
+        self._inner = inner
+
+    def __enter__(self) -> object:
+        return self._inner.__enter__()
+
+    def __exit__(self, *error: object) -> None:
+        with contextlib.suppress(BrokenPipeError):
+            self._inner.__exit__(*error)  # type: ignore[arg-type]  # handed on as it came
+
+    def show(self, event: RunEvent, view: RunView) -> None:
+        try:
+            self._inner.show(event, view)
+        except BrokenPipeError:
+            _drop_output()
+
+
+def _drop_output() -> None:
+    from governor.cli import drop_output  # noqa: PLC0415  # it imports this module on demand
+
+    drop_output()
+
+
+@contextlib.contextmanager
+def _two_signals(executor: Executor, uid: str, folder: Path) -> Iterator[None]:
+    """Rule 2. A second signal leaves with 130 at once."""
+    loop = asyncio.get_running_loop()
+    aborting: list[asyncio.Task[None]] = []
+
+    def heard(number: signal.Signals) -> None:
+        if aborting:
+            shutil.rmtree(folder, ignore_errors=True)
+            os._exit(ExitCode.INTERRUPTED)
+        click.echo(f"governor: {number.name}: aborting the run in order; once more leaves now", err=True)
+        aborting.append(loop.create_task(abort(number.name), name="run.abort"))
+
+    async def abort(name: str) -> None:
+        await executor.abort(uid, reason=f"{name} at `governor run`")
+
+    signals = (signal.SIGINT, signal.SIGTERM)
+    for number in signals:
+        loop.add_signal_handler(number, heard, number)
+    try:
+        yield
+    finally:
+        for number in signals:
+            loop.remove_signal_handler(number)
+        for task in aborting:
+            task.cancel()
+
+
+def _new_state_dir(file: Path) -> Path:
+    from governor.config import default_state_dir  # noqa: PLC0415  # as in command
+
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    return default_state_dir() / "single" / f"{file.resolve().parent.name}-{stamp}-{os.getpid()}"
+
+
+def _folder() -> Path:
+    """A short folder of mode 0700 for sockets, gone when this process ends.
+
+    Call it before multiprocessing is imported: exit handlers run in reverse order, and multiprocessing's own one wants
+    to find its folder, which lies in this one.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="governor-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder

@@ -1,0 +1,63 @@
+"""`governor serve`: the daemon. By the time this is called the guard stands (see `governor.__main__`)."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import click
+
+
+@click.command("serve")
+@click.option(
+    "--config", "config_file", type=click.Path(path_type=Path), help="TOML file; options win over it."
+)
+@click.option("--slots", type=int, help="Runs in work at the same time.")
+@click.option("--queue-limit", type=int, help="Runs that may wait for a slot.")
+@click.option(
+    "--state-dir",
+    metavar="FOLDER",
+    help="Journal and runs. Default: $STATE_DIRECTORY or the XDG state folder.",
+)
+@click.option(
+    "--runtime-dir", metavar="FOLDER", help="Sockets. Default: $RUNTIME_DIRECTORY or the XDG runtime folder."
+)
+@click.option(
+    "--ray", "ray_address", metavar="ADDRESS", help="'local' for a Ray head of our own, or host:port."
+)
+@click.option("--ray-cpus", type=int, help="CPUs that the local Ray head offers.")
+@click.option("--ray-token", metavar="FILE", help="File with the token of the Ray cluster.")
+@click.option("--socket-group", metavar="GROUP", help="Open the client socket to this group.")
+@click.option("--log-format", metavar="FORMAT", help="console or json.")
+@click.option("--log-level", metavar="LEVEL", help="debug, info, warning or error.")
+@click.option("--stop-grace", metavar="DURATION", help="What runs get to stop in order, like 20s.")
+@click.pass_context
+def command(
+    ctx: click.Context,
+    /,
+    *,
+    config_file: Path | None,
+    ray_address: str | None,
+    ray_cpus: int | None,
+    ray_token: str | None,
+    **options: Any,
+) -> None:
+    """Serve runs until SIGTERM. Exit 75 when another daemon works on the same state folder."""
+    from governor import config as configuration  # noqa: PLC0415  # not for --help
+    from governor.systemd import Notifier  # noqa: PLC0415  # as above
+
+    notifier = Notifier.from_environ()
+    ray = {"ray.address": ray_address, "ray.num_cpus": ray_cpus, "ray.token_path": ray_token}
+
+    def read() -> configuration.Config:
+        return configuration.load(config_file, options={**options, **ray})
+
+    config = read()
+
+    from governor import logs  # noqa: PLC0415  # as above
+    from governor.daemon import Daemon  # noqa: PLC0415  # as above
+
+    logs.configure(log_format=config.log_format or logs.choose_format(), level=config.log_level)
+
+    ctx.exit(asyncio.run(Daemon(config=config, notifier=notifier, reload=read).serve()))

@@ -1,0 +1,187 @@
+"""Tables for people: the daemon, runs, one run, a result. Each function returns what rich prints; nothing is fetched here."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from rich import box
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from governor import durations
+from governor.cli.lines import clean, number
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from governor.messages import PhaseResult, RunList, RunResult, RunStatus, StatusReport, TaskRecord
+
+_PIPE_WIDTH = 200
+_STYLES = {
+    "finished": "green",
+    "succeeded": "green",
+    "aborted": "yellow",
+    "cancelled": "yellow",
+    "upstream_failed": "yellow",
+}
+_VALUE_LENGTH = 60
+
+
+def console() -> Console:
+    """Standard output. In a pipe lines are wide and nothing is coloured."""
+    out = Console(highlight=False, soft_wrap=False)
+    return out if out.is_terminal else Console(highlight=False, width=_PIPE_WIDTH)
+
+
+def show(renderable: RenderableType) -> None:
+    """Prints to standard output."""
+    console().print(renderable)
+
+
+def result(found: RunResult) -> Group:
+    """The whole result of a run: one line on top, its phases, its tasks, where its files are."""
+    seconds = found.ended_at - (found.started_at or found.submitted_at)
+    head = Text.assemble(
+        (clean(f"{found.name} {found.uid}"), "bold"),
+        " ",
+        _outcome(found.outcome),
+        f" in {durations.text(max(seconds, 0))}",
+        f": {clean(found.reason)}" if found.reason else "",
+    )
+    parts: list[RenderableType] = [head]
+    if found.phases:
+        parts += ["", _phases(found.phases)]
+    parts += [part for phase in found.phases if phase.tasks for part in ("", _tasks(phase))]
+    parts += ["", Text(f"Files of the run: {found.folder}", style="dim", overflow="fold")]
+    return Group(*parts)
+
+
+def status(report: StatusReport, *, conductors: bool) -> Group:
+    """The daemon and its runs; `conductors` adds the processes of each run."""
+    head = (
+        f"governor {report.version} {report.state}, pid {report.pid}, up {durations.text(report.uptime)}, "
+        f"{report.slots} slot{'' if report.slots == 1 else 's'}, Ray {report.ray}"
+    )
+    parts: list[RenderableType] = [
+        Text(clean(head), style="bold"),
+        Text(clean(report.endpoint), style="dim", overflow="fold"),
+    ]
+    parts += ["", _runs(report.runs)] if report.runs else ["no runs in work or queued"]
+    for run in report.runs if conductors else ():
+        if run.conductors:
+            table = _table("conductor", "kind", "state", "pid", "incarnation")
+            for one in run.conductors:
+                _row(table, one.name, one.kind, one.state, one.pid or "-", one.incarnation)
+            parts += ["", table]
+    return Group(*parts)
+
+
+def runs(found: RunList) -> RenderableType:
+    """One row for each run, as the daemon orders them."""
+    if not found.runs:
+        return Text("no runs")
+    table = _table("run", "name", "outcome", "submitted", "took", "reason")
+    for run in found.runs:
+        took = (
+            durations.text(max((run.ended_at or time.time()) - run.started_at, 0)) if run.started_at else "-"
+        )
+        submitted = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(run.submitted_at))
+        state = _outcome(run.outcome) if run.outcome else Text(clean(run.state))
+        _row(table, run.uid, run.name, state, submitted, took, run.reason)
+    return table
+
+
+def _runs(found: Sequence[RunStatus]) -> Table:
+    table = _table("run", "name", "state", "phase", "episodes", "tasks", "return", "waits for")
+    for run in found:
+        phase = f"{(run.phase_index or 0) + 1}/{run.phases} {run.phase}" if run.phase else "-"
+        mean = run.metrics.get("return_mean")
+        _row(
+            table,
+            run.uid,
+            run.name,
+            _outcome(run.outcome) if run.outcome else run.state,
+            phase,
+            _of(run.episodes_ended, run.episodes_total),
+            _of(run.tasks_ended, run.tasks_total),
+            "-" if mean is None else number(mean),
+            run.reason if run.outcome else run.waits_for,
+        )
+    return table
+
+
+def _phases(found: Sequence[PhaseResult]) -> Table:
+    table = _table("phase", "mode", "end", "episodes", "return", "steps", "tasks")
+    for phase in found:
+        succeeded = sum(task.outcome == "succeeded" for task in phase.tasks)
+        tasks = f"{succeeded} of {len(phase.tasks)} succeeded" if phase.tasks else "-"
+        episodes = ", ".join(f"{count} {outcome}" for outcome, count in phase.episodes.items()) or "-"
+        # A phase of tasks alone has no mode worth a word.
+        mode = phase.mode if phase.episodes else "-"
+        value, steps = (_mean(phase.metrics, name) for name in ("return", "steps"))
+        _row(table, phase.name, mode, phase.end, episodes, value, steps, tasks)
+    return table
+
+
+def _mean(metrics: dict[str, float], name: str) -> str:
+    """``0.845 ± 0.36 (0 to 1)``, as far as it was measured."""
+    if f"{name}_mean" not in metrics:
+        return "-"
+    said = number(metrics[f"{name}_mean"])
+    if f"{name}_std" in metrics:
+        said += f" ± {number(metrics[f'{name}_std'])}"
+    if f"{name}_min" in metrics and f"{name}_max" in metrics:
+        said += f" ({number(metrics[f'{name}_min'])} to {number(metrics[f'{name}_max'])})"
+    return said
+
+
+def _tasks(phase: PhaseResult) -> Table:
+    table = _table(f"{clean(phase.name)}: task", "outcome", "attempts", "took", "result")
+    repeated = {task.task for task in phase.tasks if task.run > 0}
+    for task in phase.tasks:
+        name = f"{task.task}[{task.run}]" if task.task in repeated else task.task
+        _row(table, name, _outcome(task.outcome), task.attempts, durations.text(task.seconds), _yield(task))
+    return table
+
+
+def _yield(task: TaskRecord) -> str:
+    """What the task brought: why it ended badly, else its metrics, else its value when it is short."""
+    if task.outcome != "succeeded":
+        cause = f"because of {task.cause}" if task.cause else ""
+        return " ".join(part for part in (task.error, cause) if part)
+    if task.metrics:
+        return _metrics(task.metrics)
+    if task.value_file is not None:
+        return f"in {task.value_file}"
+    value = "" if task.value is None else clean(_short(task.value))
+    return value if len(value) <= _VALUE_LENGTH else f"{value[: _VALUE_LENGTH - 3]}..."
+
+
+def _short(value: Any) -> str:
+    return number(value) if isinstance(value, int | float) else str(value)
+
+
+def _metrics(metrics: dict[str, float]) -> str:
+    return ", ".join(f"{name} {number(value)}" for name, value in metrics.items()) or "-"
+
+
+def _of(ended: int, total: int) -> str:
+    return f"{ended} of {total}" if total else "-"
+
+
+def _outcome(outcome: str) -> Text:
+    return Text(outcome, style=_STYLES.get(outcome, "red"))
+
+
+def _table(*columns: str) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, header_style="bold")
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    return table
+
+
+def _row(table: Table, *cells: object) -> None:
+    """Cells are text, never markup: names and reasons come from users."""
+    table.add_row(*(cell if isinstance(cell, Text) else Text(clean(cell)) for cell in cells))

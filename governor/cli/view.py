@@ -1,0 +1,127 @@
+"""What a person wants to know of a run at this moment, folded from its events. Pure: no terminal, no clock.
+
+An event of an unknown kind changes nothing but `seq`: a newer daemon may tell more than this client knows.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from governor.messages import RunEvent, RunStatus
+
+WINDOW: Final = 50
+"""Episodes that the mean return looks back on."""
+_BAD_EPISODES: Final = frozenset({"failed", "timed_out", "crashed"})
+_NAMED: Final = 3
+
+
+@dataclass(kw_only=True)
+class RunView:
+    """Fold events with `on`. `phases` is 0 as long as nobody said how many there are."""
+
+    uid: str
+    name: str = ""
+    phases: int = 0
+    seq: int = 0
+    state: str = "pristine"
+    outcome: str | None = None
+    reason: str = ""
+    phase: str | None = None
+    index: int = 0
+    mode: str = ""
+    episodes: int = 0
+    episodes_ended: int = 0
+    episodes_bad: int = 0
+    tasks: int = 0
+    tasks_ended: int = 0
+    tasks_bad: int = 0
+    running: dict[tuple[str, int], int] = field(default_factory=dict)
+    starting: dict[str, None] = field(default_factory=dict)
+    names: dict[int, str] = field(default_factory=dict)
+    returns: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW))
+
+    @classmethod
+    def of(cls, status: RunStatus) -> RunView:
+        """To be fed with all events of the run, from the first one."""
+        return cls(uid=status.uid, name=status.name, phases=status.phases, state=status.state)
+
+    def on(self, event: RunEvent) -> None:  # noqa: C901  # one case for each kind
+        """Takes one event; events come in the order of their numbers."""
+        self.seq = event.seq
+        data = event.data
+        match event.kind:
+            case "run.accepted":
+                self.name = data.get("name", self.name)
+            case "run.transition":
+                self.state = data.get("to", self.state)
+            case "conductor.started":
+                self.starting[data.get("conductor", "?")] = None
+            case "conductor.ready" | "conductor.exited":
+                self.starting.pop(data.get("conductor", "?"), None)
+            case "phase.started":
+                self._enter(data)
+            case "episode.ended":
+                self._episode(data.get("episode", {}))
+            case "task.started":
+                self.running[data.get("task", "?"), data.get("run", 0)] = data.get("attempt", 1)
+            case "task.attempt_ended":
+                self.running.pop((data.get("task", "?"), data.get("run", 0)), None)
+            case "task.ended":
+                self._task(data.get("record", {}))
+            case "run.ended":
+                self.outcome = data.get("outcome")
+                self.reason = data.get("reason", "")
+
+    def phase_name(self, place: object) -> str:
+        """The name of a phase given by name or by its index."""
+        return self.names.get(place, f"phase {place + 1}") if isinstance(place, int) else str(place or "?")
+
+    @property
+    def mean_return(self) -> float | None:
+        """Of the last `WINDOW` episodes of this phase."""
+        return sum(self.returns) / len(self.returns) if self.returns else None
+
+    @property
+    def waits_for(self) -> str:  # noqa: PLR0911  # one return for each cause, the strongest first
+        """What must happen next, in a few words."""
+        if self.outcome is not None:
+            return ""
+        if self.state == "pristine":
+            return "a free slot"
+        if self.starting:
+            return f"{_some(list(self.starting))} to be ready"
+        if self.running:
+            return _some([f"{task}[{run}]" for task, run in self.running])
+        if self.state == "running" and self.tasks_ended < self.tasks:
+            return "tasks to start"
+        if self.state == "running" and self.episodes_ended < self.episodes:
+            return "episodes"
+        return {"stopping": "processes to end", "finalizing": "the result"}.get(self.state, "")
+
+    def _enter(self, data: dict[str, Any]) -> None:
+        self.phase, self.index, self.mode = data.get("phase", "?"), data.get("index", 0), data.get("mode", "")
+        self.names[self.index] = str(self.phase)
+        self.episodes, self.tasks = data.get("episodes", 0), data.get("tasks", 0)
+        self.episodes_ended = self.episodes_bad = self.tasks_ended = self.tasks_bad = 0
+        self.returns.clear()
+        self.running.clear()
+
+    def _episode(self, episode: dict[str, Any]) -> None:
+        self.episodes_ended += 1
+        self.episodes_bad += episode.get("outcome") in _BAD_EPISODES
+        value = episode.get("value")
+        if isinstance(value, int | float):
+            self.returns.append(value)
+
+    def _task(self, record: dict[str, Any]) -> None:
+        self.tasks_ended += 1
+        self.tasks_bad += record.get("outcome") != "succeeded"
+        self.running.pop((record.get("task", "?"), record.get("run", 0)), None)
+
+
+def _some(names: list[str]) -> str:
+    more = len(names) - _NAMED
+    return ", ".join(names[:_NAMED]) + (f" and {more} more" if more > 0 else "")

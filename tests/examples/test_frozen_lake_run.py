@@ -1,0 +1,103 @@
+"""The example as a user meets it: one command, a whole process tree, a result, nothing left behind."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).parents[2]
+EXAMPLE = REPOSITORY / "examples" / "frozen_lake"
+LONG = """\
+name: long
+conductors:
+  environments: {lake: {entry: "gymnasium:FrozenLake-v1"}}
+  agents: {walker: {entry: "q_learner:QLearner"}}
+phases:
+  - {name: train, simulate: {environment: lake, agents: [walker], episodes: 1000000}}
+"""
+
+
+@pytest.fixture
+def governor(tmp_path):
+    """Starts `governor`; afterwards nothing of it is left, neither processes nor files for the time of a run."""
+    temporary = Path(tempfile.mkdtemp(prefix="gt-", dir="/tmp"))
+    environ = {
+        **os.environ,
+        "XDG_STATE_HOME": str(tmp_path / "state"),
+        "TMPDIR": str(temporary),
+        "PYTHONPATH": str(REPOSITORY),
+    }
+
+    def start(*arguments):
+        return subprocess.Popen(
+            [sys.executable, "-m", "governor", *map(str, arguments)],
+            cwd=tmp_path, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+
+    yield start
+    of_this_test = f"TMPDIR={temporary}".encode()
+    left = [path.parent.name for path in Path("/proc").glob("[0-9]*/environ") if of_this_test in _bytes(path)]
+    assert left == []
+    assert list(temporary.iterdir()) == []
+    temporary.rmdir()
+
+
+def _bytes(path):
+    try:
+        return path.read_bytes()
+    except OSError:
+        return b""
+
+
+@pytest.mark.ray
+@pytest.mark.system
+def test_the_example_learns_and_says_so(governor, tmp_path):
+    process = governor("run", EXAMPLE / "run.yaml", "--json")
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err
+    rows = [json.loads(row) for row in out.splitlines()]
+    result = rows[-1]
+    assert (result["type"], result["outcome"]) == ("RunResult", "finished")
+    train, evaluate, analyse = result["phases"]
+    assert train["end"] == "until"
+    assert evaluate["metrics"]["return_mean"] == 1.0
+    assert {task["outcome"] for task in analyse["tasks"]} == {"succeeded"}
+    assert len(analyse["tasks"]) == 10
+    assert Path(result["folder"]).is_relative_to(tmp_path / "state")
+
+
+@pytest.mark.system
+@pytest.mark.parametrize(("interrupts", "code"), [(1, 1), (2, 130)])
+def test_ctrl_c_once_aborts_in_order_and_twice_leaves_now(governor, tmp_path, interrupts, code):
+    (tmp_path / "run.yaml").write_text(LONG)
+    (tmp_path / "q_learner.py").write_text((EXAMPLE / "q_learner.py").read_text())
+    process = governor("run", tmp_path / "run.yaml")
+    for row in process.stdout:
+        if row.startswith("episode.ended"):
+            break
+    process.send_signal(signal.SIGINT)
+    if interrupts == 2:
+        # The first one has been heard when this line stands.
+        assert "aborting the run in order" in process.stderr.readline()
+        process.send_signal(signal.SIGINT)
+    out, _ = process.communicate(timeout=30)
+    assert process.returncode == code
+    if interrupts == 1:
+        assert "aborted: SIGINT" in out
+
+
+@pytest.mark.system
+def test_a_reader_that_goes_away_does_not_end_the_run(governor, tmp_path):
+    (tmp_path / "run.yaml").write_text(LONG.replace("1000000", "200"))
+    (tmp_path / "q_learner.py").write_text((EXAMPLE / "q_learner.py").read_text())
+    process = governor("run", tmp_path / "run.yaml")
+    process.stdout.readline()
+    process.stdout.close()
+    assert process.wait(timeout=60) == 0, process.stderr.read()
+    (result,) = (tmp_path / "state").rglob("result.json")
+    assert json.loads(result.read_text())["outcome"] == "finished"

@@ -1,0 +1,103 @@
+import json
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from governor import cli as package
+from governor.cli import cli
+from governor.errors import NoSuchRun, TryAgain
+
+BAD = "name: x\nsede: 1\nphases:\n  - name: a\n    tasks: [{id: t, call: 'absent:f'}]\n"
+
+
+def invoke(*arguments, **options):
+    return CliRunner().invoke(cli, list(arguments), prog_name="governor", **options)
+
+
+@pytest.fixture
+def verb(monkeypatch):
+    """A verb that raises what the test puts in."""
+    raised = []
+
+    @click.command("status")
+    def command():
+        raise raised[0]
+
+    monkeypatch.setattr(package.Verbs, "get_command", lambda *_: command)
+    return raised
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "said"),
+    [
+        (NoSuchRun("u1"), 4, "governor: error: no run 'u1'"),
+        (TryAgain("draining"), 75, "governor: error: draining"),
+        (ValueError("two\nlines"), 70, "governor: error: internal: ValueError: two lines\n"),
+        (KeyboardInterrupt(), 130, "governor: interrupted"),
+    ],
+)
+def test_errors_end_with_their_exit_code(verb, error, code, said):
+    verb.append(error)
+    done = invoke("status")
+    assert (done.exit_code, done.stdout) == (code, "")
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_debug_shows_where(verb):
+    verb.append(ValueError("x"))
+    assert "Traceback" in invoke("--debug", "status").stderr
+
+
+def test_usage():
+    for arguments in (["nope"], ["status", "--nope"], ["check"], ["watch"], ["run"]):
+        assert invoke(*arguments).exit_code == 2
+    assert invoke("--version").output == "governor 0.1.0\n"
+    assert "Exit codes:" in invoke("--help").output
+
+
+def test_check_lists_all_faults_also_of_entries(tmp_path):
+    (tmp_path / "run.yaml").write_text(BAD)
+    done = invoke("check", str(tmp_path / "run.yaml"))
+    assert (done.exit_code, done.stdout) == (78, "")
+    assert f"{tmp_path}/run.yaml:2: sede: unknown key 'sede'; did you mean 'seed'?" in done.stderr
+    assert f"{tmp_path}/run.yaml:5: phases[0].tasks[0].call: no module named 'absent'" in done.stderr
+
+
+def test_check_as_json(tmp_path):
+    (tmp_path / "run.yaml").write_text(BAD)
+    done = invoke("check", "--json", str(tmp_path / "run.yaml"))
+    document = json.loads(done.stdout)
+    assert (done.exit_code, document["ok"], [fault["line"] for fault in document["faults"]]) == (
+        78,
+        False,
+        [2, 5],
+    )
+    (tmp_path / "run.yaml").write_text(BAD.replace("sede", "seed").replace("absent:f", "json:dumps"))
+    done = invoke("check", "--json", str(tmp_path / "run.yaml"))
+    assert (done.exit_code, json.loads(done.stdout)["faults"]) == (0, [])
+
+
+def test_schema():
+    assert json.loads(invoke("check", "--schema").stdout)["additionalProperties"] is False
+
+
+def test_no_daemon(monkeypatch):
+    monkeypatch.setattr("governor.config.NAME", "run-governor-of-nobody")
+    done = invoke("status", env={"GOVERNOR_BROKER": "", "RUNTIME_DIRECTORY": ""})
+    assert done.exit_code == 69
+    assert "/run/run-governor-of-nobody/broker.sock" in done.stderr
+    assert invoke("--broker", "foo://x", "status").exit_code == 2
+
+
+def test_a_missing_run_file_is_78(tmp_path):
+    for verb_name in ("check", "submit"):
+        assert invoke(verb_name, str(tmp_path / "none.yaml")).exit_code == 78
+
+
+def test_bad_options_of_serve_are_78_and_start_nothing():
+    done = invoke("serve", "--slots", "0", "--ray", "x")
+    assert done.exit_code == 78
+    assert "slots:" in done.stderr
+    assert "ray.address:" in done.stderr

@@ -1,0 +1,140 @@
+import io
+
+import pytest
+from recorded import EVENTS, REPORT, RESULT, RUNS, STATUS, Recorded
+from rich.console import Console
+
+from governor.cli import ask, display, tables
+from governor.cli.lines import line, number
+from governor.cli.view import RunView
+from governor.messages import RunEvent, RunList
+
+
+def told():
+    view = RunView.of(STATUS)
+    for event in EVENTS:
+        view.on(event)
+        yield line(event, view)
+
+
+def printed(renderable, *, width=110):
+    out = io.StringIO()
+    Console(file=out, width=width, highlight=False).print(renderable)
+    return [row.rstrip() for row in out.getvalue().splitlines()]
+
+
+def test_lines():
+    assert list(told()) == [
+        "run.accepted       lake as u1",
+        "run.transition     pristine -> starting (assigned)",
+        "conductor.started  agent.walker, pid 7",
+        "conductor.started  tasks, pid 8",
+        "conductor.ready    agent.walker",
+        "conductor.ready    tasks",
+        "phase.started      train (1 of 2, train): 3 episodes",
+        "run.transition     starting -> running (ready)",
+        "episode.ended      train episode 0: return 1, 6 steps, 12ms, terminated",
+        "episode.ended      train episode 1: return 0, 6 steps, 12ms, failed: ValueError:  [31mred",
+        "part.ended         train simulation: max_episodes, 1 ended badly, return_mean 0.5: ValueError",
+        "phase.ended        train: max_episodes",
+        "phase.started      analyse (2 of 2, train): 2 tasks",
+        "task.started       analyse fit[0] attempt 1",
+        "task.started       analyse fit[1] attempt 1",
+        "task.attempt_ended analyse fit[1] attempt 1: crashed: killed",
+        "task.ended         analyse fit[0]: succeeded, 1 attempt, 500ms, gain 0.25",
+        "task.ended         analyse fit[1]: timed_out, 2 attempts, 1min 0s: past its deadline",
+        "conductor.exited   tasks, exit code -9",
+        "news.of.tomorrow   x=0.1235",
+        "run.transition     running -> finalizing (failed)",
+        "run.ended          failed: a task timed out",
+    ]
+
+
+def test_a_line_of_an_event_without_data():
+    for event in EVENTS:
+        assert line(RunEvent(uid="u", seq=1, at=0, kind=event.kind), RunView(uid="u"))
+
+
+def test_numbers():
+    assert [number(value) for value in (1, 1.0, 0.84482, 1540.3, 1e-9, float("nan"), True, "x\x1b")] == [
+        "1", "1", "0.8448", "1540", "1e-09", "nan", "True", "x",
+    ]  # fmt: skip
+
+
+def test_result_table():
+    rows = printed(tables.result(RESULT), width=140)
+    assert rows[0] == "lake u1 failed in 12.4s: a task timed out"
+    assert rows[2].split() == ["phase", "mode", "end", "episodes", "return", "steps", "tasks"]
+    assert [row.split()[0] for row in rows[4:6] + rows[9:13]] == [
+        "train",
+        "analyse",
+        "load",
+        "fit[0]",
+        "fit[1]",
+        "show",
+    ]
+    text = "\n".join(rows)
+    for said in (
+        "0.5 ± 0.25 (0 to 1)",
+        "2 of 4 succeeded",
+        "gain 0.25",
+        "past its deadline [red]now",
+        "because of fit",
+        "[1.0, 1.0",
+        "/runs/u1",
+    ):
+        assert said in text
+    assert max(map(len, rows)) <= 140
+
+
+def test_status_and_list():
+    rows = printed(tables.status(REPORT, conductors=True))
+    assert rows[0] == "governor 1.2.3 serving, pid 5, up 1min 5s, 2 slots, Ray not started"
+    assert rows[5].split() == [
+        "u1",
+        "lake",
+        "running",
+        "1/2",
+        "train",
+        "2",
+        "of",
+        "3",
+        "-",
+        "0.5",
+        "episodes",
+    ]
+    assert rows[-1].split() == ["agent.walker", "agent", "ready", "7", "1"]
+    assert "agent.walker" not in "\n".join(printed(tables.status(REPORT, conductors=False)))
+    assert printed(tables.runs(RunList(runs=()))) == ["no runs"]
+    assert printed(tables.runs(RUNS))[2].split()[:3] == ["u1", "lake", "running"]
+
+
+async def test_the_terminal_shows_a_panel_and_keeps_what_went_wrong():
+    out = io.StringIO()
+    with display.Terminal(Console(file=out, force_terminal=True, width=100, color_system=None)) as shown:
+        await ask.follow(Recorded(), "u1", display=shown)
+        panel = shown._panel(view := RunView.of(STATUS))
+        assert printed(panel)[0] == display.headline(view) == "lake u1 · running"
+    text = out.getvalue()
+    assert "train episode 1: return 0" in text
+    assert "phase.ended        train: max_episodes" in text
+    assert "train episode 0: return 1" not in text
+    assert "\x1b[31m" not in text
+
+
+async def test_follow_shows_only_what_is_new_but_knows_all(capsys):
+    end = await ask.follow(Recorded(), "u1", display=display.Lines(), after=10)
+    rows = capsys.readouterr().out.splitlines()
+    assert rows[0].startswith("part.ended         train simulation")
+    assert len(rows) == len(EVENTS) - 10
+    assert ask.exit_code(end) == 1
+
+
+@pytest.mark.parametrize(
+    ("outcome", "code"), [("finished", 0), ("failed", 1), ("aborted", 1), ("interrupted", 75)]
+)
+def test_exit_codes_of_a_run(outcome, code):
+    from governor.messages import WatchEnd
+
+    assert ask.exit_code(WatchEnd(outcome=outcome)) == code
+    assert ask.exit_code(None) == 75

@@ -1,0 +1,92 @@
+import dataclasses
+import socket
+from pathlib import Path
+
+import pytest
+
+from governor import config
+from governor.errors import ConfigError, Unreachable
+
+REPOSITORY = Path(__file__).parents[2]
+
+
+def test_defaults_follow_systemd_then_xdg_then_home(monkeypatch):
+    monkeypatch.setattr("os.geteuid", lambda: 1000)
+    home = {"HOME": "/home/u"}
+    xdg = {**home, "XDG_STATE_HOME": "/x/state", "XDG_RUNTIME_DIR": "/x/run"}
+    systemd = {**xdg, "STATE_DIRECTORY": "/s/state:/s/other", "RUNTIME_DIRECTORY": "/s/run"}
+    found = [
+        (made.state_dir, made.runtime_dir) for made in (config.load(environ=e) for e in (home, xdg, systemd))
+    ]
+    assert found == [
+        (Path("/home/u/.local/state/run-governor"), Path("/home/u/.local/state/run-governor/run")),
+        (Path("/x/state/run-governor"), Path("/x/run/run-governor")),
+        (Path("/s/state"), Path("/s/run")),
+    ]
+
+
+def test_the_file_wins_over_defaults_and_options_over_the_file(tmp_path):
+    file = tmp_path / "governor.toml"
+    file.write_text('slots = 3\nqueue_limit = 5\nstop_grace = "1min"\n[ray]\naddress = "head:6379"\n')
+    made = config.load(file, options={"slots": 4, "log_level": None, "ray.num_cpus": 8, "runtime_dir": "/r"})
+    assert (made.slots, made.queue_limit, made.stop_grace, made.log_level) == (4, 5, 60, "info")
+    assert made.ray == config.RayConfig(address="head:6379", num_cpus=8)
+    assert made.client_endpoint == "ipc:///r/broker.sock"
+    assert made.worker_endpoint == "ipc:///r/workers.sock"
+
+
+def test_all_faults_are_listed(tmp_path):
+    file = tmp_path / "governor.toml"
+    file.write_text(
+        'slots = 0\nslot = 1\nlog_level = "loud"\nstop_grace = "soon"\nstate_dir = 3\n[ray]\naddress = "x"\nnum_cpus = true\n'
+    )
+    with pytest.raises(ConfigError) as caught:
+        config.load(file, options={"runtime_dir": "/" + "x" * 80})
+    said = {fault.partition(":")[0] for fault in caught.value.faults}
+    assert said == {
+        "slots",
+        "unknown key 'slot'; did you mean 'slots'?",
+        "log_level",
+        "stop_grace",
+        "state_dir",
+        "ray.address",
+        "ray.num_cpus",
+        "runtime_dir",
+    }
+
+
+def test_files_that_are_no_toml(tmp_path):
+    (tmp_path / "bad.toml").write_text("a = = 1")
+    for name, said in [("bad.toml", "is not TOML"), ("missing.toml", "No such file")]:
+        with pytest.raises(ConfigError, match=said):
+            config.load(tmp_path / name)
+
+
+def test_every_field_can_be_set():
+    fields = {field.name for field in dataclasses.fields(config.Config)} - {"ray"}
+    fields |= {f"ray.{field.name}" for field in dataclasses.fields(config.RayConfig)}
+    assert fields == set(config._CHECKS)
+
+
+def test_the_sample_shows_the_defaults():
+    sample = config.load(REPOSITORY / "deploy" / "governor.toml", environ={"HOME": "/home/u"})
+    assert sample == config.load(environ={"HOME": "/home/u"})
+
+
+def test_find_broker(tmp_path, monkeypatch):
+    environ = {"XDG_RUNTIME_DIR": str(tmp_path), "HOME": str(tmp_path)}
+    assert config.find_broker("tcp://127.0.0.1:5", {"GOVERNOR_BROKER": "ipc:///b"}) == "tcp://127.0.0.1:5"
+    assert config.find_broker(None, {"GOVERNOR_BROKER": "/b"}) == "ipc:///b"
+    monkeypatch.setattr(config, "NAME", "rg-test")
+    with pytest.raises(Unreachable, match="rg-test"):
+        config.find_broker(None, environ)
+    folder = tmp_path / "rg-test"
+    folder.mkdir()
+    (folder / "broker.sock").write_text("no socket")
+    with pytest.raises(Unreachable):
+        config.find_broker(None, environ)
+    (folder / "broker.sock").unlink()
+    monkeypatch.chdir(folder)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind("broker.sock")
+        assert config.find_broker(None, environ) == f"ipc://{folder}/broker.sock"

@@ -1,0 +1,114 @@
+import os
+import time
+
+import psutil
+import pytest
+
+from governor import entries
+
+CODE = {
+    "good": "print('noise')\nimport sys; print('noise', file=sys.stderr)\ndef f(): ...\nclass K:\n    x = 3\n    def run(self): ...\nk = K()\n",
+    "dies": "import os; os._exit(3)",
+    "exits": "import sys; sys.exit('no way')",
+    "crashes": "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)",
+    "hangs": "import subprocess, time; subprocess.Popen(['sleep', '987654']); time.sleep(1000)",
+    "needs": "import nothing_that_exists",
+    "broken": "def f(:",
+    "raises": "raise RuntimeError('first line\\nsecond line')",
+}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    for name, code in CODE.items():
+        (tmp_path / f"{name}.py").write_text(code)
+    return tmp_path
+
+
+def verdicts(folder, *targets, kind="task", seconds=20.0):
+    asked = [
+        entries.Entry(place=(number, target), kind=kind, target=target)
+        for number, target in enumerate(targets)
+    ]
+    return {place[1]: said for place, said in entries.faults(asked, folder=folder, import_seconds=seconds)}
+
+
+def test_good_entries_have_no_fault(folder):
+    assert verdicts(folder, "good:f", "good:K", "good:k", "json:dumps", "os.path:join") == {}
+
+
+def test_each_bad_entry_has_its_reason_and_all_are_found(folder):
+    said = verdicts(
+        folder,
+        "dies:x",
+        "good:f",
+        "dies:y",
+        "exits:f",
+        "crashes:f",
+        "good:g",
+        "good:K.x",
+        "needs:f",
+        "absent:f",
+        "broken:f",
+        "raises:f",
+        "json:dumpz",
+    )
+    assert "exit code 3" in said.pop("dies:x")
+    assert "exit code 3" in said.pop("dies:y")
+    assert "SystemExit: no way" in said.pop("exits:f")
+    assert "SIGSEGV" in said.pop("crashes:f")
+    assert said.pop("good:g") == "module 'good' has no 'g'"
+    assert "type int" in said.pop("good:K.x")
+    assert "nothing_that_exists" in said.pop("needs:f")
+    assert "no module named 'absent'" in said.pop("absent:f")
+    assert "SyntaxError" in said.pop("broken:f")
+    assert said.pop("raises:f").endswith("RuntimeError: first line second line")
+    assert "did you mean 'dump'?" in said.pop("json:dumpz")
+    assert said == {}
+
+
+def test_a_hang_ends_at_its_limit_and_leaves_no_process(folder):
+    begun = time.monotonic()
+    said = verdicts(folder, "hangs:f", "good:f", "hangs:g", seconds=1.5)
+    assert time.monotonic() - begun < 6
+    assert set(said) == {"hangs:f", "hangs:g"}
+    assert "does not end within 1.5 s" in said["hangs:f"]
+    assert not [
+        child for child in psutil.process_iter(["cmdline"]) if child.info["cmdline"] == ["sleep", "987654"]
+    ]
+    assert not psutil.Process(os.getpid()).children()
+
+
+def test_an_object_with_run_is_a_task_but_no_agent(folder):
+    assert set(verdicts(folder, "good:k", "good:K", kind="agent")) == {"good:k"}
+
+
+def test_gymnasium_ids(folder):
+    said = verdicts(
+        folder,
+        "gymnasium:FrozenLake-v1",
+        "gymnasium:FrozenLak-v1",
+        "gymnasium:absent:X-v1",
+        kind="environment",
+    )
+    assert set(said) == {"gymnasium:FrozenLak-v1", "gymnasium:absent:X-v1"}
+    assert "did you mean 'FrozenLake-v1'" in said["gymnasium:FrozenLak-v1"]
+
+
+def test_entries_of_anything():
+    for data in (
+        None,
+        [],
+        {"conductors": 5, "phases": [None, {"tasks": [3, {"call": 5}]}]},
+        {"conductors": {"agents": {"a": None}}},
+    ):
+        assert entries.of_data(data) == []
+    data = {
+        "conductors": {"agents": {"a": {"entry": "m:C"}}},
+        "phases": [{}, {"tasks": [{}, {"call": "m:f"}]}],
+        "sede": 1,
+    }
+    assert [(entry.place, entry.kind) for entry in entries.of_data(data)] == [
+        (("conductors", "agents", "a", "entry"), "agent"),
+        (("phases", 1, "tasks", 1, "call"), "task"),
+    ]

@@ -1,0 +1,48 @@
+import json
+import subprocess
+import sys
+from importlib import import_module
+
+import pytest
+
+from governor.__main__ import verb_of
+from governor.cli import VERBS
+
+
+@pytest.mark.parametrize(
+    ("line", "verb"),
+    [
+        ("serve --slots 2", "serve"),
+        ("--broker serve status", "status"),
+        ("--broker=x run f", "run"),
+        ("--debug run f", "run"),
+        ("run --help", None),
+        ("--version", None),
+        ("--help serve", None),
+        ("", None),
+    ],
+)
+def test_the_verb_is_seen_before_anything_is_imported(line, verb):
+    assert verb_of(line.split()) == verb
+
+
+def loaded_by(code: str) -> set[str]:
+    program = f"import sys, json\n{code}\nprint(json.dumps(list(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
+    return set(json.loads(done.stdout.splitlines()[-1]))
+
+
+def test_a_client_verb_loads_nothing_heavy():
+    loaded = loaded_by("import governor.__main__, governor.cli.status, governor.cli.watch, governor.executor")
+    assert not loaded & {"pydantic", "ray", "rich", "gymnasium", "numpy", "aiomultiprocess", "yaml"}
+
+
+def test_the_guard_stands_before_click():
+    assert "click" not in loaded_by("import governor.__main__, governor.guard")
+
+
+def test_every_verb_has_its_file_and_help():
+    for name, home in VERBS.items():
+        command = import_module(home).command
+        assert command.name == name
+        assert command.help
