@@ -1,0 +1,130 @@
+"""The daemon as a systemd service: what it tells on its NOTIFY_SOCKET, a real datagram socket, and when."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import sys
+
+import pytest
+
+from governor.errors import ExitCode
+from governor.executor import Executor
+
+pytestmark = pytest.mark.system
+
+TASK_FREE_RUN = {
+    "name": "walk",
+    "conductors": {
+        "environments": {"lake": {"entry": "gymnasium:FrozenLake-v1"}},
+        "agents": {"walker": {"entry": "walker:Walker"}},
+    },
+    "phases": [{"name": "p", "simulate": {"environment": "lake", "agents": ["walker"], "episodes": 3}}],
+}
+WALKER = """
+class Walker:
+    def __init__(self, *, observation_space, action_space, seed):
+        self.space = action_space
+        self.space.seed(seed)
+
+    def act(self, observation, *, explore):
+        return int(self.space.sample())
+"""
+
+
+class Service:
+    """`governor serve` with a manager's end of the notify socket."""
+
+    def __init__(self, folder, *, watchdog: float | None = None, config: str = "") -> None:
+        self.folder = folder
+        self.config = folder / "governor.toml"
+        self.config.write_text(config)
+        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self.socket.bind(str(folder / "notify"))
+        self.socket.setblocking(False)
+        self.endpoint = f"ipc://{folder}/run/broker.sock"
+        self.environ = {
+            **os.environ,
+            "NOTIFY_SOCKET": str(folder / "notify"),
+            "STATE_DIRECTORY": str(folder / "state"),
+            "RUNTIME_DIRECTORY": str(folder / "run"),
+        }
+        if watchdog is not None:
+            self.environ["WATCHDOG_USEC"] = str(int(watchdog * 1e6))
+
+    async def __aenter__(self):
+        arguments = ("-m", "governor", "serve", "--config", str(self.config))
+        self.process = await asyncio.create_subprocess_exec(
+            sys.executable, *arguments, env=self.environ, stderr=asyncio.subprocess.PIPE
+        )
+        return self
+
+    async def __aexit__(self, *_):
+        if self.process.returncode is None:
+            self.process.terminate()
+        await self.process.communicate()
+        self.socket.close()
+
+    async def told(self, wanted: str) -> list[str]:
+        """Datagrams up to the first one that has `wanted` in it."""
+        seen = []
+        async with asyncio.timeout(20):
+            while not seen or wanted not in seen[-1]:
+                seen.append((await asyncio.get_running_loop().sock_recv(self.socket, 4096)).decode())
+        return seen
+
+    async def logged(self, wanted: str) -> str:
+        async with asyncio.timeout(20):
+            while line := (await self.process.stderr.readline()).decode():
+                if wanted in line:
+                    return line
+        raise AssertionError(f"ended before {wanted}")
+
+
+async def test_ready_is_said_when_runs_can_be_taken_and_each_transition_is_a_status(tmp_path):
+    (tmp_path / "walker.py").write_text(WALKER)
+    async with Service(tmp_path) as service:
+        assert "STATUS=no run in work; 0 queued" in (await service.told("READY=1"))[-1]
+        async with Executor(service.endpoint, timeout=2.0) as executor:
+            uid = await executor.submit(TASK_FREE_RUN, folder=tmp_path)
+            seen = await service.told("no run in work")
+        states = ["starting", "running", "finalizing", "stopping"]
+        assert [line for line in seen if uid in line] == [f"STATUS={uid} {s}; 0 queued" for s in states]
+        service.process.terminate()
+        assert "STOPPING=1" in (await service.told("STOPPING=1"))[-1]
+        assert await service.process.wait() == ExitCode.DONE
+    assert list((tmp_path / "run").iterdir()) == [], "sockets were left behind"
+
+
+async def test_the_event_loop_feeds_the_watchdog(tmp_path):
+    async with Service(tmp_path, watchdog=0.4) as service:
+        await service.told("READY=1")
+        await _times(3, service, "WATCHDOG=1")
+        os.kill(service.process.pid, signal.SIGSTOP)
+        # What was on its way before the stop is taken first: a stopped loop sends no more.
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(_times(9, service, "WATCHDOG=1"), 1.0)
+        os.kill(service.process.pid, signal.SIGCONT)
+        await service.told("WATCHDOG=1")
+
+
+async def _times(number, service, wanted):
+    for _ in range(number):
+        await service.told(wanted)
+
+
+async def test_sighup_reads_the_configuration_anew_all_or_nothing(tmp_path):
+    async with Service(tmp_path, config="queue_limit = 5\n") as service:
+        await service.told("READY=1")
+        service.config.write_text("queue_limit = 7\n")
+        service.process.send_signal(signal.SIGHUP)
+        assert "RELOADING=1" in (await service.told("RELOADING=1"))[-1]
+        assert "queue_limit" in await service.logged("daemon.reloaded")
+        await service.told("READY=1")
+        service.config.write_text("queue_limit = 9\nslots = 3\n")
+        service.process.send_signal(signal.SIGHUP)
+        refused = await service.logged("daemon.reload")
+        assert "daemon.reload_refused" in refused
+        assert "slots takes a restart" in refused
