@@ -43,6 +43,8 @@ if TYPE_CHECKING:
 DESK_CREDIT: Final = 256
 """Requests at the front desk at once; an open `watch` holds one."""
 REGISTER_SECONDS: Final = 10.0
+ASSIGN_AGAIN_SECONDS: Final = 5.0
+"""After a slot could not begin a run, a full disk for one."""
 RELOADABLE: Final = frozenset({"queue_limit", "stop_grace"})
 """What SIGHUP can change."""
 
@@ -202,7 +204,8 @@ class Daemon:
             await governor.assign(assignment)
         except (TryAgain, OSError) as error:
             log.warning("run.not_assigned", run=assignment.uid, slot=governor.uid, reason=str(error))
-            self.queue.append(assignment)
+            self.queue.put_back(assignment)
+            asyncio.get_running_loop().call_later(ASSIGN_AGAIN_SECONDS, self.dispatch)
 
     def _changed(self, governor: RunGovernor) -> None:
         if governor.is_free:

@@ -173,9 +173,13 @@ class RunGovernor:
     # -- commands ----------------------------------------------------------------------------------------------
 
     async def assign(self, assignment: Assignment) -> None:
-        """Gives it a run. Raises TryAgain when it has one."""
+        """Gives it a run. Raises TryAgain when it has one, OSError when the run's folders can't be made."""
         if self.is_free:
-            await self._prepare(assignment)
+            try:
+                await self._prepare(assignment)
+            except OSError:
+                await self._leave_run()
+                raise
         await self.take(RunAssigned(run=assignment.uid, at=self.now(), plan=assignment.plan))
 
     async def abort(self, uid: str, reason: str) -> None:
@@ -303,10 +307,6 @@ class RunGovernor:
         self._performer = Performer(assignment=assignment, site=self._site, post=self._post)
 
     async def _clear(self, step: Step) -> None:
-        if self._performer is not None:
-            await self._performer.aclose()
-        if self._desk is not None:
-            await self._desk.aclose()
         for effect in step.effects:
             if isinstance(effect, EndRun):
                 log.info(
@@ -318,6 +318,13 @@ class RunGovernor:
                     dead_conductors=len(self.dead_children),
                     events_dropped=self.dropped,
                 )
+        await self._leave_run()
+
+    async def _leave_run(self) -> None:
+        if self._performer is not None:
+            await self._performer.aclose()
+        if self._desk is not None:
+            await self._desk.aclose()
         self._performer = self._desk = self._progress = self.assignment = None
         self.dead_children = []
 

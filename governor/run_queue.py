@@ -32,6 +32,11 @@ class RunQueue:
     def append(self, assignment: Assignment) -> None:
         self._waiting.setdefault(assignment.uid, assignment)
 
+    def put_back(self, assignment: Assignment) -> None:
+        """To the front: it was popped and could not be begun."""
+        self.append(assignment)
+        self._waiting.move_to_end(assignment.uid, last=False)
+
     def pop(self) -> Assignment | None:
         """The next run, or None."""
         return self._waiting.popitem(last=False)[1] if self._waiting else None
