@@ -71,7 +71,7 @@ def stuck(state: AtWork, event: ConductorStuck) -> Answer:
 
 
 def deadline(state: AtWork, event: DeadlinePassed) -> Answer:
-    if event.name == "wall_clock":
+    if event.name == "wall_clock" and state.plan.wall_clock is not None:
         reason = f"limit wall_clock of {state.plan.wall_clock:g} s reached {state.where}"
         return finalize(state, outcome="failed", reason=reason, at=event.at)
     member = state.crew.member(event.conductor)

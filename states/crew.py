@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 Standing: TypeAlias = Literal["starting", "ready", "gone", "stuck"]
 FIRST_BACK_OFF = 0.25
 """Seconds before the first restart of a conductor; doubled for each further one."""
+LONGEST_BACK_OFF = 30.0
+"""Seconds; a budget of many restarts would come to hours of waiting otherwise."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +54,11 @@ class Crew:
         if member is None or member.incarnation != event.incarnation or member.standing == "gone":
             return None
         return member
+
+    def awaited(self, event: ConductorEvent) -> Member | None:
+        """The member that the event speaks of, if it is of this incarnation and has still to be ready."""
+        member = self.current(event)
+        return member if member is not None and member.standing == "starting" else None
 
     def is_ready(self, name: str) -> bool:
         member = self.member(name)
@@ -91,7 +98,7 @@ class Crew:
         if member is None or self.restarts_left == 0:
             return None
         incarnation = member.incarnation + 1
-        delay = FIRST_BACK_OFF * 2.0 ** (member.incarnation - 1)
+        delay = min(FIRST_BACK_OFF * 2.0 ** (member.incarnation - 1), LONGEST_BACK_OFF)
         crew = self._with(name, standing="starting", incarnation=incarnation, pid=None, last_words="")
         return (
             replace(crew, restarts_left=self.restarts_left - 1),

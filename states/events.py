@@ -4,7 +4,8 @@
 * reports of work under way: what comes too late is counted and dropped;
 * commands, which alone can be refused; a refusal changes nothing.
 
-Each carries the uid of its run and `at`, monotonic seconds. An event of another run is dropped.
+Each carries the uid of its run and `at`, monotonic seconds. An event of another run is dropped, a
+command for one is refused.
 """
 
 from __future__ import annotations

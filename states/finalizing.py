@@ -34,7 +34,9 @@ RETRY_SECONDS = 1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finalizing(Crewed):
-    """`open`: parts of `phase` that were asked to stop. `overdue`: the deadline has passed once already."""
+    """`open`: parts of `phase` that were asked to stop. `urgent`: no grace once the result is durable. `overdue`: the
+    deadline has passed once already.
+    """
 
     name: ClassVar[str] = "finalizing"
     outcome: Outcome
@@ -42,6 +44,7 @@ class Finalizing(Crewed):
     phase: int
     open: frozenset[Part] = frozenset()
     shutdown: bool = False
+    urgent: bool = False
     overdue: bool = False
 
     @property
@@ -84,8 +87,8 @@ def part_ended(state: Finalizing, event: PartEnded) -> Answer:
 
 
 def ready(state: Finalizing, event: ConductorReady) -> Answer:
-    if state.crew.current(event) is None:
-        return Dropped(state, "of an earlier incarnation")
+    if state.crew.awaited(event) is None:
+        return Dropped(state, "of an earlier incarnation, or not waited for")
     return Step(replace(state, crew=state.crew.ready(event.conductor)))
 
 
@@ -113,7 +116,7 @@ def deadline(state: Finalizing, event: DeadlinePassed) -> Answer:
     if event.name != "finalize":
         return Dropped(state, f"deadline {event.name} means nothing any more")
     if state.overdue:
-        reason = f"{state.reason}; the result could not be made durable"
+        reason = f"{state.reason}; the result was not durable in time"
         return stopping.enter(
             plan=state.plan,
             crew=state.crew,
@@ -121,6 +124,7 @@ def deadline(state: Finalizing, event: DeadlinePassed) -> Answer:
             reason=reason,
             shutdown=state.shutdown,
             at=event.at,
+            urgent=state.urgent,
         )
     limit = state.plan.deadlines.finalize
     late = f"finalizing took longer than {limit:g} s"
@@ -137,6 +141,7 @@ def written(state: Finalizing, event: ResultWritten) -> Answer:
         reason=state.reason,
         shutdown=state.shutdown,
         at=event.at,
+        urgent=state.urgent,
     )
 
 
@@ -144,9 +149,9 @@ def write_failed(state: Finalizing, event: ResultFailed) -> Answer:
     return Step(state, (Wake(name="retry", at=event.at + RETRY_SECONDS),))
 
 
-def stop(state: Finalizing, _event: StopRequested) -> Answer:
+def stop(state: Finalizing, event: StopRequested) -> Answer:
     """The outcome is known: it is made durable before the daemon goes down; what is at work is not waited for."""
-    return _close(replace(state, shutdown=True), state.open)
+    return _close(replace(state, shutdown=True, urgent=state.urgent or event.urgent), state.open)
 
 
 def _close(state: Finalizing, parts: frozenset[Part]) -> Step:

@@ -66,7 +66,7 @@ def enter(*, plan: RunPlan, crew: Crew, phase: int, at: float, cause: str) -> St
 
 
 def ready(state: Running, event: ConductorReady) -> Answer:
-    if state.crew.current(event) is None or state.crew.is_ready(event.conductor):
+    if state.crew.awaited(event) is None:
         return Dropped(state, "of an earlier incarnation, or said before")
     again = replace(state, crew=state.crew.ready(event.conductor))
     parts = [part for part in sorted(state.open) if CONDUCTOR_OF[part] == event.conductor]
@@ -88,7 +88,9 @@ def part_ended(state: Running, event: PartEnded) -> Answer:
     phase = state.plan.phases[state.phase]
     end = EndPhase(phase=state.phase, name=phase.name, end="+".join(state.ends))
     if state.failures and phase.on_failure == "fail":
-        reason = f"phase {phase.name}: {state.failures} ended badly, first {state.failure}"
+        reason = f"phase {phase.name}: {state.failures} ended badly"
+        if state.failure:
+            reason += f", first {state.failure}"
         step = finalizing.enter(
             plan=state.plan, crew=state.crew, outcome="failed", reason=reason, at=event.at, phase=state.phase
         )

@@ -50,8 +50,8 @@ def assign(state: Pristine, event: RunAssigned) -> Answer:
 
 
 def ready(state: Starting, event: ConductorReady) -> Answer:
-    if state.crew.current(event) is None:
-        return Dropped(state, "of an earlier incarnation")
+    if state.crew.awaited(event) is None:
+        return Dropped(state, "of an earlier incarnation, or said before")
     crew = state.crew.ready(event.conductor)
     if not crew.all_ready:
         return Step(replace(state, crew=crew))

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
         ConductorExited,
         ConductorStuck,
         DeadlinePassed,
+        ResultWritten,
         StopRequested,
         TracesRemoved,
     )
@@ -26,7 +27,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stopping(Crewed):
-    """`outcome` None: the run is interrupted and goes on in the next invocation of the daemon."""
+    """`outcome` None: the run is interrupted and goes on in the next invocation of the daemon, unless a result that was
+    late is durable after all.
+    """
 
     name: ClassVar[str] = "stopping"
     outcome: Outcome | None
@@ -83,6 +86,13 @@ def deadline(state: Stopping, event: DeadlinePassed) -> Answer:
 def stop(state: Stopping, event: StopRequested) -> Answer:
     effects = state.crew.stop(urgent=True) if event.urgent else ()
     return Step(replace(state, shutdown=True), effects)
+
+
+def written(state: Stopping, event: ResultWritten) -> Answer:
+    """Later than its deadline, yet durable: that counts."""
+    if state.outcome is not None:
+        return Dropped(state, "the outcome is known")
+    return Step(replace(state, outcome=event.outcome))
 
 
 def removed(state: Stopping, event: TracesRemoved) -> Answer:

@@ -112,7 +112,7 @@ TABLE: Final[Mapping[type[State], Mapping[type[Event], Rule]]] = {
         events.ConductorStuck: Rule(stopping.stuck),
         events.PartEnded: _LATE,
         events.PartFailed: _LATE,
-        events.ResultWritten: _LATE,
+        events.ResultWritten: Rule(stopping.written),
         events.ResultFailed: _LATE,
         events.TracesRemoved: Rule(stopping.removed, (Pristine,), "nothing is left"),
     },
@@ -120,9 +120,14 @@ TABLE: Final[Mapping[type[State], Mapping[type[Event], Rule]]] = {
 
 
 def advance(state: State, event: Event) -> Answer:
-    """The machine's answer to an event. Raises UndeclaredTransition for a bug of a handler, nothing else."""
-    if state.run is not None and event.run != state.run.uid and not isinstance(event, events.RunAssigned):
-        return Dropped(state, f"of run {event.run or '(none)'}, which is not in work here")
+    """The machine's answer to an event. Raises UndeclaredTransition for a bug of a handler, nothing else.
+
+    A stop concerns the daemon, whichever run was in work when it was asked for.
+    """
+    elsewhere = state.run is not None and event.run != state.run.uid
+    if elsewhere and not isinstance(event, events.RunAssigned | events.StopRequested):
+        why = f"of run {event.run or '(none)'}, which is not in work here"
+        return Refused(state, why) if isinstance(event, events.COMMANDS) else Dropped(state, why)
     rule = TABLE[type(state)][type(event)]
     answer = rule.handler(state, event)
     if isinstance(answer, Step):

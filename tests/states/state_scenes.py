@@ -1,0 +1,156 @@
+"""Plans, events in short, and `Slot`, which plays a machine step by step, so that a test reads like the specification."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from states import Dropped, Pristine, Refused, Step, advance
+from states import events as e
+from states.plan import ConductorPlan, Deadlines, PhasePlan, RunPlan
+
+LAKE, SIMULATION, TASKS = "environment.lake", "simulation", "tasks"
+NAMES = (LAKE, SIMULATION, TASKS)
+TRAIN = PhasePlan(name="train", parts=frozenset({"simulation"}))
+BOTH = PhasePlan(name="both", parts=frozenset({"simulation", "tasks"}))
+ANALYSE = PhasePlan(name="analyse", parts=frozenset({"tasks"}), on_failure="continue")
+PLAN = RunPlan(
+    uid="r1",
+    name="lake",
+    conductors=(
+        ConductorPlan(name=LAKE, kind="environment"),
+        ConductorPlan(name=SIMULATION, kind="simulation"),
+        ConductorPlan(name=TASKS, kind="task"),
+    ),
+    phases=(TRAIN, BOTH, ANALYSE),
+    restarts=2,
+    deadlines=Deadlines(start=60, finalize=40, stop=20),
+)
+
+
+def assigned(plan=PLAN, *, at=0.0):
+    return e.RunAssigned(run=plan.uid, at=at, plan=plan)
+
+
+def abort(reason="enough", *, at=0.0, run="r1"):
+    return e.AbortRequested(run=run, at=at, reason=reason)
+
+
+def stop(reason="going down", *, urgent=False, at=0.0, run="r1"):
+    return e.StopRequested(run=run, at=at, reason=reason, urgent=urgent)
+
+
+def passed(name, conductor="", incarnation=0, *, at=0.0, run="r1"):
+    return e.DeadlinePassed(run=run, at=at, name=name, conductor=conductor, incarnation=incarnation)
+
+
+def started(conductor, incarnation=1, *, pid=None, at=0.0, run="r1"):
+    pid = pid or 100 * incarnation + NAMES.index(conductor)
+    return e.ConductorStarted(
+        run=run, at=at, conductor=conductor, incarnation=incarnation, pid=pid, created_at=0
+    )
+
+
+def ready(conductor, incarnation=1, *, at=0.0, run="r1"):
+    return e.ConductorReady(run=run, at=at, conductor=conductor, incarnation=incarnation)
+
+
+def said(conductor, reason, incarnation=1, *, at=0.0, run="r1"):
+    return e.ConductorFailed(run=run, at=at, conductor=conductor, incarnation=incarnation, reason=reason)
+
+
+def exited(conductor, incarnation=1, *, code=-9, reason="", at=0.0, run="r1"):
+    return e.ConductorExited(
+        run=run, at=at, conductor=conductor, incarnation=incarnation, exit_code=code, reason=reason
+    )
+
+
+def stuck(conductor, incarnation=1, *, pid=666, at=0.0, run="r1"):
+    return e.ConductorStuck(run=run, at=at, conductor=conductor, incarnation=incarnation, pid=pid)
+
+
+def ended(part, phase=0, *, end="done", failures=0, first="", at=0.0, run="r1"):
+    return e.PartEnded(
+        run=run, at=at, phase=phase, part=part, end=end, failures=failures, first_failure=first
+    )
+
+
+def not_taken(part, phase=0, incarnation=1, *, reason="busy", at=0.0, run="r1"):
+    return e.PartFailed(
+        run=run, at=at, conductor=part, incarnation=incarnation, phase=phase, part=part, reason=reason
+    )
+
+
+def written(outcome, *, at=0.0, run="r1"):
+    return e.ResultWritten(run=run, at=at, outcome=outcome)
+
+
+def not_written(reason="disk full", *, at=0.0, run="r1"):
+    return e.ResultFailed(run=run, at=at, reason=reason)
+
+
+def removed(*left, at=0.0, run="r1"):
+    return e.TracesRemoved(run=run, at=at, left=left)
+
+
+class Slot:
+    """A machine that is told events and gives the effects of each, as a list."""
+
+    def __init__(self, state=None):
+        self.state = state or Pristine()
+        self.cause = ""
+
+    def tell(self, event):
+        answer = advance(self.state, event)
+        assert isinstance(answer, Step), answer
+        self.state, self.cause = answer.state, answer.cause
+        return list(answer.effects)
+
+    def tell_all(self, *events):
+        """The effects of all of them together."""
+        return [effect for event in events for effect in self.tell(event)]
+
+    def drops(self, event):
+        return self._unmoved(event, Dropped)
+
+    def refuses(self, event):
+        return self._unmoved(event, Refused)
+
+    def _unmoved(self, event, kind):
+        answer = advance(self.state, event)
+        assert isinstance(answer, kind), answer
+        assert answer.state is self.state
+        return answer.why
+
+
+def starting(plan=PLAN, *, at=0.0):
+    slot = Slot()
+    slot.tell(assigned(plan, at=at))
+    slot.tell_all(*(started(conductor.name, at=at) for conductor in plan.conductors))
+    return slot
+
+
+def running(plan=PLAN, *, phase=0, at=0.0):
+    slot = starting(replace(plan, first_phase=phase), at=at)
+    slot.tell_all(*(ready(conductor.name, at=at) for conductor in plan.conductors))
+    return slot
+
+
+def finalizing(plan=PLAN, *, at=0.0):
+    """The last phase has ended; the result is being written."""
+    slot = running(plan, phase=len(plan.phases) - 1, at=at)
+    slot.tell_all(*(ended(part, len(plan.phases) - 1, at=at) for part in sorted(plan.phases[-1].parts)))
+    return slot
+
+
+def closing(plan=PLAN, *, at=0.0):
+    """Aborted in phase `both`: its two parts were asked to stop."""
+    slot = running(plan, phase=1, at=at)
+    slot.tell(abort(at=at))
+    return slot
+
+
+def stopping(plan=PLAN, *, at=0.0):
+    """Finished, the result durable, all conductors on their way down."""
+    slot = finalizing(plan, at=at)
+    slot.tell(written("finished", at=at))
+    return slot

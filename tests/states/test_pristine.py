@@ -1,0 +1,70 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+from state_scenes import LAKE, PLAN, SIMULATION, TASKS, Slot, abort, assigned, exited, stop, stopping
+
+from states import Pristine, Starting
+from states.effects import StartConductor, Wake
+
+
+def test_it_waits_for_a_run():
+    slot = Slot()
+    assert slot.state == Pristine()
+    assert slot.state.run is None
+    assert slot.state.waits_for == "a run"
+
+
+def test_a_run_is_taken_and_all_conductors_are_started_side_by_side_under_one_deadline():
+    slot = Slot()
+    assert slot.tell(assigned(at=100)) == [
+        Wake(name="start", at=160),
+        StartConductor(conductor=LAKE, kind="environment", incarnation=1),
+        StartConductor(conductor=SIMULATION, kind="simulation", incarnation=1),
+        StartConductor(conductor=TASKS, kind="task", incarnation=1),
+    ]
+    assert isinstance(slot.state, Starting)
+    assert slot.state.run is PLAN
+    assert slot.cause == "run lake assigned"
+
+
+def test_the_wall_clock_of_a_run_begins_with_its_assignment():
+    assert Slot().tell(assigned(replace(PLAN, wall_clock=900), at=100))[:2] == [
+        Wake(name="start", at=160),
+        Wake(name="wall_clock", at=1000),
+    ]
+
+
+def test_shut_down_it_takes_no_run():
+    slot = Slot()
+    assert slot.tell(stop("going down")) == []
+    assert slot.state == Pristine(shutdown=True)
+    assert slot.cause == "going down"
+    assert slot.refuses(assigned()) == "it is shut down"
+    assert slot.state.waits_for == "nothing: shut down"
+
+
+def test_a_stop_that_names_a_run_that_has_just_ended_is_a_stop_all_the_same():
+    slot = Slot()
+    slot.tell(stop(run="r0"))
+    assert slot.state.shutdown
+
+
+def test_quarantined_it_takes_no_run_and_names_the_pids():
+    slot = Slot(Pristine(stuck=(7, 8)))
+    assert slot.refuses(assigned()) == "it is quarantined: pid 7, 8 could not be killed"
+    assert "pid 7, 8" in slot.state.waits_for
+    slot.tell(stop())
+    assert slot.state == Pristine(shutdown=True, stuck=(7, 8))
+
+
+def test_there_is_nothing_to_abort():
+    assert Slot().refuses(abort()) == "no run is in work"
+
+
+def test_news_of_an_earlier_run_is_dropped():
+    Slot().drops(exited(LAKE, run="r0"))
+
+
+def test_a_run_in_work_keeps_the_slot():
+    assert Slot(stopping().state).refuses(assigned(replace(PLAN, uid="r2"))) == "run r1 is in work (stopping)"

@@ -1,0 +1,270 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from state_scenes import (
+    BOTH,
+    LAKE,
+    PLAN,
+    SIMULATION,
+    TASKS,
+    TRAIN,
+    abort,
+    ended,
+    exited,
+    not_taken,
+    passed,
+    ready,
+    running,
+    said,
+    started,
+    stop,
+    stuck,
+)
+
+from states import Finalizing, Running, Stopping
+from states.effects import (
+    BeginPhase,
+    EndPhase,
+    StartConductor,
+    StartPart,
+    StopConductor,
+    StopPart,
+    Wake,
+    WriteResult,
+)
+
+
+def begin(part, phase, incarnation=1):
+    return StartPart(phase=phase, part=part, conductor=part, incarnation=incarnation)
+
+
+def kinds(effects):
+    return [type(effect) for effect in effects]
+
+
+# -- phases ----------------------------------------------------------------------------------------------------
+
+
+def test_phases_run_in_order_and_the_run_is_finished_after_the_last():
+    slot = running()
+    assert slot.state.waits_for == "phase train: simulation to end"
+    assert slot.tell(ended("simulation", 0, end="until_met")) == [
+        EndPhase(phase=0, name="train", end="until_met"),
+        BeginPhase(phase=1, name="both"),
+        begin("simulation", 1),
+        begin("tasks", 1),
+    ]
+    assert slot.cause == "phase train ended: until_met"
+    assert slot.tell(ended("tasks", 1, end="tasks_done")) == []
+    assert slot.tell(ended("simulation", 1, end="max_episodes")) == [
+        EndPhase(phase=1, name="both", end="tasks_done+max_episodes"),
+        BeginPhase(phase=2, name="analyse"),
+        begin("tasks", 2),
+    ]
+    assert slot.tell(ended("tasks", 2, end="tasks_done", at=90)) == [
+        EndPhase(phase=2, name="analyse", end="tasks_done"),
+        Wake(name="finalize", at=130),
+        WriteResult(outcome="finished", reason=""),
+    ]
+    assert isinstance(slot.state, Finalizing)
+    assert slot.cause == "phase analyse ended: tasks_done"
+
+
+def test_a_part_ends_once_and_in_its_own_phase():
+    slot = running(phase=1)
+    slot.drops(ended("simulation", 0))
+    slot.drops(ended("simulation", 2))
+    slot.tell(ended("simulation", 1))
+    slot.drops(ended("simulation", 1))
+    assert slot.state.open == {"tasks"}
+
+
+def test_failures_fail_the_run_when_their_phase_is_over():
+    slot = running(phase=1)
+    assert slot.tell(ended("simulation", 1, failures=2, first="episode 3: reward is nan")) == []
+    assert slot.tell(ended("tasks", 1, failures=1, first="task fit crashed", at=7)) == [
+        EndPhase(phase=1, name="both", end="done+done"),
+        Wake(name="finalize", at=47),
+        WriteResult(outcome="failed", reason="phase both: 3 ended badly, first episode 3: reward is nan"),
+    ]
+    assert isinstance(slot.state, Finalizing)
+
+
+def test_failures_without_a_story_are_counted_all_the_same():
+    assert running().tell(ended("simulation", 0, failures=2))[-1] == WriteResult(
+        outcome="failed", reason="phase train: 2 ended badly"
+    )
+
+
+def test_on_failure_continue_goes_on():
+    slot = running(replace(PLAN, phases=(replace(TRAIN, on_failure="continue"), BOTH)))
+    assert BeginPhase(phase=1, name="both") in slot.tell(ended("simulation", 0, failures=5, first="x"))
+    assert (slot.state.failures, slot.state.failure) == (0, ""), "each phase counts its own"
+
+
+def test_failures_of_a_last_phase_that_continues_leave_the_run_finished():
+    assert running(phase=2).tell(ended("tasks", 2, failures=5))[-1] == WriteResult(
+        outcome="finished", reason=""
+    )
+
+
+# -- deaths ----------------------------------------------------------------------------------------------------
+
+
+def test_a_dead_conductor_is_replaced_and_its_open_part_begun_again():
+    slot = running(phase=1)
+    assert slot.tell(exited(TASKS, at=50)) == [
+        StartConductor(conductor=TASKS, kind="task", incarnation=2, delay=0.25),
+        Wake(name="restart", at=110.25, conductor=TASKS, incarnation=2),
+    ]
+    assert slot.state.waits_for == "phase both: conductor tasks to be ready again"
+    assert slot.tell(started(TASKS, 2)) == []
+    assert slot.tell(ready(TASKS, 2)) == [begin("tasks", 1, 2)]
+    slot.drops(ready(TASKS, 2))
+
+
+def test_what_had_ended_is_not_begun_again():
+    slot = running(phase=1)
+    slot.tell_all(ended("tasks", 1), exited(TASKS))
+    assert slot.tell(ready(TASKS, 2)) == []
+
+
+def test_a_phase_may_begin_without_a_conductor_that_is_on_its_way_back():
+    slot = running()
+    slot.tell(exited(TASKS))
+    assert slot.tell(ended("simulation", 0))[1:] == [
+        BeginPhase(phase=1, name="both"),
+        begin("simulation", 1),
+    ]
+    assert slot.tell(ready(TASKS, 2)) == [begin("tasks", 1, 2)]
+
+
+def test_an_end_that_was_told_by_a_conductor_that_died_meanwhile_counts():
+    slot = running()
+    slot.tell(exited(SIMULATION))
+    assert BeginPhase(phase=1, name="both") in slot.tell(ended("simulation", 0))
+
+
+def test_beyond_the_budget_the_run_fails_and_what_is_still_at_work_is_asked_to_stop():
+    slot = running(phase=1)
+    slot.tell_all(exited(TASKS, 1), exited(TASKS, 2), said(TASKS, "LocalRayletDiedError", 3))
+    reason = (
+        "conductor tasks exited with code 70: LocalRayletDiedError"
+        " (the budget of 2 conductor restarts is used up)"
+    )
+    assert slot.tell(exited(TASKS, 3, code=70, at=10)) == [
+        Wake(name="finalize", at=50),
+        EndPhase(phase=1, name="both", end="failed"),
+        StopPart(phase=1, part="simulation", conductor=SIMULATION, reason=reason),
+        Wake(name="close", at=20),
+    ]
+    assert slot.state.open == {"simulation"}, "nobody is there to stop the tasks"
+    assert slot.state.waits_for == "simulation of phase both to stop"
+
+
+def test_a_restarted_conductor_that_is_not_ready_in_time_is_killed():
+    slot = running()
+    slot.tell(exited(LAKE))
+    assert slot.tell(passed("restart", LAKE, 2)) == [
+        StopConductor(conductor=LAKE, incarnation=2, first="SIGKILL")
+    ]
+    assert kinds(slot.tell(exited(LAKE, 2))) == [StartConductor, Wake]
+    slot.tell(ready(LAKE, 3))
+    slot.drops(passed("restart", LAKE, 3))
+
+
+def test_a_conductor_that_does_not_take_its_part_is_replaced():
+    slot = running()
+    assert slot.tell(not_taken("simulation", reason="no answer in 10 s")) == [
+        StopConductor(conductor=SIMULATION, incarnation=1, first="SIGKILL")
+    ]
+    assert kinds(slot.tell(exited(SIMULATION))) == [StartConductor, Wake]
+    assert slot.tell(ready(SIMULATION, 2)) == [begin("simulation", 0, 2)]
+
+
+def test_its_obituary_tells_what_it_did_not_take():
+    slot = running(replace(PLAN, restarts=0))
+    slot.tell(not_taken("simulation", reason="no answer in 10 s"))
+    assert slot.tell(exited(SIMULATION))[-1] == WriteResult(
+        outcome="failed",
+        reason="conductor simulation was killed by SIGKILL: did not begin simulation of phase 0: no answer in 10 s",
+    )
+
+
+def test_a_part_that_was_not_taken_and_does_not_matter_any_more_is_dropped():
+    slot = running(phase=1)
+    slot.drops(not_taken("simulation", 0))
+    slot.tell(exited(SIMULATION))
+    slot.drops(not_taken("simulation", 1))
+    slot.tell(ended("tasks", 1))
+    slot.drops(not_taken("tasks", 1))
+
+
+def test_one_that_would_not_die_ends_the_run_before_its_successor_could_meet_it():
+    slot = running()
+    slot.tell(not_taken("simulation"))
+    assert slot.tell(stuck(SIMULATION, pid=7)) == [
+        Wake(name="finalize", at=40),
+        EndPhase(phase=0, name="train", end="failed"),
+        WriteResult(outcome="failed", reason="conductor simulation (pid 7) could not be killed"),
+    ]
+    assert slot.state.crew.stuck_pids == (7,)
+
+
+# -- limits, aborts, stops -------------------------------------------------------------------------------------
+
+
+def test_the_wall_clock_limit_fails_the_run():
+    slot = running(replace(PLAN, wall_clock=900), phase=1)
+    reason = "limit wall_clock of 900 s reached in phase both"
+    assert slot.tell(passed("wall_clock", at=900)) == [
+        Wake(name="finalize", at=940),
+        EndPhase(phase=1, name="both", end="failed"),
+        StopPart(phase=1, part="simulation", conductor=SIMULATION, reason=reason),
+        StopPart(phase=1, part="tasks", conductor=TASKS, reason=reason),
+        Wake(name="close", at=910),
+    ]
+
+
+@pytest.mark.parametrize("name", ["start", "close", "finalize", "retry", "stop"])
+def test_no_other_deadline_means_anything(name):
+    running().drops(passed(name))
+
+
+def test_an_abort_asks_the_open_parts_to_stop():
+    slot = running(phase=1)
+    slot.tell(ended("tasks", 1))
+    assert slot.tell(abort("enough", at=10)) == [
+        Wake(name="finalize", at=50),
+        EndPhase(phase=1, name="both", end="aborted"),
+        StopPart(phase=1, part="simulation", conductor=SIMULATION, reason="enough"),
+        Wake(name="close", at=20),
+    ]
+    assert slot.state.outcome == "aborted"
+
+
+def test_a_stop_interrupts_without_an_outcome_and_without_the_end_of_a_phase():
+    slot = running(phase=1)
+    slot.tell(exited(LAKE))
+    assert slot.tell(stop(at=5)) == [
+        Wake(name="stop", at=25),
+        StopConductor(conductor=LAKE, incarnation=2, first="SIGTERM"),
+        StopConductor(conductor=SIMULATION, incarnation=1, first="message"),
+        StopConductor(conductor=TASKS, incarnation=1, first="message"),
+    ]
+    assert isinstance(slot.state, Stopping)
+    assert slot.state.outcome is None
+
+
+def test_an_urgent_stop_gives_no_grace():
+    effects = running().tell(stop(urgent=True))
+    assert {effect.first for effect in effects if isinstance(effect, StopConductor)} == {"SIGKILL"}
+
+
+def test_a_phase_begins_with_nothing_of_the_one_before():
+    slot = running()
+    slot.tell(ended("simulation", 0, end="x"))
+    assert isinstance(slot.state, Running)
+    assert (slot.state.phase, slot.state.ends) == (1, ())
