@@ -112,7 +112,10 @@ class Daemon:
                 RunGovernor(config.worker_endpoint, f"slot-{number}", site=site, on_change=self._changed)
                 for number in range(config.slots)
             ]
-            for assignment in await recovery.unfinished(site.journal, runtime_folder=config.runtime_dir):
+            left = await recovery.unfinished(
+                site.journal, runs_folder=site.runs_folder, runtime_folder=config.runtime_dir
+            )
+            for assignment in left:
                 self.queue.append(assignment)
             slots = [
                 asyncio.create_task(self._govern(governor), name=governor.uid) for governor in self.governors

@@ -165,9 +165,6 @@ class Performer:
             log.warning("conductor.not_started", run=self._uid, conductor=life.name, reason=str(error))
             self._exited(life, None, str(error))
             return
-        except asyncio.CancelledError:
-            self._exited(life, None, "stopped before it was started")
-            raise
         child = life.child
         log.info("conductor.started", run=self._uid, conductor=life.name, pid=child.pid)
         self._post(
@@ -233,6 +230,7 @@ class Performer:
         if life.child is None:
             if life.birth is not None and not life.birth.done():
                 life.birth.cancel()
+                self._exited(life, None, "stopped before it was started")
             return
         if life.descent is not None:
             if effect.first != "SIGKILL" or life.descent.done():

@@ -8,6 +8,7 @@ import msgspec
 
 from states.effects import BeginPhase, EndPhase, EndRun
 from states.events import ConductorExited
+from states.finalizing import Finalizing
 
 if TYPE_CHECKING:
     from governor.assignment import Assignment
@@ -31,6 +32,8 @@ def entries(
         rows += _note(effect, assignment)
     if type(before) is not type(step.state):
         transition = {"from": before.name, "to": step.state.name, "cause": step.cause or event.kind}
+        if isinstance(step.state, Finalizing):  # recovery keeps to it, should the result not become durable
+            transition |= {"outcome": step.state.outcome, "reason": step.state.reason}
         last = [row for row in rows if row[0] in ("run.ended", "run.interrupted")]
         rows = [row for row in rows if row not in last]
         rows += [("run.transition", transition), *last]

@@ -7,8 +7,8 @@ a new owner is left alone.
 
 from __future__ import annotations
 
+import asyncio
 import shutil
-from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import psutil
@@ -16,12 +16,14 @@ import psutil
 from governor import logs
 from governor.assignment import Assignment
 from governor.errors import RunFileError
+from governor.result import build_result, save_result
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from governor.journal import Journal
     from governor.journal_tables import RunRow, Transaction
+    from governor.messages import RunOutcome
 
 SAME_BIRTH_SECONDS: Final = 0.01
 """Creation times of one process, read twice, differ by less."""
@@ -55,23 +57,32 @@ def first_unfinished_phase(journal: Journal, uid: str, *, phases: int) -> int:
     return next((index for index in range(phases) if index not in ended), phases - 1)
 
 
-async def unfinished(journal: Journal, *, runtime_folder: Path) -> list[Assignment]:
+def decided(journal: Journal, uid: str) -> tuple[RunOutcome, str] | None:
+    """Outcome and reason of a run that was being finalized when the daemon went down."""
+    transitions = journal.events_of(uid, ("run.transition",))
+    last = next((event.data for event in reversed(transitions) if event.data["to"] == "finalizing"), None)
+    return None if last is None else (last["outcome"], last["reason"])
+
+
+async def unfinished(journal: Journal, *, runs_folder: Path, runtime_folder: Path) -> list[Assignment]:
     """Every run without an end, ready to be queued in the order of submission.
 
-    One whose run file this governor can't read any more stays as it is, and is named in the log.
+    One that was being finalized is brought to the end that had been decided. One whose run file this governor can't
+    read any more stays as it is, and is named in the log.
     """
     found: list[Assignment] = []
     for row in journal.unended():
         killed = kill_left_over(journal, row)
         shutil.rmtree(runtime_folder / row.uid, ignore_errors=True)
-        if row.outcome is not None:
-            await journal.write(partial(_close, row))
-            log.info("run.closed", run=row.uid, outcome=row.outcome, killed=killed)
-            continue
         try:
             assignment = Assignment.of(row)
         except RunFileError as error:
             log.error("run.unreadable", run=row.uid, reason=str(error))  # noqa: TRY400  # the reason says it all
+            continue
+        end = (row.outcome, row.reason) if row.outcome is not None else decided(journal, row.uid)
+        if end is not None:
+            await _close(journal, assignment, *end, folder=runs_folder / row.uid)
+            log.info("run.closed", run=row.uid, outcome=end[0], reason=end[1], killed=killed)
             continue
         phase = first_unfinished_phase(journal, row.uid, phases=len(assignment.run.phases))
         if row.started_at is not None:
@@ -80,7 +91,19 @@ async def unfinished(journal: Journal, *, runtime_folder: Path) -> list[Assignme
     return found
 
 
-def _close(row: RunRow, transaction: Transaction) -> None:
-    """It had its outcome, and went down before its last process was seen gone."""
-    transaction.event(row.uid, "run.ended", {"outcome": row.outcome, "reason": row.reason, "stuck": []})
-    transaction.ended(row.uid)
+async def _close(
+    journal: Journal, assignment: Assignment, outcome: RunOutcome, reason: str, *, folder: Path
+) -> None:
+    """Its outcome had been decided, and the daemon went down before it was durable, or the last process gone."""
+    uid = assignment.uid
+    result = build_result(
+        journal=journal, assignment=assignment, outcome=outcome, reason=reason, folder=folder
+    )
+    await asyncio.to_thread(save_result, result, folder)
+
+    def change(transaction: Transaction) -> None:
+        kept = transaction.outcome(result)
+        transaction.event(uid, "run.ended", {"outcome": kept, "reason": reason, "stuck": []})
+        transaction.ended(uid)
+
+    await journal.write(change)

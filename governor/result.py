@@ -61,6 +61,7 @@ def build_result(
 
 def save_result(result: RunResult, folder: Path) -> None:
     """Writes `result.json`: to a temporary name, flushed to the disk, then renamed. Raises OSError."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     temporary = folder / "result.json.part"
     content = msgspec.json.format(msgspec.json.encode(result), indent=2)
     with temporary.open("wb") as file:

@@ -128,7 +128,8 @@ class RunGovernor:
 
     @property
     def is_free(self) -> bool:
-        return isinstance(self.state, Pristine) and not self.state.shutdown and not self.state.stuck
+        taking = isinstance(self.state, Pristine) and not self.state.shutdown and not self.state.stuck
+        return taking and self.assignment is None  # set until all of the last run has been cleared away
 
     @property
     def flow(self) -> FlowControl:
@@ -174,13 +175,15 @@ class RunGovernor:
 
     async def assign(self, assignment: Assignment) -> None:
         """Gives it a run. Raises TryAgain when it has one, OSError when the run's folders can't be made."""
-        if self.is_free:
-            try:
+        prepared = self.is_free
+        try:
+            if prepared:
                 await self._prepare(assignment)
-            except OSError:
+            await self.take(RunAssigned(run=assignment.uid, at=self.now(), plan=assignment.plan))
+        except (OSError, TryAgain):
+            if prepared:
                 await self._leave_run()
-                raise
-        await self.take(RunAssigned(run=assignment.uid, at=self.now(), plan=assignment.plan))
+            raise
 
     async def abort(self, uid: str, reason: str) -> None:
         """Wants the run to end as `aborted`. Raises TryAgain when it is on its way out already."""
