@@ -91,10 +91,11 @@ class NotEnded(GovernorError):
     exit_code = ExitCode.TRY_AGAIN
     code = "not_ended"
 
-    def __init__(self, uid: str, state: str) -> None:
+    def __init__(self, uid: str, state: str = "at work", message: str | None = None) -> None:
         self.uid = uid
-        self.state = state
-        super().__init__(f"run {uid} has not ended (it is {state}); `governor watch {uid}` waits for its end")
+        super().__init__(
+            message or f"run {uid} has not ended (it is {state}); `governor watch {uid}` waits for its end"
+        )
 
 
 class AlreadyEnded(UsageError):
@@ -102,10 +103,9 @@ class AlreadyEnded(UsageError):
 
     code = "already_ended"
 
-    def __init__(self, uid: str, outcome: str) -> None:
+    def __init__(self, uid: str, outcome: str = "", message: str | None = None) -> None:
         self.uid = uid
-        self.outcome = outcome
-        super().__init__(f"run {uid} has ended already: {outcome}")
+        super().__init__(message or f"run {uid} has ended already: {outcome}")
 
 
 class TryAgain(GovernorError):
@@ -200,12 +200,13 @@ def from_refusal(refused: Refused, *, source: str) -> GovernorError:
     """The error that a daemon's refusal stands for, on the executor's side. `source` names what was asked."""
     if refused.code == RunFileError.code:
         return RunFileError(source, refused.faults)
+    of_a_run: dict[str, type[NoSuchRun | NotEnded | AlreadyEnded]] = {
+        kind.code: kind for kind in (NoSuchRun, NotEnded, AlreadyEnded)
+    }
+    if refused.code in of_a_run:
+        return of_a_run[refused.code](source, message=refused.message)
     kinds: dict[int, type[GovernorError]] = {ExitCode.USAGE: UsageError, ExitCode.TRY_AGAIN: TryAgain}
-    error = (
-        NoSuchRun(source, refused.message)
-        if refused.code == NoSuchRun.code
-        else kinds.get(refused.exit_code, GovernorError)(refused.message)
-    )
+    error = kinds.get(refused.exit_code, GovernorError)(refused.message)
     error.code = refused.code
     error.exit_code = ExitCode(refused.exit_code)
     return error

@@ -1,0 +1,155 @@
+"""Whole process trees: `governor serve` behind its guard, real runs, and proof that nothing is left of them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import signal
+import sys
+import tempfile
+from pathlib import Path
+
+import psutil
+import pytest
+
+from governor.executor import Executor
+
+HERE = Path(__file__).parent
+WALK = {
+    "name": "walk",
+    "conductors": {
+        "environments": {
+            "lake": {"entry": "gymnasium:FrozenLake-v1", "params": {"is_slippery": False}, "pool": 2}
+        },
+        "agents": {"walker": {"entry": "user_code:Walker"}},
+    },
+    "phases": [
+        {
+            "name": "train",
+            "simulate": {"environment": "lake", "agents": ["walker"], "episodes": 600, "workers": 2},
+        }
+    ],
+}
+"""Takes some seconds: long enough to be hit in the middle."""
+
+
+class Tree:
+    """One `governor serve` with its guard; `daemon` is the guard's child."""
+
+    def __init__(self, house: House, process: asyncio.subprocess.Process) -> None:
+        self.house = house
+        self.process = process
+        self.executor: Executor
+
+    @property
+    def daemon(self) -> psutil.Process:
+        return psutil.Process(self.process.pid).children()[0]
+
+    async def pid_of(self, uid: str, conductor: str) -> int:
+        [run] = (await self.executor.status(uid)).runs
+        return next(c.pid for c in run.conductors if c.name == conductor)
+
+    async def until(self, uid: str, kind: str, **wanted):
+        """The first event of this kind with these data."""
+        async with asyncio.timeout(40), contextlib.aclosing(self.executor.watch(uid)) as events:
+            async for event in events:
+                if event.kind == kind and all(event.data.get(key) == value for key, value in wanted.items()):
+                    return event
+        raise AssertionError(f"the run ended without {kind} {wanted}")
+
+    async def end(self, uid: str):
+        """All events of the run, once it has ended, and its result."""
+        async with asyncio.timeout(60):
+            events = [event async for event in self.executor.watch(uid)]
+        assert [event.seq for event in events] == list(range(1, len(events) + 1))
+        assert [event.kind for event in events].count("run.ended") == 1
+        return events, await self.executor.result(uid)
+
+    async def gone(self) -> int:
+        """Waits until the guard has ended, and sees that everything else has."""
+        async with asyncio.timeout(20):
+            code = await self.process.wait()
+        assert self.house.processes() == []
+        return code
+
+    async def stop(self) -> int:
+        if self.process.returncode is None:
+            self.process.send_signal(signal.SIGTERM)
+        return await self.gone()
+
+
+class House:
+    """Folders of one test; its processes are known by a variable of their environment."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.runtime = folder / "r"
+        self.environ = {**os.environ, "GOVERNOR_TEST_HOUSE": str(folder), "PYTHONPATH": str(HERE.parents[1])}
+        self.environ.pop("NOTIFY_SOCKET", None)
+
+    def arguments(self, *more: str) -> list[str]:
+        folders = ("--state-dir", str(self.folder / "s"), "--runtime-dir", str(self.runtime))
+        return [sys.executable, "-m", "governor", "serve", *folders, "--log-format", "json", *more]
+
+    @contextlib.asynccontextmanager
+    async def serve(self, *more: str):
+        with (self.folder / "log").open("ab") as log:
+            process = await asyncio.create_subprocess_exec(
+                *self.arguments(*more), env=self.environ, stderr=log, cwd=self.folder
+            )
+        tree = Tree(self, process)
+        try:
+            await self._ready(process)
+            async with Executor(f"ipc://{self.runtime}/broker.sock", timeout=5.0) as tree.executor:
+                yield tree
+        finally:
+            await tree.stop()
+
+    async def _ready(self, process: asyncio.subprocess.Process) -> None:
+        """The executor waits a second for a socket; a daemon on a busy machine may take longer."""
+        async with asyncio.timeout(30):
+            while process.returncode is None:
+                try:
+                    async with Executor(f"ipc://{self.runtime}/broker.sock") as executor:
+                        await executor.status()
+                        return
+                except Exception as error:  # noqa: BLE001  # not up yet; the last one is told
+                    self.last_error = error
+        raise AssertionError(
+            f"the daemon ended with {process.returncode}: {(self.folder / 'log').read_text()}"
+        )
+
+    def processes(self) -> list[str]:
+        """What of this house is alive."""
+        found = []
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                if process.environ().get("GOVERNOR_TEST_HOUSE") == str(self.folder):
+                    found.append(f"{process.pid} {' '.join(process.cmdline())[:80]}")
+        return found
+
+
+@pytest.fixture
+def house():
+    folder = Path(tempfile.mkdtemp(prefix="gs-", dir="/tmp"))
+    shutil.copy(HERE / "user_code.py", folder)
+    made = House(folder)
+    yield made
+    assert made.processes() == []
+    shutil.rmtree(folder)
+
+
+@pytest.fixture
+def walk():
+    """A run file; `walk(restarts=0, entry=...)` changes what the test is about."""
+
+    def make(*, restarts: int = 2, entry: str = "user_code:Walker", episodes: int = 600):
+        made = {**WALK, "restart": {"conductors": restarts}}
+        made["conductors"] = {**WALK["conductors"], "agents": {"walker": {"entry": entry}}}
+        [phase] = WALK["phases"]
+        made["phases"] = [{**phase, "simulate": {**phase["simulate"], "episodes": episodes}}]
+        return made
+
+    return make

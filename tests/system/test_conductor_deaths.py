@@ -1,0 +1,99 @@
+"""Conductors that die: restarted within the run's budget, else the run fails with the reason in one line."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections import Counter
+
+import psutil
+import pytest
+
+pytestmark = pytest.mark.system
+
+
+@pytest.mark.parametrize("conductor", ["environment.lake", "agent.walker", "simulation"])
+async def test_a_conductor_killed_at_work_is_replaced_and_the_run_finishes(house, walk, conductor):
+    async with house.serve() as tree:
+        uid = await tree.executor.submit(walk(), folder=house.folder)
+        await tree.until(uid, "episode.ended")
+        os.kill(await tree.pid_of(uid, conductor), signal.SIGKILL)
+        events, result = await tree.end(uid)
+        assert result.outcome == "finished", result.reason
+        [death] = [e.data for e in events if e.kind == "conductor.exited" and not e.data["expected"]]
+        assert (death["conductor"], death["exit_code"]) == (conductor, -9)
+        played = Counter(e.data["episode"]["index"] for e in events if e.kind == "episode.ended")
+        assert played == Counter(range(600))
+        if conductor == "agent.walker":
+            ready = [
+                e.data for e in events if e.kind == "conductor.ready" and e.data["conductor"] == conductor
+            ]
+            assert [data["detail"]["learned"] for data in ready] == [False, True]
+
+
+async def test_without_a_budget_the_first_death_fails_the_run_in_one_line(house, walk):
+    async with house.serve() as tree:
+        uid = await tree.executor.submit(walk(restarts=0), folder=house.folder)
+        await tree.until(uid, "episode.ended")
+        os.kill(await tree.pid_of(uid, "agent.walker"), signal.SIGKILL)
+        _, result = await tree.end(uid)
+        assert (result.outcome, result.reason) == (
+            "failed",
+            "conductor agent.walker was killed by SIGKILL",
+        )
+        assert sum(result.phases[0].episodes.values()) > 0, "what had ended is in the result"
+
+
+async def test_a_conductor_that_always_dies_uses_up_the_budget(house, walk):
+    async with house.serve() as tree:
+        uid = await tree.executor.submit(walk(restarts=1, entry="user_code:Dies"), folder=house.folder)
+        events, result = await tree.end(uid)
+        assert result.outcome == "failed"
+        assert result.reason == (
+            "conductor agent.walker exited with code 9 (the budget of 1 conductor restarts is used up)"
+        )
+        assert [e.kind for e in events].count("conductor.started") == 4
+
+
+async def test_a_conductor_that_cannot_start_says_why(house, walk):
+    (house.folder / "broken.py").write_text("raise RuntimeError('out of order')\n")
+    async with house.serve() as tree:
+        uid = await tree.executor.submit(walk(restarts=0, entry="broken:Agent"), folder=house.folder)
+        events, result = await tree.end(uid)
+        assert result.outcome == "failed"
+        assert result.reason.startswith("conductor agent.walker exited with code 1: ")
+        assert "out of order" in result.reason
+        assert "\n" not in result.reason
+        states = [e.data["to"] for e in events if e.kind == "run.transition"]
+        assert states == ["starting", "finalizing", "stopping", "pristine"]
+
+
+async def test_a_broker_killed_in_the_middle_changes_nothing_of_the_result(house, walk):
+    async with house.serve() as tree:
+        uid = await tree.executor.submit(walk(), folder=house.folder)
+        await tree.until(uid, "episode.ended")
+        [broker] = [p for p in tree.daemon.children(recursive=True) if _name(p) == "broker"]
+        broker.kill()
+        events, result = await tree.end(uid)
+        assert result.outcome == "finished", result.reason
+        assert Counter(e.data["episode"]["index"] for e in events if e.kind == "episode.ended") == Counter(
+            range(600)
+        )
+
+
+async def test_the_daemon_has_no_ray_and_little_memory_while_it_works(house, walk):
+    async with house.serve() as tree:
+        uid = await tree.executor.submit(walk(), folder=house.folder)
+        await tree.until(uid, "episode.ended")
+        daemon = tree.daemon
+        assert not [part.path for part in daemon.memory_maps() if "/ray/" in part.path]
+        assert daemon.memory_info().rss < 80e6
+        await tree.executor.abort(uid)
+        await tree.end(uid)
+
+
+def _name(process: psutil.Process) -> str:
+    try:
+        return process.name()
+    except psutil.Error:
+        return ""

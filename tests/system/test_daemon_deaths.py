@@ -1,0 +1,88 @@
+"""The daemon that dies, stops, or meets another one: nothing is left, and the run goes on in the next invocation."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections import Counter
+
+import psutil
+import pytest
+
+from governor.errors import AlreadyEnded, ExitCode
+
+pytestmark = pytest.mark.system
+
+
+@pytest.mark.parametrize("state", ["starting", "running"])
+async def test_a_stop_interrupts_the_run_and_the_next_start_finishes_it(house, walk, state):
+    async with house.serve() as tree:
+        uid = await tree.executor.submit(walk(), folder=house.folder)
+        await tree.until(uid, *(("run.transition",) if state == "starting" else ("episode.ended",)))
+        assert await tree.stop() == ExitCode.DONE
+        assert list(house.runtime.iterdir()) == [], "sockets were left behind"
+    async with house.serve() as tree:
+        events, result = await tree.end(uid)
+    kinds = [event.kind for event in events]
+    assert result.outcome == "finished", result.reason
+    assert kinds.count("run.interrupted") == 1
+    played = Counter(e.data["episode"]["index"] for e in events if e.kind == "episode.ended")
+    assert played == Counter(range(600))
+
+
+@pytest.mark.parametrize("victim", ["daemon", "guard"])
+async def test_after_a_kill_nothing_is_left_and_the_next_start_finishes_the_run(house, walk, victim):
+    async with house.serve() as tree:
+        uid = await tree.executor.submit(walk(), folder=house.folder)
+        await tree.until(uid, "episode.ended")
+        tree_of_it = psutil.Process(tree.process.pid).children(recursive=True)
+        pid = tree.daemon.pid if victim == "daemon" else tree.process.pid
+        os.kill(pid, signal.SIGKILL)
+        assert await tree.process.wait() == (137 if victim == "daemon" else -9)
+        _, alive = await asyncio.to_thread(psutil.wait_procs, tree_of_it, timeout=3)
+        assert alive == []
+    async with house.serve() as tree:
+        events, result = await tree.end(uid)
+    assert result.outcome == "finished", result.reason
+    played = Counter(e.data["episode"]["index"] for e in events if e.kind == "episode.ended")
+    assert played == Counter(range(600))
+
+
+async def test_a_second_daemon_on_the_same_state_directory_is_refused(house):
+    async with house.serve() as tree:
+        second = await asyncio.create_subprocess_exec(
+            *house.arguments(), env=house.environ, stderr=asyncio.subprocess.PIPE
+        )
+        _, complaint = await second.communicate()
+        assert second.returncode == ExitCode.TRY_AGAIN
+        assert f"in use by pid {tree.daemon.pid}" in complaint.decode()
+        assert (await tree.executor.status()).state == "serving", "the first one is unharmed"
+
+
+async def test_two_slots_work_side_by_side_and_a_third_run_waits(house, walk):
+    async with house.serve("--slots", "2") as tree:
+        uids = [await tree.executor.submit(walk(), folder=house.folder) for _ in range(3)]
+        for uid in uids[:2]:
+            await tree.until(uid, "episode.ended")
+        shown = {run.uid: run for run in (await tree.executor.status()).runs}
+        assert [shown[uid].state for uid in uids] == ["running", "running", "queued"]
+        assert "a free slot" in shown[uids[2]].waits_for
+        for uid in reversed(uids):
+            await tree.executor.abort(uid, reason="enough")
+        for uid in uids:
+            _, result = await tree.end(uid)
+            assert (result.outcome, result.reason) == ("aborted", "enough")
+        with pytest.raises(AlreadyEnded):
+            await tree.executor.abort(uids[0])
+
+
+async def test_a_run_outlives_its_watcher_and_a_later_watch_has_no_gap(house, walk):
+    async with house.serve() as tree:
+        uid = await tree.executor.submit(walk(episodes=200), folder=house.folder, key="monday")
+        assert await tree.executor.submit(walk(episodes=200), folder=house.folder, key="monday") == uid
+        first = await tree.until(uid, "episode.ended")
+        async with asyncio.timeout(40):
+            rest = [event async for event in tree.executor.watch(uid, after=first.seq)]
+        assert [event.seq for event in rest] == list(range(first.seq + 1, first.seq + 1 + len(rest)))
+        assert rest[-1].kind == "run.ended"

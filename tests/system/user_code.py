@@ -1,0 +1,72 @@
+"""What users bring: an agent that learns a little, and agents and tasks that misbehave."""
+
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+
+class Walker:
+    """Walks at random; what it has learned is how many steps it took."""
+
+    def __init__(self, *, observation_space, action_space, seed):
+        action_space.seed(seed)
+        self.space = action_space
+        self.steps = 0
+
+    def act(self, observation, *, explore):
+        return int(self.space.sample())
+
+    def learn(self, transition):
+        self.steps += 1
+
+    def state_dict(self):
+        return {"steps": self.steps}
+
+    def load_state_dict(self, state):
+        self.steps = state["steps"]
+
+
+class Dies:
+    """While its conductor asks it for its first action."""
+
+    def __init__(self, *, observation_space, action_space, seed):
+        os._exit(9)
+
+
+def nap(seconds):
+    time.sleep(seconds)
+
+
+def once(context):
+    """Leaves a mark for each start, so that work done twice is seen."""
+    with (Path(context.run_folder) / f"{context.task}.starts").open("a") as marks:
+        marks.write("x")
+    return {"number": 1.0}
+
+
+def spin():
+    while True:
+        pass
+
+
+def leave():
+    sys.exit(3)
+
+
+def vanish():
+    os._exit(4)
+
+
+def kill_myself():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def unserialisable():
+    return threading.Lock()
+
+
+def boom():
+    raise ValueError("no such luck")
