@@ -45,7 +45,7 @@ class SimulationController(Conductor):
     async def close(self) -> None:
         if self._current is None or self._task is None:
             return
-        self._current.close()
+        self._current.abandon()
         _, late = await asyncio.wait({self._task}, timeout=CLOSE_SECONDS)
         for task in late:
             task.cancel()

@@ -18,7 +18,7 @@ import threading
 from concurrent.futures import CancelledError, Future
 from pathlib import Path
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -27,15 +27,18 @@ from governor.episodes import episode_file
 from governor.episodes.conditions import BAD, STRENGTH, Goal, strongest
 from governor.episodes.entries import one_line, tell
 from governor.episodes.statistics import summarize
-from governor.messages import EpisodeEnded, EpisodeRecord, PartEnded, StartSimulation
+from governor.messages import Acknowledged, EpisodeEnded, EpisodeRecord, PartEnded, StartSimulation
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
     from governor.conductors.conductor import Link
-    from governor.messages import Acknowledged, ConductorSpec, FlowControl
+    from governor.messages import ConductorSpec, FlowControl
 
 log = logs.get_logger()
+
+CUT_SHORT: Final = frozenset({"cancelled", "crashed"})
+"""Outcomes that an episode may owe to the end of this process alone."""
 
 
 def episode_seed(run_seed: int, phase: int, index: int) -> int:
@@ -45,7 +48,7 @@ def episode_seed(run_seed: int, phase: int, index: int) -> int:
 
 
 class Simulation:
-    """Methods without underscore may be called from any thread, but `run` and `close`: those are the event loop's."""
+    """Methods without underscore may be called from any thread, but `run` and `abandon`: those are the event loop's."""
 
     def __init__(self, *, command: StartSimulation, spec: ConductorSpec, link: Link) -> None:
         self.command = command
@@ -54,6 +57,7 @@ class Simulation:
         self.loop = asyncio.get_running_loop()
         self.stop_signal = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self.stopping = False
+        self.abandoned = False
         self.replays = 0
         self.resets = 0
         self._restarts = 0
@@ -93,6 +97,10 @@ class Simulation:
 
     def ended(self, record: EpisodeRecord) -> Future[Acknowledged]:
         """Keeps and reports the episode; the future is its acknowledgement. Raises OSError of a full disk."""
+        if self.abandoned and record.outcome in CUT_SHORT:
+            unreported: Future[Acknowledged] = Future()
+            unreported.set_result(Acknowledged(flow="SHUTDOWN"))
+            return unreported
         with self._turn:
             self._file.append(record)
             self._records.append(record)
@@ -172,9 +180,12 @@ class Simulation:
         with self._file:
             self.obey(strongest(self._goal.ended(record) for record in command.done), end="until")
             await asyncio.gather(*(self._thread(play, worker) for worker in range(command.workers)))
-            await self._report_end()
+            if not self.abandoned:
+                await self._report_end()
 
-    def close(self) -> None:
+    def abandon(self) -> None:
+        """The process ends. What is being played is not on record: whoever takes the run up plays it again."""
+        self.abandoned = True
         self.stop(end="stopped")
 
     async def _thread(self, play: Callable[[Simulation, int], None], worker: int) -> None:

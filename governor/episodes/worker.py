@@ -93,6 +93,8 @@ class Worker:
 
     def leave(self) -> None:
         """Hands the lease back; the seat stays, the next phase takes it over."""
+        if self._simulation.abandoned:
+            return
         self._drop_environment()
         self._drop_agent()
 
@@ -280,6 +282,8 @@ class Worker:
 
     def _tell(self, service: str, message: control.Release | control.Stuck) -> None:
         """What is heard is done; a conductor that is away has forgotten what it would be told about."""
+        if self._simulation.abandoned:
+            return
         try:
             self._request(service, message, seconds=RELEASE_SECONDS, stoppable=False).result()
         except RequestError as error:

@@ -26,6 +26,7 @@ async def test_a_stop_interrupts_the_run_and_the_next_start_finishes_it(house, w
         events, result = await tree.end(uid)
     kinds = [event.kind for event in events]
     assert result.outcome == "finished", result.reason
+    assert set(result.phases[0].episodes) == {"terminated"}, "what the stop cut short is played again"
     assert kinds.count("run.interrupted") == 1
     played = Counter(e.data["episode"]["index"] for e in events if e.kind == "episode.ended")
     assert played == Counter(range(600))
