@@ -18,6 +18,7 @@ from statistics import quantiles
 from typing import Any
 
 import zmq
+from rows import Row, table
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -29,6 +30,8 @@ from transport.worker import Request, Worker
 BODY = b"x" * 100
 SESSION = b"s" * 16
 SECONDS = 1.2
+PEER = {"per_second": 910.0, "p50": 1.14, "p99": 1.42}
+"""What palaestrAI 3.5.18 did, one at a time over tcp: measured elsewhere, here the least that is asked for."""
 _spawn = multiprocessing.get_context("spawn")
 
 
@@ -199,16 +202,44 @@ def measure() -> list[dict[str, Any]]:
     return rows
 
 
-def main() -> None:
-    rows = measure()
-    print(f"{'':32}{'':5}{'in flight':>10}{'credit':>8}{'req/s':>9}{'p50 us':>8}{'p99 us':>8}")
-    for row in rows:
-        credit = "-" if row["credit"] is None else row["credit"]
-        print(
-            f"{row['what']:32}{row['transport']:5}{row['in_flight']:>10}{credit:>8}"
-            f"{row['per_second']:>9}{row['p50_us']:>8}{row['p99_us']:>8}"
+def rows() -> list[Row]:
+    """As `measure`, one figure a row, each beside the floor of its own run."""
+    measured = measure()
+    floor = {
+        (row["transport"], row["in_flight"]): row["per_second"] for row in measured if row["credit"] is None
+    }
+    found: list[Row] = []
+    for row in measured:
+        transport, in_flight, credit = row["transport"], row["in_flight"], row["credit"]
+        what = f"{row['what']}, {transport}, {in_flight} in flight" + (f", credit {credit}" if credit else "")
+        share = (
+            "" if credit is None else f"; {row['per_second'] / floor[transport, in_flight]:.2f} of the floor"
         )
+        note = f"p50 {row['p50_us']} µs, p99 {row['p99_us']} µs{share}"
+        peer = PEER if (row["what"], transport, in_flight) == ("broker", "tcp", 1) else None
+        found.append(
+            Row(
+                what=what,
+                figure=row["per_second"],
+                unit="req/s",
+                peer=f"{peer['per_second']:.0f} req/s" if peer else "",
+                at_least=peer["per_second"] if peer else None,
+                note=note,
+            )
+        )
+        if peer:
+            found += [
+                Row(
+                    what=f"{what}: {cut}",
+                    figure=row[f"{cut}_us"] / 1000,
+                    unit="ms",
+                    peer=f"{peer[cut]} ms",
+                    at_most=peer[cut],
+                )
+                for cut in ("p50", "p99")
+            ]
+    return found
 
 
 if __name__ == "__main__":
-    main()
+    print(table(rows()))

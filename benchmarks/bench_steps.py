@@ -17,6 +17,7 @@ from time import perf_counter
 from typing import TypeVar
 
 import gymnasium
+from rows import Row, table
 from step_agent import TrivialAgent
 
 from governor.episodes import Transition
@@ -155,18 +156,25 @@ async def conducted(identifier: str, params: dict, max_steps: int | None, second
         return (await governor.next(PartEnded)).metrics
 
 
-async def main(seconds: float) -> None:
-    print(f"{'environment':<34}{'bare':>12}{'conductors':>12}{'ratio':>8}{'steps/episode':>15}")
+async def measure(seconds: float) -> list[Row]:
+    """`seconds` for each world through conductors, a quarter of it for the bare loop."""
+    rows = []
     for identifier, params, max_steps in ROWS:
         alone = bare(identifier, params, max_steps, seconds / 4)
         metrics = await conducted(identifier, params, max_steps, seconds)
         rate = metrics["steps_per_second"]
-        label = f"{identifier} {'slippery' if params.get('is_slippery') else ''}"
-        print(
-            f"{label:<34}{alone:>10,.0f}/s{rate:>10,.0f}/s{rate / alone:>8.3f}{metrics['steps_mean']:>15.1f}"
+        rows.append(
+            Row(
+                what=f"steps through conductors, {identifier}{' slippery' if params.get('is_slippery') else ''}",
+                figure=rate,
+                unit="steps/s",
+                note=f"{metrics['steps_mean']:.1f} steps an episode; "
+                f"bare loop {alone:,.0f}/s, ratio {rate / alone:.3f}",
+            )
         )
+    return rows
 
 
 if __name__ == "__main__":
     sys.path.insert(0, str(HERE.parent))
-    asyncio.run(main(float(sys.argv[1]) if len(sys.argv) > 1 else 4.0))
+    print(table(asyncio.run(measure(float(sys.argv[1]) if len(sys.argv) > 1 else 4.0))))

@@ -11,16 +11,15 @@ Rules:
 from __future__ import annotations
 
 import asyncio
-import shutil
 import signal
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import fields
 from typing import TYPE_CHECKING, Final
 
-from governor import logs, recovery
+from governor import logs, premises, recovery
 from governor.broker_process import BrokerProcess, answering
 from governor.conductors import process
-from governor.errors import ConfigError, ExitCode, NotPermitted, TryAgain
+from governor.errors import ConfigError, ExitCode, TryAgain
 from governor.front_desk import FrontDesk
 from governor.journal import Journal
 from governor.messages import SERVICE
@@ -34,7 +33,6 @@ from transport.worker import Worker
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine
-    from pathlib import Path
 
     from governor.assignment import Assignment
     from governor.config import Config
@@ -100,13 +98,11 @@ class Daemon:
         """Everything up inside; nothing of it left behind outside."""
         async with AsyncExitStack() as stack:
             config = self.config
-            for folder in (config.state_dir, config.runtime_dir):
-                _own(folder)
-            stack.enter_context(StateLock(config.state_dir))
-            self._clear_runtime_folder()
-            stack.callback(self._clear_runtime_folder)
-            process.warm_up(folder=config.runtime_dir)
+            premises.take(config)
             stack.callback(process.shut_down)
+            stack.enter_context(StateLock(config.state_dir))
+            premises.clear(config.runtime_dir)
+            stack.callback(premises.clear, config.runtime_dir)
             site = await self._open(stack)
             self.governors = [
                 RunGovernor(config.worker_endpoint, f"slot-{number}", site=site, on_change=self._changed)
@@ -141,7 +137,7 @@ class Daemon:
         journal = Journal(config.state_dir / "governor.db")
         stack.push_async_callback(journal.close)
         runs = config.state_dir / "runs"
-        _own(runs)
+        premises.own(runs)
         ray = RayService(config.ray, state_folder=config.state_dir, runtime_folder=config.runtime_dir)
         report = await process.warm()
         if report.failures:
@@ -294,16 +290,6 @@ class Daemon:
         self._crash = error
         self._stop.set()
 
-    def _clear_runtime_folder(self) -> None:
-        """Of this invocation, and before that of one that was killed. multiprocessing removes its own folder itself."""
-        for entry in self.config.runtime_dir.iterdir():
-            if entry.name.startswith("pymp-") and self.is_stopping:
-                continue
-            if entry.is_dir():
-                shutil.rmtree(entry, ignore_errors=True)
-            else:
-                entry.unlink(missing_ok=True)
-
 
 def _differing(old: Config, new: Config) -> list[str]:
     """The keys whose values are not the same."""
@@ -313,15 +299,3 @@ def _differing(old: Config, new: Config) -> list[str]:
 async def _cancel(task: asyncio.Task[None]) -> None:
     task.cancel()
     await asyncio.wait({task})
-
-
-def _own(folder: Path) -> None:
-    """Makes the folder 0700 where it is not there. Raises NotPermitted, ConfigError."""
-    try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except PermissionError as error:
-        raise NotPermitted(
-            f"{folder} can't be made: {error.strerror}; choose another with --state-dir, --runtime-dir"
-        ) from error
-    except OSError as error:
-        raise ConfigError(str(folder), [f"can't be made a folder: {error.strerror}"]) from error

@@ -133,16 +133,18 @@ class RayHead:
 
     async def stop(self) -> None:
         """Takes the head down; may be called at any time, and again. Raises ProcessError if a process lives on."""
-        if self._process is not None and self._exited is not None:
-            left = await asyncio.to_thread(_kill_all, self._process.pid, self._temp)
-            await asyncio.wait({self._exited}, timeout=STOP_SECONDS)
-            if self._complaints is not None:
-                await asyncio.wait({self._complaints}, timeout=1.0)
-            if left:
-                raise ProcessError(f"processes of the Ray head live on: {left}", pid=left[0])
-        if self._temp is not None:
-            await asyncio.to_thread(shutil.rmtree, self._temp, ignore_errors=True)
-            self._temp = None
+        try:
+            if self._process is not None and self._exited is not None:
+                left = await asyncio.to_thread(_kill_all, self._process.pid, self._temp)
+                await asyncio.wait({self._exited}, timeout=STOP_SECONDS)
+                if self._complaints is not None:
+                    await asyncio.wait({self._complaints}, timeout=1.0)
+                if left:
+                    raise ProcessError(f"processes of the Ray head live on: {left}", pid=left[0])
+        finally:
+            temp, self._temp = self._temp, None
+            if temp is not None:
+                await asyncio.to_thread(shutil.rmtree, temp, ignore_errors=True)
 
     def _keep_token(self) -> None:
         self._token_path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)

@@ -133,8 +133,10 @@ class RunGovernor:
 
     @property
     def flow(self) -> FlowControl:
-        """The governor's own word at the end of an episode."""
-        return "CONTINUE" if isinstance(self.state, Running) else "SHUTDOWN"
+        """The governor's own word at the end of an episode: after SHUTDOWN what is under way is not on record."""
+        if isinstance(self.state, Running):
+            return "CONTINUE"
+        return "STOP_PHASE" if isinstance(self.state, Finalizing) else "SHUTDOWN"
 
     def now(self) -> float:
         """The machine's clock, in monotonic seconds."""

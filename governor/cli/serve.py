@@ -55,7 +55,11 @@ def command(
 
     config = read()
 
-    from governor import logs  # noqa: PLC0415  # as above
+    from governor import premises  # noqa: PLC0415  # as above
+
+    premises.take(config)
+
+    from governor import logs  # noqa: PLC0415  # heavy: imported while the forkserver imports its own
     from governor.daemon import Daemon  # noqa: PLC0415  # as above
 
     logs.configure(log_format=config.log_format or logs.choose_format(), level=config.log_level)

@@ -69,7 +69,7 @@ class Simulation:
         self._goal = Goal(command.until)
         self._records = list(command.done)
         known = {record.index for record in command.done}
-        self._todo = iter([index for index in range(command.episodes) if index not in known])
+        self._todo = (index for index in range(command.episodes) if index not in known)
         self._pending: set[Future[Any]] = set()
         self._began = monotonic()
         self._steps = 0
@@ -127,7 +127,9 @@ class Simulation:
 
     def obey(self, flow: FlowControl, *, end: str) -> None:
         """Does what a flow control asks; `end` is the word for `PartEnded` if it stops the part."""
-        if STRENGTH[flow] >= STRENGTH["STOP_SIMULATION"]:
+        if flow == "SHUTDOWN":
+            self.abandon()
+        elif STRENGTH[flow] >= STRENGTH["STOP_SIMULATION"]:
             self.stop(end=end)
         elif flow != "CONTINUE":
             with self._turn:

@@ -68,12 +68,20 @@ def _descendants(pid: int) -> list[int]:
     found: list[int] = []
     stack = [pid]
     while stack:
-        for listing in Path(f"/proc/{stack.pop()}/task").glob("*/children"):
+        for listing in _threads(stack.pop()):
             with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-                children = [int(child) for child in listing.read_text().split()]
+                children = [int(child) for child in (listing / "children").read_text().split()]
                 found += children
                 stack += children
     return found
+
+
+def _threads(pid: int) -> list[Path]:
+    """Its threads; none when it dies meanwhile, which may show at any step of the listing."""
+    try:
+        return list(Path(f"/proc/{pid}/task").iterdir())
+    except (FileNotFoundError, ProcessLookupError):
+        return []
 
 
 def _send(handle: int, number: signal.Signals) -> None:

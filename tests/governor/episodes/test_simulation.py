@@ -3,7 +3,7 @@ import asyncio
 import pytest
 
 from governor.errors import ConductorError
-from governor.messages import EpisodeEnded, EpisodeRecord, Refused, StopPart, Until
+from governor.messages import EpisodeEnded, EpisodeRecord, PartEnded, Refused, StopPart, Until
 
 
 def outcomes(records):
@@ -187,12 +187,23 @@ async def test_several_agents_for_one_environment_are_refused(house):
     assert isinstance(await controller.perform(house.command(agents=("a", "b"))), Refused)
 
 
-@pytest.mark.parametrize("flow", ["STOP_SIMULATION", "STOP_PHASE", "SHUTDOWN"])
+@pytest.mark.parametrize("flow", ["STOP_SIMULATION", "STOP_PHASE"])
 async def test_the_governor_stops_the_phase_at_the_end_of_an_episode(house, flow):
     await house.pair()
     records, end = await house.play(episodes=200, flow=flow)
     assert end.end == "stopped"
     assert len(records) < 200
+
+
+async def test_a_shutdown_leaves_what_is_being_played_to_whoever_takes_the_run_up(house):
+    await house.pair()
+    controller = await house.start("simulation", flow="SHUTDOWN")
+    await controller.perform(house.command(episodes=200, workers=2))
+    link = house.links["simulation"]
+    await link.next(EpisodeEnded)
+    await asyncio.wait_for(controller._task, 10)
+    assert {event.episode.outcome for event in link.events} == {"terminated"}
+    assert not [event for event in link.events if isinstance(event, PartEnded)]
 
 
 @pytest.mark.parametrize("flow", ["RESET", "RESTART"])

@@ -1,0 +1,135 @@
+"""The whole house as a user has it: `python -m governor serve`, below its guard, in folders of its own.
+
+Rules:
+1. Children see the environment of a plain shell: no service manager's variables, byte code kept as Python does by default.
+2. Whatever happens, the house is taken down with the block, and its folder is gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import shutil
+import signal
+import sys
+import tempfile
+from collections import deque
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from governor.executor import Executor
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from governor.messages import RunEvent, RunResult
+
+HERE = Path(__file__).resolve().parent
+READY_SECONDS = 30.0
+RUN_SECONDS = 60.0
+STOP_SECONDS = 30.0
+LAST_LINES = 25
+_NOT_A_SHELL = (
+    *("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "INVOCATION_ID", "SYSTEMD_EXEC_PID"),
+    *("STATE_DIRECTORY", "RUNTIME_DIRECTORY", "GOVERNOR_BROKER", "PYTHONDONTWRITEBYTECODE"),
+)
+
+
+def environment() -> dict[str, str]:
+    """Rule 1."""
+    return {name: value for name, value in os.environ.items() if name not in _NOT_A_SHELL}
+
+
+def governor(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "governor", *arguments]
+
+
+class House:
+    """`pid` is the guard's, `daemon_pid` the daemon's; `executor` is connected."""
+
+    def __init__(self, *, slots: int = 1) -> None:
+        self._slots = slots
+        self._stack = contextlib.AsyncExitStack()
+        self._log: deque[str] = deque(maxlen=LAST_LINES)
+        self._reader: asyncio.Task[None] | None = None
+        self.executor: Executor
+        self.pid = 0
+        self.daemon_pid = 0
+
+    async def __aenter__(self) -> Self:
+        try:
+            await self._open()
+        except BaseException:
+            await self._stack.aclose()
+            raise
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._stack.aclose()
+
+    async def _open(self) -> None:
+        folder = Path(tempfile.mkdtemp(prefix="gb-"))
+        self._stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        folders = ("--state-dir", str(folder / "s"), "--runtime-dir", str(folder / "r"))
+        process = await asyncio.create_subprocess_exec(
+            *governor("serve", *folders, "--slots", str(self._slots), "--log-format", "json"),
+            env=environment(),
+            cwd=HERE,
+            stderr=asyncio.subprocess.PIPE,
+        )
+        self.pid = process.pid
+        self._stack.push_async_callback(self._end, process)
+        async with asyncio.timeout(READY_SECONDS):
+            endpoint = await self._ready(process)
+        self._reader = asyncio.create_task(self._drain(process), name="house.log")
+        self.executor = await self._stack.enter_async_context(Executor(endpoint))
+        self.daemon_pid = (await self.executor.status()).pid
+
+    async def events(self, run: Path | dict[str, Any]) -> AsyncIterator[RunEvent]:
+        """Hands the run in and follows it to its end, at most `RUN_SECONDS`."""
+        async with asyncio.timeout(RUN_SECONDS):
+            uid = await self.executor.submit(run, folder=HERE)
+            async for event in self.executor.watch(uid):
+                yield event
+
+    async def run(self, run: Path | dict[str, Any]) -> tuple[RunResult, list[RunEvent]]:
+        """The result and the events of a run that must finish."""
+        seen = [event async for event in self.events(run)]
+        result = await self.executor.result(seen[0].uid)
+        if result.outcome != "finished":
+            raise RuntimeError(f"the run {result.outcome}: {result.reason}")
+        return result, seen
+
+    async def _ready(self, process: asyncio.subprocess.Process) -> str:
+        """The client endpoint, as the daemon logs it with `daemon.ready`."""
+        assert process.stderr is not None
+        while line := (await process.stderr.readline()).decode():
+            self._log.append(line)
+            with contextlib.suppress(ValueError):
+                entry = json.loads(line)
+                if entry.get("event") == "daemon.ready":
+                    return str(entry["endpoint"])
+        raise RuntimeError(f"the daemon ended before it was ready:\n{''.join(self._log)}")
+
+    async def _drain(self, process: asyncio.subprocess.Process) -> None:
+        assert process.stderr is not None
+        while line := await process.stderr.readline():
+            self._log.append(line.decode())
+
+    async def _end(self, process: asyncio.subprocess.Process) -> None:
+        """Asks it to stop. A house that does not stop well makes its figures worthless: raises RuntimeError."""
+        if process.returncode is None:
+            process.send_signal(signal.SIGTERM)
+        try:
+            async with asyncio.timeout(STOP_SECONDS):
+                code = await process.wait()
+        except TimeoutError:
+            process.kill()
+            code = await process.wait()
+        if self._reader is not None:
+            await asyncio.wait({self._reader}, timeout=1.0)
+            self._reader.cancel()
+        if code != 0:
+            raise RuntimeError(f"the daemon ended with {code}:\n{''.join(self._log)}")

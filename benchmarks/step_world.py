@@ -1,0 +1,28 @@
+"""A world without an end, so that an episode has exactly as many steps as the run file says."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium
+from gymnasium import spaces
+
+
+class Endless(gymnasium.Env):
+    """Counts; never terminates."""
+
+    def __init__(self) -> None:
+        self.observation_space = spaces.Discrete(2)
+        self.action_space = spaces.Discrete(2)
+        self._at = 0
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[int, dict[str, Any]]:
+        super().reset(seed=seed, options=options)
+        self._at = 0
+        return self._at, {}
+
+    def step(self, action: int) -> tuple[int, float, bool, bool, dict[str, Any]]:
+        self._at ^= 1
+        return self._at, float(action), False, False, {}
