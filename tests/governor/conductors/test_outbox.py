@@ -1,0 +1,100 @@
+"""A conductor keeps its events, in order, until they are acknowledged."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from governor.conductors import outbox
+from governor.conductors.outbox import Outbox
+from governor.errors import ConductorError
+from governor.messages import (
+    Acknowledged,
+    ConductorSpec,
+    Log,
+    Refused,
+    decode_report,
+    encode,
+    run_service,
+)
+from transport.broker import Broker
+from transport.client import Client
+from transport.worker import Worker
+
+
+@pytest.fixture
+async def post():
+    """An outbox, and `serve(handler)` for the governor's side of it."""
+    with tempfile.TemporaryDirectory(prefix="ob-", dir="/tmp") as name:
+        client_end, worker_end = f"ipc://{name}/c", f"ipc://{name}/w"
+        spec = ConductorSpec(
+            uid="r1",
+            run_name="r",
+            name="simulation",
+            kind="simulation",
+            incarnation=1,
+            client_endpoint=client_end,
+            worker_endpoint=worker_end,
+            run_folder=name,
+            socket_folder=name,
+            import_folder=name,
+            seed=0,
+        )
+        async with (
+            Broker(client_endpoint=client_end, worker_endpoint=worker_end),
+            Client(client_end) as client,
+            Outbox(spec=spec, client=client) as box,
+        ):
+            box.serve = lambda handler: Worker(worker_end, run_service("r1"), handler)
+            box.folder = Path(name)
+            yield box
+
+
+def lines(count):
+    return [Log(level="info", event=f"e{number}") for number in range(count)]
+
+
+async def test_events_arrive_in_order_with_their_numbers_and_share_their_way(post):
+    reports = []
+
+    async def take(request):
+        reports.append(decode_report(request.body[0]))
+        return [encode(Acknowledged())]
+
+    async with post.serve(take):
+        await asyncio.gather(*(post.report(line) for line in lines(600)))
+    told = [event.event for report in reports for event in report.events]
+    assert told == [f"e{number}" for number in range(600)]
+    assert [report.seq for report in reports] == [
+        1 + sum(len(r.events) for r in reports[:n]) for n in range(len(reports))
+    ]
+    assert len(reports) < 20
+
+
+async def test_what_was_not_acknowledged_is_sent_again_as_it_was(post, monkeypatch):
+    monkeypatch.setattr(outbox, "BACK_OFF_SECONDS", 0.01)
+    seen = []
+
+    async def full_disk_twice(request):
+        seen.append(request.body[0])
+        if len(seen) < 3:
+            raise OSError("no space left on device")
+        return [encode(Acknowledged(flow="STOP_PHASE"))]
+
+    async with post.serve(full_disk_twice):
+        answer = await asyncio.wait_for(post.report(lines(1)[0]), 10)
+    assert answer.flow == "STOP_PHASE"
+    assert len(seen) == 3
+    assert len(set(seen)) == 1
+
+
+async def test_an_event_that_the_governor_refuses_is_an_error_of_its_own(post):
+    async def refuse(_request):
+        return [encode(Refused(code="bad_request", message="not like this", exit_code=2))]
+
+    async with post.serve(refuse):
+        with pytest.raises(ConductorError, match="not like this"):
+            await asyncio.wait_for(post.report(lines(1)[0]), 10)

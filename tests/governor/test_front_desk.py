@@ -1,0 +1,174 @@
+"""The executor's verbs over a real broker: what each answers, and with which exit code it refuses."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from governor.errors import AlreadyEnded, NoSuchRun, NotEnded, RunFileError, TryAgain, Unreachable
+from governor.executor import Executor
+from governor.front_desk import FrontDesk
+from governor.journal import Journal
+from governor.messages import SERVICE, Refused, Submit, decode_reply, encode
+from governor.run_queue import RunQueue
+from governor.site import Site
+from transport.broker import Broker
+from transport.client import Client
+from transport.worker import Worker
+
+RUN = {"name": "r", "phases": [{"name": "p", "tasks": [{"id": "t", "call": "m:f"}]}]}
+
+
+class House:
+    """A daemon without slots: what is submitted stays in the queue."""
+
+    def __init__(self):
+        self.governors = []
+        self.queue = RunQueue(limit=3)
+        self.is_stopping = False
+        self.dispatched = 0
+
+    def dispatch(self):
+        self.dispatched += 1
+
+
+@pytest.fixture
+async def desk():
+    """The endpoints, the house behind the desk, and an executor before it."""
+    with tempfile.TemporaryDirectory(prefix="fd-", dir="/tmp") as name:
+        folder = Path(name)
+        client, worker = f"ipc://{folder}/c", f"ipc://{folder}/w"
+        async with contextlib.AsyncExitStack() as stack:
+            await stack.enter_async_context(Broker(client_endpoint=client, worker_endpoint=worker))
+            journal = Journal(folder / "governor.db")
+            stack.push_async_callback(journal.close)
+            own = await stack.enter_async_context(Client(client))
+            site = Site(
+                client_endpoint=client,
+                worker_endpoint=worker,
+                client=own,
+                journal=journal,
+                ray="not started",
+                runs_folder=folder,
+                runtime_folder=folder,
+                log_format="json",
+                log_level="info",
+            )
+            house = House()
+            house.journal = journal
+            house.client = own
+            served = FrontDesk(house=house, site=site)
+            await stack.enter_async_context(Worker(worker, SERVICE, served.answer, credit=16))
+            house.executor = await stack.enter_async_context(Executor(client, timeout=3.0))
+            yield house
+
+
+async def test_a_submitted_run_is_on_record_and_waits_with_its_reason(desk):
+    uid = await desk.executor.submit(RUN, key="k")
+    assert await desk.executor.submit(RUN, key="k") == uid
+    assert desk.dispatched == 1
+    [run] = (await desk.executor.status()).runs
+    assert (run.uid, run.state, run.waits_for) == (uid, "queued", "a free slot (0 runs before it)")
+    assert [event.kind for event in desk.journal.events(uid)] == ["run.accepted"]
+
+
+async def test_a_faulty_run_is_refused_with_all_its_faults(desk):
+    faulty = {
+        "name": "r",
+        "phases": [{"name": "p", "tasks": [{"id": "t", "call": "m:f", "retrys": 1}], "mod": 1}],
+    }
+    asked = encode(Submit(run=faulty, folder="/"))
+    answer = decode_reply((await desk.client.request(SERVICE, asked, timeout=3.0))[0])
+    assert isinstance(answer, Refused)
+    assert answer.exit_code == 78
+    assert [fault.path for fault in answer.faults] == ["phases[0].tasks[0].retrys", "phases[0].mod"]
+    with pytest.raises(RunFileError) as caught:
+        await desk.executor.submit(faulty)
+    assert len(caught.value.faults) == 2
+    assert desk.journal.runs(limit=9) == []
+
+
+async def test_a_full_queue_and_a_daemon_that_goes_down_take_no_run(desk):
+    for _ in range(3):
+        await desk.executor.submit(RUN)
+    with pytest.raises(TryAgain, match="queue_limit"):
+        await desk.executor.submit(RUN)
+    desk.is_stopping = True
+    with pytest.raises(TryAgain, match="going down"):
+        await desk.executor.submit(RUN)
+    assert len(desk.journal.runs(limit=9)) == 3
+
+
+async def test_a_run_is_found_by_its_beginning_if_that_is_the_only_one(desk):
+    for uid in ("abc", "abd"):
+        await desk.journal.write(
+            lambda tx, uid=uid: tx.submit(uid=uid, key=None, name="n", spec={"name": "n"}, folder="/")
+        )
+    assert (await desk.executor.status("abc")).runs[0].uid == "abc"
+    with pytest.raises(NoSuchRun, match="beginning of several runs: abc, abd") as caught:
+        await desk.executor.status("ab")
+    assert caught.value.exit_code == 4
+    with pytest.raises(NoSuchRun):
+        await desk.executor.status("zz")
+    with pytest.raises(NoSuchRun):
+        await desk.executor.status("a%")
+
+
+async def test_a_queued_run_that_is_aborted_ends_once_with_a_result(desk):
+    uid = await desk.executor.submit(RUN)
+    with pytest.raises(NotEnded) as not_ended:
+        await desk.executor.result(uid)
+    assert not_ended.value.exit_code == 75
+    await desk.executor.abort(uid, reason="no need")
+    assert len(desk.queue) == 0
+    result = await desk.executor.result(uid)
+    assert (result.outcome, result.reason, result.phases) == ("aborted", "no need", ())
+    events = [event.kind async for event in desk.executor.watch(uid)]
+    assert events == ["run.accepted", "run.ended"]
+    assert desk.executor.last_end.outcome == "aborted"
+    with pytest.raises(AlreadyEnded):
+        await desk.executor.abort(uid)
+
+
+async def test_a_watch_that_is_open_gets_what_comes(desk):
+    uid = await desk.executor.submit(RUN)
+    seen = []
+
+    async def watch():
+        seen.extend([event async for event in desk.executor.watch(uid)])
+
+    watching = asyncio.create_task(watch())
+    await desk.journal.write(lambda tx: tx.event(uid, "something", {"n": 1}))
+    await desk.executor.abort(uid)
+    await asyncio.wait_for(watching, 10)
+    assert [(event.seq, event.kind) for event in seen] == [
+        (1, "run.accepted"),
+        (2, "something"),
+        (3, "run.ended"),
+    ]
+
+
+async def test_what_is_no_request_is_refused_and_the_desk_goes_on(desk):
+    for body in ((b"\x00garbage",), (b"",), ()):
+        answer = decode_reply((await desk.client.request(SERVICE, *body, timeout=3.0))[0])
+        assert (answer.code, answer.exit_code) == ("bad_request", 2)
+    await desk.executor.submit(RUN)
+
+
+async def test_a_socket_that_a_dead_daemon_left_is_told_within_two_seconds(tmp_path):
+    path = Path(tempfile.mkdtemp(dir="/tmp")) / "stale"
+    with socket.socket(socket.AF_UNIX) as left:
+        left.bind(str(path))
+    try:
+        with pytest.raises(Unreachable) as caught:
+            async with asyncio.timeout(3), Executor(f"ipc://{path}"):
+                pass
+        assert caught.value.exit_code == 69
+    finally:
+        path.unlink()
+        path.parent.rmdir()

@@ -1,0 +1,129 @@
+"""What conductors report: applied once, in order, acknowledged when it is durable."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from governor.assignment import Assignment
+from governor.errors import JournalError
+from governor.journal import Journal
+from governor.messages import (
+    Acknowledged,
+    ConductorReady,
+    EpisodeEnded,
+    EpisodeRecord,
+    PartEnded,
+    Refused,
+    Report,
+    decode_acknowledged,
+    encode,
+)
+from governor.progress import Progress
+from governor.run_desk import RunDesk
+from governor.run_file import parse
+from states import events
+
+RUN = parse(
+    {
+        "name": "r",
+        "conductors": {"environments": {"e": {"entry": "m:E"}}, "agents": {"a": {"entry": "m:A"}}},
+        "phases": [{"name": "p", "simulate": {"environment": "e", "agents": ["a"], "episodes": 9}}],
+    }
+)
+
+
+class Governor:
+    """The desk's `Governor`: notes what it is told, and what is on record at that moment."""
+
+    flow = "CONTINUE"
+
+    def __init__(self, journal):
+        self.journal = journal
+        self.taken = []
+
+    async def take(self, event, *, detail):
+        self.taken.append((event, detail, len(self.journal.episodes("r1", 0))))
+
+    def now(self):
+        return 5.0
+
+
+@pytest.fixture
+async def desk(tmp_path):
+    journal = Journal(tmp_path / "governor.db")
+    await journal.write(lambda tx: tx.submit(uid="r1", key=None, name="r", spec=RUN.raw(), folder="/"))
+    progress = Progress(Assignment(uid="r1", run=RUN, folder="/"))
+    progress.enter(0, episodes=[], tasks=[])
+    governor = Governor(journal)
+    made = RunDesk(uid="r1", journal=journal, progress=progress, governor=governor)
+    yield SimpleNamespace(desk=made, governor=governor, journal=journal, progress=progress)
+    await journal.close()
+
+
+async def tell(desk, seq, *told, conductor="simulation", incarnation=1):
+    report = Report(conductor=conductor, incarnation=incarnation, seq=seq, events=told)
+    [answer] = await desk.desk.answer(SimpleNamespace(body=[encode(report)]))
+    return decode_acknowledged(answer)
+
+
+def ended(index, value=1.0):
+    record = EpisodeRecord(
+        index=index, worker=0, seed=1, outcome="terminated", value=value, steps=3, seconds=0.1
+    )
+    return EpisodeEnded(phase=0, episode=record)
+
+
+END = PartEnded(phase=0, part="simulation", end="until", metrics={"return_mean": 1.0})
+
+
+async def test_records_are_durable_before_what_follows_them_moves_the_run(desk):
+    assert await tell(desk, 1, ended(0), ended(1), END) == Acknowledged(flow="CONTINUE")
+    [(moved, detail, on_record)] = desk.governor.taken
+    assert moved == events.PartEnded(run="r1", at=5.0, phase=0, part="simulation", end="until")
+    assert (detail, on_record) == ({"metrics": {"return_mean": 1.0}}, 2)
+    assert [event.kind for event in desk.journal.events("r1")] == [
+        "run.accepted",
+        "episode.ended",
+        "episode.ended",
+    ]
+
+
+async def test_what_is_sent_again_is_acknowledged_again_and_applied_once(desk):
+    await tell(desk, 1, ended(0), ConductorReady())
+    await tell(desk, 1, ended(0), ConductorReady())
+    await tell(desk, 2, ConductorReady(), ended(1))
+    assert len(desk.governor.taken) == 1
+    assert [record.index for record in desk.journal.episodes("r1", 0)] == [0, 1]
+    assert (desk.progress.episodes_ended, len(desk.journal.events("r1"))) == (2, 3)
+
+
+async def test_a_later_incarnation_counts_its_own_and_an_episode_stays_as_first_told(desk):
+    await tell(desk, 1, ended(0, value=1.0))
+    await tell(desk, 1, ended(0, value=7.0), ended(1), incarnation=2)
+    assert [record.value for record in desk.journal.episodes("r1", 0)] == [1.0, 1.0]
+    assert desk.progress.episodes_ended == 2
+
+
+async def test_the_answer_carries_the_governors_flow_control(desk):
+    desk.governor.flow = "SHUTDOWN"
+    assert (await tell(desk, 1, ended(0))).flow == "SHUTDOWN"
+
+
+async def test_without_room_on_the_disk_nothing_is_acknowledged_and_it_may_be_sent_again(desk):
+    (pages,) = desk.journal._writing.execute("PRAGMA page_count").fetchone()
+    desk.journal._writing.execute(f"PRAGMA max_page_count={pages}")
+    many = [ended(index) for index in range(400)]
+    with pytest.raises(JournalError):
+        await tell(desk, 1, *many)
+    assert desk.journal.episodes("r1", 0) == []
+    desk.journal._writing.execute("PRAGMA max_page_count=100000")
+    assert isinstance(await tell(desk, 1, *many), Acknowledged)
+    assert len(desk.journal.episodes("r1", 0)) == 400
+
+
+async def test_what_is_no_report_is_refused(desk):
+    [answer] = await desk.desk.answer(SimpleNamespace(body=[b"\xff\x00"]))
+    assert isinstance(decode_acknowledged(answer), Refused)
+    assert desk.governor.taken == []
