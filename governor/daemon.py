@@ -4,7 +4,8 @@ Rules:
 1. READY is said when runs can be taken: journal open, forkserver warm, broker answering, front desk registered.
 2. A stop interrupts the runs in order, tells watchers, then takes down Ray, broker and forkserver. A second signal
    leaves out the grace.
-3. A crash of a governor ends the daemon with 70: the next start goes on where the journal ends.
+3. A crash of a governor ends the daemon with 70, a journal that can't be written with 75: the next start goes on
+   where the journal ends.
 4. The loop itself feeds the watchdog: a daemon whose loop hangs is restarted.
 """
 
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING, Final
 from governor import logs, premises, recovery
 from governor.broker_process import BrokerProcess, answering
 from governor.conductors import process
-from governor.errors import ConfigError, ExitCode, TryAgain
+from governor.errors import ConfigError, ExitCode, JournalError, TryAgain
 from governor.front_desk import FrontDesk
 from governor.journal import Journal
 from governor.messages import SERVICE
@@ -91,7 +92,14 @@ class Daemon:
         loop.add_signal_handler(signal.SIGHUP, self._hang_up)
         async with self.running():
             await self._stop.wait()
+        if isinstance(self._crash, JournalError):
+            return self._crash.exit_code
         return ExitCode.DONE if self._crash is None else ExitCode.INTERNAL
+
+    async def crash(self) -> BaseException:
+        """What broke the daemon, once something does; for whoever uses `running`."""
+        await self._stop.wait()
+        return self._crash or RuntimeError("the daemon was stopped")
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[Daemon]:
@@ -105,7 +113,13 @@ class Daemon:
             stack.callback(premises.clear, config.runtime_dir)
             site = await self._open(stack)
             self.governors = [
-                RunGovernor(config.worker_endpoint, f"slot-{number}", site=site, on_change=self._changed)
+                RunGovernor(
+                    config.worker_endpoint,
+                    f"slot-{number}",
+                    site=site,
+                    on_change=self._changed,
+                    on_journal_failure=self._give_up,
+                )
                 for number in range(config.slots)
             ]
             left = await recovery.unfinished(
@@ -205,6 +219,13 @@ class Daemon:
             log.warning("run.not_assigned", run=assignment.uid, slot=governor.uid, reason=str(error))
             self.queue.put_back(assignment)
             asyncio.get_running_loop().call_later(ASSIGN_AGAIN_SECONDS, self.dispatch)
+
+    def _give_up(self, error: JournalError) -> None:
+        """Without a journal nothing may be acknowledged: the runs are interrupted, and go on in the next invocation."""
+        if self._crash is None:
+            log.error("daemon.gives_up", reason=str(error))
+        self._crash = self._crash or error
+        self._stop.set()
 
     def _changed(self, governor: RunGovernor) -> None:
         if governor.is_free:

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from structlog.typing import FilteringBoundLogger, Processor
 
 LogFormat = Literal["console", "json"]
+_TRACEBACKS = structlog.processors.ExceptionRenderer(
+    structlog.tracebacks.ExceptionDictTransformer(show_locals=False)  # they hold users' data, and tokens
+)
 
 
 def choose_format() -> LogFormat:
@@ -38,7 +41,7 @@ def configure(*, log_format: LogFormat, level: str = "info", **bound: object) ->
     renderer: list[Processor] = (
         [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())]
         if log_format == "console"
-        else [structlog.processors.dict_tracebacks, structlog.processors.JSONRenderer()]
+        else [_TRACEBACKS, structlog.processors.JSONRenderer()]
     )
     structlog.configure(
         processors=[*shared, *renderer],

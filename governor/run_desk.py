@@ -53,6 +53,7 @@ class Governor(Protocol):
         """Returns when the event has been answered and recorded."""
 
     def now(self) -> float: ...
+    def journal_failed(self, error: JournalError) -> None: ...
 
 
 class RunDesk:
@@ -140,7 +141,7 @@ class RunDesk:
         try:
             new = await self._journal.write(change)
         except JournalError as error:
-            log.error("journal.failed", run=self._uid, reason=str(error))  # noqa: TRY400  # the reason says it all
+            self._governor.journal_failed(error)
             raise
         for event in new:
             match event:

@@ -56,6 +56,7 @@ class RunGovernor:
         uid: the slot's name in logs.
         site: what the house offers.
         on_change: called after each transition, with this governor.
+        on_journal_failure: called when what happened could not be recorded; the daemon has to go down in order.
     """
 
     def __init__(
@@ -65,6 +66,7 @@ class RunGovernor:
         *,
         site: Site,
         on_change: Callable[[RunGovernor], None] = lambda _: None,
+        on_journal_failure: Callable[[JournalError], None] = lambda _: None,
     ) -> None:
         self.broker_uri = broker_uri
         self.uid = uid or "governor"
@@ -75,12 +77,12 @@ class RunGovernor:
         self.assignment: Assignment | None = None
         self._site = site
         self._on_change = on_change
+        self._on_journal_failure = on_journal_failure
         self._inbox: asyncio.Queue[tuple[Event, dict[str, Any], asyncio.Future[None]]] = asyncio.Queue()
         self._story: deque[str] = deque(maxlen=STORY)
         self._progress: Progress | None = None
         self._performer: Performer | None = None
         self._desk: Worker | None = None
-        self._journal_failed = False
 
     def __repr__(self) -> str:
         run = f", run={self.experiment_run_id}" if self.assignment else ""
@@ -137,6 +139,11 @@ class RunGovernor:
         if isinstance(self.state, Running):
             return "CONTINUE"
         return "STOP_PHASE" if isinstance(self.state, Finalizing) else "SHUTDOWN"
+
+    def journal_failed(self, error: JournalError) -> None:
+        """Something of this run could not be recorded."""
+        log.error("journal.failed", run=self.experiment_run_id, reason=str(error))
+        self._on_journal_failure(error)
 
     def now(self) -> float:
         """The machine's clock, in monotonic seconds."""
@@ -239,7 +246,7 @@ class RunGovernor:
             answered.set_result(None)
 
     async def _record(self, before: State, event: Event, step: Step, detail: dict[str, Any]) -> None:
-        """Writes event and transition. Where the journal fails the run is stopped in order, recorded or not."""
+        """Writes event and transition. Where the journal fails the run goes down in order, recorded or not."""
         uid = self.experiment_run_id
         if uid is None or self.assignment is None:
             return
@@ -256,12 +263,7 @@ class RunGovernor:
         try:
             await self._site.journal.write(change)
         except JournalError as error:
-            log.error("journal.failed", run=uid, reason=str(error))  # noqa: TRY400  # the reason says it all
-            if not self._journal_failed:
-                self._journal_failed = True
-                reason = f"the journal cannot be written: {error}"
-                stop = StopRequested(run=uid, at=self.now(), reason=reason)
-                self._inbox.put_nowait((stop, {}, asyncio.get_running_loop().create_future()))
+            self.journal_failed(error)
 
     def _perform(self, step: Step) -> None:
         for effect in step.effects:

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
     from governor.cli.view import RunView
     from governor.config import Config
+    from governor.daemon import Daemon
     from governor.executor import Executor
     from governor.messages import RunEvent, WatchEnd
     from governor.systemd import Notifier
@@ -92,9 +93,24 @@ async def _run(file: Path, *, config: Config, notifier: Notifier, shown: _Patien
     ):
         uid = await executor.submit(file)
         with _two_signals(executor, uid, config.runtime_dir.parent):
-            end = await ask.follow(executor, uid, display=shown)
+            end = await _follow(executor, uid, shown, daemon)
             await _show_result(executor, uid, end, as_json=as_json)
     return ask.exit_code(end)
+
+
+async def _follow(executor: Executor, uid: str, shown: _Patient, daemon: Daemon) -> WatchEnd | None:
+    """To the run's end, or to the daemon's: a full disk, for one, leaves nothing to follow."""
+    following = asyncio.create_task(ask.follow(executor, uid, display=shown), name="run.follow")
+    crash = asyncio.create_task(daemon.crash(), name="run.crash")
+    try:
+        await asyncio.wait({following, crash}, return_when=asyncio.FIRST_COMPLETED)
+        if following.done():
+            return following.result()
+        raise crash.result()
+    finally:
+        following.cancel()
+        crash.cancel()
+        await asyncio.wait({following, crash})
 
 
 async def _show_result(executor: Executor, uid: str, end: WatchEnd | None, *, as_json: bool) -> None:

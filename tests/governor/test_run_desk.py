@@ -42,6 +42,10 @@ class Governor:
     def __init__(self, journal):
         self.journal = journal
         self.taken = []
+        self.failures = []
+
+    def journal_failed(self, error):
+        self.failures.append(error)
 
     async def take(self, event, *, detail):
         self.taken.append((event, detail, len(self.journal.episodes("r1", 0))))
@@ -118,6 +122,7 @@ async def test_without_room_on_the_disk_nothing_is_acknowledged_and_it_may_be_se
     with pytest.raises(JournalError):
         await tell(desk, 1, *many)
     assert desk.journal.episodes("r1", 0) == []
+    assert len(desk.governor.failures) == 1
     desk.journal._writing.execute("PRAGMA max_page_count=100000")
     assert isinstance(await tell(desk, 1, *many), Acknowledged)
     assert len(desk.journal.episodes("r1", 0)) == 400
