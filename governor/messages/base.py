@@ -1,0 +1,58 @@
+"""What all messages have in common: their root, the field's words, the names of services, yes and no."""
+
+from __future__ import annotations
+
+from typing import Final, Literal, TypeAlias
+
+import msgspec
+
+ConductorKind: TypeAlias = Literal["environment", "agent", "simulation", "task"]
+RunOutcome: TypeAlias = Literal["finished", "failed", "aborted"]
+TaskOutcome: TypeAlias = Literal[
+    "succeeded", "failed", "timed_out", "crashed", "upstream_failed", "cancelled"
+]
+EpisodeOutcome: TypeAlias = Literal["terminated", "truncated", "failed", "timed_out", "crashed", "cancelled"]
+Part: TypeAlias = Literal["simulation", "tasks"]
+FlowControl: TypeAlias = Literal[
+    "CONTINUE", "PAUSE", "RESET", "RESTART", "STOP_SIMULATION", "STOP_PHASE", "SHUTDOWN"
+]
+
+SERVICE: Final = "governor"
+
+
+def run_service(uid: str) -> str:
+    """Where the conductors of run `uid` report their events."""
+    return f"run.{uid}"
+
+
+def conductor_service(uid: str, name: str) -> str:
+    """Where the conductor `name` of run `uid` takes its commands."""
+    return f"conductor.{uid}.{name}"
+
+
+class Message(msgspec.Struct, frozen=True, kw_only=True, tag=True, tag_field="type"):
+    """Root of everything that travels."""
+
+
+class Fault(msgspec.Struct, frozen=True, kw_only=True):
+    """One fault of a run file. `path` is like ``phases[1].tasks[0].timeout``; `line` counts from 1."""
+
+    path: str
+    message: str
+    line: int | None = None
+
+
+class Refused(Message, frozen=True):
+    """The answer to a command that changed nothing. `exit_code` is what the command line ends with."""
+
+    code: str
+    message: str
+    exit_code: int
+    faults: tuple[Fault, ...] = ()
+
+
+class Done(Message, frozen=True):
+    """The command was taken; its end is an event of the run."""
+
+
+encode = msgspec.msgpack.Encoder().encode

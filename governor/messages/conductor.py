@@ -1,0 +1,213 @@
+"""Between daemon and conductors: what a conductor is told, and what it reports."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, TypeAlias
+
+import msgspec
+
+from governor.messages.base import ConductorKind, Done, FlowControl, Message, Part, Refused, TaskOutcome
+from governor.messages.results import EpisodeRecord, TaskRecord
+
+
+class ConductorReady(Message, frozen=True):
+    """It can take commands. `detail` is for the log: spaces of an environment, Ray's address, and so on."""
+
+    detail: dict[str, Any] = {}
+
+
+class ConductorFailed(Message, frozen=True):
+    """It cannot work and will exit; `reason` is one line, `traceback` goes to the log."""
+
+    reason: str
+    traceback: str = ""
+
+
+class EpisodeEnded(Message, frozen=True):
+    phase: int
+    episode: EpisodeRecord
+
+
+class TaskStarted(Message, frozen=True):
+    phase: int
+    task: str
+    run: int
+    attempt: int
+    pid: int
+    node: str
+
+
+class TaskEnded(Message, frozen=True):
+    """The last attempt of one run of a task is over."""
+
+    phase: int
+    record: TaskRecord
+
+
+class TaskAttemptEnded(Message, frozen=True):
+    """An attempt ended badly and another one follows."""
+
+    phase: int
+    task: str
+    run: int
+    attempt: int
+    outcome: TaskOutcome
+    error: str
+    seconds: float
+
+
+class PartEnded(Message, frozen=True):
+    """The simulation or the task graph of a phase is over. `end` says why: ``max_episodes``, ``until``,
+    ``tasks_done``, ``stopped``; `failures` counts episodes or tasks that ended badly; `first_failure` is one
+    line.
+    """
+
+    phase: int
+    part: Part
+    end: str
+    failures: int = 0
+    first_failure: str = ""
+    metrics: dict[str, float] = {}
+
+
+class Log(Message, frozen=True):
+    """A line of a conductor for the run's log."""
+
+    level: str
+    event: str
+    data: dict[str, Any] = {}
+
+
+ConductorEvent: TypeAlias = (
+    ConductorReady
+    | ConductorFailed
+    | EpisodeEnded
+    | TaskStarted
+    | TaskAttemptEnded
+    | TaskEnded
+    | PartEnded
+    | Log
+)
+
+
+class Report(Message, frozen=True):
+    """Events of a conductor on their way, in order: kept and sent again until acknowledged. `seq` is the number
+    of the first one; each is applied once by (conductor, incarnation, number).
+    """
+
+    conductor: str
+    incarnation: int
+    seq: int
+    events: tuple[ConductorEvent, ...]
+
+
+class Acknowledged(Message, frozen=True):
+    """The events are in the journal. `flow` is the governor's flow control for the end of an episode."""
+
+    flow: FlowControl = "CONTINUE"
+
+
+class Until(msgspec.Struct, frozen=True, kw_only=True):
+    metric: str
+    at_least: float
+    average_over: int = 1
+
+
+class StartSimulation(Message, frozen=True):
+    """Drive the episodes of a phase. `done` are the episodes that ended before this incarnation began: they
+    count, and are not played again.
+    """
+
+    phase: int
+    name: str
+    mode: Literal["train", "eval"]
+    environment: str
+    agents: tuple[str, ...]
+    episodes: int
+    workers: int
+    max_steps: int | None
+    episode_timeout: float | None
+    seed: int
+    until: tuple[Until, ...] = ()
+    done: tuple[EpisodeRecord, ...] = ()
+
+
+class TaskSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """One node of the graph. `timeout` bounds the running time of one attempt; `retries` is the number of
+    attempts after the first.
+    """
+
+    id: str
+    call: str
+    args: dict[str, Any] = {}
+    depends_on: tuple[str, ...] = ()
+    repeat: int = 1
+    timeout: float | None = None
+    retries: int = 0
+    resources: dict[str, float] = {}
+
+
+class StartTasks(Message, frozen=True):
+    """Run the task graph of a phase. `done` are runs of tasks that ended before this incarnation began."""
+
+    phase: int
+    name: str
+    tasks: tuple[TaskSpec, ...]
+    seed: int
+    done: tuple[TaskRecord, ...] = ()
+
+
+class StopPart(Message, frozen=True):
+    """End what is running of this phase; the end comes as `PartEnded` with end ``stopped``."""
+
+    phase: int
+    reason: str
+
+
+class Shutdown(Message, frozen=True):
+    """Close and exit with 0 within `grace` seconds."""
+
+    grace: float
+
+
+ConductorCommand: TypeAlias = StartSimulation | StartTasks | StopPart | Shutdown
+
+
+class ConductorSpec(Message, frozen=True):
+    """All that a conductor needs to know at its birth.
+
+    `run_folder` keeps files of the run (``runs/<uid>/``), `socket_folder` its sockets; `import_folder` goes to
+    the front of ``sys.path``. `settings` is the conductor's own section of the run file.
+    """
+
+    uid: str
+    run_name: str
+    name: str
+    kind: ConductorKind
+    incarnation: int
+    client_endpoint: str
+    worker_endpoint: str
+    run_folder: str
+    socket_folder: str
+    import_folder: str
+    seed: int
+    settings: dict[str, Any] = {}
+    log_format: Literal["console", "json"] = "json"
+    log_level: str = "info"
+
+
+_spec = msgspec.msgpack.Decoder(ConductorSpec)
+
+_report = msgspec.msgpack.Decoder(Report)
+
+_acknowledged: msgspec.msgpack.Decoder[Acknowledged | Refused] = msgspec.msgpack.Decoder(
+    Acknowledged | Refused
+)
+_command: msgspec.msgpack.Decoder[ConductorCommand] = msgspec.msgpack.Decoder(ConductorCommand)
+_command_reply: msgspec.msgpack.Decoder[Done | Refused] = msgspec.msgpack.Decoder(Done | Refused)
+
+decode_spec = _spec.decode
+decode_report = _report.decode
+decode_acknowledged = _acknowledged.decode
+decode_command = _command.decode
+decode_command_reply = _command_reply.decode

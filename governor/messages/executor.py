@@ -1,0 +1,126 @@
+"""Between executor and daemon: what may be asked of the service `governor`, and what it answers."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, TypeAlias
+
+import msgspec
+
+from governor.messages.base import ConductorKind, Done, Message, Refused, RunOutcome
+from governor.messages.results import RunResult
+
+
+class Submit(Message, frozen=True):
+    """A run file as parsed YAML, the folder its `entry` and `call` are imported from, the client's key."""
+
+    run: dict[str, Any]
+    folder: str
+    key: str | None = None
+
+
+class Watch(Message, frozen=True):
+    """All events of the run with a sequence number above `after`, and those to come until it has ended."""
+
+    uid: str
+    after: int = 0
+
+
+class Status(Message, frozen=True):
+    uid: str | None = None
+
+
+class ListRuns(Message, frozen=True):
+    limit: int = 100
+
+
+class Abort(Message, frozen=True):
+    uid: str
+    reason: str = ""
+
+
+class Results(Message, frozen=True):
+    uid: str
+
+
+class Submitted(Message, frozen=True):
+    """The run is in the journal. `known` is true when the client's key had been submitted before."""
+
+    uid: str
+    known: bool = False
+
+
+class RunEvent(Message, frozen=True):
+    """One line of a run's record. `seq` counts from 1 for each run, without gaps."""
+
+    uid: str
+    seq: int
+    at: float
+    kind: str
+    data: dict[str, Any] = {}
+
+
+class WatchEnd(Message, frozen=True):
+    """Nothing more will come: the run has ended, or (`interrupted`) the daemon is going down."""
+
+    outcome: RunOutcome | Literal["interrupted"]
+
+
+class ConductorStatus(msgspec.Struct, frozen=True, kw_only=True):
+    name: str
+    kind: ConductorKind
+    state: str
+    pid: int | None
+    incarnation: int
+
+
+class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """A run as `status` and `list` show it. `waits_for` answers "why is it waiting?" in one line."""
+
+    uid: str
+    name: str
+    state: str
+    outcome: RunOutcome | None
+    reason: str
+    waits_for: str
+    submitted_at: float
+    started_at: float | None = None
+    ended_at: float | None = None
+    phase: str | None = None
+    phase_index: int | None = None
+    phases: int = 0
+    episodes_ended: int = 0
+    episodes_total: int = 0
+    tasks_ended: int = 0
+    tasks_total: int = 0
+    metrics: dict[str, float] = {}
+    conductors: tuple[ConductorStatus, ...] = ()
+
+
+class StatusReport(Message, frozen=True):
+    """The daemon and its runs in work or queued; with a uid, that run alone, ended ones too."""
+
+    pid: int
+    version: str
+    endpoint: str
+    uptime: float
+    slots: int
+    state: str
+    runs: tuple[RunStatus, ...]
+    ray: str = "not started"
+
+
+class RunList(Message, frozen=True):
+    runs: tuple[RunStatus, ...]
+
+
+ExecutorRequest: TypeAlias = Submit | Watch | Status | ListRuns | Abort | Results
+
+ExecutorReply: TypeAlias = (
+    Refused | Submitted | Done | RunEvent | WatchEnd | StatusReport | RunList | RunResult
+)
+
+_request: msgspec.msgpack.Decoder[ExecutorRequest] = msgspec.msgpack.Decoder(ExecutorRequest)
+_reply: msgspec.msgpack.Decoder[ExecutorReply] = msgspec.msgpack.Decoder(ExecutorReply)
+
+decode_request = _request.decode
+decode_reply = _reply.decode

@@ -1,0 +1,61 @@
+"""What is kept of episodes, tasks, phases and runs: it travels, and it lies in the journal."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from governor.messages.base import EpisodeOutcome, Message, RunOutcome, TaskOutcome
+
+
+class TaskRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """How one run of a task ended. `value` is set when it is small and JSON-like, else `value_file` names a
+    file below the run's folder. `cause` names the root task of an `upstream_failed`. `seconds` is the running
+    time of the last attempt.
+    """
+
+    task: str
+    run: int
+    outcome: TaskOutcome
+    attempts: int
+    seconds: float
+    value: Any = None
+    value_file: str | None = None
+    metrics: dict[str, float] = {}
+    error: str = ""
+    cause: str | None = None
+
+
+class EpisodeRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """How one episode ended. `index` counts from 0 within its phase; `value` is the undiscounted return."""
+
+    index: int
+    worker: int
+    seed: int
+    outcome: EpisodeOutcome
+    value: float
+    steps: int
+    seconds: float
+    reason: str = ""
+
+
+class PhaseResult(msgspec.Struct, frozen=True, kw_only=True):
+    name: str
+    mode: str
+    end: str
+    episodes: dict[str, int] = {}
+    metrics: dict[str, float] = {}
+    tasks: tuple[TaskRecord, ...] = ()
+
+
+class RunResult(Message, frozen=True):
+    uid: str
+    name: str
+    outcome: RunOutcome
+    reason: str
+    submitted_at: float
+    started_at: float | None
+    ended_at: float
+    phases: tuple[PhaseResult, ...]
+    folder: str
