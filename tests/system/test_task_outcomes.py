@@ -72,4 +72,8 @@ async def test_a_task_conductor_killed_at_work_is_replaced_and_nothing_is_done_t
         for task in ("first", "last"):
             assert (Path(result.folder) / f"{task}.starts").read_text() == "x"
         assert not psutil.pid_exists(nap.data["pid"])
-        assert [e.data["task"] for e in events if e.kind == "task.ended"] == ["first", "nap", "last"]
+        assert [e.data["record"]["task"] for e in events if e.kind == "task.ended"] == [
+            "first",
+            "nap",
+            "last",
+        ]
