@@ -28,7 +28,7 @@ from governor.ray_service import RayService
 from governor.run_governor import RunGovernor
 from governor.run_queue import RunQueue
 from governor.site import Site
-from governor.state_lock import StateLock
+from governor.state_lock import StateLock, runtime_lock
 from transport.client import Client
 from transport.worker import Worker
 
@@ -109,6 +109,7 @@ class Daemon:
             premises.take(config)
             stack.callback(process.shut_down)
             stack.enter_context(StateLock(config.state_dir))
+            stack.enter_context(runtime_lock(config.runtime_dir))
             premises.clear(config.runtime_dir)
             stack.callback(premises.clear, config.runtime_dir)
             site = await self._open(stack)

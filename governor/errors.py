@@ -7,7 +7,7 @@ what to do.
 from __future__ import annotations
 
 from enum import IntEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -116,17 +116,17 @@ class TryAgain(GovernorError):
 
 
 class AlreadyServed(TryAgain):
-    """Another daemon works on this state directory."""
+    """Another daemon works on this state or runtime directory."""
 
     code = "already_served"
 
-    def __init__(self, folder: str, pid: int | None) -> None:
+    def __init__(self, folder: str, pid: int | None, *, kind: Literal["state", "runtime"] = "state") -> None:
         self.folder = folder
         self.pid = pid
         holder = f"pid {pid}" if pid else "another process"
         super().__init__(
-            f"the state directory {folder} is in use by {holder}: stop that daemon, or give this one a "
-            "state directory of its own (--state-dir)"
+            f"the {kind} directory {folder} is in use by {holder}: stop that daemon, or give this one "
+            "directories of its own (--state-dir and --runtime-dir)"
         )
 
 

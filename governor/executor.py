@@ -16,7 +16,15 @@ from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 import msgspec
 
 from governor.config import find_broker
-from governor.errors import BadRequest, NoAnswer, Unreachable, UsageError, from_refusal
+from governor.errors import (
+    BadRequest,
+    GovernorError,
+    NoAnswer,
+    TryAgain,
+    Unreachable,
+    UsageError,
+    from_refusal,
+)
 from governor.messages import (
     SERVICE,
     Abort,
@@ -39,7 +47,15 @@ from governor.messages import (
     encode,
 )
 from transport.client import Client
-from transport.errors import BadEndpoint, BrokerUnreachable, DeadlineExceeded, TransportError
+from transport.errors import (
+    BadEndpoint,
+    BrokerUnreachable,
+    DeadlineExceeded,
+    QueueFull,
+    RemoteError,
+    TooLarge,
+    TransportError,
+)
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
@@ -114,7 +130,8 @@ class Executor:
                             continue
                         match self._decode(frame):
                             case RunEvent() as event:
-                                after = event.seq
+                                # The uid in full: a later run may begin like what was asked for.
+                                uid, after = event.uid, event.seq
                                 yield event
                             case WatchEnd() as end:
                                 self.last_end = end
@@ -122,8 +139,8 @@ class Executor:
                             case Refused() as refused:
                                 raise from_refusal(refused, source=uid)
             except TransportError as error:
-                if loop.time() > patience:
-                    raise Unreachable(self.endpoint, str(error)) from error
+                if loop.time() > patience or isinstance(error, RemoteError | TooLarge):
+                    raise self._failure(error) from error
                 await asyncio.sleep(BACK_OFF_SECONDS)
 
     async def status(self, uid: str | None = None) -> StatusReport:
@@ -166,18 +183,30 @@ class Executor:
             answer = await self._client.request(
                 SERVICE, encode(request), timeout=self.timeout, idempotent=True
             )
-        except BrokerUnreachable as error:
-            raise Unreachable(self.endpoint, str(error)) from error
-        except DeadlineExceeded as error:
-            raise NoAnswer(self.endpoint, self.timeout) from error
         except TransportError as error:
-            raise Unreachable(self.endpoint, str(error)) from error
+            raise self._failure(error) from error
         reply = self._decode(answer[0] if answer else b"")
         if isinstance(reply, Refused):
             raise from_refusal(reply, source=source)
         if not isinstance(reply, expected):
             raise BadRequest(f"the daemon answered {type(reply).__name__}, not {expected.__name__}")
         return reply
+
+    def _failure(self, error: TransportError) -> GovernorError:
+        """What a failed request means to whoever called."""
+        match error:
+            case BrokerUnreachable():
+                return Unreachable(self.endpoint, str(error))
+            case DeadlineExceeded():
+                return NoAnswer(self.endpoint, self.timeout)
+            case QueueFull():
+                return TryAgain(f"the broker at {self.endpoint} has no room for another request: {error}")
+            case TooLarge():
+                return UsageError(f"the request is larger than a broker takes: {error}")
+            case RemoteError():
+                return GovernorError(f"the daemon failed at this request, its log tells more: {error}")
+            case _:
+                return Unreachable(self.endpoint, str(error))
 
     def _decode(self, frame: bytes) -> ExecutorReply:
         try:

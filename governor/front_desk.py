@@ -65,6 +65,11 @@ ALPHABET: Final = "abcdefghjkmnpqrstvwxyz23456789"
 """Of uids: no letters that are taken for others, no vowels that make words."""
 UID_LENGTH: Final = 8
 
+LIST_LIMIT: Final = 10_000
+"""Runs in one answer."""
+LARGEST: Final = 2**63
+"""What SQLite takes for a number is below."""
+
 log = logs.get_logger()
 
 
@@ -113,6 +118,8 @@ class FrontDesk:
             case Status():
                 return self._status(asked)
             case ListRuns(limit=limit):
+                if not 0 < limit <= LIST_LIMIT:
+                    raise BadRequest(f"limit counts runs, from 1 to {LIST_LIMIT}, and is not {limit}")
                 return RunList(runs=tuple(self._describe(row) for row in self._journal.runs(limit=limit)))
             case Abort():
                 return await self._abort(asked)
@@ -123,9 +130,11 @@ class FrontDesk:
 
     async def _submit(self, asked: Submit) -> Submitted:
         run = parse(asked.run, "run file")
+        known = None if asked.key is None else self._journal.of_key(asked.key)
+        if known is not None:  # also when there is no room for another one: the client asks again for its own
+            return Submitted(uid=known, known=True)
         if self._house.is_stopping:
             raise TryAgain("the daemon is going down and takes no more runs")
-        self._house.queue.require_room()
         uid = new_uid()
 
         def change(transaction: Transaction) -> str:
@@ -133,16 +142,20 @@ class FrontDesk:
                 uid=uid, key=asked.key, name=run.name, spec=run.raw(), folder=asked.folder
             )
 
-        recorded = await self._journal.write(change)
+        with self._house.queue.place():
+            recorded = await self._journal.write(change)
+            if recorded == uid:
+                self._house.queue.append(Assignment(uid=uid, run=run, folder=asked.folder))
         if recorded == uid:
             log.info("run.accepted", run=uid, name=run.name, key=asked.key)
-            self._house.queue.append(Assignment(uid=uid, run=run, folder=asked.folder))
             self._house.dispatch()
         return Submitted(uid=recorded, known=recorded != uid)
 
     async def _watch(self, request: Request, asked: Watch) -> WatchEnd:
         uid = self._find(asked.uid).uid
         after = asked.after
+        if not 0 <= after < LARGEST:
+            raise BadRequest(f"events are numbered from 1, and none is {after}")
         with self._journal.arrivals(uid) as arrived:
             while True:
                 arrived.clear()

@@ -155,6 +155,11 @@ class Journal:
         row = self._reading.execute(f"{RunRow.SELECT} WHERE uid = ?", (uid,)).fetchone()
         return read_row(row) if row else None
 
+    def of_key(self, key: str) -> str | None:
+        """The uid of the run that was submitted with this key."""
+        row = self._reading.execute("SELECT uid FROM runs WHERE key = ?", (key,)).fetchone()
+        return str(row[0]) if row else None
+
     def find(self, prefix: str) -> list[str]:
         """Uids that begin with `prefix`, five at most."""
         rows = self._reading.execute(

@@ -6,9 +6,10 @@ output belongs to the verbs of the command line.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import sys
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, TextIO, cast
 
 import structlog
 
@@ -21,9 +22,29 @@ _TRACEBACKS = structlog.processors.ExceptionRenderer(
 )
 
 
+class _Patient:
+    """Standard error, for loggers: a full disk, a reader that went away, or a stream that was closed costs lines, and
+    nothing else.
+    """
+
+    def __init__(self, stream: TextIO | None) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        with contextlib.suppress(OSError, ValueError):  # ValueError: closed
+            if self._stream is not None:
+                self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with contextlib.suppress(OSError, ValueError):
+            if self._stream is not None:
+                self._stream.flush()
+
+
 def choose_format() -> LogFormat:
     """`console` when a person looks at standard error, else `json`."""
-    return "console" if sys.stderr.isatty() else "json"
+    return "console" if _on_terminal() else "json"
 
 
 def configure(*, log_format: LogFormat, level: str = "info", **bound: object) -> None:
@@ -39,17 +60,18 @@ def configure(*, log_format: LogFormat, level: str = "info", **bound: object) ->
         structlog.processors.TimeStamper(fmt="iso", utc=True),
     ]
     renderer: list[Processor] = (
-        [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())]
+        [structlog.dev.ConsoleRenderer(colors=_on_terminal())]
         if log_format == "console"
         else [_TRACEBACKS, structlog.processors.JSONRenderer()]
     )
+    stream = cast("TextIO", _Patient(sys.stderr))
     structlog.configure(
         processors=[*shared, *renderer],
         wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),
-        logger_factory=structlog.PrintLoggerFactory(file=sys.stderr),
+        logger_factory=structlog.PrintLoggerFactory(file=stream),
         cache_logger_on_first_use=True,
     )
-    handler = logging.StreamHandler(sys.stderr)
+    handler = logging.StreamHandler(stream)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(foreign_pre_chain=shared, processors=[_drop_internals, *renderer])
     )
@@ -60,6 +82,11 @@ def get_logger() -> FilteringBoundLogger:
     """A logger whose first argument is the event's dotted name."""
     logger: FilteringBoundLogger = structlog.get_logger()
     return logger
+
+
+def _on_terminal() -> bool:
+    stream: TextIO | None = sys.stderr  # None in a process that was started without one
+    return stream is not None and not stream.closed and stream.isatty()
 
 
 def _drop_internals(

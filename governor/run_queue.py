@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from governor.errors import TryAgain
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from governor.assignment import Assignment
 
 
@@ -15,6 +18,7 @@ class RunQueue:
     def __init__(self, *, limit: int) -> None:
         self.limit = limit
         self._waiting: OrderedDict[str, Assignment] = OrderedDict()
+        self._promised = 0
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -22,12 +26,18 @@ class RunQueue:
     def __contains__(self, uid: str) -> bool:
         return uid in self._waiting
 
-    def require_room(self) -> None:
-        """Raises TryAgain when it is full."""
-        if len(self._waiting) >= self.limit:
+    @contextmanager
+    def place(self) -> Iterator[None]:
+        """A place that nobody else gets while its run is being recorded. Raises TryAgain when there is none."""
+        if len(self._waiting) + self._promised >= self.limit:
             raise TryAgain(
                 f"{self.limit} runs are queued already (queue_limit); submit again when some have ended"
             )
+        self._promised += 1
+        try:
+            yield
+        finally:
+            self._promised -= 1
 
     def append(self, assignment: Assignment) -> None:
         self._waiting.setdefault(assignment.uid, assignment)

@@ -1,14 +1,18 @@
-"""One daemon for one state directory: a lock that the kernel gives back, however its holder ends."""
+"""One daemon for one state directory and one runtime directory: locks that the kernel gives back, however their holder
+ends.
+"""
 
 from __future__ import annotations
 
 import fcntl
 import os
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from governor.errors import AlreadyServed, NotPermitted
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
     from types import TracebackType
 
@@ -47,3 +51,20 @@ class StateLock:
             os.ftruncate(self._fd, 0)
             os.close(self._fd)
             self._fd = None
+
+
+@contextmanager
+def runtime_lock(folder: Path) -> Iterator[None]:
+    """Locks the folder itself: the daemon clears it, and leaves nothing in it. Raises AlreadyServed, NotPermitted."""
+    try:
+        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError as error:
+        raise NotPermitted(f"{folder} can't be opened: {error.strerror}; check the folder's owner") from error
+    try:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise AlreadyServed(str(folder), None, kind="runtime") from None
+        yield
+    finally:
+        os.close(fd)

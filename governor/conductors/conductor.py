@@ -64,6 +64,9 @@ still be on its way to the conductor then."""
 LAST_WORDS_SECONDS: Final = 2.0
 """For what was sent to leave the process."""
 
+REASON_CHARACTERS: Final = 1_000
+TRACEBACK_CHARACTERS: Final = 20_000
+
 log = logs.get_logger()
 E = TypeVar("E", bound=ConductorEvent)
 
@@ -209,13 +212,17 @@ async def _live(conductor: Conductor, outbox: Outbox, closing: asyncio.Event) ->
 
 async def _say_farewell(outbox: Outbox, error: Exception) -> None:
     reason = error.reason if isinstance(error, ConductorError) else _one_line(error)
-    log.error("conductor.failed", reason=reason, exc_info=error)
-    farewell = ConductorFailed(reason=reason, traceback="".join(traceback.format_exception(error)))
+    told = "".join(traceback.format_exception(error))
+    farewell = ConductorFailed(
+        reason=_fit(reason[:REASON_CHARACTERS]), traceback=_fit(told[-TRACEBACK_CHARACTERS:])
+    )
     try:
         async with asyncio.timeout(FAREWELL_SECONDS):
             await outbox.report(farewell)
     except (TimeoutError, ConductorError) as unheard:
         log.warning("conductor.farewell_unheard", reason=str(unheard))
+    # After the farewell: a long traceback takes its time to render.
+    log.error("conductor.failed", reason=farewell.reason, exc_info=error)
 
 
 async def _close(conductor: Conductor) -> None:
@@ -245,3 +252,8 @@ def _build(spec: ConductorSpec, link: Link) -> Conductor:
 def _one_line(error: BaseException) -> str:
     text = str(error).strip().splitlines()
     return f"{type(error).__name__}: {text[0]}" if text else type(error).__name__
+
+
+def _fit(text: str) -> str:
+    """Users' messages may hold what is no UTF-8, names of files for one."""
+    return text.encode(errors="backslashreplace").decode()

@@ -7,7 +7,9 @@ episodes pays one round trip and one commit for many events.
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Final, Self, TypeAlias
+
+import msgspec
 
 from governor import logs
 from governor.errors import ConductorError
@@ -21,7 +23,7 @@ from governor.messages import (
     encode,
     run_service,
 )
-from transport.errors import TransportError
+from transport.errors import TooLarge, TransportError
 
 if TYPE_CHECKING:
     from transport.client import Client
@@ -32,6 +34,11 @@ BACK_OFF_SECONDS: Final = 0.2
 """After a refusal of the journal or a lost connection, before the same batch is sent again."""
 
 log = logs.get_logger()
+_Waiting: TypeAlias = "tuple[ConductorEvent, asyncio.Future[Acknowledged]]"
+
+
+class _Unspeakable(Exception):
+    """An event that msgpack has no words for. It never leaves this module."""
 
 
 class Outbox:
@@ -40,7 +47,7 @@ class Outbox:
     def __init__(self, *, spec: ConductorSpec, client: Client) -> None:
         self.client = client
         self._spec = spec
-        self._waiting: list[tuple[ConductorEvent, asyncio.Future[Acknowledged]]] = []
+        self._waiting: list[_Waiting] = []
         self._arrived = asyncio.Event()
         self._next_seq = 1
         self._sender: asyncio.Task[None] | None = None
@@ -68,21 +75,31 @@ class Outbox:
                 self._arrived.clear()
             if not batch:
                 continue
-            report = Report(
-                conductor=self._spec.name,
-                incarnation=self._spec.incarnation,
-                seq=self._next_seq,
-                events=tuple(event for event, _ in batch),
-            )
-            self._next_seq += len(batch)
-            answer = await self._until_answered(encode(report))
-            for _, future in batch:
-                if future.cancelled():
-                    continue
-                if isinstance(answer, Refused):
-                    future.set_exception(ConductorError(f"the governor refused an event: {answer.message}"))
-                else:
-                    future.set_result(answer)
+            await self._deliver(batch)
+
+    async def _deliver(self, batch: list[_Waiting]) -> None:
+        """A batch that is too large goes in halves; an event that can't travel at all is its reporter's error."""
+        report = Report(
+            conductor=self._spec.name,
+            incarnation=self._spec.incarnation,
+            seq=self._next_seq,
+            events=tuple(event for event, _ in batch),
+        )
+        try:
+            answer = await self._until_answered(_packed(report))
+        except (TooLarge, _Unspeakable) as error:
+            if len(batch) > 1:
+                middle = len(batch) // 2
+                await self._deliver(batch[:middle])
+                await self._deliver(batch[middle:])
+                return
+            _answer(batch, ConductorError(f"an event can't be sent: {error}"))
+            return
+        self._next_seq += len(batch)
+        if isinstance(answer, Refused):
+            _answer(batch, ConductorError(f"the governor refused an event: {answer.message}"))
+        else:
+            _answer(batch, answer)
 
     async def _until_answered(self, body: bytes) -> Acknowledged | Refused:
         service = run_service(self._spec.uid)
@@ -90,6 +107,25 @@ class Outbox:
             try:
                 answer = await self.client.request(service, body, timeout=ATTEMPT_SECONDS, idempotent=True)
                 return decode_acknowledged(answer[0])
-            except TransportError as error:
+            except TooLarge:
+                raise
+            except (TransportError, msgspec.MsgspecError, IndexError) as error:
                 log.warning("outbox.unanswered", service=service, reason=str(error))
                 await asyncio.sleep(BACK_OFF_SECONDS)
+
+
+def _packed(report: Report) -> bytes:
+    try:
+        return encode(report)
+    except (ValueError, TypeError, OverflowError, RecursionError) as error:
+        raise _Unspeakable(str(error)) from error
+
+
+def _answer(batch: list[_Waiting], answer: Acknowledged | ConductorError) -> None:
+    for _, future in batch:
+        if future.cancelled():
+            continue
+        if isinstance(answer, ConductorError):
+            future.set_exception(answer)
+        else:
+            future.set_result(answer)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from governor.errors import AlreadyEnded, NoSuchRun, NotEnded, RunFileError, TryAgain, Unreachable
+from governor.errors import AlreadyEnded, NoSuchRun, NotEnded, RunFileError, TryAgain, Unreachable, UsageError
 from governor.executor import Executor
 from governor.front_desk import FrontDesk
 from governor.journal import Journal
@@ -102,6 +102,32 @@ async def test_a_full_queue_and_a_daemon_that_goes_down_take_no_run(desk):
     with pytest.raises(TryAgain, match="going down"):
         await desk.executor.submit(RUN)
     assert len(desk.journal.runs(limit=9)) == 3
+
+
+async def test_a_client_that_asks_again_for_its_own_run_gets_it_from_a_full_queue_and_at_the_last(desk):
+    first = await desk.executor.submit(RUN, key="mine")
+    for _ in range(2):
+        await desk.executor.submit(RUN)
+    assert await desk.executor.submit(RUN, key="mine") == first
+    desk.is_stopping = True
+    assert await desk.executor.submit(RUN, key="mine") == first
+
+
+async def test_submits_side_by_side_get_no_more_places_than_there_are(desk):
+    answers = await asyncio.gather(*(desk.executor.submit(RUN) for _ in range(9)), return_exceptions=True)
+    assert [type(answer) for answer in answers].count(TryAgain) == 6
+    assert len(desk.queue) == len(desk.journal.runs(limit=9)) == 3
+
+
+async def test_numbers_that_no_journal_has_are_refused(desk):
+    uid = await desk.executor.submit(RUN)
+    for limit in (0, -1, 2**63, 10_001):
+        with pytest.raises(UsageError, match="limit counts runs"):
+            await desk.executor.list(limit)
+    assert len((await desk.executor.list(10_000)).runs) == 1
+    for after in (-1, 2**63):
+        with pytest.raises(UsageError, match="numbered from 1"):
+            await anext(desk.executor.watch(uid, after=after))
 
 
 async def test_a_run_is_found_by_its_beginning_if_that_is_the_only_one(desk):

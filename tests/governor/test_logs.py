@@ -2,6 +2,8 @@ import json
 import subprocess
 import sys
 
+import pytest
+
 PROGRAM = """
 import logging, sys
 from governor import logs
@@ -31,3 +33,34 @@ def test_each_line_is_one_json_object_without_anybodys_variables():
     assert theirs["event"] == "their words"
     assert crashed["exception"][0]["exc_value"] == "out of order"
     assert "swordfish" not in done.stderr
+
+
+UNHEARD = """
+import logging, sys
+from governor import logs
+logs.configure(log_format=logs.choose_format(), level="info")
+log = logs.get_logger()
+for number in range(2000):
+    log.info("conductor.exited", exit_code=number)
+logging.getLogger("somebody.else").warning("their words")
+{closed}
+log.info("conductor.exited", exit_code=3)
+logging.getLogger("somebody.else").warning("their words")
+print("went on")
+"""
+
+
+@pytest.mark.parametrize(
+    ("redirection", "closed"),
+    [
+        ("2>/dev/full", ""),
+        ("2>&-", ""),
+        ("2>/dev/null", "sys.stderr.close()"),
+        ("2>/dev/full", "sys.stderr = None"),
+    ],
+)
+def test_a_log_that_nobody_can_read_costs_its_lines_and_nothing_else(redirection, closed):
+    """A full disk, no standard error from the start, one that was closed or taken away."""
+    command = ["sh", "-c", f'exec "$0" -c "$1" {redirection}', sys.executable, UNHEARD.format(closed=closed)]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+    assert done.stdout == "went on\n"

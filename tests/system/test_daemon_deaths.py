@@ -61,6 +61,20 @@ async def test_a_second_daemon_on_the_same_state_directory_is_refused(house):
         assert (await tree.executor.status()).state == "serving", "the first one is unharmed"
 
 
+async def test_a_second_daemon_in_the_same_runtime_directory_is_refused(house, walk):
+    async with house.serve() as tree:
+        arguments = [*house.arguments(), "--state-dir", str(house.folder / "other")]
+        second = await asyncio.create_subprocess_exec(
+            *arguments, env=house.environ, stderr=asyncio.subprocess.PIPE
+        )
+        _, complaint = await second.communicate()
+        assert second.returncode == ExitCode.TRY_AGAIN
+        assert f"the runtime directory {house.runtime} is in use" in complaint.decode()
+        uid = await tree.executor.submit(walk(episodes=5), folder=house.folder)
+        _, result = await tree.end(uid)
+        assert result.outcome == "finished", "the first one is unharmed"
+
+
 async def test_two_slots_work_side_by_side_and_a_third_run_waits(house, walk):
     async with house.serve("--slots", "2") as tree:
         uids = [await tree.executor.submit(walk(), folder=house.folder) for _ in range(3)]

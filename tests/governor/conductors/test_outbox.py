@@ -20,6 +20,7 @@ from governor.messages import (
     encode,
     run_service,
 )
+from transport import frames
 from transport.broker import Broker
 from transport.client import Client
 from transport.worker import Worker
@@ -98,3 +99,61 @@ async def test_an_event_that_the_governor_refuses_is_an_error_of_its_own(post):
     async with post.serve(refuse):
         with pytest.raises(ConductorError, match="not like this"):
             await asyncio.wait_for(post.report(lines(1)[0]), 10)
+
+
+async def test_a_batch_that_is_too_large_for_the_broker_goes_in_parts_and_in_order(post, monkeypatch):
+    monkeypatch.setattr(frames, "BODY_LIMIT", 20_000)
+    reports = []
+
+    async def take(request):
+        reports.append(decode_report(request.body[0]))
+        return [encode(Acknowledged())]
+
+    large = [Log(level="info", event=f"e{number}", data={"text": "x" * 7_000}) for number in range(9)]
+    async with post.serve(take), asyncio.timeout(10):
+        await asyncio.gather(*(post.report(line) for line in large))
+    assert [event.event for report in reports for event in report.events] == [f"e{n}" for n in range(9)]
+    assert [report.seq for report in reports] == [
+        1 + sum(len(r.events) for r in reports[:n]) for n in range(len(reports))
+    ]
+
+
+def nested():
+    deep = []
+    for _ in range(100_000):
+        deep = [deep]
+    return deep
+
+
+@pytest.mark.parametrize(
+    "unspeakable", [nested, object, lambda: "\udc80", lambda: 2**70, lambda: "x" * 30_000]
+)
+async def test_an_event_that_cannot_travel_is_its_reporters_error_and_the_others_arrive(
+    post, monkeypatch, unspeakable
+):
+    monkeypatch.setattr(frames, "BODY_LIMIT", 20_000)
+    told = []
+
+    async def take(request):
+        told.extend(decode_report(request.body[0]).events)
+        return [encode(Acknowledged())]
+
+    events = lines(5)
+    events[2] = Log(level="info", event="bad", data={"value": unspeakable()})
+    async with post.serve(take), asyncio.timeout(10):
+        answers = await asyncio.gather(*(post.report(event) for event in events), return_exceptions=True)
+        await post.report(Log(level="info", event="later"))
+    assert [type(answer) for answer in answers] == [Acknowledged] * 2 + [ConductorError] + [Acknowledged] * 2
+    assert [event.event for event in told] == ["e0", "e1", "e3", "e4", "later"]
+
+
+async def test_an_answer_that_says_nothing_is_no_acknowledgement(post, monkeypatch):
+    monkeypatch.setattr(outbox, "BACK_OFF_SECONDS", 0.01)
+    answers = [[], [b"\xff"], [encode(Acknowledged())]]
+
+    async def mumble(_request):
+        return answers.pop(0)
+
+    async with post.serve(mumble), asyncio.timeout(10):
+        assert await post.report(lines(1)[0]) == Acknowledged()
+    assert answers == []

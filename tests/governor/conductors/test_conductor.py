@@ -1,0 +1,27 @@
+"""What every conductor does: here its last words, which must reach the governor whatever it failed of."""
+
+from __future__ import annotations
+
+import pytest
+from structlog.testing import capture_logs
+
+from governor.conductors import conductor
+from governor.conductors.conductor import RecordingLink
+from governor.messages import ConductorFailed, Report, decode_report, encode
+
+
+@pytest.mark.parametrize(
+    "message", ["\udcff.csv can't be read", "x" * 10**7, "\udcff" * 10**6], ids=["name", "long", "both"]
+)
+async def test_the_farewell_fits_and_travels_whatever_the_error_says(message):
+    link = RecordingLink()
+    with capture_logs() as logged:
+        await conductor._say_farewell(link, ValueError(message))
+    assert [line["event"] for line in logged] == ["conductor.failed"]
+    [farewell] = link.events
+    packed = encode(Report(conductor="c", incarnation=1, seq=1, events=(farewell,)))
+    assert len(packed) < 200_000
+    assert decode_report(packed).events == (farewell,)
+    assert isinstance(farewell, ConductorFailed)
+    assert farewell.reason.startswith("ValueError: " + message[:3].replace("\udcff", "\\udcff"))
+    assert farewell.traceback.rstrip()[-3:] == message[-3:].encode(errors="backslashreplace").decode()[-3:]

@@ -1,0 +1,108 @@
+"""The executor before a daemon that fails, is silent, or has no room: each its own error and exit code."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import tempfile
+from types import SimpleNamespace
+
+import pytest
+
+from governor import executor as module
+from governor.errors import ExitCode, GovernorError, NoAnswer, TryAgain, Unreachable, UsageError
+from governor.executor import Executor
+from governor.messages import SERVICE, RunEvent, WatchEnd, decode_request, encode
+from transport import frames
+from transport.broker import Broker
+from transport.broker_core import Limits
+from transport.worker import Worker
+
+RUN = {
+    "name": "r",
+    "phases": [{"name": "p", "tasks": [{"id": "t", "call": "m:f", "args": {"x": "y" * 2000}}]}],
+}
+
+
+@pytest.fixture
+async def line():
+    """`open(**limits)` gives an executor before a broker; `serve(handler)` is the daemon behind it."""
+    async with contextlib.AsyncExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="ex-", dir="/tmp"))
+        client, worker = f"ipc://{folder}/c", f"ipc://{folder}/w"
+
+        async def open_one(**limits):
+            broker = Broker(client_endpoint=client, worker_endpoint=worker, limits=Limits(**limits))
+            await stack.enter_async_context(broker)
+            return await stack.enter_async_context(Executor(client, timeout=0.5))
+
+        def serve(handler, **options):
+            return Worker(worker, SERVICE, handler, **options)
+
+        yield SimpleNamespace(open=open_one, serve=serve)
+
+
+async def fail(_request):
+    raise LookupError("a bug")
+
+
+async def never(_request):
+    await asyncio.Event().wait()
+
+
+async def test_a_daemon_that_fails_at_a_request_is_not_called_unreachable(line):
+    executor = await line.open()
+    async with line.serve(fail):
+        with pytest.raises(GovernorError, match="LookupError: a bug") as caught:
+            await executor.status()
+        assert caught.value.exit_code == ExitCode.INTERNAL
+        async with asyncio.timeout(5):  # not the patience that it has with a daemon that starts again
+            with pytest.raises(GovernorError, match="LookupError: a bug"):
+                await anext(executor.watch("abc"))
+
+
+async def test_silence_is_a_deadline_and_nobody_there_is_unreachable(line):
+    executor = await line.open(service_wait=0.1)
+    with pytest.raises(Unreachable):
+        await executor.status()
+    async with line.serve(never):
+        with pytest.raises(NoAnswer) as caught:
+            await executor.status()
+    assert caught.value.exit_code == ExitCode.DEADLINE
+
+
+async def test_a_broker_without_room_says_try_again(line):
+    executor = await line.open(queue=1)
+    async with line.serve(never) as worker:
+        await worker.registered()
+        waiting = [asyncio.create_task(executor.status()) for _ in range(2)]
+        with pytest.raises(TryAgain, match="no room") as caught:
+            await asyncio.gather(*waiting, executor.status())
+        assert caught.value.exit_code == ExitCode.TRY_AGAIN
+        await asyncio.wait(waiting)
+        assert {type(task.exception()) for task in waiting} == {NoAnswer}
+
+
+async def test_a_request_that_is_too_large_is_the_callers(line, monkeypatch):
+    executor = await line.open()
+    monkeypatch.setattr(frames, "BODY_LIMIT", 1000)
+    with pytest.raises(UsageError, match="larger than a broker takes"):
+        await executor.submit(RUN)
+
+
+async def test_a_watch_that_comes_back_asks_for_the_very_run_that_it_had_found(line, monkeypatch):
+    monkeypatch.setattr(module, "SILENCE_SECONDS", 0.2)
+    executor = await line.open()
+    asked = []
+
+    async def watched(request):
+        asked.append(decode_request(request.body[0]))
+        if len(asked) == 1:
+            await request.partial(encode(RunEvent(uid="abc", seq=7, at=0.0, kind="k")))
+            await asyncio.Event().wait()
+        return [encode(WatchEnd(outcome="finished"))]
+
+    async with line.serve(watched, credit=2), asyncio.timeout(10):
+        events = [event async for event in executor.watch("ab", after=3)]
+    assert [event.seq for event in events] == [7]
+    assert [(request.uid, request.after) for request in asked] == [("ab", 3), ("abc", 7)]
