@@ -10,19 +10,23 @@ Rules:
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
 
 from governor import logs
 from governor.conductors.conductor import Conductor
 from governor.errors import ConductorError, ExitCode
 from governor.messages import Done, Refused, StartTasks, StopPart
 from governor.tasks.cluster import Cluster
-from governor.tasks.scheduler import Scheduler
+from governor.tasks.engine import Engine
+from governor.tasks.phase import PhaseTasks
 
 if TYPE_CHECKING:
     from governor.conductors.conductor import Link
     from governor.messages import ConductorCommand, ConductorSpec
-    from governor.tasks.runners import Runners
+
+GRACE: Final = 1.0
+"""Seconds from TaskCancelled to SIGKILL, where the run file says nothing."""
 
 log = logs.get_logger()
 
@@ -36,8 +40,8 @@ class TaskConductor(Conductor):
         self._cluster = Cluster(
             address=settings.get("address", ""), token_path=settings.get("token_path"), namespace=spec.uid
         )
-        self._runners: Runners | None = None
-        self._scheduler: Scheduler | None = None
+        self._engine: Engine | None = None
+        self._phase: PhaseTasks | None = None
         self._working: asyncio.Task[None] | None = None
         self._watching: asyncio.Task[None] | None = None
 
@@ -45,9 +49,20 @@ class TaskConductor(Conductor):
         await self._cluster.connect()
         from governor.tasks.runners import Runners  # noqa: PLC0415  # Ray: only after its variables are set
 
-        self._runners = Runners(cluster=self._cluster, spec=self.spec)
-        for _ in range(self._cluster.slots(())):
-            self._runners.start(next(self._runners.ids), ())
+        runners = Runners(
+            cluster=self._cluster,
+            run=self.spec.uid,
+            run_folder=Path(self.spec.run_folder),
+            socket_folder=Path(self.spec.socket_folder),
+            import_path=[self.spec.import_folder],
+        )
+        self._engine = Engine(
+            runners=runners,
+            cluster=self._cluster,
+            folder=Path(self.spec.run_folder),
+            grace=self.spec.settings.get("grace", GRACE),
+        )
+        self._engine.warm()
         self._watching = asyncio.create_task(self._watch(), name="tasks.ray_watch")
         cpus = sum(node.resources.get("CPU", 0.0) for node in self._cluster.nodes)
         return {"ray": self._cluster.address, "nodes": len(self._cluster.nodes), "cpus": cpus}
@@ -57,8 +72,8 @@ class TaskConductor(Conductor):
             case StartTasks():
                 return await self._start(command)
             case StopPart():
-                if self._scheduler is not None and self._scheduler.phase == command.phase:
-                    self._scheduler.stop(command.reason)
+                if self._phase is not None and self._phase.phase == command.phase:
+                    self._phase.stop(command.reason)
                 return Done()
             case _:
                 return _refused(f"a task conductor knows no {type(command).__name__}")
@@ -69,34 +84,30 @@ class TaskConductor(Conductor):
             if task is not None:
                 task.cancel()
                 await asyncio.wait({task})
-        if self._runners is not None:
-            await self._runners.close()
+        if self._engine is not None:
+            await self._engine.close()
         self._cluster.close()
 
     async def _start(self, command: StartTasks) -> Done | Refused:
-        if self._runners is None:
+        if self._engine is None:
             return _refused("not ready yet: no connection to Ray")
         if self._working is not None and not self._working.done():
-            if self._scheduler is not None and self._scheduler.phase == command.phase:
+            if self._phase is not None and self._phase.phase == command.phase:
                 return Done()  # the same command, sent again
             if not await self.handed_over(self._working):
                 return _refused("another phase's tasks are in work")
+        phase = PhaseTasks(command=command, link=self.link, engine=self._engine)
         try:
-            self._scheduler = Scheduler(
-                command=command,
-                spec=self.spec,
-                link=self.link,
-                cluster=self._cluster,
-                runners=self._runners,
-            )
+            phase.begin()
         except ConductorError as error:
             return _refused(error.reason)
-        self._working = asyncio.create_task(self._work(self._scheduler), name=f"tasks.phase.{command.phase}")
+        self._phase = phase
+        self._working = asyncio.create_task(self._work(phase), name=f"tasks.phase.{command.phase}")
         return Done()
 
-    async def _work(self, scheduler: Scheduler) -> None:
+    async def _work(self, phase: PhaseTasks) -> None:
         try:
-            await scheduler.run()
+            await phase.run()
         except Exception as error:
             log.exception("tasks.failed")
             self.give_up(f"the task scheduler failed: {type(error).__name__}: {error}")

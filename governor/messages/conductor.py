@@ -134,7 +134,7 @@ class StartSimulation(Message, frozen=True):
 
 class TaskSpec(msgspec.Struct, frozen=True, kw_only=True):
     """One node of the graph. `timeout` bounds the running time of one attempt; `retries` is the number of
-    attempts after the first.
+    attempts after the first. `args_key` names arguments that are no plain data and lie in Ray.
     """
 
     id: str
@@ -145,16 +145,36 @@ class TaskSpec(msgspec.Struct, frozen=True, kw_only=True):
     timeout: float | None = None
     retries: int = 0
     resources: dict[str, float] = {}
+    is_eval: bool = False
+    priority: int = 0
+    args_key: str = ""
+
+
+class DynamicTimeoutSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """``min(timeout, ratio * mean wall time of attempts that succeeded)``, once `warmup_min_tasks` have."""
+
+    ratio: float = 3.0
+    warmup_min_tasks: int = 10
+    percentile: float | None = None
 
 
 class StartTasks(Message, frozen=True):
-    """Run the task graph of a phase. `done` are runs of tasks that ended before this incarnation began."""
+    """Run the task graph of a phase. `done` are runs of tasks that ended before this incarnation began.
+
+    `max_repeat_per_runner` runs of a task are executed by one runner in a row. Once `min_num` tasks have succeeded, or
+    all but the part `over_rollout`, what is left has `wait_after_min` seconds.
+    """
 
     phase: int
     name: str
     tasks: tuple[TaskSpec, ...]
     seed: int
     done: tuple[TaskRecord, ...] = ()
+    max_repeat_per_runner: int | None = 1
+    min_num: int | None = None
+    over_rollout: float = 0.0
+    wait_after_min: float = 0.0
+    dynamic_timeout: DynamicTimeoutSpec | None = None
 
 
 class StopPart(Message, frozen=True):

@@ -1,14 +1,28 @@
-"""What user code of a task gets and gives back. Imports nothing but the standard library: user code imports it."""
+"""What users of the task engine write and get back. Light: user code imports it, in runners too.
+
+All times are in seconds. Names, arguments and defaults are those that users of Trinity-RFT's scheduler know; what is
+meant differently here stands in docs/tasks.md.
+"""
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 if TYPE_CHECKING:
     import logging
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
+
+BatchId: TypeAlias = int | str
+
+
+class TaskCancelled(BaseException):
+    """Raised inside a task past its deadline, or when it is cancelled: it has its grace to clean up and end.
+
+    No `Exception`, so that a broad ``except Exception`` does not swallow it.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,27 +30,154 @@ class TaskContext:
     """Handed to a callable that takes an argument named `context`.
 
     `run` is the uid of the experiment run; `run_id` counts the runs of a repeated task from 0, `attempt` from 1.
-    `deadline` is the moment (seconds since the epoch) at which this attempt is killed, None without a limit.
-    Files of the run are in `run_folder`. What is written to `log` stands in the log of the run.
+    `deadline` is the moment (seconds since the epoch) at which this attempt is cancelled, None without a limit.
+    `model` is the model endpoint of the runner's place, as it was given to the scheduler. Files of the run are in
+    `run_folder`. What is written to `log` stands in the log of the run.
     """
 
     run: str
+    batch: BatchId
     task: str
     run_id: int
     attempt: int
     deadline: float | None
     run_folder: Path
     log: logging.Logger
+    model: Any = None
+    is_eval: bool = False
+    tell: Callable[..., None] = field(default=lambda **_: None, repr=False)
+    """``tell(model_version=3, step=7)`` sets keys of the runner's state, for those who supervise it."""
+
+    @property
+    def task_id(self) -> str:
+        """The same as `task`."""
+        return self.task
 
 
 @dataclass(frozen=True, slots=True)
 class TaskResult:
     """What a task may return to name its metrics, or bytes that travel as they are.
 
-    `value` is what dependants get as input, `metrics` are numbers by name, `payload` is kept in a file of its own
-    beside the value's (``results/<phase>/<task>-<run>.payload``).
+    `value` is what dependants get as input, `metrics` are numbers by name. `payload` comes back from
+    `Scheduler.get_payload_results` as it was given; in a run it is kept in a file of its own beside the value's
+    (``results/<phase>/<task>-<run>.payload``).
     """
 
     value: Any = None
     metrics: Mapping[str, float] = field(default_factory=dict)
     payload: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One task of a batch: `repeat_times` runs of one callable.
+
+    Args:
+        call: a callable, or ``module:attribute``. Called once for each run with `args` as keyword arguments, and
+            with `context` (`TaskContext`) where it takes one. Async callables are awaited; a class or an object
+            with ``run()`` or ``arun()`` works too.
+        id: unique in its batch; None: its index in the batch.
+        depends_on: ids of tasks of the same batch that must succeed before; their results are handed over as
+            `inputs` where the callable takes them.
+        timeout: bounds one attempt; None: the scheduler's `max_timeout`.
+        retries: attempts after the first; None: the scheduler's `max_retry_times`.
+        is_eval: evaluation: its batch's metrics are those of `calculate_task_level_metrics(..., is_eval=True)`, and
+            it waits behind training tasks of the same step.
+        resources: what its runner holds: ``cpus``, ``gpus``, ``memory`` (bytes) and custom ones of Ray.
+        priority: the higher one goes first, before the order of batches.
+    """
+
+    call: Callable[..., Any] | str
+    args: Mapping[str, Any] = field(default_factory=dict)
+    id: str | None = None
+    repeat_times: int = 1
+    depends_on: Sequence[str] = ()
+    timeout: float | None = None
+    retries: int | None = None
+    is_eval: bool = False
+    resources: Mapping[str, float] = field(default_factory=dict)
+    priority: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class OverRollout:
+    """Train batches end early: once ``ceil(tasks * (1 - ratio))`` of them are done and `wait_after_min` seconds have
+    passed. `return_partial_tasks`: tasks of which only some runs are done are handed out as well.
+    """
+
+    ratio: float = 0.0
+    wait_after_min: float = 30.0
+    return_partial_tasks: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class DynamicTimeout:
+    """A time-out learned from what was seen: ``min(max_timeout, ratio * mean)`` of the wall times of finished train
+    sub-tasks, once `warmup_min_steps` steps were fully observed. Evaluation does not count.
+
+    `percentile` (0 to 100) takes that percentile of the last `window` sub-tasks in place of the mean of all.
+    """
+
+    enable: bool = False
+    ratio: float = 3.0
+    warmup_min_steps: int = 1
+    percentile: float | None = None
+    window: int = 256
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerConfig:
+    """How a `Scheduler` works.
+
+    Args:
+        runner_per_model: runners for each model endpoint; without models, the number of runners.
+        max_timeout: bounds an attempt, and how long a sub-task may be overtaken in the queue.
+        max_retry_times: attempts of a sub-task after the first.
+        max_repeat_times_per_runner: splits the runs of a task into sub-tasks of at most so many; None: no split.
+        detailed_stats: also min, max and std in the metrics of evaluation batches.
+        grace: between `TaskCancelled` and SIGKILL.
+        max_pending: runs that may wait at once; `schedule` raises QueueFull beyond.
+        stop_timeout: bounds `Scheduler.stop`.
+        address: of a Ray cluster (``host:port``); None: that of ``ray.init`` in this process, else of a head of its
+            own that ends with the scheduler.
+        num_cpus: of such a head; None: those of the machine.
+        import_path: folders that runners put in front of ``sys.path``.
+    """
+
+    runner_per_model: int = 8
+    max_timeout: float = 1800.0
+    max_retry_times: int = 2
+    max_repeat_times_per_runner: int | None = None
+    over_rollout: OverRollout = OverRollout()
+    dynamic_timeout: DynamicTimeout = DynamicTimeout()
+    detailed_stats: bool = False
+    grace: float = 1.0
+    max_pending: int = 1_000_000
+    stop_timeout: float = 30.0
+    address: str | None = None
+    num_cpus: int | None = None
+    import_path: Sequence[str] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """How a task ended. `metrics` holds one dict for each completed run, or the means over them."""
+
+    completed_runs: int
+    total_runs: int
+    metrics: list[dict[str, float]] = field(default_factory=list)
+    message: str = ""
+    task_id: str = ""
+
+    @property
+    def ok(self) -> bool:
+        """Whether all runs are completed."""
+        return self.completed_runs == self.total_runs
+
+
+def sort_batch_id(batch_id: BatchId) -> tuple[float, int]:
+    """The place of a batch in the queue: int n is (n, 0), ``"n/name"`` is (n, 1), other strings come last."""
+    if isinstance(batch_id, int):
+        return (batch_id, 0)
+    number = re.match(r"\d+", batch_id)
+    return (float("inf"), 1) if number is None else (int(number[0]), 1)

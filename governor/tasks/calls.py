@@ -1,8 +1,8 @@
 """How the callable of a task is found and called.
 
-A call is named ``module:attribute``. It gets its `args` as keyword arguments, and `inputs` and `context` where it
-has parameters of these names. A class, or an object that has ``run()`` or ``arun()``, is called that way: a class is
-built from the arguments first. Coroutines are awaited.
+A call is named ``module:attribute``, or it is an object that came through Ray. It gets its `args` as keyword
+arguments, and `inputs` and `context` where it has parameters of these names. A class, or an object that has ``run()``
+or ``arun()``, is called that way: a class is built from the arguments first. Coroutines are awaited.
 """
 
 from __future__ import annotations
@@ -10,11 +10,15 @@ from __future__ import annotations
 import asyncio
 import inspect
 import sys
+from functools import lru_cache
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+
+OFFERS: Final = ("inputs", "context")
+_KEYWORDS: Final = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
 
 def is_loaded(call: str) -> bool:
@@ -22,6 +26,7 @@ def is_loaded(call: str) -> bool:
     return call.partition(":")[0] in sys.modules
 
 
+@lru_cache(maxsize=256)
 def find(call: str) -> Any:
     """What the name stands for. Raises ValueError, ImportError or AttributeError, each naming the call."""
     module, colon, attribute = call.partition(":")
@@ -33,23 +38,32 @@ def find(call: str) -> Any:
             found = getattr(found, name)
         except AttributeError:
             raise AttributeError(f'module "{module}" has no "{attribute}"') from None
-    if not (callable(found) or _method(found)):
-        raise TypeError(
-            f'"{call}" is a {type(found).__name__}, which cannot be called and has no run() or arun()'
-        )
+    require_callable(found, f'"{call}"')
     return found
 
 
-def call_it(target: Any, *, args: Mapping[str, Any], offers: Mapping[str, Any]) -> Any:
-    """Calls what `find` found, waits for it where it is a coroutine, and gives what it returned."""
+def require_callable(thing: Any, name: str) -> None:
+    """Raises TypeError for what cannot be called in any of the ways above."""
+    if not (callable(thing) or _method(thing)):
+        raise TypeError(
+            f"{name} is a {type(thing).__name__}, which cannot be called and has no run() or arun()"
+        )
+
+
+def call_it(target: Any, *, args: Mapping[str, Any], offers: Mapping[str, Callable[[], Any]]) -> Any:
+    """Calls what `find` found, waits for it where it is a coroutine, and gives what it returned.
+
+    `offers` are made only for who takes them.
+    """
     if inspect.isclass(target):
         built = target(**_arguments(target, args, offers))
         method = _method(built)
         if method is None:
             return built() if callable(built) else built
         return _finish(method(**_arguments(method, {}, offers)))
-    function = target if callable(target) else _method(target)
-    if function is None:
+    function = _method(target) if not inspect.isroutine(target) else None
+    function = function or target
+    if not callable(function):
         raise TypeError(f"{target!r} cannot be called")
     return _finish(function(**_arguments(function, args, offers)))
 
@@ -62,19 +76,30 @@ def _method(thing: Any) -> Callable[..., Any] | None:
     return None
 
 
-def _arguments(function: Any, args: Mapping[str, Any], offers: Mapping[str, Any]) -> dict[str, Any]:
+def _arguments(
+    function: Any, args: Mapping[str, Any], offers: Mapping[str, Callable[[], Any]]
+) -> Mapping[str, Any]:
     """`args`, and of `offers` what the function has a parameter of that name for."""
+    function = getattr(function, "__func__", function)
+    try:
+        wanted = _taken(function)
+    except TypeError:  # an object of the user's that has no hash
+        wanted = _taken.__wrapped__(function)
+    return args if not wanted else {**{name: offers[name]() for name in wanted}, **args}
+
+
+@lru_cache(maxsize=1024)
+def _taken(function: Any) -> tuple[str, ...]:
+    """Which of the offers it takes."""
     try:
         takes = inspect.signature(function).parameters
     except (TypeError, ValueError):  # builtins may have no signature
-        return dict(args)
-    keywords = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    wanted = {name: value for name, value in offers.items() if name in takes and takes[name].kind in keywords}
-    return {**wanted, **args}
+        return ()
+    return tuple(name for name in OFFERS if name in takes and takes[name].kind in _KEYWORDS)
 
 
 def _finish(returned: Any) -> Any:
-    if not inspect.isawaitable(returned):
+    if returned is None or not inspect.isawaitable(returned):
         return returned
 
     async def waited() -> Any:

@@ -51,17 +51,24 @@ class Cluster:
 
     def __init__(self, *, address: str, token_path: str | None, namespace: str) -> None:
         self.address = address
+        self.namespace = namespace
         self._token_path = token_path
-        self._namespace = namespace
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="ray")
+        self._agents: dict[str, Any] = {}
         self.nodes: tuple[Node, ...] = ()
         self.own: Node | None = None
         self.ray: Any = None
 
     async def connect(self) -> None:
-        """Raises ConductorError within `CONNECT_SECONDS`."""
+        """Without an address, the connection that this process has already is used, and left open at the end.
+
+        Raises ConductorError within `CONNECT_SECONDS`.
+        """
         try:
             async with asyncio.timeout(CONNECT_SECONDS):
+                if not self.address:
+                    await self.call(self._adopt)
+                    return
                 await self._reachable()
                 await self.call(self._connect)
         except TimeoutError:
@@ -111,9 +118,63 @@ class Cluster:
         what = ", ".join(missing) or f"{dict(wanted)} together on one node"
         return f"can never be scheduled: no node of the Ray cluster has {what}"
 
+    async def refresh(self) -> bool:
+        """Asks for the nodes; whether any came or went since."""
+        before = self.nodes
+        await self.call(self._ask_nodes)
+        return {node.id for node in before} != {node.id for node in self.nodes}
+
+    def is_lost(self, node_id: str) -> bool:
+        """Whether this node was there, and is no more, as of the last `refresh`."""
+        return bool(node_id) and all(node.id != node_id for node in self.nodes)
+
+    async def ask_agent(self, node_id: str, method: str, *arguments: Any) -> Any:
+        """Calls a method of a node's agent (`node_agent.NodeAgent`), which is started on first need. Raises what Ray
+        raises when the agent is dead; the next call starts a new one.
+        """
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[Any] = loop.create_future()
+
+        def settle(outcome: Any) -> None:
+            error = outcome.exception()
+            if answer.done():
+                return
+            if error is None:
+                answer.set_result(outcome.result())
+            else:
+                self._agents.pop(node_id, None)
+                answer.set_exception(error)
+
+        def ask() -> None:
+            reference = getattr(self._agent(node_id), method).remote(*arguments)
+            reference.future().add_done_callback(lambda outcome: loop.call_soon_threadsafe(settle, outcome))
+
+        await self.call(ask)
+        return await answer
+
+    async def disconnect(self) -> None:
+        """Ends a connection that `connect` has made; one that was there before is left as it is."""
+        if self.address and self.ray is not None:
+            await self.call(self.ray.shutdown)
+        self.close()
+
     def close(self) -> None:
         """Leaves without waiting: the process ends soon after, and Ray's actors end with their driver."""
         self._thread.shutdown(wait=False, cancel_futures=True)
+
+    def _agent(self, node_id: str) -> Any:
+        """In Ray's thread."""
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy  # noqa: PLC0415  # Ray is imported late
+
+        from governor.tasks.node_agent import NodeAgent  # noqa: PLC0415  # only where there are other nodes
+
+        agent = self._agents.get(node_id)
+        if agent is None:
+            strategy = NodeAffinitySchedulingStrategy(node_id=node_id, soft=False)
+            remote: Any = self.ray.remote(NodeAgent)
+            agent = remote.options(num_cpus=0, max_restarts=0, scheduling_strategy=strategy).remote()
+            self._agents[node_id] = agent
+        return agent
 
     async def _reachable(self) -> None:
         host, colon, port = self.address.rpartition(":")
@@ -142,14 +203,25 @@ class Cluster:
         root = str(Path(__file__).parent.parent.parent)
         ray.init(
             address=self.address,
-            namespace=self._namespace,
+            namespace=self.namespace,
             log_to_driver=False,
             configure_logging=False,
             job_config=JobConfig(_py_driver_sys_path=[root, *filter(None, sys.path)]),
         )
         _quiet()
         self.ray = ray
-        here = ray.get_runtime_context().get_node_id()
+        self._ask_nodes()
+
+    def _adopt(self) -> None:
+        import ray  # noqa: PLC0415  # the caller has imported it
+
+        if not ray.is_initialized():
+            raise ConductorError("Ray is not initialized in this process, and no address was given")
+        self.ray = ray
+        self._ask_nodes()
+
+    def _ask_nodes(self) -> None:
+        here = self.ray.get_runtime_context().get_node_id()
         self.nodes = tuple(
             Node(
                 id=node["NodeID"],
@@ -157,7 +229,7 @@ class Cluster:
                 port=node["NodeManagerPort"],
                 resources=node["Resources"],
             )
-            for node in ray.nodes()  # type: ignore[no-untyped-call]
+            for node in self.ray.nodes()
             if node["Alive"]
         )
         self.own = next((node for node in self.nodes if node.id == here), None)

@@ -1,316 +1,233 @@
-"""The scheduler of one task graph, without sockets, clocks or Ray: events in, effects out.
+"""The scheduler of tasks, without sockets, clocks or Ray: events in, effects out.
 
 Rules:
-1. Every run of every task ends in exactly one outcome, whatever order events come in; then the graph ends, once.
-2. A runner has one attempt at a time; it is free again when its attempt has ended, or it is dead.
-3. Running time counts from `Started`. Queue, cold start and the import of user code are not running time; an import
-   has a limit of its own.
-4. A decision stands: once a runner is to be killed for its deadline, what it still says is not heard.
-5. News of a runner or ticket that is over changes nothing.
-6. A spare runner is warmed shortly before a deadline, so that the place of a killed one is taken at once.
+1. Every run of every task ends in exactly one outcome, whatever order events come in; then its batch ends, once.
+2. Only runs without an outcome are tried again.
+3. News of a runner or ticket that is over changes nothing.
 
-Which runners there are is the concern of `crew.py`, which runs of tasks are ready that of `ledger.py`.
+Which runners there are is the concern of `crew.py`, what they do that of `attempts.py`, who is next that of
+`ready.py`, the graph that of `batch.py`, outcomes and retries that of `outcomes.py`.
 """
 
 from __future__ import annotations
 
-import heapq
 from itertools import count
-from typing import TYPE_CHECKING, Final, Literal, TypeAlias
+from typing import TYPE_CHECKING
 
-from governor.messages import TaskRecord
-from governor.tasks.crew import Crew, Doom, Seat
-from governor.tasks.ledger import Ledger, Ready
+from governor.tasks.attempts import Attempts
+from governor.tasks.crew import Crew, Doom
+from governor.tasks.outcomes import Outcomes
+from governor.tasks.ready import ReadyQueue
 from governor.tasks.story import (
-    Attempt,
-    AttemptEnded,
-    AttemptStarted,
-    Dispatch,
+    Cancelled,
     Effect,
-    Ended,
     Event,
-    GraphEnded,
-    Importing,
     KillRunner,
-    RunEnded,
+    Replaced,
+    Resized,
+    Revoked,
     RunnerGone,
     RunnerReady,
+    Said,
     Shape,
-    Started,
     StartRunner,
-    Stop,
+    Submitted,
     Tick,
-    shape_of,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterator, Mapping
 
-    from governor.messages import TaskSpec
-
-IMPORT_LIMIT: Final = 120.0
-"""Seconds from dispatch to the start of the callable: more means that the import of its module hangs."""
-SPARE_LEAD: Final = 2.0
-"""Seconds before a deadline at which a spare runner is warmed: a new one takes 0.4 to 1 s."""
-SILENCE: Final = 1.0
-"""Seconds after a dispatch to an idle runner after which its silence counts as running, from the dispatch on."""
-MISFIRES: Final = 3
-"""How often an attempt may be sent to a runner that turns out to be dead before it took it."""
-
-Alarm: TypeAlias = Literal["deadline", "import", "silence", "spare"]
+    from governor.tasks.api import BatchId
+    from governor.tasks.batch import Batch, Node
 
 
 class Core:
-    """One graph, which must be free of faults (`graph.faults`).
+    """Batches of tasks on the runners of one driver.
 
     Args:
-        tasks: the graph. `done`: records of runs that ended earlier: they count and are not run again.
-        slots: how many runners of each shape may work at once.
-        unschedulable: why runners of a shape can never start; tasks of that shape fail with this reason.
-        runner_ids: numbers for new runners, shared by all cores that use the same runners.
+        places: how many runners of each shape may work at once; `why_never` tells why there can be none of a shape.
+        age: seconds in the queue after which nobody overtakes.
+        grace: seconds from the cancellation of an attempt to the death of its runner.
+        runner_ids: numbers for new runners.
     """
 
     def __init__(
         self,
         *,
-        tasks: Sequence[TaskSpec],
-        slots: Mapping[Shape, int],
-        done: Sequence[TaskRecord] = (),
-        unschedulable: Mapping[Shape, str] | None = None,
+        places: Mapping[Shape, int],
+        why_never: Mapping[Shape, str] | None = None,
+        age: float = float("inf"),
+        grace: float = 0.0,
         runner_ids: Iterator[int] | None = None,
     ) -> None:
-        self.ledger = Ledger(tasks=tasks, done=done)
-        self.crew = Crew(slots=slots, runner_ids=runner_ids or count())
-        for task in tasks:
-            self.crew.open(shape_of(task))
-        self._unschedulable = dict(unschedulable or {})
-        self._tickets = count(1)
-        self._alarms: list[tuple[float, int, int, Alarm]] = []
-        self._misfires: dict[tuple[str, int], int] = {}
-        self._now = 0.0
-        self._stopping = False
-        self._ended = False
+        self.crew = Crew(runner_ids=runner_ids or count())
+        self.ready = ReadyQueue(age=age)
+        self.outcomes = Outcomes(ready=self.ready, why_never=why_never or {})
+        self.attempts = Attempts(crew=self.crew, outcomes=self.outcomes, grace=grace)
+        for shape, number in places.items():
+            self.crew.open(shape, number)
 
-    def adopt(self, *, runner: int, shape: Shape, ready: bool) -> None:
-        """A runner that was started before this graph: warm, or still on its way. Call before `begin`."""
-        self.crew.seat(runner, shape, idle=ready)
-
-    def begin(self, now: float) -> list[Effect]:
-        """The first effects; call once, before any event."""
-        self._now = now
-        effects: list[Effect] = [RunEnded(record) for record in self.ledger.begin()]
-        return self._settle(effects)
+    @property
+    def batches(self) -> Mapping[BatchId, Batch]:
+        """Those that have not ended."""
+        return self.outcomes.batches
 
     def next_alarm(self) -> float | None:
-        """When the next `Tick` is due."""
-        while self._alarms and not self._is_due_for(*self._alarms[0][1:3]):
-            heapq.heappop(self._alarms)
-        return self._alarms[0][0] if self._alarms else None
+        """When the next `Tick` is due; one too early is harmless."""
+        return self.attempts.alarms.next()
+
+    def warm(self, now: float) -> list[Effect]:
+        """Starts a runner for every plain place."""
+        self.attempts.now = now
+        new = self.crew.reinforce((), waiting=self.crew.places(()))
+        return [StartRunner(runner, ()) for runner in new]
 
     def on(self, event: Event) -> list[Effect]:
         """What is to be done about the event. News that comes too late has no effects."""
-        effects: list[Effect] = []
-        self._now = max(self._now, event.now)
+        self.attempts.now = max(self.attempts.now, event.now)
         match event:
-            case Started():
-                self._started(event, effects)
-            case Ended():
-                self._attempt_ended(event, effects)
-            case Importing():
-                self._importing(event)
+            case Said():
+                self.attempts.said(event)
             case RunnerReady():
-                self.crew.ready(event.runner)
+                self._runner_ready(event.runner)
             case RunnerGone():
-                self._gone(event, effects)
+                self.attempts.gone(event)
+            case Revoked():
+                self.attempts.revoked(event)
+            case Submitted():
+                self._submitted(event)
+            case Cancelled():
+                self._cancelled(event)
+            case Replaced():
+                self._replaced(event)
+            case Resized():
+                self._resized(event)
             case Tick():
-                self._tick(event.now, effects)
-            case Stop():
-                self._stop(event, effects)
-        return self._settle(effects)
+                self._tick()
+        self._settle()
+        effects, self.outcomes.effects = self.outcomes.effects, []
+        return effects
 
-    # -- one attempt ----------------------------------------------------------------------------------------
+    @property
+    def _now(self) -> float:
+        return self.attempts.now
 
-    def _importing(self, event: Importing) -> None:
-        seat = self.crew.working(event.runner, event.ticket)
-        if seat is not None and not seat.taken:
-            seat.taken = True
-            self._alarm(event.now + IMPORT_LIMIT, seat, "import")
+    def _do(self, effect: Effect) -> None:
+        self.outcomes.effects.append(effect)
 
-    def _started(self, event: Started, effects: list[Effect]) -> None:
-        seat = self.crew.working(event.runner, event.ticket)
-        if seat is None or seat.attempt is None or seat.started_at is not None:
+    # -- batches --------------------------------------------------------------------------------------------
+
+    def _submitted(self, event: Submitted) -> None:
+        batch = self.outcomes.submit(event.batch, event.limits, self._now)
+        for node in batch.nodes.values():
+            if not self.crew.knows(node.shape):
+                self.crew.open(node.shape, 0)
+
+    def _cancelled(self, event: Cancelled) -> None:
+        batch = self.batches.get(event.batch)
+        if batch is None:
             return
-        seat.taken = True
-        seat.started_at = event.now
-        effects.append(AttemptStarted(seat.attempt, event.pid, event.node))
-        limit = seat.attempt.task.timeout
-        if limit is not None:
-            self._alarm(event.now + limit, seat, "deadline")
-            self._alarm(event.now + max(0.0, limit - SPARE_LEAD), seat, "spare")
+        if event.tasks is None and batch.end == "tasks_done":
+            batch.end = "stopped"
+        self._withdraw(batch, event.tasks, event.reason or "it was cancelled", gentle=event.gentle)
 
-    def _attempt_ended(self, event: Ended, effects: list[Effect]) -> None:
-        seat = self.crew.working(event.runner, event.ticket)
-        if seat is None:
-            self._last_words(event)
+    def _withdraw(self, batch: Batch, tasks: Collection[str] | None, error: str, *, gentle: bool) -> None:
+        """Cancels what waits at once, and what works when its runner allows."""
+        chosen = None if tasks is None else batch.downstream(tasks)
+        kept: set[tuple[Node, int]] = set()
+        for seat in self.crew.all():
+            for position, job in enumerate(seat.jobs):
+                node = job.piece.node
+                if node.batch is not batch or (chosen is not None and node.spec.id not in chosen):
+                    continue
+                kept.update((node, run) for run in job.piece.missing)
+                job.piece.withdrawn = error
+                if seat.state == "working" and position == 0:
+                    self.attempts.doom(seat, Doom("cancelled", error, retry=False, keep_runner=gentle))
+                elif seat.state == "working":
+                    self.attempts.revoke(seat)
+        self.outcomes.withdraw(batch, chosen, kept, error)
+
+    def _enough(self, batch: Batch) -> None:
+        """`min_num` tasks have succeeded: the others have `wait_after_min` seconds left."""
+        if batch.enough_at is None:
+            batch.enough_at = self._now + batch.spec.wait_after_min
+            self.attempts.alarms.set_batch(batch.enough_at, batch.id)
+        if batch.enough_at <= self._now and batch.end == "tasks_done":
+            batch.end = "enough"
+            self._withdraw(batch, None, "enough tasks of the batch have succeeded", gentle=False)
+
+    # -- runners --------------------------------------------------------------------------------------------
+
+    def _runner_ready(self, runner: int) -> None:
+        seat = self.crew.get(runner)
+        if seat is None or seat.state != "starting":
             return
-        attempt = self.crew.release(seat)
-        if event.result is not None:
-            effects += self._succeed(attempt, event)
-        else:
-            effects += self._fail(attempt, Doom("failed", event.error), event.seconds)
+        self.crew.ready(seat)
+        if seat.place is None:
+            old = next((other for other in self.crew.all() if other.replace), None)
+            if old is not None:
+                self.attempts.kill(old, Doom("crashed", "its runner was restarted on request"))
+                old.replace = False
 
-    def _last_words(self, event: Ended) -> None:
-        """A cancelled attempt that finished before the kill reached it keeps its result."""
-        seat = self.crew.doomed(event.runner, event.ticket)
-        if seat is not None and seat.doom and seat.doom.outcome == "cancelled" and event.result is not None:
-            seat.doom = Doom("succeeded", "", ended=event)
+    def _replaced(self, event: Replaced) -> None:
+        seat = self.crew.at_place(event.place)
+        if seat is not None and seat.state in ("idle", "working", "ending"):
+            seat.replace = True
 
-    def _gone(self, event: RunnerGone, effects: list[Effect]) -> None:
-        seat = self.crew.remove(event.runner)
-        if seat is None:
-            return
-        if seat.state == "starting" and seat.attempt is None:
-            if self.crew.start_failed(seat.shape):
-                self._give_up(seat.shape, f"no runner can be started: {event.reason}", effects)
-            return
-        attempt, doom = seat.attempt, seat.doom
-        if attempt is None:
-            return
-        seconds = 0.0 if seat.started_at is None else event.now - seat.started_at
-        if doom is None and not seat.taken and self._misfired(attempt):
-            self.ledger.again(Ready(attempt.task.id, attempt.run, attempt.number))
-        elif doom is None:
-            effects += self._fail(attempt, Doom("crashed", event.reason), seconds)
-        elif doom.ended is not None:
-            effects += self._succeed(attempt, doom.ended)
-        else:
-            effects += self._fail(attempt, doom, doom.seconds)
+    def _resized(self, event: Resized) -> None:
+        for shape, number in event.slots.items():
+            self.crew.open(shape, number)
+            self.outcomes.never(shape, event.why_never.get(shape), self._now)
 
-    def _misfired(self, attempt: Attempt) -> bool:
-        """Whether a run whose work never arrived may simply be sent once more."""
-        key = (attempt.task.id, attempt.run)
-        self._misfires[key] = self._misfires.get(key, 0) + 1
-        return self._misfires[key] <= MISFIRES and not self._stopping
+    # -- time ----------------------------------------------------------------------------------------------
 
-    def _succeed(self, attempt: Attempt, event: Ended) -> list[Effect]:
-        result = event.result
-        assert result is not None  # noqa: S101  # both callers have just looked
-        record = TaskRecord(
-            task=attempt.task.id,
-            run=attempt.run,
-            outcome="succeeded",
-            attempts=attempt.number,
-            seconds=event.seconds,
-            value=result.value,
-            value_file=result.value_file,
-            metrics=result.metrics,
-        )
-        return [RunEnded(ended) for ended in self.ledger.end(record)]
-
-    def _fail(self, attempt: Attempt, doom: Doom, seconds: float) -> list[Effect]:
-        task = attempt.task
-        if not self._stopping and doom.retry and attempt.number <= task.retries:
-            self.ledger.again(Ready(task.id, attempt.run, attempt.number + 1))
-            return [AttemptEnded(attempt, doom.outcome, doom.error, seconds)]
-        record = TaskRecord(
-            task=task.id,
-            run=attempt.run,
-            outcome=doom.outcome,
-            attempts=attempt.number,
-            seconds=seconds,
-            error=doom.error,
-        )
-        return [RunEnded(ended) for ended in self.ledger.end(record)]
-
-    # -- time and stop --------------------------------------------------------------------------------------
-
-    def _alarm(self, when: float, seat: Seat, kind: Alarm) -> None:
-        if seat.attempt is not None:
-            heapq.heappush(self._alarms, (when, seat.runner, seat.attempt.ticket, kind))
-
-    def _is_due_for(self, runner: int, ticket: int) -> bool:
-        return self.crew.working(runner, ticket) is not None
-
-    def _tick(self, now: float, effects: list[Effect]) -> None:
-        while self._alarms and self._alarms[0][0] <= now:
-            _, runner, ticket, kind = heapq.heappop(self._alarms)
-            seat = self.crew.working(runner, ticket)
-            if seat is None or seat.attempt is None:
+    def _tick(self) -> None:
+        for runner, batch_id in self.attempts.alarms.due(self._now):
+            if runner is None:
+                batch = self.batches.get(batch_id)
+                if batch is not None and batch.enough_at is not None:
+                    self._enough(batch)
                 continue
-            if kind == "spare":
-                more = self.ledger.left > 1 or seat.attempt.number <= seat.attempt.task.retries
-                seat.spare_wanted = more
-            elif kind == "silence":
-                if not seat.taken:
-                    self._started(Started(runner, ticket, seat.dispatched_at), effects)
-            elif kind == "deadline":
-                limit = seat.attempt.task.timeout
-                reason = f"ran longer than its timeout of {limit:g} s"
-                elapsed = 0.0 if seat.started_at is None else now - seat.started_at
-                self._doom(seat, Doom("timed_out", reason, seconds=elapsed), effects)
-            elif seat.started_at is None:
-                reason = f'the import of "{seat.attempt.task.call}" took longer than {IMPORT_LIMIT:g} s'
-                self._doom(seat, Doom("failed", reason), effects)
-
-    def _doom(self, seat: Seat, doom: Doom, effects: list[Effect]) -> None:
-        self.crew.doom(seat, doom)
-        effects.append(KillRunner(seat.runner, doom.error))
-
-    def _stop(self, event: Stop, effects: list[Effect]) -> None:
-        if self._stopping:
-            return
-        self._stopping = True
-        error = event.reason or "the phase was stopped"
-        for seat in self.crew.at_work():
-            elapsed = 0.0 if seat.started_at is None else event.now - seat.started_at
-            self._doom(seat, Doom("cancelled", error, retry=False, seconds=elapsed), effects)
-        kept = {(seat.attempt.task.id, seat.attempt.run) for seat in self.crew.all() if seat.attempt}
-        effects += [RunEnded(record) for record in self.ledger.cancel(keep=kept, error=error)]
-
-    def _give_up(self, shape: Shape, reason: str, effects: list[Effect]) -> None:
-        """No runner of the shape will ever come: what waits for one fails, without a retry."""
-        self._unschedulable[shape] = reason
-        while (ready := self.ledger.take(shape)) is not None:
-            record = TaskRecord(
-                task=ready.task,
-                run=ready.run,
-                outcome="failed",
-                attempts=ready.number - 1,
-                seconds=0.0,
-                error=reason,
-            )
-            effects += [RunEnded(ended) for ended in self.ledger.end(record)]
+            seat = self.crew.get(runner)
+            if seat is not None and seat.alarm_at is not None and seat.alarm_at <= self._now:
+                seat.alarm_at = None
+                self.attempts.check(seat)
 
     # -- after every event ----------------------------------------------------------------------------------
 
-    def _settle(self, effects: list[Effect]) -> list[Effect]:
-        """Brings ready runs and runners together, starts and retires runners, ends the graph."""
-        for shape in self.ledger.waiting_shapes():
-            if shape in self._unschedulable:
-                self._give_up(shape, self._unschedulable[shape], effects)
-            else:
-                self._assign(shape, effects)
+    def _settle(self) -> None:
+        """Tells who has begun, ends what there is enough of, brings work and runners together."""
+        self.attempts.tell_begun()
+        for batch in self._drain(self.outcomes.reached):
+            self._enough(batch)
+        for batch in self._drain(self.outcomes.ended):
+            if batch.limits is not None and batch.end == "tasks_done":
+                batch.limits.step_done(batch.id)
         for shape in self.crew.shapes():
-            waiting = self.ledger.waiting(shape)
-            over = self.crew.superfluous(shape, waiting=waiting)
-            effects += [KillRunner(runner, "not needed any more") for runner in over]
-            new = self.crew.reinforce(shape, waiting=waiting)
-            effects += [StartRunner(runner, shape) for runner in new]
-        if self.ledger.left == 0 and not self._ended:
-            self._ended = True
-            effects.append(
-                GraphEnded(
-                    "stopped" if self._stopping else "tasks_done",
-                    self.ledger.failures,
-                    self.ledger.first_failure,
-                )
-            )
-        return effects
+            self._assign(shape)
+            waiting = self.ready.waiting(shape) + (0 if shape else len(self.ready.pins()))
+            for seat in self.crew.superfluous(shape, waiting=waiting):
+                self._do(KillRunner(seat.runner, "not needed any more"))
+            for runner in self.crew.reinforce(shape, waiting=waiting):
+                self._do(StartRunner(runner, shape))
 
-    def _assign(self, shape: Shape, effects: list[Effect]) -> None:
-        while (seat := self.crew.free(shape)) is not None and (ready := self.ledger.take(shape)) is not None:
-            task = self.ledger.task(ready.task)
-            attempt = Attempt(ticket=next(self._tickets), task=task, run=ready.run, number=ready.number)
-            self.crew.occupy(seat, attempt, self._now)
-            self._alarm(self._now + SILENCE, seat, "silence")
-            effects.append(Dispatch(seat.runner, attempt, self.ledger.inputs(task)))
+    @staticmethod
+    def _drain(batches: list[Batch]) -> list[Batch]:
+        taken = batches[:]
+        batches.clear()
+        return taken
+
+    def _assign(self, shape: Shape) -> None:
+        for place in () if shape else self.ready.pins():
+            seat = self.crew.at_place(place)
+            piece = self.ready.take_pinned(place) if seat is not None and seat.state == "idle" else None
+            if seat is not None and piece is not None:
+                self.attempts.dispatch(seat, [piece])
+        while waiting := self.ready.waiting(shape):
+            seat = next((seat for seat in reversed(self.crew.idle(shape)) if not seat.replace), None)
+            if seat is None:
+                return
+            fair = max(1, waiting // max(1, self.crew.places(shape)))
+            self.attempts.dispatch(seat, self.attempts.bundles.take(self.ready, shape, self._now, most=fair))

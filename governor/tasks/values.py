@@ -9,20 +9,23 @@ Rules:
 
 from __future__ import annotations
 
+import io
 import math
 import os
 import pickle
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
 
 from governor.tasks.api import TaskResult
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
     from pathlib import Path
 
 INLINE_BYTES: Final = 64 * 1024
+SUFFIXES: Final = (".json", ".npy", ".pkl", ".payload")
+"""Of files that `keep` writes."""
 
 
 class Unserialisable(Exception):  # reads as what it says
@@ -33,41 +36,78 @@ class _NotPlain(Exception):  # never leaves this module
     """The value is not JSON-like."""
 
 
-def keep(returned: Any, *, folder: Path, stem: str) -> dict[str, Any]:
-    """What `wire.Over` says of a returned value: `value` or `value_file` (below `folder`), and `metrics`.
+class Kept(NamedTuple):
+    """A returned value as it travels: `value`, or the name of the file below the run's folder that holds it. `files`
+    are the contents of files that the runner could not write itself.
+    """
 
-    Raises Unserialisable, or OSError when the file cannot be written.
+    value: Any
+    value_file: str | None
+    metrics: dict[str, float]
+    payload: bytes
+    files: list[tuple[str, bytes]]
+
+
+class _Folder:
+    """Where files go: to the folder, or with the report."""
+
+    def __init__(self, folder: Path, *, writes: bool) -> None:
+        self._folder = folder
+        self._writes = writes
+        self.unwritten: list[tuple[str, bytes]] = []
+
+    def put(self, name: str, data: bytes) -> str:
+        if self._writes:
+            write(self._folder / name, data)
+        else:
+            self.unwritten.append((name, data))
+        return name
+
+
+def keep(
+    returned: Any, *, folder: Path, stem: str, payload_inline: bool = False, writes: bool = True
+) -> Kept:
+    """What a report says of a returned value. With `payload_inline` payloads travel, instead of lying in a file;
+    without `writes` the contents of files travel too.
+
+    Raises Unserialisable, or OSError when a file cannot be written.
     """
     result = returned if isinstance(returned, TaskResult) else TaskResult(returned)
-    metrics = result.metrics if isinstance(returned, TaskResult) else _numbers(returned)
-    kept: dict[str, Any] = {"metrics": _checked(metrics)}
-    if result.payload:
-        _write(folder / f"{stem}.payload", lambda file: file.write(result.payload))
+    metrics = _checked(result.metrics if isinstance(returned, TaskResult) else _numbers(returned))
+    files = _Folder(folder, writes=writes)
+    payload = result.payload if payload_inline else b""
+    if result.payload and not payload_inline:
+        files.put(f"{stem}.payload", result.payload)
     try:
         plain = _plain(result.value)
         packed = msgspec.msgpack.encode(plain)
     except (_NotPlain, OverflowError, UnicodeEncodeError):
-        return {**kept, "value_file": _keep_object(result.value, folder=folder, stem=stem)}
+        name = _keep_object(result.value, files, stem)
+        return Kept(None, name, metrics, payload, files.unwritten)
     except RecursionError:
         raise Unserialisable("the returned value is nested too deeply, or contains itself") from None
     if len(packed) <= INLINE_BYTES:
-        return {**kept, "value": plain}
-    text = msgspec.json.encode(plain)
-    _write(folder / f"{stem}.json", lambda file: file.write(text))
-    return {**kept, "value_file": f"{stem}.json"}
+        return Kept(plain, None, metrics, payload, files.unwritten)
+    name = files.put(f"{stem}.json", msgspec.json.encode(plain))
+    return Kept(None, name, metrics, payload, files.unwritten)
 
 
 def load(path: Path) -> Any:
     """The value in a file that `keep` wrote."""
-    match path.suffix:
+    return read(path.read_bytes(), suffix=path.suffix)
+
+
+def read(data: bytes, *, suffix: str) -> Any:
+    """The value in the contents of such a file."""
+    match suffix:
         case ".json":
-            return msgspec.json.decode(path.read_bytes())
+            return msgspec.json.decode(data)
         case ".npy":
             import numpy as np  # noqa: PLC0415  # only where there is an array
 
-            return np.load(path, allow_pickle=False)
+            return np.load(io.BytesIO(data), allow_pickle=False)
         case _:
-            return pickle.loads(path.read_bytes())  # noqa: S301  # written by a runner of this run
+            return pickle.loads(data)  # noqa: S301  # made by a runner of this run
 
 
 def temporary(path: Path) -> Path:
@@ -75,27 +115,28 @@ def temporary(path: Path) -> Path:
     return path.with_name(f".{path.name}.part")
 
 
-def _keep_object(value: Any, *, folder: Path, stem: str) -> str:
+def _keep_object(value: Any, files: _Folder, stem: str) -> str:
     if type(value).__module__ == "numpy" and type(value).__name__ == "ndarray" and not value.dtype.hasobject:
         import numpy as np  # noqa: PLC0415  # the value is an array: numpy is loaded
 
-        _write(folder / f"{stem}.npy", lambda file: np.save(file, value, allow_pickle=False))
-        return f"{stem}.npy"
+        buffer = io.BytesIO()
+        np.save(buffer, value, allow_pickle=False)
+        return files.put(f"{stem}.npy", buffer.getvalue())
     try:
         pickled = pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)
     except Exception as error:  # pickling runs code of the value's classes: anything may come
         raise Unserialisable(
             f"the returned {type(value).__name__} cannot be serialised: {type(error).__name__}: {error}"
         ) from error
-    _write(folder / f"{stem}.pkl", lambda file: file.write(pickled))
-    return f"{stem}.pkl"
+    return files.put(f"{stem}.pkl", pickled)
 
 
-def _write(path: Path, write: Callable[[Any], object]) -> None:
+def write(path: Path, data: bytes) -> None:
+    """A file of the run, whole or not at all. Raises OSError."""
     path.parent.mkdir(parents=True, exist_ok=True)
     part = temporary(path)
     with part.open("wb") as file:
-        write(file)
+        file.write(data)
         file.flush()
         os.fsync(file.fileno())
     part.replace(path)

@@ -1,96 +1,164 @@
-"""What the scheduler and its runners say to each other: msgspec Structs in msgpack over a zmq socket.
+"""What the scheduler and its runners say to each other: msgpack documents in frames on a stream socket.
 
-The socket is the runner's own, and its start reports leave through zmq's I/O thread: also when the task holds the
-GIL from its first instruction on. It is authenticated and encrypted (CURVE); the keys travel through Ray alone.
+Rules:
+1. A frame is four bytes of length, little-endian, and one document; several may be written at once.
+2. What a runner says is in the kernel before it goes on: a report outlives its runner, and is out before user code
+   can hold the GIL.
+3. A runner's first frame is `Hello` with the secret that it got through Ray; nobody else is listened to.
 """
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
+import struct
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import msgspec
 
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
-class _Message(msgspec.Struct, frozen=True, tag=True, tag_field="type"):
+LENGTH: Final = struct.Struct("<I")
+LARGEST: Final = 2**31
+"""Bytes of one document."""
+
+
+class _Message(msgspec.Struct, frozen=True, array_like=True, tag=True, gc=False):
     """Root of all of them."""
 
 
-class Input(msgspec.Struct, frozen=True, kw_only=True):
-    """A result of an earlier run: its value, or the file below the run's folder that holds it."""
+class Input(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
+    """A result of an earlier run: its value, or the file below the run's folder that holds it; `data` is the
+    file's content for a runner that cannot see that folder.
+    """
 
     value: Any = None
     file: str | None = None
+    data: bytes | None = None
 
 
-class Work(_Message, frozen=True, kw_only=True):
-    """One attempt. `inputs` holds the runs of each dependency; `repeated` names those to hand over as lists.
-    `stem` is the path below the run's folder, without extension, for what is too large to travel.
+class Work(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
+    """One attempt: the `runs` of a task that are to be executed one after the other.
+
+    `call` is ``module:attribute`` or ``pickled:KEY``; `args_key` names arguments that are no plain data. `timeout`
+    bounds the attempt in seconds, from the start of its first run. `stem` is the path below the run's folder, without
+    the number of the run and the extension, for what is too large to travel. `inputs` holds the runs of each
+    dependency; `repeated` names those to hand over as lists. `payload_inline`: payloads travel back, instead of
+    into files. `index` is the runner's place, from 0; `model` its model, as the user gave it.
     """
 
     ticket: int
+    batch: int | str
     task: str
-    run: int
+    runs: tuple[int, ...]
     attempt: int
     call: str
-    args: dict[str, Any]
-    timeout: float | None
-    stem: str
+    args: dict[str, Any] = {}
+    args_key: str = ""
+    timeout: float | None = None
+    stem: str = ""
     inputs: dict[str, list[Input]] = {}
     repeated: tuple[str, ...] = ()
+    payload_inline: bool = False
+    is_eval: bool = False
+    index: int = 0
+    model: Any = None
+
+
+class Bundle(_Message, frozen=True):
+    """Attempts to be executed one after the other; those not yet claimed can be taken back."""
+
+    works: list[Work]
 
 
 class Hello(_Message, frozen=True, kw_only=True):
-    """The runner can work. `created` is the start of its process in seconds since the epoch, as psutil has it."""
+    """The runner can work. `created` is the start of its process in seconds since the epoch, as psutil has it;
+    `claims` and `cancels` the descriptors of its pipes (`claims.py`); `shares_folder`: it sees the run's folder.
+    """
 
+    secret: bytes
+    runner: int
     pid: int
     created: float
     node: str
     host: str
+    claims: int
+    cancels: int
+    shares_folder: bool
 
 
-class Loading(_Message, frozen=True, kw_only=True):
-    """The work arrived and its module is being imported."""
-
-    ticket: int
-
-
-class Begun(_Message, frozen=True, kw_only=True):
-    """The callable is called next."""
+class Loading(_Message, frozen=True):
+    """The attempt was claimed and its module is being imported."""
 
     ticket: int
 
 
-class Over(_Message, frozen=True, kw_only=True):
-    """The callable has returned or raised; `error` is one line and empty for a success."""
+class Begun(_Message, frozen=True):
+    """The callable is called next for this run; `at` is the runner's monotonic clock."""
 
     ticket: int
+    run: int
+    at: float
+
+
+class Over(_Message, frozen=True):
+    """The callable has returned or raised; `error` is one line and empty for a success. `at` is the runner's clock."""
+
+    ticket: int
+    run: int
+    at: float
     seconds: float
     error: str = ""
     traceback: str = ""
     value: Any = None
     value_file: str | None = None
     metrics: dict[str, float] = {}
+    payload: bytes = b""
 
 
-class Leaving(_Message, frozen=True, kw_only=True):
+class Leaving(_Message, frozen=True):
     """User code ends the process by `os._exit`."""
 
-    ticket: int
     exit_code: int
 
 
-class Line(_Message, frozen=True, kw_only=True):
+class Line(_Message, frozen=True):
     """User code has logged something."""
 
     ticket: int
+    run: int
     level: str
     text: str
 
 
-FromRunner: TypeAlias = Hello | Loading | Begun | Over | Leaving | Line
+class Told(_Message, frozen=True):
+    """User code has set keys of its runner's state; all values are plain data."""
 
-_from_runner = msgspec.msgpack.Decoder(FromRunner)
-_work = msgspec.msgpack.Decoder(Work)
-encode = msgspec.msgpack.Encoder().encode
+    ticket: int
+    state: dict[str, Any]
+
+
+class File(_Message, frozen=True):
+    """A file of the run by a runner that cannot see its folder: comes before the `Over` that names it."""
+
+    name: str
+    data: bytes
+
+
+FromRunner: TypeAlias = Hello | Loading | Begun | Over | Leaving | Line | Told | File
+
+_encoder = msgspec.msgpack.Encoder()
+_from_runner: msgspec.msgpack.Decoder[FromRunner] = msgspec.msgpack.Decoder(FromRunner)
+_bundle: msgspec.msgpack.Decoder[Bundle] = msgspec.msgpack.Decoder(Bundle)
 decode_from_runner = _from_runner.decode
-decode_work = _work.decode
+decode_bundle = _bundle.decode
+
+
+def frames(messages: Iterable[Bundle | FromRunner]) -> bytearray:
+    """The messages as they stand on the stream."""
+    out = bytearray()
+    for message in messages:
+        start = len(out)
+        out += b"\0\0\0\0"
+        _encoder.encode_into(message, out, start + LENGTH.size)
+        LENGTH.pack_into(out, start, len(out) - start - LENGTH.size)
+    return out

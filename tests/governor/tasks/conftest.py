@@ -48,13 +48,21 @@ async def crew(ray_head, tmp_path_factory):
     )
     cluster = Cluster(address=ray_head.address, token_path=str(ray_head.token_path), namespace=spec.uid)
     await cluster.connect()
+    from governor.tasks.engine import Engine
     from governor.tasks.runners import Runners
 
-    runners = Runners(cluster=cluster, spec=spec)
-    yield Crew(spec, cluster, runners, folder)
-    await runners.close()
-    await cluster.call(cluster.ray.shutdown)
-    cluster.close()
+    runners = Runners(
+        cluster=cluster,
+        run=spec.uid,
+        run_folder=folder,
+        socket_folder=Path(tempfile.mkdtemp(prefix="governor-test-", dir=ray_head.token_path.parent)),
+        import_path=[str(USER_CODE)],
+    )
+    engine = Engine(runners=runners, cluster=cluster, folder=folder, grace=0.2)
+    await engine.start()
+    yield Crew(spec, cluster, runners, engine, folder)
+    await engine.close()
+    await cluster.disconnect()
 
 
 @dataclass
@@ -62,25 +70,24 @@ class Crew:
     spec: ConductorSpec
     cluster: object
     runners: object
+    engine: object
     folder: Path
     phases = itertools.count()
 
-    def scheduler(self, *tasks, done=()):
-        from governor.tasks.scheduler import Scheduler
+    def phase(self, *tasks, **fields):
+        from governor.tasks.phase import PhaseTasks
 
         link = RecordingLink()
-        phase = next(self.phases)
-        command = StartTasks(phase=phase, name=f"phase {phase}", tasks=tasks, seed=0, done=done)
-        scheduler = Scheduler(
-            command=command, spec=self.spec, link=link, cluster=self.cluster, runners=self.runners
-        )
-        return scheduler, link
+        number = next(self.phases)
+        command = StartTasks(phase=number, name=f"phase {number}", tasks=tasks, seed=0, **fields)
+        return PhaseTasks(command=command, link=link, engine=self.engine), link
 
-    async def run(self, *tasks, done=(), seconds=30):
+    async def run(self, *tasks, seconds=30, **fields):
         """Runs a graph; its story: records by (task, run), and all events."""
-        scheduler, link = self.scheduler(*tasks, done=done)
+        phase, link = self.phase(*tasks, **fields)
+        phase.begin()
         async with asyncio.timeout(seconds):
-            await scheduler.run()
+            await phase.run()
         return Story(link.events)
 
 

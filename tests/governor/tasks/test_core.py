@@ -1,363 +1,488 @@
-"""The scheduler core: one outcome for every run, whatever the world does, and it does what worlds can do."""
+"""The scheduler core, told by hand: one rule, one story. Random stories are in test_core_stories.py."""
 
 from __future__ import annotations
 
-import random
-
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from core_world import GPU, Driver, task
 
-from governor.messages import TaskRecord, TaskSpec
-from governor.tasks.core import IMPORT_LIMIT, MISFIRES, SILENCE, Core
+from governor.messages import TaskRecord
+from governor.tasks.attempts import IMPORT_LIMIT, MISFIRES, REVOKE_AFTER, SILENCE
 from governor.tasks.crew import START_FAILURES
 from governor.tasks.story import (
     AttemptEnded,
     AttemptStarted,
+    BatchEnded,
+    CancelAttempt,
+    Cancelled,
     Dispatch,
-    Ended,
-    GraphEnded,
-    Importing,
     KillRunner,
-    Result,
+    Replaced,
+    Resized,
+    Revoke,
+    Revoked,
     RunEnded,
     RunnerGone,
     RunnerReady,
-    Started,
+    Said,
     StartRunner,
-    Stop,
     Tick,
 )
-
-
-def task(name: str, *needs: str, **fields) -> TaskSpec:
-    return TaskSpec(id=name, call="m:f", depends_on=needs, **fields)
-
-
-class Driver:
-    """A core with its effects in a list, for stories told by hand."""
-
-    def __init__(self, *tasks: TaskSpec, slots: int = 2, **fields) -> None:
-        shapes = {(): slots, (("gpus", 1.0),): 1}
-        self.core = Core(tasks=tasks, slots=shapes, **fields)
-        self.effects = self.core.begin(0.0)
-
-    def on(self, event):
-        new = self.core.on(event)
-        self.effects += new
-        return new
-
-    def of(self, kind):
-        return [effect for effect in self.effects if isinstance(effect, kind)]
-
-    def records(self):
-        return {(e.record.task, e.record.run): e.record for e in self.of(RunEnded)}
-
-    def ready(self, runner: int, now: float = 0.0) -> Dispatch | None:
-        sent = [effect for effect in self.on(RunnerReady(runner, now)) if isinstance(effect, Dispatch)]
-        return sent[0] if sent else None
-
-    def end(self, sent: Dispatch, now: float, value=None, error: str = ""):
-        result = None if error else Result(value=value)
-        return self.on(
-            Ended(
-                runner=sent.runner,
-                ticket=sent.attempt.ticket,
-                now=now,
-                seconds=0.1,
-                result=result,
-                error=error,
-            )
-        )
+from governor.tasks.wire import Begun, Over
 
 
 def test_a_task_runs_and_its_value_is_the_input_of_the_next():
     driver = Driver(task("a"), task("b", "a"))
     assert driver.effects == [StartRunner(0, ())]
-    sent = driver.ready(0)
-    [after] = [effect for effect in driver.end(sent, 1.0, value=5) if isinstance(effect, Dispatch)]
-    assert after.attempt.task.id == "b"
-    assert after.inputs["a"][0].value == 5
-    assert driver.end(after, 2.0)[-1] == GraphEnded("tasks_done", 0, "")
+    [after] = driver.of(Dispatch, driver.do(driver.ready(0), 1.0, value=5))
+    assert after.attempts[0].task.id == "b"
+    assert driver.core.batches["b"].inputs(after.attempts[0].task)["a"][0].value == 5
+    assert driver.do(after, 2.0)[-1] == BatchEnded("b", "tasks_done", 0, "")
 
 
 def test_the_deadline_counts_from_the_start_not_from_the_dispatch():
     driver = Driver(task("a", timeout=5.0))
     sent = driver.ready(0, 10.0)
-    driver.on(Importing(0, sent.attempt.ticket, 10.0))
-    driver.on(Started(0, sent.attempt.ticket, 40.0))
-    assert not [e for e in driver.on(Tick(44.9)) if isinstance(e, KillRunner)]
+    driver.import_(sent, 10.0)
+    driver.begin(sent, 40.0)
+    assert not driver.of(KillRunner, driver.tick(44.9))
     assert driver.core.next_alarm() == 45.0
-    assert [e for e in driver.on(Tick(45.0)) if isinstance(e, KillRunner)]
+    assert driver.tick(45.0) == [KillRunner(0, "ran longer than its timeout of 5 s")]
     assert driver.records() == {}, "timed out only when the runner is seen dead"
     assert driver.end(sent, 45.01) == [], "a decision stands"
-    driver.on(RunnerGone(0, 45.1, "killed"))
+    driver.gone(0, 45.1)
     record = driver.records()["a", 0]
     assert (record.outcome, record.seconds) == ("timed_out", 5.0)
 
 
+def test_what_ended_before_its_deadline_counts_however_late_it_is_heard():
+    driver = Driver(task("a", timeout=5.0))
+    sent = driver.ready(0)
+    driver.begin(sent, 0.0)
+    driver.tick(5.0)
+    driver.on(Said(0, [Over(sent.attempts[0].ticket, 0, 4.99, 4.99, value=7)], 5.1))
+    driver.gone(0, 5.2)
+    assert (driver.records()["a", 0].outcome, driver.records()["a", 0].value) == ("succeeded", 7)
+
+
+def test_an_attempt_has_its_grace_to_end_and_is_killed_after_it():
+    driver = Driver(task("a", timeout=5.0), grace=2.0)
+    driver.begin(driver.ready(0), 0.0)
+    assert driver.tick(5.0) == [CancelAttempt(0, 1)]
+    assert driver.core.next_alarm() == 7.0
+    assert not driver.of(KillRunner, driver.tick(6.9))
+    assert driver.of(KillRunner, driver.tick(7.0))
+    driver.gone(0, 7.1)
+    assert driver.records()["a", 0].outcome == "timed_out"
+
+
+def test_who_obeys_within_the_grace_is_timed_out_all_the_same_and_its_runner_is_cleared_away_at_once():
+    driver = Driver(task("a", timeout=5.0), grace=2.0)
+    sent = driver.ready(0)
+    driver.begin(sent, 0.0)
+    driver.tick(5.0)
+    assert driver.of(KillRunner, driver.end(sent, 5.3, value=1))
+    assert driver.records() == {}
+    driver.gone(0, 5.4)
+    assert driver.records()["a", 0].outcome == "timed_out"
+
+
 def test_silence_after_a_dispatch_counts_as_running():
     driver = Driver(task("a", timeout=5.0))
-    driver.ready(0, 10.0)
-    assert driver.on(Tick(10.0 + SILENCE)) == [AttemptStarted(driver.of(Dispatch)[0].attempt, 0, "")]
-    assert driver.core.next_alarm() in (13.0, 15.0)
-    driver.on(Tick(13.0))
-    assert [e for e in driver.on(Tick(15.0)) if isinstance(e, KillRunner)]
+    sent = driver.ready(0, 10.0)
+    assert driver.tick(10.0 + SILENCE) == [AttemptStarted(sent.attempts[0], 0, 0, 10.0)]
+    assert driver.core.next_alarm() == 13.0
+    driver.tick(13.0)
+    assert driver.of(KillRunner, driver.tick(15.0))
 
 
-def test_an_import_that_hangs_is_a_failure():
-    driver = Driver(task("a"))
+def test_an_import_that_hangs_is_a_failure_and_its_time_is_not_running_time():
+    driver = Driver(task("a", timeout=1.0))
     sent = driver.ready(0, 0.0)
-    driver.on(Importing(0, sent.attempt.ticket, 0.5))
-    driver.on(Tick(SILENCE))
-    assert driver.on(Tick(0.5 + IMPORT_LIMIT))[0].runner == 0
-    driver.on(RunnerGone(0, 200.0, "killed"))
+    driver.import_(sent, 0.5)
+    assert not driver.of(KillRunner, driver.tick(SILENCE))
+    assert not driver.of(KillRunner, driver.tick(IMPORT_LIMIT))
+    assert driver.of(KillRunner, driver.tick(0.5 + IMPORT_LIMIT))
+    driver.gone(0, 200.0)
     assert driver.records()["a", 0].outcome == "failed"
     assert "import" in driver.records()["a", 0].error
 
 
 def test_a_spare_is_warmed_before_a_deadline_and_takes_the_place():
     driver = Driver(task("a", timeout=10.0), task("b"), slots=1)
-    sent = driver.ready(0, 0.0)
-    driver.on(Started(0, sent.attempt.ticket, 0.0))
-    assert driver.on(Tick(8.0)) == [StartRunner(1, ())]
-    driver.on(RunnerReady(1, 9.0))
-    assert len(driver.of(Dispatch)) == 1, "one slot is one task at once"
-    driver.on(Tick(10.0))
-    [sent] = [e for e in driver.on(RunnerGone(0, 10.1, "killed")) if isinstance(e, Dispatch)]
-    assert (sent.runner, sent.attempt.task.id) == (1, "b")
+    driver.begin(driver.ready(0), 0.0)
+    driver.tick(SILENCE)
+    assert driver.tick(8.0) == [StartRunner(1, ())]
+    assert driver.ready(1, 9.0) is None, "one place is one task at once"
+    driver.tick(10.0)
+    [sent] = driver.of(Dispatch, driver.gone(0, 10.1))
+    assert (sent.runner, sent.place, sent.attempts[0].task.id) == (1, 0, "b")
+
+
+# -- retries --------------------------------------------------------------------------------------------------
 
 
 def test_a_retry_is_an_attempt_of_its_own():
     driver = Driver(task("a", retries=1))
     sent = driver.ready(0)
+    driver.begin(sent, 0.5)
     effects = driver.end(sent, 1.0, error="bad")
-    assert effects[0] == AttemptEnded(sent.attempt, "failed", "bad", 0.1)
+    assert effects[0] == AttemptEnded(sent.attempts[0], 0, "failed", "bad", 0.1)
     again = effects[1]
-    assert (again.attempt.number, again.attempt.ticket != sent.attempt.ticket) == (2, True)
+    assert (again.attempts[0].number, again.attempts[0].ticket != sent.attempts[0].ticket) == (2, True)
     assert driver.end(sent, 1.5) == [], "news of the first attempt"
-    driver.end(again, 2.0, error="worse")
+    driver.do(again, 2.0, error="worse")
     assert (driver.records()["a", 0].attempts, driver.records()["a", 0].error) == (2, "worse")
+
+
+def test_only_the_missing_runs_of_a_sub_task_are_tried_again():
+    driver = Driver(task("a", repeat=4, retries=1))
+    sent = driver.ready(0)
+    assert sent.attempts[0].runs == (0, 1, 2, 3)
+    for run in range(4):
+        driver.do(sent, 1.0 + run, run=run, error="bad" if run == 1 else "", value=run)
+    again = driver.of(Dispatch)[-1]
+    assert (again.attempts[0].runs, again.attempts[0].number) == ((1,), 2)
+    driver.do(again, 9.0, value=9)
+    assert [driver.records()["a", run].value for run in range(4)] == [0, 9, 2, 3]
+    assert [driver.records()["a", run].attempts for run in range(4)] == [1, 2, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("repeat", "split", "expected"),
+    [(5, 2, [(0, 1), (2, 3), (4,)]), (5, None, [(0, 1, 2, 3, 4)]), (3, 1, [(0,), (1,), (2,)])],
+)
+def test_the_runs_of_a_task_are_split_into_sub_tasks(repeat, split, expected):
+    driver = Driver(task("a", repeat=repeat), slots=5, batch={"split": split})
+    sent = [driver.ready(runner) for runner in range(len(expected))]
+    assert [each.attempts[0].runs for each in sent] == expected
+
+
+def test_a_crash_takes_the_runs_that_are_missing_and_is_retried_as_retries_say():
+    driver = Driver(task("a", repeat=3, retries=1), slots=1)
+    sent = driver.ready(0)
+    driver.do(sent, 1.0, run=0)
+    driver.begin(sent, 2.0, run=1)
+    driver.gone(0, 3.0, "killed by a signal")
+    assert [(e.run, e.outcome) for e in driver.of(AttemptEnded)] == [(1, "crashed"), (2, "crashed")]
+    again = driver.ready(1, 4.0)
+    driver.begin(again, 4.0, run=1)
+    driver.gone(1, 5.0, "killed again")
+    outcomes = [driver.records()["a", run].outcome for run in range(3)]
+    assert outcomes == ["succeeded", "crashed", "crashed"]
+    assert driver.records()["a", 1].error == "killed again"
 
 
 def test_a_runner_that_dies_before_it_took_the_work_costs_no_attempt():
     driver = Driver(task("a"), slots=1)
     for runner in range(MISFIRES):
         driver.ready(runner)
-        assert driver.on(RunnerGone(runner, 1.0, "dead")) == [StartRunner(runner + 1, ())]
+        assert driver.gone(runner, 1.0) == [StartRunner(runner + 1, ())]
     driver.ready(MISFIRES)
-    driver.on(RunnerGone(MISFIRES, 1.0, "dead"))
+    driver.gone(MISFIRES, 1.0)
     assert driver.records()["a", 0].outcome == "crashed"
+
+
+# -- bundles --------------------------------------------------------------------------------------------------
+
+
+def bundled(count=40, **fields):
+    """A driver with one place whose runner has a bundle of small tasks."""
+    driver = Driver(*(task(f"t{n}", **fields) for n in range(count)), slots=1)
+    first = driver.ready(0)
+    assert len(first.attempts) == 1, "a call never seen before travels alone"
+    [sent] = driver.of(Dispatch, driver.do(first, 0.0, seconds=0.0))
+    assert len(sent.attempts) > 5
+    return driver, sent
+
+
+def test_small_tasks_travel_in_bundles_and_each_has_its_own_end():
+    driver, sent = bundled()
+    tickets = [attempt.ticket for attempt in sent.attempts]
+    for ticket in tickets:
+        driver.on(Said(0, [Begun(ticket, 0, 0.1), Over(ticket, 0, 0.1, 0.0)], 0.1))
+    assert len(driver.records()) == 1 + len(tickets)
+
+
+def test_what_waits_behind_a_long_run_is_taken_back_unharmed_in_its_order():
+    driver, sent = bundled()
+    driver.begin(sent, 0.5)
+    assert driver.core.next_alarm() == 0.5 + REVOKE_AFTER
+    assert driver.tick(0.5 + REVOKE_AFTER) == [Revoke(0)]
+    driver.revoked(sent, 0.6, *range(1, len(sent.attempts)))
+    [again] = driver.of(Dispatch, driver.end(sent, 2.0, seconds=1.0))
+    back = again.attempts[0]
+    assert (back.task.id, back.number) == (sent.attempts[1].task.id, 1)
+
+
+def test_a_kill_takes_one_task_and_the_rest_of_its_bundle_goes_on():
+    driver, sent = bundled(timeout=3.0)
+    driver.begin(sent, 1.0)
+    driver.gone(0, 2.0)
+    hit = sent.attempts[0].task.id
+    assert driver.records()[hit, 0].outcome == "crashed"
+    again = driver.ready(1, 3.0)
+    assert again.attempts[0].task.id == sent.attempts[1].task.id
+    assert {attempt.number for attempt in again.attempts} == {1}
+
+
+def test_a_deadline_inside_a_bundle_takes_back_first_and_kills_then():
+    driver, sent = bundled(timeout=0.01)
+    driver.begin(sent, 0.5)
+    assert driver.tick(0.51) == [Revoke(0)]
+    assert driver.of(KillRunner, driver.revoked(sent, 0.52, *range(1, len(sent.attempts))))
+    driver.gone(0, 0.53)
+    assert {record.outcome for record in driver.records().values()} == {"succeeded", "timed_out"}
+
+
+def test_the_next_of_a_bundle_that_has_begun_meanwhile_is_not_harmed():
+    driver, sent = bundled(timeout=0.01)
+    driver.begin(sent, 0.5)
+    driver.tick(0.51)
+    first, second = sent.attempts[:2]
+    driver.on(Said(0, [Over(first.ticket, 0, 0.52, 0.02), Begun(second.ticket, 0, 0.52)], 0.52))
+    assert not driver.of(KillRunner, driver.revoked(sent, 0.52, *range(2, len(sent.attempts))))
+    assert driver.records()[first.task.id, 0].outcome == "timed_out"
+    driver.end(sent, 0.525, index=1)
+    assert driver.records()[second.task.id, 0].outcome == "succeeded"
+
+
+# -- order ----------------------------------------------------------------------------------------------------
+
+
+def order(driver, count, now=0.0):
+    """Ids in the order in which one runner gets them, each run taking a second."""
+    got = []
+    sent = driver.ready(0, now)
+    for step in range(count):
+        got.append(sent.attempts[0].task.id)
+        sent = next(iter(driver.of(Dispatch, driver.do(sent, now + step, seconds=1.0))), None)
+    return got
+
+
+def test_priority_then_batch_then_training_before_evaluation():
+    driver = Driver(slots=1)
+    driver.submit(task("late"), batch=2, rank=(2.0, 0))
+    driver.submit(task("eval", is_eval=True), task("train"), batch="1/x", rank=(1.0, 1))
+    driver.submit(task("early"), batch=1, rank=(1.0, 0))
+    driver.submit(task("urgent", priority=5), batch=9, rank=(9.0, 0))
+    assert order(driver, 5) == ["urgent", "early", "train", "eval", "late"]
+
+
+def test_who_has_waited_long_enough_is_not_overtaken_any_more():
+    driver = Driver(slots=1, age=10.0)
+    driver.submit(task("late"), batch=2, rank=(2.0, 0))
+    driver.submit(task("early"), batch=1, rank=(1.0, 0), now=5.0)
+    assert order(driver, 2, now=11.0) == ["late", "early"]
+
+
+# -- the graph ------------------------------------------------------------------------------------------------
 
 
 def test_the_cause_of_upstream_failed_is_the_root_also_ten_thousand_tasks_away():
     chain = [task("t0"), *(task(f"t{n}", f"t{n - 1}") for n in range(1, 10_000))]
     driver = Driver(*chain)
-    driver.end(driver.ready(0), 1.0, error="bad")
+    driver.do(driver.ready(0), 1.0, error="bad")
     records = driver.records()
     assert len(records) == 10_000
     assert (records["t9999", 0].outcome, records["t9999", 0].cause) == ("upstream_failed", "t0")
-    assert driver.effects[-1] == GraphEnded("tasks_done", 10_000, 'task "t0" run 0 failed: bad')
+    assert driver.effects[-1] == BatchEnded("b", "tasks_done", 10_000, 'task "t0" run 0 failed: bad')
+
+
+def test_what_was_done_earlier_counts_and_is_not_run_again():
+    done = (
+        TaskRecord(task="a", run=0, outcome="succeeded", attempts=1, seconds=1, value=3),
+        TaskRecord(task="b", run=1, outcome="succeeded", attempts=1, seconds=1),
+    )
+    driver = Driver(task("a"), task("b", "a", repeat=3), batch={"done": done})
+    sent = driver.ready(0)
+    assert (sent.attempts[0].task.id, sent.attempts[0].runs) == ("b", (0, 2))
+    assert driver.core.outcomes.pending == 2
+
+
+def test_an_empty_batch_ends_at_once():
+    driver = Driver()
+    assert driver.submit() == [BatchEnded("b", "tasks_done", 0, "")]
+
+
+# -- runners --------------------------------------------------------------------------------------------------
 
 
 def test_runners_with_resources_are_given_back_when_nothing_waits_for_them():
     driver = Driver(task("a", resources={"gpus": 1}))
-    sent = driver.ready(0)
-    effects = driver.end(sent, 1.0)
+    effects = driver.do(driver.ready(0), 1.0)
     assert KillRunner(0, "not needed any more") in effects
-    assert isinstance(effects[-1], GraphEnded)
 
 
 def test_what_can_never_be_scheduled_fails_with_the_reason():
-    driver = Driver(task("a", resources={"gpus": 9}, repeat=2), unschedulable={(("gpus", 9),): "no gpus"})
+    driver = Driver(task("a", resources={"gpus": 9}, repeat=2), why_never={(("gpus", 9),): "no gpus"})
     assert [(r.outcome, r.error) for r in driver.records().values()] == [("failed", "no gpus")] * 2
-    assert isinstance(driver.effects[-1], GraphEnded)
+    assert isinstance(driver.effects[-1], BatchEnded)
 
 
 def test_runners_that_cannot_start_are_given_up():
     driver = Driver(task("a"))
     for runner in range(START_FAILURES):
-        driver.on(RunnerGone(runner, 1.0, "no python"))
+        driver.gone(runner, 1.0, "no python")
     assert driver.records()["a", 0].error == "no runner can be started: no python"
 
 
-def test_stop_cancels_what_waits_at_once_and_what_works_when_it_is_dead():
-    driver = Driver(task("a"), task("b", "a"), slots=1)
+def test_nodes_that_come_bring_places_and_nodes_that_go_take_them():
+    driver = Driver(*(task(f"t{n}") for n in range(4)), slots=1)
     driver.ready(0)
-    effects = driver.on(Stop(1.0, "enough"))
+    assert driver.on(Resized({(): 2}, {}, 1.0)) == [StartRunner(1, ())]
+    assert driver.ready(1, 2.0).place == 1
+    driver.on(Resized({(): 1}, {}, 3.0))
+    second = driver.of(Dispatch)[1]
+    assert not driver.of(Dispatch, driver.do(second, 4.0, seconds=1.0)), "there is no such place any more"
+
+
+def test_a_runner_is_replaced_on_request_once_the_new_one_is_ready():
+    driver = Driver(task("a"), slots=1)
+    driver.do(driver.ready(0), 1.0)
+    assert driver.on(Replaced(0, 2.0)) == [StartRunner(1, ())]
+    driver.submit(task("c"), batch="c", now=2.5)
+    assert len(driver.of(Dispatch)) == 1, "no new work for a runner that is to go"
+    assert driver.of(KillRunner, driver.on(RunnerReady(1, 3.0)))
+    [sent] = driver.of(Dispatch, driver.gone(0, 3.1))
+    assert (sent.runner, sent.place) == (1, 0)
+
+
+def test_a_pinned_batch_works_on_its_place_alone():
+    driver = Driver(slots=2)
+    driver.submit(task("a"), batch="a")
+    driver.submit(task("b"), batch="b")
+    driver.ready(0)
+    driver.ready(1)
+    driver.submit(task("p", repeat=2), batch="p", pin=1, split=1)
+    zero, one = driver.of(Dispatch)
+    assert not driver.of(Dispatch, driver.do(zero, 1.0))
+    [sent] = driver.of(Dispatch, driver.do(one, 1.0))
+    assert (sent.place, sent.attempts[0].task.id) == (1, "p")
+
+
+# -- the ends of batches --------------------------------------------------------------------------------------
+
+
+def test_cancel_ends_what_waits_at_once_and_what_works_when_it_is_dead():
+    driver = Driver(task("a"), task("b", "a"), slots=1)
+    driver.begin(driver.ready(0), 0.0)
+    effects = driver.cancel(1.0)
     assert {(r.task, r.outcome) for r in driver.records().values()} == {("b", "cancelled")}
     assert KillRunner(0, "enough") in effects
-    effects = driver.on(RunnerGone(0, 1.1, "killed"))
-    assert effects[-1] == GraphEnded("stopped", 2, 'task "b" run 0 cancelled: enough')
+    effects = driver.gone(0, 1.1)
+    assert effects[-1] == BatchEnded("b", "stopped", 2, 'task "b" run 0 cancelled: enough')
 
 
-def test_a_result_that_overtakes_the_kill_of_a_stop_is_kept():
+def test_a_result_that_overtakes_the_kill_of_a_cancel_is_kept():
     driver = Driver(task("a"))
     sent = driver.ready(0)
-    driver.on(Stop(1.0))
+    driver.begin(sent, 0.5)
+    driver.cancel(1.0)
     driver.end(sent, 1.0, value=3)
-    driver.on(RunnerGone(0, 1.1, "killed"))
+    driver.gone(0, 1.1)
     assert (driver.records()["a", 0].outcome, driver.records()["a", 0].value) == ("succeeded", 3)
 
 
-class World:
-    """Runners, clock and a user who may stop: draws what happens next among what can happen."""
-
-    def __init__(self, core: Core, choose: random.Random) -> None:
-        self.core = core
-        self.choose = choose
-        self.now = 0.0
-        self.moves: list[tuple] = []
-        self.alive: dict[int, int | None] = {}
-        self.ended: dict[tuple[str, int], TaskRecord] = {}
-        self.graph_ended = 0
-        self.old_news: list = []
-        self.perform(core.begin(self.now))
-
-    def perform(self, effects) -> None:
-        for effect in effects:
-            assert not (self.graph_ended and not isinstance(effect, KillRunner)), "nothing follows the end"
-            match effect:
-                case StartRunner(runner):
-                    assert runner not in self.alive
-                    self.alive[runner] = None
-                    self.moves.append(("boot", runner))
-                case Dispatch(runner, attempt):
-                    assert self.alive[runner] is None, "a runner has one attempt at a time"
-                    for name in attempt.task.depends_on:
-                        assert all(record.outcome == "succeeded" for record in effect.inputs[name])
-                    self.alive[runner] = attempt.ticket
-                    self.moves.append(("import", runner, attempt.ticket))
-                case KillRunner(runner):
-                    assert runner in self.alive, "a dead runner is not killed"
-                    self.moves.append(("die", runner))
-                case RunEnded(record):
-                    key = (record.task, record.run)
-                    assert key not in self.ended, "one outcome"
-                    self.ended[key] = record
-                case GraphEnded():
-                    self.graph_ended += 1
-
-    def step(self) -> bool:
-        alarm = self.core.next_alarm()
-        moves = [*self.moves, *([("tick", alarm)] if alarm is not None else [])]
-        if not moves:
-            return False
-        move = self.choose.choice(moves)
-        if move in self.moves:
-            self.moves.remove(move)
-        self.now += self.choose.random() * 0.5
-        if self.old_news and self.choose.random() < 0.1:
-            self.perform(self.core.on(self.choose.choice(self.old_news)))
-        event = self.event(move)
-        if event is not None:
-            self.perform(self.core.on(event))
-            self.old_news.append(event)
-        return True
-
-    def event(self, move):  # noqa: PLR0911  # one answer for each kind of move
-        kind, subject, *rest = move
-        if kind == "tick":
-            self.now = max(self.now, subject)
-            return Tick(self.now)
-        if subject not in self.alive:
-            return None
-        luck = self.choose.random()
-        if kind == "die" or luck < 0.08:
-            del self.alive[subject]
-            return RunnerGone(subject, self.now, "dead")
-        match kind:
-            case "boot":
-                return RunnerReady(subject, self.now)
-            case "import":
-                self.moves.append(("start", subject, *rest))
-                return Importing(subject, rest[0], self.now) if luck < 0.5 else None
-            case "start":
-                if luck < 0.9:
-                    self.moves.append(("end", subject, *rest))
-                else:
-                    self.moves.append(("hang", subject))
-                return Started(subject, rest[0], self.now)
-            case "end":
-                self.alive[subject] = None
-                result = Result(value=1) if luck < 0.8 else None
-                return Ended(
-                    runner=subject, ticket=rest[0], now=self.now, seconds=0.1, result=result, error="bad"
-                )
-            case _:
-                return None
+def test_a_gentle_cancel_keeps_the_runner_of_a_task_that_obeys():
+    driver = Driver(task("a"), task("b"), slots=1, grace=2.0)
+    sent = driver.ready(0)
+    driver.begin(sent, 0.5)
+    assert driver.cancel(1.0, gentle=True)[0] == CancelAttempt(0, 1)
+    driver.end(sent, 1.2, error="the task was cancelled")
+    assert driver.records()["a", 0].outcome == "cancelled"
+    assert not driver.of(KillRunner)
+    driver.submit(task("c"), batch="c", now=2.0)
+    assert driver.of(Dispatch)[-1].runner == 0
 
 
-@st.composite
-def graphs(draw):
-    tasks = []
-    for index in range(draw(st.integers(0, 8))):
-        needs = (
-            draw(st.lists(st.sampled_from([t.id for t in tasks]), max_size=3, unique=True)) if tasks else []
-        )
-        fields = {
-            "repeat": draw(st.integers(1, 3)),
-            "retries": draw(st.integers(0, 2)),
-            "timeout": draw(st.sampled_from([None, 0.5, 1.0, 5.0])),
-            "resources": draw(st.sampled_from([{}, {}, {"gpus": 1.0}, {"gpus": 9.0}])),
-        }
-        tasks.append(task(f"t{index}", *needs, **fields))
-    draw(st.randoms(use_true_random=False)).shuffle(tasks)
-    return tasks
+def test_single_tasks_can_be_cancelled_and_take_with_them_what_depends_on_them():
+    driver = Driver(task("a"), task("b", "a"), task("c"), slots=1)
+    sent = driver.ready(0)
+    driver.cancel(1.0, tasks=frozenset({"a"}))
+    driver.gone(0, 1.1)
+    assert {(name, r.outcome) for (name, _), r in driver.records().items()} == {
+        ("a", "cancelled"),
+        ("b", "cancelled"),
+    }
+    assert sent.attempts[0].task.id == "a"
+    driver.do(driver.ready(1, 2.0), 3.0)
+    assert driver.effects[-1].end == "tasks_done"
 
 
-@settings(max_examples=300, deadline=None)
-@given(tasks=graphs(), seed=st.integers(0, 2**32), stop_after=st.none() | st.integers(0, 40), data=st.data())
-def test_every_run_ends_in_exactly_one_outcome_and_the_graph_once(tasks, seed, stop_after, data):
-    runs = [(t.id, run) for t in tasks for run in range(t.repeat)]
-    kept = data.draw(st.lists(st.sampled_from(runs), unique=True, max_size=3)) if runs else []
-    done = [
-        TaskRecord(
-            task=name,
-            run=run,
-            outcome=data.draw(st.sampled_from(["succeeded", "failed"])),
-            attempts=1,
-            seconds=1,
-        )
-        for name, run in kept
-    ]
-    core = Core(
-        tasks=tasks,
-        slots={(): 2, (("gpus", 1.0),): 1},
-        done=done,
-        unschedulable={(("gpus", 9.0),): "too many"},
-    )
-    world = World(core, random.Random(seed))
-    for count in range(3000):
-        if count == stop_after and not world.graph_ended:
-            world.perform(core.on(Stop(world.now, "enough")))
-        if world.graph_ended and not world.moves:
-            break
-        if not world.step():
-            break
-    hung = [move for move in world.moves if move[0] == "hang"]
-    if not world.graph_ended:
-        # only a task without a timeout may hang for ever; a stop ends that too
-        assert any(t.timeout is None for t in tasks)
-        world.perform(core.on(Stop(world.now, "enough")))
-        while not world.graph_ended:
-            assert world.step(), (hung, world.moves)
-    assert world.graph_ended == 1
-    assert set(world.ended) == set(runs) - set(kept)
-    bad = sum(r.outcome != "succeeded" for r in [*world.ended.values(), *done])
-    assert core.ledger.failures == bad
-    by_task = {t.id: t for t in tasks}
-    every = {**world.ended, **{(r.task, r.run): r for r in done}}
-    for (name, _), record in world.ended.items():
-        assert record.attempts <= by_task[name].retries + 1
-        if record.outcome == "upstream_failed":
-            causes = [r for (other, _), r in every.items() if other == record.cause]
-            assert any(r.outcome not in ("succeeded", "upstream_failed") for r in causes)
+def test_enough_is_min_num_successes_and_then_the_wait():
+    driver = Driver(*(task(f"t{n}") for n in range(4)), slots=1, batch={"min_num": 2, "wait_after_min": 5.0})
+    sent = driver.ready(0)
+    for step, error in enumerate(["", "bad", ""]):
+        effects = driver.do(sent, float(step), error=error, seconds=1.0)
+        sent = driver.of(Dispatch, effects)[0]
+    driver.begin(sent, 3.0)
+    assert not driver.of(KillRunner, driver.tick(6.9)), "a failure is no success, the wait began at 2.0"
+    assert driver.of(KillRunner, driver.tick(7.0))
+    assert driver.gone(0, 7.1)[-1] == BatchEnded("b", "enough", 1, 'task "t1" run 0 failed: bad')
+    assert driver.records()["t3", 0].outcome == "cancelled"
+
+
+def test_the_dynamic_timeout_bounds_attempts_of_training_and_learns_from_them():
+    seen, done = [], []
+
+    class Limits:
+        def limit(self, timeout=None):
+            return 2.0
+
+        def observe(self, step, seconds, is_eval):
+            seen.append((step, seconds, is_eval))
+
+        def step_done(self, step):
+            done.append(step)
+
+    driver = Driver(slots=1)
+    driver.submit(task("a", timeout=9.0), task("b", timeout=9.0, is_eval=True), limits=Limits())
+    sent = driver.ready(0)
+    assert sent.attempts[0].limit == 2.0
+    driver.begin(sent, 1.0)
+    [evaluation] = driver.of(Dispatch, driver.end(sent, 1.5, seconds=0.4))
+    assert evaluation.attempts[0].limit == 9.0
+    driver.do(evaluation, 3.0)
+    assert seen == [("b", 0.5, False), ("b", 0.0, True)]
+    assert done == ["b"]
+
+
+def test_a_start_is_told_unless_its_end_came_with_it():
+    driver = Driver(task("a"), task("b"), slots=1)
+    sent = driver.ready(0)
+    ticket = sent.attempts[0].ticket
+    driver.on(Said(0, [Begun(ticket, 0, 0.5), Over(ticket, 0, 0.6, 0.1)], 0.7))
+    assert not driver.of(AttemptStarted)
+    driver.begin(driver.of(Dispatch)[-1], 1.0)
+    assert [(e.attempt.task.id, e.at) for e in driver.of(AttemptStarted)] == [("b", 1.0)]
 
 
 @pytest.mark.parametrize(
-    "event", [RunnerReady(99, 1.0), RunnerGone(99, 1.0, ""), Started(99, 1, 1.0), Tick(1.0)]
+    "event",
+    [
+        RunnerReady(99, 1.0),
+        RunnerGone(99, 1.0, ""),
+        Said(99, [Begun(1, 0, 1.0)], 1.0),
+        Revoked(99, (1,), 1.0),
+        Replaced(99, 1.0),
+        Cancelled("nothing", 1.0, ""),
+        Tick(1.0),
+    ],
 )
 def test_news_of_strangers_changes_nothing(event):
-    driver = Driver(task("a"))
-    assert driver.on(event) == []
+    assert Driver(task("a")).on(event) == []
+
+
+def test_a_thousand_pending_tasks_cost_less_than_two_kilobytes_each():
+    import tracemalloc
+
+    tasks = [task(f"t{n}", timeout=5.0) for n in range(1000)]
+    driver = Driver()
+    tracemalloc.start()
+    before, _ = tracemalloc.get_traced_memory()
+    driver.submit(*tasks)
+    after, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert (after - before) / 1000 < 2000
+    assert GPU in driver.core.crew.shapes()
+    assert not driver.of(RunEnded)

@@ -25,8 +25,8 @@ from governor.tasks.values import INLINE_BYTES, Unserialisable, keep, load
 )
 def test_small_json_like_values_travel_in_the_record(tmp_path, value, inline):
     kept = keep(value, folder=tmp_path, stem="results/t-0")
-    assert kept["value"] == inline
-    assert type(kept["value"]) is type(inline)
+    assert kept.value == inline
+    assert type(kept.value) is type(inline)
     assert not list(tmp_path.iterdir())
 
 
@@ -44,17 +44,17 @@ def test_small_json_like_values_travel_in_the_record(tmp_path, value, inline):
 )
 def test_other_values_go_to_a_file_and_come_back_equal(tmp_path, value, suffix):
     kept = keep(value, folder=tmp_path, stem="results/t-0")
-    assert kept["value_file"] == f"results/t-0{suffix}"
-    assert load(tmp_path / kept["value_file"]) == value
+    assert kept.value_file == f"results/t-0{suffix}"
+    assert load(tmp_path / kept.value_file) == value
     assert [path.name for path in (tmp_path / "results").iterdir()] == [f"t-0{suffix}"]
 
 
 def test_arrays_keep_their_type(tmp_path):
     array = np.arange(6, dtype=np.int16).reshape(2, 3)
     kept = keep(array, folder=tmp_path, stem="t-0")
-    assert kept["value_file"] == "t-0.npy"
+    assert kept.value_file == "t-0.npy"
     assert load(tmp_path / "t-0.npy").dtype == np.int16
-    assert keep(np.array([{}]), folder=tmp_path, stem="o-0")["value_file"] == "o-0.pkl"
+    assert keep(np.array([{}]), folder=tmp_path, stem="o-0").value_file == "o-0.pkl"
 
 
 def test_what_cannot_be_kept_is_told_and_leaves_no_file(tmp_path):
@@ -68,9 +68,9 @@ def test_what_cannot_be_kept_is_told_and_leaves_no_file(tmp_path):
 
 
 def test_metrics_are_numbers_with_names(tmp_path):
-    assert keep({"a": 1, "b": np.float32(0.5)}, folder=tmp_path, stem="t")["metrics"] == {"a": 1.0, "b": 0.5}
-    assert keep({"a": 1, "b": "no"}, folder=tmp_path, stem="t")["metrics"] == {}
-    assert keep({"a": True}, folder=tmp_path, stem="t")["metrics"] == {}
+    assert keep({"a": 1, "b": np.float32(0.5)}, folder=tmp_path, stem="t").metrics == {"a": 1.0, "b": 0.5}
+    assert keep({"a": 1, "b": "no"}, folder=tmp_path, stem="t").metrics == {}
+    assert keep({"a": True}, folder=tmp_path, stem="t").metrics == {}
     with pytest.raises(Unserialisable, match="metric 'loss' is 'low'"):
         keep(TaskResult(None, {"loss": "low"}), folder=tmp_path, stem="t")
 

@@ -13,6 +13,8 @@ import pytest
 from governor.errors import ConductorError
 from governor.messages import Log, PartEnded, TaskAttemptEnded, TaskEnded, TaskRecord, TaskStarted
 
+GRACE = 0.2  # of the engine in conftest.py
+
 pytestmark = [pytest.mark.ray, pytest.mark.asyncio(loop_scope="session")]
 
 
@@ -36,7 +38,6 @@ async def test_results_flow_along_dependencies_and_repeats_arrive_as_lists(crew,
     assert {record.outcome for record in story.records.values()} == {"succeeded"}
     order = [event.record.task for event in story.of(TaskEnded)]
     assert order == ["a", "b", "many", "many", "many", "many", "all"]
-    assert len(story.of(TaskStarted)) == 7
 
 
 async def test_callables_of_every_kind(crew, task):
@@ -120,7 +121,7 @@ async def test_values_that_are_large_or_no_json_go_to_files_and_come_back_as_inp
     assert story["sum"].value == 499500.0
     assert story["lock"].outcome == "failed"
     assert "the returned lock cannot be serialised" in story["lock"].error
-    assert not list(crew.folder.rglob(".*"))
+    assert not list(crew.folder.rglob(".*.part"))
 
 
 async def test_a_retry_that_succeeds_is_a_success(crew, task):
@@ -181,17 +182,18 @@ async def test_resources_are_held_and_what_can_never_be_had_is_said(crew, task):
 
 
 async def test_stop_in_the_middle_cancels_everything_and_leaves_no_process(crew, task):
-    scheduler, link = crew.scheduler(
+    phase, link = crew.phase(
         task("quick", "nothing"),
         task("hung", "hold_the_gil", "quick", repeat=3),
         task("after", "nothing", "hung"),
     )
-    running = asyncio.create_task(scheduler.run())
+    phase.begin()
+    running = asyncio.create_task(phase.run())
     async with asyncio.timeout(10):
         while not any(isinstance(event, TaskStarted) and event.task == "hung" for event in link.events):
             await link.next(TaskStarted, after=len(link.events))
-        scheduler.stop("enough")
-        scheduler.stop("twice")
+        phase.stop("enough")
+        phase.stop("twice")
         await running
     outcomes = {(e.record.task, e.record.run): e.record for e in link.events if isinstance(e, TaskEnded)}
     assert outcomes.pop(("quick", 0)).outcome == "succeeded"
@@ -232,7 +234,7 @@ async def test_done_runs_are_kept_and_their_values_are_inputs(crew, task):
 
 async def test_a_graph_with_faults_is_refused_before_anything_runs(crew, task):
     with pytest.raises(ConductorError, match="a -> b -> a"):
-        crew.scheduler(task("a", "nothing", "b"), task("b", "nothing", "a"))
+        crew.phase(task("a", "nothing", "b"), task("b", "nothing", "a"))[0].begin()
 
 
 async def test_an_empty_graph_ends_at_once(crew):
@@ -252,9 +254,9 @@ async def test_ids_of_any_form_name_files_below_the_results_folder(crew, task):
 
 
 async def test_deaths_are_not_late(crew, task):
-    """From the deadline to the news that the process has been seen dead."""
+    """From the deadline and the grace to the news that the process has been seen dead."""
     started, late = {}, []
-    scheduler, link = crew.scheduler(task("hung", "hold_the_gil", timeout=0.2, repeat=6))
+    phase, link = crew.phase(task("hung", "hold_the_gil", timeout=0.2, repeat=6))
     report = link.report
 
     async def timed(event):
@@ -263,11 +265,12 @@ async def test_deaths_are_not_late(crew, task):
                 started[event.run] = time.monotonic()
             case TaskEnded():
                 assert event.record.outcome == "timed_out"
-                late.append(time.monotonic() - started[event.record.run] - 0.2)
+                late.append(time.monotonic() - started[event.record.run] - 0.2 - GRACE)
         return await report(event)
 
     link.report = timed
-    await scheduler.run()
+    phase.begin()
+    await phase.run()
     assert len(late) == 6
     assert max(late) < 0.25
 

@@ -1,0 +1,33 @@
+"""When to look again: at a runner, or at a batch. Pure; an alarm that is not needed any more rings in vain."""
+
+from __future__ import annotations
+
+import heapq
+from itertools import count
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from governor.tasks.api import BatchId
+
+
+class Alarms:
+    def __init__(self) -> None:
+        self._heap: list[tuple[float, int, int | None, BatchId]] = []
+        self._order = count()
+
+    def set_runner(self, when: float, runner: int) -> None:
+        heapq.heappush(self._heap, (when, next(self._order), runner, 0))
+
+    def set_batch(self, when: float, batch: BatchId) -> None:
+        heapq.heappush(self._heap, (when, next(self._order), None, batch))
+
+    def next(self) -> float | None:
+        return self._heap[0][0] if self._heap else None
+
+    def due(self, now: float) -> Iterator[tuple[int | None, BatchId]]:
+        """Runner, or None and a batch, of every alarm until `now`."""
+        while self._heap and self._heap[0][0] <= now:
+            _, _, runner, batch = heapq.heappop(self._heap)
+            yield runner, batch

@@ -1,0 +1,418 @@
+"""The task engine of one Ray driver: the pure core between its runners and those who submit batches.
+
+Rules:
+1. Decisions are the core's; here effects become calls and messages become events, one after the other.
+2. A listener hears of its batch in the order in which things happened, and `batch_ended` last.
+3. One alarm clock, set to the core's next alarm.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, Protocol
+from urllib.parse import quote
+
+from governor import logs
+from governor.tasks import graph, values
+from governor.tasks.core import Core
+from governor.tasks.errors import GraphError, QueueFull
+from governor.tasks.explain import explain
+from governor.tasks.story import (
+    AttemptEnded,
+    AttemptStarted,
+    BatchEnded,
+    CancelAttempt,
+    Cancelled,
+    Dispatch,
+    Effect,
+    Event,
+    KillRunner,
+    Replaced,
+    Resized,
+    Revoke,
+    Revoked,
+    RunEnded,
+    RunnerGone,
+    RunnerReady,
+    Said,
+    Shape,
+    StartRunner,
+    Submitted,
+    Tick,
+    shape_of,
+)
+from governor.tasks.wire import Begun, Input, Line, Loading, Over, Told, Work
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator, Sequence
+    from pathlib import Path
+
+    from governor.messages import TaskRecord
+    from governor.tasks.api import BatchId
+    from governor.tasks.story import Attempt, BatchSpec, Limits, Waiting
+
+NAME_BYTES: Final = 100
+
+log = logs.get_logger()
+
+
+class RunnerPool(Protocol):
+    """The runners, as the engine uses them."""
+
+    listener: Any
+
+    @property
+    def ids(self) -> Iterator[int]: ...
+
+    def warm(self) -> list[tuple[int, Shape, bool]]: ...
+
+    def start(self, runner: int, shape: Shape) -> None: ...
+
+    def send(self, runner: int, works: Sequence[Work]) -> None: ...
+
+    def revoke(self, runner: int) -> None: ...
+
+    def cancel(self, runner: int, ticket: int) -> None: ...
+
+    def kill(self, runner: int, reason: str) -> None: ...
+
+    def pid(self, runner: int) -> int: ...
+
+    def node(self, runner: int) -> str: ...
+
+    async def close(self) -> None: ...
+
+
+class Capacity(Protocol):
+    """The nodes, as the engine asks them."""
+
+    def slots(self, shape: Shape) -> int: ...
+
+    def why_never(self, shape: Shape) -> str: ...
+
+
+class BatchListener(Protocol):
+    """Who hears of one batch; called in the event loop, in order. Must not raise."""
+
+    def attempt_started(self, started: AttemptStarted, *, pid: int, node: str) -> None:
+        """A run of user code has begun, and is not over yet."""
+
+    def attempt_ended(self, ended: AttemptEnded) -> None:
+        """A run ended badly and is tried again."""
+
+    def run_ended(self, record: TaskRecord, payload: bytes) -> None:
+        """The outcome of a run."""
+
+    def line(self, attempt: Attempt, run: int, level: str, text: str) -> None:
+        """User code has logged something; level ``traceback`` is that of an exception."""
+
+    def batch_ended(self, ended: BatchEnded) -> None:
+        """All runs have their outcome. Comes once, last."""
+
+
+@dataclass(slots=True, kw_only=True)
+class PlaceState:
+    """What a plain runner does, or did last. `name` is that of the batch; `began` and `ended` (None while it is at it)
+    are monotonic seconds; `told` are the keys that its task has set.
+    """
+
+    place: int
+    runner: int
+    state: str
+    batch: BatchId | None = None
+    name: BatchId | None = None
+    task: str | None = None
+    run: int | None = None
+    attempt: int = 0
+    began: float | None = None
+    ended: float | None = None
+    told: dict[str, Any] = field(default_factory=dict)
+
+
+class Engine:
+    """Runs batches of tasks, any number at a time.
+
+    Args:
+        folder: the run's folder, in which results that do not travel lie.
+        places: plain runners at work at once; None: the CPUs of the cluster. The runner of place i gets
+            ``models[i % len(models)]``.
+        max_pending: runs without an outcome, of all batches.
+    """
+
+    def __init__(
+        self,
+        *,
+        runners: RunnerPool,
+        cluster: Capacity,
+        folder: Path,
+        places: int | None = None,
+        grace: float = 0.0,
+        models: Sequence[Any] = (),
+        max_pending: int | None = None,
+        age: float = float("inf"),
+    ) -> None:
+        self._runners = runners
+        self._cluster = cluster
+        self._folder = folder
+        self._places = places
+        self._models = models
+        self._max_pending = max_pending
+        self._core = Core(
+            places={(): places or cluster.slots(())},
+            grace=grace,
+            age=age,
+            runner_ids=runners.ids,
+        )
+        self._listeners: dict[BatchId, BatchListener] = {}
+        self._told: dict[int, dict[str, Any]] = {}
+        self._inbox: deque[Event] = deque()
+        self._alarm: asyncio.TimerHandle | None = None
+        self._loop = asyncio.get_running_loop()
+        self._changed = asyncio.Event()
+        runners.listener = self
+
+    def warm(self) -> None:
+        """Starts a runner for every plain place."""
+        self._perform(self._core.warm(time.monotonic()))
+
+    async def start(self) -> None:
+        """Returns when every plain place has its runner, or none can be started."""
+        self.warm()
+        while any(seat.state == "starting" for seat in self._core.crew.all()):
+            self._changed.clear()
+            await self._changed.wait()
+
+    async def close(self) -> None:
+        """Cancels what is left, and sees every runner dead. May be called once."""
+        for batch in list(self._core.batches):
+            self.cancel(batch, reason="the scheduler was stopped")
+        await self._runners.close()
+        if self._alarm is not None:
+            self._alarm.cancel()
+
+    # -- batches --------------------------------------------------------------------------------------------
+
+    def submit(self, batch: BatchSpec, listener: BatchListener, *, limits: Limits | None = None) -> None:
+        """Takes a batch, whole or not at all; `limits` is its dynamic time-out. Raises GraphError, QueueFull, or
+        ValueError for an id that lives.
+        """
+        if batch.id in self._core.batches:
+            raise ValueError(f"batch {batch.id!r} is still active")
+        found = graph.faults(batch.tasks)
+        if found:
+            raise GraphError(found)
+        new = sum(task.repeat for task in batch.tasks)
+        pending = self._core.outcomes.pending
+        if self._max_pending is not None and pending + new > self._max_pending:
+            raise QueueFull(pending=pending, new=new, limit=self._max_pending)
+        self.resize({shape_of(task) for task in batch.tasks if task.resources})
+        self._listeners[batch.id] = listener
+        self._feed(Submitted(batch, time.monotonic(), limits))
+
+    def cancel(
+        self, batch: BatchId, *, reason: str, tasks: Collection[str] | None = None, gentle: bool = False
+    ) -> None:
+        """What has not ended of the batch, or of these tasks and what depends on them, ends as `cancelled`."""
+        chosen = None if tasks is None else frozenset(tasks)
+        self._feed(Cancelled(batch, time.monotonic(), reason, chosen, gentle))
+
+    def explain(self, batch: BatchId) -> list[Waiting]:
+        """What every task that has not ended waits for. Raises KeyError for a batch that is not active."""
+        return explain(self._core, batch)
+
+    def resize(self, shapes: Collection[Shape]) -> None:
+        """Asks the nodes again how many runners of these shapes they hold."""
+        slots = {
+            shape: self._places if not shape and self._places else self._cluster.slots(shape)
+            for shape in shapes
+        }
+        if slots:
+            never = {shape: self._cluster.why_never(shape) for shape in slots if not slots[shape]}
+            self._feed(Resized(slots, never, time.monotonic()))
+
+    def shapes(self) -> list[Shape]:
+        """What runners have been asked for so far."""
+        return self._core.crew.shapes()
+
+    def places(self) -> dict[int, PlaceState]:
+        """What each plain runner does now, by its place; never waits for one."""
+        found: dict[int, PlaceState] = {}
+        for seat in self._core.crew.all():
+            if seat.shape or seat.place is None:
+                continue
+            state = PlaceState(
+                place=seat.place,
+                runner=seat.runner,
+                state=seat.state,
+                told=dict(self._told.get(seat.runner, {})),
+            )
+            if seat.last is not None:
+                job, state.run, state.began, state.ended = seat.last
+                state.batch, state.task, state.attempt = (
+                    job.attempt.batch,
+                    job.attempt.task.id,
+                    job.attempt.number,
+                )
+                name = job.piece.node.batch.spec.name
+                state.name = state.batch if name is None else name
+            found[seat.place] = state
+        return found
+
+    async def restart(self, place: int) -> None:
+        """Replaces the runner of a place; the new one is ready before the old one is killed. Raises KeyError."""
+        old = self._core.crew.at_place(place)
+        if old is None:
+            raise KeyError(place)
+        self._feed(Replaced(place, time.monotonic()))
+        while self._core.crew.get(old.runner) is not None and (old.replace or old.state == "dying"):
+            self._changed.clear()
+            await self._changed.wait()
+
+    # -- Listener of the runners ----------------------------------------------------------------------------
+
+    def runner_changed(self, event: RunnerReady | RunnerGone) -> None:
+        if isinstance(event, RunnerGone):
+            self._told.pop(event.runner, None)
+        self._feed(event)
+        self._changed.set()
+
+    def runner_said(
+        self, runner: int, messages: Sequence[Begun | Over | Loading | Line | Told], now: float
+    ) -> None:
+        said: list[Begun | Over | Loading] = []
+        for message in messages:
+            match message:
+                case Line() | Told():
+                    self._aside(runner, message)
+                    continue
+                case Over() if message.traceback:
+                    aside = Line(message.ticket, message.run, "traceback", message.traceback)
+                    self._aside(runner, aside)
+            said.append(message)
+        self._feed(Said(runner, said, now))
+
+    def runner_revoked(self, runner: int, tickets: tuple[int, ...]) -> None:
+        self._feed(Revoked(runner, tickets, time.monotonic()))
+
+    def _aside(self, runner: int, message: Line | Told) -> None:
+        seat = self._core.crew.get(runner)
+        jobs = () if seat is None else seat.jobs
+        attempt = next((job.attempt for job in jobs if job.attempt.ticket == message.ticket), None)
+        if attempt is None:
+            return
+        if isinstance(message, Told):
+            self._told.setdefault(runner, {}).update(message.state)
+            return
+        listener = self._listeners.get(attempt.batch)
+        if listener is not None:
+            listener.line(attempt, message.run, message.level, message.text)
+
+    # -- events in, effects out -----------------------------------------------------------------------------
+
+    def _feed(self, event: Event) -> None:
+        """An effect may at once lead to an event: they are taken one after the other."""
+        self._inbox.append(event)
+        if len(self._inbox) > 1:
+            return
+        while self._inbox:
+            self._perform(self._core.on(self._inbox[0]))
+            self._inbox.popleft()
+        self._set_alarm()
+
+    def _set_alarm(self) -> None:
+        due = self._core.next_alarm()
+        if self._alarm is not None:
+            if due is not None and self._alarm.when() <= due:
+                return  # too early is harmless: the tick finds nothing and sets it anew
+            self._alarm.cancel()
+        self._alarm = None if due is None else self._loop.call_at(due, self._ring)
+
+    def _ring(self) -> None:
+        self._alarm = None
+        self._feed(Tick(time.monotonic()))
+
+    def _perform(self, effects: Sequence[Effect]) -> None:
+        listeners = self._listeners
+        for effect in effects:
+            match effect:
+                case RunEnded(batch, record, payload):
+                    if record.attempts and record.outcome in ("timed_out", "crashed", "cancelled"):
+                        self._sweep(batch, record.task, record.run)
+                    listeners[batch].run_ended(record, payload)
+                case Dispatch(runner, place, attempts):
+                    self._runners.send(runner, [self._work(attempt, place) for attempt in attempts])
+                case AttemptStarted(attempt, _, runner, _):
+                    pid, node = self._runners.pid(runner), self._runners.node(runner)
+                    listeners[attempt.batch].attempt_started(effect, pid=pid, node=node)
+                case AttemptEnded(attempt, run):
+                    self._sweep(attempt.batch, attempt.task.id, run)
+                    listeners[attempt.batch].attempt_ended(effect)
+                case BatchEnded(batch):
+                    listeners.pop(batch).batch_ended(effect)
+                case _:
+                    self._direct(effect)
+
+    def _direct(self, effect: Effect) -> None:
+        """What a runner is to do, beside work."""
+        match effect:
+            case StartRunner(runner, shape):
+                self._runners.start(runner, shape)
+            case Revoke(runner):
+                self._runners.revoke(runner)
+            case CancelAttempt(runner, ticket):
+                self._runners.cancel(runner, ticket)
+            case KillRunner(runner, reason):
+                self._runners.kill(runner, reason)
+
+    def _work(self, attempt: Attempt, place: int) -> Work:
+        task = attempt.task
+        batch = self._core.batches[attempt.batch]
+        return Work(
+            ticket=attempt.ticket,
+            batch=attempt.batch if batch.spec.name is None else batch.spec.name,
+            task=task.id,
+            runs=attempt.runs,
+            attempt=attempt.number,
+            call=task.call,
+            args=task.args,
+            args_key=task.args_key,
+            timeout=attempt.limit,
+            stem=f"{batch.spec.folder}/{file_name(task.id)}",
+            payload_inline=batch.spec.payload_inline,
+            is_eval=task.is_eval,
+            index=place,
+            model=self._models[place % len(self._models)] if self._models else None,
+            inputs={
+                name: [Input(value=record.value, file=record.value_file) for record in records]
+                for name, records in batch.inputs(task).items()
+            }
+            if task.depends_on
+            else {},
+            repeated=tuple(name for name in task.depends_on if batch.nodes[name].spec.repeat > 1),
+        )
+
+    def _sweep(self, batch: BatchId, task: str, run: int) -> None:
+        """Removes what a killed attempt had half written."""
+        known = self._core.batches.get(batch)
+        if known is None:
+            return
+        stem = self._folder / f"{known.spec.folder}/{file_name(task)}-{run}"
+        for suffix in values.SUFFIXES:
+            values.temporary(stem.with_name(stem.name + suffix)).unlink(missing_ok=True)
+
+
+def file_name(text: str) -> str:
+    """A file name for any id; long ones are cut and told apart by a number made of all of it."""
+    if text.isalnum() and len(text) <= NAME_BYTES and text.isascii():
+        return text
+    name = quote(text, safe=" ")
+    if name.startswith("."):
+        name = f"%2E{name[1:]}"
+    if len(name) <= NAME_BYTES:
+        return name
+    import hashlib  # noqa: PLC0415  # rare
+
+    return f"{name[:NAME_BYTES]}-{hashlib.sha256(text.encode()).hexdigest()[:12]}"

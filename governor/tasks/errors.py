@@ -1,0 +1,54 @@
+"""What users of the task engine can do wrong, and what it can run out of."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from governor.errors import GovernorError, TryAgain
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from governor.messages import TaskRecord
+    from governor.tasks.graph import GraphFault
+
+MOST_NAMED = 20
+
+
+class GraphError(GovernorError, ValueError):
+    """The tasks of a batch can't be run as they stand: duplicate or unknown ids, cycles. Nothing was run."""
+
+    code = "graph"
+
+    def __init__(self, faults: Sequence[GraphFault]) -> None:
+        self.faults = tuple(faults)
+        named = [fault.message for fault in self.faults[:MOST_NAMED]]
+        more = len(self.faults) - len(named)
+        super().__init__("; ".join(named) + (f"; and {more} more" if more else ""))
+
+
+class QueueFull(TryAgain):
+    """More runs wait than `max_pending` allows. Nothing of the batch was taken."""
+
+    code = "queue_full"
+
+    def __init__(self, *, pending: int, new: int, limit: int) -> None:
+        self.pending = pending
+        super().__init__(
+            f"{pending} runs are pending and {new} more would exceed max_pending={limit}: schedule again when some "
+            "have ended"
+        )
+
+
+class TaskFailed(GovernorError):
+    """A task has no result: `outcome` says why, `record` all that is known; `cause` is the root task of an
+    `upstream_failed`.
+    """
+
+    code = "task_failed"
+
+    def __init__(self, record: TaskRecord) -> None:
+        self.record = record
+        self.outcome = record.outcome
+        self.cause = record.cause
+        super().__init__(f'task "{record.task}" {record.outcome}: {record.error}'.rstrip(": "))

@@ -1,0 +1,139 @@
+"""The task graph of one phase of a run: a batch of the engine, told to the governor.
+
+Rules:
+1. What the governor hears keeps its order: `TaskStarted` before `TaskEnded`, `PartEnded` last, and it is reported
+   without one event waiting for the acknowledgement of the one before.
+2. A start is told unless its end came with it: a task that takes a millisecond is one event, not two.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections import deque
+from typing import TYPE_CHECKING, Final
+
+from governor import logs
+from governor.errors import ConductorError
+from governor.messages import Log, PartEnded, TaskAttemptEnded, TaskEnded, TaskStarted
+from governor.tasks.engine import file_name
+from governor.tasks.errors import GraphError
+from governor.tasks.story import BatchSpec
+
+if TYPE_CHECKING:
+    from governor.conductors.conductor import Link
+    from governor.messages import ConductorEvent, StartTasks, TaskRecord
+    from governor.tasks.engine import Engine
+    from governor.tasks.story import Attempt, AttemptEnded, AttemptStarted, BatchEnded
+
+REPORTS_AT_ONCE: Final = 256
+LOG_LEVELS: Final = {"stdout": "info", "stderr": "info", "traceback": "info"}
+
+log = logs.get_logger()
+
+
+class PhaseTasks:
+    """Runs one `StartTasks` from start to `PartEnded`. Implements `BatchListener`."""
+
+    def __init__(self, *, command: StartTasks, link: Link, engine: Engine) -> None:
+        self.phase = command.phase
+        self._command = command
+        self._link = link
+        self._engine = engine
+        self._reports: deque[ConductorEvent] = deque()
+        self._to_report = asyncio.Event()
+
+    def begin(self) -> None:
+        """Raises ConductorError when the graph has faults."""
+        command = self._command
+        log.info("tasks.begin", phase=command.name, tasks=len(command.tasks), done=len(command.done))
+        min_num = command.min_num
+        if command.over_rollout:
+            enough = math.ceil(round(len(command.tasks) * (1 - command.over_rollout), 9))
+            min_num = enough if min_num is None else min(min_num, enough)
+        batch = BatchSpec(
+            id=command.phase,
+            tasks=command.tasks,
+            done=command.done,
+            split=command.max_repeat_per_runner,
+            min_num=min_num,
+            wait_after_min=command.wait_after_min,
+            rank=(float(command.phase), 0),
+            payload_inline=False,
+            folder=f"results/{file_name(command.name)}",
+        )
+        try:
+            self._engine.submit(batch, self)
+        except GraphError as error:
+            raise ConductorError(f"the task graph has faults: {error}") from error
+
+    async def run(self) -> None:
+        """Ends when `PartEnded` is in the journal."""
+        while True:
+            await self._to_report.wait()
+            batch = [self._reports.popleft() for _ in range(min(len(self._reports), REPORTS_AT_ONCE))]
+            if not self._reports:
+                self._to_report.clear()
+            await asyncio.gather(*(self._link.report(event) for event in batch))
+            if any(isinstance(event, PartEnded) for event in batch):
+                return
+
+    def stop(self, reason: str) -> None:
+        """Cancels all that has not ended; the end comes as `PartEnded` with end ``stopped``."""
+        self._engine.cancel(self.phase, reason=reason or "the phase was stopped")
+
+    # -- BatchListener --------------------------------------------------------------------------------------
+
+    def attempt_started(self, started: AttemptStarted, *, pid: int, node: str) -> None:
+        attempt = started.attempt
+        self._say(
+            TaskStarted(
+                phase=self.phase,
+                task=attempt.task.id,
+                run=started.run,
+                attempt=attempt.number,
+                pid=pid,
+                node=node,
+            )
+        )
+
+    def attempt_ended(self, ended: AttemptEnded) -> None:
+        attempt = ended.attempt
+        self._say(
+            TaskAttemptEnded(
+                phase=self.phase,
+                task=attempt.task.id,
+                run=ended.run,
+                attempt=attempt.number,
+                outcome=ended.outcome,
+                error=ended.error,
+                seconds=ended.seconds,
+            )
+        )
+
+    def run_ended(self, record: TaskRecord, payload: bytes) -> None:
+        del payload  # it lies in a file of the run
+        self._say(TaskEnded(phase=self.phase, record=record))
+
+    def line(self, attempt: Attempt, run: int, level: str, text: str) -> None:
+        data = {"task": attempt.task.id, "run_id": run, "attempt": attempt.number, "text": text}
+        event = "task.traceback" if level == "traceback" else "task.log"
+        self._say(Log(level=LOG_LEVELS.get(level, level), event=event, data=data))
+
+    def batch_ended(self, ended: BatchEnded) -> None:
+        log.info("tasks.end", end=ended.end, failures=ended.failures, first_failure=ended.first_failure)
+        self._say(
+            PartEnded(
+                phase=self.phase,
+                part="tasks",
+                end=ended.end,
+                failures=ended.failures,
+                first_failure=ended.first_failure,
+            )
+        )
+
+    # -- reports --------------------------------------------------------------------------------------------
+
+    def _say(self, event: ConductorEvent) -> None:
+        self._reports.append(event)
+        self._to_report.set()
