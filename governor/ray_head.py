@@ -68,10 +68,13 @@ class RayHead:
     Args:
         state_folder: the token lives here. `runtime_folder`: Ray's temp folder goes below it, or below /tmp where its
             sockets would not fit into 107 bytes.
-        num_cpus: how many plain tasks may run at once.
+        num_cpus: how many plain tasks may run at once. `token`: the one to begin with; None: a random one.
     """
 
-    def __init__(self, *, state_folder: Path, runtime_folder: Path, num_cpus: int) -> None:
+    def __init__(
+        self, *, state_folder: Path, runtime_folder: Path, num_cpus: int, token: str | None = None
+    ) -> None:
+        self._token = token or secrets.token_hex(32)
         self._token_path = state_folder / "ray-token"
         self._runtime_folder = runtime_folder
         self._num_cpus = num_cpus
@@ -151,7 +154,7 @@ class RayHead:
         with contextlib.suppress(FileExistsError):
             handle = os.open(self._token_path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
             with os.fdopen(handle, "w") as file:
-                file.write(secrets.token_hex(32))
+                file.write(self._token)
 
     def _make_temp(self) -> Path:
         fits = len(os.fsencode(self._runtime_folder)) + len("/ray-12345678") + RAY_SUFFIX_BYTES

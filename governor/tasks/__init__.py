@@ -1,7 +1,91 @@
-"""Task graphs on Ray. What user code imports from here is light: Ray is loaded by the task conductor alone."""
+"""The task engine. Light to import, for user code does it in every runner: Ray is loaded by who schedules alone."""
 
 from __future__ import annotations
 
-from governor.tasks.api import TaskContext, TaskResult
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["TaskContext", "TaskResult"]
+from governor.tasks.api import (
+    DynamicTimeout,
+    OverRollout,
+    SchedulerConfig,
+    Status,
+    Task,
+    TaskCancelled,
+    TaskContext,
+    TaskResult,
+    sort_batch_id,
+)
+
+if TYPE_CHECKING:
+    from governor.tasks.bootstrap import bootstrap_metric
+    from governor.tasks.coordinator import BatchLifecycleState, BatchState, RolloutCoordinator
+    from governor.tasks.errors import GraphError, QueueFull, TaskFailed
+    from governor.tasks.ray_tasks import (
+        execute_task_graph,
+        get_elapsed_time,
+        parse_and_truncate_error,
+        poll_for_timeout,
+        run_exp,
+    )
+    from governor.tasks.runner_view import RunnerWrapper
+    from governor.tasks.scheduler import Scheduler
+    from governor.tasks.statistics import calculate_task_level_metrics
+    from governor.tasks.views import CompletedTaskResult, RunningTaskState, TaskWrapper
+
+__all__ = [
+    "BatchLifecycleState",
+    "BatchState",
+    "CompletedTaskResult",
+    "DynamicTimeout",
+    "GraphError",
+    "OverRollout",
+    "QueueFull",
+    "RolloutCoordinator",
+    "RunnerWrapper",
+    "RunningTaskState",
+    "Scheduler",
+    "SchedulerConfig",
+    "Status",
+    "Task",
+    "TaskCancelled",
+    "TaskContext",
+    "TaskFailed",
+    "TaskResult",
+    "TaskWrapper",
+    "bootstrap_metric",
+    "calculate_task_level_metrics",
+    "execute_task_graph",
+    "get_elapsed_time",
+    "parse_and_truncate_error",
+    "poll_for_timeout",
+    "run_exp",
+    "sort_batch_id",
+]
+
+_HOMES = {
+    "bootstrap": ("bootstrap_metric",),
+    "coordinator": ("BatchLifecycleState", "BatchState", "RolloutCoordinator"),
+    "errors": ("GraphError", "QueueFull", "TaskFailed"),
+    "ray_tasks": (
+        "_episode_timeout",
+        "execute_task_graph",
+        "get_elapsed_time",
+        "parse_and_truncate_error",
+        "poll_for_timeout",
+        "run_exp",
+    ),
+    "runner_view": ("RunnerWrapper",),
+    "scheduler": ("Scheduler",),
+    "statistics": ("calculate_task_level_metrics",),
+    "views": ("CompletedTaskResult", "RunningTaskState", "TaskWrapper"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Loads what is not light when it is asked for."""
+    from importlib import import_module  # noqa: PLC0415  # only then
+
+    for home, names in _HOMES.items():
+        if name in names:
+            return getattr(import_module(f"governor.tasks.{home}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

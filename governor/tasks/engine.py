@@ -261,6 +261,12 @@ class Engine:
             found[seat.place] = state
         return found
 
+    async def seated(self, place: int) -> None:
+        """Returns when there is a runner on this place that is not about to die."""
+        while (seat := self._core.crew.at_place(place)) is None or seat.state == "dying":
+            self._changed.clear()
+            await self._changed.wait()
+
     async def restart(self, place: int) -> None:
         """Replaces the runner of a place; the new one is ready before the old one is killed. Raises KeyError."""
         old = self._core.crew.at_place(place)

@@ -20,6 +20,7 @@ import sys
 import threading
 import time
 import traceback
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
@@ -149,8 +150,8 @@ class Runner:
             began = began or at
             self._run_id = run
             self._say(*over, Begun(work.ticket, run, at))
-            offers = self._offers(work, run, began)
-            over = self._one_run(work, run, at, lambda: calls.call_it(target, args=args, offers=offers))
+            call = partial(calls.call_it, target, args=args, offers=self._offers(work, run, began))
+            over = self._one_run(work, run, at, call)
             if self._cancelled:
                 break
         return over

@@ -18,6 +18,8 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import count
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+import msgspec
+
 from governor import logs
 from governor.tasks import reaper, values
 from governor.tasks.channel import Gate
@@ -316,8 +318,7 @@ class Runners:
         """Inputs that lie in files, with their contents."""
         if not any(item.file for items in work.inputs.values() for item in items):
             return work
-        fields = {name: getattr(work, name) for name in work.__struct_fields__}
-        fields["inputs"] = {
+        inputs = {
             name: [
                 item
                 if item.file is None
@@ -326,7 +327,7 @@ class Runners:
             ]
             for name, items in work.inputs.items()
         }
-        return Work(**fields)
+        return msgspec.structs.replace(work, inputs=inputs)
 
     def _hold(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
         task: asyncio.Task[None] = asyncio.create_task(work, name=name)
@@ -337,5 +338,4 @@ class Runners:
 
 def _at(over: Over, now: float) -> Over:
     """The same, in our clock: it was said just now."""
-    fields = {name: getattr(over, name) for name in over.__struct_fields__}
-    return Over(**{**fields, "at": now})
+    return msgspec.structs.replace(over, at=now)

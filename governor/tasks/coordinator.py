@@ -1,0 +1,298 @@
+"""`RolloutCoordinator`: train and evaluation batches from submission to their final metrics.
+
+Rules:
+1. A batch is finalized once. Concurrent callers get equal results; a later call finds no such batch.
+2. What was finished stays with the batch until it is finalized: after a time-out, or an error of the pipeline,
+   finalize can be called again.
+3. A train batch is never finalized with fewer successes than it was to wait for.
+4. Abort wakes a finalize that waits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, TypeAlias
+
+from governor import logs
+from governor.tasks.api import SchedulerConfig, Status
+from governor.tasks.patience import min_wait_num as min_wait_num_of
+from governor.tasks.scheduler import Scheduler
+from governor.tasks.statistics import summarise_batch
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from types import TracebackType
+
+    from governor.tasks.api import BatchId, Task
+    from governor.tasks.views import CompletedTaskResult
+
+BatchType: TypeAlias = Literal["train", "eval"]
+
+log = logs.get_logger()
+
+
+class Pipeline(Protocol):
+    """What makes metrics of payloads; it may store them on the way. An exception leaves the batch as it was."""
+
+    async def __call__(self, payloads: list[bytes]) -> dict[str, float]: ...
+
+
+class BatchLifecycleState(StrEnum):
+    """Where a batch stands."""
+
+    PENDING = "pending"
+    RUNNING = "running"
+    FINALIZING = "finalizing"
+    FINALIZED = "finalized"
+    ABORTED = "aborted"
+
+
+@dataclass(slots=True, eq=False)
+class BatchState:
+    """What the coordinator knows of a batch. `statuses` by task id, of the tasks that have ended."""
+
+    batch_id: BatchId
+    batch_type: BatchType
+    expected_task_count: int
+    statuses: dict[str, Status] = field(default_factory=dict)
+    min_wait_num: int | None = None
+    state: BatchLifecycleState = BatchLifecycleState.PENDING
+    final_result: dict[str, Any] | None = None
+    finalize_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    over: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when `final_result` is."""
+
+    @property
+    def completed_task_count(self) -> int:
+        """Tasks that have ended."""
+        return len(self.statuses)
+
+    @property
+    def succeeded_task_count(self) -> int:
+        """Tasks of which every run succeeded."""
+        return sum(status.ok for status in self.statuses.values())
+
+
+class RolloutCoordinator:
+    """Owns a `Scheduler`, and finalizes its batches.
+
+    Args:
+        pipeline: an async callable that takes the payloads of a train batch and returns metrics.
+    """
+
+    def __init__(
+        self,
+        config: SchedulerConfig | None = None,
+        rollout_model: Sequence[Any] = (),
+        auxiliary_models: Sequence[Sequence[Any]] | None = None,
+        pipeline: Pipeline | None = None,
+    ) -> None:
+        self.config = config or SchedulerConfig()
+        self.scheduler = Scheduler(self.config, rollout_model, auxiliary_models)
+        self.pipeline = pipeline
+        self.batches: dict[BatchId, BatchState] = {}
+
+    async def prepare(self) -> None:
+        """Starts the scheduler; again: nothing. Raises GovernorError without Ray."""
+        await self.scheduler.start()
+
+    async def shutdown(self) -> None:
+        """Stops the scheduler, in its `stop_timeout`; who waits gets an error."""
+        await self.scheduler.stop()
+
+    async def __aenter__(self) -> Self:
+        await self.prepare()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.shutdown()
+
+    @classmethod
+    def get_actor(cls, config: SchedulerConfig | None = None, **arguments: Any) -> Any:
+        """A coordinator in a Ray actor of its own: every method is called by ``.remote()``. Ray must be initialized;
+        the actor works on that cluster.
+        """
+        import ray  # noqa: PLC0415  # the caller has it
+
+        return ray.remote(cls).options(num_cpus=0, max_concurrency=1000).remote(config, **arguments)
+
+    # -- batches --------------------------------------------------------------------------------------------
+
+    async def submit_batch(
+        self,
+        *,
+        batch_id: BatchId,
+        tasks: Sequence[Task],
+        batch_type: BatchType,
+        min_wait_num: int | None = None,
+    ) -> None:
+        """Schedules a batch. For train batches, `min_wait_num` defaults to what `over_rollout.ratio` leaves.
+
+        Raises:
+            ValueError: the id is active, or the type is neither ``"train"`` nor ``"eval"``.
+            QueueFull, GraphError, TypeError: as `Scheduler.schedule`; nothing was registered.
+        """
+        if batch_type not in ("train", "eval"):
+            raise ValueError(f'batch_type must be "train" or "eval", not {batch_type!r}')
+        if batch_id in self.batches:
+            raise ValueError(f"batch {batch_id!r} is active already")
+        state = BatchState(batch_id, batch_type, len(tasks), min_wait_num=min_wait_num)
+        if batch_type == "train" and min_wait_num is None and self.config.over_rollout.ratio:
+            state.min_wait_num = min_wait_num_of(len(tasks), self.config.over_rollout.ratio)
+        self.scheduler.schedule(tasks, batch_id=batch_id)
+        self.batches[batch_id] = state
+        if tasks:
+            state.state = BatchLifecycleState.RUNNING
+
+    async def finalize_train_batch(
+        self, batch_id: BatchId, *, timeout: float | None = None
+    ) -> dict[str, Any]:
+        """Waits for a train batch, runs its payloads through the pipeline and closes it.
+
+        Returns:
+            ``{batch_id, batch_type, finished_task_count, metrics}``.
+
+        Raises:
+            KeyError: no such batch is active. ValueError: it is no train batch.
+            TimeoutError: after `timeout` seconds (None: the scheduler's default) not all tasks have ended, or fewer than
+                `min_wait_num` have succeeded. Nothing is lost: the batch goes on, and can be finalized later.
+        """
+        state = self._find(batch_id, "train")
+        async with state.finalize_lock:
+            if state.final_result is not None:
+                return dict(state.final_result)
+            verdict = await self.scheduler.wait_for(
+                batch_id, state.min_wait_num, timeout, clear_timeout_tasks=False
+            )
+            if state.state is BatchLifecycleState.ABORTED:
+                return await self._aborted(state)
+            if verdict == "timeout":
+                raise TimeoutError(f"batch {batch_id!r}: {self._shortage(state)}")
+            state.state = BatchLifecycleState.FINALIZING
+            try:
+                return await self._finish_train(state, complete=verdict == "all")
+            finally:
+                if state.state == BatchLifecycleState.FINALIZING:
+                    state.state = BatchLifecycleState.RUNNING
+
+    async def finalize_eval_batch(self, batch_id: BatchId, *, timeout: float | None = None) -> dict[str, Any]:
+        """Waits for an evaluation batch and closes it, with what there is when the time is up: it raises nothing then.
+
+        Raises:
+            KeyError: no such batch is active. ValueError: it is no evaluation batch.
+        """
+        state = self._find(batch_id, "eval")
+        async with state.finalize_lock:
+            if state.final_result is not None:
+                return dict(state.final_result)
+            partial = self.config.over_rollout.return_partial_tasks
+            await self.scheduler.wait_for(batch_id, None, timeout, return_partial_tasks=partial)
+            if state.state is BatchLifecycleState.ABORTED:
+                return await self._aborted(state)
+            await self._collect(state)
+            return await self._close(state, {})
+
+    async def abort_batch(
+        self, batch_id: BatchId, *, reason: str, keep_partial_results: bool = False
+    ) -> None:
+        """Cancels a batch. A finalize that waits for it returns its result; without `keep_partial_results` that one
+        counts no task. A batch whose payloads are in the pipeline is finalized all the same. An unknown one: nothing.
+        """
+        state = self.batches.get(batch_id)
+        if state is None or state.state is BatchLifecycleState.ABORTED:
+            return
+        if state.state is BatchLifecycleState.FINALIZING:
+            async with state.finalize_lock:
+                if state.over.is_set():
+                    return
+        log.warning("batch.aborted", batch=batch_id, reason=reason)
+        state.state = BatchLifecycleState.ABORTED
+        await self.scheduler.abort_batch(batch_id, return_partial_tasks=keep_partial_results)
+        if keep_partial_results:
+            await self._collect(state)
+        else:
+            state.statuses = {}
+        await self._end(state, {})
+
+    async def process_experiences(self, payloads: Sequence[bytes]) -> dict[str, float]:
+        """Runs payloads through the pipeline. Raises RuntimeError for payloads without a pipeline, and whatever the
+        pipeline raises.
+        """
+        if not payloads:
+            return {}
+        if self.pipeline is None:
+            raise RuntimeError(
+                "there is no pipeline for these payloads: give the coordinator one (pipeline=...)"
+            )
+        return await self.pipeline(list(payloads))
+
+    # -- inside ---------------------------------------------------------------------------------------------
+
+    def _find(self, batch_id: BatchId, batch_type: BatchType) -> BatchState:
+        state = self.batches.get(batch_id)
+        if state is None:
+            raise KeyError(f"no batch {batch_id!r} is active")
+        if state.batch_type != batch_type:
+            raise ValueError(f"batch {batch_id!r} is of type {state.batch_type}, not {batch_type}")
+        return state
+
+    async def _finish_train(self, state: BatchState, *, complete: bool) -> dict[str, Any]:
+        if not complete:
+            partial = self.config.over_rollout.return_partial_tasks
+            await self.scheduler.abort_batch(state.batch_id, partial, restart_runners=False)
+        results = await self._collect(state)
+        if state.expected_task_count and not results and not state.statuses:
+            raise TimeoutError(f"batch {state.batch_id!r}: no task has ended")
+        payloads = [payload for result in results for payload in result.experience_payloads]
+        metrics = {} if self.pipeline is None else await self.process_experiences(payloads)
+        return await self._close(state, metrics)
+
+    async def _collect(self, state: BatchState) -> list[CompletedTaskResult]:
+        """What has ended, without taking it from the scheduler."""
+        results = await self.scheduler.peek_results(state.batch_id)
+        state.statuses = {result.task_id: result.status for result in results}
+        return results
+
+    async def _close(self, state: BatchState, pipeline_metrics: dict[str, float]) -> dict[str, Any]:
+        state.state = BatchLifecycleState.FINALIZED
+        return await self._end(state, pipeline_metrics)
+
+    async def _end(self, state: BatchState, pipeline_metrics: dict[str, float]) -> dict[str, Any]:
+        """The batch has its result, and is active no more."""
+        state.final_result = await self._result(state, pipeline_metrics)
+        state.over.set()
+        self.scheduler.discard_completed_results(state.batch_id)
+        if self.batches.get(state.batch_id) is state:
+            del self.batches[state.batch_id]
+        return dict(state.final_result)
+
+    async def _aborted(self, state: BatchState) -> dict[str, Any]:
+        await state.over.wait()
+        return dict(state.final_result or {})
+
+    async def _result(self, state: BatchState, pipeline_metrics: dict[str, float]) -> dict[str, Any]:
+        of_tasks = [metrics for status in state.statuses.values() for metrics in status.metrics]
+        metrics = await summarise_batch(
+            of_tasks,
+            batch_id=state.batch_id,
+            is_eval=state.batch_type == "eval",
+            finished=state.completed_task_count,
+            detailed_stats=self.config.detailed_stats,
+        )
+        return {
+            "batch_id": state.batch_id,
+            "batch_type": state.batch_type,
+            "finished_task_count": state.completed_task_count,
+            "metrics": {**pipeline_metrics, **metrics},
+        }
+
+    def _shortage(self, state: BatchState) -> str:
+        needed = state.expected_task_count if state.min_wait_num is None else state.min_wait_num
+        waiting = self.scheduler.explain(state.batch_id)
+        names = ", ".join(dict.fromkeys(row.task for row in waiting[:5]))
+        left = f"; among those left: {names}" if names else ""
+        return f"the time is up and fewer than {needed} tasks have succeeded{left}"

@@ -1,0 +1,126 @@
+"""A time-out learned from what was seen, for batches whose tasks take as long as their models let them.
+
+The formula is that of Trinity-RFT's dynamic timeout: ``min(T, ratio * mean)``, where T is the time-out asked for and
+mean that of the wall times of all train sub-tasks that ended, once `warmup_min_steps` train steps were fully
+observed. Ours can take a percentile of the latest sub-tasks instead, which follows a policy that learns to think
+longer and is not pulled by a few stragglers.
+
+Rules:
+1. Pure: no clock. Nothing here grows with the number of sub-tasks.
+2. Evaluation is not observed: it has other lengths, and it comes in large batches.
+3. A sub-task that was stopped at its limit counts with the time that it had. Without it the limit would shrink with
+   each that it stops, until it stops them all.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left, insort
+from collections import deque
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from governor.tasks.api import BatchId, DynamicTimeout
+
+
+class Durations:
+    """Wall times of sub-tasks, and the limit that follows from them.
+
+    `max_timeout` (seconds) is T where `limit` is not told another.
+
+    Raises:
+        ValueError: a setting of `config`, or `max_timeout`, makes no sense.
+    """
+
+    def __init__(self, config: DynamicTimeout, max_timeout: float) -> None:
+        _check(config, max_timeout)
+        self._config = config
+        self._max_timeout = max_timeout
+        self._total = 0.0
+        self._count = 0
+        self._begun: set[BatchId] = set()
+        """Steps of which something was observed. It and `_done` are dropped once they are enough."""
+        self._done: set[BatchId] = set()
+        self._warm = config.warmup_min_steps == 0
+        self._latest: deque[float] = deque()
+        self._ordered: list[float] = []
+
+    def __repr__(self) -> str:
+        steps = "warm" if self._warm else f"{len(self._done)} of {self._config.warmup_min_steps} steps"
+        return f"<Durations {self._count} sub-tasks, {steps}, limit {self.limit():.6g} s>"
+
+    def observe(self, step: BatchId, seconds: float, is_eval: bool) -> None:  # noqa: FBT001  # agreed with the engine
+        """A sub-task of batch `step` ended, `seconds` after it had begun, its retries included.
+
+        Raises:
+            ValueError: `seconds` is negative, infinite or NaN; nothing is changed.
+        """
+        if not 0 <= seconds < math.inf:
+            raise ValueError(f"a sub-task of batch {step!r} cannot have taken {seconds!r} s")
+        if is_eval:
+            return
+        self._total += seconds
+        self._count += 1
+        if not self._warm:
+            self._begun.add(step)
+        if self._config.percentile is not None:
+            self._remember(seconds)
+
+    def step_done(self, step: BatchId) -> None:
+        """All sub-tasks of train batch `step` have ended and were observed. To say it twice changes nothing; a step
+        of which nothing was observed, such as an empty one or one kept from an earlier start, does not count.
+        """
+        if self._warm or step not in self._begun:
+            return
+        self._done.add(step)
+        if len(self._done) >= self._config.warmup_min_steps:
+            self._warm = True
+            self._begun.clear()
+            self._done.clear()
+
+    def limit(self, timeout: float | None = None) -> float:
+        """Seconds for an attempt: ``min(T, ratio * mean)``, T being `timeout`, or `max_timeout` for None.
+
+        T alone where the dynamic time-out is off, not warm yet, or nothing was observed. With `percentile`, that
+        percentile of the last `window` sub-tasks (linear between ranks) stands for the mean.
+        """
+        bound = self._max_timeout if timeout is None else timeout
+        if not self._config.enable or not self._warm or self._count == 0:
+            return bound
+        return min(bound, self._config.ratio * self._typical())
+
+    def _typical(self) -> float:
+        if self._config.percentile is None:
+            return self._total / self._count
+        rank = self._config.percentile / 100 * (len(self._ordered) - 1)
+        below = math.floor(rank)
+        low, high = self._ordered[below], self._ordered[math.ceil(rank)]
+        return low + (high - low) * (rank - below)
+
+    def _remember(self, seconds: float) -> None:
+        if len(self._latest) == self._config.window:
+            del self._ordered[bisect_left(self._ordered, self._latest.popleft())]
+        self._latest.append(seconds)
+        insort(self._ordered, seconds)
+
+
+def _check(config: DynamicTimeout, max_timeout: float) -> None:
+    faults = [
+        fault
+        for wrong, fault in (
+            (not max_timeout > 0, f"max_timeout must be above 0 s, not {max_timeout!r}"),
+            (not 0 < config.ratio < math.inf, f"ratio must be above 0, not {config.ratio!r}"),
+            (
+                config.warmup_min_steps < 0,
+                f"warmup_min_steps must be 0 or more, not {config.warmup_min_steps}",
+            ),
+            (
+                config.percentile is not None and not 0 <= config.percentile <= 100,
+                f"percentile must lie between 0 and 100, not {config.percentile!r}",
+            ),
+            (config.window < 1, f"window must be 1 or more, not {config.window}"),
+        )
+        if wrong
+    ]
+    if faults:
+        raise ValueError(f"dynamic_timeout: {'; '.join(faults)}")
