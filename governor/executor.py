@@ -34,6 +34,7 @@ from governor.messages import (
     ListRuns,
     Refused,
     Results,
+    Resume,
     RunEvent,
     RunList,
     RunResult,
@@ -68,6 +69,8 @@ PATIENCE_SECONDS: Final = 30.0
 """How long `watch` tries to come back to a daemon that does not answer."""
 BACK_OFF_SECONDS: Final = 0.2
 STALE_SECONDS: Final = 1.0
+RESUME_SECONDS: Final = 120.0
+"""For a daemon to copy what tasks left in the folder of a run."""
 
 R = TypeVar("R", bound=ExecutorReply)
 
@@ -112,6 +115,16 @@ class Executor:
         raw, home, source = await asyncio.to_thread(_plain, run, folder)
         asked = Submit(run=raw, folder=home, key=key or secrets.token_hex(16))
         return (await self._ask(asked, Submitted, source=source)).uid
+
+    async def resume(self, uid: str, key: str | None = None) -> str:
+        """A new run that keeps what the run `uid` has finished, and does the rest; returns its uid, as `submit` does.
+
+        Raises NotEnded (also when another run resumes it right now), AlreadyEnded when nothing of it is missing,
+        NoSuchRun, TryAgain, UsageError when its files are gone, Unreachable.
+        """
+        asked = Resume(uid=uid, key=key or secrets.token_hex(16))
+        answer = await self._ask(asked, Submitted, source=uid, seconds=max(self.timeout, RESUME_SECONDS))
+        return answer.uid
 
     async def watch(self, uid: str, after: int = 0) -> AsyncIterator[RunEvent]:
         """The events of a run with a number above `after`, until it has ended or the daemon goes down."""
@@ -178,10 +191,12 @@ class Executor:
                 writer.close()
                 return
 
-    async def _ask(self, request: ExecutorRequest, expected: type[R], *, source: str = "") -> R:
+    async def _ask(
+        self, request: ExecutorRequest, expected: type[R], *, source: str = "", seconds: float | None = None
+    ) -> R:
         try:
             answer = await self._client.request(
-                SERVICE, encode(request), timeout=self.timeout, idempotent=True
+                SERVICE, encode(request), timeout=seconds or self.timeout, idempotent=True
             )
         except TransportError as error:
             raise self._failure(error) from error
@@ -198,7 +213,7 @@ class Executor:
             case BrokerUnreachable():
                 return Unreachable(self.endpoint, str(error))
             case DeadlineExceeded():
-                return NoAnswer(self.endpoint, self.timeout)
+                return NoAnswer(self.endpoint, error.timeout)
             case QueueFull():
                 return TryAgain(f"the broker at {self.endpoint} has no room for another request: {error}")
             case TooLarge():

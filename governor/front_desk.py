@@ -2,7 +2,8 @@
 
 Rules:
 1. A request is answered at once; only `watch` stays open, with a sign of life every few seconds.
-2. A submit is in the journal before it is acknowledged, and the client's key makes it idempotent.
+2. A submit, also of a run that resumes another, is in the journal before it is acknowledged, and the client's key makes
+   it idempotent.
 3. What can't be done is `Refused` with the exit code; nothing has changed then.
 """
 
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 import msgspec
 
-from governor import logs
+from governor import inheritance, logs
 from governor.assignment import Assignment
 from governor.errors import (
     AlreadyEnded,
@@ -26,6 +27,7 @@ from governor.errors import (
     NotEnded,
     RunFileError,
     TryAgain,
+    UsageError,
 )
 from governor.messages import (
     Abort,
@@ -35,6 +37,7 @@ from governor.messages import (
     ListRuns,
     Refused,
     Results,
+    Resume,
     RunList,
     RunResult,
     RunStatus,
@@ -51,7 +54,8 @@ from governor.run_file import parse
 from governor.version import __version__
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
 
     from governor.journal import Journal
     from governor.journal_tables import RunRow, Transaction
@@ -105,7 +109,7 @@ class FrontDesk:
         except GovernorError as error:
             return [encode(_refused(error))]
 
-    async def _answer(self, request: Request) -> ExecutorReply:
+    async def _answer(self, request: Request) -> ExecutorReply:  # noqa: PLR0911  # one for each verb
         try:
             asked = decode_request(request.body[0])
         except (IndexError, msgspec.MsgspecError) as error:
@@ -113,6 +117,8 @@ class FrontDesk:
         match asked:
             case Submit():
                 return await self._submit(asked)
+            case Resume():
+                return await self._resume(asked)
             case Watch():
                 return await self._watch(request, asked)
             case Status():
@@ -130,11 +136,8 @@ class FrontDesk:
 
     async def _submit(self, asked: Submit) -> Submitted:
         run = parse(asked.run, "run file")
-        known = None if asked.key is None else self._journal.of_key(asked.key)
-        if known is not None:  # also when there is no room for another one: the client asks again for its own
-            return Submitted(uid=known, known=True)
-        if self._house.is_stopping:
-            raise TryAgain("the daemon is going down and takes no more runs")
+        if (known := self._known(asked.key)) is not None:
+            return known
         uid = new_uid()
 
         def change(transaction: Transaction) -> str:
@@ -146,8 +149,77 @@ class FrontDesk:
             recorded = await self._journal.write(change)
             if recorded == uid:
                 self._house.queue.append(Assignment(uid=uid, run=run, folder=asked.folder))
+        return self._taken(uid, recorded, name=run.name, key=asked.key)
+
+    async def _resume(self, asked: Resume) -> Submitted:
+        row = self._find(asked.uid)
+        if (known := self._known(asked.key, parent=row.uid)) is not None:
+            return known
+        if row.outcome is None or row.ended_at is None:
+            raise NotEnded(row.uid, self._describe(row).state)
+        run, old = parse(row.spec, row.name), self._site.run_folder(row.uid)
+        kept = await asyncio.to_thread(inheritance.survey, self._journal, row, run, old)
+        if kept.is_complete and row.outcome == "finished":
+            why = "nothing of it failed or is missing, so there is nothing to resume"
+            raise AlreadyEnded(row.uid, message=f"run {row.uid} has ended already: finished; {why}")
+        uid = new_uid()
+
+        def change(transaction: Transaction) -> str:
+            other = transaction.resumed_by(row.uid)
+            recorded = transaction.submit(
+                uid=uid, key=asked.key, name=run.name, spec=row.spec, folder=row.folder, parent=row.uid
+            )
+            if recorded == uid:
+                if other is not None:
+                    raise TryAgain(f"run {other} resumes run {row.uid} right now; `governor watch {other}`")
+                kept.enter(transaction, uid)
+            return recorded
+
+        with self._house.queue.place():
+            recorded = await self._record_with_files(uid, change, old=old)
+            if recorded == uid:
+                self._house.queue.append(
+                    Assignment(uid=uid, run=run, folder=row.folder, first_phase=kept.first_phase)
+                )
+        return self._taken(uid, recorded, name=run.name, key=asked.key, parent=row.uid)
+
+    async def _record_with_files(self, uid: str, change: Callable[[Transaction], str], *, old: Path) -> str:
+        """As the journal's `write`; the run that it records has the files of the old one then."""
+        folder = self._site.run_folder(uid)
+        recorded = ""
+        try:
+            await asyncio.to_thread(inheritance.gather, old, folder)
+            recorded = await self._journal.write(change)
+            if recorded == uid:
+                await asyncio.to_thread(inheritance.take_place, folder)
+        except OSError as error:
+            raise TryAgain(f"the files of {old} can't be taken over: {error}") from error
+        except asyncio.CancelledError:
+            recorded = uid  # perhaps; the next start of the daemon knows
+            raise
+        finally:
+            if recorded != uid:
+                await asyncio.to_thread(inheritance.discard, folder)
+        return recorded
+
+    def _known(self, key: str | None, *, parent: str | None = None) -> Submitted | None:
+        """The run with this key, also when there is no room for another one: the client asks again for its own.
+
+        Raises TryAgain when there is none and none can be taken, UsageError when it is no run that resumes `parent`.
+        """
+        known = None if key is None else self._journal.of_key(key)
+        if known is not None:
+            row = self._journal.run(known)
+            if parent is not None and (row is None or row.parent != parent):
+                raise UsageError(f"the key {key!r} is that of run {known}, which does not resume {parent}")
+            return Submitted(uid=known, known=True)
+        if self._house.is_stopping:
+            raise TryAgain("the daemon is going down and takes no more runs")
+        return None
+
+    def _taken(self, uid: str, recorded: str, **about: object) -> Submitted:
         if recorded == uid:
-            log.info("run.accepted", run=uid, name=run.name, key=asked.key)
+            log.info("run.accepted", run=uid, **about)
             self._house.dispatch()
         return Submitted(uid=recorded, known=recorded != uid)
 
@@ -258,6 +330,7 @@ class FrontDesk:
             ended_at=row.ended_at,
             phases=len(row.spec.get("phases", ())),
             metrics=last.metrics if last else {},
+            parent=row.parent,
         )
 
 
@@ -276,6 +349,7 @@ def _never_started(row: RunRow, reason: str, *, folder: str) -> RunResult:
         ended_at=time.time(),
         phases=(),
         folder=folder,
+        parent=row.parent,
     )
 
 

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import msgspec
 
 from governor.errors import JournalError
-from governor.journal_tables import SCHEMA, SCHEMA_VERSION, RunRow, Transaction, read_row
+from governor.journal_tables import MIGRATIONS, SCHEMA, SCHEMA_VERSION, RunRow, Transaction, read_row
 from governor.messages import EpisodeRecord, RunEvent, RunResult, TaskRecord
 
 if TYPE_CHECKING:
@@ -69,7 +69,8 @@ class Journal:
                 "use the newer governor that wrote it"
             )
         if version < SCHEMA_VERSION:
-            connection.executescript(f"BEGIN; {SCHEMA} PRAGMA user_version={SCHEMA_VERSION}; COMMIT;")
+            steps = [MIGRATIONS[step] for step in range(version, SCHEMA_VERSION)] if version else [SCHEMA]
+            connection.executescript(f"BEGIN; {''.join(steps)} PRAGMA user_version={SCHEMA_VERSION}; COMMIT;")
 
     async def close(self) -> None:
         """Commits what was handed in and gives the files back."""
@@ -129,6 +130,7 @@ class Journal:
             raise  # the disk, not this change: the whole group fails
         except Exception as error:  # noqa: BLE001  # handed to the caller of this change, whatever it is
             self._writing.execute("ROLLBACK TO change")
+            transaction.rolled_back()
             return None, error
         finally:
             if self._writing.in_transaction:

@@ -17,7 +17,7 @@ from governor.messages import EpisodeRecord, RunEvent, RunOutcome, RunResult, Ta
 if TYPE_CHECKING:
     import sqlite3
 
-SCHEMA_VERSION: Final = 1
+SCHEMA_VERSION: Final = 2
 SCHEMA: Final = """
 CREATE TABLE runs (
     position INTEGER PRIMARY KEY AUTOINCREMENT,
@@ -31,7 +31,8 @@ CREATE TABLE runs (
     ended_at REAL,
     outcome TEXT,
     reason TEXT NOT NULL DEFAULT '',
-    result BLOB
+    result BLOB,
+    parent TEXT
 );
 CREATE TABLE events (
     uid TEXT NOT NULL,
@@ -59,14 +60,18 @@ CREATE TABLE tasks (
     UNIQUE (uid, phase, task, run)
 );
 """
+MIGRATIONS: Final = {1: "ALTER TABLE runs ADD COLUMN parent TEXT;"}
+"""From each schema to the next one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRow:
-    """A run as it stands in the journal. Times are wall-clock seconds; `spec` is the run file as submitted."""
+    """A run as it stands in the journal. Times are wall-clock seconds; `spec` is the run file as submitted; `parent` is
+    the run that it resumes.
+    """
 
     SELECT: ClassVar[str] = (
-        "SELECT uid, key, name, spec, folder, submitted_at, started_at, ended_at, outcome, reason FROM runs"
+        "SELECT uid, key, name, spec, folder, submitted_at, started_at, ended_at, outcome, reason, parent FROM runs"
     )
     uid: str
     key: str | None
@@ -78,10 +83,11 @@ class RunRow:
     ended_at: float | None
     outcome: RunOutcome | None
     reason: str
+    parent: str | None = None
 
 
 def read_row(row: tuple[Any, ...]) -> RunRow:
-    uid, key, name, spec, folder, submitted_at, started_at, ended_at, outcome, reason = row
+    uid, key, name, spec, folder, submitted_at, started_at, ended_at, outcome, reason, parent = row
     return RunRow(
         uid=uid,
         key=key,
@@ -93,6 +99,7 @@ def read_row(row: tuple[Any, ...]) -> RunRow:
         ended_at=ended_at,
         outcome=outcome,
         reason=reason,
+        parent=parent,
     )
 
 
@@ -101,33 +108,62 @@ class Transaction:
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
+        self._last: dict[str, int] = {}
+        """Number of the last event, by run: ours are the only ones until we commit."""
         self.touched: set[str] = set()
 
-    def submit(self, *, uid: str, key: str | None, name: str, spec: dict[str, Any], folder: str) -> str:
+    def submit(
+        self,
+        *,
+        uid: str,
+        key: str | None,
+        name: str,
+        spec: dict[str, Any],
+        folder: str,
+        parent: str | None = None,
+    ) -> str:
         """Records a run and gives its uid; that of the earlier one where the key was used before."""
         if key is not None:
             known = self._connection.execute("SELECT uid FROM runs WHERE key = ?", (key,)).fetchone()
             if known:
                 return str(known[0])
         self._connection.execute(
-            "INSERT INTO runs (uid, key, name, spec, folder, submitted_at) VALUES (?, ?, ?, ?, ?, ?)",
-            (uid, key, name, msgspec.msgpack.encode(spec), folder, time.time()),
+            "INSERT INTO runs (uid, key, name, spec, folder, submitted_at, parent) VALUES (?, ?, ?, ?, ?, ?, ?)",
+            (uid, key, name, msgspec.msgpack.encode(spec), folder, time.time(), parent),
         )
         self.event(uid, "run.accepted", {"name": name})
         return uid
 
+    def resumed_by(self, uid: str) -> str | None:
+        """The run that resumes this one at the moment."""
+        row = self._connection.execute(
+            "SELECT uid FROM runs WHERE parent = ? AND ended_at IS NULL", (uid,)
+        ).fetchone()
+        return str(row[0]) if row else None
+
     def event(self, uid: str, kind: str, data: dict[str, Any]) -> RunEvent:
         """Records the next event of a run."""
-        (last,) = self._connection.execute(
-            "SELECT coalesce(max(seq), 0) FROM events WHERE uid = ?", (uid,)
-        ).fetchone()
-        event = RunEvent(uid=uid, seq=last + 1, at=time.time(), kind=kind, data=data)
+        seq, at = self.packed_event(uid, kind, msgspec.msgpack.encode(data))
+        return RunEvent(uid=uid, seq=seq, at=at, kind=kind, data=data)
+
+    def packed_event(self, uid: str, kind: str, data: bytes) -> tuple[int, float]:
+        """As `event`, for data that is packed already; its number and time."""
+        last = self._last.get(uid)
+        if last is None:
+            (last,) = self._connection.execute(
+                "SELECT coalesce(max(seq), 0) FROM events WHERE uid = ?", (uid,)
+            ).fetchone()
+        seq, at = last + 1, time.time()
         self._connection.execute(
-            "INSERT INTO events (uid, seq, at, kind, data) VALUES (?, ?, ?, ?, ?)",
-            (uid, event.seq, event.at, kind, msgspec.msgpack.encode(data)),
+            "INSERT INTO events (uid, seq, at, kind, data) VALUES (?, ?, ?, ?, ?)", (uid, seq, at, kind, data)
         )
+        self._last[uid] = seq
         self.touched.add(uid)
-        return event
+        return seq, at
+
+    def rolled_back(self) -> None:
+        """A change was undone: what was remembered of it does not count."""
+        self._last.clear()
 
     def started(self, uid: str) -> None:
         """The first start counts; a run that goes on in another invocation keeps it."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 import psutil
 
-from governor import logs
+from governor import inheritance, logs
 from governor.assignment import Assignment
 from governor.errors import RunFileError
 from governor.result import build_result, save_result
@@ -70,6 +70,7 @@ async def unfinished(journal: Journal, *, runs_folder: Path, runtime_folder: Pat
     One that was being finalized is brought to the end that had been decided. One whose run file this governor can't
     read any more stays as it is, and is named in the log.
     """
+    await asyncio.to_thread(inheritance.settle, journal, runs_folder)
     found: list[Assignment] = []
     for row in journal.unended():
         killed = kill_left_over(journal, row)

@@ -56,6 +56,7 @@ def build_result(
         ended_at=time.time(),
         phases=phases,
         folder=str(folder),
+        parent=row.parent,
     )
 
 

@@ -172,6 +172,7 @@ class RunGovernor:
             tasks_ended=progress.tasks_ended if progress else 0,
             tasks_total=progress.tasks_total if progress else 0,
             metrics=progress.metrics if progress else {},
+            parent=row.parent,
             conductors=tuple(
                 ConductorStatus(
                     name=m.name, kind=m.kind, state=m.standing, pid=m.pid, incarnation=m.incarnation

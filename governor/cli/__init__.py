@@ -30,6 +30,7 @@ VERBS: Final = {
     "status": "governor.cli.status",
     "list": "governor.cli.list_runs",
     "results": "governor.cli.results",
+    "resume": "governor.cli.resume",
     "abort": "governor.cli.abort",
 }
 """Each verb and the module whose `command` it is, in the order in which a new user meets them."""

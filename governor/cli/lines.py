@@ -34,6 +34,12 @@ def _words(kind: str, data: dict[str, Any], view: RunView) -> str:  # noqa: C901
             return f"{data.get('name', '')} as {view.uid}"
         case "run.transition":
             return f"{data.get('from')} -> {data.get('to')} ({data.get('cause', '')})"
+        case "run.inherited":
+            kept = [
+                f"{sum(phase.get(what, 0) for phase in data.get('kept', ()))} {what}"
+                for what in ("episodes", "tasks")
+            ]
+            return f"{' and '.join(kept)} of {data.get('parent')} are kept"
         case "run.assigned":
             return "a slot is free for it"
         case "run.ended":

@@ -1,7 +1,7 @@
 """`governor run FILE`: everything in one process tree, without a daemon: broker, governor, Ray head, progress, result.
 
 Rules:
-1. The file is checked in full before anything of it is started.
+1. The file is checked in full before anything of it is started. A run that is resumed is taken as it was recorded.
 2. The first Ctrl-C (or SIGTERM) aborts the run in order and waits for its end; the second one leaves now, and the
    guard clears away what is left.
 3. A reader of standard output that goes away does not end the run.
@@ -27,7 +27,7 @@ from governor.cli.check import checked
 from governor.errors import ExitCode
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Awaitable, Callable, Iterator
 
     from governor.cli.view import RunView
     from governor.config import Config
@@ -38,11 +38,16 @@ if TYPE_CHECKING:
 
 
 @click.command("run")
-@click.argument("file", type=click.Path(path_type=Path))
+@click.argument("file", type=click.Path(path_type=Path), required=False)
+@click.option(
+    "--resume",
+    metavar="RUN",
+    help="Instead of FILE: keep what an earlier `governor run` has finished, and do the rest.",
+)
 @click.option(
     "--state-dir",
     type=click.Path(path_type=Path),
-    help="Where the run's files are kept. Default: a new folder.",
+    help="Where the run's files are kept. Default: a new folder; with --resume that of RUN.",
 )
 @click.option("--ray-cpus", type=int, help="CPUs that the run's Ray head offers.")
 @click.option("--log-level", default="warning", show_default=True, help="debug, info, warning or error.")
@@ -52,7 +57,8 @@ if TYPE_CHECKING:
 def command(
     ctx: click.Context,
     *,
-    file: Path,
+    file: Path | None,
+    resume: str | None,
     state_dir: Path | None,
     ray_cpus: int | None,
     log_level: str,
@@ -60,6 +66,8 @@ def command(
     as_json: bool,
 ) -> None:
     """Run FILE to its end, without a daemon, and show its result; exit 1 when it ended badly."""
+    if (file is None) == (resume is None):
+        raise click.UsageError("Give a run FILE, or --resume RUN.")
     folder = _folder()
 
     from governor import config as configuration  # noqa: PLC0415  # not for --help
@@ -68,7 +76,7 @@ def command(
 
     notifier = Notifier.from_environ()
     options = {
-        "state_dir": state_dir or _new_state_dir(file),
+        "state_dir": state_dir or (_new_state_dir(file) if file else _state_dir_of(resume or "")),
         "runtime_dir": folder / "run",
         "ray.num_cpus": ray_cpus,
         "log_level": log_level,
@@ -76,12 +84,30 @@ def command(
     config = configuration.load(options=options)
     # The forkserver's imports go on beside the check; of the run itself nothing is started by it.
     process.warm_up(folder=folder)
-    checked(file)
+    if file is not None:
+        checked(file)
     shown = _Patient(display.choose(as_json=as_json, quiet=quiet))
-    ctx.exit(asyncio.run(_run(file, config=config, notifier=notifier, shown=shown, as_json=as_json)))
+
+    async def begin(executor: Executor) -> str:
+        return await (_go_on(executor, resume or "") if file is None else executor.submit(file))
+
+    ctx.exit(asyncio.run(_run(begin, config=config, notifier=notifier, shown=shown, as_json=as_json)))
 
 
-async def _run(file: Path, *, config: Config, notifier: Notifier, shown: _Patient, as_json: bool) -> int:
+async def _go_on(executor: Executor, uid: str) -> str:
+    """A run that was cut off goes on by itself; one that has ended is resumed by a new one."""
+    [run] = (await executor.status(uid)).runs
+    return await executor.resume(run.uid) if run.ended_at is not None else run.uid
+
+
+async def _run(
+    begin: Callable[[Executor], Awaitable[str]],
+    *,
+    config: Config,
+    notifier: Notifier,
+    shown: _Patient,
+    as_json: bool,
+) -> int:
     from governor import logs  # noqa: PLC0415  # heavy, and only after the check
     from governor.daemon import Daemon  # noqa: PLC0415  # as above
     from governor.executor import Executor  # noqa: PLC0415  # as above
@@ -91,7 +117,7 @@ async def _run(file: Path, *, config: Config, notifier: Notifier, shown: _Patien
         Daemon(config=config, notifier=notifier).running() as daemon,
         Executor(daemon.client_endpoint) as executor,
     ):
-        uid = await executor.submit(file)
+        uid = await begin(executor)
         with _two_signals(executor, uid, config.runtime_dir.parent):
             end = await _follow(executor, uid, shown, daemon)
             await _show_result(executor, uid, end, as_json=as_json)
@@ -187,6 +213,21 @@ def _new_state_dir(file: Path) -> Path:
 
     stamp = time.strftime("%Y%m%d-%H%M%S")
     return default_state_dir() / "single" / f"{file.resolve().parent.name}-{stamp}-{os.getpid()}"
+
+
+def _state_dir_of(uid: str) -> Path:
+    """The state folder of an earlier `governor run`; its id, or the unique beginning of it, names one of its runs."""
+    from governor.config import default_state_dir  # noqa: PLC0415  # as in command
+    from governor.errors import NoSuchRun  # noqa: PLC0415  # as above
+
+    single = default_state_dir() / "single"
+    found = {run.name: run.parents[1] for run in single.glob("*/runs/*") if uid and run.name.startswith(uid)}
+    folders = {found[uid]} if uid in found else set(found.values())
+    if len(folders) > 1:
+        raise NoSuchRun(uid, f"{uid!r} is the beginning of several runs: {', '.join(sorted(found)[:5])}")
+    if not folders:
+        raise NoSuchRun(uid, f"no run {uid!r} below {single}; --state-dir names another folder")
+    return folders.pop()
 
 
 def _folder() -> Path:

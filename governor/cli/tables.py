@@ -51,6 +51,7 @@ def result(found: RunResult) -> Group:
         f": {clean(found.reason)}" if found.reason else "",
     )
     parts: list[RenderableType] = [head]
+    parts += [Text(clean(f"resumes {found.parent}"), style="dim")] if found.parent else []
     if found.phases:
         parts += ["", _phases(found.phases)]
     parts += [part for phase in found.phases if phase.tasks for part in ("", _tasks(phase))]
@@ -70,6 +71,8 @@ def status(report: StatusReport, *, conductors: bool) -> Group:
     ]
     parts += ["", _runs(report.runs)] if report.runs else ["no runs in work or queued"]
     for run in report.runs if conductors else ():
+        if run.parent:
+            parts += ["", Text(clean(f"{run.uid} resumes {run.parent}"))]
         if run.conductors:
             table = _table("conductor", "kind", "state", "pid", "incarnation")
             for one in run.conductors:
@@ -82,14 +85,16 @@ def runs(found: RunList) -> RenderableType:
     """One row for each run, as the daemon orders them."""
     if not found.runs:
         return Text("no runs")
-    table = _table("run", "name", "outcome", "submitted", "took", "reason")
+    resumes = ["resumes"] if any(run.parent for run in found.runs) else []
+    table = _table("run", "name", "outcome", "submitted", "took", *resumes, "reason")
     for run in found.runs:
         took = (
             durations.text(max((run.ended_at or time.time()) - run.started_at, 0)) if run.started_at else "-"
         )
         submitted = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(run.submitted_at))
         state = _outcome(run.outcome) if run.outcome else Text(clean(run.state))
-        _row(table, run.uid, run.name, state, submitted, took, run.reason)
+        parent = [run.parent or "-"] if resumes else []
+        _row(table, run.uid, run.name, state, submitted, took, *parent, run.reason)
     return table
 
 

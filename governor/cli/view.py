@@ -41,12 +41,17 @@ class RunView:
     running: dict[tuple[str, int], int] = field(default_factory=dict)
     starting: dict[str, None] = field(default_factory=dict)
     names: dict[int, str] = field(default_factory=dict)
+    parent: str | None = None
+    earlier: dict[int, tuple[int, int]] = field(default_factory=dict)
+    """Episodes and tasks that each phase has on record: it may begin again, in a later invocation or another run."""
     returns: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW))
 
     @classmethod
     def of(cls, status: RunStatus) -> RunView:
         """To be fed with all events of the run, from the first one."""
-        return cls(uid=status.uid, name=status.name, phases=status.phases, state=status.state)
+        return cls(
+            uid=status.uid, name=status.name, phases=status.phases, state=status.state, parent=status.parent
+        )
 
     def on(self, event: RunEvent) -> None:  # noqa: C901  # one case for each kind
         """Takes one event; events come in the order of their numbers."""
@@ -55,6 +60,9 @@ class RunView:
         match event.kind:
             case "run.accepted":
                 self.name = data.get("name", self.name)
+            case "run.inherited":
+                for kept in data.get("kept", ()):
+                    self.earlier[kept.get("phase", 0)] = (kept.get("episodes", 0), kept.get("tasks", 0))
             case "run.transition":
                 self.state = data.get("to", self.state)
             case "conductor.started":
@@ -105,12 +113,14 @@ class RunView:
         self.phase, self.index, self.mode = data.get("phase", "?"), data.get("index", 0), data.get("mode", "")
         self.names[self.index] = str(self.phase)
         self.episodes, self.tasks = data.get("episodes", 0), data.get("tasks", 0)
-        self.episodes_ended = self.episodes_bad = self.tasks_ended = self.tasks_bad = 0
+        self.episodes_ended, self.tasks_ended = self.earlier.get(self.index, (0, 0))
+        self.episodes_bad = self.tasks_bad = 0
         self.returns.clear()
         self.running.clear()
 
     def _episode(self, episode: dict[str, Any]) -> None:
         self.episodes_ended += 1
+        self.earlier[self.index] = (self.episodes_ended, self.tasks_ended)
         self.episodes_bad += episode.get("outcome") in _BAD_EPISODES
         value = episode.get("value")
         if isinstance(value, int | float):
@@ -118,6 +128,7 @@ class RunView:
 
     def _task(self, record: dict[str, Any]) -> None:
         self.tasks_ended += 1
+        self.earlier[self.index] = (self.episodes_ended, self.tasks_ended)
         self.tasks_bad += record.get("outcome") != "succeeded"
         self.running.pop((record.get("task", "?"), record.get("run", 0)), None)
 

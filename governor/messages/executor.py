@@ -18,6 +18,13 @@ class Submit(Message, frozen=True):
     key: str | None = None
 
 
+class Resume(Message, frozen=True):
+    """A new run that keeps what the run `uid`, which has ended, has finished. Answered as `Submit`."""
+
+    uid: str
+    key: str | None = None
+
+
 class Watch(Message, frozen=True):
     """All events of the run with a sequence number above `after`, and those to come until it has ended."""
 
@@ -74,7 +81,9 @@ class ConductorStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """A run as `status` and `list` show it. `waits_for` answers "why is it waiting?" in one line."""
+    """A run as `status` and `list` show it. `waits_for` answers "why is it waiting?" in one line; `parent` is the run that
+    it resumes.
+    """
 
     uid: str
     name: str
@@ -94,6 +103,7 @@ class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
     tasks_total: int = 0
     metrics: dict[str, float] = {}
     conductors: tuple[ConductorStatus, ...] = ()
+    parent: str | None = None
 
 
 class StatusReport(Message, frozen=True):
@@ -113,7 +123,7 @@ class RunList(Message, frozen=True):
     runs: tuple[RunStatus, ...]
 
 
-ExecutorRequest: TypeAlias = Submit | Watch | Status | ListRuns | Abort | Results
+ExecutorRequest: TypeAlias = Submit | Resume | Watch | Status | ListRuns | Abort | Results
 
 ExecutorReply: TypeAlias = (
     Refused | Submitted | Done | RunEvent | WatchEnd | StatusReport | RunList | RunResult

@@ -50,6 +50,8 @@ class PhaseResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunResult(Message, frozen=True):
+    """How a run ended. `parent` is the run that this one resumed."""
+
     uid: str
     name: str
     outcome: RunOutcome
@@ -59,3 +61,4 @@ class RunResult(Message, frozen=True):
     ended_at: float
     phases: tuple[PhaseResult, ...]
     folder: str
+    parent: str | None = None

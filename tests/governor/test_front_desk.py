@@ -4,24 +4,41 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
+import shutil
 import socket
 import tempfile
 from pathlib import Path
 
 import pytest
 
-from governor.errors import AlreadyEnded, NoSuchRun, NotEnded, RunFileError, TryAgain, Unreachable, UsageError
+from governor.errors import (
+    AlreadyEnded,
+    GovernorError,
+    NoSuchRun,
+    NotEnded,
+    RunFileError,
+    TryAgain,
+    Unreachable,
+    UsageError,
+)
 from governor.executor import Executor
 from governor.front_desk import FrontDesk
 from governor.journal import Journal
-from governor.messages import SERVICE, Refused, Submit, decode_reply, encode
+from governor.messages import SERVICE, Refused, RunResult, Submit, TaskRecord, decode_reply, encode
+from governor.run_file import parse
 from governor.run_queue import RunQueue
 from governor.site import Site
 from transport.broker import Broker
 from transport.client import Client
 from transport.worker import Worker
 
+TWO = {"name": "r", "phases": [{"name": "p", "tasks": [{"id": n, "call": "m:f"} for n in ("t", "u")]}]}
 RUN = {"name": "r", "phases": [{"name": "p", "tasks": [{"id": "t", "call": "m:f"}]}]}
+
+
+def done(task, outcome="succeeded", value=None):
+    return TaskRecord(task=task, run=0, outcome=outcome, attempts=1, seconds=0.1, value=value)
 
 
 class House:
@@ -62,6 +79,7 @@ async def desk():
             house = House()
             house.journal = journal
             house.client = own
+            house.runs = folder
             served = FrontDesk(house=house, site=site)
             await stack.enter_async_context(Worker(worker, SERVICE, served.answer, credit=16))
             house.executor = await stack.enter_async_context(Executor(client, timeout=3.0))
@@ -128,6 +146,112 @@ async def test_numbers_that_no_journal_has_are_refused(desk):
     for after in (-1, 2**63):
         with pytest.raises(UsageError, match="numbered from 1"):
             await anext(desk.executor.watch(uid, after=after))
+
+
+async def ended(desk, *records, outcome="failed", uid="p1", spec=TWO):
+    """A run on record that has ended, with these records of its only phase, and a file of its own."""
+    result = RunResult(
+        uid=uid,
+        name="r",
+        outcome=outcome,
+        reason="",
+        submitted_at=1.0,
+        started_at=1.0,
+        ended_at=2.0,
+        phases=(),
+        folder="/",
+    )
+
+    def change(tx):
+        tx.submit(uid=uid, key=f"key of {uid}", name="r", spec=parse(spec).raw(), folder="/home")
+        for record in records:
+            tx.task(uid, 0, record)
+        tx.event(uid, "phase.ended", {"phase": "p", "index": 0, "end": "tasks_done"})
+        tx.outcome(result)
+        tx.ended(uid)
+
+    await desk.journal.write(change)
+    (desk.runs / uid).mkdir()
+    (desk.runs / uid / "model.pt").write_text("weights")
+
+
+async def test_a_resumed_run_has_what_the_old_one_finished_before_it_is_acknowledged(desk):
+    await ended(desk, done("t"), done("u", outcome="timed_out"))
+    uid = await desk.executor.resume("p", key="again")
+    assert await desk.executor.resume("p1", key="again") == uid
+    assert desk.dispatched == 1
+    assert [record.task for record in desk.journal.tasks(uid, 0)] == ["t"]
+    assert (desk.runs / uid / "model.pt").read_text() == "weights"
+    assignment = desk.queue.pop()
+    assert (assignment.uid, assignment.folder, assignment.first_phase) == (uid, "/home", 0)
+    [status] = (await desk.executor.status(uid)).runs
+    assert (status.parent, status.state) == ("p1", "interrupted")
+    assert [run.parent for run in (await desk.executor.list()).runs] == ["p1", None]
+    assert desk.journal.tasks("p1", 0) == [done("t"), done("u", outcome="timed_out")]
+
+
+async def test_what_cannot_be_resumed_says_why_and_leaves_nothing(desk):
+    uid = await desk.executor.submit(RUN, key="s")
+    with pytest.raises(NotEnded, match="queued") as not_ended:
+        await desk.executor.resume(uid)
+    assert not_ended.value.exit_code == 75
+    with pytest.raises(NoSuchRun):
+        await desk.executor.resume("zz")
+    await ended(desk, done("t"), done("u"), outcome="finished")
+    with pytest.raises(AlreadyEnded, match="nothing to resume"):
+        await desk.executor.resume("p1")
+    await ended(desk, done("t"), uid="p2")
+    with pytest.raises(UsageError, match=f"is that of run {uid}"):
+        await desk.executor.resume("p2", key="s")
+    first = await desk.executor.resume("p2")
+    with pytest.raises(TryAgain, match=f"run {first} resumes run p2 right now"):
+        await desk.executor.resume("p2")
+    await ended(desk, done("t"), uid="p3")
+    await desk.executor.submit(RUN)
+    with pytest.raises(TryAgain, match="queue_limit"):
+        await desk.executor.resume("p3")
+    desk.is_stopping = True
+    with pytest.raises(TryAgain, match="going down"):
+        await desk.executor.resume("p3")
+    kept = {path.name for path in desk.runs.iterdir() if path.is_dir()}
+    assert kept == {"p1", "p2", "p3", first}
+
+
+async def test_a_finished_run_with_a_failure_that_was_allowed_can_be_resumed(desk):
+    await ended(desk, done("t"), done("u", outcome="failed"), outcome="finished")
+    assert await desk.executor.resume("p1") in desk.queue
+
+
+async def test_a_run_goes_on_where_something_is_missing_and_one_that_failed_with_nothing_missing_ends_anew(
+    desk,
+):
+    more = {**TWO, "phases": [*TWO["phases"], {"name": "q", "tasks": [{"id": "v", "call": "m:f"}]}]}
+    await ended(desk, done("t"), done("u"), spec=more)
+    await ended(desk, done("t"), done("u"), uid="p2")
+    for uid in ("p1", "p2"):
+        await desk.executor.resume(uid)
+    assert [desk.queue.pop().first_phase for _ in range(2)] == [1, 0]
+
+
+async def test_without_room_for_files_or_record_there_is_no_run_and_no_files(desk, monkeypatch):
+    await ended(desk, done("t", value="y" * 200_000))
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as disk:
+        disk.setattr(shutil, "copy2", full)
+        with pytest.raises(TryAgain, match="No space left") as caught:
+            await desk.executor.resume("p1")
+    assert caught.value.exit_code == 75
+    (pages,) = desk.journal._writing.execute("PRAGMA page_count").fetchone()
+    desk.journal._writing.execute(f"PRAGMA max_page_count={pages}")
+    with pytest.raises(GovernorError, match="cannot be written") as caught:
+        await desk.executor.resume("p1")
+    assert caught.value.exit_code == 75
+    assert len(desk.queue) == 0
+    assert [row.uid for row in desk.journal.runs(limit=9)] == ["p1"]
+    assert [path.name for path in desk.runs.iterdir() if path.is_dir()] == ["p1"]
 
 
 async def test_a_run_is_found_by_its_beginning_if_that_is_the_only_one(desk):

@@ -7,6 +7,7 @@ import sqlite3
 
 import pytest
 
+from governor import journal_tables
 from governor.errors import JournalError
 from governor.journal import Journal
 from governor.messages import EpisodeRecord, RunResult, TaskRecord
@@ -123,6 +124,30 @@ async def test_a_full_disk_is_an_error_and_nothing_is_half_written(journal):
     assert [event.kind for event in journal.events("r1")] == ["run.accepted"]
     journal._writing.execute(f"PRAGMA max_page_count={pages + 1000}")
     assert (await journal.write(lambda tx: tx.event("r1", "large", {"x": "y" * 100_000}))).seq == 2
+
+
+async def test_the_journal_of_an_older_governor_is_taken_over(tmp_path):
+    connection = sqlite3.connect(tmp_path / "governor.db")
+    first = journal_tables.SCHEMA.replace("result BLOB,\n    parent TEXT", "result BLOB")
+    assert "parent" not in first
+    connection.executescript(f"{first} PRAGMA user_version=1;")
+    connection.execute(
+        "INSERT INTO runs (uid, name, spec, folder, submitted_at) VALUES ('old', 'n', ?, '/', 1.0)",
+        (b"\x80",),
+    )
+    connection.commit()
+    connection.close()
+    for _ in range(2):
+        opened = Journal(tmp_path / "governor.db")
+        assert opened.run("old").parent is None
+        await opened.close()
+    opened = Journal(tmp_path / "governor.db")
+    await opened.write(lambda tx: tx.submit(uid="new", key=None, name="n", spec={}, folder="/", parent="old"))
+    assert opened.run("new").parent == "old"
+    assert await opened.write(lambda tx: tx.resumed_by("old")) == "new"
+    await opened.write(lambda tx: tx.ended("new"))
+    assert await opened.write(lambda tx: tx.resumed_by("old")) is None
+    await opened.close()
 
 
 async def test_the_journal_of_a_newer_governor_is_left_alone(tmp_path):

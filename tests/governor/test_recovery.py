@@ -75,6 +75,14 @@ async def test_a_run_goes_on_in_its_first_unfinished_phase(journal, tmp_path):
     assert not (tmp_path / "run" / "r1").exists()
 
 
+async def test_a_run_that_resumes_another_has_its_files_before_it_goes_on(journal, tmp_path):
+    (tmp_path / ".r1.part" / "results").mkdir(parents=True)
+    (tmp_path / ".r2.part").mkdir()
+    assert len(await go_on(journal, tmp_path)) == 1
+    assert (tmp_path / "r1" / "results").is_dir()
+    assert list(tmp_path.glob(".*.part")) == []
+
+
 async def test_a_run_that_was_being_finalized_comes_to_the_end_that_was_decided(journal, tmp_path):
     episode = EpisodeRecord(index=0, worker=0, seed=1, outcome="terminated", value=2.0, steps=3, seconds=0.1)
     await journal.write(lambda tx: tx.episode("r1", 0, episode))

@@ -70,3 +70,24 @@ def unserialisable():
 
 def boom():
     raise ValueError("no such luck")
+
+
+def large(context):
+    """More than fits a record: the value is a file of the run."""
+    once(context)
+    return {"numbers": [float(number) for number in range(20_000)]}
+
+
+def heal(context, flag, *, how="fail"):
+    """Good once the file `flag` is there; before that its second run fails, or hangs."""
+    once(context)
+    if context.run_id == 1 and not Path(flag).exists():
+        if how == "hang":
+            time.sleep(600)
+        raise ValueError("not yet")
+    return context.run_id
+
+
+def collect(context, inputs):
+    once(context)
+    return {"sum": sum(inputs["large"]["numbers"]), "runs": inputs["flaky"]}

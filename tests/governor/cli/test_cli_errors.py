@@ -6,6 +6,8 @@ from click.testing import CliRunner
 
 from governor import cli as package
 from governor.cli import cli
+from governor.cli.run import _state_dir_of
+from governor.config import default_state_dir
 from governor.errors import NoSuchRun, TryAgain
 
 BAD = "name: x\nsede: 1\nphases:\n  - name: a\n    tasks: [{id: t, call: 'absent:f'}]\n"
@@ -51,10 +53,32 @@ def test_debug_shows_where(verb):
 
 
 def test_usage():
-    for arguments in (["nope"], ["status", "--nope"], ["check"], ["watch"], ["run"]):
+    for arguments in (
+        ["nope"],
+        ["status", "--nope"],
+        ["check"],
+        ["watch"],
+        ["run"],
+        ["run", "f", "--resume", "u"],
+        ["resume"],
+    ):
         assert invoke(*arguments).exit_code == 2
     assert invoke("--version").output == "governor 0.1.0\n"
     assert "Exit codes:" in invoke("--help").output
+
+
+def test_a_run_to_resume_is_found_by_the_unique_beginning_of_its_id(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.delenv("STATE_DIRECTORY", raising=False)
+    single = default_state_dir() / "single"
+    for folder, uid in (("a", "bcd"), ("a", "bce"), ("b", "bxy")):
+        (single / folder / "runs" / uid).mkdir(parents=True)
+    found = [_state_dir_of(uid).name for uid in ("bcd", "bc", "bx")]
+    assert found == ["a", "a", "b"], "several runs of one folder are told apart by its journal"
+    for uid, said in (("b", "beginning of several"), ("z", "no run 'z' below"), ("", "no run")):
+        done = invoke("run", "--resume", uid)
+        assert done.exit_code == 4
+        assert said in done.stderr
 
 
 def test_check_lists_all_faults_also_of_entries(tmp_path):

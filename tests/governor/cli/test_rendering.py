@@ -1,5 +1,6 @@
 import io
 
+import msgspec
 import pytest
 from recorded import EVENTS, REPORT, RESULT, RUNS, STATUS, Recorded
 from rich.console import Console
@@ -107,6 +108,18 @@ def test_status_and_list():
     assert "agent.walker" not in "\n".join(printed(tables.status(REPORT, conductors=False)))
     assert printed(tables.runs(RunList(runs=()))) == ["no runs"]
     assert printed(tables.runs(RUNS))[2].split()[:3] == ["u1", "lake", "running"]
+
+
+def test_a_run_that_resumes_another_names_it():
+    status = msgspec.structs.replace(STATUS, parent="u0")
+    report = msgspec.structs.replace(REPORT, runs=(status,))
+    assert "u1 resumes u0" in printed(tables.status(report, conductors=True))
+    head, _, row = printed(tables.runs(RunList(runs=(status,))))
+    assert (head.split()[-2:], row.split()[-1]) == (["resumes", "reason"], "u0")
+    assert printed(tables.result(msgspec.structs.replace(RESULT, parent="u0")))[1] == "resumes u0"
+    kept = [{"phase": 0, "episodes": 5, "tasks": 2}, {"phase": 1, "episodes": 0, "tasks": 3}]
+    event = RunEvent(uid="u1", seq=2, at=0, kind="run.inherited", data={"parent": "u0", "kept": kept})
+    assert line(event, RunView(uid="u1")).endswith("5 episodes and 5 tasks of u0 are kept")
 
 
 async def test_the_terminal_shows_a_panel_and_keeps_what_went_wrong():

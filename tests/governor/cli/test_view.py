@@ -40,6 +40,25 @@ def test_counts_belong_to_the_phase():
     assert (view.tasks_ended, view.tasks, view.tasks_bad, view.running) == (2, 2, 1, {})
 
 
+def test_what_was_on_record_when_a_phase_begins_again_counts():
+    """In a later invocation of the daemon, or in a run that resumes another."""
+    view = RunView(uid="u")
+    started = {"phase": "train", "index": 0, "mode": "train", "episodes": 9, "tasks": 4}
+    kept = [{"phase": 0, "episodes": 5, "tasks": 2}]
+    told = [
+        ("run.inherited", {"parent": "p", "kept": kept}),
+        ("phase.started", started),
+        ("episode.ended", {"phase": 0, "episode": {"outcome": "terminated", "value": 1.0}}),
+        ("task.ended", {"phase": 0, "record": {"task": "t", "run": 0, "outcome": "succeeded"}}),
+        ("phase.started", started),
+    ]
+    counts = []
+    for number, (kind, data) in enumerate(told, 1):
+        view.on(RunEvent(uid="u", seq=number, at=0, kind=kind, data=data))
+        counts.append((view.episodes_ended, view.tasks_ended))
+    assert counts == [(0, 0), (5, 2), (6, 2), (6, 3), (6, 3)]
+
+
 def test_many_names_are_cut():
     view = RunView(uid="u", state="starting", starting=dict.fromkeys("abcde"))
     assert view.waits_for == "a, b, c and 2 more to be ready"

@@ -1,0 +1,173 @@
+"""A run that ended badly is started again: what is done is kept with its values, what failed or is missing is done."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from governor.errors import AlreadyEnded, ExitCode
+
+pytestmark = pytest.mark.system
+
+
+async def governor(house, *arguments):
+    """Exit code, standard output and standard error of a verb."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "governor", *map(str, arguments),
+        env=house.environ, cwd=house.folder, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    async with asyncio.timeout(90):
+        out, err = await process.communicate()
+    return process.returncode, out.decode(), err.decode()
+
+
+def marks(folder):
+    """How often each task was begun in this run and those before it."""
+    return {path.stem: path.read_text().count("x") for path in Path(folder).glob("*.starts")}
+
+
+def tasks(flag):
+    flaky = {"flag": str(flag)}
+    return [
+        {"id": "large", "call": "user_code:large"},
+        {"id": "flaky", "call": "user_code:heal", "args": flaky, "repeat": 2},
+        {
+            "id": "slow",
+            "call": "user_code:heal",
+            "args": {**flaky, "how": "hang"},
+            "repeat": 2,
+            "timeout": 1.0,
+        },
+        {"id": "collect", "call": "user_code:collect", "depends_on": ["large", "flaky"]},
+    ]
+
+
+@pytest.mark.ray
+async def test_tasks_that_succeeded_are_not_done_again_and_their_values_reach_the_others(house):
+    flag = house.folder / "healed"
+    phases = [
+        {"name": "first", "tasks": [{"id": "before", "call": "user_code:once"}]},
+        {"name": "second", "tasks": tasks(flag)},
+        {"name": "third", "tasks": [{"id": "after", "call": "user_code:once"}]},
+    ]
+    async with house.serve() as tree:
+        uid = await tree.executor.submit({"name": "study", "phases": phases}, folder=house.folder)
+        _, old = await tree.end(uid)
+        assert (old.outcome, [phase.name for phase in old.phases]) == ("failed", ["first", "second"])
+        was = {(record.task, record.run): record.outcome for record in old.phases[1].tasks}
+        assert was == {
+            ("large", 0): "succeeded",
+            ("flaky", 0): "succeeded",
+            ("flaky", 1): "failed",
+            ("slow", 0): "succeeded",
+            ("slow", 1): "timed_out",
+            ("collect", 0): "upstream_failed",
+        }
+        begun = marks(old.folder)
+        assert begun == {"before": 1, "large": 1, "flaky": 2, "slow": 2}
+    flag.touch()
+    async with house.serve() as tree:  # it is all in the journal and the old run's folder
+        new_uid = await tree.executor.resume(uid)
+        events, new = await tree.end(new_uid)
+        assert new.outcome == "finished", new.reason
+        assert [phase.end for phase in new.phases] == ["tasks_done"] * 3
+        records = {(record.task, record.run): record for phase in new.phases for record in phase.tasks}
+        assert {record.outcome for record in records.values()} == {"succeeded"}
+        assert len(records) == 8
+        assert records["collect", 0].value == {"sum": sum(range(20_000)), "runs": [0, 1]}
+        ended = [e.data["record"] for e in events if e.kind == "task.ended"]
+        assert sorted((record["task"], record["run"]) for record in ended) == [
+            ("after", 0),
+            ("collect", 0),
+            ("flaky", 1),
+            ("slow", 1),
+        ]
+        assert marks(new.folder) == {
+            "before": 1,
+            "large": 1,
+            "flaky": 3,
+            "slow": 3,
+            "collect": 1,
+            "after": 1,
+        }
+        assert marks(old.folder) == begun, "the old run stays as it is"
+        assert await tree.executor.result(uid) == old
+        [status] = (await tree.executor.status(new_uid)).runs
+        assert status.parent == uid
+        with pytest.raises(AlreadyEnded, match="nothing to resume"):
+            await tree.executor.resume(new_uid)
+
+
+async def test_episodes_that_ended_are_kept_and_the_agent_goes_on_with_what_it_had_learned(house, walk):
+    async with house.serve() as tree:
+        uid = await tree.executor.submit(walk(), folder=house.folder)
+        await tree.until(uid, "episode.ended")
+        endpoint = ("--broker", tree.executor.endpoint)
+        code, _, complaint = await governor(house, *endpoint, "resume", uid)
+        assert code == ExitCode.TRY_AGAIN
+        assert f"run {uid} has not ended (it is running)" in complaint
+        await tree.executor.abort(uid)
+        _, old = await tree.end(uid)
+        kept = old.phases[0].episodes["terminated"]
+        code, out, _ = await governor(house, *endpoint, "resume", uid[:7], "--watch", "--json")
+        assert code == ExitCode.DONE
+        rows = [json.loads(row) for row in out.splitlines()]
+        new, result = rows[0]["uid"], rows[-1]
+        assert result["phases"][0]["episodes"] == {"terminated": 600}
+        played = [row["data"]["episode"]["index"] for row in rows if row.get("kind") == "episode.ended"]
+        assert len(played) == 600 - kept
+        lines = (Path(result["folder"]) / "episodes" / "train.jsonl").read_text().splitlines()
+        assert Counter(json.loads(line)["index"] for line in lines) == Counter(range(600))
+        ready = [row["data"] for row in rows if row.get("kind") == "conductor.ready"]
+        assert [data["detail"]["learned"] for data in ready if data["conductor"] == "agent.walker"] == [True]
+        code, out, _ = await governor(house, *endpoint, "results", new)
+        assert f"resumes {uid}" in out
+        assert (await governor(house, *endpoint, "resume", new))[0] == ExitCode.USAGE
+        assert (await governor(house, *endpoint, "resume", "zz"))[0] == ExitCode.NO_SUCH_RUN
+
+
+async def test_a_daemon_killed_after_the_answer_or_in_the_middle_loses_nothing_of_what_was_kept(house, walk):
+    async with house.serve() as tree:
+        uid = await tree.executor.submit(walk(), folder=house.folder)
+        await tree.until(uid, "episode.ended")
+        await tree.executor.abort(uid)
+        await tree.end(uid)
+        new = await tree.executor.resume(uid, key="again")
+        os.kill(tree.daemon.pid, signal.SIGKILL)
+        await tree.process.wait()
+    async with house.serve() as tree:
+        assert await tree.executor.resume(uid, key="again") == new
+        await tree.until(new, "episode.ended")
+        os.kill(tree.daemon.pid, signal.SIGKILL)
+        await tree.process.wait()
+    async with house.serve() as tree:
+        _, result = await tree.end(new)
+    assert (result.outcome, result.parent) == ("finished", uid)
+    lines = (Path(result.folder) / "episodes" / "train.jsonl").read_text().splitlines()
+    assert Counter(json.loads(line)["index"] for line in lines) == Counter(range(600))
+
+
+async def test_a_run_without_a_daemon_is_resumed_in_its_own_state_folder(house, walk):
+    file = house.folder / "run.yaml"
+    file.write_text(json.dumps(walk(restarts=0, entry="later:Walker", episodes=5)))
+    (house.folder / "later.py").write_text(
+        "class Walker:\n    def __init__(self, **_):\n        raise OSError('no')\n"
+    )
+    house.environ["XDG_STATE_HOME"] = str(house.folder / "state")
+    code, out, _ = await governor(house, "run", file, "--json")
+    assert code == ExitCode.RUN_ENDED_BADLY
+    old = json.loads(out.splitlines()[-1])
+    (house.folder / "later.py").write_text("from user_code import Walker\n")
+    code, out, complaint = await governor(house, "run", "--resume", old["uid"][:6], "--json")
+    assert code == ExitCode.DONE, complaint
+    new = json.loads(out.splitlines()[-1])
+    assert (new["outcome"], new["phases"][0]["episodes"]) == ("finished", {"terminated": 5})
+    assert Path(new["folder"]).parent == Path(old["folder"]).parent
+    assert new["uid"] != old["uid"]
