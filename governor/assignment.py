@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from governor.messages import StartSimulation, StartTasks, TaskSpec, Until
+from governor.messages import DynamicTimeoutSpec, StartSimulation, StartTasks, TaskSpec, Until
 from governor.run_file import Run, parse
+from governor.run_model import TASKS
 
 if TYPE_CHECKING:
     from governor.journal_tables import RunRow
@@ -38,7 +39,7 @@ class Assignment:
             return self.run.conductors.environments[name].model_dump(mode="json")
         if kind == "agent":
             return self.run.conductors.agents[name].model_dump(mode="json")
-        return {}
+        return {"models": list(self.run.models)} if kind == TASKS else {}
 
     def simulation(self, phase: int, *, done: list[EpisodeRecord]) -> StartSimulation:
         """The command that begins the simulation of a phase."""
@@ -66,12 +67,20 @@ class Assignment:
     def tasks(self, phase: int, *, done: list[TaskRecord]) -> StartTasks:
         """The command that begins the task graph of a phase."""
         chosen = self.run.phases[phase]
+        is_eval = chosen.mode == "eval"
+        dynamic = chosen.dynamic_timeout
         return StartTasks(
             phase=phase,
             name=chosen.name,
-            tasks=tuple(TaskSpec(**task.model_dump()) for task in chosen.tasks),
+            tasks=tuple(TaskSpec(**task.model_dump(), is_eval=is_eval) for task in chosen.tasks),
             seed=self.run.seed,
             done=tuple(done),
+            max_repeat_per_runner=chosen.max_repeat_per_runner,
+            min_num=chosen.min_num,
+            over_rollout=chosen.over_rollout,
+            wait_after_min=chosen.wait_after_min or 0.0,
+            dynamic_timeout=None if dynamic is None else DynamicTimeoutSpec(**dynamic.model_dump()),
+            grace=chosen.grace,
         )
 
     def episodes_of(self, phase: int) -> int:

@@ -15,7 +15,7 @@ from pydantic import BaseModel, ValidationError
 
 from governor.episodes.conditions import METRICS
 from governor.messages import TaskSpec
-from governor.run_model import Run
+from governor.run_model import Phase, Run
 from governor.tasks import graph
 
 if TYPE_CHECKING:
@@ -38,6 +38,14 @@ _SHAPES: Final = {
     "recursion_loop": "contains itself",
 }
 _LONGEST_SLIP: Final = 64
+_OF_TASKS: Final = (
+    "min_num",
+    "over_rollout",
+    "wait_after_min",
+    "max_repeat_per_runner",
+    "dynamic_timeout",
+    "grace",
+)
 _PATTERNS: Final = {
     "entry": "must look like 'module:attribute' (or 'gymnasium:ID' for an environment)",
     "call": "must look like 'module:attribute'",
@@ -169,6 +177,19 @@ def _references(data: Mapping[str, Any]) -> Iterator[tuple[Path, str]]:
             yield path, "has neither 'simulate' nor 'tasks': there is nothing to do"
         yield from _simulation(phase, path, conductors)
         yield from _graph(_list(phase.get("tasks")), path)
+        yield from _batch(phase, path)
+
+
+def _batch(phase: Mapping[str, Any], path: Path) -> Iterator[tuple[Path, str]]:
+    tasks = _list(phase.get("tasks"))
+    for key in _OF_TASKS if not tasks else ():
+        if phase.get(key, default := Phase.model_fields[key].default) != default:
+            yield (*path, key), "has no meaning without 'tasks'"
+    enough = phase.get("min_num")
+    if type(enough) is int and tasks and enough > len(tasks):
+        yield (*path, "min_num"), f"is {enough}, and there are only {len(tasks)} tasks"
+    if phase.get("wait_after_min") is not None and not (enough or phase.get("over_rollout")):
+        yield (*path, "wait_after_min"), "has no meaning without 'min_num' or 'over_rollout'"
 
 
 def _conductor_names(conductors: Mapping[str, Any]) -> Iterator[tuple[Path, str]]:

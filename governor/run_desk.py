@@ -136,7 +136,7 @@ class RunDesk:
             return
 
         def change(transaction: Transaction) -> list[Recorded]:
-            return [event for event in pending if _write(transaction, self._uid, event)]
+            return [event for event in pending if write_recorded(transaction, self._uid, event)]
 
         try:
             new = await self._journal.write(change)
@@ -155,10 +155,8 @@ class RunDesk:
                     self._progress.task_ended(record.task, record.run)
 
 
-def _write(transaction: Transaction, uid: str, event: Recorded) -> bool:
+def write_recorded(transaction: Transaction, uid: str, event: Recorded) -> bool:
     """Records the event and what it brought; False when that was on record before."""
-    data: dict[str, Any] = msgspec.to_builtins(event)
-    del data["type"]
     match event:
         case EpisodeEnded(phase=phase, episode=episode):
             kind, new = "episode.ended", transaction.episode(uid, phase, episode)
@@ -169,5 +167,6 @@ def _write(transaction: Transaction, uid: str, event: Recorded) -> bool:
         case TaskAttemptEnded():
             kind, new = "task.attempt_ended", True
     if new:
-        transaction.event(uid, kind, data)
+        data = msgspec.structs.asdict(event)
+        transaction.packed_event(uid, kind, msgspec.msgpack.encode(data))
     return new

@@ -78,8 +78,19 @@ Duration: TypeAlias = Annotated[
         }
     ),
 ]
+GraceDuration: TypeAlias = Annotated[
+    float,
+    BeforeValidator(durations.seconds),
+    WithJsonSchema(
+        {"anyOf": [{"type": "number", "minimum": 0}, {"type": "string", "pattern": durations.PATTERN}]}
+    ),
+]
+"""As a duration; 0 is one."""
 Count: TypeAlias = Annotated[int, Field(ge=1, le=_MAX_COUNT)]
 Params: TypeAlias = Annotated[dict[str, Any], AfterValidator(_plain)]
+Models: TypeAlias = Annotated[
+    tuple[Annotated[str, Field(min_length=1)] | Params, ...], Field(strict=False, max_length=10_000)
+]
 
 
 class _Section(BaseModel):
@@ -128,6 +139,18 @@ class Task(_Section):
     timeout: Duration | None = None
     retries: Annotated[int, Field(ge=0, le=1000)] = 0
     resources: dict[str, Annotated[float, Field(ge=0)]] = {}
+    priority: Annotated[int, Field(ge=-1_000_000, le=1_000_000)] = 0
+
+
+class DynamicTimeout(_Section):
+    """``min(timeout, ratio * mean)`` of the wall times of sub-tasks in train phases with the same settings, once
+    `warmup_min_steps` such phases are over. `percentile` takes that of the last `window` in place of the mean.
+    """
+
+    ratio: Annotated[float, Field(gt=0)] = 3.0
+    warmup_min_steps: Annotated[int, Field(ge=0, le=1_000_000)] = 1
+    percentile: Annotated[float, Field(ge=0, le=100)] | None = None
+    window: Count = 256
 
 
 class Until(_Section):
@@ -139,10 +162,22 @@ class Until(_Section):
 
 
 class Phase(_Section):
+    """`simulate`, `tasks`, or both. The keys from `min_num` to `grace` are about the tasks: once `min_num` of them have
+    succeeded, or all but the part `over_rollout`, what is left has `wait_after_min` seconds. `max_repeat_per_runner`
+    runs of a task are executed by one runner in a row (null: all of them). Between its deadline and its death a task
+    has `grace` seconds.
+    """
+
     name: Name
     mode: Literal["train", "eval"] = "train"
     simulate: Simulate | None = None
     tasks: Annotated[tuple[Task, ...], Field(strict=False)] = ()
+    min_num: Count | None = None
+    over_rollout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    wait_after_min: Duration | None = None
+    max_repeat_per_runner: Count | None = 1
+    dynamic_timeout: DynamicTimeout | None = None
+    grace: GraceDuration = 1.0
     until: Annotated[tuple[Until, ...], Field(strict=False)] = ()
     on_failure: Literal["fail", "continue"] = "fail"
 
@@ -166,7 +201,9 @@ class RunDeadlines(_Section):
 
 
 class Run(_Section):
-    """One experiment run: build one in Python, or `governor.run_file.load` a file."""
+    """One experiment run: build one in Python, or `governor.run_file.load` a file. `models` are the model endpoints of
+    its tasks: a runner works with one of them, ``context.model``.
+    """
 
     name: Name
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
@@ -174,6 +211,7 @@ class Run(_Section):
     phases: Annotated[tuple[Phase, ...], Field(strict=False, min_length=1)]
     limits: Limits = Limits()
     restart: Restart = Restart()
+    models: Models = ()
     deadlines: RunDeadlines = RunDeadlines()
 
     def raw(self) -> dict[str, Any]:

@@ -79,6 +79,9 @@ class Link(Protocol):
     async def report(self, event: ConductorEvent) -> Acknowledged:
         """Returns when the event is in the governor's journal, however long that takes."""
 
+    async def report_all(self, events: Sequence[ConductorEvent]) -> Acknowledged:
+        """As `report` for several, in their order; at least one."""
+
 
 class RecordingLink:
     """A `Link` to nobody: keeps what was reported. The seam for tests of conductors."""
@@ -94,6 +97,9 @@ class RecordingLink:
             self.events.append(event)
             self._arrived.notify_all()
         return msgspec.convert({"type": "Acknowledged", "flow": self.flow}, Acknowledged)
+
+    async def report_all(self, events: Sequence[ConductorEvent]) -> Acknowledged:
+        return [await self.report(event) for event in events][-1]
 
     async def next(self, kind: type[E], *, after: int = 0) -> E:
         """The first event of this kind at or behind position `after`, waited for."""

@@ -7,6 +7,7 @@ episodes pays one round trip and one commit for many events.
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from typing import TYPE_CHECKING, Final, Self, TypeAlias
 
 import msgspec
@@ -26,9 +27,11 @@ from governor.messages import (
 from transport.errors import TooLarge, TransportError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from transport.client import Client
 
-BATCH: Final = 256
+BATCH: Final = 1024
 ATTEMPT_SECONDS: Final = 30.0
 BACK_OFF_SECONDS: Final = 0.2
 """After a refusal of the journal or a lost connection, before the same batch is sent again."""
@@ -47,7 +50,7 @@ class Outbox:
     def __init__(self, *, spec: ConductorSpec, client: Client) -> None:
         self.client = client
         self._spec = spec
-        self._waiting: list[_Waiting] = []
+        self._waiting: deque[_Waiting] = deque()
         self._arrived = asyncio.Event()
         self._next_seq = 1
         self._sender: asyncio.Task[None] | None = None
@@ -62,15 +65,20 @@ class Outbox:
             await asyncio.wait({self._sender})
 
     async def report(self, event: ConductorEvent) -> Acknowledged:
-        acknowledged: asyncio.Future[Acknowledged] = asyncio.get_running_loop().create_future()
-        self._waiting.append((event, acknowledged))
+        return await self.report_all([event])
+
+    async def report_all(self, events: Sequence[ConductorEvent]) -> Acknowledged:
+        loop = asyncio.get_running_loop()
+        futures: list[asyncio.Future[Acknowledged]] = [loop.create_future() for _ in events]
+        self._waiting += zip(events, futures, strict=True)
         self._arrived.set()
-        return await acknowledged
+        await asyncio.wait(futures[-1:])  # they are answered in their order
+        return [future.result() for future in futures][-1]
 
     async def _send(self) -> None:
         while True:
             await self._arrived.wait()
-            batch, self._waiting = self._waiting[:BATCH], self._waiting[BATCH:]
+            batch = [self._waiting.popleft() for _ in range(min(len(self._waiting), BATCH))]
             if not self._waiting:
                 self._arrived.clear()
             if not batch:

@@ -11,22 +11,23 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from governor import logs
 from governor.conductors.conductor import Conductor
 from governor.errors import ConductorError, ExitCode
 from governor.messages import Done, Refused, StartTasks, StopPart
+from governor.tasks.api import DynamicTimeout
 from governor.tasks.cluster import Cluster
+from governor.tasks.durations import Durations
 from governor.tasks.engine import Engine
 from governor.tasks.phase import PhaseTasks
 
 if TYPE_CHECKING:
     from governor.conductors.conductor import Link
-    from governor.messages import ConductorCommand, ConductorSpec
-
-GRACE: Final = 1.0
-"""Seconds from TaskCancelled to SIGKILL, where the run file says nothing."""
+    from governor.messages import ConductorCommand, ConductorSpec, DynamicTimeoutSpec
 
 log = logs.get_logger()
 
@@ -41,6 +42,7 @@ class TaskConductor(Conductor):
             address=settings.get("address", ""), token_path=settings.get("token_path"), namespace=spec.uid
         )
         self._engine: Engine | None = None
+        self._durations: dict[DynamicTimeoutSpec, Durations] = {}
         self._phase: PhaseTasks | None = None
         self._working: asyncio.Task[None] | None = None
         self._watching: asyncio.Task[None] | None = None
@@ -60,7 +62,7 @@ class TaskConductor(Conductor):
             runners=runners,
             cluster=self._cluster,
             folder=Path(self.spec.run_folder),
-            grace=self.spec.settings.get("grace", GRACE),
+            models=self.spec.settings.get("models", ()),
         )
         self._engine.warm()
         self._watching = asyncio.create_task(self._watch(), name="tasks.ray_watch")
@@ -96,7 +98,8 @@ class TaskConductor(Conductor):
                 return Done()  # the same command, sent again
             if not await self.handed_over(self._working):
                 return _refused("another phase's tasks are in work")
-        phase = PhaseTasks(command=command, link=self.link, engine=self._engine)
+        limits = self._limits(command.dynamic_timeout)
+        phase = PhaseTasks(command=command, link=self.link, engine=self._engine, limits=limits)
         try:
             phase.begin()
         except ConductorError as error:
@@ -104,6 +107,15 @@ class TaskConductor(Conductor):
         self._phase = phase
         self._working = asyncio.create_task(self._work(phase), name=f"tasks.phase.{command.phase}")
         return Done()
+
+    def _limits(self, wanted: DynamicTimeoutSpec | None) -> Durations | None:
+        """What phases with the same settings learn together."""
+        if wanted is None:
+            return None
+        if wanted not in self._durations:
+            config = DynamicTimeout(True, **msgspec.structs.asdict(wanted))  # enable
+            self._durations[wanted] = Durations(config, float("inf"))
+        return self._durations[wanted]
 
     async def _work(self, phase: PhaseTasks) -> None:
         try:

@@ -151,18 +151,20 @@ class TaskSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DynamicTimeoutSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """``min(timeout, ratio * mean wall time of attempts that succeeded)``, once `warmup_min_tasks` have."""
+    """As `governor.tasks.DynamicTimeout`; steps are the train phases with these settings."""
 
     ratio: float = 3.0
-    warmup_min_tasks: int = 10
+    warmup_min_steps: int = 1
     percentile: float | None = None
+    window: int = 256
 
 
 class StartTasks(Message, frozen=True):
     """Run the task graph of a phase. `done` are runs of tasks that ended before this incarnation began.
 
     `max_repeat_per_runner` runs of a task are executed by one runner in a row. Once `min_num` tasks have succeeded, or
-    all but the part `over_rollout`, what is left has `wait_after_min` seconds.
+    all but the part `over_rollout`, what is left has `wait_after_min` seconds. `grace` is seconds from the end of an
+    attempt's time to its death.
     """
 
     phase: int
@@ -175,6 +177,7 @@ class StartTasks(Message, frozen=True):
     over_rollout: float = 0.0
     wait_after_min: float = 0.0
     dynamic_timeout: DynamicTimeoutSpec | None = None
+    grace: float = 1.0
 
 
 class StopPart(Message, frozen=True):

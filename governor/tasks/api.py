@@ -36,13 +36,13 @@ class TaskContext:
     """
 
     run: str
-    batch: BatchId
     task: str
     run_id: int
     attempt: int
     deadline: float | None
     run_folder: Path
     log: logging.Logger
+    batch: BatchId = ""
     model: Any = None
     is_eval: bool = False
     tell: Callable[..., None] = field(default=lambda **_: None, repr=False)

@@ -11,6 +11,7 @@ Rules:
 
 from __future__ import annotations
 
+import math
 from itertools import count
 from typing import TYPE_CHECKING, Final
 
@@ -129,7 +130,7 @@ class Attempts:
         else:
             self.bundles.seen(attempt.task.call, said.seconds)
             self.outcomes.succeed(job, said, self.now)
-        if seat.position == len(attempt.runs):
+        if said.dropped or seat.position == len(attempt.runs):
             if piece.node.batch.limits is not None and not piece.missing:
                 self._observe(seat, piece, said.at)
             self.outcomes.again(piece, self.now, attempts=attempt.number)
@@ -148,8 +149,8 @@ class Attempts:
             self.outcomes.succeed(job, said, self.now)
         elif not late and doom.outcome != "cancelled":
             self.outcomes.fail(job, said.run, Doom("failed", said.error, seconds=said.seconds), self.now)
-        obeyed = said.error or seat.position == len(job.attempt.runs)
-        if seat.state == "dying" or not obeyed:
+        over = said.dropped or seat.position == len(job.attempt.runs)
+        if seat.state == "dying" or not over:
             return
         if doom.keep_runner or not job.piece.missing or len(seat.jobs) > 1:
             # What is behind it may have begun: it is not to be harmed.
@@ -172,17 +173,22 @@ class Attempts:
 
     def doom(self, seat: Seat, doom: Doom) -> None:
         """The attempt in work is to end. What waits behind it is taken back first; then it gets its grace."""
-        if self._grace == 0 and len(seat.jobs) == 1:
+        grace = self._grace_of(seat)
+        if grace == 0 and len(seat.jobs) == 1:
             self.kill(seat, doom)
             return
         seat.state = "ending"
         seat.doom = doom
-        seat.kill_at = self.now + (self._grace or REVOKE_PATIENCE)
+        seat.kill_at = self.now + (grace or REVOKE_PATIENCE)
         self._set_alarm(seat, seat.kill_at)
-        if self._grace == 0:
+        if grace == 0:
             self.revoke(seat)
         else:
             self._do(CancelAttempt(seat.runner, seat.jobs[0].attempt.ticket))
+
+    def _grace_of(self, seat: Seat) -> float:
+        own = seat.jobs[0].piece.node.batch.spec.grace
+        return self._grace if own is None else own
 
     def kill(self, seat: Seat, doom: Doom) -> None:
         if seat.state == "dying":
@@ -228,7 +234,7 @@ class Attempts:
             self.outcomes.unharmed(job.piece, self.now)
         if back and not seat.jobs and seat.state in ("working", "ending"):
             self.crew.release(seat)
-        elif seat.state == "ending" and seat.doom is not None and self._grace == 0:
+        elif seat.state == "ending" and seat.doom is not None and self._grace_of(seat) == 0:
             self.kill(seat, seat.doom)
 
     # -- time -----------------------------------------------------------------------------------------------
@@ -290,6 +296,7 @@ class Attempts:
             limits, batch = piece.node.batch.limits, piece.node.batch.id
             if limits is not None and not task.is_eval:
                 limit = limits.limit(limit)
+                limit = None if limit == math.inf else limit
             attempt = Attempt(next(self._tickets), batch, task, piece.missing, piece.number, limit)
             seat.jobs.append(Job(attempt, piece))
         seat.waits_since = self.now

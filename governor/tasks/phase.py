@@ -9,7 +9,6 @@ Rules:
 from __future__ import annotations
 
 import asyncio
-import math
 from collections import deque
 from typing import TYPE_CHECKING, Final
 
@@ -18,15 +17,16 @@ from governor.errors import ConductorError
 from governor.messages import Log, PartEnded, TaskAttemptEnded, TaskEnded, TaskStarted
 from governor.tasks.engine import file_name
 from governor.tasks.errors import GraphError
+from governor.tasks.patience import min_wait_num
 from governor.tasks.story import BatchSpec
 
 if TYPE_CHECKING:
     from governor.conductors.conductor import Link
     from governor.messages import ConductorEvent, StartTasks, TaskRecord
     from governor.tasks.engine import Engine
-    from governor.tasks.story import Attempt, AttemptEnded, AttemptStarted, BatchEnded
+    from governor.tasks.story import Attempt, AttemptEnded, AttemptStarted, BatchEnded, Limits
 
-REPORTS_AT_ONCE: Final = 256
+REPORTS_AT_ONCE: Final = 1024
 LOG_LEVELS: Final = {"stdout": "info", "stderr": "info", "traceback": "info"}
 
 log = logs.get_logger()
@@ -35,11 +35,14 @@ log = logs.get_logger()
 class PhaseTasks:
     """Runs one `StartTasks` from start to `PartEnded`. Implements `BatchListener`."""
 
-    def __init__(self, *, command: StartTasks, link: Link, engine: Engine) -> None:
+    def __init__(
+        self, *, command: StartTasks, link: Link, engine: Engine, limits: Limits | None = None
+    ) -> None:
         self.phase = command.phase
         self._command = command
         self._link = link
         self._engine = engine
+        self._limits = limits
         self._reports: deque[ConductorEvent] = deque()
         self._to_report = asyncio.Event()
 
@@ -49,7 +52,7 @@ class PhaseTasks:
         log.info("tasks.begin", phase=command.name, tasks=len(command.tasks), done=len(command.done))
         min_num = command.min_num
         if command.over_rollout:
-            enough = math.ceil(round(len(command.tasks) * (1 - command.over_rollout), 9))
+            enough = min_wait_num(len(command.tasks), command.over_rollout)
             min_num = enough if min_num is None else min(min_num, enough)
         batch = BatchSpec(
             id=command.phase,
@@ -59,11 +62,12 @@ class PhaseTasks:
             min_num=min_num,
             wait_after_min=command.wait_after_min,
             rank=(float(command.phase), 0),
+            grace=command.grace,
             payload_inline=False,
             folder=f"results/{file_name(command.name)}",
         )
         try:
-            self._engine.submit(batch, self)
+            self._engine.submit(batch, self, limits=self._limits)
         except GraphError as error:
             raise ConductorError(f"the task graph has faults: {error}") from error
 
@@ -74,7 +78,7 @@ class PhaseTasks:
             batch = [self._reports.popleft() for _ in range(min(len(self._reports), REPORTS_AT_ONCE))]
             if not self._reports:
                 self._to_report.clear()
-            await asyncio.gather(*(self._link.report(event) for event in batch))
+            await self._link.report_all(batch)
             if any(isinstance(event, PartEnded) for event in batch):
                 return
 

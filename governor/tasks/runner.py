@@ -24,6 +24,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
+import msgspec
 import psutil
 import ray
 
@@ -153,6 +154,7 @@ class Runner:
             call = partial(calls.call_it, target, args=args, offers=self._offers(work, run, began))
             over = self._one_run(work, run, at, call)
             if self._cancelled:
+                over[-1] = msgspec.structs.replace(over[-1], dropped=True)
                 break
         return over
 

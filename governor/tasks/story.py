@@ -37,6 +37,7 @@ class BatchSpec(msgspec.Struct, frozen=True, kw_only=True):
     sub-task holds at most (None: all of them). With `min_num`, what is left is cancelled once so many tasks have
     succeeded and `wait_after_min` seconds have passed. `pin` is the one place that may work on it. `rank` orders
     batches: the smaller one goes first. `name` is what its tasks are told, None: the id.
+    `grace`: seconds from the cancellation of an attempt to the death of its runner; None: the engine's.
     """
 
     id: BatchId
@@ -48,6 +49,7 @@ class BatchSpec(msgspec.Struct, frozen=True, kw_only=True):
     pin: int | None = None
     rank: tuple[float, int] = (0.0, 0)
     name: BatchId | None = None
+    grace: float | None = None
     payload_inline: bool = True
     folder: str = "results"
 

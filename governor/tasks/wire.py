@@ -101,7 +101,9 @@ class Begun(_Message, frozen=True):
 
 
 class Over(_Message, frozen=True):
-    """The callable has returned or raised; `error` is one line and empty for a success. `at` is the runner's clock."""
+    """The callable has returned or raised; `error` is one line and empty for a success. `at` is the runner's clock.
+    `dropped`: the attempt was cancelled, and its other runs are not executed.
+    """
 
     ticket: int
     run: int
@@ -113,6 +115,7 @@ class Over(_Message, frozen=True):
     value_file: str | None = None
     metrics: dict[str, float] = {}
     payload: bytes = b""
+    dropped: bool = False
 
 
 class Leaving(_Message, frozen=True):

@@ -196,6 +196,8 @@ class World:
         if self.old_news and self.choose.random() < 0.05:
             self.perform(self.core.on(self.choose.choice(self.old_news)))
             moves = list(self.moves())
+            if not moves:
+                return True
         kind, runner = self.choose.choice(moves)
         getattr(self, f"do_{kind}")(runner)
         return True
@@ -264,8 +266,11 @@ class World:
             return
         if body.hung and not (body.cancelled and self.choose.random() < 0.5):
             return
-        error = "cancelled" if body.cancelled else ("bad" if self.choose.random() < 0.2 else "")
-        body.unread.append(Over(attempt.ticket, runs[0], self.now, 0.1, error=error, value=1))
+        error = "cancelled" if body.cancelled else ("bad" if self.choose.random() < 0.3 else "")
+        dropped = body.cancelled
+        body.unread.append(
+            Over(attempt.ticket, runs[0], self.now, 0.1, error=error, value=1, dropped=dropped)
+        )
         if not error:
             self.executed.append(body.key)
         body.running = False

@@ -1,0 +1,140 @@
+"""Runners on a real Ray without an engine: a test says what they are to do, and sees all that they tell, in order."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import tempfile
+from collections import defaultdict
+from contextlib import asynccontextmanager
+from itertools import count
+from pathlib import Path
+
+from governor.tasks.story import RunnerGone, RunnerReady
+from governor.tasks.wire import Begun, Over, Work
+
+USER_CODE = Path(__file__).parent.parent / "governor" / "tasks" / "user_code"
+SECONDS = 20.0
+
+
+class Heard:
+    """The listener: `of` holds all news of each runner; what was taken back is a tuple of tickets."""
+
+    def __init__(self):
+        self.of = defaultdict(list)
+        self._news = asyncio.Event()
+
+    def runner_changed(self, event):
+        self._add(event.runner, event)
+
+    def runner_said(self, runner, messages, now):  # noqa: ARG002  # the protocol's
+        self._add(runner, *messages)
+
+    def runner_revoked(self, runner, tickets):
+        self._add(runner, tickets)
+
+    def all(self, runner, kinds, ticket=None):
+        return [
+            each
+            for each in self.of[runner]
+            if isinstance(each, kinds) and (ticket is None or each.ticket == ticket)
+        ]
+
+    async def until(self, condition, *, seconds=SECONDS):
+        """What the condition gives, once that is not empty."""
+        async with asyncio.timeout(seconds):
+            while not (found := condition()):
+                self._news.clear()
+                await self._news.wait()
+        return found
+
+    def _add(self, runner, *news):
+        gone = [each for each in self.of[runner] if isinstance(each, RunnerGone)]
+        assert not gone, f"news of a runner that is gone: {news}"
+        self.of[runner] += news
+        self._news.set()
+
+
+class World:
+    def __init__(self, runners):
+        self.runners = runners
+        self.heard = runners.listener = Heard()
+        self._tickets = count(1)
+        self._idle = []
+
+    async def ready(self, *, fresh=False, shape=()):
+        """A runner that has nothing to do; `fresh`: one that has never worked."""
+        while self._idle and not fresh and not shape:
+            runner = self._idle.pop()
+            if not self.heard.all(runner, RunnerGone):
+                return runner
+        runner = next(self.runners.ids)
+        self.runners.start(runner, shape)
+        (event,) = await self.heard.until(lambda: self.heard.all(runner, RunnerReady | RunnerGone))
+        assert isinstance(event, RunnerReady), event.reason
+        return runner
+
+    def give_back(self, runner):
+        self._idle.append(runner)
+
+    def work(self, call, **fields):
+        ticket = next(self._tickets)
+        fields = {"batch": "batch", "task": f"t{ticket}", "runs": (0,), "attempt": 1, **fields}
+        return Work(
+            ticket=ticket,
+            call=call if ":" in call else f"runner_deeds:{call}",
+            stem=f"results/t{ticket}",
+            **fields,
+        )
+
+    async def run(self, call, **fields):
+        """The ends of the runs of one attempt, on a runner that goes on living."""
+        runner, work = await self.ready(), self.work(call, **fields)
+        self.runners.send(runner, [work])
+        overs = await self.over(runner, work)
+        self.give_back(runner)
+        return overs
+
+    async def begun(self, runner, work):
+        return (await self.said(runner, Begun, work.ticket))[0]
+
+    async def over(self, runner, work, *, seconds=SECONDS):
+        return await self.said(runner, Over, work.ticket, count=len(work.runs), seconds=seconds)
+
+    async def said(self, runner, kinds, ticket=None, *, count=1, seconds=SECONDS):
+        """At least `count` documents of these kinds."""
+
+        def found():
+            told = self.heard.all(runner, kinds, ticket)
+            if len(told) >= count:
+                return told
+            assert not self.heard.all(runner, RunnerGone), self.heard.of[runner][-1]
+            return None
+
+        return await self.heard.until(found, seconds=seconds)
+
+    async def gone(self, runner, *, seconds=SECONDS):
+        return (await self.heard.until(lambda: self.heard.all(runner, RunnerGone), seconds=seconds))[0]
+
+
+@asynccontextmanager
+async def open_world(cluster, folder, *, unix=True):
+    """Without `unix`, runners find no socket file, and come by TCP as if they were on another machine."""
+    from governor.tasks.runners import Runners
+
+    sockets = Path(tempfile.mkdtemp(prefix="governor-test-"))
+    runners = Runners(
+        cluster=cluster,
+        run="test-run",
+        run_folder=folder,
+        socket_folder=sockets,
+        import_path=[str(USER_CODE)],
+    )
+    if not unix:
+        Path(runners._gate.path).unlink()
+    world = World(runners)
+    try:
+        yield world
+    finally:
+        await runners.close()
+        shutil.rmtree(sockets)
