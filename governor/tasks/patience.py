@@ -48,7 +48,7 @@ class Patience:
         if deadline is not None and math.isnan(deadline):
             raise ValueError("the deadline is NaN")
         self._total = total
-        self._min_num = None if min_num is None else min(min_num, total)
+        self._min_num = math.inf if min_num is None else min_num
         self._wait_after_min = wait_after_min
         self._deadline = math.inf if deadline is None else deadline
         self._count = count
@@ -60,7 +60,7 @@ class Patience:
         """
         if ended >= self._total:
             return "all"
-        reached = self._min_num is not None and self._counted(ended, succeeded) >= self._min_num
+        reached = self._counted(ended, succeeded) >= self._min_num
         if reached:
             self._enough_at = min(self._enough_at, now + self._wait_after_min)
         if reached and now >= min(self._enough_at, self._deadline):

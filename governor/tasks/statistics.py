@@ -3,8 +3,8 @@
 Rules:
 1. Names and figures are those that users of Trinity-RFT compare with, to the last bit: legacy `RandomState` stream,
    seed 42, ddof 0. The global random state of the process is neither read nor written.
-2. All that takes time is a generator that yields after each step of 0.2 ms or less. The plain functions run it to its
-   end; the `summarise` functions let the event loop turn after each slice.
+2. All that takes time is a generator that yields after each step, half a millisecond at most. The plain functions
+   run it to its end; the `summarise` functions let the event loop turn after each slice.
 3. A value counts when it is a real number, bools as 0 and 1; all else is ignored. `n` of a name like ``score/mean@n``
    is the number of values of that key, so a task with failed runs reports under a smaller n.
 4. NaN is a value: it makes its task's figures of that key NaN, because to leave out the runs that went wrong would
@@ -160,7 +160,7 @@ def subset_sizes(n: int) -> list[int]:
     """Sizes of resamples for n values: the powers of two below n, and n. None for a single value."""
     if n < 2:
         return []
-    return [2**power for power in range(1, (n - 1).bit_length()) if 2**power < n] + [n]
+    return [*(2**power for power in range(1, (n - 1).bit_length())), n]
 
 
 def _by_key(dicts: Iterable[RunMetrics]) -> Steps[dict[str, list[float]]]:

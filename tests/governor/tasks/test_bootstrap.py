@@ -72,6 +72,9 @@ class TestBootstrap:
 
     def test_a_nan_takes_the_way_of_each_reducer(self):
         data = [3.0, math.nan, 1.0, 2.0]
+        for seed in range(20):
+            found = bootstrap_metric(data, 3, [max, min], 1, seed)
+            assert np.array_equal(found, by_the_book(data, 3, [max, min], 1, seed), equal_nan=True)
         reducers = [np.max, max, min, np.nanmax]
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", RuntimeWarning)  # resamples of NaN alone
@@ -125,7 +128,7 @@ class TestResamples:
         assert (31, 10, 100, 1) not in resamples._kept
 
     def test_a_matrix_too_large_is_not_kept(self):
-        resamples = bootstrap.Resamples(max_bytes=10_000)
+        resamples = bootstrap.Resamples(max_bytes=8 * 100 * 100 * 2)
         assert sum(block.shape[1] for block in resamples.blocks(10, 100, 100, 1)) == 100
         assert not resamples._kept
 
@@ -135,3 +138,9 @@ class TestResamples:
         next(resamples.blocks(9, size, 10, 1))
         assert not resamples._kept
         assert sum(block.shape[1] for block in resamples.blocks(9, size, 10, 1)) == 10
+
+    def test_two_callers_at_once_are_counted_once(self):
+        resamples = bootstrap.Resamples()
+        both = zip(resamples.blocks(9, 5, 100, 1), resamples.blocks(9, 5, 100, 1), strict=True)
+        assert all(np.array_equal(*pair) for pair in both)
+        assert resamples._bytes == 8 * 5 * 100

@@ -101,7 +101,7 @@ def test_a_straggler_moves_the_mean_but_not_the_median():
 
 
 def test_nothing_grows():
-    durations = Durations(DynamicTimeout(enable=True, percentile=90, window=16), 1000.0)
+    durations = Durations(DynamicTimeout(enable=True, percentile=90, window=16, warmup_min_steps=40), 1000.0)
     for step in range(500):
         durations.observe(step, float(step), is_eval=False)
         durations.step_done(step)

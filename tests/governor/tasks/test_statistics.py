@@ -232,14 +232,16 @@ def a_batch(*, tasks, runs, keys=4, seed=0):
     ]
 
 
-async def longest_gaps(work):
-    """The result of `work`, and how long the event loop was kept from a ticker meanwhile, longest first."""
+async def gaps_of_a_ticker(work):
+    """The result of `work`, and how long the event loop computed between two turns of a ticker beside it, longest
+    first. Processor time: when another process has the processor, that is not the loop's doing.
+    """
     ticks: list[float] = []
     running = asyncio.ensure_future(work)
     while not running.done():
-        ticks.append(time.perf_counter())
+        ticks.append(time.thread_time())
         await asyncio.sleep(0)
-    ticks.append(time.perf_counter())
+    ticks.append(time.thread_time())
     return running.result(), sorted(np.diff(ticks).tolist(), reverse=True)
 
 
@@ -279,23 +281,19 @@ class TestInSlices:
         ("tasks", "runs", "keys"), [(2200, 16, 4), (2, 4096, 2), (50, 16, 100)], ids=["usual", "long", "wide"]
     )
     async def test_the_event_loop_goes_on_turning(self, tasks, runs, keys):
-        """2,200 tasks of 16 runs are promised to hold the loop for 20 ms at most; here 2.1 to 4 ms were seen, in
-        0.3 s in all. A shared machine may take the processor away for longer than that, so that a single gap proves
-        nothing: what would block blocks each time, and the best of three tries is what is judged.
+        """2,200 tasks of 16 runs are promised to hold the loop for 20 ms at most: 2.1 to 4.1 ms were seen by the wall
+        clock of an idle machine with 2 cores, in 0.33 s of work.
         """
         batch = a_batch(tasks=tasks, runs=runs, keys=keys)
         gc.collect()
-        longest = []
-        for _ in range(3):
-            summary, gaps = await longest_gaps(summarise(batch, batch_id="7/x", is_eval=True))
-            assert len(summary.tasks) == tasks
-            assert len(gaps) > 10
-            longest.append(gaps[0])
-        assert min(longest) < 0.010
+        summary, gaps = await gaps_of_a_ticker(summarise(batch, batch_id="7/x", is_eval=True))
+        assert len(summary.tasks) == tasks
+        assert len(gaps) > 10
+        assert gaps[0] < 0.010
 
     async def test_no_step_is_long(self):
         """The same without the scheduler of the machine: processor time of single steps."""
-        steps = statistics._tasks(a_batch(tasks=300, runs=16) + a_batch(tasks=1, runs=2000), is_eval=True)
+        steps = statistics._tasks(a_batch(tasks=5000, runs=16) + a_batch(tasks=1, runs=2000), is_eval=True)
         taken = []
         while True:
             start = time.thread_time()
