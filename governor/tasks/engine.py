@@ -12,11 +12,10 @@ import asyncio
 import time
 from collections import deque
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, Protocol
-from urllib.parse import quote
+from typing import TYPE_CHECKING, Any, Protocol
 
 from governor import logs
-from governor.tasks import graph, values
+from governor.tasks import graph
 from governor.tasks.core import Core
 from governor.tasks.errors import GraphError, QueueFull
 from governor.tasks.explain import explain
@@ -44,7 +43,8 @@ from governor.tasks.story import (
     Tick,
     shape_of,
 )
-from governor.tasks.wire import Begun, Input, Line, Loading, Over, Told, Work
+from governor.tasks.wire import Begun, Line, Loading, Over, Told, Work
+from governor.tasks.works import sweep, work_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
@@ -53,8 +53,6 @@ if TYPE_CHECKING:
     from governor.messages import TaskRecord
     from governor.tasks.api import BatchId
     from governor.tasks.story import Attempt, BatchSpec, Limits, Waiting
-
-NAME_BYTES: Final = 100
 
 log = logs.get_logger()
 
@@ -167,16 +165,20 @@ class Engine:
             runner_ids=runners.ids,
         )
         self._listeners: dict[BatchId, BatchListener] = {}
+        self._folders: dict[BatchId, Path] = {}
         self._told: dict[int, dict[str, Any]] = {}
         self._inbox: deque[Event] = deque()
+        self._feeding = False
         self._alarm: asyncio.TimerHandle | None = None
         self._loop = asyncio.get_running_loop()
         self._changed = asyncio.Event()
+        self._closed = False
         runners.listener = self
 
     def warm(self) -> None:
         """Starts a runner for every plain place."""
-        self._perform(self._core.warm(time.monotonic()))
+        for effect in self._core.warm(time.monotonic()):
+            self._perform(effect)
 
     async def start(self) -> None:
         """Returns when every plain place has its runner, or none can be started."""
@@ -186,7 +188,9 @@ class Engine:
             await self._changed.wait()
 
     async def close(self) -> None:
-        """Cancels what is left, and sees every runner dead. May be called once."""
+        """Cancels what is left, and sees every runner dead. May be called once. Who waits for a runner gets an error."""
+        self._closed = True
+        self._changed.set()
         for batch in list(self._core.batches):
             self.cancel(batch, reason="the scheduler was stopped")
         await self._runners.close()
@@ -210,6 +214,7 @@ class Engine:
             raise QueueFull(pending=pending, new=new, limit=self._max_pending)
         self.resize({shape_of(task) for task in batch.tasks if task.resources})
         self._listeners[batch.id] = listener
+        self._folders[batch.id] = self._folder / batch.folder
         self._feed(Submitted(batch, time.monotonic(), limits))
 
     def cancel(
@@ -262,20 +267,30 @@ class Engine:
         return found
 
     async def seated(self, place: int) -> None:
-        """Returns when there is a runner on this place that is not about to die."""
+        """Returns when there is a runner on this place that is not about to die; one that has died is replaced, also
+        when nothing waits for it. Raises RuntimeError when the engine is closed.
+        """
         while (seat := self._core.crew.at_place(place)) is None or seat.state == "dying":
-            self._changed.clear()
-            await self._changed.wait()
+            self.warm()
+            await self._change()
 
     async def restart(self, place: int) -> None:
-        """Replaces the runner of a place; the new one is ready before the old one is killed. Raises KeyError."""
+        """Replaces the runner of a place; the new one is ready before the old one is killed. Raises KeyError without
+        one, and RuntimeError when the engine is closed.
+        """
         old = self._core.crew.at_place(place)
         if old is None:
             raise KeyError(place)
         self._feed(Replaced(place, time.monotonic()))
         while self._core.crew.get(old.runner) is not None and (old.replace or old.state == "dying"):
-            self._changed.clear()
-            await self._changed.wait()
+            await self._change()
+
+    async def _change(self) -> None:
+        """Returns when a runner is ready, or dead."""
+        if self._closed:
+            raise RuntimeError("the engine is closed")
+        self._changed.clear()
+        await self._changed.wait()
 
     # -- Listener of the runners ----------------------------------------------------------------------------
 
@@ -321,12 +336,16 @@ class Engine:
     def _feed(self, event: Event) -> None:
         """An effect may at once lead to an event: they are taken one after the other."""
         self._inbox.append(event)
-        if len(self._inbox) > 1:
+        if self._feeding:
             return
-        while self._inbox:
-            self._perform(self._core.on(self._inbox[0]))
-            self._inbox.popleft()
-        self._set_alarm()
+        self._feeding = True
+        try:
+            while self._inbox:
+                for effect in self._core.on(self._inbox.popleft()):
+                    self._perform(effect)
+        finally:
+            self._feeding = False
+            self._set_alarm()
 
     def _set_alarm(self) -> None:
         due = self._core.next_alarm()
@@ -340,26 +359,29 @@ class Engine:
         self._alarm = None
         self._feed(Tick(time.monotonic()))
 
-    def _perform(self, effects: Sequence[Effect]) -> None:
-        listeners = self._listeners
-        for effect in effects:
+    def _perform(self, effect: Effect) -> None:
+        """What a listener raises is its own fault, and nobody else's: the engine goes on."""
+        try:
             match effect:
                 case RunEnded(batch, record, payload):
                     if record.attempts and record.outcome in ("timed_out", "crashed", "cancelled"):
-                        self._sweep(batch, record.task, record.run)
-                    listeners[batch].run_ended(record, payload)
+                        sweep(self._folders[batch], record.task, record.run)
+                    self._listeners[batch].run_ended(record, payload)
                 case Dispatch(runner, place, attempts):
                     self._runners.send(runner, [self._work(attempt, place) for attempt in attempts])
                 case AttemptStarted(attempt, _, runner, _):
                     pid, node = self._runners.pid(runner), self._runners.node(runner)
-                    listeners[attempt.batch].attempt_started(effect, pid=pid, node=node)
+                    self._listeners[attempt.batch].attempt_started(effect, pid=pid, node=node)
                 case AttemptEnded(attempt, run):
-                    self._sweep(attempt.batch, attempt.task.id, run)
-                    listeners[attempt.batch].attempt_ended(effect)
+                    sweep(self._folders[attempt.batch], attempt.task.id, run)
+                    self._listeners[attempt.batch].attempt_ended(effect)
                 case BatchEnded(batch):
-                    listeners.pop(batch).batch_ended(effect)
+                    del self._folders[batch]
+                    self._listeners.pop(batch).batch_ended(effect)
                 case _:
                     self._direct(effect)
+        except Exception:
+            log.exception("engine.effect_failed", effect=type(effect).__name__)
 
     def _direct(self, effect: Effect) -> None:
         """What a runner is to do, beside work."""
@@ -374,51 +396,5 @@ class Engine:
                 self._runners.kill(runner, reason)
 
     def _work(self, attempt: Attempt, place: int) -> Work:
-        task = attempt.task
         batch = self._core.batches[attempt.batch]
-        return Work(
-            ticket=attempt.ticket,
-            batch=attempt.batch if batch.spec.name is None else batch.spec.name,
-            task=task.id,
-            runs=attempt.runs,
-            attempt=attempt.number,
-            call=task.call,
-            args=task.args,
-            args_key=task.args_key,
-            timeout=attempt.limit,
-            stem=f"{batch.spec.folder}/{file_name(task.id)}",
-            payload_inline=batch.spec.payload_inline,
-            is_eval=task.is_eval,
-            index=place,
-            model=self._models[place % len(self._models)] if self._models else None,
-            inputs={
-                name: [Input(value=record.value, file=record.value_file) for record in records]
-                for name, records in batch.inputs(task).items()
-            }
-            if task.depends_on
-            else {},
-            repeated=tuple(name for name in task.depends_on if batch.nodes[name].spec.repeat > 1),
-        )
-
-    def _sweep(self, batch: BatchId, task: str, run: int) -> None:
-        """Removes what a killed attempt had half written."""
-        known = self._core.batches.get(batch)
-        if known is None:
-            return
-        stem = self._folder / f"{known.spec.folder}/{file_name(task)}-{run}"
-        for suffix in values.SUFFIXES:
-            values.temporary(stem.with_name(stem.name + suffix)).unlink(missing_ok=True)
-
-
-def file_name(text: str) -> str:
-    """A file name for any id; long ones are cut and told apart by a number made of all of it."""
-    if text.isalnum() and len(text) <= NAME_BYTES and text.isascii():
-        return text
-    name = quote(text, safe=" ")
-    if name.startswith("."):
-        name = f"%2E{name[1:]}"
-    if len(name) <= NAME_BYTES:
-        return name
-    import hashlib  # noqa: PLC0415  # rare
-
-    return f"{name[:NAME_BYTES]}-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
+        return work_of(attempt, batch, place=place, models=self._models)

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Final
 from governor import logs
 from governor.errors import ConductorError
 from governor.messages import Log, PartEnded, TaskAttemptEnded, TaskEnded, TaskStarted
-from governor.tasks.engine import file_name
 from governor.tasks.errors import GraphError
 from governor.tasks.patience import min_wait_num
 from governor.tasks.story import BatchSpec
+from governor.tasks.works import file_name
 
 if TYPE_CHECKING:
     from governor.conductors.conductor import Link

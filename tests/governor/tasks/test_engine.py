@@ -1,0 +1,224 @@
+"""The engine around the core: effects become calls, messages become events, and a listener's fault is its own."""
+
+from __future__ import annotations
+
+import time
+from itertools import count
+
+import pytest
+from core_world import task
+
+from governor.tasks.engine import Engine
+from governor.tasks.errors import GraphError, QueueFull
+from governor.tasks.story import BatchSpec, RunnerGone, RunnerReady
+from governor.tasks.wire import Begun, Line, Over, Told
+
+
+class Pool:
+    """Runners that are only words; implements `RunnerPool`."""
+
+    def __init__(self):
+        self.ids = count()
+        self.listener = None
+        self.sent = {}
+        self.told = []
+
+    def start(self, runner, shape):
+        self.told.append(("start", runner, shape))
+
+    def send(self, runner, works):
+        self.sent[runner] = list(works)
+
+    def revoke(self, runner):
+        self.told.append(("revoke", runner))
+
+    def cancel(self, runner, ticket):
+        self.told.append(("cancel", runner, ticket))
+
+    def kill(self, runner, reason):
+        self.told.append(("kill", runner, reason))
+
+    def pid(self, runner):
+        return 1000 + runner
+
+    def node(self, runner):
+        return "here"
+
+    def warm(self):
+        return []
+
+    async def close(self):
+        self.told.append(("close",))
+
+
+class Nodes:
+    """Implements `Capacity`."""
+
+    def slots(self, shape):
+        return 0 if shape else 1
+
+    def why_never(self, shape):
+        return f"no node has {shape}"
+
+
+class Listener:
+    """Writes down what it hears."""
+
+    def __init__(self):
+        self.heard = []
+
+    def attempt_started(self, started, *, pid, node):
+        self.heard.append(("started", started.run, pid, node))
+
+    def attempt_ended(self, ended):
+        self.heard.append(("retry", ended.run, ended.outcome))
+
+    def run_ended(self, record, payload):
+        self.heard.append((record.outcome, record.task, record.value, payload))
+
+    def line(self, attempt, run, level, text):
+        self.heard.append((level, attempt.task.id, run, text))
+
+    def batch_ended(self, ended):
+        self.heard.append(("end", ended.end))
+
+
+@pytest.fixture
+async def house(tmp_path):
+    pool = Pool()
+    engine = Engine(runners=pool, cluster=Nodes(), folder=tmp_path, models=["m"], max_pending=10)
+    return engine, pool, Listener()
+
+
+def submit(engine, listener, *tasks, number=1, **fields):
+    engine.submit(BatchSpec(id=number, tasks=tasks, **fields), listener)
+
+
+def do(engine, pool, runner=0, **fields):
+    """The runner executes all that it has."""
+    for work in pool.sent.pop(runner):
+        for run in work.runs:
+            said = [Begun(work.ticket, run, 1.0), Over(work.ticket, run, 1.1, 0.1, **fields)]
+            engine.runner_said(runner, said, 1.1)
+
+
+async def test_a_batch_runs_and_its_listener_hears_of_it_in_order(house):
+    engine, pool, listener = house
+    submit(engine, listener, task("a", args={"x": 1}), task("b", "a"), name="7/train", folder="results/p")
+    assert pool.told == [("start", 0, ())]
+    engine.runner_changed(RunnerReady(0, 0.0))
+    [work] = pool.sent[0]
+    assert (work.batch, work.task, work.args, work.model, work.stem) == (
+        "7/train",
+        "a",
+        {"x": 1},
+        "m",
+        "results/p/a",
+    )
+    do(engine, pool, value=5, payload=b"p")
+    assert pool.sent[0][0].inputs["a"][0].value == 5
+    do(engine, pool)
+    assert listener.heard == [
+        ("succeeded", "a", 5, b"p"),
+        ("succeeded", "b", None, b""),
+        ("end", "tasks_done"),
+    ]
+
+
+async def test_what_a_listener_raises_harms_no_other_batch(house):
+    engine, pool, listener = house
+
+    class Broken(Listener):
+        def run_ended(self, record, payload):
+            raise RuntimeError("my fault")
+
+    submit(engine, Broken(), task("a"), number=1)
+    submit(engine, listener, task("b"), number=2)
+    engine.runner_changed(RunnerReady(0, 0.0))
+    do(engine, pool)
+    do(engine, pool)
+    assert listener.heard[-1] == ("end", "tasks_done")
+
+
+async def test_what_is_refused_has_changed_nothing(house):
+    engine, _, listener = house
+    submit(engine, listener, task("a"))
+    with pytest.raises(ValueError, match="batch 1 is still active"):
+        submit(engine, Listener(), task("a"))
+    with pytest.raises(GraphError, match='"b" depends on itself'):
+        submit(engine, Listener(), task("b", "b"), number=2)
+    with pytest.raises(QueueFull, match="1 runs are pending and 10 more would exceed max_pending=10"):
+        submit(engine, Listener(), task("c", repeat=10), number=3)
+    submit(engine, Listener(), task("c", repeat=9), number=3)
+
+
+async def test_what_no_node_can_hold_fails_at_once_with_the_reason(house):
+    engine, _, listener = house
+    submit(engine, listener, task("a", resources={"gpus": 4}))
+    assert [heard[0] for heard in listener.heard] == ["failed", "end"]
+
+
+async def test_lines_tracebacks_and_keys_of_a_task_find_their_way(house):
+    engine, pool, listener = house
+    submit(engine, listener, task("a"))
+    engine.runner_changed(RunnerReady(0, 0.0))
+    [work] = pool.sent[0]
+    engine.runner_said(
+        0, [Begun(work.ticket, 0, 1.0), Line(work.ticket, 0, "info", "hi"), Told(work.ticket, {"x": 3})], 1.0
+    )
+    place = engine.places()[0]
+    assert (place.state, place.batch, place.task, place.run, place.ended, place.told) == (
+        "working",
+        1,
+        "a",
+        0,
+        None,
+        {"x": 3},
+    )
+    engine.runner_said(0, [Over(work.ticket, 0, 2.0, 1.0, error="bad", traceback="Traceback")], 2.0)
+    assert listener.heard == [
+        ("info", "a", 0, "hi"),
+        ("started", 0, 1000, "here"),
+        ("traceback", "a", 0, "Traceback"),
+        ("failed", "a", None, b""),
+        ("end", "tasks_done"),
+    ]
+    assert engine.places()[0].ended == 2.0
+
+
+async def test_what_a_killed_attempt_had_half_written_is_removed(house, tmp_path):
+    engine, pool, listener = house
+    submit(engine, listener, task("a"))
+    engine.runner_changed(RunnerReady(0, 0.0))
+    [work] = pool.sent[0]
+    engine.runner_said(0, [Begun(work.ticket, 0, 1.0)], 1.0)
+    part = tmp_path / "results" / ".a-0.json.part"
+    part.parent.mkdir()
+    part.touch()
+    engine.runner_changed(RunnerGone(0, 2.0, "dead"))
+    assert listener.heard[-1] == ("end", "tasks_done")
+    assert not part.exists()
+
+
+async def test_close_cancels_and_sees_the_runners_dead(house):
+    engine, pool, listener = house
+    submit(engine, listener, task("a"), task("b", "a"))
+    await engine.close()
+    assert {heard[0] for heard in listener.heard} == {"cancelled", "end"}
+    assert pool.told[-1] == ("close",)
+
+
+async def test_explain_names_what_is_waited_for(house):
+    engine, pool, listener = house
+    submit(engine, listener, task("a", timeout=9.0), task("b", "a"), task("c"))
+    rows = {row.task: row for row in engine.explain(1)}
+    assert rows["a"].state == "queued"
+    assert (rows["b"].state, rows["b"].why) == ("blocked", "waits for a")
+    engine.runner_changed(RunnerReady(0, 0.0))
+    [work] = pool.sent[0]
+    now = time.monotonic()
+    engine.runner_said(0, [Begun(work.ticket, 0, now)], now)
+    running = engine.explain(1)[0]
+    assert (running.task, running.state, running.since, running.until) == ("a", "running", now, now + 9.0)
+    with pytest.raises(KeyError):
+        engine.explain(2)
