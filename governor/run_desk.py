@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
+from itertools import groupby
 from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
@@ -136,7 +137,7 @@ class RunDesk:
             return
 
         def change(transaction: Transaction) -> list[Recorded]:
-            return [event for event in pending if write_recorded(transaction, self._uid, event)]
+            return record_all(transaction, self._uid, pending)
 
         try:
             new = await self._journal.write(change)
@@ -155,18 +156,31 @@ class RunDesk:
                     self._progress.task_ended(record.task, record.run)
 
 
-def write_recorded(transaction: Transaction, uid: str, event: Recorded) -> bool:
+def record_all(transaction: Transaction, uid: str, pending: Sequence[Recorded]) -> list[Recorded]:
+    """Records events and what they brought, in their order; those that were not on record before."""
+    new: list[Recorded] = []
+    for (kind, phase), group in groupby(pending, key=lambda event: (type(event), event.phase)):
+        events_of = list(group)
+        if kind is TaskEnded:
+            records = [event.record for event in events_of if isinstance(event, TaskEnded)]
+            fresh = transaction.tasks_ended(uid, phase, records)
+        else:
+            fresh = [_write(transaction, uid, event) for event in events_of]
+        new += [event for event, is_new in zip(events_of, fresh, strict=True) if is_new]
+    return new
+
+
+def _write(transaction: Transaction, uid: str, event: Recorded) -> bool:
     """Records the event and what it brought; False when that was on record before."""
     match event:
         case EpisodeEnded(phase=phase, episode=episode):
             kind, new = "episode.ended", transaction.episode(uid, phase, episode)
-        case TaskEnded(phase=phase, record=record):
-            kind, new = "task.ended", transaction.task(uid, phase, record)
         case TaskStarted():
             kind, new = "task.started", True
         case TaskAttemptEnded():
             kind, new = "task.attempt_ended", True
+        case _:
+            raise TypeError(f"{type(event).__name__} is recorded otherwise")
     if new:
-        data = msgspec.structs.asdict(event)
-        transaction.packed_event(uid, kind, msgspec.msgpack.encode(data))
+        transaction.packed_event(uid, kind, msgspec.msgpack.encode(msgspec.structs.asdict(event)))
     return new

@@ -6,8 +6,7 @@ import pytest
 from core_world import GPU, Driver, task
 
 from governor.messages import TaskRecord
-from governor.tasks.attempts import IMPORT_LIMIT, MISFIRES, REVOKE_AFTER, SILENCE
-from governor.tasks.crew import START_FAILURES
+from governor.tasks.attempts import IMPORT_LIMIT, MISFIRES, SILENCE
 from governor.tasks.story import (
     AttemptEnded,
     AttemptStarted,
@@ -17,8 +16,6 @@ from governor.tasks.story import (
     Dispatch,
     KillRunner,
     Replaced,
-    Resized,
-    Revoke,
     Revoked,
     RunEnded,
     RunnerGone,
@@ -182,99 +179,6 @@ def test_a_runner_that_dies_before_it_took_the_work_costs_no_attempt():
     assert driver.records()["a", 0].outcome == "crashed"
 
 
-# -- bundles --------------------------------------------------------------------------------------------------
-
-
-def bundled(count=40, **fields):
-    """A driver with one place whose runner has a bundle of small tasks."""
-    driver = Driver(*(task(f"t{n}", **fields) for n in range(count)), slots=1)
-    first = driver.ready(0)
-    assert len(first.attempts) == 1, "a call never seen before travels alone"
-    [sent] = driver.of(Dispatch, driver.do(first, 0.0, seconds=0.0))
-    assert len(sent.attempts) > 5
-    return driver, sent
-
-
-def test_small_tasks_travel_in_bundles_and_each_has_its_own_end():
-    driver, sent = bundled()
-    tickets = [attempt.ticket for attempt in sent.attempts]
-    for ticket in tickets:
-        driver.on(Said(0, [Begun(ticket, 0, 0.1), Over(ticket, 0, 0.1, 0.0)], 0.1))
-    assert len(driver.records()) == 1 + len(tickets)
-
-
-def test_what_waits_behind_a_long_run_is_taken_back_unharmed_in_its_order():
-    driver, sent = bundled()
-    driver.begin(sent, 0.5)
-    assert driver.core.next_alarm() == 0.5 + REVOKE_AFTER
-    assert driver.tick(0.5 + REVOKE_AFTER) == [Revoke(0)]
-    driver.revoked(sent, 0.6, *range(1, len(sent.attempts)))
-    [again] = driver.of(Dispatch, driver.end(sent, 2.0, seconds=1.0))
-    back = again.attempts[0]
-    assert (back.task.id, back.number) == (sent.attempts[1].task.id, 1)
-
-
-def test_a_kill_takes_one_task_and_the_rest_of_its_bundle_goes_on():
-    driver, sent = bundled(timeout=3.0)
-    driver.begin(sent, 1.0)
-    driver.gone(0, 2.0)
-    hit = sent.attempts[0].task.id
-    assert driver.records()[hit, 0].outcome == "crashed"
-    again = driver.ready(1, 3.0)
-    assert again.attempts[0].task.id == sent.attempts[1].task.id
-    assert {attempt.number for attempt in again.attempts} == {1}
-
-
-def test_a_deadline_inside_a_bundle_takes_back_first_and_kills_then():
-    driver, sent = bundled(timeout=0.01)
-    driver.begin(sent, 0.5)
-    assert driver.tick(0.51) == [Revoke(0)]
-    assert driver.of(KillRunner, driver.revoked(sent, 0.52, *range(1, len(sent.attempts))))
-    driver.gone(0, 0.53)
-    assert {record.outcome for record in driver.records().values()} == {"succeeded", "timed_out"}
-
-
-def test_the_next_of_a_bundle_that_has_begun_meanwhile_is_not_harmed():
-    driver, sent = bundled(timeout=0.01)
-    driver.begin(sent, 0.5)
-    driver.tick(0.51)
-    first, second = sent.attempts[:2]
-    driver.on(Said(0, [Over(first.ticket, 0, 0.52, 0.02), Begun(second.ticket, 0, 0.52)], 0.52))
-    assert not driver.of(KillRunner, driver.revoked(sent, 0.52, *range(2, len(sent.attempts))))
-    assert driver.records()[first.task.id, 0].outcome == "timed_out"
-    driver.end(sent, 0.525, index=1)
-    assert driver.records()[second.task.id, 0].outcome == "succeeded"
-
-
-# -- order ----------------------------------------------------------------------------------------------------
-
-
-def order(driver, count, now=0.0):
-    """Ids in the order in which one runner gets them, each run taking a second."""
-    got = []
-    sent = driver.ready(0, now)
-    for step in range(count):
-        got.append(sent.attempts[0].task.id)
-        sent = next(iter(driver.of(Dispatch, driver.do(sent, now + step, seconds=1.0))), None)
-    return got
-
-
-def test_priority_then_batch_then_training_before_evaluation():
-    driver = Driver(slots=1)
-    driver.submit(task("late"), batch=2, rank=(2.0, 0))
-    driver.submit(task("eval", is_eval=True), task("train"), batch="1/x", rank=(1.0, 1))
-    driver.submit(task("early"), batch=1, rank=(1.0, 0))
-    driver.submit(task("urgent", priority=5), batch=9, rank=(9.0, 0))
-    assert order(driver, 5) == ["urgent", "early", "train", "eval", "late"]
-
-
-def test_who_has_waited_long_enough_is_not_overtaken_any_more():
-    driver = Driver(slots=1, age=10.0)
-    driver.submit(task("late"), batch=2, rank=(2.0, 0))
-    driver.submit(task("early"), batch=1, rank=(1.0, 0), now=5.0)
-    assert order(driver, 2, now=11.0) == ["late", "early"]
-
-
 # -- the graph ------------------------------------------------------------------------------------------------
 
 
@@ -302,62 +206,6 @@ def test_what_was_done_earlier_counts_and_is_not_run_again():
 def test_an_empty_batch_ends_at_once():
     driver = Driver()
     assert driver.submit() == [BatchEnded("b", "tasks_done", 0, "")]
-
-
-# -- runners --------------------------------------------------------------------------------------------------
-
-
-def test_runners_with_resources_are_given_back_when_nothing_waits_for_them():
-    driver = Driver(task("a", resources={"gpus": 1}))
-    effects = driver.do(driver.ready(0), 1.0)
-    assert KillRunner(0, "not needed any more") in effects
-
-
-def test_what_can_never_be_scheduled_fails_with_the_reason():
-    driver = Driver(task("a", resources={"gpus": 9}, repeat=2), why_never={(("gpus", 9),): "no gpus"})
-    assert [(r.outcome, r.error) for r in driver.records().values()] == [("failed", "no gpus")] * 2
-    assert isinstance(driver.effects[-1], BatchEnded)
-
-
-def test_runners_that_cannot_start_are_given_up():
-    driver = Driver(task("a"))
-    for runner in range(START_FAILURES):
-        driver.gone(runner, 1.0, "no python")
-    assert driver.records()["a", 0].error == "no runner can be started: no python"
-
-
-def test_nodes_that_come_bring_places_and_nodes_that_go_take_them():
-    driver = Driver(*(task(f"t{n}") for n in range(4)), slots=1)
-    driver.ready(0)
-    assert driver.on(Resized({(): 2}, {}, 1.0)) == [StartRunner(1, ())]
-    assert driver.ready(1, 2.0).place == 1
-    driver.on(Resized({(): 1}, {}, 3.0))
-    second = driver.of(Dispatch)[1]
-    assert not driver.of(Dispatch, driver.do(second, 4.0, seconds=1.0)), "there is no such place any more"
-
-
-def test_a_runner_is_replaced_on_request_once_the_new_one_is_ready():
-    driver = Driver(task("a"), slots=1)
-    driver.do(driver.ready(0), 1.0)
-    assert driver.on(Replaced(0, 2.0)) == [StartRunner(1, ())]
-    driver.submit(task("c"), batch="c", now=2.5)
-    assert len(driver.of(Dispatch)) == 1, "no new work for a runner that is to go"
-    assert driver.of(KillRunner, driver.on(RunnerReady(1, 3.0)))
-    [sent] = driver.of(Dispatch, driver.gone(0, 3.1))
-    assert (sent.runner, sent.place) == (1, 0)
-
-
-def test_a_pinned_batch_works_on_its_place_alone():
-    driver = Driver(slots=2)
-    driver.submit(task("a"), batch="a")
-    driver.submit(task("b"), batch="b")
-    driver.ready(0)
-    driver.ready(1)
-    driver.submit(task("p", repeat=2), batch="p", pin=1, split=1)
-    zero, one = driver.of(Dispatch)
-    assert not driver.of(Dispatch, driver.do(zero, 1.0))
-    [sent] = driver.of(Dispatch, driver.do(one, 1.0))
-    assert (sent.place, sent.attempts[0].task.id) == (1, "p")
 
 
 # -- the ends of batches --------------------------------------------------------------------------------------
@@ -393,6 +241,32 @@ def test_a_gentle_cancel_keeps_the_runner_of_a_task_that_obeys():
     assert not driver.of(KillRunner)
     driver.submit(task("c"), batch="c", now=2.0)
     assert driver.of(Dispatch)[-1].runner == 0
+
+
+def test_a_failure_that_was_no_obedience_does_not_end_the_attempt():
+    """Run 0 had failed before anybody asked it to end: run 1 goes on in its grace, and what it gives counts."""
+    driver = Driver(task("a", repeat=2, retries=1), grace=2.0)
+    sent = driver.ready(0)
+    driver.begin(sent, 0.5)
+    driver.cancel(1.0)
+    driver.end(sent, 1.0, error="bad")
+    assert not driver.of(KillRunner), "the attempt is not over"
+    assert not driver.of(AttemptEnded), "what was cancelled is not tried again"
+    driver.begin(sent, 1.1, run=1)
+    driver.end(sent, 1.2, run=1, value=8)
+    assert driver.records()["a", 1].value == 8
+    driver.gone(0, 1.3)
+    assert driver.records()["a", 0].outcome == "cancelled"
+
+
+def test_what_failed_before_its_cancellation_was_heard_has_failed():
+    driver = Driver(*(task(f"t{n}", retries=1) for n in range(2)), slots=1)
+    sent = driver.ready(0)
+    driver.begin(sent, 0.5)
+    driver.cancel(1.0, tasks=frozenset({"t0"}))
+    driver.gone(0, 1.1)
+    assert driver.records()["t0", 0].outcome == "cancelled"
+    assert not driver.of(AttemptEnded)
 
 
 def test_single_tasks_can_be_cancelled_and_take_with_them_what_depends_on_them():
