@@ -78,14 +78,14 @@ Duration: TypeAlias = Annotated[
         }
     ),
 ]
-GraceDuration: TypeAlias = Annotated[
+AnyDuration: TypeAlias = Annotated[
     float,
     BeforeValidator(durations.seconds),
     WithJsonSchema(
         {"anyOf": [{"type": "number", "minimum": 0}, {"type": "string", "pattern": durations.PATTERN}]}
     ),
 ]
-"""As a duration; 0 is one."""
+"""0 is one, too."""
 Count: TypeAlias = Annotated[int, Field(ge=1, le=_MAX_COUNT)]
 Params: TypeAlias = Annotated[dict[str, Any], AfterValidator(_plain)]
 Models: TypeAlias = Annotated[
@@ -144,13 +144,15 @@ class Task(_Section):
 
 class DynamicTimeout(_Section):
     """``min(timeout, ratio * mean)`` of the wall times of sub-tasks in train phases with the same settings, once
-    `warmup_min_steps` such phases are over. `percentile` takes that of the last `window` in place of the mean.
+    `warmup_min_steps` such phases are over. `percentile` takes that of the last `window` in place of the mean. It is never
+    less than `floor`.
     """
 
     ratio: Annotated[float, Field(gt=0)] = 3.0
     warmup_min_steps: Annotated[int, Field(ge=0, le=1_000_000)] = 1
     percentile: Annotated[float, Field(ge=0, le=100)] | None = None
     window: Count = 256
+    floor: AnyDuration = 1.0
 
 
 class Until(_Section):
@@ -177,7 +179,7 @@ class Phase(_Section):
     wait_after_min: Duration | None = None
     max_repeat_per_runner: Count | None = 1
     dynamic_timeout: DynamicTimeout | None = None
-    grace: GraceDuration = 1.0
+    grace: AnyDuration = 1.0
     until: Annotated[tuple[Until, ...], Field(strict=False)] = ()
     on_failure: Literal["fail", "continue"] = "fail"
 

@@ -157,6 +157,7 @@ class DynamicTimeoutSpec(msgspec.Struct, frozen=True, kw_only=True):
     warmup_min_steps: int = 1
     percentile: float | None = None
     window: int = 256
+    floor: float = 1.0
 
 
 class StartTasks(Message, frozen=True):

@@ -115,7 +115,8 @@ class DynamicTimeout:
     """A time-out learned from what was seen: ``min(max_timeout, ratio * mean)`` of the wall times of finished train
     sub-tasks, once `warmup_min_steps` steps were fully observed. Evaluation does not count.
 
-    `percentile` (0 to 100) takes that percentile of the last `window` sub-tasks in place of the mean of all.
+    `percentile` (0 to 100) takes that percentile of the last `window` sub-tasks in place of the mean of all. It is never
+    less than `floor` seconds: where short and long tasks are mixed, the short ones pull the mean down.
     """
 
     enable: bool = False
@@ -123,6 +124,7 @@ class DynamicTimeout:
     warmup_min_steps: int = 1
     percentile: float | None = None
     window: int = 256
+    floor: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

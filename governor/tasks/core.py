@@ -144,7 +144,9 @@ class Core:
                 kept.update((node, run) for run in job.piece.missing)
                 job.piece.withdrawn = error
                 if seat.state == "working" and position == 0:
-                    self.attempts.doom(seat, Doom("cancelled", error, retry=False, keep_runner=gentle))
+                    seconds = seat.elapsed(self._now)
+                    doom = Doom("cancelled", error, retry=False, keep_runner=gentle, seconds=seconds)
+                    self.attempts.doom(seat, doom)
                 elif seat.state == "working":
                     self.attempts.revoke(seat)
         self.outcomes.withdraw(batch, chosen, kept, error)
@@ -165,16 +167,18 @@ class Core:
         if seat is None or seat.state != "starting":
             return
         self.crew.ready(seat)
-        if seat.place is None:
-            old = next((other for other in self.crew.all() if other.replace), None)
-            if old is not None:
-                self.attempts.kill(old, Doom("crashed", "its runner was restarted on request"))
-                old.replace = False
 
     def _replaced(self, event: Replaced) -> None:
         seat = self.crew.at_place(event.place)
         if seat is not None and seat.state in ("idle", "working", "ending"):
             seat.replace = True
+
+    def _replace(self) -> None:
+        """Kills a runner that is to be replaced, once there is a spare that no other place waits for."""
+        old = next((seat for seat in self.crew.all() if seat.replace), None)
+        if old is not None and self.crew.has_spare(old.shape):
+            old.replace = False
+            self.attempts.kill(old, Doom("crashed", "its runner was restarted on request"))
 
     def _resized(self, event: Resized) -> None:
         for shape, number in event.slots.items():
@@ -205,6 +209,7 @@ class Core:
         for batch in self._drain(self.outcomes.ended):
             if batch.limits is not None and batch.end == "tasks_done":
                 batch.limits.step_done(batch.id)
+        self._replace()
         for shape in self.crew.shapes():
             self._assign(shape)
             waiting = self.ready.waiting(shape) + (0 if shape else len(self.ready.pins()))

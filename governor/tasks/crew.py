@@ -84,6 +84,10 @@ class Seat:
         self.waits_since = 0.0
         self.clear()
 
+    def elapsed(self, now: float) -> float:
+        """Seconds that the attempt in work has been running."""
+        return 0.0 if self.started_at is None else max(0.0, now - self.started_at)
+
     def clear(self) -> None:
         """Nothing of the job before is left."""
         self.taken = False
@@ -234,6 +238,12 @@ class Crew:
         if seat.place is not None:
             of_shape.vacate(seat.place)
         return seat
+
+    def has_spare(self, shape: Shape) -> bool:
+        """Whether a runner without a place is ready that will not be needed by the places of those who die."""
+        of_shape = self._shapes[shape]
+        dying = sum(seat.state == "dying" and seat.place is not None for seat in of_shape.seats.values())
+        return len(of_shape.spares) > dying
 
     def reinforce(self, shape: Shape, *, waiting: int) -> list[int]:
         """Numbers of new runners to start, so that what waits finds one as soon as places allow."""

@@ -3,7 +3,7 @@
 The formula is that of Trinity-RFT's dynamic timeout: ``min(T, ratio * mean)``, where T is the time-out asked for and
 mean that of the wall times of all train sub-tasks that ended, once `warmup_min_steps` train steps were fully
 observed. Ours can take a percentile of the latest sub-tasks instead, which follows a policy that learns to think
-longer and is not pulled by a few stragglers.
+longer and is not pulled by a few stragglers, and has a floor.
 
 Rules:
 1. Pure: no clock. Nothing here grows with the number of sub-tasks.
@@ -79,7 +79,7 @@ class Durations:
             self._done.clear()
 
     def limit(self, timeout: float | None = None) -> float:
-        """Seconds for an attempt: ``min(T, ratio * mean)``, T being `timeout`, or `max_timeout` for None.
+        """Seconds for an attempt: ``min(T, max(floor, ratio * mean))``, T being `timeout`, or `max_timeout` for None.
 
         T alone where the dynamic time-out is off, not warm yet, or nothing was observed. With `percentile`, that
         percentile of the last `window` sub-tasks (linear between ranks) stands for the mean.
@@ -87,7 +87,7 @@ class Durations:
         bound = self._max_timeout if timeout is None else timeout
         if not self._config.enable or not self._warm or self._count == 0:
             return bound
-        return min(bound, self._config.ratio * self._typical())
+        return min(bound, max(self._config.floor, self._config.ratio * self._typical()))
 
     def _typical(self) -> float:
         if self._config.percentile is None:
@@ -118,6 +118,7 @@ def _check(config: DynamicTimeout, max_timeout: float) -> None:
                 config.percentile is not None and not 0 <= config.percentile <= 100,
                 f"percentile must lie between 0 and 100, not {config.percentile!r}",
             ),
+            (not 0 <= config.floor < math.inf, f"floor must be 0 s or more, not {config.floor!r}"),
             (config.window < 1, f"window must be 1 or more, not {config.window}"),
         )
         if wrong

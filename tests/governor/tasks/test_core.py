@@ -219,6 +219,7 @@ def test_cancel_ends_what_waits_at_once_and_what_works_when_it_is_dead():
     assert KillRunner(0, "enough") in effects
     effects = driver.gone(0, 1.1)
     assert effects[-1] == BatchEnded("b", "stopped", 2, 'task "b" run 0 cancelled: enough')
+    assert driver.records()["a", 0].seconds == 1.0
 
 
 def test_a_result_that_overtakes_the_kill_of_a_cancel_is_kept():

@@ -142,3 +142,12 @@ def test_all_faults_are_told_at_once():
 def test_tells_its_state():
     assert repr(learned(1.0)) == "<Durations 1 sub-tasks, warm, limit 3 s>"
     assert "0 of 1 steps" in repr(Durations(DynamicTimeout(), 5.0))
+
+
+def test_the_floor_holds_where_the_mean_is_pulled_down():
+    durations = Durations(DynamicTimeout(enable=True, warmup_min_steps=0, floor=2.0), 100.0)
+    durations.observe(1, 0.001, False)
+    assert durations.limit() == 2.0
+    assert durations.limit(1.5) == 1.5, "a shorter time-out stays"
+    durations.observe(1, 9.999, False)
+    assert durations.limit() == 15.0
