@@ -203,6 +203,14 @@ def test_what_was_done_earlier_counts_and_is_not_run_again():
     assert driver.core.outcomes.pending == 2
 
 
+def test_the_root_cause_is_kept_from_what_was_done_earlier():
+    done = (
+        TaskRecord(task="a", run=0, outcome="upstream_failed", attempts=0, seconds=0, error="", cause="root"),
+    )
+    driver = Driver(task("a"), task("b", "a"), batch={"done": done})
+    assert driver.records()["b", 0].cause == "root"
+
+
 def test_an_empty_batch_ends_at_once():
     driver = Driver()
     assert driver.submit() == [BatchEnded("b", "tasks_done", 0, "")]
@@ -295,6 +303,14 @@ def test_enough_is_min_num_successes_and_then_the_wait():
     assert driver.of(KillRunner, driver.tick(7.0))
     assert driver.gone(0, 7.1)[-1] == BatchEnded("b", "enough", 1, 'task "t1" run 0 failed: bad')
     assert driver.records()["t3", 0].outcome == "cancelled"
+
+
+def test_a_task_has_succeeded_when_all_of_its_runs_have():
+    driver = Driver(task("a", repeat=2), task("b"), slots=1, batch={"min_num": 1})
+    sent = driver.ready(0)
+    driver.do(sent, 1.0, run=0, error="bad")
+    effects = driver.do(sent, 1.0, run=1)
+    assert driver.of(Dispatch, effects)[0].attempts[0].task.id == "b", "one of two runs is not enough"
 
 
 def test_the_dynamic_timeout_bounds_attempts_of_training_and_learns_from_them():

@@ -126,3 +126,25 @@ def test_who_has_waited_long_enough_is_not_overtaken_any_more():
     driver.submit(task("late"), batch=2, rank=(2.0, 0))
     driver.submit(task("early"), batch=1, rank=(1.0, 0), now=5.0)
     assert order(driver, 2, now=11.0) == ["late", "early"]
+
+
+def test_a_call_never_seen_before_shares_a_bundle_with_nobody():
+    driver = Driver(slots=1)
+    known = [task(f"k{n}") for n in range(4)]
+    driver.submit(task("first"), known[0], task("new", call="m:other"), *known[1:], batch="mixed")
+    [sent] = driver.of(Dispatch, driver.do(driver.ready(0), 0.0, seconds=0.0))
+    assert [attempt.task.id for attempt in sent.attempts] == ["k0"], "the one behind is not known"
+    [alone] = driver.of(Dispatch, driver.do(sent, 0.1, seconds=0.0))
+    assert [attempt.task.id for attempt in alone.attempts] == ["new"], "those behind are known, it is not"
+
+
+def test_what_waits_on_a_runner_is_taken_back_and_cancelled_with_its_batch():
+    driver, sent = bundled()
+    driver.begin(sent, 0.5)
+    effects = driver.on(Cancelled("b", 0.6, "enough", tasks=frozenset({sent.attempts[1].task.id})))
+    assert effects == [Revoke(0)], "its neighbour at work is not harmed"
+    driver.revoked(sent, 0.6, *range(1, len(sent.attempts)))
+    record = driver.records()[sent.attempts[1].task.id, 0]
+    assert (record.outcome, record.attempts) == ("cancelled", 0)
+    [again] = driver.of(Dispatch, driver.end(sent, 0.7))
+    assert sent.attempts[1].task.id not in {attempt.task.id for attempt in again.attempts}

@@ -59,3 +59,39 @@ def test_a_pinned_batch_works_on_its_place_alone():
     assert not driver.of(Dispatch, driver.do(zero, 1.0))
     [sent] = driver.of(Dispatch, driver.do(one, 1.0))
     assert (sent.place, sent.attempts[0].task.id) == (1, "p")
+
+
+def test_only_failures_in_a_row_give_a_shape_up():
+    driver = Driver(task("a", repeat=9), slots=1, batch={"split": 1})
+    runner = 0
+    for _ in range(2):
+        for _ in range(START_FAILURES - 1):
+            driver.gone(runner, 1.0, "no python")
+            runner += 1
+        driver.begin(driver.ready(runner, 2.0), 2.0)
+        driver.gone(runner, 3.0)
+        runner += 1
+    assert {record.outcome for record in driver.records().values()} == {"crashed"}
+    assert len(driver.records()) == 2
+
+
+def test_places_that_are_no_more_are_not_taken_again():
+    driver = Driver(*(task(f"t{n}") for n in range(9)), slots=3)
+    for runner in range(3):
+        driver.begin(driver.ready(runner), 0.0)
+    driver.on(Resized({(): 1}, {}, 1.0))
+    for runner in range(3):
+        driver.gone(runner, 2.0)
+    for number in range(3, 6):
+        driver.on(RunnerReady(number, 3.0))
+    assert [sent.runner for sent in driver.of(Dispatch)] == [0, 1, 2, 3]
+    assert driver.of(Dispatch)[-1].place == 0
+
+
+def test_of_runners_without_a_place_one_spare_is_kept():
+    driver = Driver(*(task(f"t{n}") for n in range(3)), slots=3)
+    sent = [driver.ready(runner) for runner in range(3)]
+    for each in sent:
+        driver.do(each, 1.0, seconds=1.0)
+    effects = driver.on(Resized({(): 1}, {}, 2.0))
+    assert [effect.reason for effect in driver.of(KillRunner, effects)] == ["not needed any more"]
