@@ -268,14 +268,14 @@ def test_a_failure_that_was_no_obedience_does_not_end_the_attempt():
     assert driver.records()["a", 0].outcome == "cancelled"
 
 
-def test_what_failed_before_its_cancellation_was_heard_has_failed():
-    driver = Driver(*(task(f"t{n}", retries=1) for n in range(2)), slots=1)
-    sent = driver.ready(0)
-    driver.begin(sent, 0.5)
-    driver.cancel(1.0, tasks=frozenset({"t0"}))
-    driver.gone(0, 1.1)
-    assert driver.records()["t0", 0].outcome == "cancelled"
-    assert not driver.of(AttemptEnded)
+def test_a_deadline_that_was_missed_before_the_cancellation_stands():
+    driver = Driver(task("a", timeout=1.0, retries=1), grace=2.0)
+    driver.begin(driver.ready(0), 0.0)
+    driver.tick(1.0)
+    driver.cancel(1.5)
+    driver.gone(0, 1.6)
+    assert driver.records()["a", 0].outcome == "timed_out"
+    assert not driver.of(AttemptEnded), "what was cancelled is not tried again"
 
 
 def test_single_tasks_can_be_cancelled_and_take_with_them_what_depends_on_them():
