@@ -2,16 +2,16 @@
 
 Rules:
 1. A batch is finalized once. Concurrent callers get equal results; a later call finds no such batch.
-2. What was finished stays with the batch until it is finalized: after a time-out, or an error of the pipeline,
-   finalize can be called again.
-3. A train batch is never finalized with fewer successes than it was to wait for.
-4. Abort wakes a finalize that waits.
+2. What was finished stays with the batch until it is finalized: after a time-out, an error of the pipeline, or a
+   caller that was cancelled, finalize can be called again. Payloads that the pipeline took are not given to it again.
+3. A train batch is finalized when all of its tasks have ended, or as many succeeded as it was to wait for.
+4. Abort wakes a finalize that waits, and every caller's time-out is its own.
 """
 
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, TypeAlias
 
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from governor.tasks.api import BatchId, Task
+    from governor.tasks.patience import Verdict
     from governor.tasks.views import CompletedTaskResult
 
 BatchType: TypeAlias = Literal["train", "eval"]
@@ -60,6 +61,9 @@ class BatchState:
     min_wait_num: int | None = None
     state: BatchLifecycleState = BatchLifecycleState.PENDING
     final_result: dict[str, Any] | None = None
+    pipeline_metrics: dict[str, float] | None = None
+    """What the pipeline has made of the payloads, once it has."""
+    abortion: asyncio.Task[None] | None = None
     finalize_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     over: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when `final_result` is."""
@@ -130,19 +134,24 @@ class RolloutCoordinator:
         batch_type: BatchType,
         min_wait_num: int | None = None,
     ) -> None:
-        """Schedules a batch. For train batches, `min_wait_num` defaults to what `over_rollout.ratio` leaves.
+        """Schedules a batch. For train batches, `min_wait_num` defaults to what `over_rollout.ratio` leaves; tasks of
+        evaluation batches count as evaluation, whatever their `is_eval` says.
 
         Raises:
-            ValueError: the id is active, or the type is neither ``"train"`` nor ``"eval"``.
+            ValueError: the id is active, the type is neither ``"train"`` nor ``"eval"``, or `min_wait_num` is negative.
             QueueFull, GraphError, TypeError: as `Scheduler.schedule`; nothing was registered.
         """
         if batch_type not in ("train", "eval"):
             raise ValueError(f'batch_type must be "train" or "eval", not {batch_type!r}')
+        if min_wait_num is not None and min_wait_num < 0:
+            raise ValueError(f"min_wait_num must be 0 or more, not {min_wait_num}")
         if batch_id in self.batches:
             raise ValueError(f"batch {batch_id!r} is active already")
         state = BatchState(batch_id, batch_type, len(tasks), min_wait_num=min_wait_num)
         if batch_type == "train" and min_wait_num is None and self.config.over_rollout.ratio:
             state.min_wait_num = min_wait_num_of(len(tasks), self.config.over_rollout.ratio)
+        if batch_type == "eval":
+            tasks = [task if task.is_eval else replace(task, is_eval=True) for task in tasks]
         self.scheduler.schedule(tasks, batch_id=batch_id)
         self.batches[batch_id] = state
         if tasks:
@@ -160,63 +169,63 @@ class RolloutCoordinator:
             KeyError: no such batch is active. ValueError: it is no train batch.
             TimeoutError: after `timeout` seconds (None: the scheduler's default) not all tasks have ended, or fewer than
                 `min_wait_num` have succeeded. Nothing is lost: the batch goes on, and can be finalized later.
+            RuntimeError: the scheduler was stopped before enough had ended.
         """
         state = self._find(batch_id, "train")
+        verdict = await self._wait(state, timeout)
+        if verdict == "timeout" and self.scheduler.running:
+            raise TimeoutError(f"batch {batch_id!r}: {self._shortage(state)}")
         async with state.finalize_lock:
-            if state.final_result is not None:
-                return dict(state.final_result)
-            verdict = await self.scheduler.wait_for(
-                batch_id, state.min_wait_num, timeout, clear_timeout_tasks=False
-            )
-            if state.state is BatchLifecycleState.ABORTED:
-                return await self._aborted(state)
-            if verdict == "timeout":
-                raise TimeoutError(f"batch {batch_id!r}: {self._shortage(state)}")
+            if state.abortion is not None or state.final_result is not None:
+                return await self._result_of(state)
             state.state = BatchLifecycleState.FINALIZING
             try:
-                return await self._finish_train(state, complete=verdict == "all")
+                return await self._finish_train(state)
             finally:
-                if state.state == BatchLifecycleState.FINALIZING:
-                    state.state = BatchLifecycleState.RUNNING
+                self._reopen(state)
 
     async def finalize_eval_batch(self, batch_id: BatchId, *, timeout: float | None = None) -> dict[str, Any]:
         """Waits for an evaluation batch and closes it, with what there is when the time is up: it raises nothing then.
 
         Raises:
             KeyError: no such batch is active. ValueError: it is no evaluation batch.
+            RuntimeError: the scheduler was stopped before all had ended.
         """
         state = self._find(batch_id, "eval")
+        await self._wait(state, timeout)
         async with state.finalize_lock:
-            if state.final_result is not None:
-                return dict(state.final_result)
-            partial = self.config.over_rollout.return_partial_tasks
-            await self.scheduler.wait_for(batch_id, None, timeout, return_partial_tasks=partial)
-            if state.state is BatchLifecycleState.ABORTED:
-                return await self._aborted(state)
-            await self._collect(state)
-            return await self._close(state, {})
+            if state.abortion is not None or state.final_result is not None:
+                return await self._result_of(state)
+            state.state = BatchLifecycleState.FINALIZING
+            try:
+                partial = self.config.over_rollout.return_partial_tasks
+                await self.scheduler.abort_batch(batch_id, partial)
+                await self._collect(state)
+                return await self._close(state, BatchLifecycleState.FINALIZED)
+            finally:
+                self._reopen(state)
 
     async def abort_batch(
         self, batch_id: BatchId, *, reason: str, keep_partial_results: bool = False
     ) -> None:
-        """Cancels a batch. A finalize that waits for it returns its result; without `keep_partial_results` that one
-        counts no task. A batch whose payloads are in the pipeline is finalized all the same. An unknown one: nothing.
+        """Cancels a batch, and returns when its runners are free of it. A finalize that waits for it returns its
+        result: at once, and counting no task; with `keep_partial_results`, when all that was kept is known. A batch
+        whose payloads are in the pipeline is finalized all the same. An unknown one: nothing.
         """
         state = self.batches.get(batch_id)
-        if state is None or state.state is BatchLifecycleState.ABORTED:
+        if state is None:
             return
         if state.state is BatchLifecycleState.FINALIZING:
             async with state.finalize_lock:
                 if state.over.is_set():
                     return
-        log.warning("batch.aborted", batch=batch_id, reason=reason)
-        state.state = BatchLifecycleState.ABORTED
-        await self.scheduler.abort_batch(batch_id, return_partial_tasks=keep_partial_results)
-        if keep_partial_results:
-            await self._collect(state)
-        else:
-            state.statuses = {}
-        await self._end(state, {})
+        if state.abortion is None:
+            log.warning("batch.aborted", batch=batch_id, reason=reason)
+            state.state = BatchLifecycleState.ABORTED
+            state.abortion = asyncio.create_task(
+                self._abort(state, keep=keep_partial_results), name=f"batch.{batch_id}.abort"
+            )
+        await asyncio.shield(state.abortion)  # to the end, also when its caller is cancelled
 
     async def process_experiences(self, payloads: Sequence[bytes]) -> dict[str, float]:
         """Runs payloads through the pipeline. Raises RuntimeError for payloads without a pipeline, and whatever the
@@ -240,41 +249,87 @@ class RolloutCoordinator:
             raise ValueError(f"batch {batch_id!r} is of type {state.batch_type}, not {batch_type}")
         return state
 
-    async def _finish_train(self, state: BatchState, *, complete: bool) -> dict[str, Any]:
-        if not complete:
-            partial = self.config.over_rollout.return_partial_tasks
-            await self.scheduler.abort_batch(state.batch_id, partial, restart_runners=False)
-        results = await self._collect(state)
-        if state.expected_task_count and not results and not state.statuses:
-            raise TimeoutError(f"batch {state.batch_id!r}: no task has ended")
-        payloads = [payload for result in results for payload in result.experience_payloads]
-        metrics = {} if self.pipeline is None else await self.process_experiences(payloads)
-        return await self._close(state, metrics)
+    async def _wait(self, state: BatchState, timeout: float | None) -> Verdict | None:
+        """The wait of finalize; None when the batch has its result by other means."""
+        min_num = None if state.min_wait_num is None else max(1, state.min_wait_num)
+        batch = asyncio.create_task(
+            self.scheduler.wait_for(state.batch_id, min_num, timeout, clear_timeout_tasks=False),
+            name=f"batch.{state.batch_id}.wait",
+        )
+        over = asyncio.create_task(state.over.wait(), name=f"batch.{state.batch_id}.over")
+        try:
+            await asyncio.wait({batch, over}, return_when=asyncio.FIRST_COMPLETED)
+            return batch.result() if not over.done() else None
+        finally:
+            batch.cancel()
+            over.cancel()
 
-    async def _collect(self, state: BatchState) -> list[CompletedTaskResult]:
-        """What has ended, without taking it from the scheduler."""
+    async def _finish_train(self, state: BatchState) -> dict[str, Any]:
+        partial = self.config.over_rollout.return_partial_tasks
+        await self.scheduler.abort_batch(state.batch_id, partial, restart_runners=False)
+        results = await self._collect(state)
+        if state.pipeline_metrics is None:
+            payloads = [payload for result in results for payload in result.experience_payloads]
+            found = None if self.pipeline is None else await self.process_experiences(payloads)
+            state.pipeline_metrics = dict(found or {})
+        return await self._close(state, BatchLifecycleState.FINALIZED)
+
+    async def _abort(self, state: BatchState, *, keep: bool) -> None:
+        if not keep:
+            state.statuses = {}
+            await self._settle(state)
+        try:
+            await self.scheduler.abort_batch(state.batch_id, return_partial_tasks=keep)
+            if keep:
+                await self._collect(state, complete=False)
+        finally:
+            await self._close(state, BatchLifecycleState.ABORTED)
+
+    async def _collect(self, state: BatchState, *, complete: bool = True) -> list[CompletedTaskResult]:
+        """What has ended, without taking it from the scheduler. With `complete`, raises RuntimeError or TimeoutError
+        when that is less than the batch was to wait for.
+        """
         results = await self.scheduler.peek_results(state.batch_id)
         state.statuses = {result.task_id: result.status for result in results}
+        if not complete or state.completed_task_count == state.expected_task_count:
+            return results
+        if not self.scheduler.running:
+            raise RuntimeError(
+                f"batch {state.batch_id!r}: the scheduler was stopped before its tasks had ended"
+            )
+        if state.batch_type == "train" and (
+            state.min_wait_num is None or state.succeeded_task_count < max(1, state.min_wait_num)
+        ):
+            raise TimeoutError(f"batch {state.batch_id!r}: {self._shortage(state)}")
         return results
 
-    async def _close(self, state: BatchState, pipeline_metrics: dict[str, float]) -> dict[str, Any]:
-        state.state = BatchLifecycleState.FINALIZED
-        return await self._end(state, pipeline_metrics)
+    async def _settle(self, state: BatchState) -> None:
+        """The batch has its result, and who waits for it returns."""
+        if state.final_result is None:
+            state.final_result = await self._result(state)
+            state.over.set()
 
-    async def _end(self, state: BatchState, pipeline_metrics: dict[str, float]) -> dict[str, Any]:
+    async def _close(self, state: BatchState, end: BatchLifecycleState) -> dict[str, Any]:
         """The batch has its result, and is active no more."""
-        state.final_result = await self._result(state, pipeline_metrics)
-        state.over.set()
+        await self._settle(state)
+        state.state = end
         self.scheduler.discard_completed_results(state.batch_id)
         if self.batches.get(state.batch_id) is state:
             del self.batches[state.batch_id]
-        return dict(state.final_result)
+        return await self._result_of(state)
 
-    async def _aborted(self, state: BatchState) -> dict[str, Any]:
+    @staticmethod
+    def _reopen(state: BatchState) -> None:
+        """After a failure it can be finalized again."""
+        if state.state is BatchLifecycleState.FINALIZING:
+            state.state = BatchLifecycleState.RUNNING
+
+    @staticmethod
+    async def _result_of(state: BatchState) -> dict[str, Any]:
         await state.over.wait()
-        return dict(state.final_result or {})
+        return {**(state.final_result or {}), "metrics": dict((state.final_result or {}).get("metrics", {}))}
 
-    async def _result(self, state: BatchState, pipeline_metrics: dict[str, float]) -> dict[str, Any]:
+    async def _result(self, state: BatchState) -> dict[str, Any]:
         of_tasks = [metrics for status in state.statuses.values() for metrics in status.metrics]
         metrics = await summarise_batch(
             of_tasks,
@@ -287,7 +342,7 @@ class RolloutCoordinator:
             "batch_id": state.batch_id,
             "batch_type": state.batch_type,
             "finished_task_count": state.completed_task_count,
-            "metrics": {**pipeline_metrics, **metrics},
+            "metrics": {**(state.pipeline_metrics or {}), **metrics},
         }
 
     def _shortage(self, state: BatchState) -> str:

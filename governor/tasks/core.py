@@ -78,8 +78,9 @@ class Core:
         return self.attempts.alarms.next()
 
     def warm(self, now: float) -> list[Effect]:
-        """Starts a runner for every plain place."""
+        """Starts a runner for every plain place; one that dies idle is replaced from now on."""
         self.attempts.now = now
+        self.crew.keeps_warm = True
         new = self.crew.reinforce((), waiting=self.crew.places(()))
         return [StartRunner(runner, ()) for runner in new]
 

@@ -148,6 +148,8 @@ class Crew:
     """All runners of one driver."""
 
     def __init__(self, *, runner_ids: Iterator[int]) -> None:
+        self.keeps_warm = False
+        """Whether plain places have runners also when nothing waits."""
         self._ids = runner_ids
         self._seats: dict[int, Seat] = {}
         self._shapes: dict[Shape, _Shape] = {}
@@ -248,6 +250,8 @@ class Crew:
     def reinforce(self, shape: Shape, *, waiting: int) -> list[int]:
         """Numbers of new runners to start, so that what waits finds one as soon as places allow."""
         of_shape = self._shapes[shape]
+        if self.keeps_warm and not shape and not of_shape.failed_starts:
+            waiting = max(waiting, of_shape.places)
         wants_spare = not shape and any(seat.spare_wanted or seat.replace for seat in of_shape.seats.values())
         if waiting <= len(of_shape.idle) and not wants_spare:
             return []

@@ -1,7 +1,7 @@
 """A Ray driver with an engine in the caller's own process: for those who use the engine without a daemon.
 
 Rules:
-1. Ray that was initialized before is used and left as it is. Otherwise the driver connects to `address`, or starts a
+1. Ray that was initialized before is used and left as it is; to ask for another address is an error then. Otherwise the driver connects to `address`, or starts a
    head of its own on the loopback interface, which ends with it.
 2. `close` leaves nothing: runners are dead, the head is gone, the folder is removed unless it was given.
 """
@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from governor import logs
+from governor.errors import ConductorError
 from governor.tasks.cluster import Cluster
 from governor.tasks.engine import Engine
 
@@ -62,6 +63,7 @@ class Driver:
         self._given = folder
         self._stack = AsyncExitStack()
         self._watching: asyncio.Task[None] | None = None
+        self._closing: asyncio.Task[None] | None = None
         self.cluster: Cluster | None = None
         self.folder = folder or Path()
 
@@ -78,7 +80,7 @@ class Driver:
             from governor.tasks.runners import Runners  # noqa: PLC0415  # as said above
 
             self.functions = Functions(cluster)
-            stack.callback(self.functions.close)
+            stack.push_async_callback(cluster.call, self.functions.close)
             runners = Runners(
                 cluster=cluster,
                 run=f"driver-{uuid.uuid4().hex[:8]}",
@@ -102,18 +104,21 @@ class Driver:
             self._stack = stack.pop_all()
 
     async def close(self, *, seconds: float) -> None:
-        """Ends everything within `seconds`; again: nothing."""
+        """Returns within `seconds`; what takes longer to end goes on to do so, and that is logged. Again: nothing."""
         if self._watching is not None:
             self._watching.cancel()
-        try:
-            async with asyncio.timeout(seconds):
-                await self._stack.aclose()
-        except TimeoutError:
-            log.error("driver.unclosed", seconds=seconds)  # noqa: TRY400  # no traceback: the time says it all
+        self._closing = self._closing or asyncio.create_task(self._stack.aclose(), name="tasks.close")
+        done, _ = await asyncio.wait({self._closing}, timeout=seconds)
+        if done:
+            self._closing.result()
+        else:
+            log.error("driver.unclosed", seconds=seconds)
 
     async def _connect(self, stack: AsyncExitStack, scratch: Path) -> Cluster:
         address, token_path = self._config.address or "", None
-        if not address and not _ray_is_here():
+        if _ray_is_here():
+            address = _adopted(address)
+        elif not address:
             from governor.ray_head import RayHead  # noqa: PLC0415  # only where one is needed
 
             head = RayHead(
@@ -136,7 +141,12 @@ class Driver:
         assert self.cluster is not None  # noqa: S101  # `open` has set it
         while True:
             await asyncio.sleep(REFRESH_SECONDS)
-            if await self.cluster.refresh():
+            try:
+                changed = await self.cluster.refresh()
+            except Exception as error:  # noqa: BLE001  # Ray raises many types; it may answer again
+                log.warning("ray.unanswered", reason=f"{type(error).__name__}: {error}")
+                continue
+            if changed:
                 self.engine.resize(self.engine.shapes())
 
 
@@ -144,3 +154,15 @@ def _ray_is_here() -> bool:
     """Whether this process is a driver of Ray already; does not import Ray to find out."""
     ray = sys.modules.get("ray")
     return ray is not None and bool(ray.is_initialized())
+
+
+def _adopted(address: str) -> str:
+    """No address: the connection that there is will be used. Raises ConductorError when it is to another cluster."""
+    import ray  # noqa: PLC0415  # it has been imported
+
+    found = ray.get_runtime_context().gcs_address
+    if address and address != found:
+        raise ConductorError(
+            f"this process is connected to Ray at {found}, and cannot go to {address} as well"
+        )
+    return ""

@@ -1,8 +1,12 @@
-"""What users of the task engine can do wrong, and what it can run out of."""
+"""What users of the task engine can do wrong, and what it can run out of.
+
+Each can be pickled: a coordinator in an actor raises them at its callers.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from governor.errors import GovernorError, TryAgain
 
@@ -26,6 +30,9 @@ class GraphError(GovernorError, ValueError):
         more = len(self.faults) - len(named)
         super().__init__("; ".join(named) + (f"; and {more} more" if more else ""))
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.faults,)
+
 
 class QueueFull(TryAgain):
     """More runs wait than `max_pending` allows. Nothing of the batch was taken."""
@@ -33,11 +40,14 @@ class QueueFull(TryAgain):
     code = "queue_full"
 
     def __init__(self, *, pending: int, new: int, limit: int) -> None:
-        self.pending = pending
+        self.pending, self.new, self.limit = pending, new, limit
         super().__init__(
             f"{pending} runs are pending and {new} more would exceed max_pending={limit}: schedule again when some "
             "have ended"
         )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return partial(type(self), pending=self.pending, new=self.new, limit=self.limit), ()
 
 
 class TaskFailed(GovernorError):
@@ -52,3 +62,6 @@ class TaskFailed(GovernorError):
         self.outcome = record.outcome
         self.cause = record.cause
         super().__init__(f'task "{record.task}" {record.outcome}: {record.error}'.rstrip(": "))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.record,)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from governor.messages import TaskRecord
-from governor.tasks.story import BatchSpec
+from governor.tasks.statistics import summarise_tasks
 from governor.tasks.views import BatchView, TaskWrapper
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ class RunnerWrapper:
         self._scheduler = scheduler
 
     async def prepare(self) -> None:
-        """Returns when the runner can take work."""
+        """Returns when there is a runner; one that has died without work to follow is replaced now."""
         await self._scheduler.engine.seated(self.runner_id)
 
     async def update_state(self) -> None:
@@ -61,28 +61,36 @@ class RunnerWrapper:
             TaskRecord(task=spec.id, run=run, outcome="succeeded", attempts=0, seconds=0.0)
             for run in range(run_id_base)
         )
-        portion = scheduler.next_portion()
-        view = BatchView(portion, split=None)
-        view.keep_partial = True
-        wrapper = TaskWrapper(task, portion, spec.id, total_runs=repeat_times)
-        view.add(wrapper)
-        view.portions.add(portion)
-        batch = BatchSpec(
-            id=portion, name=f"runner-{self.runner_id}", tasks=(spec,), done=earlier, pin=self.runner_id
+        batch = scheduler.portion([spec], name=f"runner-{self.runner_id}", done=earlier, pin=self.runner_id)
+        number = int(batch.id)
+        view = BatchView(number, split=None, portion_ended=scheduler.clean)
+        wrapper = TaskWrapper(
+            task,
+            number,
+            task_id=spec.id,
+            total_runs=repeat_times,
+            first_run=run_id_base,
+            keep_partial=True,
         )
-        scheduler.engine.submit(batch, view)
+        view.begin(number, [wrapper])
+        engine = scheduler.engine
+        engine.submit(batch, view)
         try:
-            while view.portions:
-                await view.changed(None)
+            while view.portions and scheduler.running:
+                await view.bell.heard()
         finally:
-            if view.portions:
-                scheduler.engine.cancel(portion, reason="its caller was cancelled")
+            if view.portions and scheduler.running:
+                engine.cancel(number, reason="its caller was cancelled")
+        if view.portions:
+            raise RuntimeError("the scheduler was stopped")
         complete = wrapper.completed_runs == wrapper.total_runs
         payloads = wrapper.experience_payloads if complete or collect_partial_runs else []
-        return wrapper.status(), payloads, self.runner_id, time.monotonic() - began
+        (metrics,) = await summarise_tasks([wrapper.metrics], is_eval=task.is_eval)
+        return wrapper.status(metrics), payloads, self.runner_id, time.monotonic() - began
 
     async def restart_runner(self) -> None:
         """Replaces the runner: the new one is ready before the old one is killed. What the old one does then counts as
         a crashed attempt.
         """
+        await self.prepare()
         await self._scheduler.engine.restart(self.runner_id)

@@ -5,19 +5,21 @@ The names are those of Trinity-RFT's scheduler, so that its users find their way
 
 from __future__ import annotations
 
-import asyncio
+import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from governor import logs
 from governor.tasks.api import Status
 from governor.tasks.statistics import calculate_task_level_metrics
+from governor.tasks.waiting import Bell
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from governor.messages import TaskRecord
     from governor.tasks.api import BatchId, Task
+    from governor.tasks.durations import Durations
     from governor.tasks.story import Attempt, AttemptEnded, AttemptStarted, BatchEnded
 
 RUN_SECONDS = "time/run_execution"
@@ -34,7 +36,6 @@ class TaskWrapper:
 
     task: Task
     batch_id: BatchId
-    task_id: str
     sub_task_num: int = 1
     finished_sub_task_num: int = 0
     completed_runs: int = 0
@@ -43,6 +44,10 @@ class TaskWrapper:
     experience_payloads: list[bytes] = field(default_factory=list)
     first_error: str | None = None
     emitted: bool = False
+    task_id: str = ""
+    keep_partial: bool = False
+    """Hand it out with the runs that it has when the others are cancelled."""
+    first_run: int = 0
     ended_runs: int = 0
     cancelled_runs: int = 0
     left_of_sub_tasks: dict[int, int] = field(default_factory=dict)
@@ -51,7 +56,7 @@ class TaskWrapper:
         """One of its runs has its outcome."""
         self.ended_runs += 1
         left = self.left_of_sub_tasks
-        number = record.run // split
+        number = (record.run - self.first_run) // split
         left[number] = left.get(number, min(split, self.total_runs - number * split)) - 1
         if left[number] == 0:
             self.finished_sub_task_num += 1
@@ -108,59 +113,96 @@ class RunningTaskState:
     restart_runner_on_cancel: bool = True
 
 
-class BatchView:
-    """One batch of a scheduler, which may have been scheduled in several portions. A `BatchListener`."""
+class StepLimits:
+    """The dynamic time-out as one portion of a batch sees it: its step is the batch, which has been observed when no
+    portion of it is left. See `story.Limits`.
+    """
 
-    def __init__(self, batch_id: BatchId, *, split: int | None) -> None:
+    def __init__(self, durations: Durations, view: BatchView, portion: int) -> None:
+        self._durations = durations
+        self._view = view
+        self._portion = portion
+
+    def limit(self, timeout: float | None = None) -> float:
+        return self._durations.limit(timeout)
+
+    def observe(self, _: BatchId, seconds: float, is_eval: bool) -> None:  # noqa: FBT001  # as Limits has it
+        self._durations.observe(self._view.batch_id, seconds, is_eval)
+
+    def step_done(self, _: BatchId) -> None:
+        if self._view.portions <= {self._portion}:
+            self._durations.step_done(self._view.batch_id)
+
+
+class BatchView:
+    """One batch of a scheduler, which may have been scheduled in several portions. A `BatchListener`.
+
+    Args:
+        split: runs of one sub-task.
+        everywhere: the bell of all batches. `portion_ended` is called when a batch of the engine is over.
+    """
+
+    def __init__(
+        self,
+        batch_id: BatchId,
+        *,
+        split: int | None,
+        everywhere: Bell | None = None,
+        portion_ended: Callable[[int], None] = lambda _: None,
+    ) -> None:
         self.batch_id = batch_id
         self.scheduled = 0
         """Tasks so far; those that were handed out or dropped included."""
         self.tasks: dict[str, TaskWrapper] = {}
+        """Those with runs that have no outcome."""
         self.completed: dict[str, TaskWrapper] = {}
         """Ended, and not handed out yet."""
+        self.succeeded = 0
+        """Those of `completed` of which every run succeeded."""
         self.portions: set[int] = set()
         """Batches of the engine that have not ended."""
-        self.keep_partial = False
-        self.progress = 0
-        """Counts runs that ended: whoever waits for progress compares it."""
+        self.bell = Bell()
+        self._everywhere = everywhere or Bell()
+        self._portion_ended = portion_ended
         self._split = split
-        self._waiting: set[asyncio.Future[None]] = set()
 
-    @property
-    def unfinished(self) -> int:
-        """Tasks with runs that have no outcome."""
-        return len(self.tasks)
+    def begin(self, portion: int, tasks: Sequence[TaskWrapper]) -> None:
+        """A batch of the engine that is about to be submitted; its ids are new here."""
+        for task in tasks:
+            task.sub_task_num = -(-task.total_runs // (self._split or task.total_runs))
+            self.tasks[task.task_id] = task
+        self.scheduled += len(tasks)
+        self.portions.add(portion)
 
-    @property
-    def succeeded(self) -> int:
-        """Completed tasks, not handed out yet, of which every run succeeded."""
-        return sum(task.completed_runs == task.total_runs for task in self.completed.values())
+    def forget(self, portion: int, tasks: Sequence[TaskWrapper]) -> None:
+        """It was not taken."""
+        for task in tasks:
+            self.tasks.pop(task.task_id, None)
+        self.scheduled -= len(tasks)
+        self.portions.discard(portion)
 
-    def add(self, task: TaskWrapper) -> None:
-        task.sub_task_num = -(-task.total_runs // (self._split or task.total_runs))
-        self.tasks[task.task_id] = task
-        self.scheduled += 1
+    def take(self, task_ids: Collection[str] | None = None) -> list[TaskWrapper]:
+        """Takes these completed tasks out, or all."""
+        chosen = list(self.completed) if task_ids is None else task_ids
+        taken = [self.completed.pop(task_id) for task_id in chosen if task_id in self.completed]
+        self.succeeded -= sum(map(_succeeded, taken))
+        return taken
 
-    def forget(self, task_ids: list[str]) -> None:
-        """They were not scheduled after all."""
-        for task_id in task_ids:
-            del self.tasks[task_id]
-        self.scheduled -= len(task_ids)
+    def put_back(self, taken: Sequence[TaskWrapper]) -> None:
+        """They could not be handed out: they come first again."""
+        self.completed = {task.task_id: task for task in taken} | self.completed
+        self.succeeded += sum(map(_succeeded, taken))
 
-    async def changed(self, timeout: float | None) -> None:
-        """Returns when a task has ended, or after `timeout` seconds."""
-        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.add(future)
-        try:
-            await asyncio.wait({future}, timeout=timeout)
-        finally:
-            self._waiting.discard(future)
+    def end(self) -> None:
+        """There is no engine any more: what has no outcome will have none."""
+        self.tasks.clear()
+        self.portions.clear()
+        self.wake()
 
     def wake(self) -> None:
         """Lets everybody look again who waits for this batch."""
-        for future in self._waiting:
-            if not future.done():
-                future.set_result(None)
+        self.bell.ring()
+        self._everywhere.ring()
 
     # -- BatchListener --------------------------------------------------------------------------------------
 
@@ -180,7 +222,7 @@ class BatchView:
         )
 
     def run_ended(self, record: TaskRecord, payload: bytes) -> None:
-        self.progress += 1
+        self._everywhere.run_ended_at = time.monotonic()
         task = self.tasks.get(record.task)
         if task is None:
             return
@@ -188,9 +230,10 @@ class BatchView:
         if task.ended_runs < task.total_runs:
             return
         del self.tasks[record.task]
-        if not task.cancelled_runs or (task.completed_runs and self.keep_partial):
+        if not task.cancelled_runs or (task.completed_runs and task.keep_partial):
             task.emitted = True
             self.completed[record.task] = task
+            self.succeeded += _succeeded(task)
         self.wake()
 
     def line(self, attempt: Attempt, run: int, level: str, text: str) -> None:
@@ -201,17 +244,9 @@ class BatchView:
     def batch_ended(self, ended: BatchEnded) -> None:
         if isinstance(ended.batch, int):
             self.portions.discard(ended.batch)
+            self._portion_ended(ended.batch)
         self.wake()
 
 
-def table(states: Mapping[int, Mapping[str, Any]]) -> str:
-    """The states of runners as an aligned table, one line each."""
-    keys = sorted({key for state in states.values() for key in state})
-    rows = [["runner_id", *keys]]
-    rows += [
-        [str(runner), *(str(state.get(key, "-")) for key in keys)] for runner, state in sorted(states.items())
-    ]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    lines = [" | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
-    lines.insert(1, "-+-".join("-" * width for width in widths))
-    return "\n".join(line.rstrip() for line in lines)
+def _succeeded(task: TaskWrapper) -> bool:
+    return task.completed_runs == task.total_runs

@@ -95,3 +95,14 @@ def test_of_runners_without_a_place_one_spare_is_kept():
         driver.do(each, 1.0, seconds=1.0)
     effects = driver.on(Resized({(): 1}, {}, 2.0))
     assert [effect.reason for effect in driver.of(KillRunner, effects)] == ["not needed any more"]
+
+
+def test_a_warm_place_whose_runner_dies_idle_gets_another_one_unless_none_can_start():
+    driver = Driver(slots=2)
+    assert driver.core.warm(0.0) == [StartRunner(0, ()), StartRunner(1, ())]
+    driver.ready(0)
+    driver.ready(1)
+    assert driver.gone(0, 1.0) == [StartRunner(2, ())]
+    assert driver.gone(2, 2.0, "no python") == [], "it could not start: it waits for work"
+    driver.submit(task("a", repeat=2), split=1)
+    assert driver.effects[-1] == StartRunner(3, ())

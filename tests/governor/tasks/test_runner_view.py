@@ -1,0 +1,152 @@
+"""`RunnerWrapper` against real Ray: one runner of a scheduler, by its number."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import os
+import signal
+
+import pytest
+import pytest_asyncio
+from gate import Gate
+from scheduling import BASE, configured, leave_nothing, turns, visitor, within
+
+from governor.tasks import RunnerWrapper, Scheduler, Task
+
+pytestmark = [pytest.mark.ray, pytest.mark.asyncio(loop_scope="session")]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def pool(crew):
+    async with Scheduler(BASE) as scheduler:
+        yield scheduler
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def scheduler(pool):
+    yield configured(pool)
+    await leave_nothing(pool)
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def gate():
+    async with Gate() as gate:
+        yield gate
+
+
+def seat(scheduler, place):
+    return scheduler.engine._core.crew.at_place(place)
+
+
+async def test_its_methods_are_those_that_users_know(scheduler):
+    arguments = list(inspect.signature(RunnerWrapper.run_with_retry).parameters)[1:]
+    assert arguments == ["task", "repeat_times", "run_id_base", "timeout", "collect_partial_runs"]
+    assert RunnerWrapper(1, scheduler).runner_id == 1
+    for unknown in (-1, 2):
+        with pytest.raises(KeyError):
+            RunnerWrapper(unknown, scheduler)
+
+
+async def test_runs_count_from_their_base_and_go_to_this_runner(scheduler, gate):
+    for number in (0, 1, 0):
+        wrapper = RunnerWrapper(number, scheduler)
+        work = asyncio.create_task(wrapper.run_with_retry(visitor(gate, id="t"), 2, 4, 9.0))
+        for run in (4, 5):
+            visit = await gate.visit()
+            assert (visit.task, visit.run) == ("t", run)
+            await wrapper.update_state()
+            assert wrapper.state["workflow_id"] == f"runner-{number}/t/{run}"
+            visit.tell("go")
+        status, payloads, runner_id, seconds = await within(5, work)
+        assert (status.ok, status.completed_runs, status.total_runs) == (True, 2, 2)
+        assert (payloads, runner_id) == ([b"t/4", b"t/5"], number)
+        assert 0 < seconds < 10
+
+
+@pytest.mark.parametrize(("times", "ok"), [(1, True), (9, False)])
+@pytest.mark.parametrize("collect", [True, False])
+async def test_only_missing_runs_are_tried_again(scheduler, tmp_path, times, ok, collect):
+    task = Task("batch_deeds:fail_first", {"folder": str(tmp_path), "times": times}, id="t")
+    status, payloads, _, _ = await within(
+        20, RunnerWrapper(0, scheduler).run_with_retry(task, 2, 0, 9.0, collect_partial_runs=collect)
+    )
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["0-1", "1-1", "1-2"]
+    assert (status.ok, status.completed_runs) == (ok, 2 if ok else 1)
+    assert payloads == ([b"0", b"1"] if ok else [b"0"] if collect else [])
+
+
+async def test_timeout_bounds_each_attempt(scheduler, gate):
+    task = visitor(gate, id="t", retries=1)
+    work = asyncio.create_task(RunnerWrapper(0, scheduler).run_with_retry(task, 1, 0, 0.2))
+    first, second = await gate.visit(), await gate.visit()
+    await within(5, first.gone())
+    assert second.attempt == 2
+    status, _, _, _ = await within(10, work)
+    assert "timed_out" in status.message
+
+
+async def test_what_its_caller_gives_up_is_cancelled(scheduler, gate):
+    work = asyncio.create_task(RunnerWrapper(0, scheduler).run_with_retry(visitor(gate), 1, 0, 600.0))
+    visit = await gate.visit()
+    work.cancel()
+    await within(5, visit.gone())
+    with pytest.raises(asyncio.CancelledError):
+        await work
+
+
+async def test_prepare_replaces_a_runner_that_has_died(scheduler):
+    wrapper = RunnerWrapper(0, scheduler)
+    await within(20, wrapper.prepare())
+    old = seat(scheduler, 0).runner
+    os.kill(scheduler.engine._runners.pid(old), signal.SIGKILL)
+    while seat(scheduler, 0) is not None and seat(scheduler, 0).runner == old:
+        await scheduler.engine._change()
+    await within(20, wrapper.prepare())
+    assert seat(scheduler, 0).runner != old
+
+
+@pytest.mark.parametrize("with_a_spare", [False, True])
+async def test_a_restarted_runner_is_ready_before_the_old_one_is_killed(scheduler, gate, with_a_spare):
+    for number in range(2):
+        await within(20, RunnerWrapper(number, scheduler).prepare())
+    if with_a_spare:  # one is warmed for a task that may have to be killed soon
+        scheduler.schedule([visitor(gate, timeout=1.5)], 1)
+        visit = await gate.visit()
+        while len(scheduler.engine._core.crew.all()) < 3 or any(
+            each.state == "starting" for each in scheduler.engine._core.crew.all()
+        ):
+            await scheduler.engine._change()
+        visit.tell("go")
+        assert (await within(5, scheduler.get_statuses(1)))[0].ok
+    kills = []
+    kill = scheduler.engine._runners.kill
+
+    def noted(runner, reason):
+        states = {each.runner: each.state for each in scheduler.engine._core.crew.all()}
+        kills.append((runner, [number for number, state in states.items() if state == "idle"]))
+        kill(runner, reason)
+
+    scheduler.engine._runners.kill = noted
+    old = seat(scheduler, 0).runner
+    try:
+        await within(10, RunnerWrapper(0, scheduler).restart_runner())
+    finally:
+        del scheduler.engine._runners.kill
+    ((killed, idle),) = kills
+    assert killed == old
+    assert len(idle) == 2, "the other one, and the new one"
+    assert seat(scheduler, 0).runner != old
+
+
+async def test_a_restart_counts_as_a_crash_of_what_was_at_work(scheduler, gate):
+    scheduler.schedule([visitor(gate, retries=1)], 1)
+    first = await gate.visit()
+    (state,) = scheduler.running_tasks(1)
+    await within(20, RunnerWrapper(state.runner_id, scheduler).restart_runner())
+    await within(5, first.gone())
+    second = await gate.visit()
+    assert second.attempt == 2
+    second.tell("go")
+    await turns()
+    assert (await within(5, scheduler.get_statuses(1)))[0].ok

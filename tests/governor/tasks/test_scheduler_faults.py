@@ -1,0 +1,361 @@
+"""The known faults of the scheduler whose users ours is made for: each test fails on the behaviour that it names."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import signal
+import time
+from dataclasses import replace
+
+import psutil
+import pytest
+import pytest_asyncio
+from gate import Gate
+from scheduling import BASE, configured, leave_nothing, turns, visitor, within
+
+from governor.tasks import RunnerWrapper, Scheduler, Task, TaskResult
+from governor.tasks.driver import Driver
+
+pytestmark = [pytest.mark.ray, pytest.mark.asyncio(loop_scope="session")]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def pool(crew):
+    async with Scheduler(BASE) as scheduler:
+        yield scheduler
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def scheduler(pool):
+    yield configured(pool)
+    await leave_nothing(pool)
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def gate():
+    async with Gate() as gate:
+        yield gate
+
+
+def is_alive(pid):
+    """A zombie is dead: only its parent has not looked yet."""
+    try:
+        return psutil.Process(pid).status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
+    except psutil.NoSuchProcess:
+        return False
+
+
+def runners(scheduler):
+    """Numbers of all runners that live, or are on their way."""
+    return {seat.runner for seat in scheduler.engine._core.crew.all()}
+
+
+def pid_of(scheduler, place):
+    return scheduler.engine._runners.pid(scheduler.engine._core.crew.at_place(place).runner)
+
+
+# -- results --------------------------------------------------------------------------------------------------
+
+
+async def test_a_caller_that_is_cancelled_loses_no_finished_result(scheduler, gate, monkeypatch):
+    scheduler.schedule([visitor(gate, id=name) for name in "ab"], 1)
+    visits = await gate.visits(2)
+    waiting = asyncio.create_task(scheduler.get_statuses(1))
+    visits["a", 0].tell("go")
+    await scheduler.wait_for(1, min_num=1, clear_timeout_tasks=False)
+    waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)
+    visits["b", 0].tell("go")
+    await scheduler.wait_for(1)
+
+    begun = asyncio.Event()
+
+    async def never(*_):
+        begun.set()
+        await asyncio.Event().wait()
+
+    with monkeypatch.context() as patch:
+        patch.setattr("governor.tasks.scheduler.results_of", never)
+        handing_out = asyncio.create_task(scheduler.get_statuses(1))
+        await begun.wait()
+        handing_out.cancel()
+        await asyncio.gather(handing_out, return_exceptions=True)
+    assert {status.task_id for status in await within(1, scheduler.get_statuses(1))} == {"a", "b"}
+
+
+async def test_a_result_is_handed_out_once_to_callers_at_the_same_time(scheduler):
+    scheduler.schedule([Task("batch_deeds:score") for _ in range(20)], 1)
+    found = await within(20, asyncio.gather(*(scheduler.get_payload_results(1) for _ in range(3))))
+    ids = [status.task_id for statuses, _ in found for status in statuses]
+    assert sorted(ids, key=int) == [str(number) for number in range(20)]
+    assert sum(len(payloads) for _, payloads in found) == 20
+
+
+async def test_failures_alone_never_satisfy_min_num(scheduler, gate):
+    scheduler.schedule([visitor(gate, id=name) for name in "abc"], 1)
+    first = await gate.visits(2)
+    waiting = asyncio.create_task(scheduler.get_statuses(1, min_num=1))
+    for visit in first.values():
+        visit.tell("fail")
+    last = await gate.visit()
+    await turns()
+    assert not waiting.done(), "two have failed, and one success was asked for"
+    last.tell("go")
+    assert [status.ok for status in await within(5, waiting)] == [False, False, True]
+
+
+async def test_statuses_are_not_numbered_in_the_order_of_completion(scheduler, gate):
+    scheduler.schedule([visitor(gate), visitor(gate)], 1)
+    visits = await gate.visits(2)
+    visits["1", 0].tell("go")
+    await scheduler.wait_for(1, min_num=1, clear_timeout_tasks=False)
+    visits["0", 0].tell("fail")
+    statuses = await within(5, scheduler.get_statuses(1))
+    assert [(status.task_id, status.ok) for status in statuses] == [("1", True), ("0", False)]
+
+
+async def test_abort_wakes_who_waits_for_the_batch(scheduler, gate):
+    scheduler.schedule([visitor(gate)], 1)
+    await gate.visit()
+    waiting = asyncio.create_task(scheduler.get_statuses(1, timeout=600))
+    await turns()
+    await within(5, scheduler.abort_batch(1))
+    assert await within(0.5, waiting) == []
+
+
+async def test_an_aborted_batch_does_not_wait_for_what_is_scheduled_meanwhile(scheduler, gate):
+    scheduler.schedule([visitor(gate, id="old", repeat_times=2)], 1)
+    (await gate.visit()).tell("go")
+    await gate.visit()
+    aborting = asyncio.create_task(scheduler.abort_batch(1, return_partial_tasks=True))
+    await asyncio.sleep(0)
+    scheduler.schedule([visitor(gate, id="new")], 1)
+    await within(5, aborting)
+    statuses, _ = await scheduler.drain_batch_payload_results(1)
+    assert [(status.task_id, status.completed_runs) for status in statuses] == [("old", 1)]
+    (await gate.visit()).tell("go")
+    assert [status.task_id for status in await within(5, scheduler.get_statuses(1))] == ["new"]
+
+
+# -- runners --------------------------------------------------------------------------------------------------
+
+
+async def test_a_crashed_runner_is_not_put_back_as_idle_and_eats_no_other_task(scheduler, gate):
+    scheduler.schedule([visitor(gate, id=str(index)) for index in range(4)], 1)
+    visits = await gate.visits(2)
+    for visit in visits.values():
+        visit.tell("die")
+    others = await gate.visits(2)
+    for visit in others.values():
+        visit.tell("go")
+    statuses = {status.task_id: status for status in await within(20, scheduler.get_statuses(1))}
+    for task, _ in visits:
+        assert "crashed" in statuses[task].message
+        assert "os._exit(3)" in statuses[task].message
+    assert all(statuses[task].ok and visit.attempt == 1 for (task, _), visit in others.items())
+
+
+async def test_a_runner_that_dies_idle_is_replaced_and_costs_no_attempt(scheduler, gate):
+    wrapper = RunnerWrapper(0, scheduler)
+    await within(20, wrapper.prepare())
+    os.kill(pid_of(scheduler, 0), signal.SIGKILL)
+    scheduler.schedule([visitor(gate, id=str(index)) for index in range(2)], 1)
+    for visit in (await gate.visits(2)).values():
+        assert visit.attempt == 1
+        visit.tell("go")
+    assert all(status.ok for status in await within(20, scheduler.get_statuses(1)))
+
+
+async def test_an_attempt_past_its_deadline_is_dead_before_its_retry_begins(scheduler, gate):
+    scheduler.schedule([visitor(gate, args={"stubborn": True}, retries=1, timeout=0.3)], 1)
+    first = await gate.visit()
+    second = await gate.visit()
+    assert (first.attempt, second.attempt) == (1, 2)
+    assert not is_alive(first.pid)
+    second.tell("go")
+    assert (await within(5, scheduler.get_statuses(1)))[0].ok
+
+
+async def test_a_hung_runner_freezes_no_report_of_states(scheduler, gate, capsys):
+    scheduler.schedule([visitor(gate, id="hung")], 1)
+    visit = await gate.visit()
+    visit.tell("hold the GIL")
+    assert await visit.heard() == b"held\n"
+    began = time.monotonic()
+    (state,) = [state for state in scheduler.get_all_state().values() if state["terminate_time"] is None]
+    scheduler.print_all_state()
+    for runner in range(scheduler.runner_num):
+        await RunnerWrapper(runner, scheduler).update_state()
+    assert scheduler.get_key_state("workflow_id")
+    (row,) = scheduler.explain(1)
+    assert time.monotonic() - began < 0.5
+    assert state["workflow_id"] == "1/hung/0"
+    assert "1/hung/0" in capsys.readouterr().out
+    assert row.state == "running"
+    await within(5, scheduler.abort_batch(1))
+    await within(1, visit.gone())
+
+
+async def test_a_failed_restart_leaks_no_runner(scheduler, monkeypatch):
+    for runner in range(2):
+        await within(20, RunnerWrapper(runner, scheduler).prepare())
+    pool = scheduler.engine._runners
+    create, failures = pool._create, iter([True])
+
+    def create_or_fail(member):
+        if next(failures, False):
+            raise RuntimeError("no licence")
+        create(member)
+
+    monkeypatch.setattr(pool, "_create", create_or_fail)
+    old = pid_of(scheduler, 0)
+    await within(20, RunnerWrapper(0, scheduler).restart_runner())
+    assert not is_alive(old)
+    for runner in range(2):
+        await within(20, RunnerWrapper(runner, scheduler).prepare())
+    assert len(runners(scheduler)) == len(pool._members) == 2
+    scheduler.schedule([Task("deeds:nothing") for _ in range(4)], 1)
+    assert all(status.ok for status in await within(20, scheduler.get_statuses(1)))
+
+
+# -- time -----------------------------------------------------------------------------------------------------
+
+
+async def test_nobody_polls(scheduler, gate, monkeypatch):
+    """While a task is at work, a wait sets no timer after the other: looks every 10 or 100 ms would be 100 or 10."""
+    scheduler.schedule([visitor(gate, id=name) for name in "ab"], 1)
+    visits = await gate.visits(2)
+    loop = asyncio.get_running_loop()
+    timers = []
+    call_at = loop.call_at
+
+    def counted(when, *arguments, **more):
+        timers.append(when)
+        return call_at(when, *arguments, **more)
+
+    waits = [asyncio.create_task(scheduler.get_statuses(1)), asyncio.create_task(scheduler.wait_all())]
+    await turns()
+    monkeypatch.setattr(loop, "call_at", counted)
+    await asyncio.sleep(1.0)  # not waited for anything: the time in which nothing is to happen
+    monkeypatch.undo()
+    assert len(timers) < 6
+    for visit in visits.values():
+        visit.tell("go")
+    await within(5, asyncio.gather(*waits))
+
+
+async def test_early_batches_do_not_starve_late_ones(scheduler, gate, monkeypatch):
+    """Who has waited for `max_timeout` seconds is overtaken by nobody."""
+    assert scheduler.engine._core.ready._age == BASE.max_timeout
+    monkeypatch.setattr(scheduler.engine._core.ready, "_age", 0.0)
+    scheduler.schedule([visitor(gate, id=f"busy-{index}") for index in range(2)], 0)
+    busy = await gate.visits(2)
+    scheduler.schedule([visitor(gate, id="late")], 9)
+    scheduler.schedule([visitor(gate, id="early")], 1)
+    busy.pop(("busy-0", 0)).tell("go")
+    visit = await gate.visit()
+    assert visit.task == "late"
+    for left in (visit, *busy.values(), await gate.visit()) if not visit.tell("go") else ():
+        left.tell("go")
+    await within(5, scheduler.wait_all())
+    for batch_id in (0, 1, 9):
+        scheduler.discard_completed_results(batch_id)
+
+
+async def test_the_deadline_of_one_task_is_not_that_of_its_siblings(scheduler, gate):
+    scheduler.schedule([visitor(gate, id="short", timeout=0.2), visitor(gate, id="long")], 1)
+    visits = await gate.visits(2)
+    await within(5, visits["short", 0].gone())
+    visits["long", 0].tell("go")
+    statuses = {status.task_id: status for status in await within(5, scheduler.get_statuses(1))}
+    assert statuses["long"].ok
+    assert "timed_out: ran longer than its timeout of 0.2 s" in statuses["short"].message
+
+
+async def test_a_large_evaluation_does_not_hold_the_event_loop(scheduler):
+    """2,200 tasks of 16 runs. What the loop's thread itself works at a stretch counts, not what others take from it."""
+    scheduler.schedule(
+        [Task("batch_deeds:score", repeat_times=16, is_eval=True) for _ in range(2_200)], "1/large"
+    )
+    await within(60, scheduler.wait_for("1/large"))
+    gc.collect()
+    gc.freeze()  # the garbage collector's walks over all that other tests have left are not counted
+    worst = 0.0
+    handing_out = asyncio.create_task(scheduler.get_payload_results("1/large"))
+    while not handing_out.done():
+        before = time.thread_time()
+        await asyncio.sleep(0)
+        worst = max(worst, time.thread_time() - before)
+    gc.unfreeze()
+    statuses, payloads = handing_out.result()
+    assert (len(statuses), len(payloads)) == (2_200, 35_200)
+    assert worst < 0.02
+
+
+# -- stop -----------------------------------------------------------------------------------------------------
+
+
+async def test_stop_is_bounded_wakes_who_waits_and_keeps_results(crew, gate, monkeypatch):
+    scheduler = Scheduler(BASE)
+    with pytest.raises(RuntimeError, match="does not run"):
+        scheduler.schedule([Task("deeds:nothing")], 1)
+    opened = []
+    monkeypatch.setattr(
+        "governor.tasks.scheduler.Driver", lambda *a, **k: opened.append(Driver(*a, **k)) or opened[-1]
+    )
+    await asyncio.gather(scheduler.start(), scheduler.start())
+    assert len(opened) == 1
+    scheduler.schedule([Task(lambda: TaskResult(payload=b"kept"), id="done")], 1)
+    await within(20, scheduler.wait_for(1))
+    scheduler.schedule([visitor(gate, id="hung", args={"stubborn": True})], 1)
+    visit = await gate.visit()
+    visit.tell("hold the GIL")
+    await visit.heard()
+    folder = scheduler._driver.folder
+    (at_work,) = scheduler.running_tasks(1)
+    other = RunnerWrapper(1 - at_work.runner_id, scheduler)
+    waits = [
+        asyncio.create_task(waiting)
+        for waiting in (
+            scheduler.wait_for(1, timeout=600),
+            scheduler.wait_all(),
+            other.run_with_retry(visitor(gate, id="own"), 1, 0, 600.0),
+        )
+    ]
+    await gate.visit()
+    began = time.monotonic()
+    await asyncio.gather(scheduler.stop(), scheduler.stop())
+    assert time.monotonic() - began < 5
+    assert not is_alive(visit.pid)
+    assert not folder.exists()
+    verdict, everything, own = await within(1, asyncio.gather(*waits, return_exceptions=True))
+    assert verdict in ("all", "timeout")
+    assert isinstance(everything, RuntimeError)
+    assert isinstance(own, RuntimeError) or not own[0].ok
+    statuses, payloads = await scheduler.drain_batch_payload_results(1)
+    assert ([status.task_id for status in statuses], payloads) == (["done"], [b"kept"])
+    assert not scheduler.has_step(1)
+    assert (scheduler.get_all_state(), scheduler.explain(1)) == ({}, [])
+    await within(20, scheduler.start())
+    scheduler.schedule([Task("deeds:nothing")], 1)
+    assert (await within(20, scheduler.get_statuses(1)))[0].ok
+    await scheduler.stop()
+
+
+async def test_what_does_not_end_in_stop_timeout_is_not_waited_for(crew, monkeypatch):
+    scheduler = Scheduler(replace(BASE, runner_per_model=1, stop_timeout=0.1))
+    await scheduler.start()
+    driver, released = scheduler._driver, asyncio.Event()
+    close = driver.engine._runners.close
+
+    async def slow():
+        await released.wait()
+        await close()
+
+    monkeypatch.setattr(driver.engine._runners, "close", slow)
+    await within(2, scheduler.stop())
+    released.set()
+    await within(20, driver._closing)
+    assert not driver.folder.exists()
