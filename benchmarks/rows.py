@@ -1,6 +1,6 @@
 """One way to hold and to print what was measured, for each benchmark alone and for the table of all.
 
-A figure is met or missed against its aim; what palaestrAI did is quoted as text, because it was measured elsewhere.
+A figure is met or missed against its aim; what a peer did is quoted as text, because it was measured elsewhere.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-HEAD = ("what", "figure", "palaestrAI", "aim", "", "note")
+HEAD = ("what", "figure", "peer", "aim", "", "note")
 
 
 @dataclass(frozen=True, kw_only=True)

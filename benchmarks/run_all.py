@@ -1,4 +1,4 @@
-"""All benchmarks in one run, one table: `make bench`. Prints it, and writes it to docs/benchmarks.md. Takes about 90 s.
+"""All benchmarks in one run, one table: `make bench`. Prints it, and writes it to docs/benchmarks.md. Takes about four minutes.
 
 The machine is asked before each section how busy others keep it, and given a while to come to rest.
 """
@@ -22,6 +22,7 @@ import bench_memory
 import bench_runs
 import bench_start
 import bench_steps
+import bench_tasks
 import psutil
 from rows import Row, table
 
@@ -36,10 +37,11 @@ PATIENCE_SECONDS = 30.0
 INTRODUCTION = """\
 # Benchmarks
 
-Made by `make bench`, which takes about 90 s and refreshes this page; all figures are of one run on one machine.
-The column *palaestrAI* quotes what palaestrAI 3.5.18 did for the same job. Those figures were measured elsewhere, on a
-shared machine with 2 cores, and are quoted, not measured again: read them as an order of magnitude. An *aim* is ours, or
-palaestrAI's figure where we have none. `zmq.proxy` is the floor for any broker in this run: it forwards without looking.
+Made by `make bench`, which takes about four minutes and refreshes this page; all figures are of one run on one machine.
+The column *peer* quotes what others did for the same job: palaestrAI 3.5.18, and AgentLab in the section on tasks. Those
+figures were measured elsewhere, on a shared machine with 2 cores, and are quoted, not measured again: read them as an order
+of magnitude. Plain Ray was measured in this run, taking turns with ours. An *aim* is ours, or the peer's figure where we have
+none. `zmq.proxy` is the floor for any broker in this run: it forwards without looking.
 
 "Cold" is a process tree that did not exist before; files are in the page cache and byte code is compiled. Figures of steps
 and round trips wander by a third from run to run on a small virtual machine: compare within one table.
@@ -62,6 +64,7 @@ SECTIONS: tuple[tuple[str, Callable[[], list[Row]]], ...] = (
     ("Environment steps, conductors alone", lambda: asyncio.run(bench_steps.measure(2.0))),
     ("Broker, round trips of 100 bytes", bench_broker.rows),
     ("Processes and memory", bench_memory.measure),
+    ("Tasks, beside plain Ray", bench_tasks.measure),
 )
 
 

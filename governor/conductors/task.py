@@ -23,6 +23,7 @@ from governor.tasks.api import DynamicTimeout
 from governor.tasks.cluster import Cluster
 from governor.tasks.durations import Durations
 from governor.tasks.engine import Engine
+from governor.tasks.nodes import follow
 from governor.tasks.phase import PhaseTasks
 
 if TYPE_CHECKING:
@@ -46,6 +47,7 @@ class TaskConductor(Conductor):
         self._phase: PhaseTasks | None = None
         self._working: asyncio.Task[None] | None = None
         self._watching: asyncio.Task[None] | None = None
+        self._following: asyncio.Task[None] | None = None
 
     async def prepare(self) -> dict[str, Any]:
         await self._cluster.connect()
@@ -66,6 +68,7 @@ class TaskConductor(Conductor):
         )
         self._engine.warm()
         self._watching = asyncio.create_task(self._watch(), name="tasks.ray_watch")
+        self._following = asyncio.create_task(follow(self._cluster, self._engine), name="tasks.nodes")
         cpus = sum(node.resources.get("CPU", 0.0) for node in self._cluster.nodes)
         return {"ray": self._cluster.address, "nodes": len(self._cluster.nodes), "cpus": cpus}
 
@@ -82,7 +85,7 @@ class TaskConductor(Conductor):
 
     async def close(self) -> None:
         """Every runner is seen dead afterwards."""
-        for task in (self._watching, self._working):
+        for task in (self._watching, self._following, self._working):
             if task is not None:
                 task.cancel()
                 await asyncio.wait({task})

@@ -23,6 +23,7 @@ from governor import logs
 from governor.errors import ConductorError
 from governor.tasks.cluster import Cluster
 from governor.tasks.engine import Engine
+from governor.tasks.nodes import follow
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,8 +31,6 @@ if TYPE_CHECKING:
     from governor.tasks.api import SchedulerConfig
     from governor.tasks.functions import Functions
 
-REFRESH_SECONDS: Final = 5.0
-"""How often the nodes are asked for: Ray tells its drivers nothing of nodes that join."""
 TOKEN: Final = secrets.token_hex(32)
 """For the heads of this process: Ray reads a driver's token once, and keeps it."""
 
@@ -80,7 +79,7 @@ class Driver:
             from governor.tasks.runners import Runners  # noqa: PLC0415  # as said above
 
             self.functions = Functions(cluster)
-            stack.push_async_callback(cluster.call, self.functions.close)
+            stack.push_async_callback(cluster.call_at_end, self.functions.close)
             runners = Runners(
                 cluster=cluster,
                 run=f"driver-{uuid.uuid4().hex[:8]}",
@@ -100,7 +99,7 @@ class Driver:
             )
             stack.push_async_callback(self.engine.close)
             await self.engine.start()
-            self._watching = asyncio.create_task(self._watch_nodes(), name="tasks.nodes")
+            self._watching = asyncio.create_task(follow(cluster, self.engine), name="tasks.nodes")
             self._stack = stack.pop_all()
 
     async def close(self, *, seconds: float) -> None:
@@ -136,18 +135,6 @@ class Driver:
         await cluster.connect()
         stack.push_async_callback(cluster.disconnect)
         return cluster
-
-    async def _watch_nodes(self) -> None:
-        assert self.cluster is not None  # noqa: S101  # `open` has set it
-        while True:
-            await asyncio.sleep(REFRESH_SECONDS)
-            try:
-                changed = await self.cluster.refresh()
-            except Exception as error:  # noqa: BLE001  # Ray raises many types; it may answer again
-                log.warning("ray.unanswered", reason=f"{type(error).__name__}: {error}")
-                continue
-            if changed:
-                self.engine.resize(self.engine.shapes())
 
 
 def _ray_is_here() -> bool:

@@ -71,7 +71,7 @@ class Bundle(_Message, frozen=True):
 
 
 class Hello(_Message, frozen=True, kw_only=True):
-    """The runner can work. `created` is the start of its process in seconds since the epoch, as psutil has it;
+    """The runner can work. `created` is the birth of its process, as `reaper.birth` has it;
     `claims` and `cancels` the descriptors of its pipes (`claims.py`); `shares_folder`: it sees the run's folder.
     """
 
