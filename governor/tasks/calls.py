@@ -9,16 +9,23 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import reprlib
 import sys
 from functools import lru_cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Awaitable, Callable, Mapping
+    from types import FrameType
 
 OFFERS: Final = ("inputs", "context")
 _KEYWORDS: Final = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+_brief: Final = reprlib.Repr()
+_brief.maxother = _brief.maxstring = 200
+_OF_LOOPS: Final = ("asyncio", "selectors")
+_coroutine: Coroutine | None = None
+"""That of the call in work."""
 
 
 def is_loaded(call: str) -> bool:
@@ -42,12 +49,17 @@ def find(call: str) -> Any:
     return found
 
 
-def require_callable(thing: Any, name: str) -> None:
+def require_callable(thing: Any, name: str | None = None) -> None:
     """Raises TypeError for what cannot be called in any of the ways above."""
     if not (callable(thing) or _method(thing)):
         raise TypeError(
-            f"{name} is a {type(thing).__name__}, which cannot be called and has no run() or arun()"
+            f"{name or brief(thing)} is a {type(thing).__name__}, which cannot be called and has no run() or arun()"
         )
+
+
+def brief(thing: Any) -> str:
+    """What it is, in a line that is not too long; never raises, whatever its class does."""
+    return " ".join(_brief.repr(thing).split())
 
 
 def call_it(target: Any, *, args: Mapping[str, Any], offers: Mapping[str, Callable[[], Any]]) -> Any:
@@ -101,8 +113,43 @@ def _taken(function: Any) -> tuple[str, ...]:
 def _finish(returned: Any) -> Any:
     if returned is None or not inspect.isawaitable(returned):
         return returned
+    global _coroutine  # noqa: PLW0603  # there is one main thread, which works on one call
+    mine = _coroutine = Coroutine()
+    try:
+        return asyncio.run(mine.wait_for(returned))
+    finally:
+        _coroutine = None
 
-    async def waited() -> Any:
-        return await returned
 
-    return asyncio.run(waited())
+class Coroutine:
+    """What `call_it` waits for, in a loop of its own."""
+
+    def __init__(self) -> None:
+        self._task: asyncio.Task[Any] | None = None
+        self._cancelled = False
+
+    async def wait_for(self, awaitable: Awaitable[Any]) -> Any:
+        self._task = asyncio.current_task()
+        if self._cancelled:
+            raise asyncio.CancelledError
+        return await awaitable
+
+    def cancel(self, frame: FrameType | None) -> bool:
+        """Called by a signal's handler that has interrupted `frame`. Whether that is enough: if not, user code holds the
+        loop, and an exception is to be raised in it. In the loop's own code it would be forgotten, or leave a task that
+        is never woken again.
+        """
+        self._cancelled = True
+        if self._task is None or self._task.done():
+            return True
+        loop = self._task.get_loop()
+        at_work = asyncio.current_task(loop)
+        own = frame is None or frame.f_globals.get("__name__", "").partition(".")[0] in _OF_LOOPS
+        if own or at_work is not self._task:
+            loop.call_soon_threadsafe(self._task.cancel)
+        return own or at_work is None
+
+
+def cancel_coroutine(frame: FrameType | None) -> bool:
+    """Cancels the coroutine of the call in work, as `Coroutine.cancel` does; False if there is none."""
+    return _coroutine is not None and _coroutine.cancel(frame)

@@ -10,13 +10,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import hmac
 import os
 import socket
 import struct
 from typing import TYPE_CHECKING, Final
-
-import msgspec
 
 from governor import logs
 from governor.tasks.wire import LARGEST, LENGTH, Bundle, FromRunner, Hello, decode_from_runner, frames
@@ -33,7 +32,14 @@ STRANGER_BYTES: Final = 4096
 """Of a first document."""
 STRANGER_SECONDS: Final = 10.0
 STRANGERS: Final = 256
-"""At once; the kernel keeps others waiting."""
+"""At once on each of the two sockets; then the one that has been silent longest has to go."""
+ACCEPT_PAUSE: Final = 0.1
+"""Seconds without descriptors; a listener that cannot accept stays readable, and the loop would spin on it."""
+COMPLAINT_SECONDS: Final = 10.0
+"""Between two lines of the log about strangers."""
+KEEPALIVE: Final = {socket.TCP_KEEPIDLE: 5, socket.TCP_KEEPINTVL: 2, socket.TCP_KEEPCNT: 3}
+"""A machine that is gone without a word is noticed after some 11 s."""
+_NO_ROOM: Final = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 log = logs.get_logger()
 
@@ -51,12 +57,12 @@ class Connection:
         self._in = bytearray()
         self._out = bytearray()
         self.is_open = True
-        self._limit = STRANGER_BYTES
-        self._loop.add_reader(sock.fileno(), self._readable)
+        self._trusted = False
+        self._loop.add_reader(sock.fileno(), self._read)
 
     def trust(self) -> None:
         """It may send documents of any size from now on."""
-        self._limit = LARGEST
+        self._trusted = True
 
     def peer_pid(self) -> int:
         """The process at the other end of a unix socket, as the kernel has it."""
@@ -79,18 +85,14 @@ class Connection:
         except OSError:
             return  # the reader sees the end
         if sent < len(data):
-            self._out += memoryview(data)[sent:]
+            del data[:sent]
+            self._out = data
             self._loop.add_writer(self._sock.fileno(), self._writable)
 
     def drain(self) -> None:
         """Reads all that the kernel has of a peer that is dead."""
         while self.is_open and self._read():
             pass
-
-    def hear(self, documents: list[FromRunner]) -> None:
-        """Hands on what was read."""
-        if documents and self.heard is not None:
-            self.heard(documents)
 
     def close(self) -> None:
         """Again: nothing."""
@@ -103,9 +105,6 @@ class Connection:
         if self.closed is not None:
             self.closed()
 
-    def _readable(self) -> None:
-        self._read()
-
     def _read(self) -> bool:
         """One read; whether there may be more."""
         size = LARGE_READ_BYTES if len(self._in) > READ_BYTES else READ_BYTES
@@ -115,34 +114,48 @@ class Connection:
             return False
         except OSError:
             data = b""
-        if data:
-            self._in += data
-            try:
-                documents = self._split()
-            except (ValueError, msgspec.MsgspecError) as error:
-                log.warning("runner.malformed", reason=str(error))
-                self.close()
-                return False
-            self.hear(documents)
-            return True
-        self.close()
-        return False
+        if not data:
+            self.close()
+            return False
+        self._in += data
+        self._hand_on()
+        return self.is_open
 
-    def _split(self) -> list[FromRunner]:
+    def _hand_on(self) -> None:
+        """All that is whole; what came before a fault counts."""
+        while self.is_open:
+            trusted = self._trusted
+            documents, fault = self._split()
+            if documents and self.heard is not None:
+                self.heard(documents)
+            if fault:
+                if trusted:
+                    log.warning("runner.malformed", reason=fault)
+                self.close()
+            elif trusted is self._trusted:
+                return
+
+    def _split(self) -> tuple[list[FromRunner], str]:
+        """What is whole, of a stranger the first document; and what is wrong with the next one."""
         found: list[FromRunner] = []
-        start, data = 0, self._in
+        limit = LARGEST if self._trusted else STRANGER_BYTES
+        fault, start, data = "", 0, self._in
         with memoryview(data) as view:
-            while len(data) - start >= LENGTH.size:
+            while len(data) - start >= LENGTH.size and (self._trusted or not found):
                 (length,) = LENGTH.unpack_from(data, start)
-                if length > self._limit:
-                    raise ValueError(f"a document of {length} bytes")
                 end = start + LENGTH.size + length
-                if end > len(data):
+                if length > limit:
+                    fault = f"a document of {length} bytes"
+                if fault or end > len(data):
                     break
-                found.append(decode_from_runner(view[start + LENGTH.size : end]))
+                try:
+                    found.append(decode_from_runner(view[start + LENGTH.size : end]))
+                except (ValueError, RecursionError) as error:  # msgspec's errors are ValueErrors
+                    fault = f"{type(error).__name__}: {error}"
+                    break
                 start = end
         del data[:start]
-        return found
+        return found, fault
 
     def _writable(self) -> None:
         try:
@@ -170,7 +183,11 @@ class Gate:
         self._loop = asyncio.get_running_loop()
         self._secret = secret
         self._welcome = welcome
-        self._strangers: dict[Connection, asyncio.TimerHandle] = {}
+        self._strangers: dict[bool, dict[Connection, asyncio.TimerHandle]] = {True: {}, False: {}}
+        """Of this machine and others."""
+        self._refused = 0
+        self._complain_at = 0.0
+        self._pauses: set[asyncio.TimerHandle] = set()
         self.path = str(folder / f"runners-{os.getpid()}-{os.urandom(3).hex()}.sock")
         self._unix = socket.socket(socket.AF_UNIX)
         self._unix.bind(self.path)
@@ -181,45 +198,76 @@ class Gate:
         for listener in self._listening:
             listener.listen(STRANGERS)
             listener.setblocking(False)
-            self._loop.add_reader(listener.fileno(), self._accept, listener)
+            self._listen(listener)
 
     def close(self) -> None:
+        for pause in self._pauses:
+            pause.cancel()
         for listener in self._listening:
             self._loop.remove_reader(listener.fileno())
             listener.close()
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self.path)  # noqa: PTH108  # as above
-        for stranger in list(self._strangers):
+        for stranger in [*self._strangers[True], *self._strangers[False]]:
             stranger.close()
+
+    def _listen(self, listener: socket.socket) -> None:
+        self._loop.add_reader(listener.fileno(), self._accept, listener)
 
     def _accept(self, listener: socket.socket) -> None:
         try:
             sock, _ = listener.accept()
-        except OSError:  # it has left already, or there are no descriptors: then the others go on
+        except OSError as error:  # it has left already, or there is no room
+            if error.errno in _NO_ROOM:
+                self._pause(listener)
             return
         local = listener is self._unix
         if not local:
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        if len(self._strangers) >= STRANGERS:
-            next(iter(self._strangers)).close()
+            _tune(sock)
+        strangers = self._strangers[local]
+        if len(strangers) >= STRANGERS:
+            next(iter(strangers)).close()
         stranger = Connection(sock, local=local)
-        self._strangers[stranger] = self._loop.call_later(STRANGER_SECONDS, stranger.close)
+        strangers[stranger] = self._loop.call_later(STRANGER_SECONDS, stranger.close)
         stranger.closed = lambda: self._forget(stranger)
-        stranger.heard = lambda documents: self._heard(stranger, documents)
+        stranger.heard = lambda documents: self._heard(stranger, documents[0])
+
+    def _pause(self, listener: socket.socket) -> None:
+        log.warning("runner.no_descriptors")
+        self._loop.remove_reader(listener.fileno())
+
+        def go_on() -> None:
+            self._pauses.discard(pause)
+            self._listen(listener)
+
+        pause = self._loop.call_later(ACCEPT_PAUSE, go_on)
+        self._pauses.add(pause)
 
     def _forget(self, stranger: Connection) -> None:
-        timer = self._strangers.pop(stranger, None)
+        timer = self._strangers[stranger.local].pop(stranger, None)
         if timer is not None:
             timer.cancel()
 
-    def _heard(self, stranger: Connection, documents: list[FromRunner]) -> None:
-        first = documents[0]
+    def _heard(self, stranger: Connection, first: FromRunner) -> None:
         if not isinstance(first, Hello) or not hmac.compare_digest(first.secret, self._secret):
-            log.warning("runner.stranger", local=stranger.local)
+            self._complain(local=stranger.local)
             stranger.close()
             return
         self._forget(stranger)
         stranger.trust()
         stranger.closed = stranger.heard = None
         self._welcome(stranger, first)
-        stranger.hear(documents[1:])
+
+    def _complain(self, *, local: bool) -> None:
+        """Now and then: who floods us is not to flood the log."""
+        self._refused += 1
+        if self._loop.time() >= self._complain_at:
+            log.warning("runner.strangers", refused=self._refused, local=local)
+            self._refused, self._complain_at = 0, self._loop.time() + COMPLAINT_SECONDS
+
+
+def _tune(sock: socket.socket) -> None:
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in KEEPALIVE.items():
+        sock.setsockopt(socket.IPPROTO_TCP, option, value)

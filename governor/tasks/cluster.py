@@ -11,6 +11,7 @@ import contextlib
 import logging
 import math
 import os
+import socket
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -28,6 +29,10 @@ if TYPE_CHECKING:
 CONNECT_SECONDS: Final = 60.0
 RECONNECT_TRIES: Final = 3
 RECONNECT_SECONDS: Final = 0.5
+PROBE_SECONDS: Final = 1.0
+PROBES: Final = {socket.TCP_KEEPIDLE: 5, socket.TCP_KEEPINTVL: 2, socket.TCP_KEEPCNT: 3}
+"""Of a connection that says nothing: a machine without power does not end it."""
+AGENT_THREADS: Final = 16
 RAY_NAMES: Final = {"cpus": "CPU", "cpu": "CPU", "gpus": "GPU", "gpu": "GPU"}
 """Names of `resources` in a run file for Ray's own; `memory` (bytes) and custom ones keep their names."""
 
@@ -56,6 +61,11 @@ class Cluster:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="ray")
         self._agents: dict[str, Any] = {}
         self.nodes: tuple[Node, ...] = ()
+        self._alive: tuple[Node, ...] = ()
+        """As Ray has it."""
+        self._lost: set[str] = set()
+        """Those of which we know better; `_told` are those that `refresh` has told of."""
+        self._told: frozenset[str] = frozenset()
         self.own: Node | None = None
         self.ray: Any = None
 
@@ -84,8 +94,20 @@ class Cluster:
             raise ConductorError(f"no connection to Ray at {self.address}: {why}") from error
 
     async def call(self, function: Callable[[], T]) -> T:
-        """Runs a call into Ray in Ray's thread."""
-        return await asyncio.get_running_loop().run_in_executor(self._thread, function)
+        """Runs a call into Ray in Ray's thread. Raises ConductorError once the connection has been shut down."""
+
+        def guarded() -> T:
+            # Ray would start a cluster of its own now, and wait half a minute for it.
+            if self.ray is not None and not self.ray.is_initialized():
+                raise ConductorError("the connection to Ray was shut down in this process")
+            return function()
+
+        return await asyncio.get_running_loop().run_in_executor(self._thread, guarded)
+
+    async def call_at_end(self, function: Callable[[], object]) -> None:
+        """As `call`; nothing when the connection has been shut down: what was to be tidied up went with it."""
+        with contextlib.suppress(ConductorError):
+            await self.call(function)
 
     async def lost(self) -> str:
         """Returns the reason when the GCS or this node's raylet is gone; until then it waits."""
@@ -111,7 +133,7 @@ class Cluster:
         """Why no node can ever hold a runner of this shape, in one line."""
         wanted = demand(shape)
         missing = [
-            f"{name} {amount:g} (the most a node has: {max(n.resources.get(name, 0.0) for n in self.nodes):g})"
+            f"{name} {amount:g} (the most a node has: {max((n.resources.get(name, 0.0) for n in self.nodes), default=0.0):g})"
             for name, amount in wanted.items()
             if all(node.resources.get(name, 0.0) < amount for node in self.nodes)
         ]
@@ -119,14 +141,52 @@ class Cluster:
         return f"can never be scheduled: no node of the Ray cluster has {what}"
 
     async def refresh(self) -> bool:
-        """Asks for the nodes; whether any came or went since."""
-        before = self.nodes
+        """Asks for the nodes; whether any came or went since it was called last, or since `connect`."""
+        before = self._told
         await self.call(self._ask_nodes)
-        return {node.id for node in before} != {node.id for node in self.nodes}
+        for node in self._alive:
+            if node.id in self._lost and await _answers(node):
+                self._lost.discard(node.id)
+        self._note_nodes()
+        self._told = frozenset(node.id for node in self.nodes)
+        return before != self._told
 
-    def is_lost(self, node_id: str) -> bool:
-        """Whether this node was there, and is no more, as of the last `refresh`."""
-        return bool(node_id) and all(node.id != node_id for node in self.nodes)
+    def next_node(self, taken: Mapping[str, int]) -> str | None:
+        """The node for the next plain runner, by how many each has of them for each of its CPUs: Ray would spread
+        runners that hold nothing without a look at either. None where there is but one.
+        """
+        if len(self.nodes) < 2:
+            return None
+        cpus = {node.id: node.resources.get("CPU", 0.0) for node in self.nodes}
+        some = [node_id for node_id, number in cpus.items() if number > 0] or list(cpus)
+        return min(some, key=lambda node_id: (taken.get(node_id, 0) + 1) / (cpus[node_id] or 1.0))
+
+    async def is_lost(self, node_id: str) -> bool:
+        """Whether this node is no more: its raylet does not answer within `PROBE_SECONDS`."""
+        try:
+            node = await self._known(node_id)
+        except Exception:  # noqa: BLE001  # whatever Ray raises: who is lost is Ray itself
+            return False
+        return node is None or not await _answers(node)
+
+    async def node_lost(self, node_id: str) -> None:
+        """Returns when the raylet of this node is gone; it is none of the nodes then, though Ray itself takes some
+        15 s to say so. Raises what Ray does when it is lost.
+        """
+        node = await self._known(node_id)
+        if node is not None:
+            await _ended(node.host, node.port, node_id)
+        self._lost.add(node_id)
+        self._note_nodes()
+
+    async def _known(self, node_id: str) -> Node | None:
+        """The node, which may have come after the last `refresh`; None when it has left."""
+        if all(node.id != node_id for node in self._alive):
+            await self.call(self._ask_nodes)
+        return next((node for node in self._alive if node.id == node_id), None)
+
+    def _note_nodes(self) -> None:
+        self.nodes = tuple(node for node in self._alive if node.id not in self._lost)
 
     async def ask_agent(self, node_id: str, method: str, *arguments: Any) -> Any:
         """Calls a method of a node's agent (`node_agent.NodeAgent`), which is started on first need. Raises what Ray
@@ -145,22 +205,32 @@ class Cluster:
                 self._agents.pop(node_id, None)
                 answer.set_exception(error)
 
+        def answered(outcome: Any) -> None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody wants to know
+                loop.call_soon_threadsafe(settle, outcome)
+
         def ask() -> None:
             reference = getattr(self._agent(node_id), method).remote(*arguments)
-            reference.future().add_done_callback(lambda outcome: loop.call_soon_threadsafe(settle, outcome))
+            reference.future().add_done_callback(answered)
 
         await self.call(ask)
         return await answer
 
     async def disconnect(self) -> None:
         """Ends a connection that `connect` has made; one that was there before is left as it is."""
-        if self.address and self.ray is not None:
-            await self.call(self.ray.shutdown)
+        if self.ray is not None:
+            await self.call_at_end(self.ray.shutdown if self.address else self._dismiss_agents)
         self.close()
 
     def close(self) -> None:
         """Leaves without waiting: the process ends soon after, and Ray's actors end with their driver."""
         self._thread.shutdown(wait=False, cancel_futures=True)
+
+    def _dismiss_agents(self) -> None:
+        """In Ray's thread."""
+        for agent in self._agents.values():
+            self.ray.kill(agent)
+        self._agents.clear()
 
     def _agent(self, node_id: str) -> Any:
         """In Ray's thread."""
@@ -172,7 +242,9 @@ class Cluster:
         if agent is None:
             strategy = NodeAffinitySchedulingStrategy(node_id=node_id, soft=False)
             remote: Any = self.ray.remote(NodeAgent)
-            agent = remote.options(num_cpus=0, max_restarts=0, scheduling_strategy=strategy).remote()
+            agent = remote.options(
+                num_cpus=0, max_restarts=0, max_concurrency=AGENT_THREADS, scheduling_strategy=strategy
+            ).remote()
             self._agents[node_id] = agent
         return agent
 
@@ -211,6 +283,7 @@ class Cluster:
         _quiet()
         self.ray = ray
         self._ask_nodes()
+        self._told = frozenset(node.id for node in self.nodes)
 
     def _adopt(self) -> None:
         import ray  # noqa: PLC0415  # the caller has imported it
@@ -219,10 +292,11 @@ class Cluster:
             raise ConductorError("Ray is not initialized in this process, and no address was given")
         self.ray = ray
         self._ask_nodes()
+        self._told = frozenset(node.id for node in self.nodes)
 
     def _ask_nodes(self) -> None:
         here = self.ray.get_runtime_context().get_node_id()
-        self.nodes = tuple(
+        self._alive = tuple(
             Node(
                 id=node["NodeID"],
                 host=node["NodeManagerAddress"],
@@ -232,7 +306,8 @@ class Cluster:
             for node in self.ray.nodes()
             if node["Alive"]
         )
-        self.own = next((node for node in self.nodes if node.id == here), None)
+        self._note_nodes()
+        self.own = next((node for node in self._alive if node.id == here), None)
 
 
 def _take_loopback_at_its_word() -> None:
@@ -262,22 +337,44 @@ def _fits(node: Node, wanted: Mapping[str, float]) -> int:
     return min(rooms, default=0)
 
 
+async def _connected(host: str, port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """A connection that is ended by the silence of the other machine. Raises OSError, TimeoutError among them."""
+    async with asyncio.timeout(PROBE_SECONDS):
+        reader, writer = await asyncio.open_connection(host, port)
+    sock = writer.get_extra_info("socket")
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in PROBES.items():
+        sock.setsockopt(socket.IPPROTO_TCP, option, value)
+    return reader, writer
+
+
+async def _answers(node: Node) -> bool:
+    try:
+        _, writer = await _connected(node.host, node.port)
+    except OSError:
+        return False
+    writer.transport.abort()
+    return True
+
+
 async def _ended(host: str, port: int, what: str) -> str:
     failures = 0
     while True:
         try:
-            reader, writer = await asyncio.open_connection(host, port)
+            reader, writer = await _connected(host, port)
         except OSError as error:
             failures += 1
             if failures >= RECONNECT_TRIES:
-                return f"{what} at {host}:{port} is gone ({error.strerror or error})"
+                return f"{what} at {host}:{port} is gone ({error.strerror or str(error) or 'no answer'})"
             await asyncio.sleep(RECONNECT_SECONDS)
             continue
         failures = 0
-        with contextlib.suppress(OSError):
-            while await reader.read(4096):
-                continue
-        writer.close()
+        try:
+            with contextlib.suppress(OSError):
+                while await reader.read(4096):
+                    continue
+        finally:
+            writer.transport.abort()
         await asyncio.sleep(RECONNECT_SECONDS)  # a back-off: gRPC drops a silent connection now and then
 
 

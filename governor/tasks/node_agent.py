@@ -11,7 +11,11 @@ from governor.tasks import claims, reaper
 
 
 class NodeAgent:
-    """The actor."""
+    """The actor. Its methods run in threads, side by side: a process that does not die holds up nobody."""
+
+    def ready(self) -> bool:
+        """Answers once the actor is there."""
+        return True
 
     def kill_tree(self, pid: int, created: float) -> list[int]:
         """As `reaper.kill_tree`; nothing for a process that is dead already."""
@@ -39,11 +43,13 @@ class NodeAgent:
         finally:
             os.close(ours)
 
-    def ask_to_end(self, pid: int, created: float, pipe: int, ticket: int) -> None:
-        """As `claims.ask_to_end`."""
+    def cancel(self, pid: int, created: float, pipe: int, cancels: int, ticket: int) -> tuple[int, ...]:
+        """What `take_back` gives; then as `claims.ask_to_end`."""
+        taken = self.take_back(pid, created, pipe)
         handle = reaper.open_pid(pid, created)
         if handle is not None:
             try:
-                claims.ask_to_end(pid, pipe, ticket, handle)
+                claims.ask_to_end(pid, cancels, ticket, handle)
             finally:
                 os.close(handle)
+        return taken

@@ -5,19 +5,18 @@ Rules:
    the kernel before user code is called, so that neither the GIL nor a kill can hold it back.
 2. Each run is one Begun and one Over, whatever user code raises, SystemExit and KeyboardInterrupt too. The Over of a
    run leaves together with the Begun of the next.
-3. `TaskCancelled` is raised in user code only: never in our own, and never in another attempt than the one meant.
-4. The process is a child subreaper: what its tasks leave behind stays below it, to be found when it is killed.
+3. Runs do not see each other: each gets its arguments and inputs anew, and so an object that is called.
+4. The process is a child subreaper: what its tasks leave behind stays below it, to be found when it is killed. A child
+   that user code has forked is no runner: it ends where it would return to us.
 5. Its exit code is known to nobody outside Ray, so `os._exit` by user code is announced before it happens.
 """
 
 from __future__ import annotations
 
-import logging
 import os
 import signal
 import socket
 import sys
-import threading
 import time
 import traceback
 from functools import partial
@@ -25,87 +24,88 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import msgspec
-import psutil
 import ray
 
 from governor import prctl
-from governor.tasks import calls, values
+from governor.tasks import calls, reaper, values
 from governor.tasks.api import TaskCancelled, TaskContext
-from governor.tasks.claims import CANCEL_SIGNAL, TICKET
-from governor.tasks.wire import (
-    LENGTH,
-    Begun,
-    File,
-    Hello,
-    Leaving,
-    Line,
-    Loading,
-    Over,
-    Told,
-    Work,
-    decode_bundle,
-    frames,
-)
+from governor.tasks.cancellation import Cancellation
+from governor.tasks.claims import TICKET
+from governor.tasks.reports import Reports, utf8
+from governor.tasks.wire import LENGTH, Begun, File, Hello, Loading, Over, Work, decode_bundle
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from governor.tasks.wire import Bundle, FromRunner, Input
 
-LINES_PER_ATTEMPT: Final = 200
-LINE_LENGTH: Final = 4000
+KEEPALIVE: Final = {socket.TCP_KEEPIDLE: 5, socket.TCP_KEEPINTVL: 2, socket.TCP_KEEPCNT: 3}
+"""Seconds of silence, seconds between questions, and how many may stay unanswered."""
 READ_BYTES: Final = 256 * 1024
+ERROR_LENGTH: Final = 1500
+TRACEBACK_FRAMES: Final = 30
+TRACEBACK_LENGTH: Final = 20_000
 
 
 class Runner:
-    """The actor. Built by Ray; `serve` returns only when the scheduler's socket is closed."""
+    """The actor. All else is in another class: Ray wraps each method of an actor, at a microsecond for each call."""
+
+    def __init__(self, *, run: str, run_folder: str, import_path: list[str]) -> None:
+        self._serving = Serving(run=run, run_folder=run_folder, import_path=import_path)
+
+    def serve(self, *, path: str, address: tuple[str, int], secret: bytes, runner: int, marker: str) -> None:
+        """Works until it is killed. Call once. `marker` is a file in the run's folder: whoever sees it shares it."""
+        self._serving.serve(path=path, address=address, secret=secret, runner=runner, marker=marker)
+
+
+class Serving:
+    """The life of a runner; `serve` never returns."""
 
     def __init__(self, *, run: str, run_folder: str, import_path: list[str]) -> None:
         self._run = run
         self._folder = Path(run_folder)
         sys.path[:0] = [folder for folder in import_path if folder not in sys.path]
         self._pid = os.getpid()
-        self._main = threading.get_ident()
-        self._work: Work | None = None
-        self._run_id = 0
-        self._lines = 0
-        self._open = 0
-        """The ticket that user code is called for, 0 outside of it: TaskCancelled may be raised while it is not 0."""
-        self._asked: set[int] = set()
-        self._cancelled = False
-        self._sending = threading.Lock()
+        self._forked = False
+        self._loaded: set[tuple[str, bool]] = set()
+        """What was unpickled before, and so will not take long."""
         self._in = bytearray()
+        self._cancellation = Cancellation()
         self._claims = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        self._cancels = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
     def serve(self, *, path: str, address: tuple[str, int], secret: bytes, runner: int, marker: str) -> None:
-        """Works until it is killed. Call once. `marker` is a file in the run's folder: whoever sees it shares it."""
+        """See `Runner.serve`."""
         prctl.adopt_orphans()
         # Ray's own handler turns the signal into an exception inside user code; a signal is meant to kill.
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        signal.signal(CANCEL_SIGNAL, self._on_cancel)
+        # Ray has children reaped unseen (its subreaper option): every one would seem to have ended with 0.
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        self._cancellation.listen()
+        self._reports = Reports(_connect(path, address), self._cancellation)
         self._leave = os._exit
         os._exit = self._announced_exit  # type: ignore[assignment]
-        self._socket = _connect(path, address)
-        self._log = self._logger()
+        os.register_at_fork(after_in_child=self._in_child)
         self._shares = (self._folder / marker).exists()
-        self._say(
-            Hello(
-                secret=secret,
-                runner=runner,
-                pid=self._pid,
-                created=psutil.Process().create_time(),
-                node=ray.get_runtime_context().get_node_id(),
-                host=socket.gethostname(),
-                claims=self._claims[0],
-                cancels=self._cancels[1],
-                shares_folder=self._shares,
-            )
-        )
         try:
+            self._reports.say(
+                Hello(
+                    secret=secret,
+                    runner=runner,
+                    pid=self._pid,
+                    created=reaper.birth(self._pid),
+                    node=ray.get_runtime_context().get_node_id(),
+                    host=socket.gethostname(),
+                    claims=self._claims[0],
+                    cancels=self._cancellation.pipe,
+                    shares_folder=self._shares,
+                )
+            )
             while True:
                 self._execute(self._receive())
         except OSError:  # the scheduler is gone, or user code has closed our descriptors
+            self._leave(1)
+        except BaseException:  # noqa: BLE001  # user code has put its own in their place: there is nothing to go on with
+            traceback.print_exc()
             self._leave(1)
 
     # -- bundles --------------------------------------------------------------------------------------------
@@ -118,7 +118,7 @@ class Runner:
                     bundle = decode_bundle(self._in[LENGTH.size : end])
                     del self._in[:end]
                     return bundle
-            data = self._socket.recv(READ_BYTES)
+            data = self._reports.sock.recv(READ_BYTES)
             if not data:
                 raise OSError("the scheduler has closed the connection")
             self._in += data
@@ -133,14 +133,17 @@ class Runner:
             except BlockingIOError:  # done, or the rest was taken back
                 break
             over = self._attempt(works[TICKET.unpack(claim)[0]], over)
-        self._say(*over)
+            self._cancellation.listen()
+        self._reports.say(*over)
 
     def _attempt(self, work: Work, over: list[FromRunner]) -> list[FromRunner]:
         """Executes the runs of an attempt; `over` is what is still to be said of the one before."""
-        self._work, self._lines, self._cancelled = work, 0, False
+        self._cancellation.fired = False
+        self._reports.begin_attempt(work.ticket)
         try:
             target, args = self._load(work, over)
         except BaseException as error:  # noqa: BLE001  # rule 2
+            self._end_child()
             failed = [self._failed(work, run, error, 0.0) for run in work.runs]
             for run, each in zip(work.runs, failed, strict=True):
                 over += [Begun(work.ticket, run, time.monotonic()), each]
@@ -148,30 +151,52 @@ class Runner:
         began = 0.0
         for run in work.runs:
             at = time.monotonic()
-            began = began or at
-            self._run_id = run
-            self._say(*over, Begun(work.ticket, run, at))
-            call = partial(calls.call_it, target, args=args, offers=self._offers(work, run, began))
+            self._reports.begin_run(run)
+            self._reports.say(*over, Begun(work.ticket, run, at))
+            if began:
+                call = partial(self._call_again, work, run, began)
+            else:
+                began = at
+                call = partial(calls.call_it, target, args=args, offers=self._offers(work, run, began))
             over = self._one_run(work, run, at, call)
-            if self._cancelled:
+            if self._cancellation.fired:
                 over[-1] = msgspec.structs.replace(over[-1], dropped=True)
                 break
         return over
 
     def _load(self, work: Work, over: list[FromRunner]) -> tuple[Any, Any]:
         """The callable and its arguments; says so first when that may take its time."""
+        if work.args_key or work.call.startswith("pickled:"):
+            # what lies in one pack, or is an argument of the same call, needs the same modules
+            call = work.call.partition("#")[0], bool(work.args_key)
+            if call not in self._loaded:
+                self._say_loading(work, over)
+                self._loaded.add(call)
+        elif not calls.is_loaded(work.call):
+            self._say_loading(work, over)
+        return self._fetch(work, last=len(work.runs) == 1)
+
+    def _say_loading(self, work: Work, over: list[FromRunner]) -> None:
+        self._reports.say(*over, Loading(work.ticket))
+        over.clear()
+
+    def _fetch(self, work: Work, *, last: bool) -> tuple[Any, Any]:
+        """Both as user code has not seen them; its own if it is the `last` that needs them."""
         pickled = work.call.startswith("pickled:")
-        if pickled or work.args_key or not calls.is_loaded(work.call):
-            self._say(*over, Loading(work.ticket))
-            over.clear()
         if not (pickled or work.args_key):
-            return calls.find(work.call), work.args
+            return calls.find(work.call), work.args if last or not work.args else _copy(work.args)
         from governor.tasks import functions  # noqa: PLC0415  # only where something is pickled
 
         target = functions.fetch(work.call) if pickled else calls.find(work.call)
-        return target, functions.fetch(work.args_key) if work.args_key else work.args
+        if work.args_key:
+            return target, functions.fetch(work.args_key)
+        return target, work.args if last else _copy(work.args)
 
     # -- one run --------------------------------------------------------------------------------------------
+
+    def _call_again(self, work: Work, run: int, began: float) -> Any:
+        target, args = self._fetch(work, last=run == work.runs[-1])
+        return calls.call_it(target, args=args, offers=self._offers(work, run, began))
 
     def _offers(self, work: Work, run: int, began: float) -> dict[str, Callable[[], Any]]:
         """What a callable may take beside its arguments; made when it does."""
@@ -180,21 +205,21 @@ class Runner:
     def _one_run(self, work: Work, run: int, at: float, call: Callable[[], Any]) -> list[FromRunner]:
         try:
             try:
-                self._open = work.ticket
-                if self._asked:  # it was asked to end before it had begun
-                    self._raise_if_asked()
+                self._cancellation.enter(work.ticket)
                 returned = call()
             finally:
-                self._open = 0
+                self._cancellation.ticket = 0
             ended = time.monotonic()
+            if self._forked:
+                self._leave(0)
             if returned is None:
                 return [Over(work.ticket, run, ended, ended - at)]
             return self._keep(work, run, returned, at, ended)
         except values.Unserialisable as error:
             now = time.monotonic()
-            return [Over(work.ticket, run, now, now - at, error=str(error))]
+            return [Over(work.ticket, run, now, now - at, error=utf8(str(error)))]
         except BaseException as error:  # noqa: BLE001  # rule 2
-            self._open = 0
+            self._end_child()
             return [self._failed(work, run, error, time.monotonic() - at)]
 
     def _keep(self, work: Work, run: int, returned: Any, at: float, ended: float) -> list[FromRunner]:
@@ -223,8 +248,8 @@ class Runner:
             run,
             time.monotonic(),
             seconds,
-            error=_one_line(error),
-            traceback="".join(traceback.format_exception(error)[-30:]),
+            error=_one_line(error, cancelled=self._cancellation.fired),
+            traceback=_traceback(error),
         )
 
     def _inputs(self, work: Work) -> dict[str, Any]:
@@ -236,7 +261,7 @@ class Runner:
 
     def _load_input(self, item: Input) -> Any:
         if item.file is None:
-            return item.value
+            return _copy(item.value) if type(item.value) in (dict, list) else item.value
         if item.data is not None:
             return values.read(item.data, suffix=Path(item.file).suffix)
         return values.load(self._folder / item.file)
@@ -251,91 +276,32 @@ class Runner:
             attempt=work.attempt,
             deadline=None if left is None else time.time() + left,
             run_folder=self._folder,
-            log=self._log,
+            log=self._reports.log,
             model=work.model,
             is_eval=work.is_eval,
-            tell=self._tell,
+            tell=self._reports.tell,
         )
 
-    # -- cancellation ---------------------------------------------------------------------------------------
+    # -- ends of processes ----------------------------------------------------------------------------------
 
-    def _on_cancel(self, *_: object) -> None:
-        """The signal's handler, in the main thread, between two of its instructions."""
-        try:
-            data = os.read(self._cancels[0], 1024 * TICKET.size)
-        except OSError:
-            return
-        self._asked = {ticket for (ticket,) in TICKET.iter_unpack(data)}
-        self._raise_if_asked()
+    def _in_child(self) -> None:
+        """User code has forked; this is the child."""
+        self._forked = True
+        self._reports.silence()
+        self._cancellation.forget()
+        for end in self._claims:
+            os.close(end)
 
-    def _raise_if_asked(self) -> None:
-        if self._open and self._open in self._asked:
-            self._open = 0
-            self._cancelled = True
-            self._asked = set()
-            raise TaskCancelled("the task was cancelled")
-
-    # -- reports --------------------------------------------------------------------------------------------
-
-    def _say(self, *messages: FromRunner) -> None:
-        """Returns when it is in the kernel."""
-        if messages:
-            with self._sending:
-                self._socket.sendall(frames(messages))
-
-    def _say_from_user_code(self, message: FromRunner) -> None:
-        """As `_say`, called by user code: a half-sent frame must not be interrupted."""
-        if threading.get_ident() != self._main:
-            self._say(message)
-            return
-        opened, self._open = self._open, 0
-        try:
-            self._say(message)
-        finally:
-            self._open = opened
-        self._raise_if_asked()
-
-    def _tell(self, **state: Any) -> None:
-        """Raises TypeError for what is no plain data."""
-        if self._work is not None and os.getpid() == self._pid:
-            self._say_from_user_code(Told(self._work.ticket, state))
-
-    def _logger(self) -> logging.Logger:
-        log = logging.getLogger("task")
-        log.setLevel(logging.DEBUG)
-        log.propagate = False
-        log.handlers = [_Forward(self)]
-        return log
-
-    def forward(self, level: str, text: str) -> None:
-        """Passes a line of user code on; past `LINES_PER_ATTEMPT` lines are dropped, and that is said once."""
-        self._lines += 1
-        if self._lines == LINES_PER_ATTEMPT:
-            text = f"{text[:LINE_LENGTH]}\n(further lines of this attempt are dropped)"
-        if self._lines <= LINES_PER_ATTEMPT and os.getpid() == self._pid and self._work is not None:
-            line = Line(self._work.ticket, self._run_id, level, text[: LINE_LENGTH + 100])
-            self._say_from_user_code(line)
+    def _end_child(self) -> None:
+        """Ends a forked child that an exception has led back to us; nothing in the runner itself."""
+        if self._forked:
+            traceback.print_exc()
+            self._leave(1)
 
     def _announced_exit(self, code: int = 0, /) -> NoReturn:
         if os.getpid() == self._pid:  # a forked child of user code leaves in its own way
-            self._open = 0
-            try:
-                self._say(Leaving(code))
-            except OSError:  # its socket is closed already
-                self._leave(code)
+            self._reports.leave(code)
         self._leave(code)
-
-
-class _Forward(logging.Handler):
-    def __init__(self, runner: Runner) -> None:
-        super().__init__()
-        self._runner = runner
-
-    def emit(self, record: logging.LogRecord) -> None:
-        try:
-            self._runner.forward(record.levelname.lower(), self.format(record))
-        except Exception:  # noqa: BLE001  # as logging has it: a bad log call does not end the task
-            self.handleError(record)
 
 
 def _connect(path: str, address: tuple[str, int]) -> socket.socket:
@@ -349,21 +315,38 @@ def _connect(path: str, address: tuple[str, int]) -> socket.socket:
         return local
     remote = socket.create_connection(address)
     remote.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    remote.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # a machine without power says no farewell
+    for option, value in KEEPALIVE.items():
+        remote.setsockopt(socket.IPPROTO_TCP, option, value)
     return remote
 
 
-def _one_line(error: BaseException) -> str:
+def _copy(plain: Any) -> Any:
+    """Of data that came in a message."""
+    return msgspec.msgpack.decode(msgspec.msgpack.encode(plain))
+
+
+def _one_line(error: BaseException, *, cancelled: bool) -> str:
     """Type, message and place of an exception; an exit by its code."""
-    if isinstance(error, SystemExit):
-        return f"the task called sys.exit({error.code!r})"
-    if isinstance(error, TaskCancelled):
+    if isinstance(error, TaskCancelled) or (cancelled and type(error).__name__ == "CancelledError"):
         return "the task was cancelled"
     try:
-        text = " ".join(str(error).split())
-    except Exception:  # noqa: BLE001  # a broken __str__ of user code
+        if isinstance(error, SystemExit):
+            return utf8(f"the task called sys.exit({error.code!r})"[:ERROR_LENGTH])
+        text = " ".join(str(error)[: 2 * ERROR_LENGTH].split())
+    except BaseException:  # noqa: BLE001  # a broken __str__ of user code
         text = "(its message cannot be read)"
     frames_of = traceback.extract_tb(error.__traceback__)
     user = [frame for frame in frames_of if Path(frame.filename).parent != Path(__file__).parent]
     place = f" ({Path(user[-1].filename).name}:{user[-1].lineno})" if user else ""
     name = type(error).__name__
-    return f"{name}: {text[:1500]}{place}" if text else f"{name}{place}"
+    return utf8(f"{name}: {text[:ERROR_LENGTH]}{place}" if text else f"{name}{place}")
+
+
+def _traceback(error: BaseException) -> str:
+    """Its last lines: the ends of what is too long are kept, the message and the innermost frames."""
+    try:
+        text = "".join(traceback.format_exception(error)[-TRACEBACK_FRAMES:])
+    except BaseException:  # noqa: BLE001  # it runs code of the exception's class
+        text = "".join(traceback.format_tb(error.__traceback__)[-TRACEBACK_FRAMES:])
+    return utf8(text[-TRACEBACK_LENGTH:])

@@ -2,8 +2,8 @@
 
 Rules:
 1. Every runner that was started ends in exactly one `RunnerGone`, whether we killed it or not.
-2. On this machine a death is seen through a pidfd, at once; elsewhere through the end of the stream or of the actor's
-   one Ray call.
+2. On this machine a death is seen through a pidfd, at once; elsewhere through the end of the stream, of the actor's one
+   Ray call, or of the node's raylet, and whatever is left of the runner is killed by the node's agent.
 3. News of a runner reach the listener in the order in which the runner sent them, its end last: all that a dead
    runner has written is read before.
 4. Nothing here waits: calls into Ray run in Ray's thread, deaths in threads of their own.
@@ -12,28 +12,31 @@ Rules:
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import secrets
 import time
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import msgspec
 
 from governor import logs
-from governor.tasks import reaper, values
+from governor.tasks import claims, reaper, remote_files
 from governor.tasks.channel import Gate
-from governor.tasks.cluster import Cluster, demand
-from governor.tasks.member import Elsewhere, Here, Member
+from governor.tasks.member import AGENT_SECONDS, LOST_SECONDS, Elsewhere, Here, Member
 from governor.tasks.runner import Runner
 from governor.tasks.story import RunnerGone, RunnerReady, Shape
-from governor.tasks.wire import Begun, Bundle, File, Hello, Input, Leaving, Line, Loading, Over, Told, Work
+from governor.tasks.wire import Begun, Bundle, Hello, Leaving, Line, Loading, Over, Told, Work
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Sequence
     from pathlib import Path
 
     from governor.tasks.channel import Connection
+    from governor.tasks.cluster import Cluster
     from governor.tasks.wire import FromRunner
 
 WORDS_SECONDS: Final = 1.0
@@ -78,7 +81,9 @@ class Runners:
         self._import_path = list(import_path)
         self._members: dict[int, Member] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self._node_watches: dict[str, asyncio.Task[None]] = {}
         self._threads = ThreadPoolExecutor(max_workers=4, thread_name_prefix="kill")
+        self._files = ThreadPoolExecutor(max_workers=2, thread_name_prefix="files")
         self._loop = asyncio.get_running_loop()
         self._secret = secrets.token_bytes(32)
         self._marker = f".governor-{secrets.token_hex(8)}"
@@ -98,17 +103,24 @@ class Runners:
 
     def start(self, runner: int, shape: Shape) -> None:
         """Ends in RunnerReady or RunnerGone; waits in Ray's queue for as long as its resources are taken."""
-        member = self._members[runner] = Member(id=runner, shape=shape)
+        taken = Counter(member.node for member in self._members.values() if not member.shape)
+        planned = None if shape else self._cluster.next_node(taken)
+        member = self._members[runner] = Member(id=runner, shape=shape, planned=planned)
         self._hold(self._start(member), f"runner.{runner}.start")
 
     def send(self, runner: int, works: Sequence[Work]) -> None:
-        """Hands a bundle to an idle runner. If it is dead already, its `RunnerGone` says so."""
+        """Hands a bundle to an idle runner. If it is dead already, its `RunnerGone` says so. Raises ValueError for
+        more than `claims.MOST`.
+        """
+        if len(works) > claims.MOST:
+            raise ValueError(f"a bundle of {len(works)} attempts: {claims.MOST} are the most")
         member = self._members.get(runner)
-        if member is None or member.connection is None:
+        if member is None or member.hello is None:
             return
-        if member.hello is not None and not member.hello.shares_folder:
-            works = [self._with_files(work) for work in works]
-        member.connection.send([Bundle(list(works))])
+        if member.hello.shares_folder or not remote_files.needs_files(works):
+            self._send(member, works)
+        else:
+            self._hold(self._send_with_files(member, works), f"runner.{runner}.files")
 
     def revoke(self, runner: int) -> None:
         """Takes back what the runner has not begun; the listener hears which, on this machine at once."""
@@ -118,10 +130,9 @@ class Runners:
 
     def cancel(self, runner: int, ticket: int) -> None:
         """Takes back what the runner has not begun, then raises TaskCancelled in this attempt, if it is at it."""
-        self.revoke(runner)
         member = self._members.get(runner)
         if member is not None and member.reach is not None:
-            member.reach.ask_to_end(ticket)
+            member.reach.cancel(ticket, lambda tickets: self._revoked(runner, tickets))
 
     def kill(self, runner: int, reason: str) -> None:
         """Ends in RunnerGone once the process and all below it are seen dead."""
@@ -146,9 +157,26 @@ class Runners:
             self.kill(runner, "the scheduler ends")
         if self._tasks:
             await asyncio.wait(set(self._tasks), timeout=2 * reaper.KILL_SECONDS)
+        for watch in self._node_watches.values():
+            watch.cancel()
         self._gate.close()
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        for threads in (self._threads, self._files):
+            threads.shutdown(wait=False, cancel_futures=True)
         (self._folder / self._marker).unlink(missing_ok=True)
+
+    def _send(self, member: Member, works: Sequence[Work]) -> None:
+        if member.connection is None:
+            return
+        try:
+            member.connection.send([Bundle(list(works))])
+        except Exception as error:  # noqa: BLE001  # whatever encoding raises: nothing was sent
+            log.warning("runner.unsendable", runner=member.id, reason=f"{type(error).__name__}: {error}")
+            member.connection.send([Bundle(list(map(remote_files.sendable, works)))])
+
+    async def _send_with_files(self, member: Member, works: Sequence[Work]) -> None:
+        read = partial(remote_files.with_files, folder=self._folder)
+        found = await self._loop.run_in_executor(self._files, lambda: list(map(read, works)))
+        self._send(member, found)
 
     # -- life of one runner ---------------------------------------------------------------------------------
 
@@ -156,24 +184,15 @@ class Runners:
         try:
             await self._cluster.call(lambda: self._create(member))
         except Exception as error:  # noqa: BLE001  # whatever Ray raises, the runner did not start
-            self._announce_end(member, f"Ray refused the runner: {type(error).__name__}: {error}")
+            refused = f"Ray refused the runner: {type(error).__name__}: {error}"
+            self._announce_end(member, member.killing or refused)
 
     def _create(self, member: Member) -> None:
         """In Ray's thread."""
         if member.killing is not None:
             raise RuntimeError(member.killing)
-        wanted = demand(member.shape)
-        options: dict[str, Any] = {
-            "num_cpus": wanted.pop("CPU", 0),
-            "num_gpus": wanted.pop("GPU", 0),
-            "max_restarts": 0,
-            "max_task_retries": 0,
-        }
-        if "memory" in wanted:
-            options["memory"] = int(wanted.pop("memory"))
-        if len(self._cluster.nodes) > 1:
-            options["scheduling_strategy"] = "SPREAD"
-        member.actor = self._actor.options(**options, resources=wanted).remote(
+        options = member.options(nodes=len(self._cluster.nodes))
+        member.actor = self._actor.options(**options).remote(
             run=self._run, run_folder=str(self._folder), import_path=self._import_path
         )
         serving = member.actor.serve.remote(
@@ -186,7 +205,8 @@ class Runners:
 
         def tell(outcome: Any) -> None:
             error = outcome.exception()
-            self._loop.call_soon_threadsafe(self._call_ended, member, "" if error is None else str(error))
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody wants to know
+                self._loop.call_soon_threadsafe(self._call_ended, member, "" if error is None else str(error))
 
         serving.future().add_done_callback(tell)
 
@@ -198,6 +218,10 @@ class Runners:
             return
         member.hello, member.connection = hello, connection
         connection.heard = lambda documents: self._heard(member, documents)
+        if not hello.shares_folder:
+            member.intake = remote_files.Intake(
+                folder=self._folder, threads=self._files, tell=lambda documents: self._tell(member, documents)
+            )
         connection.closed = lambda: self._stream_ended(member)
         if connection.local and connection.peer_pid() == hello.pid:
             try:
@@ -208,6 +232,10 @@ class Runners:
             self._loop.add_reader(member.reach.handle, self._died, member)
         else:
             member.reach = Elsewhere(hello, self._cluster, self._loop)
+            known = self._node_watches.get(hello.node)
+            if known is None or known.done():
+                watch = asyncio.create_task(self._watch_node(hello.node), name=f"node.{hello.host}.watch")
+                self._node_watches[hello.node] = watch
         if self.listener is not None and member.killing is None:
             self.listener.runner_changed(RunnerReady(member.id, time.monotonic()))
 
@@ -216,6 +244,18 @@ class Runners:
             member.ended.set_result(text)
         if not isinstance(member.reach, Here):
             self._died(member)
+
+    async def _watch_node(self, node: str) -> None:
+        """Its raylet may be gone long before Ray says so, and its runners do not notice."""
+        try:
+            await self._cluster.node_lost(node)
+        except Exception as error:  # noqa: BLE001  # whatever Ray raises: it is lost, which others see
+            log.warning("node.unwatched", node=node, reason=f"{type(error).__name__}: {error}")
+            return
+        log.warning("node.lost", node=node)
+        for member in list(self._members.values()):
+            if member.hello is not None and member.hello.node == node:
+                self._call_ended(member, "")
 
     def _stream_ended(self, member: Member) -> None:
         """Its process is dead, or user code has closed what was not its own."""
@@ -239,32 +279,73 @@ class Runners:
         """Waits for Ray's word on it; what the runner said before its death is read meanwhile."""
         await asyncio.wait({member.ended}, timeout=WORDS_SECONDS)
         told = member.ended.result() if member.ended.done() else ""
-        self._announce_end(member, member.why_dead(told, self._cluster.is_lost(member.node)))
+        lost = isinstance(member.reach, Elsewhere) and await self._cluster.is_lost(member.node)
+        if isinstance(member.reach, Elsewhere):  # its stream or its raylet may have ended before its process
+            await self._kill_elsewhere(member, member.reach, lost=lost)
+        await self._end(member, member.why_dead(told, lost))
+        await self._ray_kill(member)
 
     async def _kill(self, member: Member) -> None:
         reason = member.killing or ""
+        if member.reach is None:  # it is on its way
+            await self._kill_by_ray(member)
+        left: list[int] = []
         if isinstance(member.reach, Here):
-            self._stop_watching(member)
-            left = await self._loop.run_in_executor(self._threads, member.reach.kill_tree)
-            if left:
-                log.error("runner.unkillable", runner=member.id, pids=left, seconds=reaper.KILL_SECONDS)
-                reason = f"{reason}; processes {left} could not be killed"
-            self._announce_end(member, reason)
+            left = await self._kill_here(member, member.reach)
         elif isinstance(member.reach, Elsewhere):
-            await member.reach.kill_tree()
-        await self._cluster.call(lambda: self._ray_kill(member))
-        if member.id in self._members:
-            await asyncio.wait({member.ended}, timeout=reaper.KILL_SECONDS)
-            self._announce_end(member, reason)
+            lost = await self._cluster.is_lost(member.node)
+            left = await self._kill_elsewhere(member, member.reach, lost=lost)
+        if left:
+            log.error("runner.unkillable", runner=member.id, pids=left, seconds=reaper.KILL_SECONDS)
+            reason = f"{reason}; processes {left} could not be killed"
+        await self._end(member, reason)
+        await self._ray_kill(member)
 
-    def _ray_kill(self, member: Member) -> None:
-        """In Ray's thread, behind the actor's creation."""
-        if member.actor is not None:
-            self._cluster.ray.kill(member.actor, no_restart=True)
+    async def _kill_here(self, member: Member, reach: Here) -> list[int]:
+        self._stop_watching(member)
+        try:
+            return await self._loop.run_in_executor(self._threads, reach.kill_tree)
+        except OSError as error:  # no descriptors are left to look at the tree
+            log.exception("runner.tree_unseen", runner=member.id, reason=str(error))
+            await self._kill_by_ray(member)
+            return []
+
+    async def _kill_elsewhere(self, member: Member, reach: Elsewhere, *, lost: bool) -> list[int]:
+        """By the node's agent; where that does not answer, by Ray."""
+        left = await reach.kill_tree(seconds=LOST_SECONDS if lost else AGENT_SECONDS)
+        if left is None and not lost:
+            await self._kill_by_ray(member)
+        return left or []
+
+    async def _kill_by_ray(self, member: Member) -> None:
+        await self._ray_kill(member)
+        await asyncio.wait({member.ended}, timeout=reaper.KILL_SECONDS)
+
+    async def _ray_kill(self, member: Member) -> None:
+        """What is left of the actor. Again: nothing."""
+
+        def kill() -> None:
+            """In Ray's thread, behind the actor's creation."""
+            actor, member.actor = member.actor, None
+            if actor is not None:
+                self._cluster.ray.kill(actor, no_restart=True)
+
+        try:
+            await self._cluster.call(kill)
+        except Exception as error:  # noqa: BLE001  # whatever Ray raises: it is lost, and its actors with it
+            log.warning("runner.not_told_ray", runner=member.id, reason=f"{type(error).__name__}: {error}")
 
     def _stop_watching(self, member: Member) -> None:
         if isinstance(member.reach, Here) and member.reach.is_open:
             self._loop.remove_reader(member.reach.handle)
+
+    async def _end(self, member: Member, reason: str) -> None:
+        """Announces it, once all that it has said is told."""
+        if member.connection is not None and member.intake is not None:
+            member.connection.closed = None
+            member.connection.drain()
+            await member.intake.settled()
+        self._announce_end(member, reason)
 
     def _announce_end(self, member: Member, reason: str) -> None:
         if member.id not in self._members:
@@ -283,51 +364,29 @@ class Runners:
     # -- what they say --------------------------------------------------------------------------------------
 
     def _heard(self, member: Member, documents: list[FromRunner]) -> None:
-        now = time.monotonic()
-        here = isinstance(member.reach, Here)
+        """What one read gave; it gets our times before it may have to wait."""
+        if not isinstance(member.reach, Here):
+            now = time.monotonic()
+            documents = [_at(each, now) if isinstance(each, Begun | Over) else each for each in documents]
+        if member.intake is None:
+            self._tell(member, documents)
+        else:
+            member.intake.take(documents)
+
+    def _tell(self, member: Member, documents: list[FromRunner]) -> None:
         news: list[Begun | Over | Loading | Line | Told] = []
         for document in documents:
             match document:
-                case Over(ticket, run) if not here:
-                    news.append(_at(document, now))
-                case Begun(ticket, run) if not here:
-                    news.append(Begun(ticket, run, now))
+                case Begun() | Over() | Loading() | Line() | Told():
+                    news.append(document)
                 case Leaving(exit_code):
                     member.exit_code = exit_code
-                case File(name, data):
-                    self._take_file(name, data)
-                case Hello():
-                    continue
-                case _:
-                    news.append(document)
         if news and self.listener is not None:
-            self.listener.runner_said(member.id, news, now)
+            self.listener.runner_said(member.id, news, time.monotonic())
 
     def _revoked(self, runner: int, tickets: tuple[int, ...]) -> None:
-        if self.listener is not None:
+        if self.listener is not None and runner in self._members:
             self.listener.runner_revoked(runner, tickets)
-
-    def _take_file(self, name: str, data: bytes) -> None:
-        path = (self._folder / name).resolve()
-        if not path.is_relative_to(self._folder.resolve()) or path.suffix not in values.SUFFIXES:
-            log.warning("runner.bad_file", name=name)
-            return
-        values.write(path, data)
-
-    def _with_files(self, work: Work) -> Work:
-        """Inputs that lie in files, with their contents."""
-        if not any(item.file for items in work.inputs.values() for item in items):
-            return work
-        inputs = {
-            name: [
-                item
-                if item.file is None
-                else Input(file=item.file, data=(self._folder / item.file).read_bytes())
-                for item in items
-            ]
-            for name, items in work.inputs.items()
-        }
-        return msgspec.structs.replace(work, inputs=inputs)
 
     def _hold(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
         task: asyncio.Task[None] = asyncio.create_task(work, name=name)
@@ -336,6 +395,6 @@ class Runners:
         return task
 
 
-def _at(over: Over, now: float) -> Over:
+def _at(said: Begun | Over, now: float) -> Begun | Over:
     """The same, in our clock: it was said just now."""
-    return msgspec.structs.replace(over, at=now)
+    return msgspec.structs.replace(said, at=now)

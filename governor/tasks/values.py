@@ -3,7 +3,8 @@
 Rules:
 1. A file appears whole or not at all: written under another name, synced, renamed.
 2. JSON-like is None, bool, int of 64 bits, float, str, list, tuple (which becomes a list) and dict with str keys, and
-   numpy's scalars. All else is a file: ``.json`` for large JSON-like values, ``.npy`` for arrays, ``.pkl`` for the rest.
+   numpy's scalars. All else is a file: ``.json`` for large JSON-like values, ``.npy`` for arrays, ``.pkl`` for the rest,
+   by value where a class was defined in the driver's script.
 3. Files are read by runners of the same run alone; nothing from a socket is unpickled.
 """
 
@@ -24,6 +25,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 INLINE_BYTES: Final = 64 * 1024
+DEEPEST: Final = 100
+"""Levels of nesting that travel: whoever decodes them does so on a stack of its own, and bears about 900."""
+LARGEST_PAYLOAD: Final = 2**30
+"""Bytes: a document on the stream may hold 2 GiB."""
 SUFFIXES: Final = (".json", ".npy", ".pkl", ".payload")
 """Of files that `keep` writes."""
 
@@ -74,6 +79,10 @@ def keep(
     """
     result = returned if isinstance(returned, TaskResult) else TaskResult(returned)
     metrics = _checked(result.metrics if isinstance(returned, TaskResult) else _numbers(returned))
+    if not isinstance(result.payload, bytes | bytearray | memoryview):
+        raise Unserialisable(f"the payload is a {type(result.payload).__name__}, not bytes")
+    if len(result.payload) > LARGEST_PAYLOAD:
+        raise Unserialisable(f"the payload has {len(result.payload)} bytes, more than {LARGEST_PAYLOAD}")
     files = _Folder(folder, writes=writes)
     payload = result.payload if payload_inline else b""
     if result.payload and not payload_inline:
@@ -84,10 +93,10 @@ def keep(
     except (_NotPlain, OverflowError, UnicodeEncodeError):
         name = _keep_object(result.value, files, stem)
         return Kept(None, name, metrics, payload, files.unwritten)
-    except RecursionError:
-        raise Unserialisable("the returned value is nested too deeply, or contains itself") from None
     if len(packed) <= INLINE_BYTES:
         return Kept(plain, None, metrics, payload, files.unwritten)
+    if not _all_finite(plain):  # JSON has no word for the others
+        return Kept(None, _keep_object(plain, files, stem), metrics, payload, files.unwritten)
     name = files.put(f"{stem}.json", msgspec.json.encode(plain))
     return Kept(None, name, metrics, payload, files.unwritten)
 
@@ -124,11 +133,22 @@ def _keep_object(value: Any, files: _Folder, stem: str) -> str:
         return files.put(f"{stem}.npy", buffer.getvalue())
     try:
         pickled = pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)
-    except Exception as error:  # pickling runs code of the value's classes: anything may come
-        raise Unserialisable(
-            f"the returned {type(value).__name__} cannot be serialised: {type(error).__name__}: {error}"
-        ) from error
+    except Exception as error:  # noqa: BLE001  # pickling runs code of the value's classes: anything may come
+        pickled = _pickled_by_value(value, error)
     return files.put(f"{stem}.pkl", pickled)
+
+
+def _pickled_by_value(value: Any, first: Exception) -> bytes:
+    """What pickle refuses because it cannot be imported; `first` is why."""
+    from ray import cloudpickle  # noqa: PLC0415  # only where it is needed: runners have it, others may have no Ray
+
+    try:
+        pickled: bytes = cloudpickle.dumps(value)  # type: ignore[no-untyped-call]
+    except Exception:  # noqa: BLE001  # as above
+        raise Unserialisable(
+            f"the returned {type(value).__name__} cannot be serialised: {type(first).__name__}: {first}"
+        ) from first
+    return pickled
 
 
 def write(path: Path, data: bytes) -> None:
@@ -147,15 +167,26 @@ def write(path: Path, data: bytes) -> None:
         os.close(folder)
 
 
-def _plain(value: Any) -> Any:
+def is_shallow(plain: Any, levels: int = DEEPEST) -> bool:
+    """Whether lists and dicts are nested no deeper than that."""
+    if type(plain) is dict:
+        return levels > 0 and all(is_shallow(item, levels - 1) for item in plain.values())
+    if type(plain) in (list, tuple):
+        return levels > 0 and all(is_shallow(item, levels - 1) for item in plain)
+    return True
+
+
+def _plain(value: Any, levels: int = DEEPEST) -> Any:
     if value is None or type(value) in (bool, int, float, str):
         return value
+    if not levels:
+        raise _NotPlain
     if type(value) in (list, tuple):
-        return [_plain(item) for item in value]
+        return [_plain(item, levels - 1) for item in value]
     if type(value) is dict:
         if not all(type(name) is str for name in value):
             raise _NotPlain
-        return {name: _plain(item) for name, item in value.items()}
+        return {name: _plain(item, levels - 1) for name, item in value.items()}
     if type(value).__module__ == "numpy" and getattr(value, "shape", None) == () and hasattr(value, "item"):
         scalar = value.item()
         if type(scalar) in (bool, int, float, str):
@@ -163,10 +194,18 @@ def _plain(value: Any) -> Any:
     raise _NotPlain
 
 
+def _all_finite(plain: Any) -> bool:
+    if type(plain) is float:
+        return math.isfinite(plain)
+    if type(plain) is list:
+        return all(map(_all_finite, plain))
+    return all(map(_all_finite, plain.values())) if type(plain) is dict else True
+
+
 def _numbers(value: Any) -> Mapping[str, float]:
     """A dict of numbers is its own metrics."""
     if type(value) is not dict or not all(
-        type(name) is str and _is_number(item) for name, item in value.items()
+        type(name) is str and has_utf8(name) and _is_number(item) for name, item in value.items()
     ):
         return {}
     return value
@@ -176,7 +215,20 @@ def _checked(metrics: Mapping[str, Any]) -> dict[str, float]:
     for name, value in metrics.items():
         if not isinstance(name, str) or not _is_number(value):
             raise Unserialisable(f"metric {name!r} is {value!r}, which is not a number with a name")
+        if not has_utf8(name):
+            raise Unserialisable(f"the name of metric {name!r} has no UTF-8 form")
     return {name: float(value) for name, value in metrics.items()}
+
+
+def has_utf8(text: str) -> bool:
+    """Whether it can be written in a message: a name of a file, say, may have parts that cannot."""
+    if text.isascii():
+        return True
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _is_number(value: Any) -> bool:

@@ -27,7 +27,7 @@ class Heard:
     def runner_changed(self, event):
         self._add(event.runner, event)
 
-    def runner_said(self, runner, messages, now):  # noqa: ARG002  # the protocol's
+    def runner_said(self, runner, messages, now):
         self._add(runner, *messages)
 
     def runner_revoked(self, runner, tickets):
@@ -80,12 +80,8 @@ class World:
     def work(self, call, **fields):
         ticket = next(self._tickets)
         fields = {"batch": "batch", "task": f"t{ticket}", "runs": (0,), "attempt": 1, **fields}
-        return Work(
-            ticket=ticket,
-            call=call if ":" in call else f"runner_deeds:{call}",
-            stem=f"results/t{ticket}",
-            **fields,
-        )
+        fields.setdefault("stem", f"results/t{ticket}")
+        return Work(ticket=ticket, call=call if ":" in call else f"runner_deeds:{call}", **fields)
 
     async def run(self, call, **fields):
         """The ends of the runs of one attempt, on a runner that goes on living."""
@@ -117,6 +113,11 @@ class World:
         return (await self.heard.until(lambda: self.heard.all(runner, RunnerGone), seconds=seconds))[0]
 
 
+def hide(runners):
+    """Takes the unix socket away."""
+    Path(runners._gate.path).unlink()
+
+
 @asynccontextmanager
 async def open_world(cluster, folder, *, unix=True):
     """Without `unix`, runners find no socket file, and come by TCP as if they were on another machine."""
@@ -131,7 +132,7 @@ async def open_world(cluster, folder, *, unix=True):
         import_path=[str(USER_CODE)],
     )
     if not unix:
-        Path(runners._gate.path).unlink()
+        hide(runners)
     world = World(runners)
     try:
         yield world

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from governor.tasks import TaskResult
-from governor.tasks.values import INLINE_BYTES, Unserialisable, keep, load
+from governor.tasks.values import DEEPEST, INLINE_BYTES, Unserialisable, keep, load, read
 
 
 @pytest.mark.parametrize(
@@ -60,11 +60,27 @@ def test_arrays_keep_their_type(tmp_path):
 def test_what_cannot_be_kept_is_told_and_leaves_no_file(tmp_path):
     with pytest.raises(Unserialisable, match="the returned lock cannot be serialised: TypeError"):
         keep(threading.Lock(), folder=tmp_path, stem="t-0")
-    endless: list = []
-    endless.append(endless)
-    with pytest.raises(Unserialisable, match="contains itself"):
-        keep(endless, folder=tmp_path, stem="t-0")
+    deep: list = []
+    for _ in range(100_000):
+        deep = [deep]
+    with pytest.raises(Unserialisable, match="the returned list cannot be serialised: RecursionError"):
+        keep(deep, folder=tmp_path, stem="t-0")
     assert not list(tmp_path.iterdir())
+
+
+def test_what_is_nested_deeply_or_contains_itself_does_not_travel(tmp_path):
+    """Its reader would run out of stack."""
+    endless: list = [1]
+    endless.append(endless)
+    kept = keep(endless, folder=tmp_path, stem="t-0")
+    again = load(tmp_path / kept.value_file)
+    assert again[0] == 1
+    assert again[1] is again
+    deep: list = []
+    for _ in range(DEEPEST):
+        deep = [deep]
+    assert keep(deep, folder=tmp_path, stem="t-1").value_file == "t-1.pkl"
+    assert keep(deep[0], folder=tmp_path, stem="t-2").value == deep[0]
 
 
 def test_metrics_are_numbers_with_names(tmp_path):
@@ -80,5 +96,35 @@ def test_a_value_of_the_users_own_type(tmp_path):
     class Local:
         n: int
 
-    with pytest.raises(Unserialisable, match="Local"):
-        keep(Local(1), folder=tmp_path, stem="t")
+    kept = keep([Local(1)], folder=tmp_path, stem="t")
+    assert load(tmp_path / kept.value_file) == [Local(1)]
+
+
+def test_numbers_that_json_does_not_know_stay_what_they_are(tmp_path):
+    value = {"rewards": [float("nan"), float("-inf"), 0.1] * 10_000}
+    kept = keep(value, folder=tmp_path, stem="t")
+    nan, infinite, number, *_ = load(tmp_path / kept.value_file)["rewards"]
+    assert nan != nan  # noqa: PLR0124  # so is NaN
+    assert (infinite, number) == (float("-inf"), 0.1)
+
+
+def test_a_payload_is_bytes_and_names_of_metrics_have_utf8(tmp_path):
+    with pytest.raises(Unserialisable, match="the payload is a str, not bytes"):
+        keep(TaskResult(None, {}, "text"), folder=tmp_path, stem="t")
+    with pytest.raises(Unserialisable, match="has no UTF-8 form"):
+        keep(TaskResult(None, {"\udc80": 1.0}), folder=tmp_path, stem="t")
+    assert keep({"\udc80": 1}, folder=tmp_path, stem="t").metrics == {}
+    assert (
+        keep(TaskResult(0, {}, bytearray(b"ab")), folder=tmp_path, stem="t", payload_inline=True).payload
+        == b"ab"
+    )
+    assert not list(tmp_path.glob("*.payload"))
+
+
+def test_where_the_folder_is_not_to_be_had_files_travel(tmp_path):
+    value = TaskResult(np.arange(3), {}, b"raw")
+    kept = keep(value, folder=tmp_path / "none", stem="r/t-0", writes=False)
+    assert [name for name, _ in kept.files] == ["r/t-0.payload", "r/t-0.npy"]
+    assert read(kept.files[1][1], suffix=".npy").tolist() == [0, 1, 2]
+    assert kept.value_file == "r/t-0.npy"
+    assert not (tmp_path / "none").exists()

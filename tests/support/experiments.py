@@ -1,0 +1,112 @@
+"""Experiments as users of AgentLab write them, good and bad. Runners import this module too."""
+
+import asyncio
+import ctypes
+import json
+import os
+import signal
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+
+@dataclass
+class EnvArgs:
+    max_steps: int | None = 10
+
+
+@dataclass
+class Exp:
+    """One that does the deed of this name; each execution is a line in `story`."""
+
+    exp_id: Any
+    deed: str = "give"
+    arg: Any = None
+    depends_on: Any = ()
+    story: Path | None = None
+    env_args: EnvArgs | None = field(default_factory=EnvArgs)
+    episode_timeout: float | None = None
+
+    def run(self):
+        self.tell("begun", pid=os.getpid())
+        result = getattr(self, self.deed)()
+        self.tell("ended")
+        return result
+
+    def tell(self, what, **more):
+        if self.story is not None:
+            with self.story.open("a") as file:
+                file.write(json.dumps({"exp": self.exp_id, "what": what, "at": time.time(), **more}) + "\n")
+
+    def give(self):
+        return self.arg
+
+    def itself(self):
+        return self
+
+    def fail(self):
+        raise ValueError(self.arg or "bad luck")
+
+    def sleep(self):
+        time.sleep(self.arg)
+
+    def hold_gil(self):
+        ctypes.PyDLL(None).sleep(int(self.arg))
+
+    def killed(self):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def leave(self):
+        sys.exit(3)
+
+    def exist(self):
+        """Succeeds when the file is there."""
+        return Path(self.arg).read_text()
+
+    def make(self):
+        """Something that can be made on a runner alone."""
+        return {"unreadable": Unreadable, "generator": lambda: (n for n in [1])}[self.arg]()
+
+    def count(self):
+        """Sees what an execution before has left in this object."""
+        self.arg = (self.arg or 0) + 1
+        return self.arg
+
+
+class Bare:
+    """No env_args, no depends_on."""
+
+    def __init__(self, exp_id):
+        self.exp_id = exp_id
+
+    def run(self):
+        return self.exp_id
+
+
+class Later(Bare):
+    run = None
+
+    async def arun(self):
+        await asyncio.sleep(0)
+        return "later"
+
+
+class Unsendable(Bare):
+    def __reduce__(self):
+        raise RuntimeError("no pickle of mine")
+
+
+class Unreadable:
+    """A result that the caller cannot read."""
+
+    def __init__(self):
+        self.home = os.getpid()
+
+    def __setstate__(self, state):
+        raise OSError("another machine's result")
+
+
+def story_of(path):
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []

@@ -1,0 +1,76 @@
+"""Another node of a Ray cluster, on this machine: `python second_node.py SETTINGS`, as `governor.tasks.head` a head.
+
+When it is in the cluster it writes its raylet's pid to standard output; it ends when standard input does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+
+from governor.ray_head import environment
+
+
+class SecondNode:
+    """A raylet of its own, that can be killed."""
+
+    def __init__(self, head, *, num_cpus, resources, temp_dir):
+        self._settings = {
+            "address": head.address,
+            "num_cpus": num_cpus,
+            "resources": resources,
+            "temp_dir": str(temp_dir),
+        }
+        self._environment = {**os.environ, **environment(head.token_path)}
+        self._process = None
+        self.raylet = 0
+        self.id = ""
+
+    async def start(self):
+        self._process = await asyncio.create_subprocess_exec(
+            *(sys.executable, __file__, json.dumps(self._settings)),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={**self._environment, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        )
+        async with asyncio.timeout(60):
+            told = json.loads(await self._process.stdout.readline())
+        self.raylet, self.id = told["raylet"], told["id"]
+        return self
+
+    def kill(self):
+        """As a power failure of the node would, but for what runs on it."""
+        os.kill(self.raylet, signal.SIGKILL)
+
+    async def stop(self):
+        self._process.stdin.close()
+        await self._process.wait()
+
+
+def main(settings):
+    import ray._private.node as ray_node
+    from ray._private.parameter import RayParams
+
+    wanted = json.loads(settings)
+    params = RayParams(
+        gcs_address=wanted["address"],
+        node_ip_address="127.0.0.1",
+        num_cpus=wanted["num_cpus"],
+        resources=wanted["resources"],
+        temp_dir=wanted["temp_dir"],
+        object_store_memory=100_000_000,
+        include_log_monitor="",
+    )
+    node = ray_node.Node(params, head=False, shutdown_at_exit=True, spawn_reaper=True)
+    raylet = node.all_processes["raylet"][0].process.pid
+    sys.stdout.write(json.dumps({"raylet": raylet, "id": node.node_id}) + "\n")
+    sys.stdout.flush()
+    sys.stdin.read()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
