@@ -14,8 +14,10 @@ TICK = 0.001
 
 
 async def longest_block() -> Row:
-    """Runs the batch for real, and looks at the longest gap between two ticks of the loop while it is finalized."""
-    async with RolloutCoordinator(SchedulerConfig(runner_per_model=2, num_cpus=2)) as coordinator:
+    """Runs the batch for real, on the Ray of this process, and looks at the longest gap between two ticks of the loop
+    while it is finalized.
+    """
+    async with RolloutCoordinator(SchedulerConfig(runner_per_model=2)) as coordinator:
         tasks = [Task("task_code:score", repeat_times=RUNS, is_eval=True) for _ in range(TASKS)]
         await coordinator.submit_batch(batch_id="1/large", tasks=tasks, batch_type="eval")
         await coordinator.scheduler.wait_for("1/large", clear_timeout_tasks=False)
