@@ -91,6 +91,23 @@ class Crew:
         return Story(link.events)
 
 
+@pytest_asyncio.fixture(loop_scope="session")
+async def gate():
+    from gate import Gate
+
+    async with Gate() as gate:
+        yield gate
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def scheduler(pool):
+    """The scheduler of the test's own module, as new."""
+    from scheduling import configured, leave_nothing
+
+    yield configured(pool)
+    await leave_nothing(pool)
+
+
 class Story:
     def __init__(self, events):
         self.events = events

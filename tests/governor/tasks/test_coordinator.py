@@ -9,7 +9,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import pytest_asyncio
-from gate import Gate
 from scheduling import BASE, Pipeline, configured, leave_nothing, turns, visitor, within
 
 from governor.tasks import (
@@ -41,12 +40,6 @@ async def coordinator(pool):
         await pool.abort_batch(batch_id, reason="the test is over")
     await leave_nothing(pool.scheduler)
     assert not left
-
-
-@pytest_asyncio.fixture(loop_scope="session")
-async def gate():
-    async with Gate() as gate:
-        yield gate
 
 
 def configure(coordinator, **fields):

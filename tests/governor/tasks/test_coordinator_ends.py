@@ -8,7 +8,6 @@ from dataclasses import replace
 import pytest
 import pytest_asyncio
 import ray
-from gate import Gate
 from scheduling import BASE, Pipeline, configured, leave_nothing, turns, visitor, within
 
 from governor.errors import ConductorError
@@ -40,12 +39,6 @@ async def coordinator(pool):
         await pool.abort_batch(batch_id, reason="the test is over")
     await leave_nothing(pool.scheduler)
     assert not left
-
-
-@pytest_asyncio.fixture(loop_scope="session")
-async def gate():
-    async with Gate() as gate:
-        yield gate
 
 
 def configure(coordinator, **fields):

@@ -9,8 +9,7 @@ import signal
 
 import pytest
 import pytest_asyncio
-from gate import Gate
-from scheduling import BASE, configured, leave_nothing, turns, visitor, within
+from scheduling import BASE, turns, visitor, within
 
 from governor.tasks import RunnerWrapper, Scheduler, Task
 
@@ -21,18 +20,6 @@ pytestmark = [pytest.mark.ray, pytest.mark.asyncio(loop_scope="session")]
 async def pool(crew):
     async with Scheduler(BASE) as scheduler:
         yield scheduler
-
-
-@pytest_asyncio.fixture(loop_scope="session")
-async def scheduler(pool):
-    yield configured(pool)
-    await leave_nothing(pool)
-
-
-@pytest_asyncio.fixture(loop_scope="session")
-async def gate():
-    async with Gate() as gate:
-        yield gate
 
 
 def seat(scheduler, place):

@@ -12,8 +12,7 @@ from dataclasses import replace
 import psutil
 import pytest
 import pytest_asyncio
-from gate import Gate
-from scheduling import BASE, configured, leave_nothing, turns, visitor, within
+from scheduling import BASE, turns, visitor, within
 
 from governor.tasks import RunnerWrapper, Scheduler, Task, TaskResult
 from governor.tasks.driver import Driver
@@ -25,18 +24,6 @@ pytestmark = [pytest.mark.ray, pytest.mark.asyncio(loop_scope="session")]
 async def pool(crew):
     async with Scheduler(BASE) as scheduler:
         yield scheduler
-
-
-@pytest_asyncio.fixture(loop_scope="session")
-async def scheduler(pool):
-    yield configured(pool)
-    await leave_nothing(pool)
-
-
-@pytest_asyncio.fixture(loop_scope="session")
-async def gate():
-    async with Gate() as gate:
-        yield gate
 
 
 def is_alive(pid):
@@ -95,15 +82,18 @@ async def test_a_result_is_handed_out_once_to_callers_at_the_same_time(scheduler
 
 async def test_failures_alone_never_satisfy_min_num(scheduler, gate):
     scheduler.schedule([visitor(gate, id=name) for name in "abc"], 1)
+    scheduler.schedule([visitor(gate, id="d")], 2)
     first = await gate.visits(2)
     waiting = asyncio.create_task(scheduler.get_statuses(1, min_num=1))
     for visit in first.values():
         visit.tell("fail")
-    last = await gate.visit()
+    second = await gate.visits(2)  # both runners are free again: both failures are known
     await turns()
     assert not waiting.done(), "two have failed, and one success was asked for"
-    last.tell("go")
+    second["c", 0].tell("go")
     assert [status.ok for status in await within(5, waiting)] == [False, False, True]
+    second["d", 0].tell("go")
+    await within(5, scheduler.get_statuses(2))
 
 
 async def test_statuses_are_not_numbered_in_the_order_of_completion(scheduler, gate):

@@ -7,8 +7,7 @@ import time
 
 import pytest
 import pytest_asyncio
-from gate import Gate
-from scheduling import BASE, configured, leave_nothing, turns, visitor, within
+from scheduling import BASE, configured, turns, visitor, within
 
 from governor.tasks import (
     CompletedTaskResult,
@@ -25,18 +24,6 @@ async def pool(crew):
     async with Scheduler(BASE, rollout_model=["m0", "m1"], auxiliary_models=[["judge"]]) as scheduler:
         scheduler.config = BASE
         yield scheduler
-
-
-@pytest_asyncio.fixture(loop_scope="session")
-async def scheduler(pool):
-    yield configured(pool)
-    await leave_nothing(pool)
-
-
-@pytest_asyncio.fixture(loop_scope="session")
-async def gate():
-    async with Gate() as gate:
-        yield gate
 
 
 # -- waiting --------------------------------------------------------------------------------------------------
