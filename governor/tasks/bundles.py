@@ -28,8 +28,9 @@ class Bundles:
 
     def seen(self, call: str, seconds: float) -> None:
         """A run of this call has ended."""
-        mean = self._means.get(call)
-        self._means[call] = seconds if mean is None else mean + WEIGHT * (seconds - mean)
+        kind = call.partition("#")[0]  # objects of one class have one mean
+        mean = self._means.get(kind)
+        self._means[kind] = seconds if mean is None else mean + WEIGHT * (seconds - mean)
 
     def take(self, queue: ReadyQueue, shape: Shape, now: float, *, most: int) -> list[Piece]:
         """The next pieces for one runner, one at least; the queue holds some."""
@@ -37,7 +38,7 @@ class Bundles:
         seconds = 0.0
         most = min(most, LARGEST)
         while (piece := queue.peek(shape, now)) is not None:
-            mean = self._means.get(piece.node.spec.call)
+            mean = self._means.get(piece.node.spec.call.partition("#")[0])
             if mean is not None:
                 seconds += (mean + RUN_SECONDS) * len(piece.missing)
             if taken and (mean is None or seconds > BUNDLE_SECONDS):

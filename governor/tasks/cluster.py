@@ -218,9 +218,17 @@ class Cluster:
 
     async def disconnect(self) -> None:
         """Ends a connection that `connect` has made; one that was there before is left as it is."""
-        if self.ray is not None:
-            await self.call_at_end(self.ray.shutdown if self.address else self._dismiss_agents)
+        await self.call_at_end(self._leave)  # behind a `connect` that was cancelled: its thread is still at it
         self.close()
+
+    def _leave(self) -> None:
+        """In Ray's thread."""
+        if self.ray is None:
+            return
+        if self.address:
+            self.ray.shutdown()
+        else:
+            self._dismiss_agents()
 
     def close(self) -> None:
         """Leaves without waiting: the process ends soon after, and Ray's actors end with their driver."""

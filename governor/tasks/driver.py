@@ -132,8 +132,8 @@ class Driver:
         cluster = Cluster(
             address=address, token_path=token_path, namespace=f"governor-{uuid.uuid4().hex[:8]}"
         )
+        stack.push_async_callback(cluster.disconnect)  # before: who is cancelled meanwhile has a thread at it
         await cluster.connect()
-        stack.push_async_callback(cluster.disconnect)
         return cluster
 
 

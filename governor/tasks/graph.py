@@ -31,33 +31,34 @@ class GraphFault:
     message: str
 
 
-def faults(tasks: Sequence[TaskSpec]) -> list[GraphFault]:
+def faults(tasks: Sequence[TaskSpec], *, noun: str = "task") -> list[GraphFault]:
     """All faults of the graph in the order of the tasks: duplicate ids, unknown or own id in `depends_on`, cycles.
 
-    An empty list means that the graph can run. At most `MOST_CYCLES` cycles are listed.
+    An empty list means that the graph can run. At most `MOST_CYCLES` cycles are listed. `noun`: what the messages call
+    a task.
     """
     first: dict[str, int] = {}
     found: list[GraphFault] = []
     for index, task in enumerate(tasks):
         if task.id in first:
-            message = f'task id "{task.id}" is already used by tasks[{first[task.id]}]'
+            message = f'{noun} id "{task.id}" is already used by {noun}s[{first[task.id]}]'
             found.append(GraphFault(task_index=index, field="id", message=message))
         else:
             first[task.id] = index
     for index, task in enumerate(tasks):
         for place, name in enumerate(task.depends_on):
             if name == task.id:
-                message = f'task "{task.id}" depends on itself'
+                message = f'{noun} "{task.id}" depends on itself'
             elif name not in first:
-                message = f'task "{task.id}" depends on "{name}", which is no task of this phase'
+                message = f'{noun} "{task.id}" depends on "{name}", which is none of the {noun}s'
             else:
                 continue
             found.append(GraphFault(task_index=index, field=f"depends_on[{place}]", message=message))
-    found += _cycles(tasks, first)
+    found += _cycles(tasks, first, noun)
     return sorted(found, key=lambda fault: fault.task_index)
 
 
-def _cycles(tasks: Sequence[TaskSpec], first: dict[str, int]) -> list[GraphFault]:
+def _cycles(tasks: Sequence[TaskSpec], first: dict[str, int], noun: str) -> list[GraphFault]:
     """One fault for each cycle, at the first of its tasks; a task is named in one cycle only."""
     edges: dict[str, set[str]] = {name: set() for name in first}
     for task in tasks:
@@ -77,16 +78,16 @@ def _cycles(tasks: Sequence[TaskSpec], first: dict[str, int]) -> list[GraphFault
             edges.pop(name)
         for needs in edges.values():
             needs.difference_update(ring)
-        found.append(_cycle_fault(tasks, first[ring[0]], ring))
+        found.append(_cycle_fault(tasks, first[ring[0]], ring, noun))
     return found
 
 
-def _cycle_fault(tasks: Sequence[TaskSpec], index: int, ring: list[str]) -> GraphFault:
+def _cycle_fault(tasks: Sequence[TaskSpec], index: int, ring: list[str], noun: str) -> GraphFault:
     names = [*ring[:MOST_NAMES], f"... ({len(ring)} tasks)"] if len(ring) > MOST_NAMES else ring
     story = " -> ".join([*names, ring[0]])
     place = tasks[index].depends_on.index(ring[1]) if ring[1] in tasks[index].depends_on else 0
     return GraphFault(
         task_index=index,
         field=f"depends_on[{place}]",
-        message=f"the tasks depend on each other in a cycle: {story}",
+        message=f"the {noun}s depend on each other in a cycle: {story}",
     )

@@ -12,14 +12,16 @@ they like. What differs from the model, on purpose:
 from __future__ import annotations
 
 import asyncio
-import time
+import re
 from typing import TYPE_CHECKING, Any, Final
 
 from governor import logs
 from governor.tasks.api import SchedulerConfig
 from governor.tasks.errors import TaskFailed
-from governor.tasks.foreign import Foreign
-from governor.tasks.session import Session, TaskRef
+from governor.tasks.experiments import specs_of
+from governor.tasks.foreign import Foreign, elapsed_of, end_of
+from governor.tasks.session import Session
+from governor.tasks.task_ref import TaskRef
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
 LONGEST: Final = 10 * 3600.0
 """Seconds for an experiment that has no `max_steps`."""
 ERROR_CHARACTERS: Final = 2_000
+OPTIONS: Final = {"name", "num_cpus", "num_gpus", "memory", "resources", "max_retries"}
+ALWAYS: Final = 2**31
 
 log = logs.get_logger()
 
@@ -43,7 +47,7 @@ class RunExp:
         process of its own nothing can end it in time, so `avg_step_timeout` (seconds) bounds only ``arun``.
         """
         del dependencies
-        if hasattr(exp_arg, "run"):
+        if callable(getattr(exp_arg, "run", None)):
             return exp_arg.run()
 
         async def awaited() -> Any:
@@ -53,21 +57,30 @@ class RunExp:
         return asyncio.run(awaited())
 
     def options(self, **options: Any) -> RunExp:
-        """As Ray's: ``name``, ``num_cpus``, ``num_gpus``, ``resources`` and ``max_retries`` are heard."""
+        """As Ray's: ``name``, ``num_cpus``, ``num_gpus``, ``memory``, ``resources`` and ``max_retries`` (-1: without
+        end). Raises ValueError for others.
+        """
+        unknown = sorted(options.keys() - OPTIONS)
+        if unknown:
+            raise ValueError(
+                f"run_exp has no option {', '.join(unknown)}; it has {', '.join(sorted(OPTIONS))}"
+            )
         return RunExp({**self._options, **options})
 
-    def remote(self, exp_arg: Any, *dependencies: TaskRef, avg_step_timeout: float = 60) -> TaskRef:
+    def remote(self, exp_arg: Any, *dependencies: Any, avg_step_timeout: float = 60) -> TaskRef:
         """Runs the experiment on a runner once all `dependencies` have succeeded; returns at once.
 
-        Raises TypeError for what cannot be sent to a runner.
+        Dependencies are what ``remote`` gave, or ``ray.ObjectRef``; other values have ended already. Raises TypeError
+        for what cannot be sent to a runner, and ConductorError without Ray.
         """
+        retries = int(self._options.get("max_retries") or 0)
         return Session.shared().submit_one(
             exp_arg,
             name=str(self._options.get("name") or exp_arg.exp_id),
             timeout=_episode_timeout(exp_arg, avg_step_timeout),
-            retries=self._options.get("max_retries", 0),
+            retries=ALWAYS if retries < 0 else retries,
             resources=_resources(self._options),
-            after=dependencies,
+            after=[each.future if isinstance(each, TaskRef) else end_of(each) for each in dependencies],
         )
 
 
@@ -80,7 +93,7 @@ def execute_task_graph(
     *,
     folder: Path | str | None = None,
     config: SchedulerConfig | None = None,
-) -> dict[str, Any]:
+) -> dict[Any, Any]:
     """Runs experiments, each after those that it depends on, as many at once as the cluster has CPUs.
 
     Args:
@@ -98,9 +111,9 @@ def execute_task_graph(
     experiments = list(exp_args_list)
     if not experiments:
         return {}
+    specs = specs_of(experiments, [_episode_timeout(each, avg_step_timeout) for each in experiments])
     with Session(config or SchedulerConfig(), folder=folder) as session:
-        timeouts = [_episode_timeout(each, avg_step_timeout) for each in experiments]
-        return session.run_graph(experiments, timeouts)
+        return session.run_graph(experiments, specs)
 
 
 def poll_for_timeout(tasks: Mapping[str, Any], timeout: float, poll_interval: float = 1.0) -> dict[str, Any]:
@@ -128,7 +141,7 @@ def poll_for_timeout(tasks: Mapping[str, Any], timeout: float, poll_interval: fl
 
 def get_elapsed_time(task_ref: Any) -> float | None:
     """Seconds that a task has been running, None when it has not begun (or, for an ``ObjectRef``, nobody knows)."""
-    return task_ref.elapsed() if isinstance(task_ref, TaskRef) else Foreign.elapsed_of(task_ref, time.time())
+    return task_ref.elapsed() if isinstance(task_ref, TaskRef) else elapsed_of(task_ref)
 
 
 def _episode_timeout(exp_arg: Any, avg_step_timeout: float = 60) -> float:
@@ -143,8 +156,6 @@ def _episode_timeout(exp_arg: Any, avg_step_timeout: float = 60) -> float:
 
 def parse_and_truncate_error(text: str) -> str:
     """An error for a table: without the colours of a terminal, its head and its tail within 2,000 characters."""
-    import re  # noqa: PLC0415  # rare
-
     clean = re.sub(r"\x1b\[[0-9;]*m", "", text).strip()
     if len(clean) <= ERROR_CHARACTERS:
         return clean
@@ -154,12 +165,13 @@ def parse_and_truncate_error(text: str) -> str:
 
 
 def _resources(options: Mapping[str, Any]) -> dict[str, float]:
-    wanted = {"cpus": options.get("num_cpus") or 0, "gpus": options.get("num_gpus") or 0}
-    return {
-        name: float(amount)
-        for name, amount in {**wanted, **(options.get("resources") or {})}.items()
-        if amount
+    wanted = {
+        "cpus": options.get("num_cpus"),
+        "gpus": options.get("num_gpus"),
+        "memory": options.get("memory"),
+        **(options.get("resources") or {}),
     }
+    return {name: float(amount) for name, amount in wanted.items() if amount}
 
 
 __all__ = [

@@ -5,91 +5,50 @@ Rules:
    engine when all that they wait for have succeeded.
 2. With a folder, each result is on the disk before anything that depends on it runs, and whoever starts again over the
    same folder finds it.
-3. `close` leaves no process. The session that ``run_exp.remote`` shares is closed when the interpreter ends.
+3. `close` leaves no process, nor does an interrupted `open`. The session that ``run_exp.remote`` shares is closed when
+   the interpreter ends.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
-import time
 from concurrent.futures import Future
-from itertools import count
+from concurrent.futures import wait as wait_for
+from contextlib import ExitStack, suppress
+from functools import partial
+from itertools import count, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 
 import msgspec
 
 from governor import logs
+from governor.errors import ConductorError
 from governor.messages import TaskRecord, TaskSpec
-from governor.tasks import graph, values
+from governor.tasks import experiments as exp
+from governor.tasks import values
 from governor.tasks.api import SchedulerConfig
-from governor.tasks.errors import GraphError, TaskFailed
+from governor.tasks.errors import TaskFailed
+from governor.tasks.listeners import GraphListener, SingleListener
 from governor.tasks.story import BatchSpec
 from governor.tasks.study import Study
+from governor.tasks.task_ref import TaskRef
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Mapping, Sequence
+    from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
     from types import TracebackType
 
     from governor.tasks.driver import Driver
-    from governor.tasks.story import Attempt, AttemptEnded, AttemptStarted, BatchEnded
+
+T = TypeVar("T")
 
 log = logs.get_logger()
 
 
-class TaskRef:
-    """A task that was handed to the engine. Safe to use from any thread."""
-
-    def __init__(self, session: Session, name: str) -> None:
-        self.name = name
-        self.future: Future[TaskRecord] = Future()
-        self.batch: int | None = None
-        self.began: float | None = None
-        self._session = session
-        self._limit: float | None = None
-
-    def __repr__(self) -> str:
-        state = self.future.result().outcome if self.future.done() else "pending"
-        return f"<TaskRef {self.name} {state}>"
-
-    def outcome(self) -> Any:
-        """Waits for its end: the result, or a TaskFailed."""
-        return self._session.value_of(self.future.result())
-
-    def elapsed(self) -> float | None:
-        """Seconds that it has been running, or ran; None when it has not begun."""
-        if self.future.done():
-            return self.future.result().seconds
-        return None if self.began is None else time.monotonic() - self.began
-
-    def bound(self, seconds: float) -> None:
-        """Ends it, as timed out, when it runs for more than `seconds`."""
-        self._session.call(lambda: self._bound(seconds))
-
-    def _bound(self, seconds: float) -> None:
-        """In the engine's thread."""
-        self._limit = seconds if self._limit is None else min(self._limit, seconds)
-        if self.began is not None and not self.future.done():
-            self._set_alarm()
-
-    def started(self) -> None:
-        """In the engine's thread."""
-        self.began = time.monotonic()
-        if self._limit is not None:
-            self._set_alarm()
-
-    def _set_alarm(self) -> None:
-        if self.began is not None and self._limit is not None:
-            asyncio.get_running_loop().call_at(self.began + self._limit, self._late)
-
-    def _late(self) -> None:
-        if self.batch is not None and not self.future.done():
-            self._session.cancel(self.batch, f"ran longer than its timeout of {self._limit:g} s")
-
-
 class Session:
-    """A driver and its engine in a thread of their own. A context manager."""
+    """A driver and its engine in a thread of their own. A context manager; may be opened once."""
 
     _shared: ClassVar[Session | None] = None
     _sharing: ClassVar[threading.Lock] = threading.Lock()
@@ -97,43 +56,63 @@ class Session:
     def __init__(self, config: SchedulerConfig, *, folder: Path | str | None = None) -> None:
         self._config = config
         self._study = None if folder is None else Study(Path(folder))
+        self._held = ExitStack()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="tasks.session", daemon=True)
         self._driver: Driver | None = None
+        self._connection = ""
+        self._process = os.getpid()
         self._batches = count(1)
+        self._released: list[str] = []
+        self._releasing: asyncio.Task[None] | None = None
+        self._unsubmitted: set[TaskRef] = set()
 
     @classmethod
     def shared(cls) -> Session:
-        """The session of this process; opened when it is first needed."""
+        """The session of this process; opened when it is first needed, and anew when its Ray was shut down since."""
         with cls._sharing:
-            if cls._shared is None:
-                session = cls(SchedulerConfig())
-                session.open()
-                # Not `atexit`: by then no thread takes work any more. A test fails when this private name changes.
-                threading._register_atexit(session.close)  # type: ignore[attr-defined]  # noqa: SLF001  # as said above
-                cls._shared = session
-            return cls._shared
+            old = cls._shared
+            if old is not None:
+                if old._is_connected():  # noqa: SLF001  # its own class
+                    return old
+                cls._shared = None
+                old.close()
+            session = cls(SchedulerConfig())
+            session.open()
+            # Not `atexit`: by then no thread takes work any more. A test fails when this private name changes.
+            threading._register_atexit(session.close)  # type: ignore[attr-defined]  # noqa: SLF001  # as said above
+            cls._shared = session
+            return session
 
     def open(self) -> None:
-        """Raises ConductorError without Ray."""
+        """Raises ConductorError without Ray; TryAgain while somebody else works in the folder, OSError without one."""
         from governor.tasks.driver import Driver  # noqa: PLC0415  # heavy
 
-        self._thread.start()
-        folder = None if self._study is None else self._study.folder
-        driver = Driver(self._config, folder=folder)
-        try:
+        with ExitStack() as stack:
+            folder = None if self._study is None else stack.enter_context(self._study).folder
+            self._thread.start()
+            stack.callback(self._end_thread)
+            driver = Driver(self._config, folder=folder)
             self.wait(driver.open())
-        except BaseException:
-            self._end_thread()
-            raise
-        self._driver = driver
+            self._driver = driver
+            self._connection = _connection_of_ray()
+            self._held = stack.pop_all()
 
     def close(self) -> None:
-        """Every runner is dead afterwards. Again: nothing."""
+        """Every runner is dead afterwards, interrupted once or not. Again: nothing."""
         driver, self._driver = self._driver, None
-        if driver is not None:
-            self.wait(driver.close(seconds=self._config.stop_timeout))
-            self._end_thread()
+        if driver is None or self._process != os.getpid():
+            return
+        with self._held:
+            try:
+                self.wait(driver.close(seconds=self._config.stop_timeout))
+            except ConductorError as error:
+                log.warning("session.ray_lost", reason=str(error))
+            except KeyboardInterrupt:
+                self.wait(driver.close(seconds=self._config.stop_timeout))
+                raise
+            finally:
+                self.call(self._end_unsubmitted)
 
     def __enter__(self) -> Self:
         self.open()
@@ -146,32 +125,29 @@ class Session:
 
     # -- graphs ---------------------------------------------------------------------------------------------
 
-    def run_graph(self, experiments: Sequence[Any], timeouts: Sequence[float]) -> dict[str, Any]:
-        """Runs all of them, and gives results or TaskFailed by `exp_id`, in the order given."""
-        specs = [
-            TaskSpec(
-                id=str(each.exp_id),
-                call="",
-                depends_on=tuple(map(str, getattr(each, "depends_on", None) or ())),
-                timeout=timeout,
-            )
-            for each, timeout in zip(experiments, timeouts, strict=True)
-        ]
-        found = graph.faults(specs)
-        if found:
-            raise GraphError(found)
+    def run_graph(self, experiments: Sequence[Any], specs: Sequence[TaskSpec]) -> dict[Any, Any]:
+        """Runs experiments, of which `experiments.specs_of` has made the specs, and gives results or TaskFailed by
+        `exp_id`, in the order given. Raises TypeError before anything runs, and OSError when results cannot be kept.
+        """
         done = [] if self._study is None else self._study.succeeded({spec.id for spec in specs})
         named = self._named(specs, experiments, {record.task for record in done})
-        listener = _Graph(self._study)
-        batch = BatchSpec(id=next(self._batches), tasks=tuple(named), done=tuple(done), folder="results")
-        self.call(lambda: self._engine().submit(batch, listener))
+        number = next(self._batches)
+        batch = BatchSpec(id=number, tasks=tuple(named), done=tuple(done))
+        cancel = partial(self.cancel, number)
+        listener = GraphListener(
+            study=self._study,
+            awaited={name for spec in specs for name in spec.depends_on},
+            cancel=cancel,
+        )
+        self.call(lambda: self._opened().engine.submit(batch, listener))
         try:
             listener.ended.result()
         except BaseException:  # Ctrl-C, above all
-            self.call(lambda: self._engine().cancel(batch.id, reason="its caller was interrupted"))
+            self.call(lambda: cancel("its caller was interrupted"))
             raise
+        self.call(lambda: self._release([spec.call for spec in named if spec.call]))
         records = {record.task: record for record in [*done, *listener.records]}
-        return {str(each.exp_id): self.value_of(records[str(each.exp_id)]) for each in experiments}
+        return {each.exp_id: self.value_of(records[str(each.exp_id)]) for each in experiments}
 
     def submit_one(
         self,
@@ -181,46 +157,78 @@ class Session:
         timeout: float,
         retries: int,
         resources: Mapping[str, float],
-        after: Sequence[TaskRef],
+        after: Sequence[Future[TaskRecord]],
     ) -> TaskRef:
-        """Runs one experiment once those that it comes after have succeeded."""
+        """Runs one experiment once those that it comes after have succeeded. Raises TypeError."""
         reference = TaskRef(self, name)
-        spec = TaskSpec(
-            id=name,
-            call=self._functions().name_call(experiment),
-            timeout=timeout,
-            retries=retries,
-            resources=dict(resources),
-        )
+        (call,) = self._opened().functions.name_many([experiment], [exp.label(name)])
+        spec = TaskSpec(id=name, call=call, timeout=timeout, retries=retries, resources=dict(resources))
         self.call(lambda: self._when_ready(spec, reference, list(after)))
         return reference
 
     def value_of(self, record: TaskRecord) -> Any:
-        """The value of a record, or a TaskFailed."""
+        """The value of a record, or a TaskFailed, also when it cannot be read here. Raises RuntimeError when it lies in
+        a file and the session is closed.
+        """
         if record.outcome != "succeeded":
             return TaskFailed(record)
-        if record.value_file is None or self._driver is None:
+        if record.value_file is None:
             return record.value
-        return values.load(self._driver.folder / record.value_file)
+        path = self._opened().folder / record.value_file
+        try:
+            return values.load(path)
+        except Exception as error:  # noqa: BLE001  # to unpickle runs code of the value's class
+            why = f"its result cannot be read here: {type(error).__name__}: {error}"
+            return TaskFailed(msgspec.structs.replace(record, outcome="failed", error=why))
 
     def cancel(self, batch: int, reason: str) -> None:
-        """In the engine's thread: ends a batch of one as timed out."""
-        self._engine().cancel(batch, reason=reason)
+        """In the engine's thread: ends a batch; one that has ended stays so."""
+        self._opened().engine.cancel(batch, reason=reason)
 
     # -- threads --------------------------------------------------------------------------------------------
 
-    def call(self, function: Callable[[], Any]) -> Any:
+    def call(self, function: Callable[[], T]) -> T:
         """Runs it in the engine's thread, and waits for it. Raises what it raises."""
         if threading.current_thread() is self._thread:
             return function()
 
-        async def called() -> Any:
+        async def called() -> T:
             return function()
 
         return self.wait(called())
 
-    def wait(self, work: Coroutine[Any, Any, Any]) -> Any:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+    def wait(self, work: Coroutine[Any, Any, T]) -> T:
+        """Runs it in the engine's thread. Whoever is interrupted has seen it cancelled, to its end."""
+        ended: Future[T] = Future()
+        begun: list[asyncio.Task[T]] = []
+
+        def settle(task: asyncio.Task[T]) -> None:
+            if task.cancelled():
+                ended.set_exception(asyncio.CancelledError())
+            elif (error := task.exception()) is not None:
+                ended.set_exception(error)
+            else:
+                ended.set_result(task.result())
+
+        def begin() -> None:
+            begun.append(self._loop.create_task(work))
+            begun[0].add_done_callback(settle)
+
+        def stop() -> None:
+            begun[0].cancel()
+
+        try:
+            self._loop.call_soon_threadsafe(begin)
+        except RuntimeError:
+            work.close()
+            raise RuntimeError("the session is closed") from None
+        try:
+            return ended.result()
+        except BaseException:
+            if not ended.done():
+                self._loop.call_soon_threadsafe(stop)
+                wait_for([ended])
+            raise
 
     def _end_thread(self) -> None:
         self._loop.call_soon_threadsafe(self._loop.stop)
@@ -229,93 +237,85 @@ class Session:
 
     # -- inside ---------------------------------------------------------------------------------------------
 
-    def _engine(self) -> Any:
+    def _opened(self) -> Driver:
         if self._driver is None:
             raise RuntimeError("the session is closed")
-        return self._driver.engine
+        return self._driver
 
-    def _functions(self) -> Any:
-        if self._driver is None:
-            raise RuntimeError("the session is closed")
-        return self._driver.functions
+    def _is_connected(self) -> bool:
+        """Whether its Ray is still the one of this process. Raises RuntimeError in a fork."""
+        if self._process != os.getpid():
+            raise RuntimeError("this process was forked from one that uses Ray: spawn it instead")
+        return self._driver is not None and self._connection == _connection_of_ray()
 
     def _named(self, specs: Sequence[TaskSpec], experiments: Sequence[Any], done: set[str]) -> list[TaskSpec]:
-        wanted = [each for spec, each in zip(specs, experiments, strict=True) if spec.id not in done]
-        names = iter(self._functions().name_many(wanted))
+        wanted = [(spec, each) for spec, each in zip(specs, experiments, strict=True) if spec.id not in done]
+        names = iter(
+            self._opened().functions.name_many(
+                [each for _, each in wanted], [exp.label(spec.id) for spec, _ in wanted]
+            )
+        )
         return [
             spec if spec.id in done else msgspec.structs.replace(spec, call=next(names)) for spec in specs
         ]
 
-    def _when_ready(self, spec: TaskSpec, reference: TaskRef, after: list[TaskRef]) -> None:
-        """In the engine's thread."""
-        for other in after:
-            if not other.future.done():
-                other.future.add_done_callback(
-                    lambda _: self._loop.call_soon_threadsafe(self._when_ready, spec, reference, after)
-                )
+    # -- in the engine's thread -----------------------------------------------------------------------------
+
+    def _when_ready(
+        self, spec: TaskSpec, reference: TaskRef, after: Sequence[Future[TaskRecord]], seen: int = 0
+    ) -> None:
+        """Waits for one after the other; the first `seen` have succeeded."""
+        for place, other in enumerate(islice(after, seen, None), start=seen):
+            if not other.done():
+                self._unsubmitted.add(reference)
+                self._on_end(other, partial(self._when_ready, spec, reference, after, place))
                 return
-            record = other.future.result()
+            record = other.result()
             if record.outcome != "succeeded":
-                reference.future.set_result(_upstream(spec.id, record))
+                self._unsubmitted.discard(reference)
+                reference.end(exp.upstream_failed(spec.id, record))
+                self._release([spec.call])
                 return
+        self._unsubmitted.discard(reference)
+        if self._driver is None:  # it closes
+            reference.end(exp.cancelled(spec.id, "its session was closed"))
+            return
         reference.batch = next(self._batches)
         batch = BatchSpec(id=reference.batch, tasks=(spec,), folder=f"results/{reference.batch}")
-        self._engine().submit(batch, _One(reference))
+        listener = SingleListener(reference, release=lambda: self._release([spec.call]))
+        self._driver.engine.submit(batch, listener)
+
+    def _on_end(self, other: Future[TaskRecord], function: Callable[[], None]) -> None:
+        def called(_: Future[TaskRecord]) -> None:
+            with suppress(RuntimeError):  # the loop is closed: `close` has ended what waited
+                self._loop.call_soon_threadsafe(function)
+
+        other.add_done_callback(called)
+
+    def _end_unsubmitted(self) -> None:
+        for reference in list(self._unsubmitted):
+            reference.end(exp.cancelled(reference.name, "its session was closed"))
+
+    def _release(self, names: Collection[str]) -> None:
+        """Nobody will fetch these again."""
+        self._released += names
+        if self._releasing is None and self._driver is not None:
+            self._releasing = self._loop.create_task(self._tell_released(self._driver), name="tasks.release")
+
+    async def _tell_released(self, driver: Driver) -> None:
+        """All that were released meanwhile in one call into Ray's thread."""
+        try:
+            while self._released and self._driver is not None and driver.cluster is not None:
+                names, self._released = self._released, []
+                await driver.cluster.call(partial(driver.functions.release, names))
+        except Exception as error:  # noqa: BLE001  # Ray raises many types; what stays goes when the driver closes
+            log.debug("tasks.unreleased", reason=f"{type(error).__name__}: {error}")
+        finally:
+            self._releasing = None
 
 
-def _upstream(task: str, record: TaskRecord) -> TaskRecord:
-    root = record.cause or record.task
-    return TaskRecord(
-        task=task,
-        run=0,
-        outcome="upstream_failed",
-        attempts=0,
-        seconds=0.0,
-        error=f'task "{root}" did not succeed',
-        cause=root,
-    )
+def _connection_of_ray() -> str:
+    """Tells one connection of this process to Ray from the next; "" without one."""
+    import ray  # noqa: PLC0415  # heavy
 
-
-class _Listener:
-    """A `BatchListener` that logs what its task says."""
-
-    def attempt_started(self, started: AttemptStarted, *, pid: int, node: str) -> None: ...
-
-    def attempt_ended(self, ended: AttemptEnded) -> None: ...
-
-    def batch_ended(self, ended: BatchEnded) -> None: ...
-
-    def line(self, attempt: Attempt, run: int, level: str, text: str) -> None:
-        log.info("task.log", task=attempt.task.id, run_id=run, level_of_task=level, text=text)
-
-
-class _Graph(_Listener):
-    def __init__(self, study: Study | None) -> None:
-        self.records: list[TaskRecord] = []
-        self.ended: Future[None] = Future()
-        self._study = study
-
-    def run_ended(self, record: TaskRecord, payload: bytes) -> None:
-        del payload  # experiments have none
-        self.records.append(record)
-        if self._study is not None:
-            self._study.enter(record)
-
-    def batch_ended(self, ended: BatchEnded) -> None:
-        del ended  # the records tell more
-        self.ended.set_result(None)
-
-
-class _One(_Listener):
-    def __init__(self, reference: TaskRef) -> None:
-        self._reference = reference
-
-    def attempt_started(self, started: AttemptStarted, *, pid: int, node: str) -> None:
-        del started, pid, node  # there is but one run
-        self._reference.started()
-
-    def run_ended(self, record: TaskRecord, payload: bytes) -> None:
-        del payload  # experiments have none
-        if record.outcome == "cancelled":
-            record = msgspec.structs.replace(record, outcome="timed_out")
-        self._reference.future.set_result(record)
+    return str(ray.get_runtime_context().get_worker_id()) if ray.is_initialized() else ""

@@ -27,7 +27,7 @@ def test_a_duplicate_id_names_the_first_owner():
 
 def test_unknown_and_own_ids_are_found_at_their_place():
     assert said(task("a"), task("b", "a", "ghost", "b")) == [
-        (1, "depends_on[1]", 'task "b" depends on "ghost", which is no task of this phase'),
+        (1, "depends_on[1]", 'task "b" depends on "ghost", which is none of the tasks'),
         (1, "depends_on[2]", 'task "b" depends on itself'),
     ]
 
