@@ -218,7 +218,9 @@ class Cluster:
 
     async def disconnect(self) -> None:
         """Ends a connection that `connect` has made; one that was there before is left as it is."""
-        await self.call_at_end(self._leave)  # behind a `connect` that was cancelled: its thread is still at it
+        await self.call_at_end(
+            self._leave
+        )  # behind a `connect` that was cancelled: its thread is still at it
         self.close()
 
     def _leave(self) -> None:
