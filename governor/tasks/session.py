@@ -140,11 +140,7 @@ class Session:
             cancel=cancel,
         )
         self.call(lambda: self._opened().engine.submit(batch, listener))
-        try:
-            listener.ended.result()
-        except BaseException:  # Ctrl-C, above all
-            self.call(lambda: cancel("its caller was interrupted"))
-            raise
+        listener.ended.result()  # whoever is interrupted here closes the session, and that cancels it
         self.call(lambda: self._release([spec.call for spec in named if spec.call]))
         records = {record.task: record for record in [*done, *listener.records]}
         return {each.exp_id: self.value_of(records[str(each.exp_id)]) for each in experiments}
@@ -182,8 +178,9 @@ class Session:
             return TaskFailed(msgspec.structs.replace(record, outcome="failed", error=why))
 
     def cancel(self, batch: int, reason: str) -> None:
-        """In the engine's thread: ends a batch; one that has ended stays so."""
-        self._opened().engine.cancel(batch, reason=reason)
+        """In the engine's thread: ends a batch; one that has ended stays so. `close` cancels all by itself."""
+        if self._driver is not None:
+            self._driver.engine.cancel(batch, reason=reason)
 
     # -- threads --------------------------------------------------------------------------------------------
 

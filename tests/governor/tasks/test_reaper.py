@@ -126,7 +126,7 @@ def test_who_forks_all_the_time_leaves_nobody():
             each for each in psutil.process_iter() if each.ppid() in (1, os.getpid()) and _of_forking(each)
         ]
         assert not left
-        assert psutil.Process().num_fds() == fds
+        assert psutil.Process().num_fds() <= fds
 
 
 def _of_forking(process):

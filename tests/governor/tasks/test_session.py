@@ -116,6 +116,8 @@ def test_options_are_heard_or_refused():
 def test_what_it_stored_is_released(tmp_path):
     results = [run_exp.remote(Exp(number, "give", number)) for number in range(50)]
     assert [each.outcome() for each in results] == list(range(50))
+    bad = run_exp.remote(Exp("bad", "fail"))
+    assert run_exp.remote(Exp("never"), bad).outcome().cause == "bad"
     users = Session.shared()._driver.functions._users
     until(lambda: not users)
 
@@ -201,13 +203,16 @@ def test_ctrl_c_while_it_opens_leaves_nothing():
 SHUT_DOWN = """
 import os, ray, ray._private.services
 from governor.tasks import execute_task_graph, run_exp
+from governor.tasks.session import Session
 from experiments import Exp
 ray._private.services.resolve_ip_for_localhost = lambda host: host
 ray.init(os.environ["RAY"], log_to_driver=False)
 print(execute_task_graph([Exp(1, "give", 1)]), run_exp.remote(Exp(2, "give", 2)).outcome())
 ray.shutdown()
 ray.init(os.environ["RAY"], log_to_driver=False)
+old = Session._shared
 print(run_exp.remote(Exp(3, "give", 3)).outcome())
+print("a new session", Session._shared is not old)
 ray.shutdown()
 """
 
@@ -219,7 +224,7 @@ def test_rays_end_below_a_session_is_no_trouble():
     out, err = caller.communicate(timeout=90)
     assert caller.returncode == 0, err
     assert "{1: 1} 2" in out.splitlines()
-    assert "3" in out.splitlines()
+    assert {"3", "a new session True"} <= set(out.splitlines())
     assert time.monotonic() - began < 25, "it waits for a Ray that has gone, or starts another"
 
 
