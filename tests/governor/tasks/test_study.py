@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -199,8 +201,10 @@ def test_after_kill_9_of_the_caller_the_rest_is_done(crew, tmp_path):
 
     folder, story = tmp_path / "study", tmp_path / "story"
     support = Path(experiments.__file__).parent
+    scratch = tempfile.mkdtemp(prefix="gk-")  # what it leaves behind goes with the test
     env = {
         **os.environ,
+        "TMPDIR": scratch,
         "RAY": ray.get_runtime_context().gcs_address,
         "PYTHONPATH": f"{support}:{Path.cwd()}",
     }
@@ -216,6 +220,7 @@ def test_after_kill_9_of_the_caller_the_rest_is_done(crew, tmp_path):
     finally:
         caller.send_signal(signal.SIGKILL)
         caller.wait()
+        shutil.rmtree(scratch)
     story.unlink()
     results = launch(folder, *(Exp(n, story=story) for n in range(10)), Exp("hangs", "give", 1, story=story))
     assert begun(story) == ["hangs"]
