@@ -117,7 +117,6 @@ class Transaction:
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
-        self._at = 0.0
         self._last: dict[str, int] = {}
         """Number of the last event, by run: ours are the only ones until we commit."""
         self.touched: set[str] = set()
@@ -158,22 +157,23 @@ class Transaction:
 
     def packed_event(self, uid: str, kind: str, data: bytes) -> tuple[int, float]:
         """As `event`, for data that is packed already; its number and time."""
-        self._packed_events(uid, kind, [data])
-        return self._last[uid], self._at
+        at = self._packed_events(uid, kind, [data])
+        return self._last[uid], at
 
-    def _packed_events(self, uid: str, kind: str, data: Sequence[bytes]) -> None:
+    def _packed_events(self, uid: str, kind: str, data: Sequence[bytes]) -> float:
         last = self._last.get(uid)
         if last is None:
             (last,) = self._connection.execute(
                 "SELECT coalesce(max(seq), 0) FROM events WHERE uid = ?", (uid,)
             ).fetchone()
-        self._at = at = time.time()
+        at = time.time()
         rows = [(uid, seq, at, kind, each) for seq, each in enumerate(data, start=last + 1)]
         self._connection.executemany(
             "INSERT INTO events (uid, seq, at, kind, data) VALUES (?, ?, ?, ?, ?)", rows
         )
         self._last[uid] = last + len(rows)
         self.touched.add(uid)
+        return at
 
     def rolled_back(self) -> None:
         """A change was undone: what was remembered of it does not count."""

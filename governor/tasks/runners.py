@@ -93,14 +93,6 @@ class Runners:
         actor: Any = cluster.ray.remote(Runner)
         self._actor = actor
 
-    def warm(self) -> list[tuple[int, Shape, bool]]:
-        """The living runners that hold no resources: number, shape, ready or still on its way."""
-        return [
-            (member.id, member.shape, member.hello is not None)
-            for member in self._members.values()
-            if not member.shape and member.killing is None and member.end is None
-        ]
-
     def start(self, runner: int, shape: Shape) -> None:
         """Ends in RunnerReady or RunnerGone; waits in Ray's queue for as long as its resources are taken."""
         taken = Counter(member.node for member in self._members.values() if not member.shape)

@@ -43,7 +43,7 @@ class Work(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     bounds the attempt in seconds, from the start of its first run. `stem` is the path below the run's folder, without
     the number of the run and the extension, for what is too large to travel. `inputs` holds the runs of each
     dependency; `repeated` names those to hand over as lists. `payload_inline`: payloads travel back, instead of
-    into files. `index` is the runner's place, from 0; `model` its model, as the user gave it.
+    into files. `model` is that of the runner's place, as the user gave it.
     """
 
     ticket: int
@@ -60,7 +60,6 @@ class Work(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     repeated: tuple[str, ...] = ()
     payload_inline: bool = False
     is_eval: bool = False
-    index: int = 0
     model: Any = None
 
 

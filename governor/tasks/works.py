@@ -40,7 +40,6 @@ def work_of(attempt: Attempt, batch: Batch, *, place: int, models: Sequence[Any]
         stem=f"{spec.folder}/{file_name(task.id)}",
         payload_inline=spec.payload_inline,
         is_eval=task.is_eval,
-        index=place,
         model=models[place % len(models)] if models else None,
         inputs=inputs,
         repeated=tuple(name for name in inputs if batch.nodes[name].spec.repeat > 1),

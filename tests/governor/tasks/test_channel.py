@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import random
 import resource
 import socket
@@ -16,6 +15,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from turns import Turns
 
 from governor.tasks import channel
 from governor.tasks.channel import Gate
@@ -145,30 +145,6 @@ async def runner(driver, connect):
 
 def is_empty(folder):
     return not list(Path(folder).iterdir())
-
-
-class Turns:
-    """The longest turn of the loop, in processor time of this thread: others may have the machine. What tests before
-    have left on the heap is kept out of it.
-    """
-
-    async def __aenter__(self):
-        gc.collect()
-        gc.freeze()
-        self.longest = 0.0
-        self._task = asyncio.create_task(self._turn())
-        await asyncio.sleep(0)
-        return self
-
-    async def _turn(self):
-        while True:
-            before = time.thread_time()
-            await asyncio.sleep(0)
-            self.longest = max(self.longest, time.thread_time() - before)
-
-    async def __aexit__(self, *_):
-        self._task.cancel()
-        gc.unfreeze()
 
 
 def small_work(**fields):

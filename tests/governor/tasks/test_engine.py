@@ -44,9 +44,6 @@ class Pool:
     def node(self, runner):
         return "here"
 
-    def warm(self):
-        return []
-
     async def close(self):
         self.told.append(("close",))
 
