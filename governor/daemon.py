@@ -12,6 +12,7 @@ Rules:
 from __future__ import annotations
 
 import asyncio
+import gc
 import signal
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import fields
@@ -139,6 +140,7 @@ class Daemon:
             async with asyncio.timeout(REGISTER_SECONDS):
                 await worker.registered()
             self.dispatch()
+            gc.freeze()  # what is loaded stays for ever: a collection need not walk it
             self._announce()
             if self._notifier.watchdog_interval is not None:
                 self._spawn(self._watchdog(self._notifier.watchdog_interval), "watchdog")

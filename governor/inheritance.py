@@ -75,10 +75,8 @@ class Inheritance:
         ]
         transaction.event(uid, "run.inherited", {"parent": self.parent, "kept": kept})
         for phase in self.phases:
-            for episode in phase.episodes:
-                transaction.episode(uid, phase.index, episode)
-            for task in phase.tasks:
-                transaction.task(uid, phase.index, task)
+            transaction.episodes(uid, phase.index, phase.episodes, ended=False)
+            transaction.tasks(uid, phase.index, phase.tasks, ended=False)
             for kind, data in phase.story if phase.index < self.first_phase else ():
                 transaction.event(uid, kind, data)
 

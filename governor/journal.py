@@ -22,7 +22,18 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import msgspec
 
 from governor.errors import JournalError
-from governor.journal_tables import MIGRATIONS, SCHEMA, SCHEMA_VERSION, RunRow, Transaction, read_row
+from governor.journal_tables import (
+    EVENTS_OF_RUN,
+    MIGRATIONS,
+    RECORDS_OF_PHASE,
+    SCHEMA,
+    SCHEMA_VERSION,
+    RunRow,
+    Transaction,
+    array_of_one,
+    read_events,
+    read_row,
+)
 from governor.messages import EpisodeRecord, RunEvent, RunResult, TaskRecord
 
 if TYPE_CHECKING:
@@ -69,6 +80,7 @@ class Journal:
                 "use the newer governor that wrote it"
             )
         if version < SCHEMA_VERSION:
+            connection.create_function("packed", 1, array_of_one, deterministic=True)
             steps = [MIGRATIONS[step] for step in range(version, SCHEMA_VERSION)] if version else [SCHEMA]
             connection.executescript(f"BEGIN; {''.join(steps)} PRAGMA user_version={SCHEMA_VERSION}; COMMIT;")
 
@@ -184,40 +196,36 @@ class Journal:
         return msgspec.msgpack.decode(row[0], type=RunResult) if row and row[0] else None
 
     def events(self, uid: str, *, after: int = 0, limit: int = PAGE) -> list[RunEvent]:
-        rows = self._reading.execute(
-            "SELECT seq, at, kind, data FROM events WHERE uid = ? AND seq > ? ORDER BY seq LIMIT ?",
-            (uid, after, limit),
-        )
-        return [
-            RunEvent(uid=uid, seq=seq, at=at, kind=kind, data=msgspec.msgpack.decode(data))
-            for seq, at, kind, data in rows
-        ]
+        """The events that follow number `after`: `limit` of them, and the others that were recorded together with the
+        last one.
+        """
+        rows = self._reading.execute(f"{EVENTS_OF_RUN} AND last > ? ORDER BY last", (uid, after))
+        found: list[RunEvent] = []
+        for row in rows:
+            found += [event for event in read_events(row) if event.seq > after]
+            if len(found) >= limit:
+                break
+        return found
 
     def events_of(self, uid: str, kinds: tuple[str, ...]) -> list[RunEvent]:
         """The events of these kinds, in their order."""
         marks = ", ".join("?" * len(kinds))
         rows = self._reading.execute(
-            f"SELECT seq, at, kind, data FROM events WHERE uid = ? AND kind IN ({marks}) ORDER BY seq",  # noqa: S608  # question marks only
-            (uid, *kinds),
+            f"{EVENTS_OF_RUN} AND events.kind IN ({marks}) ORDER BY last", (uid, *kinds)
         )
-        return [
-            RunEvent(uid=uid, seq=seq, at=at, kind=kind, data=msgspec.msgpack.decode(data))
-            for seq, at, kind, data in rows
-        ]
+        return [event for row in rows for event in read_events(row)]
 
     def episodes(self, uid: str, phase: int) -> list[EpisodeRecord]:
         """The ended episodes of a phase, in the order in which they ended."""
-        rows = self._reading.execute(
-            "SELECT record FROM episodes WHERE uid = ? AND phase = ? ORDER BY position", (uid, phase)
-        )
-        return [msgspec.msgpack.decode(record, type=EpisodeRecord) for (record,) in rows]
+        rows = self._reading.execute(RECORDS_OF_PHASE, (uid, "episode", phase))
+        return [
+            record for (data,) in rows for record in msgspec.msgpack.decode(data, type=list[EpisodeRecord])
+        ]
 
     def tasks(self, uid: str, phase: int) -> list[TaskRecord]:
         """The ended runs of tasks of a phase, in the order in which they ended."""
-        rows = self._reading.execute(
-            "SELECT record FROM tasks WHERE uid = ? AND phase = ? ORDER BY position", (uid, phase)
-        )
-        return [msgspec.msgpack.decode(record, type=TaskRecord) for (record,) in rows]
+        rows = self._reading.execute(RECORDS_OF_PHASE, (uid, "task", phase))
+        return [record for (data,) in rows for record in msgspec.msgpack.decode(data, type=list[TaskRecord])]
 
     @contextmanager
     def arrivals(self, uid: str) -> Iterator[asyncio.Event]:

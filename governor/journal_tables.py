@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Final, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeVar, get_args
 
 import msgspec
 
@@ -18,8 +18,9 @@ if TYPE_CHECKING:
     import sqlite3
     from collections.abc import Sequence
 
-SCHEMA_VERSION: Final = 2
-SCHEMA: Final = """
+R = TypeVar("R", bound=EpisodeRecord | TaskRecord)
+SCHEMA_VERSION: Final = 3
+_RUNS: Final = """
 CREATE TABLE runs (
     position INTEGER PRIMARY KEY AUTOINCREMENT,
     uid TEXT NOT NULL UNIQUE,
@@ -35,34 +36,64 @@ CREATE TABLE runs (
     result BLOB,
     parent TEXT
 );
+"""
+_RECORDS: Final = """
+CREATE TABLE records (
+    position INTEGER PRIMARY KEY,
+    run INTEGER NOT NULL REFERENCES runs (position),
+    kind TEXT NOT NULL,
+    phase INTEGER NOT NULL,
+    data BLOB NOT NULL
+);
+CREATE INDEX records_of_phase ON records (run, kind, phase);
 CREATE TABLE events (
-    uid TEXT NOT NULL,
-    seq INTEGER NOT NULL,
+    run INTEGER NOT NULL REFERENCES runs (position),
+    last INTEGER NOT NULL,
+    number INTEGER NOT NULL,
     at REAL NOT NULL,
     kind TEXT NOT NULL,
-    data BLOB NOT NULL,
-    PRIMARY KEY (uid, seq)
+    data BLOB,
+    records INTEGER REFERENCES records (position),
+    PRIMARY KEY (run, last)
 ) WITHOUT ROWID;
-CREATE TABLE episodes (
-    position INTEGER PRIMARY KEY AUTOINCREMENT,
-    uid TEXT NOT NULL,
-    phase INTEGER NOT NULL,
-    episode INTEGER NOT NULL,
-    record BLOB NOT NULL,
-    UNIQUE (uid, phase, episode)
-);
-CREATE TABLE tasks (
-    position INTEGER PRIMARY KEY AUTOINCREMENT,
-    uid TEXT NOT NULL,
-    phase INTEGER NOT NULL,
-    task TEXT NOT NULL,
-    run INTEGER NOT NULL,
-    record BLOB NOT NULL,
-    UNIQUE (uid, phase, task, run)
-);
+CREATE TABLE ended_episodes (
+    run INTEGER NOT NULL, phase INTEGER NOT NULL, episode INTEGER NOT NULL,
+    PRIMARY KEY (run, phase, episode)
+) WITHOUT ROWID;
+CREATE TABLE ended_tasks (
+    run INTEGER NOT NULL, phase INTEGER NOT NULL, task TEXT NOT NULL, number INTEGER NOT NULL,
+    PRIMARY KEY (run, phase, task, number)
+) WITHOUT ROWID;
 """
-MIGRATIONS: Final = {1: "ALTER TABLE runs ADD COLUMN parent TEXT;"}
-"""From each schema to the next one."""
+"""What came together is one row, of `records` and of `events`: `data` is an array in msgpack. A row of `events` holds
+`number` events of one kind, numbered up to `last`; those of ended episodes and tasks are told by their records.
+"""
+SCHEMA: Final = _RUNS + _RECORDS
+MIGRATIONS: Final = {
+    1: "ALTER TABLE runs ADD COLUMN parent TEXT;",
+    2: f"""
+ALTER TABLE events RENAME TO old_events;
+{_RECORDS}
+INSERT INTO events (run, last, number, at, kind, data)
+    SELECT position, seq, 1, at, kind, packed(data) FROM old_events JOIN runs USING (uid);
+INSERT INTO records (run, kind, phase, data)
+    SELECT runs.position, 'episode', phase, packed(record) FROM episodes JOIN runs USING (uid)
+    ORDER BY episodes.position;
+INSERT INTO records (run, kind, phase, data)
+    SELECT runs.position, 'task', phase, packed(record) FROM tasks JOIN runs USING (uid) ORDER BY tasks.position;
+INSERT INTO ended_episodes SELECT runs.position, phase, episode FROM episodes JOIN runs USING (uid);
+INSERT INTO ended_tasks SELECT runs.position, phase, task, run FROM tasks JOIN runs USING (uid);
+DROP TABLE old_events;
+DROP TABLE episodes;
+DROP TABLE tasks;
+""",  # noqa: S608  # our own schema
+}
+"""From each schema to the next one; ``packed(data)`` is `array_of_one`."""
+
+
+def array_of_one(document: bytes) -> bytes:
+    """An array in msgpack, of a document that is packed already."""
+    return b"\x91" + document
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,12 +135,44 @@ def read_row(row: tuple[Any, ...]) -> RunRow:
     )
 
 
-_INSERT_TASK = "INSERT OR IGNORE INTO tasks (uid, phase, task, run, record) VALUES (?, ?, ?, ?, ?)"
+EVENTS_OF_RUN: Final = (
+    "SELECT uid, last, events.number, at, events.kind, events.data, records.phase, records.data FROM runs"
+    " JOIN events ON events.run = runs.position LEFT JOIN records ON records.position = events.records"
+    " WHERE uid = ?"
+)
+RECORDS_OF_PHASE: Final = (
+    "SELECT data FROM runs JOIN records ON records.run = runs.position"
+    " WHERE uid = ? AND kind = ? AND phase = ? ORDER BY records.position"
+)
+_RECORD: Final = {"episode.ended": "episode", "task.ended": "record"}
+"""Where an event has its record."""
 
 
-def _task_ended(phase: int, record: bytes) -> bytes:
-    """``{"phase": phase, "record": record}`` in msgpack, of a record that is packed already."""
-    return b"\x82\xa5phase" + msgspec.msgpack.encode(phase) + b"\xa6record" + record
+def read_events(row: tuple[Any, ...]) -> list[RunEvent]:
+    """The events of a row of `EVENTS_OF_RUN`."""
+    uid, last, number, at, kind, packed, phase, records = row
+    if packed is not None:
+        told = msgspec.msgpack.decode(packed)
+    else:
+        told = [{"phase": phase, _RECORD[kind]: record} for record in msgspec.msgpack.decode(records)]
+    return [
+        RunEvent(uid=uid, seq=seq, at=at, kind=kind, data=data)
+        for seq, data in enumerate(told, start=last - number + 1)
+    ]
+
+
+@dataclass(slots=True)
+class _Numbers:
+    """The row of a run and the number of its last event: ours are the only new ones until we commit."""
+
+    run: int
+    last: int
+
+
+_ENDED: Final = {
+    "episode": "INSERT OR IGNORE INTO ended_episodes (run, phase, episode) VALUES (?, ?, ?)",
+    "task": "INSERT OR IGNORE INTO ended_tasks (run, phase, task, number) VALUES (?, ?, ?, ?)",
+}
 
 
 class Transaction:
@@ -117,8 +180,7 @@ class Transaction:
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
-        self._last: dict[str, int] = {}
-        """Number of the last event, by run: ours are the only ones until we commit."""
+        self._known: dict[str, _Numbers] = {}
         self.touched: set[str] = set()
 
     def submit(
@@ -152,32 +214,42 @@ class Transaction:
 
     def event(self, uid: str, kind: str, data: dict[str, Any]) -> RunEvent:
         """Records the next event of a run."""
-        seq, at = self.packed_event(uid, kind, msgspec.msgpack.encode(data))
-        return RunEvent(uid=uid, seq=seq, at=at, kind=kind, data=data)
+        at = self.events(uid, kind, [data])
+        return RunEvent(uid=uid, seq=self._known[uid].last, at=at, kind=kind, data=data)
 
-    def packed_event(self, uid: str, kind: str, data: bytes) -> tuple[int, float]:
-        """As `event`, for data that is packed already; its number and time."""
-        at = self._packed_events(uid, kind, [data])
-        return self._last[uid], at
+    def events(self, uid: str, kind: str, data: Sequence[dict[str, Any]]) -> float:
+        """Records the next events of a run, all of one kind, in one row; when."""
+        return self._insert_events(uid, kind, len(data), packed=msgspec.msgpack.encode(data))
 
-    def _packed_events(self, uid: str, kind: str, data: Sequence[bytes]) -> float:
-        last = self._last.get(uid)
-        if last is None:
-            (last,) = self._connection.execute(
-                "SELECT coalesce(max(seq), 0) FROM events WHERE uid = ?", (uid,)
-            ).fetchone()
+    def _insert_events(
+        self, uid: str, kind: str, number: int, *, packed: bytes | None = None, records: int | None = None
+    ) -> float:
+        numbers = self._numbers(uid)
         at = time.time()
-        rows = [(uid, seq, at, kind, each) for seq, each in enumerate(data, start=last + 1)]
-        self._connection.executemany(
-            "INSERT INTO events (uid, seq, at, kind, data) VALUES (?, ?, ?, ?, ?)", rows
+        self._connection.execute(
+            "INSERT INTO events (run, last, number, at, kind, data, records) VALUES (?, ?, ?, ?, ?, ?, ?)",
+            (numbers.run, numbers.last + number, number, at, kind, packed, records),
         )
-        self._last[uid] = last + len(rows)
+        numbers.last += number
         self.touched.add(uid)
         return at
 
+    def _numbers(self, uid: str) -> _Numbers:
+        """Raises LookupError for a run that is not on record."""
+        known = self._known.get(uid)
+        if known is None:
+            row = self._connection.execute(
+                "SELECT position, (SELECT max(last) FROM events WHERE run = position) FROM runs WHERE uid = ?",
+                (uid,),
+            ).fetchone()
+            if row is None:
+                raise LookupError(f"run {uid} is not on record")
+            known = self._known[uid] = _Numbers(run=row[0], last=row[1] or 0)
+        return known
+
     def rolled_back(self) -> None:
         """A change was undone: what was remembered of it does not count."""
-        self._last.clear()
+        self._known.clear()
 
     def started(self, uid: str) -> None:
         """The first start counts; a run that goes on in another invocation keeps it."""
@@ -185,40 +257,57 @@ class Transaction:
             "UPDATE runs SET started_at = coalesce(started_at, ?) WHERE uid = ?", (time.time(), uid)
         )
 
-    def episode(self, uid: str, phase: int, record: EpisodeRecord) -> bool:
-        """Records an ended episode; False when it was on record already."""
-        return self._insert_once(
-            "INSERT OR IGNORE INTO episodes (uid, phase, episode, record) VALUES (?, ?, ?, ?)",
-            (uid, phase, record.index, msgspec.msgpack.encode(record)),
-        )
+    def episodes(
+        self, uid: str, phase: int, records: Sequence[EpisodeRecord], *, ended: bool = True
+    ) -> list[EpisodeRecord]:
+        """Records episodes, with an event for each where they `ended` just now; those that were not on record yet."""
+        return self._records("episode", uid, phase, records, [(each.index,) for each in records], ended=ended)
 
-    def task(self, uid: str, phase: int, record: TaskRecord) -> bool:
-        """Records an ended run of a task; False when it was on record already."""
-        return self._insert_once(
-            _INSERT_TASK,
-            (uid, phase, record.task, record.run, msgspec.msgpack.encode(record)),
-        )
-
-    def tasks_ended(self, uid: str, phase: int, records: Sequence[TaskRecord]) -> list[bool]:
-        """Records ended runs of tasks and their events, in order; which of them were new. A third of the cost of one by
-        one, as long as none was on record already.
+    def tasks(
+        self, uid: str, phase: int, records: Sequence[TaskRecord], *, ended: bool = True
+    ) -> list[TaskRecord]:
+        """Records runs of tasks, with an event for each where they `ended` just now; those that were not on record
+        yet.
         """
-        packed = [msgspec.msgpack.encode(record) for record in records]
-        rows = [(uid, phase, each.task, each.run, data) for each, data in zip(records, packed, strict=True)]
-        self._connection.execute("SAVEPOINT tasks")
-        before = self._connection.total_changes
-        self._connection.executemany(_INSERT_TASK, rows)
-        if self._connection.total_changes - before == len(rows):
-            self._connection.execute("RELEASE tasks")
-            self._packed_events(uid, "task.ended", [_task_ended(phase, data) for data in packed])
-            return [True] * len(rows)
-        self._connection.execute("ROLLBACK TO tasks")
-        self._connection.execute("RELEASE tasks")
-        new = []
-        for row, data in zip(rows, packed, strict=True):
-            new.append(self._insert_once(_INSERT_TASK, row))
-            if new[-1]:
-                self.packed_event(uid, "task.ended", _task_ended(phase, data))
+        return self._records(
+            "task", uid, phase, records, [(each.task, each.run) for each in records], ended=ended
+        )
+
+    def _records(
+        self,
+        kind: str,
+        uid: str,
+        phase: int,
+        records: Sequence[R],
+        keys: Sequence[tuple[Any, ...]],
+        *,
+        ended: bool,
+    ) -> list[R]:
+        run = self._numbers(uid).run
+        new = self._not_yet_ended(_ENDED[kind], [(run, phase, *key) for key in keys])
+        fresh = [record for record, is_new in zip(records, new, strict=True) if is_new]
+        if not fresh:
+            return []
+        position = self._connection.execute(
+            "INSERT INTO records (run, kind, phase, data) VALUES (?, ?, ?, ?)",
+            (run, kind, phase, msgspec.msgpack.encode(fresh)),
+        ).lastrowid
+        if ended:
+            self._insert_events(uid, f"{kind}.ended", len(fresh), records=position)
+        return fresh
+
+    def _not_yet_ended(self, statement: str, keys: Sequence[tuple[Any, ...]]) -> list[bool]:
+        """Takes note of the keys; which of them are new. All at once costs a third, as long as all are."""
+        connection = self._connection
+        connection.execute("SAVEPOINT keys")
+        before = connection.total_changes
+        connection.executemany(statement, keys)
+        if connection.total_changes - before == len(keys):
+            new = [True] * len(keys)
+        else:
+            connection.execute("ROLLBACK TO keys")
+            new = [connection.execute(statement, key).rowcount == 1 for key in keys]
+        connection.execute("RELEASE keys")
         return new
 
     def outcome(self, result: RunResult) -> RunOutcome:
@@ -240,6 +329,3 @@ class Transaction:
         self._connection.execute(
             "UPDATE runs SET ended_at = coalesce(ended_at, ?) WHERE uid = ?", (time.time(), uid)
         )
-
-    def _insert_once(self, statement: str, values: tuple[Any, ...]) -> bool:
-        return self._connection.execute(statement, values).rowcount == 1

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import msgspec
 
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 
 log = logs.get_logger()
 Recorded = EpisodeEnded | TaskStarted | TaskAttemptEnded | TaskEnded
+_KINDS: Final = {TaskStarted: "task.started", TaskAttemptEnded: "task.attempt_ended"}
 
 
 class Governor(Protocol):
@@ -160,27 +161,16 @@ def record_all(transaction: Transaction, uid: str, pending: Sequence[Recorded]) 
     """Records events and what they brought, in their order; those that were not on record before."""
     new: list[Recorded] = []
     for (kind, phase), group in groupby(pending, key=lambda event: (type(event), event.phase)):
-        events_of = list(group)
+        together = list(group)
         if kind is TaskEnded:
-            records = [event.record for event in events_of if isinstance(event, TaskEnded)]
-            fresh = transaction.tasks_ended(uid, phase, records)
+            records = [event.record for event in together if isinstance(event, TaskEnded)]
+            new += [TaskEnded(phase=phase, record=each) for each in transaction.tasks(uid, phase, records)]
+        elif kind is EpisodeEnded:
+            episodes = [event.episode for event in together if isinstance(event, EpisodeEnded)]
+            new += [
+                EpisodeEnded(phase=phase, episode=each) for each in transaction.episodes(uid, phase, episodes)
+            ]
         else:
-            fresh = [_write(transaction, uid, event) for event in events_of]
-        new += [event for event, is_new in zip(events_of, fresh, strict=True) if is_new]
-    return new
-
-
-def _write(transaction: Transaction, uid: str, event: Recorded) -> bool:
-    """Records the event and what it brought; False when that was on record before."""
-    match event:
-        case EpisodeEnded(phase=phase, episode=episode):
-            kind, new = "episode.ended", transaction.episode(uid, phase, episode)
-        case TaskStarted():
-            kind, new = "task.started", True
-        case TaskAttemptEnded():
-            kind, new = "task.attempt_ended", True
-        case _:
-            raise TypeError(f"{type(event).__name__} is recorded otherwise")
-    if new:
-        transaction.packed_event(uid, kind, msgspec.msgpack.encode(msgspec.structs.asdict(event)))
+            transaction.events(uid, _KINDS[kind], [msgspec.structs.asdict(event) for event in together])
+            new += together
     return new

@@ -30,7 +30,7 @@ def conductor_service(uid: str, name: str) -> str:
     return f"conductor.{uid}.{name}"
 
 
-class Message(msgspec.Struct, frozen=True, kw_only=True, tag=True, tag_field="type"):
+class Message(msgspec.Struct, frozen=True, kw_only=True, tag=True, tag_field="type", gc=False):
     """Root of everything that travels."""
 
 

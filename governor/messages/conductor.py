@@ -132,7 +132,7 @@ class StartSimulation(Message, frozen=True):
     done: tuple[EpisodeRecord, ...] = ()
 
 
-class TaskSpec(msgspec.Struct, frozen=True, kw_only=True):
+class TaskSpec(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One node of the graph. `timeout` bounds the running time of one attempt; `retries` is the number of
     attempts after the first. `args_key` names arguments that are no plain data and lie in Ray.
     """

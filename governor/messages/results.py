@@ -9,7 +9,7 @@ import msgspec
 from governor.messages.base import EpisodeOutcome, Message, RunOutcome, TaskOutcome
 
 
-class TaskRecord(msgspec.Struct, frozen=True, kw_only=True):
+class TaskRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """How one run of a task ended. `value` is set when it is small and JSON-like, else `value_file` names a
     file below the run's folder. `cause` names the root task of an `upstream_failed`. `seconds` is the running
     time of the last attempt.
@@ -27,7 +27,7 @@ class TaskRecord(msgspec.Struct, frozen=True, kw_only=True):
     cause: str | None = None
 
 
-class EpisodeRecord(msgspec.Struct, frozen=True, kw_only=True):
+class EpisodeRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """How one episode ended. `index` counts from 0 within its phase; `value` is the undiscounted return."""
 
     index: int

@@ -60,9 +60,11 @@ def faults(tasks: Sequence[TaskSpec], *, noun: str = "task") -> list[GraphFault]
 
 def _cycles(tasks: Sequence[TaskSpec], first: dict[str, int], noun: str) -> list[GraphFault]:
     """One fault for each cycle, at the first of its tasks; a task is named in one cycle only."""
-    edges: dict[str, set[str]] = {name: set() for name in first}
-    for task in tasks:
-        edges[task.id] |= {name for name in task.depends_on if name in first and name != task.id}
+    edges: dict[str, set[str]] = {task.id: set() for task in tasks if task.depends_on}
+    for task in tasks if edges else ():
+        for name in task.depends_on:
+            if name in edges and name != task.id:
+                edges[task.id].add(name)
     found: list[GraphFault] = []
     while len(found) < MOST_CYCLES:
         try:

@@ -81,7 +81,7 @@ class Attempt(msgspec.Struct, frozen=True, gc=False):
 # -- events -------------------------------------------------------------------------------------------------
 
 
-class _Event(msgspec.Struct, frozen=True):
+class _Event(msgspec.Struct, frozen=True, gc=False):
     """Root of all of them."""
 
 
@@ -160,7 +160,7 @@ Event: TypeAlias = (
 # -- effects ------------------------------------------------------------------------------------------------
 
 
-class _Effect(msgspec.Struct, frozen=True):
+class _Effect(msgspec.Struct, frozen=True, gc=False):
     """Root of all of them."""
 
 

@@ -26,7 +26,7 @@ class _Message(msgspec.Struct, frozen=True, array_like=True, tag=True, gc=False)
     """Root of all of them."""
 
 
-class Input(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
+class Input(msgspec.Struct, frozen=True, array_like=True, kw_only=True, gc=False):
     """A result of an earlier run: its value, or the file below the run's folder that holds it; `data` is the
     file's content for a runner that cannot see that folder.
     """
@@ -36,7 +36,7 @@ class Input(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     data: bytes | None = None
 
 
-class Work(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
+class Work(msgspec.Struct, frozen=True, array_like=True, kw_only=True, gc=False):
     """One attempt: the `runs` of a task that are to be executed one after the other.
 
     `call` is ``module:attribute`` or ``pickled:KEY``; `args_key` names arguments that are no plain data. `timeout`

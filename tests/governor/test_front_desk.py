@@ -165,7 +165,7 @@ async def ended(desk, *records, outcome="failed", uid="p1", spec=TWO):
     def change(tx):
         tx.submit(uid=uid, key=f"key of {uid}", name="r", spec=parse(spec).raw(), folder="/home")
         for record in records:
-            tx.task(uid, 0, record)
+            tx.tasks(uid, 0, [record])
         tx.event(uid, "phase.ended", {"phase": "p", "index": 0, "end": "tasks_done"})
         tx.outcome(result)
         tx.ended(uid)

@@ -66,7 +66,7 @@ async def record(journal, run, phases):
         for index, (records, simulation, end) in phases.items():
             tx.event("old", "phase.started", {"phase": f"p{index}", "index": index, "episodes": 4})
             for one in records:
-                (tx.episode if isinstance(one, EpisodeRecord) else tx.task)("old", index, one)
+                (tx.episodes if isinstance(one, EpisodeRecord) else tx.tasks)("old", index, [one])
             if simulation:
                 ended = {"phase": index, "part": "simulation", "end": simulation, "metrics": {"m": 1.0}}
                 tx.event("old", "part.ended", ended)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 
+import msgspec
 import pytest
 
-from governor import journal_tables
 from governor.errors import JournalError
 from governor.journal import Journal
 from governor.messages import EpisodeRecord, RunResult, TaskRecord
@@ -28,6 +28,10 @@ def episode(index, value=1.0):
     return EpisodeRecord(
         index=index, worker=0, seed=1, outcome="terminated", value=value, steps=3, seconds=0.1
     )
+
+
+def task(name, *, run=0, error=""):
+    return TaskRecord(task=name, run=run, outcome="succeeded", attempts=1, seconds=0.1, error=error)
 
 
 def result(outcome):
@@ -91,13 +95,19 @@ async def test_the_same_key_is_the_same_run(journal):
 
 async def test_the_first_record_stays(journal):
     await journal.write(submission())
-    assert await journal.write(lambda tx: tx.episode("r1", 0, episode(4, value=1.0)))
-    assert not await journal.write(lambda tx: tx.episode("r1", 0, episode(4, value=9.0)))
-    assert await journal.write(lambda tx: tx.episode("r1", 1, episode(4, value=2.0)))
-    assert [record.value for record in journal.episodes("r1", 0)] == [1.0]
-    task = TaskRecord(task="t", run=0, outcome="succeeded", attempts=1, seconds=0.1)
-    assert await journal.write(lambda tx: tx.task("r1", 0, task))
-    assert not await journal.write(lambda tx: tx.task("r1", 0, task))
+    four, other, five = episode(4, value=1.0), episode(4, value=9.0), episode(5, value=3.0)
+    assert await journal.write(lambda tx: tx.episodes("r1", 0, [four])) == [four]
+    assert await journal.write(lambda tx: tx.episodes("r1", 0, [other])) == []
+    assert await journal.write(lambda tx: tx.episodes("r1", 0, [other, five, five])) == [five]
+    assert await journal.write(lambda tx: tx.episodes("r1", 1, [other])) == [other]
+    assert [record.value for record in journal.episodes("r1", 0)] == [1.0, 3.0]
+    once, again = task("t"), task("t", error="again")
+    assert await journal.write(lambda tx: tx.tasks("r1", 0, [once, again, task("t", run=1)])) == [
+        once,
+        task("t", run=1),
+    ]
+    assert await journal.write(lambda tx: tx.tasks("r1", 0, [again])) == []
+    assert journal.tasks("r1", 0) == [once, task("t", run=1)]
     assert await journal.write(lambda tx: tx.outcome(result("failed"))) == "failed"
     assert await journal.write(lambda tx: tx.outcome(result("finished"))) == "failed"
     assert journal.result("r1").outcome == "failed"
@@ -126,28 +136,103 @@ async def test_a_full_disk_is_an_error_and_nothing_is_half_written(journal):
     assert (await journal.write(lambda tx: tx.event("r1", "large", {"x": "y" * 100_000}))).seq == 2
 
 
-async def test_the_journal_of_an_older_governor_is_taken_over(tmp_path):
+FIRST_SCHEMA = """
+CREATE TABLE runs (
+    position INTEGER PRIMARY KEY AUTOINCREMENT, uid TEXT NOT NULL UNIQUE, key TEXT UNIQUE, name TEXT NOT NULL,
+    spec BLOB NOT NULL, folder TEXT NOT NULL, submitted_at REAL NOT NULL, started_at REAL, ended_at REAL,
+    outcome TEXT, reason TEXT NOT NULL DEFAULT '', result BLOB
+);
+CREATE TABLE events (
+    uid TEXT NOT NULL, seq INTEGER NOT NULL, at REAL NOT NULL, kind TEXT NOT NULL, data BLOB NOT NULL,
+    PRIMARY KEY (uid, seq)
+) WITHOUT ROWID;
+CREATE TABLE episodes (
+    position INTEGER PRIMARY KEY AUTOINCREMENT, uid TEXT NOT NULL, phase INTEGER NOT NULL,
+    episode INTEGER NOT NULL, record BLOB NOT NULL, UNIQUE (uid, phase, episode)
+);
+CREATE TABLE tasks (
+    position INTEGER PRIMARY KEY AUTOINCREMENT, uid TEXT NOT NULL, phase INTEGER NOT NULL, task TEXT NOT NULL,
+    run INTEGER NOT NULL, record BLOB NOT NULL, UNIQUE (uid, phase, task, run)
+);
+PRAGMA user_version=1;
+"""
+
+
+@pytest.fixture
+def old_journal(tmp_path):
+    """As the first schema kept it: one run with an ended episode and two ended tasks, in the order b, a."""
     connection = sqlite3.connect(tmp_path / "governor.db")
-    first = journal_tables.SCHEMA.replace("result BLOB,\n    parent TEXT", "result BLOB")
-    assert "parent" not in first
-    connection.executescript(f"{first} PRAGMA user_version=1;")
+    connection.executescript(FIRST_SCHEMA)
     connection.execute(
         "INSERT INTO runs (uid, name, spec, folder, submitted_at) VALUES ('old', 'n', ?, '/', 1.0)",
         (b"\x80",),
     )
+    encoded = msgspec.msgpack.encode
+    told = [
+        ("run.accepted", {"name": "n"}),
+        ("task.ended", {"phase": 0, "record": msgspec.to_builtins(task("b"))}),
+    ]
+    for seq, (kind, data) in enumerate(told, start=1):
+        connection.execute("INSERT INTO events VALUES ('old', ?, 1.0, ?, ?)", (seq, kind, encoded(data)))
+    connection.execute(
+        "INSERT INTO episodes (uid, phase, episode, record) VALUES ('old', 0, 4, ?)", (encoded(episode(4)),)
+    )
+    for name in "ba":
+        connection.execute(
+            "INSERT INTO tasks (uid, phase, task, run, record) VALUES ('old', 0, ?, 0, ?)",
+            (name, encoded(task(name))),
+        )
     connection.commit()
     connection.close()
+    return tmp_path / "governor.db"
+
+
+async def test_the_journal_of_an_older_governor_is_taken_over(old_journal):
     for _ in range(2):
-        opened = Journal(tmp_path / "governor.db")
+        opened = Journal(old_journal)
         assert opened.run("old").parent is None
+        assert [event.kind for event in opened.events("old")] == ["run.accepted", "task.ended"]
+        assert opened.events("old")[1].data == {"phase": 0, "record": msgspec.to_builtins(task("b"))}
+        assert (opened.episodes("old", 0), opened.tasks("old", 0)) == ([episode(4)], [task("b"), task("a")])
         await opened.close()
-    opened = Journal(tmp_path / "governor.db")
+    opened = Journal(old_journal)
+    assert await opened.write(lambda tx: tx.tasks("old", 0, [task("a"), task("c")])) == [task("c")]
+    assert await opened.write(lambda tx: tx.episodes("old", 0, [episode(4)])) == []
+    assert [event.seq for event in opened.events("old", after=1)] == [2, 3]
     await opened.write(lambda tx: tx.submit(uid="new", key=None, name="n", spec={}, folder="/", parent="old"))
     assert opened.run("new").parent == "old"
     assert await opened.write(lambda tx: tx.resumed_by("old")) == "new"
     await opened.write(lambda tx: tx.ended("new"))
     assert await opened.write(lambda tx: tx.resumed_by("old")) is None
     await opened.close()
+
+
+async def test_what_came_together_is_read_from_any_number_on(journal):
+    await journal.write(submission())
+    await journal.write(lambda tx: tx.events("r1", "k", [{"n": n} for n in range(5)]))
+    records = [task(f"t{n}") for n in range(3)]
+    await journal.write(lambda tx: tx.tasks("r1", 2, records))
+    ended = [{"phase": 2, "record": msgspec.to_builtins(record)} for record in records]
+    expected = [{"name": "n"}, *({"n": n} for n in range(5)), *ended]
+    for after in range(10):
+        found = journal.events("r1", after=after)
+        assert [event.seq for event in found] == list(range(after + 1, 10))
+        assert [event.data for event in found] == expected[after:]
+    assert [event.seq for event in journal.events("r1", limit=3)] == [1, 2, 3, 4, 5, 6]
+    assert [event.data for event in journal.events_of("r1", ("task.ended",))] == ended
+
+
+async def test_inherited_records_are_no_events(journal):
+    await journal.write(submission())
+    await journal.write(lambda tx: tx.tasks("r1", 0, [task("t")], ended=False))
+    assert journal.tasks("r1", 0) == [task("t")]
+    assert [event.kind for event in journal.events("r1")] == ["run.accepted"]
+
+
+async def test_a_run_that_is_not_on_record_has_no_events(journal):
+    with pytest.raises(LookupError, match="r9"):
+        await journal.write(lambda tx: tx.event("r9", "k", {}))
+    assert journal.events("r9") == []
 
 
 async def test_the_journal_of_a_newer_governor_is_left_alone(tmp_path):

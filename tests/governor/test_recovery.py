@@ -85,7 +85,7 @@ async def test_a_run_that_resumes_another_has_its_files_before_it_goes_on(journa
 
 async def test_a_run_that_was_being_finalized_comes_to_the_end_that_was_decided(journal, tmp_path):
     episode = EpisodeRecord(index=0, worker=0, seed=1, outcome="terminated", value=2.0, steps=3, seconds=0.1)
-    await journal.write(lambda tx: tx.episode("r1", 0, episode))
+    await journal.write(lambda tx: tx.episodes("r1", 0, [episode]))
     await record(
         journal,
         ("phase.started", {"index": 0}),

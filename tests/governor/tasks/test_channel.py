@@ -25,8 +25,17 @@ SECRET = b"s" * 32
 
 
 TRIES = 3
-HOLD = 0.5
-"""Seconds of one turn for 50 MB: 25 ms in most processes, 170 to 220 ms in some, for a reason that is not known yet."""
+HOLD = 0.08
+"""Seconds of one turn for 50 MB. Their copy takes 25 ms, most of it 12,000 page faults; on a virtual machine that has
+never touched these pages before, 200 ms: see `touched_memory`.
+"""
+
+
+@pytest.fixture
+def touched_memory():
+    """The host has given this machine the pages that the test is about to use."""
+    for _ in range(2):
+        bytearray(b"\1") * 400_000_000
 
 
 def hello(**fields):
@@ -304,6 +313,7 @@ async def test_no_descriptors_left_costs_a_pause_not_the_loop(driver, runner):
         sock.close()
 
 
+@pytest.mark.usefixtures("touched_memory")
 async def test_large_documents_come_whole_and_the_loop_turns_meanwhile(driver, connect, runner):
     payload = random.Random(1).randbytes(50_000_000)
     peer = await connect(said=frames([hello(runner=1)]))
@@ -315,10 +325,11 @@ async def test_large_documents_come_whole_and_the_loop_turns_meanwhile(driver, c
             await driver.until(lambda ticket=ticket: driver.heard and driver.heard[-1].ticket == 100 + ticket)
         assert driver.heard[-2].payload == payload
         longest.append(turns.longest)
-    assert min(longest) < HOLD
+    assert min(longest) < HOLD, longest
     await runner.works()
 
 
+@pytest.mark.usefixtures("touched_memory")
 async def test_large_bundles_go_out_while_the_loop_turns(driver, runner):
     args = {"data": random.Random(1).randbytes(50_000_000)}
     work = small_work(ticket=9, args=args, inputs={"a": [Input(value=1)]})
@@ -331,7 +342,7 @@ async def test_large_bundles_go_out_while_the_loop_turns(driver, runner):
         assert received[0].works == [work]
         assert received[1] == Bundle([])
         longest.append(turns.longest)
-    assert min(longest) < HOLD
+    assert min(longest) < HOLD, longest
     await runner.works()
 
 
