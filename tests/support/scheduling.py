@@ -26,6 +26,11 @@ def configured(scheduler, **fields):
     return scheduler
 
 
+def configure(coordinator, **fields):
+    """The same for a coordinator."""
+    coordinator.config = configured(coordinator.scheduler, **fields).config
+
+
 async def within(seconds, awaitable):
     async with asyncio.timeout(seconds):
         return await awaitable

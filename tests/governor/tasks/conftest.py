@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import shutil
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -106,6 +106,31 @@ async def scheduler(pool):
 
     yield configured(pool)
     await leave_nothing(pool)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def coordinator_pool(crew, ray_head):
+    from scheduling import BASE
+
+    from governor.tasks import RolloutCoordinator
+
+    async with RolloutCoordinator(replace(BASE, address=ray_head.address)) as coordinator:
+        yield coordinator
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def coordinator(coordinator_pool):
+    """The coordinator of the test's own module, as new."""
+    from scheduling import configure, leave_nothing
+
+    configure(coordinator_pool)
+    coordinator_pool.pipeline = None
+    yield coordinator_pool
+    left = list(coordinator_pool.batches)
+    for batch_id in left:
+        await coordinator_pool.abort_batch(batch_id, reason="the test is over")
+    await leave_nothing(coordinator_pool.scheduler)
+    assert not left
 
 
 class Story:

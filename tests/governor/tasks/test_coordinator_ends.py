@@ -6,9 +6,8 @@ import asyncio
 from dataclasses import replace
 
 import pytest
-import pytest_asyncio
 import ray
-from scheduling import BASE, Pipeline, configured, leave_nothing, turns, visitor, within
+from scheduling import BASE, Pipeline, configure, turns, visitor, within
 
 from governor.errors import ConductorError
 from governor.tasks import (
@@ -21,28 +20,6 @@ from governor.tasks import (
 
 pytestmark = [pytest.mark.ray, pytest.mark.asyncio(loop_scope="session")]
 SCORE = "batch_deeds:score"
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def pool(crew, ray_head):
-    async with RolloutCoordinator(replace(BASE, address=ray_head.address)) as coordinator:
-        yield coordinator
-
-
-@pytest_asyncio.fixture(loop_scope="session")
-async def coordinator(pool):
-    configure(pool)
-    pool.pipeline = None
-    yield pool
-    left = list(pool.batches)
-    for batch_id in left:
-        await pool.abort_batch(batch_id, reason="the test is over")
-    await leave_nothing(pool.scheduler)
-    assert not left
-
-
-def configure(coordinator, **fields):
-    coordinator.config = configured(coordinator.scheduler, **fields).config
 
 
 # -- abort ----------------------------------------------------------------------------------------------------

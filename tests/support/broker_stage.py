@@ -1,0 +1,75 @@
+"""A broker core on a clock that is a number."""
+
+from __future__ import annotations
+
+from transport import envelope as envelopes
+from transport import frames as mdp
+from transport.broker_core import BrokerCore, Limits, Side
+from transport.envelope import ReplyEnvelope, RequestEnvelope, Status
+
+SESSION = b"s" * 16
+
+
+class Stage:
+    """A core, a clock, and what was sent, by peer."""
+
+    def __init__(self, **limits):
+        self.core = BrokerCore(limits=Limits(**limits))
+        self.now = 0.0
+        self.sent: dict[bytes, list] = {}
+
+    def _note(self, sends):
+        for side, frames in sends:
+            parse = mdp.parse_client if side is Side.CLIENTS else mdp.parse_worker
+            self.sent.setdefault(frames[0], []).append(parse(frames, start=1))
+
+    def client(self, who, command):
+        self._note(self.core.feed(Side.CLIENTS, [who, *command.frames()], self.now))
+
+    def worker(self, who, command):
+        self._note(self.core.feed(Side.WORKERS, [who, *command.frames()], self.now))
+
+    def raw(self, side, *frames):
+        self._note(self.core.feed(side, list(frames), self.now))
+
+    def pass_time(self, seconds):
+        end = self.now + seconds
+        while (due := self.core.next_deadline()) <= end:
+            self.now = max(self.now, due)
+            self._note(self.core.tick(self.now))
+        self.now = end
+
+    def undelivered(self, side, *frames):
+        self._note(self.core.undelivered(side, list(frames), self.now))
+
+    def take(self, who):
+        """What `who` was sent since the last look, heartbeats aside."""
+        return [command for command in self.sent.pop(who, []) if type(command) is not mdp.Heartbeat]
+
+    # -- in the words of our own peers ----------------------------------------------------------------------
+
+    def ready(self, who, service=b"echo", credit=1, *, extended=True):
+        self.worker(who, mdp.Ready(service, credit, extended))
+        self.take(who)
+
+    def ask(self, who, number, *, service=b"echo", body=b"body", seconds=30.0, session=SESSION, **flags):
+        envelope = RequestEnvelope(number, session, int(seconds * 1000), **flags)
+        self.client(who, mdp.ClientRequest(service, [envelope.frame(), body]))
+
+    def request_at(self, who):
+        """The one request that `who` was sent: (address, request id, body)."""
+        (command,) = self.take(who)
+        assert type(command) is mdp.WorkerRequest
+        return command.address, envelopes.read_request(command.body[0]).request_id, command.body[1:]
+
+    def answer(self, who, address, number, *, body=b"reply", kind=mdp.WorkerFinal, sequence=1):
+        self.worker(who, kind(address, [ReplyEnvelope(number, SESSION, 0, sequence).frame(), body]))
+
+    def answers(self, who):
+        """(request id, status, rest of the body) of each FINAL that `who` was sent."""
+        found = []
+        for command in self.take(who):
+            assert type(command) is mdp.ClientFinal
+            envelope = envelopes.read_reply(command.body[0])
+            found.append((envelope.request_id, Status(envelope.status), command.body[1:]))
+        return found
