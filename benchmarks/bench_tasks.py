@@ -25,7 +25,7 @@ from task_listener import Counting
 from governor import logs
 from governor.messages import TaskSpec
 from governor.ray_head import RayHead
-from governor.tasks.story import BatchSpec
+from governor.tasks.planning.story import BatchSpec
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -71,7 +71,7 @@ class Opened:
         self.folder = Path(tempfile.mkdtemp(prefix="bt-"))
         self.head = RayHead(state_folder=self.folder, runtime_folder=self.folder, num_cpus=CPUS)
         address = await self.head.start()
-        from governor.tasks.cluster import Cluster  # Ray: only after its variables are set
+        from governor.tasks.fleet.cluster import Cluster  # Ray: only after its variables are set
 
         self.cluster = Cluster(
             address=address.address, token_path=str(address.token_path), namespace="benchmark"
@@ -247,7 +247,7 @@ async def shapes(stage: Stage, plain: Plain) -> AsyncIterator[Row]:
 async def pending_memory() -> Row:
     """Of the driver, for tasks that wait: their own descriptions included."""
     from governor.tasks.core import Core
-    from governor.tasks.story import Submitted
+    from governor.tasks.planning.story import Submitted
 
     core, number = Core(places={(): 0}), 20_000
     tracemalloc.start()

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from governor.journal_tables import Transaction
     from governor.messages import TaskRecord
     from governor.tasks.engine import Engine
-    from governor.tasks.story import BatchSpec
+    from governor.tasks.planning.story import BatchSpec
 
 
 class _Recording(Counting):

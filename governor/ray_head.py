@@ -1,7 +1,7 @@
 """The daemon's own Ray head: started as a child, watched, taken down with everything that it started.
 
 Rules:
-1. The daemon never imports Ray: the head is a process of its own (`governor.tasks.head`), in its own process group.
+1. The daemon never imports Ray: the head is a process of its own (`governor.tasks.fleet.head`), in its own process group.
 2. One `RayHead` is one head from start to end. To restart after `exited()`, with a back-off, is the caller's part:
    it makes a new one, and task conductors connect to the new address.
 3. Clients need a token: `token_path`, 0600, kept from one head to the next.
@@ -27,7 +27,7 @@ import psutil
 
 from governor import logs
 from governor.errors import ProcessError
-from governor.tasks import reaper
+from governor.tasks.exchange import reaper
 
 START_SECONDS: Final = 60.0
 STOP_SECONDS: Final = 10.0
@@ -103,7 +103,7 @@ class RayHead:
         root = str(Path(__file__).parent.parent)
         path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
         self._process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "governor.tasks.head", json.dumps(settings)),
+            *(sys.executable, "-m", "governor.tasks.fleet.head", json.dumps(settings)),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,

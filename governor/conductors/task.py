@@ -21,11 +21,11 @@ from governor.conductors.conductor import Conductor
 from governor.errors import ConductorError, ExitCode
 from governor.messages import Done, Refused, StartTasks, StopPart
 from governor.tasks.api import DynamicTimeout
-from governor.tasks.cluster import Cluster
-from governor.tasks.durations import Durations
 from governor.tasks.engine import Engine
-from governor.tasks.nodes import follow
+from governor.tasks.fleet.cluster import Cluster
+from governor.tasks.fleet.nodes import follow
 from governor.tasks.phase import PhaseTasks
+from governor.tasks.planning.durations import Durations
 
 if TYPE_CHECKING:
     from governor.conductors.conductor import Link

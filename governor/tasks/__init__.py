@@ -27,10 +27,10 @@ if TYPE_CHECKING:
         poll_for_timeout,
         run_exp,
     )
-    from governor.tasks.runner_view import RunnerWrapper
     from governor.tasks.scheduler import Scheduler
     from governor.tasks.statistics import calculate_task_level_metrics
-    from governor.tasks.views import CompletedTaskResult, RunningTaskState, TaskWrapper
+    from governor.tasks.trinity.runner_view import RunnerWrapper
+    from governor.tasks.trinity.views import CompletedTaskResult, RunningTaskState, TaskWrapper
 
 __all__ = [
     "BatchLifecycleState",
@@ -74,10 +74,10 @@ _HOMES = {
         "poll_for_timeout",
         "run_exp",
     ),
-    "runner_view": ("RunnerWrapper",),
+    "trinity.runner_view": ("RunnerWrapper",),
     "scheduler": ("Scheduler",),
     "statistics": ("calculate_task_level_metrics",),
-    "views": ("CompletedTaskResult", "RunningTaskState", "TaskWrapper"),
+    "trinity.views": ("CompletedTaskResult", "RunningTaskState", "TaskWrapper"),
 }
 
 

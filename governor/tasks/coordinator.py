@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, TypeAlias
 
 from governor import logs
 from governor.tasks.api import SchedulerConfig, Status
-from governor.tasks.patience import min_wait_num as min_wait_num_of
+from governor.tasks.planning.patience import min_wait_num as min_wait_num_of
 from governor.tasks.scheduler import Scheduler
 from governor.tasks.statistics import summarise_batch
 
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from governor.tasks.api import BatchId, Task
-    from governor.tasks.patience import Verdict
-    from governor.tasks.views import CompletedTaskResult
+    from governor.tasks.planning.patience import Verdict
+    from governor.tasks.trinity.views import CompletedTaskResult
 
 BatchType: TypeAlias = Literal["train", "eval"]
 

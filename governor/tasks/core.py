@@ -14,11 +14,11 @@ from __future__ import annotations
 from itertools import count
 from typing import TYPE_CHECKING
 
-from governor.tasks.attempts import Attempts
-from governor.tasks.crew import Crew, Doom
-from governor.tasks.outcomes import Outcomes
-from governor.tasks.ready import ReadyQueue
-from governor.tasks.story import (
+from governor.tasks.planning.attempts import Attempts
+from governor.tasks.planning.crew import Crew, Doom
+from governor.tasks.planning.outcomes import Outcomes
+from governor.tasks.planning.ready import ReadyQueue
+from governor.tasks.planning.story import (
     Cancelled,
     Effect,
     Event,
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping
 
     from governor.tasks.api import BatchId
-    from governor.tasks.batch import Batch, Node
+    from governor.tasks.planning.batch import Batch, Node
 
 
 class Core:

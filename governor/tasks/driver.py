@@ -21,15 +21,15 @@ from typing import TYPE_CHECKING, Any, Final
 
 from governor import logs
 from governor.errors import ConductorError
-from governor.tasks.cluster import Cluster
 from governor.tasks.engine import Engine
-from governor.tasks.nodes import follow
+from governor.tasks.fleet.cluster import Cluster
+from governor.tasks.fleet.nodes import follow
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from governor.tasks.actor.functions import Functions
     from governor.tasks.api import SchedulerConfig
-    from governor.tasks.functions import Functions
 
 TOKEN: Final = secrets.token_hex(32)
 """For the heads of this process: Ray reads a driver's token once, and keeps it."""
@@ -75,7 +75,7 @@ class Driver:
             self.folder.mkdir(parents=True, exist_ok=True)
             self.cluster = cluster = await self._connect(stack, scratch)
             # Ray is imported by now, with its variables set
-            from governor.tasks.functions import Functions  # noqa: PLC0415  # as said above
+            from governor.tasks.actor.functions import Functions  # noqa: PLC0415  # as said above
             from governor.tasks.runners import Runners  # noqa: PLC0415  # as said above
 
             self.functions = Functions(cluster)

@@ -18,8 +18,10 @@ from governor import logs
 from governor.tasks import graph
 from governor.tasks.core import Core
 from governor.tasks.errors import GraphError, QueueFull
-from governor.tasks.explain import explain
-from governor.tasks.story import (
+from governor.tasks.exchange.wire import Begun, Line, Loading, Over, Told, Work
+from governor.tasks.fleet.works import sweep, work_of
+from governor.tasks.planning.explain import explain
+from governor.tasks.planning.story import (
     AttemptEnded,
     AttemptStarted,
     BatchEnded,
@@ -43,8 +45,6 @@ from governor.tasks.story import (
     Tick,
     shape_of,
 )
-from governor.tasks.wire import Begun, Line, Loading, Over, Told, Work
-from governor.tasks.works import sweep, work_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
     from governor.messages import TaskRecord
     from governor.tasks.api import BatchId
-    from governor.tasks.story import Attempt, BatchSpec, Limits, Waiting
+    from governor.tasks.planning.story import Attempt, BatchSpec, Limits, Waiting
 
 log = logs.get_logger()
 

@@ -16,15 +16,15 @@ from governor import logs
 from governor.errors import ConductorError
 from governor.messages import Log, PartEnded, TaskAttemptEnded, TaskEnded, TaskStarted
 from governor.tasks.errors import GraphError
-from governor.tasks.patience import min_wait_num
-from governor.tasks.story import BatchSpec
-from governor.tasks.works import file_name
+from governor.tasks.fleet.works import file_name
+from governor.tasks.planning.patience import min_wait_num
+from governor.tasks.planning.story import BatchSpec
 
 if TYPE_CHECKING:
     from governor.conductors.conductor import Link
     from governor.messages import ConductorEvent, StartTasks, TaskRecord
     from governor.tasks.engine import Engine
-    from governor.tasks.story import Attempt, AttemptEnded, AttemptStarted, BatchEnded, Limits
+    from governor.tasks.planning.story import Attempt, AttemptEnded, AttemptStarted, BatchEnded, Limits
 
 REPORTS_AT_ONCE: Final = 1024
 LOG_LEVELS: Final = {"stdout": "info", "stderr": "info", "traceback": "info"}

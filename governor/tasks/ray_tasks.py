@@ -16,12 +16,12 @@ import re
 from typing import TYPE_CHECKING, Any, Final
 
 from governor import logs
+from governor.tasks.agentlab.experiments import specs_of
+from governor.tasks.agentlab.foreign import Foreign, elapsed_of, end_of
+from governor.tasks.agentlab.session import Session
+from governor.tasks.agentlab.task_ref import TaskRef
 from governor.tasks.api import SchedulerConfig
 from governor.tasks.errors import TaskFailed
-from governor.tasks.experiments import specs_of
-from governor.tasks.foreign import Foreign, elapsed_of, end_of
-from governor.tasks.session import Session
-from governor.tasks.task_ref import TaskRef
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -24,20 +24,21 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 import msgspec
 
 from governor import logs
-from governor.tasks import claims, reaper, remote_files
-from governor.tasks.channel import Gate
-from governor.tasks.member import AGENT_SECONDS, LOST_SECONDS, Elsewhere, Here, Member
-from governor.tasks.runner import Runner
-from governor.tasks.story import RunnerGone, RunnerReady, Shape
-from governor.tasks.wire import Begun, Bundle, Hello, Leaving, Line, Loading, Over, Told, Work
+from governor.tasks.actor.runner import Runner
+from governor.tasks.exchange import claims, reaper
+from governor.tasks.exchange.wire import Begun, Bundle, Hello, Leaving, Line, Loading, Over, Told, Work
+from governor.tasks.fleet import remote_files
+from governor.tasks.fleet.channel import Gate
+from governor.tasks.fleet.member import AGENT_SECONDS, LOST_SECONDS, Elsewhere, Here, Member
+from governor.tasks.planning.story import RunnerGone, RunnerReady, Shape
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Sequence
     from pathlib import Path
 
-    from governor.tasks.channel import Connection
-    from governor.tasks.cluster import Cluster
-    from governor.tasks.wire import FromRunner
+    from governor.tasks.exchange.wire import FromRunner
+    from governor.tasks.fleet.channel import Connection
+    from governor.tasks.fleet.cluster import Cluster
 
 WORDS_SECONDS: Final = 1.0
 """How long after a crash Ray is waited for, to say why."""

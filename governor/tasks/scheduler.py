@@ -21,12 +21,12 @@ from typing import TYPE_CHECKING, Any, Self
 from governor import logs
 from governor.tasks.api import SchedulerConfig, Status, sort_batch_id
 from governor.tasks.driver import Driver
-from governor.tasks.durations import Durations
-from governor.tasks.handover import models_of, results_of, spec_of
-from governor.tasks.story import BatchSpec
-from governor.tasks.supervision import Supervision
-from governor.tasks.views import BatchView, StepLimits, TaskWrapper
-from governor.tasks.waiting import Bell, for_batch, for_progress
+from governor.tasks.planning.durations import Durations
+from governor.tasks.planning.story import BatchSpec
+from governor.tasks.trinity.handover import models_of, results_of, spec_of
+from governor.tasks.trinity.supervision import Supervision
+from governor.tasks.trinity.views import BatchView, StepLimits, TaskWrapper
+from governor.tasks.trinity.waiting import Bell, for_batch, for_progress
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from governor.messages import TaskRecord, TaskSpec
     from governor.tasks.api import BatchId, Task
     from governor.tasks.engine import Engine
-    from governor.tasks.patience import Verdict
-    from governor.tasks.views import CompletedTaskResult
+    from governor.tasks.planning.patience import Verdict
+    from governor.tasks.trinity.views import CompletedTaskResult
 
 log = logs.get_logger()
 

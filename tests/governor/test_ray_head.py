@@ -60,7 +60,7 @@ async def test_without_the_token_nobody_gets_in(head, tmp_path):
     where = await head.start()
     script = (
         "import asyncio, sys\n"
-        "from governor.tasks.cluster import Cluster\n"
+        "from governor.tasks.fleet.cluster import Cluster\n"
         "asyncio.run(Cluster(address=sys.argv[1], token_path=sys.argv[2], namespace='x').connect())\n"
     )
     guess = tmp_path / "guess"

@@ -6,7 +6,8 @@ from collections import deque
 
 from governor.messages import TaskSpec
 from governor.tasks.core import Core
-from governor.tasks.story import (
+from governor.tasks.exchange.wire import Begun, Loading, Over
+from governor.tasks.planning.story import (
     BatchEnded,
     BatchSpec,
     CancelAttempt,
@@ -23,7 +24,6 @@ from governor.tasks.story import (
     Submitted,
     Tick,
 )
-from governor.tasks.wire import Begun, Loading, Over
 
 GPU = (("gpus", 1.0),)
 

@@ -10,8 +10,8 @@ from contextlib import asynccontextmanager
 from itertools import count
 from pathlib import Path
 
-from governor.tasks.story import RunnerGone, RunnerReady
-from governor.tasks.wire import Begun, Over, Work
+from governor.tasks.exchange.wire import Begun, Over, Work
+from governor.tasks.planning.story import RunnerGone, RunnerReady
 
 USER_CODE = Path(__file__).parent.parent / "governor" / "tasks" / "user_code"
 SECONDS = 20.0

@@ -1,4 +1,4 @@
-"""Another node of a Ray cluster, on this machine: `python second_node.py SETTINGS`, as `governor.tasks.head` a head.
+"""Another node of a Ray cluster, on this machine: `python second_node.py SETTINGS`, as `governor.tasks.fleet.head` a head.
 
 When it is in the cluster it writes its raylet's pid to standard output; it ends when standard input does.
 """

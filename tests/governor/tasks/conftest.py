@@ -30,7 +30,7 @@ async def ray_head():
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def crew(ray_head, tmp_path_factory):
-    from governor.tasks.cluster import Cluster
+    from governor.tasks.fleet.cluster import Cluster
 
     folder = tmp_path_factory.mktemp("run")
     spec = ConductorSpec(

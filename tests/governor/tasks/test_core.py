@@ -6,8 +6,9 @@ import pytest
 from core_world import GPU, Driver, task
 
 from governor.messages import TaskRecord
-from governor.tasks.attempts import IMPORT_LIMIT, MISFIRES, SILENCE
-from governor.tasks.story import (
+from governor.tasks.exchange.wire import Begun, Over
+from governor.tasks.planning.attempts import IMPORT_LIMIT, MISFIRES, SILENCE
+from governor.tasks.planning.story import (
     AttemptEnded,
     AttemptStarted,
     BatchEnded,
@@ -24,7 +25,6 @@ from governor.tasks.story import (
     StartRunner,
     Tick,
 )
-from governor.tasks.wire import Begun, Over
 
 
 def test_a_task_runs_and_its_value_is_the_input_of_the_next():

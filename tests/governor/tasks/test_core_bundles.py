@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from core_world import Driver, task
 
-from governor.tasks.attempts import REVOKE_AFTER
-from governor.tasks.story import Cancelled, Dispatch, KillRunner, Revoke, Said
-from governor.tasks.wire import Begun, Over
+from governor.tasks.exchange.wire import Begun, Over
+from governor.tasks.planning.attempts import REVOKE_AFTER
+from governor.tasks.planning.story import Cancelled, Dispatch, KillRunner, Revoke, Said
 
 
 def bundled(count=40, **fields):

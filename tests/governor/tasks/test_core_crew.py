@@ -4,8 +4,16 @@ from __future__ import annotations
 
 from core_world import Driver, task
 
-from governor.tasks.crew import START_FAILURES
-from governor.tasks.story import BatchEnded, Dispatch, KillRunner, Replaced, Resized, RunnerReady, StartRunner
+from governor.tasks.planning.crew import START_FAILURES
+from governor.tasks.planning.story import (
+    BatchEnded,
+    Dispatch,
+    KillRunner,
+    Replaced,
+    Resized,
+    RunnerReady,
+    StartRunner,
+)
 
 
 def test_runners_with_resources_are_given_back_when_nothing_waits_for_them():

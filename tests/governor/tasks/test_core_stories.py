@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from governor.messages import TaskRecord
 from governor.tasks.core import Core
-from governor.tasks.story import BatchSpec, Cancelled, Replaced, Resized, Submitted
+from governor.tasks.planning.story import BatchSpec, Cancelled, Replaced, Resized, Submitted
 
 
 @st.composite

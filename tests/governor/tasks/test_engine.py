@@ -10,8 +10,8 @@ from core_world import task
 
 from governor.tasks.engine import Engine
 from governor.tasks.errors import GraphError, QueueFull
-from governor.tasks.story import BatchSpec, RunnerGone, RunnerReady
-from governor.tasks.wire import Begun, Line, Over, Told
+from governor.tasks.exchange.wire import Begun, Line, Over, Told
+from governor.tasks.planning.story import BatchSpec, RunnerGone, RunnerReady
 
 
 class Pool:

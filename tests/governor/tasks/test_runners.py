@@ -12,8 +12,8 @@ import pytest
 import pytest_asyncio
 from runner_world import open_world
 
-from governor.tasks.story import RunnerGone
-from governor.tasks.wire import Begun, Input, Line, Loading, Over, Told
+from governor.tasks.exchange.wire import Begun, Input, Line, Loading, Over, Told
+from governor.tasks.planning.story import RunnerGone
 
 pytestmark = [pytest.mark.ray, pytest.mark.asyncio(loop_scope="session")]
 

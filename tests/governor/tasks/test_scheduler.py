@@ -99,7 +99,9 @@ async def test_async_callables_are_awaited(scheduler):
 
 async def test_the_context_of_a_task(scheduler, monkeypatch):
     logged = []
-    monkeypatch.setattr("governor.tasks.views.log.info", lambda event, **facts: logged.append((event, facts)))
+    monkeypatch.setattr(
+        "governor.tasks.trinity.views.log.info", lambda event, **facts: logged.append((event, facts))
+    )
     before = time.time()
     scheduler.schedule(
         [Task("batch_deeds:tell_all", id="t", repeat_times=2, timeout=9, is_eval=True)], "7/ev"

@@ -1,0 +1,1 @@
+"""The parts of `ray_tasks`, under AgentLab's names."""

@@ -1,0 +1,83 @@
+"""What ``run_exp.remote`` gives: a task that was handed to the engine."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+if TYPE_CHECKING:
+    from governor.messages import TaskRecord
+    from governor.tasks.agentlab.session import Session
+
+
+class TaskRef:
+    """Safe to use from any thread, where nothing else is said. `future` has its record when it has ended."""
+
+    def __init__(self, session: Session, name: str) -> None:
+        self.name = name
+        self.future: Future[TaskRecord] = Future()
+        self.batch: int | None = None
+        self._began: float | None = None
+        self._session = session
+        self._limit: float | None = None
+        self._is_late = False
+
+    def __repr__(self) -> str:
+        state = self.future.result().outcome if self.future.done() else "pending"
+        return f"<TaskRef {self.name} {state}>"
+
+    def __reduce__(self) -> Any:
+        raise TypeError(f"{self!r} stays in the process that it was made in: send its outcome()")
+
+    def outcome(self) -> Any:
+        """Waits for its end: the result, or a TaskFailed."""
+        return self._session.value_of(self.future.result())
+
+    def elapsed(self) -> float | None:
+        """Seconds that it has been running, or ran; None when it has not begun."""
+        if self.future.done():
+            record = self.future.result()
+            return record.seconds if record.attempts else None
+        began = self._began
+        return None if began is None else time.monotonic() - began
+
+    def bound(self, seconds: float) -> None:
+        """Ends it, as timed out, when it runs for more than `seconds`."""
+        if not self.future.done():
+            self._session.call(lambda: self._bound(seconds))
+
+    # -- in the engine's thread -----------------------------------------------------------------------------
+
+    def started(self, at: float) -> None:
+        """An attempt has begun; `at` in monotonic seconds."""
+        self._began = at
+        self._look()
+
+    def stopped(self) -> None:
+        """An attempt is over, and another follows."""
+        self._began = None
+
+    def end(self, record: TaskRecord) -> None:
+        if self._is_late and record.outcome == "cancelled":
+            record = msgspec.structs.replace(record, outcome="timed_out")
+        if not self.future.done():
+            self.future.set_result(record)
+
+    def _bound(self, seconds: float) -> None:
+        self._limit = seconds if self._limit is None else min(self._limit, seconds)
+        self._look()
+
+    def _look(self) -> None:
+        """Ends it if it is late; if it may come to be, looks again then."""
+        if self._began is None or self._limit is None or self.batch is None or self.future.done():
+            return
+        due = self._began + self._limit
+        if time.monotonic() < due:
+            asyncio.get_running_loop().call_at(due, self._look)
+            return
+        self._is_late = True
+        self._session.cancel(self.batch, f"ran longer than its timeout of {self._limit:g} s")

@@ -1,0 +1,1 @@
+"""The driver's side of runners and nodes: processes, streams, the cluster."""

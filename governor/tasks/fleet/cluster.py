@@ -1,0 +1,394 @@
+"""The connection to Ray: made in a thread of its own, asked what the nodes have, watched for its loss.
+
+Ray terminates a driver 61 s after the GCS is lost and fails every call for ever once its raylet is lost. So both are
+watched through a TCP connection that says nothing: its end, and no new one to be had, is the loss.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import math
+import os
+import socket
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import governor
+from governor import logs
+from governor.errors import ConductorError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from governor.tasks.planning.story import Shape
+
+CONNECT_SECONDS: Final = 60.0
+RECONNECT_TRIES: Final = 3
+RECONNECT_SECONDS: Final = 0.5
+PROBE_SECONDS: Final = 1.0
+PROBES: Final = {socket.TCP_KEEPIDLE: 5, socket.TCP_KEEPINTVL: 2, socket.TCP_KEEPCNT: 3}
+"""Of a connection that says nothing: a machine without power does not end it."""
+AGENT_THREADS: Final = 16
+RAY_NAMES: Final = {"cpus": "CPU", "cpu": "CPU", "gpus": "GPU", "gpu": "GPU"}
+"""Names of `resources` in a run file for Ray's own; `memory` (bytes) and custom ones keep their names."""
+
+T = TypeVar("T")
+
+log = logs.get_logger()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """One living node; `resources` are its totals by Ray's names."""
+
+    id: str
+    host: str
+    port: int
+    resources: Mapping[str, float]
+
+
+class Cluster:
+    """Ray as seen by one driver. All calls into Ray run in one thread, so that none can hold the event loop."""
+
+    def __init__(self, *, address: str, token_path: str | None, namespace: str) -> None:
+        self.address = address
+        self.namespace = namespace
+        self._token_path = token_path
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="ray")
+        self._agents: dict[str, Any] = {}
+        self.nodes: tuple[Node, ...] = ()
+        self._alive: tuple[Node, ...] = ()
+        """As Ray has it."""
+        self._lost: set[str] = set()
+        """Those of which we know better; `_told` are those that `refresh` has told of."""
+        self._told: frozenset[str] = frozenset()
+        self.own: Node | None = None
+        self.ray: Any = None
+
+    async def connect(self) -> None:
+        """Without an address, the connection that this process has already is used, and left open at the end.
+
+        Raises ConductorError within `CONNECT_SECONDS`.
+        """
+        try:
+            async with asyncio.timeout(CONNECT_SECONDS):
+                if not self.address:
+                    await self.call(self._adopt)
+                    return
+                await self._reachable()
+                await self.call(self._connect)
+        except TimeoutError:
+            raise ConductorError(
+                f"Ray at {self.address} did not answer within {CONNECT_SECONDS:g} s"
+            ) from None
+        except ConductorError:
+            raise
+        except Exception as error:  # Ray raises many types, RuntimeError and ConnectionError among them
+            why = _first_line(error)
+            if "InvalidAuthToken" in str(error.__context__) or "InvalidAuthToken" in str(error):
+                why = f"it does not accept the token ({self._token_path or 'none is configured'})"
+            raise ConductorError(f"no connection to Ray at {self.address}: {why}") from error
+
+    async def call(self, function: Callable[[], T]) -> T:
+        """Runs a call into Ray in Ray's thread. Raises ConductorError once the connection has been shut down."""
+
+        def guarded() -> T:
+            # Ray would start a cluster of its own now, and wait half a minute for it.
+            if self.ray is not None and not self.ray.is_initialized():
+                raise ConductorError("the connection to Ray was shut down in this process")
+            return function()
+
+        return await asyncio.get_running_loop().run_in_executor(self._thread, guarded)
+
+    async def call_at_end(self, function: Callable[[], object]) -> None:
+        """As `call`; nothing when the connection has been shut down: what was to be tidied up went with it."""
+        with contextlib.suppress(ConductorError):
+            await self.call(function)
+
+    async def lost(self) -> str:
+        """Returns the reason when the GCS or this node's raylet is gone; until then it waits."""
+        host, _, port = self.address.rpartition(":")
+        ends = [(host, int(port), "Ray's GCS")]
+        if self.own is not None:
+            ends.append((self.own.host, self.own.port, "Ray's raylet"))
+        tasks = [asyncio.create_task(_ended(*end), name=f"ray.watch.{end[2]}") for end in ends]
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            return done.pop().result()
+        finally:
+            for task in tasks:
+                task.cancel()
+
+    def slots(self, shape: Shape) -> int:
+        """How many runners of this shape fit on all nodes at once; plain ones: as many as there are CPUs."""
+        if not shape:
+            return max(1, int(sum(node.resources.get("CPU", 0.0) for node in self.nodes)))
+        return sum(_fits(node, demand(shape)) for node in self.nodes)
+
+    def why_never(self, shape: Shape) -> str:
+        """Why no node can ever hold a runner of this shape, in one line."""
+        wanted = demand(shape)
+        missing = [
+            f"{name} {amount:g} (the most a node has: {max((n.resources.get(name, 0.0) for n in self.nodes), default=0.0):g})"
+            for name, amount in wanted.items()
+            if all(node.resources.get(name, 0.0) < amount for node in self.nodes)
+        ]
+        what = ", ".join(missing) or f"{dict(wanted)} together on one node"
+        return f"can never be scheduled: no node of the Ray cluster has {what}"
+
+    async def refresh(self) -> bool:
+        """Asks for the nodes; whether any came or went since it was called last, or since `connect`."""
+        before = self._told
+        await self.call(self._ask_nodes)
+        for node in self._alive:
+            if node.id in self._lost and await _answers(node):
+                self._lost.discard(node.id)
+        self._note_nodes()
+        self._told = frozenset(node.id for node in self.nodes)
+        return before != self._told
+
+    def next_node(self, taken: Mapping[str, int]) -> str | None:
+        """The node for the next plain runner, by how many each has of them for each of its CPUs: Ray would spread
+        runners that hold nothing without a look at either. None where there is but one.
+        """
+        if len(self.nodes) < 2:
+            return None
+        cpus = {node.id: node.resources.get("CPU", 0.0) for node in self.nodes}
+        some = [node_id for node_id, number in cpus.items() if number > 0] or list(cpus)
+        return min(some, key=lambda node_id: (taken.get(node_id, 0) + 1) / (cpus[node_id] or 1.0))
+
+    async def is_lost(self, node_id: str) -> bool:
+        """Whether this node is no more: its raylet does not answer within `PROBE_SECONDS`."""
+        try:
+            node = await self._known(node_id)
+        except Exception:  # noqa: BLE001  # whatever Ray raises: who is lost is Ray itself
+            return False
+        return node is None or not await _answers(node)
+
+    async def node_lost(self, node_id: str) -> None:
+        """Returns when the raylet of this node is gone; it is none of the nodes then, though Ray itself takes some
+        15 s to say so. Raises what Ray does when it is lost.
+        """
+        node = await self._known(node_id)
+        if node is not None:
+            await _ended(node.host, node.port, node_id)
+        self._lost.add(node_id)
+        self._note_nodes()
+
+    async def _known(self, node_id: str) -> Node | None:
+        """The node, which may have come after the last `refresh`; None when it has left."""
+        if all(node.id != node_id for node in self._alive):
+            await self.call(self._ask_nodes)
+        return next((node for node in self._alive if node.id == node_id), None)
+
+    def _note_nodes(self) -> None:
+        self.nodes = tuple(node for node in self._alive if node.id not in self._lost)
+
+    async def ask_agent(self, node_id: str, method: str, *arguments: Any) -> Any:
+        """Calls a method of a node's agent (`node_agent.NodeAgent`), which is started on first need. Raises what Ray
+        raises when the agent is dead; the next call starts a new one.
+        """
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[Any] = loop.create_future()
+
+        def settle(outcome: Any) -> None:
+            error = outcome.exception()
+            if answer.done():
+                return
+            if error is None:
+                answer.set_result(outcome.result())
+            else:
+                self._agents.pop(node_id, None)
+                answer.set_exception(error)
+
+        def answered(outcome: Any) -> None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody wants to know
+                loop.call_soon_threadsafe(settle, outcome)
+
+        def ask() -> None:
+            reference = getattr(self._agent(node_id), method).remote(*arguments)
+            reference.future().add_done_callback(answered)
+
+        await self.call(ask)
+        return await answer
+
+    async def disconnect(self) -> None:
+        """Ends a connection that `connect` has made; one that was there before is left as it is."""
+        await self.call_at_end(
+            self._leave
+        )  # behind a `connect` that was cancelled: its thread is still at it
+        self.close()
+
+    def _leave(self) -> None:
+        """In Ray's thread."""
+        if self.ray is None:
+            return
+        if self.address:
+            self.ray.shutdown()
+        else:
+            self._dismiss_agents()
+
+    def close(self) -> None:
+        """Leaves without waiting: the process ends soon after, and Ray's actors end with their driver."""
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    def _dismiss_agents(self) -> None:
+        """In Ray's thread."""
+        for agent in self._agents.values():
+            self.ray.kill(agent)
+        self._agents.clear()
+
+    def _agent(self, node_id: str) -> Any:
+        """In Ray's thread."""
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy  # noqa: PLC0415  # Ray is imported late
+
+        from governor.tasks.fleet.node_agent import NodeAgent  # noqa: PLC0415  # only where there are other nodes
+
+        agent = self._agents.get(node_id)
+        if agent is None:
+            strategy = NodeAffinitySchedulingStrategy(node_id=node_id, soft=False)
+            remote: Any = self.ray.remote(NodeAgent)
+            agent = remote.options(
+                num_cpus=0, max_restarts=0, max_concurrency=AGENT_THREADS, scheduling_strategy=strategy
+            ).remote()
+            self._agents[node_id] = agent
+        return agent
+
+    async def _reachable(self) -> None:
+        host, colon, port = self.address.rpartition(":")
+        if not colon or not port.isdigit():
+            raise ConductorError(f'"{self.address}" is no Ray address of the form host:port')
+        try:
+            _, writer = await asyncio.open_connection(host, int(port))
+        except OSError as error:
+            raise ConductorError(f"no Ray at {self.address}: {error.strerror or error}") from None
+        writer.close()
+
+    def _connect(self) -> None:
+        os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+        if self._token_path is not None:
+            os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": self._token_path}
+        import ray  # noqa: PLC0415  # the variables above are read when it is imported
+        from ray._raylet import Config  # type: ignore[attr-defined]  # noqa: PLC0415  # as above
+        from ray.job_config import JobConfig  # noqa: PLC0415
+
+        # Reads the variables again: in a fork of a process that had imported Ray they came late.
+        Config.initialize("")
+        if self.address.startswith("127.0.0.1:"):
+            _take_loopback_at_its_word()
+        # It warns that off the main thread it sets no SIGTERM handler: ours is to stay.
+        logging.getLogger("ray._private.worker").addFilter(lambda line: "SIGTERM" not in line.getMessage())
+        root = str(Path(governor.__file__).parent.parent)
+        ray.init(
+            address=self.address,
+            namespace=self.namespace,
+            log_to_driver=False,
+            configure_logging=False,
+            job_config=JobConfig(_py_driver_sys_path=[root, *filter(None, sys.path)]),
+        )
+        _quiet()
+        self.ray = ray
+        self._ask_nodes()
+        self._told = frozenset(node.id for node in self.nodes)
+
+    def _adopt(self) -> None:
+        import ray  # noqa: PLC0415  # the caller has imported it
+
+        if not ray.is_initialized():
+            raise ConductorError("Ray is not initialized in this process, and no address was given")
+        self.ray = ray
+        self._ask_nodes()
+        self._told = frozenset(node.id for node in self.nodes)
+
+    def _ask_nodes(self) -> None:
+        here = self.ray.get_runtime_context().get_node_id()
+        self._alive = tuple(
+            Node(
+                id=node["NodeID"],
+                host=node["NodeManagerAddress"],
+                port=node["NodeManagerPort"],
+                resources=node["Resources"],
+            )
+            for node in self.ray.nodes()
+            if node["Alive"]
+        )
+        self._note_nodes()
+        self.own = next((node for node in self._alive if node.id == here), None)
+
+
+def _take_loopback_at_its_word() -> None:
+    """`ray.init` replaces 127.0.0.1 by the machine's outward address, where our own head does not listen."""
+    import ray._private.services as ray_services  # noqa: PLC0415  # after its variables are set
+
+    ray_services.resolve_ip_for_localhost = lambda host: host
+
+
+def _quiet() -> None:
+    """What Ray tells its driver goes to the log: it prints, and standard output belongs to the command line."""
+    import ray._private.worker as ray_worker  # noqa: PLC0415  # after its variables are set
+
+    def note(data: Mapping[str, Any], *_: object, **__: object) -> None:
+        log.debug("ray.said", text=" ".join(data.get("lines", ()))[:1000])
+
+    ray_worker.print_to_stdstream = note
+
+
+def demand(shape: Shape) -> dict[str, float]:
+    """The resources of a shape by Ray's names."""
+    return {RAY_NAMES.get(name, name): amount for name, amount in shape}
+
+
+def _fits(node: Node, wanted: Mapping[str, float]) -> int:
+    rooms = [math.floor(node.resources.get(name, 0.0) / amount + 1e-9) for name, amount in wanted.items()]
+    return min(rooms, default=0)
+
+
+async def _connected(host: str, port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """A connection that is ended by the silence of the other machine. Raises OSError, TimeoutError among them."""
+    async with asyncio.timeout(PROBE_SECONDS):
+        reader, writer = await asyncio.open_connection(host, port)
+    sock = writer.get_extra_info("socket")
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in PROBES.items():
+        sock.setsockopt(socket.IPPROTO_TCP, option, value)
+    return reader, writer
+
+
+async def _answers(node: Node) -> bool:
+    try:
+        _, writer = await _connected(node.host, node.port)
+    except OSError:
+        return False
+    writer.transport.abort()
+    return True
+
+
+async def _ended(host: str, port: int, what: str) -> str:
+    failures = 0
+    while True:
+        try:
+            reader, writer = await _connected(host, port)
+        except OSError as error:
+            failures += 1
+            if failures >= RECONNECT_TRIES:
+                return f"{what} at {host}:{port} is gone ({error.strerror or str(error) or 'no answer'})"
+            await asyncio.sleep(RECONNECT_SECONDS)
+            continue
+        failures = 0
+        try:
+            with contextlib.suppress(OSError):
+                while await reader.read(4096):
+                    continue
+        finally:
+            writer.transport.abort()
+        await asyncio.sleep(RECONNECT_SECONDS)  # a back-off: gRPC drops a silent connection now and then
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__

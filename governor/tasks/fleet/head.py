@@ -1,0 +1,68 @@
+"""The process that owns a local Ray head: `python -m governor.tasks.fleet.head SETTINGS`, a child of the daemon.
+
+It starts the GCS and the raylet and nothing else: `ray start` adds an API server (90 MB, more than a second) and a
+monitor that tasks do not need, and puts the head on the machine's outward address even when told 127.0.0.1. Here all
+ports are on the loopback interface. When ready it writes one JSON line to standard output; it ends, with all that it
+started, when one of the two dies or on SIGTERM, and by PDEATHSIG when the daemon dies.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import sys
+from typing import TYPE_CHECKING, Any, Final
+
+import ray._private.node as ray_node
+from ray._private.parameter import RayParams
+
+from governor import prctl
+
+if TYPE_CHECKING:
+    from types import FrameType
+
+HOST: Final = "127.0.0.1"
+"""The one address for which Ray listens on the loopback interface alone: for 127.0.0.2 it takes all of them."""
+
+
+class Head(ray_node.Node):
+    """Ray's own node without what only its dashboard needs."""
+
+    def start_api_server(self, **_: Any) -> None:
+        """Nobody asks the API server."""
+
+
+def main(settings: str) -> int:
+    """Starts the head, says so, and waits for its end."""
+    wanted = json.loads(settings)
+    prctl.die_with_parent(expected=wanted["parent"])
+    params = RayParams(
+        node_ip_address=HOST,
+        num_cpus=wanted["num_cpus"],
+        temp_dir=wanted["temp_dir"],
+        object_store_memory=wanted["object_store_bytes"],
+        gcs_server_port=0,
+        include_dashboard=False,
+        include_log_monitor="",
+        no_monitor=True,
+    )
+    head = Head(params, head=True, shutdown_at_exit=True, spawn_reaper=True)
+    signal.signal(signal.SIGTERM, _leave)
+    pids = [info.process.pid for infos in head.all_processes.values() for info in infos]
+    sys.stdout.write(json.dumps({"address": head.gcs_address, "pids": pids}) + "\n")
+    sys.stdout.flush()
+    poll = select.poll()
+    for pid in pids:
+        poll.register(os.pidfd_open(pid), select.POLLIN)
+    poll.poll()
+    return 1
+
+
+def _leave(_signal: int, _frame: FrameType | None) -> None:
+    sys.exit(0)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

@@ -1,0 +1,1 @@
+"""The parts of the core: pure, without clock, socket or Ray."""

@@ -1,0 +1,1 @@
+"""The parts of `scheduler` and `coordinator`, under Trinity-RFT's names."""

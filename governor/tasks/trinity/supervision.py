@@ -1,0 +1,109 @@
+"""What a scheduler shows of its batches and runners while they work.
+
+It is told from what runners have reported, without asking them: one that hangs shows like any other. The keys of a
+runner's state are those that users of Trinity-RFT know.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+from governor.tasks.trinity.views import RunningTaskState
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from governor.tasks.api import BatchId
+    from governor.tasks.driver import Driver
+    from governor.tasks.engine import PlaceState
+    from governor.tasks.planning.story import Waiting
+    from governor.tasks.trinity.views import BatchView
+
+
+class Supervision:
+    """The part of `Scheduler` that looks on. Nothing in it waits."""
+
+    _batches: dict[BatchId, BatchView]
+    _driver: Driver | None
+
+    def explain(self, batch_id: BatchId) -> list[Waiting]:
+        """What a batch waits for: which runs, on which runner, since when, until when (`story.Waiting`). Empty when
+        nothing of it is left to do.
+        """
+        view = self._batches.get(batch_id)
+        if view is None or self._driver is None:
+            return []
+        engine = self._driver.engine
+        return [row for portion in sorted(view.portions) for row in engine.explain(portion)]
+
+    def running_tasks(self, batch_id: BatchId) -> list[RunningTaskState]:
+        """The tasks of a batch that a runner executes now."""
+        view = self._batches.get(batch_id)
+        if view is None or self._driver is None:
+            return []
+        return [
+            RunningTaskState(view.tasks[state.task], place)
+            for place, state in self._driver.engine.places().items()
+            if state.ended is None and state.batch in view.portions and state.task in view.tasks
+        ]
+
+    def get_runner_state(self, runner_id: int) -> dict[str, Any]:
+        """What a runner does: ``workflow_id`` ("batch/task/run"), ``model_version``, ``begin_time`` and
+        ``terminate_time`` (seconds since the epoch, None while it runs), ``running_time`` in seconds, and what its
+        task has set with ``context.tell``. Never waits for the runner. Empty for an unknown one.
+        """
+        if self._driver is None:
+            return {}
+        state = self._driver.engine.places().get(runner_id)
+        return {} if state is None else describe(state)
+
+    def get_key_state(self, key: str) -> dict[int, Any]:
+        """One key of every runner that has it, by runner."""
+        return {runner: state[key] for runner, state in self.get_all_state().items() if key in state}
+
+    def get_all_state(self) -> dict[int, dict[str, Any]]:
+        """The states of all runners that have one."""
+        return {} if self._driver is None else states(self._driver.engine.places())
+
+    def print_all_state(self) -> None:
+        """Prints `get_all_state` as a table."""
+        sys.stdout.write(table(self.get_all_state()) + "\n")
+
+
+def states(places: Mapping[int, PlaceState]) -> dict[int, dict[str, Any]]:
+    """The states of all runners that have one, in the order of their numbers."""
+    found = {place: describe(state) for place, state in places.items()}
+    return {place: state for place, state in sorted(found.items()) if state}
+
+
+def describe(state: PlaceState) -> dict[str, Any]:
+    """``workflow_id`` ("batch/task/run"), ``model_version``, ``begin_time`` and ``terminate_time`` (seconds since the
+    epoch, None while it runs), ``running_time`` (seconds), and what tasks have set on this runner.
+    """
+    if state.batch is None or state.began is None:
+        return dict(state.told)
+    now_wall, now = time.time(), time.monotonic()
+    ended = state.ended
+    return {
+        "workflow_id": f"{state.name}/{state.task}/{state.run}",
+        "model_version": None,
+        "begin_time": now_wall - (now - state.began),
+        "terminate_time": None if ended is None else now_wall - (now - ended),
+        "running_time": (now if ended is None else ended) - state.began,
+        **state.told,
+    }
+
+
+def table(found: Mapping[int, Mapping[str, Any]]) -> str:
+    """The states of runners as an aligned table, one line each."""
+    keys = sorted({key for state in found.values() for key in state})
+    rows = [["runner_id", *keys]]
+    rows += [
+        [str(runner), *(str(state.get(key, "-")) for key in keys)] for runner, state in sorted(found.items())
+    ]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines = [" | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
+    lines.insert(1, "-+-".join("-" * width for width in widths))
+    return "\n".join(line.rstrip() for line in lines)

@@ -1,0 +1,252 @@
+"""What a `Scheduler` shows of its batches and runners: views on the engine, which does the work.
+
+The names are those of Trinity-RFT's scheduler, so that its users find their way.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from governor import logs
+from governor.tasks.api import Status
+from governor.tasks.statistics import calculate_task_level_metrics
+from governor.tasks.trinity.waiting import Bell
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Mapping, Sequence
+
+    from governor.messages import TaskRecord
+    from governor.tasks.api import BatchId, Task
+    from governor.tasks.planning.durations import Durations
+    from governor.tasks.planning.story import Attempt, AttemptEnded, AttemptStarted, BatchEnded
+
+RUN_SECONDS = "time/run_execution"
+"""Name of the metric that every completed run gets: its running time in seconds."""
+
+log = logs.get_logger()
+
+
+@dataclass(slots=True, eq=False)
+class TaskWrapper:
+    """A task of a batch and what is known of its runs. `metrics` and `experience_payloads` are those of the completed
+    runs, in the order in which they ended; `emitted`: it stands among the completed results.
+    """
+
+    task: Task
+    batch_id: BatchId
+    sub_task_num: int = 1
+    finished_sub_task_num: int = 0
+    completed_runs: int = 0
+    total_runs: int = 1
+    metrics: list[dict[str, float]] = field(default_factory=list)
+    experience_payloads: list[bytes] = field(default_factory=list)
+    first_error: str | None = None
+    emitted: bool = False
+    task_id: str = ""
+    keep_partial: bool = False
+    """Hand it out with the runs that it has when the others are cancelled."""
+    first_run: int = 0
+    ended_runs: int = 0
+    cancelled_runs: int = 0
+    left_of_sub_tasks: dict[int, int] = field(default_factory=dict)
+
+    def enter(self, record: TaskRecord, payload: bytes, *, split: int) -> None:
+        """One of its runs has its outcome."""
+        self.ended_runs += 1
+        left = self.left_of_sub_tasks
+        number = (record.run - self.first_run) // split
+        left[number] = left.get(number, min(split, self.total_runs - number * split)) - 1
+        if left[number] == 0:
+            self.finished_sub_task_num += 1
+        if record.outcome == "succeeded":
+            self.completed_runs += 1
+            self.metrics.append({**record.metrics, RUN_SECONDS: record.seconds})
+            if payload:
+                self.experience_payloads.append(payload)
+            return
+        if record.outcome == "cancelled":
+            self.cancelled_runs += 1
+        elif self.first_error is None:
+            self.first_error = f"run {record.run} {record.outcome}: {record.error}"
+
+    @property
+    def message(self) -> str:
+        """Why it is not complete, or nothing."""
+        if self.completed_runs == self.total_runs:
+            return ""
+        text = f"{self.completed_runs} of {self.total_runs} runs completed"
+        if self.cancelled_runs:
+            text += f", {self.cancelled_runs} cancelled"
+        return f"{text}; first error: {self.first_error}" if self.first_error else text
+
+    def status(self, metrics: Mapping[str, float] | None = None) -> Status:
+        """Its status; `metrics` where they were computed already."""
+        if metrics is None:
+            metrics = calculate_task_level_metrics(self.metrics, self.task.is_eval)
+        return Status(
+            completed_runs=self.completed_runs,
+            total_runs=self.total_runs,
+            metrics=[dict(metrics)] if metrics else [],
+            message=self.message,
+            task_id=self.task_id,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class CompletedTaskResult:
+    """A task whose runs have all ended, or that is handed out with some of them. It is kept until it is drained."""
+
+    batch_id: BatchId
+    task_id: str
+    status: Status
+    experience_payloads: list[bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class RunningTaskState:
+    """A task at work: on which runner, and whether that one is restarted when the task is cancelled."""
+
+    task: TaskWrapper
+    runner_id: int
+    restart_runner_on_cancel: bool = True
+
+
+class StepLimits:
+    """The dynamic time-out as one portion of a batch sees it: its step is the batch, which has been observed when no
+    portion of it is left. See `story.Limits`.
+    """
+
+    def __init__(self, durations: Durations, view: BatchView, portion: int) -> None:
+        self._durations = durations
+        self._view = view
+        self._portion = portion
+
+    def limit(self, timeout: float | None = None) -> float:
+        return self._durations.limit(timeout)
+
+    def observe(self, _: BatchId, seconds: float, is_eval: bool) -> None:  # noqa: FBT001  # as Limits has it
+        self._durations.observe(self._view.batch_id, seconds, is_eval)
+
+    def step_done(self, _: BatchId) -> None:
+        if self._view.portions <= {self._portion}:
+            self._durations.step_done(self._view.batch_id)
+
+
+class BatchView:
+    """One batch of a scheduler, which may have been scheduled in several portions. A `BatchListener`.
+
+    Args:
+        split: runs of one sub-task.
+        everywhere: the bell of all batches. `portion_ended` is called when a batch of the engine is over.
+    """
+
+    def __init__(
+        self,
+        batch_id: BatchId,
+        *,
+        split: int | None,
+        everywhere: Bell | None = None,
+        portion_ended: Callable[[int], None] = lambda _: None,
+    ) -> None:
+        self.batch_id = batch_id
+        self.scheduled = 0
+        """Tasks so far; those that were handed out or dropped included."""
+        self.tasks: dict[str, TaskWrapper] = {}
+        """Those with runs that have no outcome."""
+        self.completed: dict[str, TaskWrapper] = {}
+        """Ended, and not handed out yet."""
+        self.succeeded = 0
+        """Those of `completed` of which every run succeeded."""
+        self.portions: set[int] = set()
+        """Batches of the engine that have not ended."""
+        self.bell = Bell()
+        self._everywhere = everywhere or Bell()
+        self._portion_ended = portion_ended
+        self._split = split
+
+    def begin(self, portion: int, tasks: Sequence[TaskWrapper]) -> None:
+        """A batch of the engine that is about to be submitted; its ids are new here."""
+        for task in tasks:
+            task.sub_task_num = -(-task.total_runs // (self._split or task.total_runs))
+            self.tasks[task.task_id] = task
+        self.scheduled += len(tasks)
+        self.portions.add(portion)
+
+    def forget(self, portion: int, tasks: Sequence[TaskWrapper]) -> None:
+        """It was not taken."""
+        for task in tasks:
+            self.tasks.pop(task.task_id, None)
+        self.scheduled -= len(tasks)
+        self.portions.discard(portion)
+
+    def take(self, task_ids: Collection[str] | None = None) -> list[TaskWrapper]:
+        """Takes these completed tasks out, or all."""
+        chosen = list(self.completed) if task_ids is None else task_ids
+        taken = [self.completed.pop(task_id) for task_id in chosen if task_id in self.completed]
+        self.succeeded -= sum(map(_succeeded, taken))
+        return taken
+
+    def put_back(self, taken: Sequence[TaskWrapper]) -> None:
+        """They could not be handed out: they come first again."""
+        self.completed = {task.task_id: task for task in taken} | self.completed
+        self.succeeded += sum(map(_succeeded, taken))
+
+    def end(self) -> None:
+        """There is no engine any more: what has no outcome will have none."""
+        self.tasks.clear()
+        self.portions.clear()
+        self.wake()
+
+    def wake(self) -> None:
+        """Lets everybody look again who waits for this batch."""
+        self.bell.ring()
+        self._everywhere.ring()
+
+    # -- BatchListener --------------------------------------------------------------------------------------
+
+    def attempt_started(self, started: AttemptStarted, *, pid: int, node: str) -> None:
+        """It shows in the state of its runner."""
+
+    def attempt_ended(self, ended: AttemptEnded) -> None:
+        attempt = ended.attempt
+        log.info(
+            "task.retried",
+            batch=self.batch_id,
+            task=attempt.task.id,
+            run_id=ended.run,
+            attempt=attempt.number,
+            outcome=ended.outcome,
+            error=ended.error,
+        )
+
+    def run_ended(self, record: TaskRecord, payload: bytes) -> None:
+        self._everywhere.run_ended_at = time.monotonic()
+        task = self.tasks.get(record.task)
+        if task is None:
+            return
+        task.enter(record, payload, split=self._split or task.total_runs)
+        if task.ended_runs < task.total_runs:
+            return
+        del self.tasks[record.task]
+        if not task.cancelled_runs or (task.completed_runs and task.keep_partial):
+            task.emitted = True
+            self.completed[record.task] = task
+            self.succeeded += _succeeded(task)
+        self.wake()
+
+    def line(self, attempt: Attempt, run: int, level: str, text: str) -> None:
+        log.info(
+            "task.log", batch=self.batch_id, task=attempt.task.id, run_id=run, level_of_task=level, text=text
+        )
+
+    def batch_ended(self, ended: BatchEnded) -> None:
+        if isinstance(ended.batch, int):
+            self.portions.discard(ended.batch)
+            self._portion_ended(ended.batch)
+        self.wake()
+
+
+def _succeeded(task: TaskWrapper) -> bool:
+    return task.completed_runs == task.total_runs

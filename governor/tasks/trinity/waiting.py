@@ -1,0 +1,86 @@
+"""How callers of a scheduler wait for its batches: woken by what happens, or by the one alarm that matters to them.
+
+Nobody looks at intervals, and a wait that is over leaves no trace.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING
+
+from governor.tasks.planning.patience import Patience
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from governor.tasks.planning.patience import Verdict
+    from governor.tasks.trinity.views import BatchView
+
+
+class Bell:
+    """Wakes whoever waits for it. `run_ended_at` is when a run last ended, in monotonic seconds."""
+
+    def __init__(self) -> None:
+        self.run_ended_at = float("-inf")
+        self._waiting: set[asyncio.Future[None]] = set()
+
+    def ring(self) -> None:
+        """Lets everybody look again who waits."""
+        for future in self._waiting:
+            if not future.done():
+                future.set_result(None)
+
+    async def heard(self, seconds: float | None = None) -> None:
+        """Returns when it rings, or after `seconds`."""
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.add(future)
+        try:
+            await asyncio.wait({future}, timeout=seconds)
+        finally:
+            self._waiting.discard(future)
+
+
+async def for_batch(
+    view: BatchView,
+    *,
+    min_num: int | None,
+    wait_after_min: float,
+    deadline: float,
+    running: Callable[[], bool],
+) -> Verdict:
+    """Until all tasks of the batch have ended, enough have succeeded, or the time is up; see `Patience`. `deadline` is
+    in monotonic seconds.
+    """
+    # More may be scheduled meanwhile: that all have ended is for the view to say.
+    patience = Patience(total=1, min_num=min_num, wait_after_min=wait_after_min, deadline=deadline)
+    while view.tasks:
+        now = time.monotonic()
+        verdict = patience.look(ended=0, succeeded=view.succeeded, now=now)
+        if verdict is not None or not running():
+            return verdict or "timeout"
+        alarm = patience.next_alarm()
+        await view.bell.heard(None if alarm is None else max(0.0, alarm - now))
+    return "all"
+
+
+async def for_progress(
+    bell: Bell, *, patience: float, unfinished: Callable[[], Iterable[BatchView]], running: Callable[[], bool]
+) -> bool:
+    """Until nothing is unfinished (True), or no run has ended for `patience` seconds (False). `bell` is that of all
+    batches.
+
+    Raises:
+        RuntimeError: the scheduler was stopped meanwhile.
+    """
+    began = time.monotonic()
+    while any(True for _ in unfinished()):
+        if not running():
+            raise RuntimeError("the scheduler was stopped, and had tasks left")
+        left = max(began, bell.run_ended_at) + patience - time.monotonic()
+        if left <= 0:
+            return False
+        await bell.heard(left)
+        if not running():
+            raise RuntimeError("the scheduler was stopped, and had tasks left")
+    return True

@@ -1,0 +1,178 @@
+"""`poll_for_timeout` and `get_elapsed_time`, for tasks of Ray's own and for ours; Ray has no dashboard here."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from experiments import Exp, story_of
+
+from governor.tasks import TaskFailed, get_elapsed_time, poll_for_timeout, run_exp
+from governor.tasks.agentlab import foreign
+from governor.tasks.agentlab.session import Session
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _shared(crew):
+    yield
+    if Session._shared is not None:
+        Session._shared.close()
+
+
+def give(value):
+    return value
+
+
+def fail():
+    raise ValueError("theirs")
+
+
+def sleep(path, seconds):
+    Path(path).write_text(str(os.getpid()))
+    time.sleep(seconds)
+    return "slept"
+
+
+def hold_gil(path):
+    Path(path).write_text(str(os.getpid()))
+    sum(range(10**15))
+
+
+class Actor:
+    def sleep(self, seconds):
+        time.sleep(seconds)
+        return "woke"
+
+
+@pytest.fixture
+def remote(crew):
+    import ray
+    from ray import cloudpickle
+
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])  # Ray's workers do not know this module
+
+    def build(function):
+        return ray.remote(num_cpus=0)(function)
+
+    return build
+
+
+def test_what_ends_comes_back_with_its_result_or_exception(remote):
+    tasks = {"good": remote(give).remote([1]), "bad": remote(fail).remote(), "same": None}
+    tasks["same"] = tasks["good"]
+    found = poll_for_timeout(tasks, 30)
+    assert list(found) == ["good", "bad", "same"]
+    assert found["good"] == found["same"] == [1]
+    assert isinstance(found["bad"], ValueError)
+    assert not isinstance(found["bad"], TaskFailed)
+
+
+def wait_for(reference):
+    """Without the state API the start of its worker counts as running."""
+    import ray
+
+    ray.wait([reference], timeout=30)
+
+
+def test_nothing_to_wait_for():
+    assert poll_for_timeout({}, 1) == {}
+
+
+def test_what_hangs_is_dead_soon_after_its_limit(remote, tmp_path):
+    pids = [str(tmp_path / name) for name in ("sleep", "gil")]
+    tasks = {
+        "sleep": remote(sleep).remote(pids[0], 600),
+        "gil": remote(hold_gil).remote(pids[1]),
+        "good": remote(give).remote(1),
+    }
+    until = time.monotonic() + 20
+    while not all(Path(pid).exists() for pid in pids):
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    wait_for(tasks["good"])
+    began = time.monotonic()
+    found = poll_for_timeout(tasks, 0.5, poll_interval=10)
+    assert time.monotonic() - began < 4, "it waits for the poll, or for its end"
+    assert found["good"] == 1
+    for name, pid in zip(("sleep", "gil"), pids, strict=True):
+        assert found[name].outcome == "timed_out"
+        assert found[name].record.seconds >= 0.5
+        assert "longer than its timeout of 0.5 s" in str(found[name])
+        _gone(int(Path(pid).read_text()))
+
+
+def _gone(pid):
+    until = time.monotonic() + 5
+    while psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie":
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
+def test_a_method_of_an_actor_is_given_up(remote, monkeypatch):
+    import ray
+
+    monkeypatch.setattr(foreign, "GIVEN_UP_SECONDS", 0.5)
+    actor = remote(Actor).remote()
+    ray.get(actor.sleep.remote(0))
+    began = time.monotonic()
+    found = poll_for_timeout({"a": actor.sleep.remote(600)}, 0.3)
+    assert time.monotonic() - began < 5
+    assert found["a"].outcome == "timed_out"
+    assert "can't be ended: it may run on" in str(found["a"])
+    ray.kill(actor)
+
+
+def test_ours_beside_theirs(remote, tmp_path):
+    story = tmp_path / "story"
+    tasks = {
+        "ours late": run_exp.remote(Exp("late", "hold_gil", story=story)),
+        "theirs": remote(give).remote(2),
+        "ours": run_exp.remote(Exp("good", "give", 1)),
+        "ours bad": run_exp.remote(Exp("bad", "fail")),
+    }
+    wait_for(tasks["theirs"])
+    began = time.monotonic()
+    found = poll_for_timeout(tasks, 0.5)
+    assert time.monotonic() - began < 5
+    assert (found["theirs"], found["ours"]) == (2, 1)
+    assert found["ours bad"].outcome == "failed"
+    late = found["ours late"]
+    assert late.outcome == "timed_out"
+    assert 0.5 <= late.record.seconds < 3
+    assert "longer than its timeout of 0.5 s" in str(late)
+    assert not psutil.pid_exists(story_of(story)[0]["pid"])
+
+
+def test_elapsed_time_of_ours(tmp_path):
+    story = tmp_path / "story"
+    first = run_exp.remote(Exp("first", "sleep", 0.7, story=story))
+    second = run_exp.remote(Exp("second"), first)
+    assert get_elapsed_time(second) is None
+    until = time.monotonic() + 20
+    while get_elapsed_time(first) is None:
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    assert 0 <= get_elapsed_time(first) < 0.7
+    assert get_elapsed_time(second) is None, "its wait is no running time"
+    assert first.outcome() is None
+    assert 0.7 <= get_elapsed_time(first) < 5
+    assert second.outcome() is None
+    assert get_elapsed_time(second) < 0.5
+
+
+def test_elapsed_time_of_theirs_is_unknown_without_the_state_api(remote):
+    assert get_elapsed_time(remote(give).remote(1)) is None
+
+
+def test_the_start_is_the_state_apis_where_it_answers(remote, monkeypatch, tmp_path):
+    reference = remote(sleep).remote(str(tmp_path / "pid"), 1.0)
+    monkeypatch.setattr(foreign, "started_at", lambda _: time.time() - 100)
+    assert 100 <= get_elapsed_time(reference) < 101
+    monkeypatch.setattr(foreign, "started_at", lambda _: None)
+    assert get_elapsed_time(reference) is None
+    # It waited all the time, so it is not late
+    assert poll_for_timeout({"queued": reference}, 0.2, poll_interval=0.1) == {"queued": "slept"}

@@ -1,0 +1,246 @@
+"""Sessions end: at the interpreter's exit, at Ctrl-C, when Ray is shut down below them; and `run_exp.remote`."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import experiments
+import psutil
+import pytest
+from experiments import Exp, story_of
+
+from governor.tasks import SchedulerConfig, run_exp
+from governor.tasks.agentlab.session import Session
+
+SUPPORT = f"{Path(experiments.__file__).parent}:{Path.cwd()}"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _shared(crew):
+    yield
+    if Session._shared is not None:
+        Session._shared.close()
+
+
+def program(text, *arguments, **more):
+    import ray
+
+    environment = {**os.environ, "RAY": ray.get_runtime_context().gcs_address, "PYTHONPATH": SUPPORT, **more}
+    return subprocess.Popen(
+        [sys.executable, "-c", text, *map(str, arguments)],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def descendants(pid):
+    return psutil.Process(pid).children(recursive=True)
+
+
+def is_alive(pid):
+    """Whoever has died may wait for init to hear of it."""
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def pids(path):
+    return [line["pid"] for line in story_of(path) if line["what"] == "begun"]
+
+
+def until(condition, seconds=30):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+# -- run_exp.remote -----------------------------------------------------------------------------------------
+
+
+def test_dependants_wait_and_fail_with_their_root(tmp_path):
+    import ray
+
+    story = tmp_path / "story"
+    first = run_exp.remote(Exp("first", "sleep", 0.2, story=story))
+    value = ray.put(1)
+    second = run_exp.options(name="a name").remote(Exp("second", story=story), first, value, "a value")
+    bad = run_exp.remote(Exp("bad", "fail"), second)
+    worse = [bad]
+    for number in range(300):
+        worse.append(run_exp.remote(Exp(number), worse[-1], first))
+    assert worse[-1].outcome().cause == "bad"
+    assert worse[-1].outcome().outcome == "upstream_failed"
+    assert second.outcome() is None
+    assert repr(second) == "<TaskRef a name succeeded>"
+    assert [(line["exp"], line["what"]) for line in story_of(story)] == [
+        (name, what) for name in ("first", "second") for what in ("begun", "ended")
+    ]
+
+
+def test_an_experiment_is_sent_as_it_is_now(tmp_path):
+    exp = Exp("changes", "count", 1)
+    found = [run_exp.remote(exp).outcome()]
+    exp.arg = 10
+    found.append(run_exp.remote(exp).outcome())
+    assert found == [2, 11]
+
+
+def test_a_retry_gets_it_anew(tmp_path):
+    story, there = tmp_path / "story", tmp_path / "there"
+    exp = Exp("dies", "killed", story=story)
+    assert run_exp.options(max_retries=2).remote(exp).outcome().record.attempts == 3
+    assert len(pids(story)) == 3
+    story.unlink()
+    assert run_exp.remote(exp).outcome().outcome == "crashed"
+    assert len(pids(story)) == 1
+    assert not there.exists()
+
+
+def test_options_are_heard_or_refused():
+    with pytest.raises(ValueError, match="run_exp has no option runtime_env"):
+        run_exp.options(runtime_env={})
+    never = run_exp.options(resources={"unheard": 1}).remote(Exp("a")).outcome()
+    assert "unheard" in str(never)
+    assert run_exp.options(num_cpus=1).remote(Exp("a", "give", 1)).outcome() == 1
+
+
+def test_what_it_stored_is_released(tmp_path):
+    results = [run_exp.remote(Exp(number, "give", number)) for number in range(50)]
+    assert [each.outcome() for each in results] == list(range(50))
+    bad = run_exp.remote(Exp("bad", "fail"))
+    assert run_exp.remote(Exp("never"), bad).outcome().cause == "bad"
+    users = Session.shared()._driver.functions._users
+    until(lambda: not users)
+
+
+def test_a_reference_stays_in_its_process():
+    import pickle
+
+    with pytest.raises(TypeError, match="stays in the process"):
+        pickle.dumps(run_exp.remote(Exp("a")))
+
+
+# -- ends ---------------------------------------------------------------------------------------------------
+
+LEAVES = """
+import os, sys, psutil
+from governor.tasks import run_exp
+class Exp:
+    exp_id = "a"
+    def __init__(self, tag): self.tag = tag
+    def run(self): return self
+found = run_exp.remote(Exp("mine")).outcome()
+assert isinstance(found, Exp) and found.tag == "mine", found
+print("pids", *(child.pid for child in psutil.Process().children(recursive=True)))
+"""
+
+
+def test_at_exit_nothing_is_left():
+    """With a head of its own; its class is the script's."""
+    import ray
+
+    caller = program(LEAVES)
+    out, err = caller.communicate(timeout=60)
+    assert (caller.returncode, err) == (0, "")
+    (line,) = [line for line in out.splitlines() if line.startswith("pids ")]
+    left = [int(pid) for pid in line.split()[1:]]
+    assert len(left) > 3
+    assert not [pid for pid in left if is_alive(pid)]
+    assert ray.is_initialized()
+
+
+INTERRUPTED = """
+import os, sys
+from pathlib import Path
+from experiments import Exp
+from governor.tasks import SchedulerConfig, execute_task_graph
+exps = [Exp(n, "hold_gil", story=Path(sys.argv[1])) for n in range(3)]
+try:
+    execute_task_graph(exps, config=SchedulerConfig(address=os.environ["RAY"]))
+except KeyboardInterrupt:
+    print("interrupted")
+"""
+
+
+def test_ctrl_c_ends_it_and_leaves_nothing(tmp_path):
+    caller = program(INTERRUPTED, tmp_path / "story")
+    until(lambda: len(pids(tmp_path / "story")) == 2)
+    caller.send_signal(signal.SIGINT)
+    out, err = caller.communicate(timeout=20)
+    assert caller.returncode == 0, err
+    assert "interrupted" in out.splitlines()
+    assert len(pids(tmp_path / "story")) == 2, "what waited has begun"
+    assert not [pid for pid in pids(tmp_path / "story") if is_alive(pid)]
+
+
+OPENING = """
+from governor.tasks import execute_task_graph
+from experiments import Exp
+execute_task_graph([Exp("a", "sleep", 600)])
+"""
+
+
+def test_ctrl_c_while_it_opens_leaves_nothing():
+    caller = program(OPENING)
+    until(lambda: descendants(caller.pid))
+    children = descendants(caller.pid)
+    caller.send_signal(signal.SIGINT)
+    _, err = caller.communicate(timeout=30)
+    assert caller.returncode != 0
+    assert "KeyboardInterrupt" in err
+    until(lambda: not [child for child in children if is_alive(child.pid)], 5)
+
+
+SHUT_DOWN = """
+import os, ray, ray._private.services
+from governor.tasks import execute_task_graph, run_exp
+from governor.tasks.agentlab.session import Session
+from experiments import Exp
+ray._private.services.resolve_ip_for_localhost = lambda host: host
+ray.init(os.environ["RAY"], log_to_driver=False)
+print(execute_task_graph([Exp(1, "give", 1)]), run_exp.remote(Exp(2, "give", 2)).outcome())
+ray.shutdown()
+ray.init(os.environ["RAY"], log_to_driver=False)
+old = Session._shared
+print(run_exp.remote(Exp(3, "give", 3)).outcome())
+print("a new session", Session._shared is not old)
+ray.shutdown()
+"""
+
+
+def test_rays_end_below_a_session_is_no_trouble():
+    """As AgentLab does around each study."""
+    began = time.monotonic()
+    caller = program(SHUT_DOWN)
+    out, err = caller.communicate(timeout=90)
+    assert caller.returncode == 0, err
+    assert "{1: 1} 2" in out.splitlines()
+    assert {"3", "a new session True"} <= set(out.splitlines())
+    assert time.monotonic() - began < 25, "it waits for a Ray that has gone, or starts another"
+
+
+def test_a_closed_session_says_so():
+    session = Session(SchedulerConfig(grace=0.2))
+    session.open()
+    reference = session.submit_one(
+        Exp("a", "sleep", 60), name="a", timeout=60, retries=0, resources={}, after=()
+    )
+    never = session.submit_one(
+        Exp("b"), name="b", timeout=60, retries=0, resources={}, after=[reference.future]
+    )
+    session.close()
+    session.close()
+    assert reference.outcome().outcome == "cancelled"
+    assert never.outcome().outcome in ("cancelled", "upstream_failed")
+    with pytest.raises(RuntimeError, match="the session is closed"):
+        session.submit_one(Exp("c"), name="c", timeout=1, retries=0, resources={}, after=())
+    assert reference.elapsed() is not None or reference.outcome().record.attempts == 0
