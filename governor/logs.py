@@ -78,6 +78,14 @@ def configure(*, log_format: LogFormat, level: str = "info", **bound: object) ->
     logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
 
 
+def default() -> None:
+    """For a process of somebody else's that has not set structlog up: lines go to standard error."""
+    if not structlog.is_configured():
+        structlog.configure(
+            logger_factory=structlog.PrintLoggerFactory(file=cast("TextIO", _Patient(sys.stderr)))
+        )
+
+
 def get_logger() -> FilteringBoundLogger:
     """A logger whose first argument is the event's dotted name."""
     logger: FilteringBoundLogger = structlog.get_logger()

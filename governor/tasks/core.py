@@ -15,7 +15,7 @@ from itertools import count
 from typing import TYPE_CHECKING
 
 from governor.tasks.planning.attempts import Attempts
-from governor.tasks.planning.crew import Crew, Doom
+from governor.tasks.planning.crew import Crew, Doom, holders
 from governor.tasks.planning.outcomes import Outcomes
 from governor.tasks.planning.ready import ReadyQueue
 from governor.tasks.planning.story import (
@@ -81,8 +81,12 @@ class Core:
         """Starts a runner for every plain place; one that dies idle is replaced from now on."""
         self.attempts.now = now
         self.crew.keeps_warm = True
-        new = self.crew.reinforce((), waiting=self.crew.places(()))
+        new = self.crew.reinforce((), waiting=self.crew.places(()), now=self._now)
         return [StartRunner(runner, ()) for runner in new]
+
+    def close(self) -> None:
+        """No runner is started any more."""
+        self.crew.is_closed = True
 
     def on(self, event: Event) -> list[Effect]:
         """What is to be done about the event. News that comes too late has no effects."""
@@ -146,6 +150,8 @@ class Core:
                 job.piece.withdrawn = error
                 if seat.state == "working" and position == 0:
                     seconds = seat.elapsed(self._now)
+                    if batch.end == "enough":
+                        self.attempts.observe_stopped(seat)
                     doom = Doom("cancelled", error, retry=False, keep_runner=gentle, seconds=seconds)
                     self.attempts.doom(seat, doom)
                 elif seat.state == "working":
@@ -191,7 +197,7 @@ class Core:
     def _tick(self) -> None:
         for runner, batch_id in self.attempts.alarms.due(self._now):
             if runner is None:
-                batch = self.batches.get(batch_id)
+                batch = None if batch_id is None else self.batches.get(batch_id)
                 if batch is not None and batch.enough_at is not None:
                     self._enough(batch)
                 continue
@@ -208,16 +214,34 @@ class Core:
         for batch in self._drain(self.outcomes.reached):
             self._enough(batch)
         for batch in self._drain(self.outcomes.ended):
-            if batch.limits is not None and batch.end == "tasks_done":
+            if batch.limits is not None and batch.end != "stopped":
                 batch.limits.step_done(batch.id)
         self._replace()
         for shape in self.crew.shapes():
+            self._make_room(shape)
             self._assign(shape)
             waiting = self.ready.waiting(shape) + (0 if shape else len(self.ready.pins()))
             for seat in self.crew.superfluous(shape, waiting=waiting):
                 self._do(KillRunner(seat.runner, "not needed any more"))
-            for runner in self.crew.reinforce(shape, waiting=waiting):
+            for runner in self.crew.reinforce(shape, waiting=waiting, now=self._now):
                 self._do(StartRunner(runner, shape))
+
+    def _make_room(self, shape: Shape) -> None:
+        """Idle runners go, as many as needed, where what they hold is wanted for something more urgent than their own
+        next work.
+        """
+        idle = self.crew.idle(shape)
+        if not shape or not idle or not self.ready.waiting(shape):
+            return
+        own = self.ready.urgency(shape, self._now)
+        for other in self.crew.shapes():
+            needed = holders(shape, other) - self.crew.dying(shape)
+            if needed <= 0 or other == shape or not self.ready.waiting(other) or not self.crew.lacks(other):
+                continue
+            if self.ready.urgency(other, self._now) < own:
+                for seat in idle[:needed]:
+                    self.crew.dismiss(seat)
+                    self._do(KillRunner(seat.runner, "its resources are needed for something more urgent"))
 
     @staticmethod
     def _drain(batches: list[Batch]) -> list[Batch]:

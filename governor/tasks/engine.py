@@ -11,8 +11,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from governor import logs
 from governor.tasks import graph
@@ -45,87 +44,17 @@ from governor.tasks.planning.story import (
     Tick,
     shape_of,
 )
+from governor.tasks.ports import PlaceState
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Sequence
+    from collections.abc import Collection, Sequence
     from pathlib import Path
 
-    from governor.messages import TaskRecord
     from governor.tasks.api import BatchId
     from governor.tasks.planning.story import Attempt, BatchSpec, Limits, Waiting
+    from governor.tasks.ports import BatchListener, Capacity, RunnerPool
 
 log = logs.get_logger()
-
-
-class RunnerPool(Protocol):
-    """The runners, as the engine uses them."""
-
-    listener: Any
-
-    @property
-    def ids(self) -> Iterator[int]: ...
-
-    def start(self, runner: int, shape: Shape) -> None: ...
-
-    def send(self, runner: int, works: Sequence[Work]) -> None: ...
-
-    def revoke(self, runner: int) -> None: ...
-
-    def cancel(self, runner: int, ticket: int) -> None: ...
-
-    def kill(self, runner: int, reason: str) -> None: ...
-
-    def pid(self, runner: int) -> int: ...
-
-    def node(self, runner: int) -> str: ...
-
-    async def close(self) -> None: ...
-
-
-class Capacity(Protocol):
-    """The nodes, as the engine asks them."""
-
-    def slots(self, shape: Shape) -> int: ...
-
-    def why_never(self, shape: Shape) -> str: ...
-
-
-class BatchListener(Protocol):
-    """Who hears of one batch; called in the event loop, in order. Must not raise."""
-
-    def attempt_started(self, started: AttemptStarted, *, pid: int, node: str) -> None:
-        """A run of user code has begun, and is not over yet."""
-
-    def attempt_ended(self, ended: AttemptEnded) -> None:
-        """A run ended badly and is tried again."""
-
-    def run_ended(self, record: TaskRecord, payload: bytes) -> None:
-        """The outcome of a run."""
-
-    def line(self, attempt: Attempt, run: int, level: str, text: str) -> None:
-        """User code has logged something; level ``traceback`` is that of an exception."""
-
-    def batch_ended(self, ended: BatchEnded) -> None:
-        """All runs have their outcome. Comes once, last."""
-
-
-@dataclass(slots=True, kw_only=True)
-class PlaceState:
-    """What a plain runner does, or did last. `name` is that of the batch; `began` and `ended` (None while it is at it)
-    are monotonic seconds; `told` are the keys that its task has set.
-    """
-
-    place: int
-    runner: int
-    state: str
-    batch: BatchId | None = None
-    name: BatchId | None = None
-    task: str | None = None
-    run: int | None = None
-    attempt: int = 0
-    began: float | None = None
-    ended: float | None = None
-    told: dict[str, Any] = field(default_factory=dict)
 
 
 class Engine:
@@ -188,6 +117,7 @@ class Engine:
     async def close(self) -> None:
         """Cancels what is left, and sees every runner dead. May be called once. Who waits for a runner gets an error."""
         self._closed = True
+        self._core.close()
         self._changed.set()
         for batch in list(self._core.batches):
             self.cancel(batch, reason="the scheduler was stopped")
@@ -266,10 +196,13 @@ class Engine:
 
     async def seated(self, place: int) -> None:
         """Returns when there is a runner on this place that is not about to die; one that has died is replaced, also
-        when nothing waits for it. Raises RuntimeError when the engine is closed.
+        when nothing waits for it. Raises RuntimeError when the engine is closed, or none can be started.
         """
-        while (seat := self._core.crew.at_place(place)) is None or seat.state == "dying":
+        crew = self._core.crew
+        while (seat := crew.at_place(place)) is None or seat.state == "dying":
             self.warm()
+            if not any(seat.state in ("starting", "dying") for seat in crew.all()):
+                raise RuntimeError(f"no runner can be started on place {place}")
             await self._change()
 
     async def restart(self, place: int) -> None:
@@ -326,8 +259,12 @@ class Engine:
             self._told.setdefault(runner, {}).update(message.state)
             return
         listener = self._listeners.get(attempt.batch)
-        if listener is not None:
+        if listener is None:
+            return
+        try:
             listener.line(attempt, message.run, message.level, message.text)
+        except Exception:
+            log.exception("engine.listener_failed", batch=attempt.batch)
 
     # -- events in, effects out -----------------------------------------------------------------------------
 
@@ -362,17 +299,17 @@ class Engine:
         try:
             match effect:
                 case RunEnded(batch, record, payload):
+                    self._listeners[batch].run_ended(record, payload)
                     if record.attempts and record.outcome in ("timed_out", "crashed", "cancelled"):
                         sweep(self._folders[batch], record.task, record.run)
-                    self._listeners[batch].run_ended(record, payload)
-                case Dispatch(runner, place, attempts):
-                    self._runners.send(runner, [self._work(attempt, place) for attempt in attempts])
+                case Dispatch():
+                    self._dispatch(effect)
                 case AttemptStarted(attempt, _, runner, _):
                     pid, node = self._runners.pid(runner), self._runners.node(runner)
                     self._listeners[attempt.batch].attempt_started(effect, pid=pid, node=node)
                 case AttemptEnded(attempt, run):
-                    sweep(self._folders[attempt.batch], attempt.task.id, run)
                     self._listeners[attempt.batch].attempt_ended(effect)
+                    sweep(self._folders[attempt.batch], attempt.task.id, run)
                 case BatchEnded(batch):
                     del self._folders[batch]
                     self._listeners.pop(batch).batch_ended(effect)
@@ -380,6 +317,14 @@ class Engine:
                     self._direct(effect)
         except Exception:
             log.exception("engine.effect_failed", effect=type(effect).__name__)
+
+    def _dispatch(self, effect: Dispatch) -> None:
+        try:
+            works = [self._work(attempt, effect.place) for attempt in effect.attempts]
+            self._runners.send(effect.runner, works)
+        except Exception as error:
+            log.exception("engine.dispatch_failed", runner=effect.runner)
+            self._runners.kill(effect.runner, f"its work cannot be sent: {type(error).__name__}: {error}")
 
     def _direct(self, effect: Effect) -> None:
         """What a runner is to do, beside work."""

@@ -8,6 +8,7 @@ from governor.messages import TaskSpec
 from governor.tasks.core import Core
 from governor.tasks.exchange.wire import Begun, Loading, Over
 from governor.tasks.planning.story import (
+    AttemptEnded,
     BatchEnded,
     BatchSpec,
     CancelAttempt,
@@ -85,8 +86,8 @@ class Driver:
     def revoked(self, sent, now, *indices):
         return self.on(Revoked(sent.runner, tuple(sent.attempts[index].ticket for index in indices), now))
 
-    def gone(self, runner, now, reason="dead"):
-        return self.on(RunnerGone(runner, now, reason))
+    def gone(self, runner, now, reason="dead", *, node_lost=False):
+        return self.on(RunnerGone(runner, now, reason, node_lost))
 
     def tick(self, now):
         return self.on(Tick(now))
@@ -124,6 +125,7 @@ class World:
         self.revoking = set()
         self.ended = {}
         self.executed = []
+        self.failed = set()
         self.batches_ended = {}
         self.old_news = []
 
@@ -161,6 +163,10 @@ class World:
                     assert runner in self.bodies, "a dead runner is not killed"
                     assert runner not in self.dying, "once is enough"
                     self.dying[runner] = True
+                case AttemptEnded(attempt, run):
+                    key = (attempt.ticket, run)
+                    assert key not in self.failed, "a run of an attempt fails once"
+                    self.failed.add(key)
                 case RunEnded(batch, record):
                     key = (batch, record.task, record.run)
                     assert key not in self.ended, "one outcome"
@@ -231,7 +237,7 @@ class World:
         del self.bodies[runner]
         self.dying.pop(runner, None)
         self.revoking.discard(runner)
-        self.feed(RunnerGone(runner, self.now, "dead"))
+        self.feed(RunnerGone(runner, self.now, "dead", self.choose.random() < 0.2))
 
     def do_read(self, runner):
         body = self.bodies[runner]

@@ -57,11 +57,11 @@ def file_name(text: str) -> str:
     """A file name for any id; long ones are cut and told apart by a number made of all of it."""
     if text.isalnum() and len(text) <= NAME_BYTES and text.isascii():
         return text
-    name = quote(text, safe=" ")
+    name = quote(text, safe=" ", errors="surrogatepass")
     if name.startswith("."):
         name = f"%2E{name[1:]}"
     if len(name) <= NAME_BYTES:
         return name
     import hashlib  # noqa: PLC0415  # rare
 
-    return f"{name[:NAME_BYTES]}-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
+    return f"{name[:NAME_BYTES]}-{hashlib.sha256(text.encode(errors='surrogatepass')).hexdigest()[:12]}"

@@ -1,4 +1,4 @@
-"""When to look again: at a runner, or at a batch. Pure; an alarm that is not needed any more rings in vain."""
+"""When to look again: at a runner, at a batch, or at all. Pure; an alarm that is not needed any more rings in vain."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 class Alarms:
     def __init__(self) -> None:
-        self._heap: list[tuple[float, int, int | None, BatchId]] = []
+        self._heap: list[tuple[float, int, int | None, BatchId | None]] = []
         self._order = count()
 
     def set_runner(self, when: float, runner: int) -> None:
@@ -23,11 +23,15 @@ class Alarms:
     def set_batch(self, when: float, batch: BatchId) -> None:
         heapq.heappush(self._heap, (when, next(self._order), None, batch))
 
+    def set_core(self, when: float) -> None:
+        """For what is looked at after every event."""
+        heapq.heappush(self._heap, (when, next(self._order), None, None))
+
     def next(self) -> float | None:
         return self._heap[0][0] if self._heap else None
 
-    def due(self, now: float) -> Iterator[tuple[int | None, BatchId]]:
-        """Runner, or None and a batch, of every alarm until `now`."""
+    def due(self, now: float) -> Iterator[tuple[int | None, BatchId | None]]:
+        """Runner, or None and a batch, or twice None, of every alarm until `now`."""
         while self._heap and self._heap[0][0] <= now:
             _, _, runner, batch = heapq.heappop(self._heap)
             yield runner, batch

@@ -21,6 +21,7 @@ from governor.tasks.planning.bundles import Bundles
 from governor.tasks.planning.crew import Doom, Job
 from governor.tasks.planning.story import (
     Attempt,
+    AttemptEnded,
     AttemptStarted,
     CancelAttempt,
     Dispatch,
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from governor.tasks.planning.batch import Piece
     from governor.tasks.planning.crew import Crew, Seat
     from governor.tasks.planning.outcomes import Outcomes
-    from governor.tasks.planning.story import Effect, Revoked, RunnerGone, Said
+    from governor.tasks.planning.story import Effect, Revoked, RunnerGone, Said, Shape
 
 IMPORT_LIMIT: Final = 120.0
 """Seconds from a claim to the start of the callable: more means that the import of its module hangs."""
@@ -45,7 +46,7 @@ REVOKE_AFTER: Final = 0.05
 REVOKE_PATIENCE: Final = 0.2
 """Seconds for a runner on another node to say what was taken back."""
 MISFIRES: Final = 3
-"""How often an attempt may be sent to a runner that turns out to be dead before it took it."""
+"""How often an attempt does not count because its runner was dead before it took it, or was lost with its node."""
 
 
 class Attempts:
@@ -90,7 +91,9 @@ class Attempts:
                 self._claimed(seat)
 
     def _claimed(self, seat: Seat) -> None:
-        if seat.taken:
+        if seat.presumed and seat.state == "working":
+            seat.not_begun()
+        elif seat.taken:
             return
         seat.taken = True
         seat.waits_since = self.now
@@ -102,7 +105,7 @@ class Attempts:
         attempt, piece = seat.jobs[0]
         if attempt.runs[seat.position : seat.position + 1] != (run,):
             return
-        seat.taken = True
+        seat.taken, seat.presumed = True, False
         seat.run, seat.run_at = run, at
         seat.last = (seat.jobs[0], run, at, None)
         if not seat.untold:
@@ -126,7 +129,7 @@ class Attempts:
             self._over_after_all(seat, job, seat.doom, said)
             return
         if said.error:
-            self.outcomes.fail(job, said.run, Doom("failed", said.error, seconds=said.seconds), self.now)
+            self._failed(seat, job, said)
         else:
             self.bundles.seen(attempt.task.call, said.seconds)
             self.outcomes.succeed(job, said, self.now)
@@ -135,6 +138,12 @@ class Attempts:
                 self._observe(seat, piece, said.at)
             self.outcomes.again(piece, self.now, attempts=attempt.number)
             self._next_job(seat, said.at)
+
+    def _failed(self, seat: Seat, job: Job, said: Over) -> None:
+        """A run has ended by itself, badly."""
+        self.outcomes.fail(job, said.run, Doom("failed", said.error, seconds=said.seconds), self.now)
+        if said.run in job.piece.missing:
+            seat.failed |= {said.run}
 
     def _observe(self, seat: Seat, piece: Piece, at: float) -> None:
         """A sub-task has taken so long, or was stopped: the dynamic time-out learns from it."""
@@ -148,13 +157,14 @@ class Attempts:
         if not late and not said.error:
             self.outcomes.succeed(job, said, self.now)
         elif not late and doom.outcome != "cancelled":
-            self.outcomes.fail(job, said.run, Doom("failed", said.error, seconds=said.seconds), self.now)
+            self._failed(seat, job, said)
         over = said.dropped or seat.position == len(job.attempt.runs)
         if seat.state == "dying" or not over:
             return
-        if doom.keep_runner or not job.piece.missing or len(seat.jobs) > 1:
+        in_time = doom.outcome == "timed_out" and not late
+        if in_time or doom.keep_runner or not job.piece.missing or len(seat.jobs) > 1:
             # What is behind it may have begun: it is not to be harmed.
-            self.outcomes.close(job, doom, self.now)
+            self.outcomes.close(job, seat.failed, doom, self.now)
             self._next_job(seat, said.at)
         else:
             self.kill(seat, doom)
@@ -168,6 +178,7 @@ class Attempts:
         revoking = seat.revoking
         seat.clear()
         seat.state, seat.revoking, seat.waits_since = "working", revoking, at
+        self._set_alarm(seat, at + SILENCE)
 
     # -- deadlines, cancellation, death ---------------------------------------------------------------------
 
@@ -190,6 +201,10 @@ class Attempts:
         own = seat.jobs[0].piece.node.batch.spec.grace
         return self._grace if own is None else own
 
+    def observe_stopped(self, seat: Seat) -> None:
+        """The attempt in work is about to be stopped although nothing is wrong with it."""
+        self._observe(seat, seat.jobs[0].piece, self.now)
+
     def kill(self, seat: Seat, doom: Doom) -> None:
         if seat.state == "dying":
             return
@@ -201,21 +216,30 @@ class Attempts:
         seat = self.crew.remove(event.runner)
         if seat is None:
             return
-        if seat.state == "starting" and self.crew.start_failed(seat.shape):
-            self.outcomes.never(seat.shape, f"no runner can be started: {event.reason}", self.now)
+        if seat.state == "starting" and not event.node_lost and self.crew.start_failed(seat.shape, self.now):
+            self._none_can_be_started(seat.shape, event.reason)
         if not seat.jobs:
             return
         head = seat.jobs.popleft()
         while seat.jobs:
             self.outcomes.unharmed(seat.jobs.pop().piece, self.now)
         if seat.doom is not None:
-            self.outcomes.close(head, seat.doom, self.now)
-        elif not seat.taken and head.piece.misfires < MISFIRES:
-            head.piece.misfires += 1
-            self.outcomes.unharmed(head.piece, self.now)
-        else:
-            seconds = 0.0 if seat.run is None else event.now - seat.run_at
-            self.outcomes.close(head, Doom("crashed", event.reason, seconds=seconds), self.now)
+            self.outcomes.close(head, seat.failed, seat.doom, self.now)
+            return
+        crashed = Doom("crashed", event.reason, seconds=0.0 if seat.run is None else event.now - seat.run_at)
+        if (seat.taken and not event.node_lost) or head.piece.misfires >= MISFIRES:
+            self.outcomes.close(head, seat.failed, crashed, self.now)
+            return
+        head.piece.misfires += 1
+        if seat.run is not None and not seat.untold:
+            self._do(AttemptEnded(head.attempt, seat.run, crashed.outcome, crashed.error, crashed.seconds))
+        self.outcomes.unharmed(head.piece, self.now)
+
+    def _none_can_be_started(self, shape: Shape, reason: str) -> None:
+        """Starts are tried again after a while: what waits meanwhile has another runner, or fails."""
+        self.alarms.set_core(self.crew.next_start(shape))
+        if not self.crew.lives(shape):
+            self.outcomes.give_up(shape, f"no runner can be started: {reason}", self.now)
 
     def revoke(self, seat: Seat) -> None:
         if not seat.revoking:
@@ -286,6 +310,7 @@ class Attempts:
             self.kill(seat, Doom("failed", error))
         else:
             self._begun(seat, seat.jobs[0].attempt.runs[0], seat.waits_since)
+            seat.presumed = True
             self.check(seat)
 
     def dispatch(self, seat: Seat, pieces: list[Piece]) -> None:

@@ -10,6 +10,7 @@ Rules:
 from __future__ import annotations
 
 import heapq
+import math
 from collections import deque
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
@@ -21,7 +22,9 @@ if TYPE_CHECKING:
     from governor.tasks.planning.story import Attempt, Shape
 
 START_FAILURES: Final = 3
-"""Runners of one shape that may die in a row before the first of them was ready."""
+"""Runners of one shape that may die in a row before they were ready; then starts pause."""
+START_PAUSE: Final = 5.0
+"""Seconds."""
 
 
 class Doom(NamedTuple):
@@ -45,19 +48,22 @@ class Seat:
     """One runner. `jobs[0]` is the attempt in work or the next one, the others wait behind it and can be taken back.
 
     `taken`: the runner has said that it claimed the first job; `started_at`: running time of the attempt counts from
-    then; `position` counts the runs of it that are over; `run` is the run in work, since `run_at`, `untold` while nobody has been told that it began. `last` is the run in work or the one before: job,
-    number, beginning, end.
+    then, `presumed` while the runner has not said so; `position` counts the runs of it that are over, `failed` are
+    those that failed and will be tried again; `run` is the run in work, since `run_at`, `untold` while nobody has been
+    told that it began. `last` is the run in work or the one before: job, number, beginning, end.
     """
 
     __slots__ = (
         "alarm_at",
         "deadline",
         "doom",
+        "failed",
         "jobs",
         "kill_at",
         "last",
         "place",
         "position",
+        "presumed",
         "replace",
         "revoking",
         "run",
@@ -91,6 +97,8 @@ class Seat:
     def clear(self) -> None:
         """Nothing of the job before is left."""
         self.taken = False
+        self.presumed = False
+        self.failed: frozenset[int] = frozenset()
         self.started_at: float | None = None
         self.position = 0
         self.run: int | None = None
@@ -102,11 +110,16 @@ class Seat:
         self.spare_wanted = False
         self.doom: Doom | None = None
 
+    def not_begun(self) -> None:
+        """What was presumed was wrong: its user code has not begun."""
+        self.presumed = self.untold = False
+        self.started_at = self.deadline = self.run = None
+
 
 class _Shape:
-    """All runners of one shape."""
+    """All runners of one shape. No runner is started before `next_start`."""
 
-    __slots__ = ("failed_starts", "free_places", "idle", "places", "seats", "spares")
+    __slots__ = ("failed_starts", "free_places", "idle", "next_start", "places", "seats", "spares")
 
     def __init__(self, places: int) -> None:
         self.places = places
@@ -115,6 +128,7 @@ class _Shape:
         self.idle: list[Seat] = []
         self.spares: list[Seat] = []
         self.failed_starts = 0
+        self.next_start = 0.0
 
     def seated(self, seat: Seat) -> None:
         """Gives a ready runner a place, or makes it a spare."""
@@ -132,10 +146,9 @@ class _Shape:
             self.seated(self.spares.pop())
 
     def resize(self, places: int) -> None:
-        for place in range(self.places, places):
-            heapq.heappush(self.free_places, place)
         self.places = places
-        self.free_places = sorted(place for place in self.free_places if place < places)
+        held = {seat.place for seat in self.seats.values()}
+        self.free_places = [place for place in range(places) if place not in held]
         for seat in [seat for seat in self.idle if seat.place is not None and seat.place >= places]:
             self.idle.remove(seat)
             seat.place = None
@@ -144,12 +157,20 @@ class _Shape:
             self.seated(self.spares.pop())
 
 
+def holders(shape: Shape, other: Shape) -> int:
+    """How many runners of `shape` hold what one of `other` needs, at most; 0 when they share no resource."""
+    held = dict(shape)
+    return max((math.ceil(amount / held[name]) for name, amount in other if held.get(name)), default=0)
+
+
 class Crew:
     """All runners of one driver."""
 
     def __init__(self, *, runner_ids: Iterator[int]) -> None:
         self.keeps_warm = False
         """Whether plain places have runners also when nothing waits."""
+        self.is_closed = False
+        """No runner is started any more."""
         self._ids = runner_ids
         self._seats: dict[int, Seat] = {}
         self._shapes: dict[Shape, _Shape] = {}
@@ -194,10 +215,26 @@ class Crew:
         of_shape.failed_starts = 0
         of_shape.seated(seat)
 
-    def start_failed(self, shape: Shape) -> bool:
-        """Whether that was one too many."""
-        self._shapes[shape].failed_starts += 1
-        return self._shapes[shape].failed_starts >= START_FAILURES
+    def start_failed(self, shape: Shape, now: float) -> bool:
+        """Whether that was one too many: then starts pause."""
+        of_shape = self._shapes[shape]
+        of_shape.failed_starts += 1
+        if of_shape.failed_starts < START_FAILURES:
+            return False
+        of_shape.next_start = now + START_PAUSE
+        return True
+
+    def next_start(self, shape: Shape) -> float:
+        """When starts of this shape go on."""
+        return self._shapes[shape].next_start
+
+    def lives(self, shape: Shape) -> bool:
+        """Whether there is a runner that takes work, or may do so later."""
+        return any(seat.state != "dying" for seat in self._shapes[shape].seats.values())
+
+    def lacks(self, shape: Shape) -> bool:
+        """Whether all runners of this shape, if there are any, wait for resources."""
+        return all(seat.state == "starting" for seat in self._shapes[shape].seats.values())
 
     def idle(self, shape: Shape) -> list[Seat]:
         """Those that can take work, the last one to be taken first."""
@@ -220,7 +257,7 @@ class Crew:
         of_shape.seated(seat)
 
     def dismiss(self, seat: Seat) -> None:
-        """An idle or starting runner is not wanted any more."""
+        """It is to be killed."""
         of_shape = self._shapes[seat.shape]
         for group in (of_shape.idle, of_shape.spares):
             if seat in group:
@@ -247,9 +284,14 @@ class Crew:
         dying = sum(seat.state == "dying" and seat.place is not None for seat in of_shape.seats.values())
         return len(of_shape.spares) > dying
 
-    def reinforce(self, shape: Shape, *, waiting: int) -> list[int]:
+    def dying(self, shape: Shape) -> int:
+        return sum(seat.state == "dying" for seat in self._shapes[shape].seats.values())
+
+    def reinforce(self, shape: Shape, *, waiting: int, now: float) -> list[int]:
         """Numbers of new runners to start, so that what waits finds one as soon as places allow."""
         of_shape = self._shapes[shape]
+        if self.is_closed or now < of_shape.next_start:
+            return []
         if self.keeps_warm and not shape and not of_shape.failed_starts:
             waiting = max(waiting, of_shape.places)
         wants_spare = not shape and any(seat.spare_wanted or seat.replace for seat in of_shape.seats.values())

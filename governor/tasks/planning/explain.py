@@ -26,6 +26,7 @@ def explain(core: Core, batch_id: BatchId) -> list[Waiting]:
                 name = job.piece.node.spec.id
                 rows.setdefault(name, []).append(_at_work(seat, job, position))
                 at_work.setdefault(name, set()).update(job.piece.missing)
+    queued = core.ready.since(batch.order)
     found: list[Waiting] = []
     for node in batch.nodes.values():
         if not node.left:
@@ -35,7 +36,7 @@ def explain(core: Core, batch_id: BatchId) -> list[Waiting]:
         busy = at_work.get(name, set())
         left = tuple(run for run in range(node.spec.repeat) if run not in busy and not node.ended(run))
         if left:
-            found.append(_waiting(core, batch, node, left))
+            found.append(_waiting(core, batch, node, left, queued.get(name)))
     return found
 
 
@@ -66,7 +67,7 @@ def _at_work(seat: Seat, job: Job, position: int) -> Waiting:
     )
 
 
-def _waiting(core: Core, batch: Batch, node: Node, runs: tuple[int, ...]) -> Waiting:
+def _waiting(core: Core, batch: Batch, node: Node, runs: tuple[int, ...], since: float | None) -> Waiting:
     name = node.spec.id
     if node.blocked_by:
         needs = [other for other in dict.fromkeys(node.spec.depends_on) if batch.nodes[other].left]
@@ -80,4 +81,4 @@ def _waiting(core: Core, batch: Batch, node: Node, runs: tuple[int, ...]) -> Wai
     why = f"waits for one of {runners} {what} runners, {ahead} sub-tasks in the queue"
     if batch.spec.pin is not None:
         why = f"waits for place {batch.spec.pin}"
-    return Waiting(task=name, runs=runs, state="queued", why=why)
+    return Waiting(task=name, runs=runs, state="queued", why=why, since=since)

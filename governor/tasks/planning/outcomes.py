@@ -55,6 +55,13 @@ class Outcomes:
             self._why_never.pop(shape, None)
             return
         self._why_never[shape] = why
+        self.give_up(shape, why, now)
+
+    def give_up(self, shape: Shape, why: str, now: float) -> None:
+        """What waits for a runner of the shape fails, without a retry; what comes later may find one."""
+        for place in () if shape else self._ready.pins():
+            while (piece := self._ready.take_pinned(place)) is not None:
+                self._give_up(piece, why)
         while (piece := self._ready.take(shape, now)) is not None:
             self._give_up(piece, why)
 
@@ -84,11 +91,12 @@ class Outcomes:
         else:
             self._end(piece, run, doom, attempts=attempt.number, now=now)
 
-    def close(self, job: Job, doom: Doom, now: float) -> None:
-        """An attempt is over by a decision, or by the death of its runner."""
+    def close(self, job: Job, failed: Collection[int], doom: Doom, now: float) -> None:
+        """An attempt is over by a decision, or by the death of its runner; runs in `failed` had failed before."""
         piece = job.piece
         for run in piece.missing:
-            self.fail(job, run, doom, now)
+            if run not in failed:
+                self.fail(job, run, doom, now)
         self.again(piece, now, attempts=job.attempt.number)
 
     def again(self, piece: Piece, now: float, *, attempts: int) -> None:
@@ -102,7 +110,7 @@ class Outcomes:
             self._ready.push(piece, now)
 
     def unharmed(self, piece: Piece, now: float) -> None:
-        """An attempt was never begun: it stands in front of its lane again, with the same number."""
+        """An attempt that does not count: its sub-task stands in front of its lane again, with the same number."""
         if piece.withdrawn:
             self._cancel_missing(piece, now, attempts=piece.number - 1)
         else:

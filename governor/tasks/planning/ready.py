@@ -10,7 +10,8 @@ Rules:
 
 from __future__ import annotations
 
-from bisect import insort
+import heapq
+from bisect import bisect_left, insort
 from collections import deque
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -24,25 +25,59 @@ LaneKey: TypeAlias = tuple[int, tuple[float, int], bool, int]
 
 
 class _Lanes:
-    """The queue of one shape. A lane holds pieces of one batch and priority; it is never empty."""
+    """The queue of one shape. A lane holds pieces of one batch and priority; it is never empty.
 
-    __slots__ = ("by_key", "count", "order")
+    `ages` is a heap of (since when the first piece of a lane has waited, lane). An entry may be too early, or be of a
+    lane that is no more; it is put right when it comes up.
+    """
+
+    __slots__ = ("ages", "by_key", "count", "order")
 
     def __init__(self) -> None:
         self.by_key: dict[LaneKey, deque[Piece]] = {}
         self.order: list[LaneKey] = []
+        self.ages: list[tuple[float, LaneKey]] = []
         self.count = 0
 
-    def lane(self, key: LaneKey) -> deque[Piece]:
-        lane = self.by_key.get(key)
+    def push(self, piece: Piece) -> None:
+        lane = self.by_key.get(piece.lane)
         if lane is None:
-            lane = self.by_key[key] = deque()
-            insort(self.order, key)
+            lane = self._open(piece)
+        lane.append(piece)
+        self.count += 1
+
+    def push_front(self, piece: Piece) -> None:
+        lane = self.by_key.get(piece.lane)
+        if lane is None:
+            lane = self._open(piece)
+        elif piece.ready_at < lane[0].ready_at:
+            heapq.heappush(self.ages, (piece.ready_at, piece.lane))
+        lane.appendleft(piece)
+        self.count += 1
+
+    def _open(self, piece: Piece) -> deque[Piece]:
+        lane = self.by_key[piece.lane] = deque()
+        insort(self.order, piece.lane)
+        heapq.heappush(self.ages, (piece.ready_at, piece.lane))
         return lane
 
     def close(self, key: LaneKey) -> None:
         del self.by_key[key]
-        self.order.remove(key)
+        del self.order[bisect_left(self.order, key)]
+        if not self.order:
+            self.ages.clear()
+
+    def oldest(self) -> tuple[float, LaneKey]:
+        """The lane whose first piece has waited longest, and since when."""
+        while True:
+            at, key = self.ages[0]
+            lane = self.by_key.get(key)
+            if lane is None:
+                heapq.heappop(self.ages)
+            elif lane[0].ready_at != at:
+                heapq.heapreplace(self.ages, (lane[0].ready_at, key))
+            else:
+                return at, key
 
 
 class ReadyQueue:
@@ -59,34 +94,29 @@ class ReadyQueue:
         if piece.pin is not None:
             self._pinned.setdefault(piece.pin, deque()).append(piece)
             return
-        lanes = self._of(piece.shape)
-        lanes.count += 1
-        lanes.lane(piece.lane).append(piece)
+        self._of(piece.shape).push(piece)
 
     def push_front(self, piece: Piece) -> None:
         """Before those of its lane; it keeps its age."""
         if piece.pin is not None:
             self._pinned.setdefault(piece.pin, deque()).appendleft(piece)
             return
-        lanes = self._of(piece.shape)
-        lanes.count += 1
-        lanes.lane(piece.lane).appendleft(piece)
+        self._of(piece.shape).push_front(piece)
 
     def waiting(self, shape: Shape) -> int:
         """How many wait, without the pinned ones."""
         lanes = self._shapes.get(shape)
         return 0 if lanes is None else lanes.count
 
-    def pinned(self, place: int) -> bool:
-        return bool(self._pinned.get(place))
-
     def pins(self) -> list[int]:
         """Places for which something waits."""
         return [place for place, lane in self._pinned.items() if lane]
 
-    def shapes(self) -> list[Shape]:
-        """The shapes for which something waits."""
-        return [shape for shape, lanes in self._shapes.items() if lanes.count]
+    def urgency(self, shape: Shape, now: float) -> tuple[int, float, LaneKey]:
+        """Of what waits for runners of this shape: the smaller, the earlier it is due."""
+        lanes = self._shapes[shape]
+        at, key = lanes.oldest()
+        return (0, at, key) if now - at >= self._age else (1, 0.0, lanes.order[0])
 
     def peek(self, shape: Shape, now: float) -> Piece | None:
         """The piece that `take` would give."""
@@ -108,6 +138,17 @@ class ReadyQueue:
     def take_pinned(self, place: int) -> Piece | None:
         lane = self._pinned.get(place)
         return lane.popleft() if lane else None
+
+    def since(self, order: int) -> dict[str, float]:
+        """Since when the tasks of the batch with this number have waited here."""
+        found: dict[str, float] = {}
+        lanes = [lane for lanes in self._shapes.values() for lane in lanes.by_key.values()]
+        for lane in [*lanes, *self._pinned.values()]:
+            for piece in lane:
+                if piece.lane[3] == order:
+                    name = piece.node.spec.id
+                    found[name] = min(piece.ready_at, found.get(name, piece.ready_at))
+        return found
 
     def drop(self, order: int, tasks: Collection[str]) -> None:
         """Takes out the pieces of these tasks of the batch with this number."""
@@ -138,5 +179,5 @@ class ReadyQueue:
         first = lanes.order[0]
         if len(lanes.order) == 1:
             return first
-        oldest = min(lanes.order, key=lambda key: lanes.by_key[key][0].ready_at)
-        return oldest if now - lanes.by_key[oldest][0].ready_at >= self._age else first
+        at, oldest = lanes.oldest()
+        return oldest if now - at >= self._age else first

@@ -111,11 +111,14 @@ class RunnerReady(_Event, frozen=True):
 
 
 class RunnerGone(_Event, frozen=True):
-    """The runner's process is dead, killed by us or not; `reason` says what is known."""
+    """The runner's process is dead, killed by us or not; `reason` says what is known. `node_lost`: its node is gone, so
+    what it was at is done again without counting as an attempt.
+    """
 
     runner: int
     now: float
     reason: str
+    node_lost: bool = False
 
 
 class Said(_Event, frozen=True):

@@ -92,6 +92,34 @@ def test_silence_after_a_dispatch_counts_as_running():
     assert driver.of(KillRunner, driver.tick(15.0))
 
 
+def test_an_import_heard_late_is_no_running_time():
+    driver = Driver(task("a", timeout=2.0), slots=1)
+    sent = driver.ready(0)
+    driver.tick(1.0)
+    assert driver.core.crew.get(0).started_at == 0.0
+    driver.import_(sent, 1.5)
+    assert not driver.of(KillRunner, driver.tick(2.5))
+    driver.begin(sent, 3.0)
+    assert not driver.of(KillRunner, driver.tick(4.9))
+    assert driver.of(KillRunner, driver.tick(5.0))
+
+
+def test_silence_of_what_waited_behind_counts_as_running_too():
+    """The runner has lost it: nothing else would ever end it."""
+    driver = Driver(task("first"), slots=1)
+    driver.do(driver.ready(0), 0.0, seconds=0.001)
+    [sent] = driver.of(Dispatch, driver.submit(task("a"), task("b", timeout=3.0), batch="c", now=5.0))
+    assert [each.task.id for each in sent.attempts] == ["a", "b"]
+    driver.begin(sent, 5.0)
+    while (alarm := driver.core.next_alarm()) is not None and alarm < 50.0:
+        driver.tick(alarm)
+    driver.revoked(sent, 50.0)
+    driver.end(sent, 60.0)
+    while (alarm := driver.core.next_alarm()) is not None and not driver.of(KillRunner):
+        driver.tick(alarm)
+    assert driver.of(KillRunner)[-1].reason == "ran longer than its timeout of 3 s"
+
+
 def test_an_import_that_hangs_is_a_failure_and_its_time_is_not_running_time():
     driver = Driver(task("a", timeout=1.0))
     sent = driver.ready(0, 0.0)
@@ -336,6 +364,41 @@ def test_the_dynamic_timeout_bounds_attempts_of_training_and_learns_from_them():
     driver.do(evaluation, 3.0)
     assert seen == [("b", 0.5, False), ("b", 0.0, True)]
     assert done == ["b"]
+
+
+def test_a_run_that_failed_by_itself_in_time_fails_once():
+    driver = Driver(task("a", timeout=1.0, retries=1), slots=1, grace=0.5)
+    sent = driver.ready(0)
+    driver.begin(sent, 0.0)
+    driver.tick(1.0)
+    effects = driver.end(sent, 0.9, error="bad")
+    [failed] = driver.of(AttemptEnded, effects)
+    assert failed.outcome == "failed"
+    assert not driver.of(KillRunner), "it has ended, and in time"
+    [again] = driver.of(Dispatch, effects)
+    assert again.attempts[0].number == 2
+
+
+def test_a_step_that_had_enough_teaches_the_dynamic_timeout():
+    seen, done = [], []
+
+    class Limits:
+        def limit(self, timeout=None):
+            return 99.0
+
+        def observe(self, step, seconds, is_eval):
+            seen.append(seconds)
+
+        def step_done(self, step):
+            done.append(step)
+
+    driver = Driver(slots=2)
+    driver.submit(task("a"), task("b"), limits=Limits(), min_num=1)
+    first, second = driver.ready(0), driver.ready(1)
+    driver.begin(second, 1.0)
+    driver.do(first, 2.0)
+    driver.gone(1, 3.0)
+    assert (seen, done) == ([0.0, 1.0], ["b"]), "the one that was stopped counts with the time that it had"
 
 
 def test_a_start_is_told_unless_its_end_came_with_it():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from itertools import count
 
@@ -11,6 +12,7 @@ from core_world import task
 from governor.tasks.engine import Engine
 from governor.tasks.errors import GraphError, QueueFull
 from governor.tasks.exchange.wire import Begun, Line, Over, Told
+from governor.tasks.fleet.works import file_name
 from governor.tasks.planning.story import BatchSpec, RunnerGone, RunnerReady
 
 
@@ -46,6 +48,8 @@ class Pool:
 
     async def close(self):
         self.told.append(("close",))
+        for runner in [told[1] for told in self.told if told[0] == "start"]:
+            self.listener.runner_changed(RunnerGone(runner, time.monotonic(), "the end"))
 
 
 class Nodes:
@@ -85,6 +89,10 @@ async def house(tmp_path):
     pool = Pool()
     engine = Engine(runners=pool, cluster=Nodes(), folder=tmp_path, models=["m"], max_pending=10)
     return engine, pool, Listener()
+
+
+def fails(*_):
+    raise LookupError("somebody's fault")
 
 
 def submit(engine, listener, *tasks, number=1, **fields):
@@ -197,8 +205,66 @@ async def test_what_a_killed_attempt_had_half_written_is_removed(house, tmp_path
     assert not part.exists()
 
 
+async def test_an_outcome_is_told_also_when_nothing_can_be_removed(house, tmp_path):
+    engine, pool, listener = house
+    (tmp_path / "results").write_text("no folder")
+    submit(engine, listener, task("a"))
+    engine.runner_changed(RunnerReady(0, 0.0))
+    [work] = pool.sent[0]
+    engine.runner_said(0, [Begun(work.ticket, 0, 1.0)], 1.0)
+    engine.runner_changed(RunnerGone(0, 2.0, "dead"))
+    assert listener.heard == [
+        ("started", 0, 1000, "here"),
+        ("crashed", "a", None, b""),
+        ("end", "tasks_done"),
+    ]
+
+
+async def test_work_that_cannot_be_sent_costs_its_runner_and_not_the_batch(house, monkeypatch):
+    engine, pool, listener = house
+    monkeypatch.setattr(pool, "send", fails)
+    submit(engine, listener, task("a"))
+    for runner in range(9):
+        if listener.heard:
+            break
+        engine.runner_changed(RunnerReady(runner, 0.0))
+        assert pool.told[-1][:2] == ("kill", runner)
+        engine.runner_changed(RunnerGone(runner, 0.0, pool.told[-1][2]))
+    assert listener.heard == [("crashed", "a", None, b""), ("end", "tasks_done")]
+
+
+async def test_a_line_that_nobody_takes_costs_no_result(house, monkeypatch):
+    engine, pool, listener = house
+    monkeypatch.setattr(listener, "line", fails)
+    submit(engine, listener, task("a"))
+    engine.runner_changed(RunnerReady(0, 0.0))
+    [work] = pool.sent[0]
+    said = [Begun(work.ticket, 0, 1.0), Line(work.ticket, 0, "info", "hello"), Over(work.ticket, 0, 1.1, 0.1)]
+    engine.runner_said(0, said, 1.1)
+    assert listener.heard == [("succeeded", "a", None, b""), ("end", "tasks_done")]
+
+
+async def test_a_place_without_hope_is_said_to_have_none(house):
+    engine, pool, _ = house
+    waiting = asyncio.create_task(engine.seated(0))
+    while not waiting.done():
+        await asyncio.sleep(0)
+        if not waiting.done() and pool.told[-1][0] == "start":
+            engine.runner_changed(RunnerGone(pool.told[-1][1], time.monotonic(), "no python"))
+    with pytest.raises(RuntimeError, match="no runner can be started on place 0"):
+        waiting.result()
+
+
+@pytest.mark.parametrize("name", ["../a", "\ud800", "x" * 300 + "\udfff"])
+def test_any_text_is_a_file_name(name):
+    made = file_name(name)
+    assert "/" not in made
+    assert len(made.encode()) < 200
+
+
 async def test_close_cancels_and_sees_the_runners_dead(house):
     engine, pool, listener = house
+    engine.warm()
     submit(engine, listener, task("a"), task("b", "a"))
     await engine.close()
     assert {heard[0] for heard in listener.heard} == {"cancelled", "end"}
@@ -207,9 +273,11 @@ async def test_close_cancels_and_sees_the_runners_dead(house):
 
 async def test_explain_names_what_is_waited_for(house):
     engine, pool, listener = house
+    before = time.monotonic()
     submit(engine, listener, task("a", timeout=9.0), task("b", "a"), task("c"))
     rows = {row.task: row for row in engine.explain(1)}
     assert rows["a"].state == "queued"
+    assert before <= rows["a"].since <= time.monotonic()
     assert (rows["b"].state, rows["b"].why) == ("blocked", "waits for a")
     engine.runner_changed(RunnerReady(0, 0.0))
     [work] = pool.sent[0]

@@ -1,0 +1,85 @@
+"""What the engine uses and whom it tells: runners, nodes, listeners."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from governor.messages import TaskRecord
+    from governor.tasks.api import BatchId
+    from governor.tasks.exchange.wire import Work
+    from governor.tasks.planning.story import Attempt, AttemptEnded, AttemptStarted, BatchEnded, Shape
+
+
+class RunnerPool(Protocol):
+    """The runners, as the engine uses them."""
+
+    listener: Any
+
+    @property
+    def ids(self) -> Iterator[int]: ...
+
+    def start(self, runner: int, shape: Shape) -> None: ...
+
+    def send(self, runner: int, works: Sequence[Work]) -> None: ...
+
+    def revoke(self, runner: int) -> None: ...
+
+    def cancel(self, runner: int, ticket: int) -> None: ...
+
+    def kill(self, runner: int, reason: str) -> None: ...
+
+    def pid(self, runner: int) -> int: ...
+
+    def node(self, runner: int) -> str: ...
+
+    async def close(self) -> None: ...
+
+
+class Capacity(Protocol):
+    """The nodes, as the engine asks them."""
+
+    def slots(self, shape: Shape) -> int: ...
+
+    def why_never(self, shape: Shape) -> str: ...
+
+
+class BatchListener(Protocol):
+    """Who hears of one batch; called in the event loop, in order. Must not raise."""
+
+    def attempt_started(self, started: AttemptStarted, *, pid: int, node: str) -> None:
+        """A run of user code has begun, and is not over yet."""
+
+    def attempt_ended(self, ended: AttemptEnded) -> None:
+        """A run ended badly and is tried again."""
+
+    def run_ended(self, record: TaskRecord, payload: bytes) -> None:
+        """The outcome of a run."""
+
+    def line(self, attempt: Attempt, run: int, level: str, text: str) -> None:
+        """User code has logged something; level ``traceback`` is that of an exception."""
+
+    def batch_ended(self, ended: BatchEnded) -> None:
+        """All runs have their outcome. Comes once, last."""
+
+
+@dataclass(slots=True, kw_only=True)
+class PlaceState:
+    """What a plain runner does, or did last. `name` is that of the batch; `began` and `ended` (None while it is at it)
+    are monotonic seconds; `told` are the keys that its task has set.
+    """
+
+    place: int
+    runner: int
+    state: str
+    batch: BatchId | None = None
+    name: BatchId | None = None
+    task: str | None = None
+    run: int | None = None
+    attempt: int = 0
+    began: float | None = None
+    ended: float | None = None
+    told: dict[str, Any] = field(default_factory=dict)
