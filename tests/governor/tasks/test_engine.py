@@ -265,6 +265,7 @@ def test_any_text_is_a_file_name(name):
 async def test_close_cancels_and_sees_the_runners_dead(house):
     engine, pool, listener = house
     engine.warm()
+    engine.runner_changed(RunnerReady(0, 0.0))
     submit(engine, listener, task("a"), task("b", "a"))
     await engine.close()
     assert {heard[0] for heard in listener.heard} == {"cancelled", "end"}
