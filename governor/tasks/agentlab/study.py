@@ -1,4 +1,4 @@
-"""What a study has achieved, kept in a folder: one JSON line for each task that ended.
+"""What a study has achieved, kept in a folder: one JSON line for each run of a task that ended.
 
 Rules:
 1. A line is in the kernel when `enter` returns: it outlives this process. It outlives the machine after `sync`, which
@@ -67,8 +67,8 @@ class Study:
             os.close(self._file)
 
     def succeeded(self, tasks: Collection[str]) -> list[TaskRecord]:
-        """The records of these tasks that succeeded earlier, and whose values are still there."""
-        found: dict[str, TaskRecord] = {}
+        """The records of the runs of these tasks that succeeded earlier, and whose values are still there."""
+        found: dict[tuple[str, int], TaskRecord] = {}
         for number, line in enumerate(self._path.read_bytes().splitlines(), start=1):
             try:
                 # Not msgspec's JSON: it has no NaN, and a loss may be one
@@ -77,7 +77,7 @@ class Study:
                 log.warning("study.line_ignored", path=str(self._path), line=number, reason=str(error))
                 continue
             if record.task in tasks and record.outcome == "succeeded" and self._has_value(record):
-                found[record.task] = record
+                found[record.task, record.run] = record
         return list(found.values())
 
     def enter(self, record: TaskRecord) -> None:
