@@ -6,9 +6,10 @@ meant differently here stands in docs/tasks.md.
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 if TYPE_CHECKING:
     import logging
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 BatchId: TypeAlias = int | str
+Counted: TypeAlias = Literal["succeeded", "ended"]
+COUNTED: Final = ("succeeded", "ended")
 
 
 class TaskCancelled(BaseException):
@@ -79,8 +82,9 @@ class Task:
         id: unique in its batch; None: its index in the batch.
         depends_on: ids of tasks of the same batch that must succeed before; their results are handed over as
             `inputs` where the callable takes them.
-        timeout: bounds one attempt; None: the scheduler's `max_timeout`.
-        retries: attempts after the first; None: the scheduler's `max_retry_times`.
+        timeout: bounds one attempt, as the scheduler's `max_timeout` does; the shorter one counts.
+        retries: attempts after the first; None: the scheduler's `max_retry_times`. All attempts of a sub-task together run
+            no longer than ``max_timeout * (max_retry_times + 1)``.
         is_eval: evaluation: its batch's metrics are those of `calculate_task_level_metrics(..., is_eval=True)`, and
             it waits behind training tasks of the same step.
         resources: what its runner holds: ``cpus``, ``gpus``, ``memory`` (bytes) and custom ones of Ray.
@@ -133,7 +137,7 @@ class SchedulerConfig:
 
     Args:
         runner_per_model: runners for each model endpoint; without models, the number of runners.
-        max_timeout: bounds an attempt, and how long a sub-task may be overtaken in the queue.
+        max_timeout: bounds an attempt, also one with a longer time-out of its own, and how long a sub-task may be overtaken in the queue.
         max_retry_times: attempts of a sub-task after the first.
         max_repeat_times_per_runner: splits the runs of a task into sub-tasks of at most so many; None: no split.
         detailed_stats: also min, max and std in the metrics of evaluation batches.
@@ -144,6 +148,10 @@ class SchedulerConfig:
             own that ends with the scheduler.
         num_cpus: of such a head; None: those of the machine.
         import_path: folders that runners put in front of ``sys.path``.
+        min_num_counts: what counts for `min_num`: tasks that succeeded, or all that ended; then failures alone may do.
+
+    Raises:
+        ValueError: a setting makes no sense; it says which, and what is allowed.
     """
 
     runner_per_model: int = 8
@@ -159,11 +167,62 @@ class SchedulerConfig:
     address: str | None = None
     num_cpus: int | None = None
     import_path: Sequence[str] = ()
+    min_num_counts: Counted = "succeeded"
+
+    def __post_init__(self) -> None:
+        """Raises ValueError, which says what is allowed."""
+        rollout = self.over_rollout
+        faults = [
+            f"{name} must be {allowed}, not {value!r}"
+            for name, value, right, allowed in (
+                _whole("runner_per_model", self.runner_per_model, 1),
+                _seconds("max_timeout", self.max_timeout, positive=True),
+                _whole("max_retry_times", self.max_retry_times, 0),
+                _whole("max_repeat_times_per_runner", self.max_repeat_times_per_runner, 1, or_none=True),
+                _seconds("grace", self.grace),
+                _whole("max_pending", self.max_pending, 1),
+                _seconds("stop_timeout", self.stop_timeout),
+                _whole("num_cpus", self.num_cpus, 1, or_none=True),
+                _seconds("over_rollout.wait_after_min", rollout.wait_after_min),
+                (
+                    "over_rollout.ratio",
+                    rollout.ratio,
+                    _is_number(rollout.ratio) and 0 <= rollout.ratio <= 1,
+                    "from 0 to 1",
+                ),
+                (
+                    "min_num_counts",
+                    self.min_num_counts,
+                    self.min_num_counts in COUNTED,
+                    " or ".join(map(repr, COUNTED)),
+                ),
+            )
+            if not right
+        ]
+        if faults:
+            raise ValueError("; ".join(faults))
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and not math.isnan(value)
+
+
+def _whole(name: str, value: object, least: int, *, or_none: bool = False) -> tuple[str, object, bool, str]:
+    right = isinstance(value, int) and not isinstance(value, bool) and value >= least
+    allowed = f"a whole number, {least} or more" + (", or None" if or_none else "")
+    return name, value, right or (or_none and value is None), allowed
+
+
+def _seconds(name: str, value: float, *, positive: bool = False) -> tuple[str, object, bool, str]:
+    right = _is_number(value) and (value > 0 if positive else value >= 0)
+    return name, value, right, f"seconds, {'more than 0' if positive else '0 or more'}"
 
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """How a task ended. `metrics` holds one dict for each completed run, or the means over them."""
+    """How a task ended. `metrics` holds one dict, of the task (`calculate_task_level_metrics` of its completed runs), or
+    none when there are no metrics.
+    """
 
     completed_runs: int
     total_runs: int

@@ -3,17 +3,19 @@
 Rules:
 1. A batch is finalized once. Concurrent callers get equal results; a later call finds no such batch.
 2. What was finished stays with the batch until it is finalized: after a time-out, an error of the pipeline, or a
-   caller that was cancelled, finalize can be called again. Payloads that the pipeline took are not given to it again.
+   caller that was cancelled, finalize can be called again. Payloads that the pipeline took are not given to it again:
+   it goes on when its caller has left, and its result is that of the next call.
 3. A train batch is finalized when all of its tasks have ended, or as many succeeded as it was to wait for.
-4. Abort wakes a finalize that waits, and every caller's time-out is its own.
+4. Abort wakes a finalize that waits, cancels the pipeline, and every caller's time-out is its own.
 """
 
 from __future__ import annotations
 
 import asyncio
+import time
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, Self, TypeAlias
 
 from governor import logs
 from governor.tasks.api import SchedulerConfig, Status
@@ -27,15 +29,21 @@ if TYPE_CHECKING:
 
     from governor.tasks.api import BatchId, Task
     from governor.tasks.planning.patience import Verdict
+    from governor.tasks.planning.story import Waiting
     from governor.tasks.trinity.views import CompletedTaskResult
 
 BatchType: TypeAlias = Literal["train", "eval"]
+
+CLOSING: Final = 1.0
+"""Seconds, beside the grace of what is left, that a finalize whose time is up waits for its result."""
 
 log = logs.get_logger()
 
 
 class Pipeline(Protocol):
-    """What makes metrics of payloads; it may store them on the way. An exception leaves the batch as it was."""
+    """What makes metrics of payloads; it may store them on the way. An exception leaves the batch as it was. It is
+    cancelled when its batch is aborted.
+    """
 
     async def __call__(self, payloads: list[bytes]) -> dict[str, float]: ...
 
@@ -64,7 +72,8 @@ class BatchState:
     pipeline_metrics: dict[str, float] | None = None
     """What the pipeline has made of the payloads, once it has."""
     abortion: asyncio.Task[None] | None = None
-    finalize_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    finishing: asyncio.Task[None] | None = None
+    """What makes the result, while it does."""
     over: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when `final_result` is."""
 
@@ -168,21 +177,16 @@ class RolloutCoordinator:
         Raises:
             KeyError: no such batch is active. ValueError: it is no train batch.
             TimeoutError: after `timeout` seconds (None: the scheduler's default) not all tasks have ended, or fewer than
-                `min_wait_num` have succeeded. Nothing is lost: the batch goes on, and can be finalized later.
+                `min_wait_num` have succeeded; or the pipeline is still at work. Nothing is lost: the batch goes on, the
+                pipeline too, and can be finalized later. To end what is left may take the grace and a second more.
             RuntimeError: the scheduler was stopped before enough had ended.
         """
         state = self._find(batch_id, "train")
+        until = time.monotonic() + (self.scheduler.default_timeout if timeout is None else timeout)
         verdict = await self._wait(state, timeout)
         if verdict == "timeout" and self.scheduler.running:
             raise TimeoutError(f"batch {batch_id!r}: {self._shortage(state)}")
-        async with state.finalize_lock:
-            if state.abortion is not None or state.final_result is not None:
-                return await self._result_of(state)
-            state.state = BatchLifecycleState.FINALIZING
-            try:
-                return await self._finish_train(state)
-            finally:
-                self._reopen(state)
+        return await self._finalize(state, max(until - time.monotonic(), self.config.grace + CLOSING))
 
     async def finalize_eval_batch(self, batch_id: BatchId, *, timeout: float | None = None) -> dict[str, Any]:
         """Waits for an evaluation batch and closes it, with what there is when the time is up: it raises nothing then.
@@ -193,32 +197,21 @@ class RolloutCoordinator:
         """
         state = self._find(batch_id, "eval")
         await self._wait(state, timeout)
-        async with state.finalize_lock:
-            if state.abortion is not None or state.final_result is not None:
-                return await self._result_of(state)
-            state.state = BatchLifecycleState.FINALIZING
-            try:
-                partial = self.config.over_rollout.return_partial_tasks
-                await self.scheduler.abort_batch(batch_id, partial)
-                await self._collect(state)
-                return await self._close(state, BatchLifecycleState.FINALIZED)
-            finally:
-                self._reopen(state)
+        return await self._finalize(state, None)
 
     async def abort_batch(
         self, batch_id: BatchId, *, reason: str, keep_partial_results: bool = False
     ) -> None:
-        """Cancels a batch, and returns when its runners are free of it. A finalize that waits for it returns its
-        result: at once, and counting no task; with `keep_partial_results`, when all that was kept is known. A batch
-        whose payloads are in the pipeline is finalized all the same. An unknown one: nothing.
+        """Cancels a batch, its pipeline too, and returns when its runners are free of it. A finalize that waits for it
+        returns its result: at once, and counting no task; with `keep_partial_results`, when all that was kept is known. A
+        batch that has its result already is finalized. An unknown one: nothing.
         """
         state = self.batches.get(batch_id)
         if state is None:
             return
-        if state.state is BatchLifecycleState.FINALIZING:
-            async with state.finalize_lock:
-                if state.over.is_set():
-                    return
+        if state.over.is_set() and state.abortion is None:
+            self._close(state, BatchLifecycleState.FINALIZED)
+            return
         if state.abortion is None:
             log.warning("batch.aborted", batch=batch_id, reason=reason)
             state.state = BatchLifecycleState.ABORTED
@@ -226,6 +219,14 @@ class RolloutCoordinator:
                 self._abort(state, keep=keep_partial_results), name=f"batch.{batch_id}.abort"
             )
         await asyncio.shield(state.abortion)  # to the end, also when its caller is cancelled
+
+    async def explain(self, batch_id: BatchId) -> list[Waiting]:
+        """What a batch waits for, as `Scheduler.explain`; times are those of this process's monotonic clock."""
+        return self.scheduler.explain(batch_id)
+
+    async def get_all_state(self) -> dict[int, dict[str, Any]]:
+        """What runners do, as `Scheduler.get_all_state`."""
+        return self.scheduler.get_all_state()
 
     async def process_experiences(self, payloads: Sequence[bytes]) -> dict[str, float]:
         """Runs payloads through the pipeline. Raises RuntimeError for payloads without a pipeline, and whatever the
@@ -264,17 +265,58 @@ class RolloutCoordinator:
             batch.cancel()
             over.cancel()
 
-    async def _finish_train(self, state: BatchState) -> dict[str, Any]:
-        partial = self.config.over_rollout.return_partial_tasks
-        await self.scheduler.abort_batch(state.batch_id, partial, restart_runners=False)
-        results = await self._collect(state)
-        if state.pipeline_metrics is None:
-            payloads = [payload for result in results for payload in result.experience_payloads]
-            found = None if self.pipeline is None else await self.process_experiences(payloads)
-            state.pipeline_metrics = dict(found or {})
-        return await self._close(state, BatchLifecycleState.FINALIZED)
+    async def _finalize(self, state: BatchState, seconds: float | None) -> dict[str, Any]:
+        """All who finalize a batch wait for the same work, each as long as it likes; its result is kept for the next.
+
+        Raises TimeoutError, and what the work raises.
+        """
+        if state.finishing is None and not state.over.is_set() and state.abortion is None:
+            state.state = BatchLifecycleState.FINALIZING
+            state.finishing = asyncio.create_task(
+                self._finish(state), name=f"batch.{state.batch_id}.finalize"
+            )
+            state.finishing.add_done_callback(
+                lambda task: task.cancelled() or task.exception()
+            )  # it was logged
+        over = asyncio.create_task(state.over.wait(), name=f"batch.{state.batch_id}.over")
+        waits = {over} if state.finishing is None else {over, state.finishing}
+        try:
+            done, _ = await asyncio.wait(waits, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            over.cancel()
+        if not state.over.is_set() and state.abortion is None:
+            for task in done - {over}:
+                task.result()
+            raise TimeoutError(
+                f"batch {state.batch_id!r}: the time is up and it is still being finished; its result is kept"
+            )
+        await state.over.wait()
+        if state.abortion is None:
+            self._close(state, BatchLifecycleState.FINALIZED)
+        return self._result_of(state)
+
+    async def _finish(self, state: BatchState) -> None:
+        """From enough to the result; after a failure it can be done again."""
+        try:
+            partial = self.config.over_rollout.return_partial_tasks
+            train = state.batch_type == "train"
+            await self.scheduler.abort_batch(state.batch_id, partial, restart_runners=not train)
+            results = await self._collect(state)
+            if train and self.pipeline is not None and state.pipeline_metrics is None:
+                payloads = [payload for result in results for payload in result.experience_payloads]
+                state.pipeline_metrics = dict(await self.process_experiences(payloads) or {})
+            await self._settle(state)
+        except Exception as error:
+            log.info("batch.unfinished", batch=state.batch_id, error=f"{type(error).__name__}: {error}")
+            raise
+        finally:
+            state.finishing = None
+            if state.state is BatchLifecycleState.FINALIZING and not state.over.is_set():
+                state.state = BatchLifecycleState.RUNNING
 
     async def _abort(self, state: BatchState, *, keep: bool) -> None:
+        if state.finishing is not None:
+            state.finishing.cancel()
         if not keep:
             state.statuses = {}
             await self._settle(state)
@@ -283,7 +325,8 @@ class RolloutCoordinator:
             if keep:
                 await self._collect(state, complete=False)
         finally:
-            await self._close(state, BatchLifecycleState.ABORTED)
+            await self._settle(state)
+            self._close(state, BatchLifecycleState.ABORTED)
 
     async def _collect(self, state: BatchState, *, complete: bool = True) -> list[CompletedTaskResult]:
         """What has ended, without taking it from the scheduler. With `complete`, raises RuntimeError or TimeoutError
@@ -293,41 +336,38 @@ class RolloutCoordinator:
         state.statuses = {result.task_id: result.status for result in results}
         if not complete or state.completed_task_count == state.expected_task_count:
             return results
+        if state.batch_type == "train" and state.min_wait_num is not None:
+            ended = self.config.min_num_counts == "ended"
+            counted = state.completed_task_count if ended else state.succeeded_task_count
+            if counted >= max(1, state.min_wait_num):
+                return results
         if not self.scheduler.running:
             raise RuntimeError(
-                f"batch {state.batch_id!r}: the scheduler was stopped before its tasks had ended"
+                f"batch {state.batch_id!r}: the scheduler was stopped before enough of its tasks had ended"
             )
-        if state.batch_type == "train" and (
-            state.min_wait_num is None or state.succeeded_task_count < max(1, state.min_wait_num)
-        ):
+        if state.batch_type == "train":
             raise TimeoutError(f"batch {state.batch_id!r}: {self._shortage(state)}")
         return results
 
     async def _settle(self, state: BatchState) -> None:
         """The batch has its result, and who waits for it returns."""
         if state.final_result is None:
-            state.final_result = await self._result(state)
-            state.over.set()
+            result = await self._result(state)
+            if state.final_result is None:
+                state.final_result = result
+                state.over.set()
 
-    async def _close(self, state: BatchState, end: BatchLifecycleState) -> dict[str, Any]:
-        """The batch has its result, and is active no more."""
-        await self._settle(state)
-        state.state = end
-        self.scheduler.discard_completed_results(state.batch_id)
+    def _close(self, state: BatchState, end: BatchLifecycleState) -> None:
+        """The batch, which has its result, is active no more."""
         if self.batches.get(state.batch_id) is state:
+            state.state = end
+            self.scheduler.discard_completed_results(state.batch_id)
             del self.batches[state.batch_id]
-        return await self._result_of(state)
 
     @staticmethod
-    def _reopen(state: BatchState) -> None:
-        """After a failure it can be finalized again."""
-        if state.state is BatchLifecycleState.FINALIZING:
-            state.state = BatchLifecycleState.RUNNING
-
-    @staticmethod
-    async def _result_of(state: BatchState) -> dict[str, Any]:
-        await state.over.wait()
-        return {**(state.final_result or {}), "metrics": dict((state.final_result or {}).get("metrics", {}))}
+    def _result_of(state: BatchState) -> dict[str, Any]:
+        found = state.final_result or {}
+        return {**found, "metrics": dict(found.get("metrics", {}))}
 
     async def _result(self, state: BatchState) -> dict[str, Any]:
         of_tasks = [metrics for status in state.statuses.values() for metrics in status.metrics]

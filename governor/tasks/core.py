@@ -23,6 +23,7 @@ from governor.tasks.planning.story import (
     Effect,
     Event,
     KillRunner,
+    Released,
     Replaced,
     Resized,
     Revoked,
@@ -100,7 +101,7 @@ class Core:
                 self.attempts.gone(event)
             case Revoked():
                 self.attempts.revoked(event)
-            case Submitted():
+            case Submitted() | Released():
                 self._submitted(event)
             case Cancelled():
                 self._cancelled(event)
@@ -123,8 +124,13 @@ class Core:
 
     # -- batches --------------------------------------------------------------------------------------------
 
-    def _submitted(self, event: Submitted) -> None:
-        batch = self.outcomes.submit(event.batch, event.limits, self._now)
+    def _submitted(self, event: Submitted | Released) -> None:
+        if isinstance(event, Released):
+            held = self.batches.get(event.batch)
+            if held is not None:
+                self.outcomes.release(held, self._now, error=event.error)
+            return
+        batch = self.outcomes.submit(event.batch, event.limits, self._now, held=event.held)
         for node in batch.nodes.values():
             if not self.crew.knows(node.shape):
                 self.crew.open(node.shape, 0)

@@ -78,7 +78,7 @@ class Driver:
             from governor.tasks.actor.functions import Functions  # noqa: PLC0415  # as said above
             from governor.tasks.runners import Runners  # noqa: PLC0415  # as said above
 
-            self.functions = Functions(cluster)
+            self.functions = Functions(cluster.namespace)
             stack.push_async_callback(cluster.call_at_end, self.functions.close)
             runners = Runners(
                 cluster=cluster,

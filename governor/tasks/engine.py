@@ -30,6 +30,7 @@ from governor.tasks.planning.story import (
     Effect,
     Event,
     KillRunner,
+    Released,
     Replaced,
     Resized,
     Revoke,
@@ -127,9 +128,16 @@ class Engine:
 
     # -- batches --------------------------------------------------------------------------------------------
 
-    def submit(self, batch: BatchSpec, listener: BatchListener, *, limits: Limits | None = None) -> None:
-        """Takes a batch, whole or not at all; `limits` is its dynamic time-out. Raises GraphError, QueueFull, or
-        ValueError for an id that lives.
+    def submit(
+        self,
+        batch: BatchSpec,
+        listener: BatchListener,
+        *,
+        limits: Limits | None = None,
+        held: bool = False,
+    ) -> None:
+        """Takes a batch, whole or not at all; `limits` is its dynamic time-out. `held`: nothing of it is dispatched before
+        `release`. Raises GraphError, QueueFull, or ValueError for an id that lives.
         """
         if batch.id in self._core.batches:
             raise ValueError(f"batch {batch.id!r} is still active")
@@ -143,7 +151,11 @@ class Engine:
         self.resize({shape_of(task) for task in batch.tasks if task.resources})
         self._listeners[batch.id] = listener
         self._folders[batch.id] = self._folder / batch.folder
-        self._feed(Submitted(batch, time.monotonic(), limits))
+        self._feed(Submitted(batch, time.monotonic(), limits, held))
+
+    def release(self, batch: BatchId, *, error: str = "") -> None:
+        """A held batch may begin; or, with an error, it fails."""
+        self._feed(Released(batch, time.monotonic(), error))
 
     def cancel(
         self, batch: BatchId, *, reason: str, tasks: Collection[str] | None = None, gentle: bool = False

@@ -12,27 +12,26 @@ A view on the engine. What differs from the model, on purpose:
 from __future__ import annotations
 
 import asyncio
-import shutil
 import time
-from functools import partial
+from contextlib import contextmanager
 from itertools import count
 from typing import TYPE_CHECKING, Any, Self
 
 from governor import logs
+from governor.errors import ConductorError
 from governor.tasks.api import SchedulerConfig, Status, sort_batch_id
 from governor.tasks.driver import Driver
 from governor.tasks.planning.durations import Durations
-from governor.tasks.planning.story import BatchSpec
-from governor.tasks.trinity.handover import models_of, results_of, spec_of
+from governor.tasks.trinity.handover import models_of, results_of
+from governor.tasks.trinity.portions import Portions, portion
 from governor.tasks.trinity.supervision import Supervision
 from governor.tasks.trinity.views import BatchView, StepLimits, TaskWrapper
 from governor.tasks.trinity.waiting import Bell, for_batch, for_progress
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
     from types import TracebackType
 
-    from governor.messages import TaskRecord, TaskSpec
     from governor.tasks.api import BatchId, Task
     from governor.tasks.engine import Engine
     from governor.tasks.planning.patience import Verdict
@@ -50,6 +49,9 @@ class Scheduler(Supervision):
             runner i works with model i mod the number of models (``context.model``).
         auxiliary_models: lists of further models; a runner gets one of each list, as
             ``context.model = {"rollout": ..., "auxiliary": [...]}``.
+
+    Raises:
+        ValueError: a setting of ``config.dynamic_timeout`` makes no sense.
     """
 
     def __init__(
@@ -66,9 +68,14 @@ class Scheduler(Supervision):
         self.running = False
         self._durations = Durations(self.config.dynamic_timeout, self.config.max_timeout)
         self._batches: dict[BatchId, BatchView] = {}
+        self._private: set[BatchView] = set()
+        """Of single runners: they are nobody else's to see."""
         self._bell = Bell()
-        self._portions = count(1)
+        self.numbers = count(1)
+        """For batches of the engine."""
         self._driver: Driver | None = None
+        self._portions: Portions | None = None
+        self._opening: asyncio.Task[None] | None = None
         self._life = asyncio.Lock()
         """Held by who starts or stops it."""
 
@@ -79,34 +86,30 @@ class Scheduler(Supervision):
             raise RuntimeError("the scheduler does not run: await start() first")
         return self._driver.engine
 
-    def portion(
-        self,
-        specs: Sequence[TaskSpec],
-        *,
-        name: BatchId,
-        split: int | None = None,
-        rank: tuple[float, int] = (0.0, 0),
-        done: tuple[TaskRecord, ...] = (),
-        pin: int | None = None,
-    ) -> BatchSpec:
-        """A batch of the engine, with an id and a folder of its own."""
-        number = next(self._portions)
-        return BatchSpec(
-            id=number,
-            name=name,
-            tasks=tuple(specs),
-            split=split,
-            rank=rank,
-            done=done,
-            pin=pin,
-            folder=_folder_of(number),
-        )
+    @property
+    def portions(self) -> Portions:
+        """The way of batches to the engine. Raises RuntimeError as `engine`."""
+        if self._portions is None:
+            raise RuntimeError("the scheduler does not run: await start() first")
+        return self._portions
+
+    @contextmanager
+    def private_view(self) -> Iterator[BatchView]:
+        """Of a batch of the engine that has no name, under a number of its own; `stop` ends it like the others."""
+        view = BatchView(next(self.numbers), split=None, portion_ended=self._portion_ended)
+        self._private.add(view)
+        try:
+            yield view
+        finally:
+            self._private.discard(view)
 
     # -- life -----------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Connects to Ray and returns when every runner is ready; again: nothing. Raises GovernorError when that can't
-        be.
+        """Connects to Ray and returns when every runner is ready; again: nothing.
+
+        Raises:
+            GovernorError: no Ray, no runner can be started, or `stop` came first. Nothing is left then.
         """
         async with self._life:
             if self.running:
@@ -116,26 +119,59 @@ class Scheduler(Supervision):
                 places=self.runner_num,
                 models=models_of(self.rollout_model, self.auxiliary_models),
             )
-            await driver.open()
-            self._driver = driver
+            await self._open(driver)
+            self._driver, self._portions = driver, Portions(driver)
             self.running = True
-        log.info("scheduler.started", runners=self.runner_num, models=len(self.rollout_model))
+        log.info("scheduler.started", runners=self.runner_num)
+
+    async def _open(self, driver: Driver) -> None:
+        """Opens it, whole or not at all; `stop` may cancel that."""
+        self._opening = asyncio.create_task(driver.open(), name="scheduler.open")
+        try:
+            await self._opening
+        except asyncio.CancelledError:
+            me = asyncio.current_task()
+            if me is not None and me.cancelling():
+                raise
+            raise ConductorError("the scheduler was stopped before it had started") from None
+        finally:
+            self._opening = None
+        if not driver.engine.places():
+            await driver.close(seconds=self.config.stop_timeout)
+            raise ConductorError("no runner can be started on Ray; its log says why")
 
     async def stop(self) -> None:
-        """Cancels what is left, sees every runner dead and wakes who waits; within ``stop_timeout`` seconds. Results
-        that were not handed out can still be drained. Again: nothing, once it has stopped.
+        """Cancels what is left, a `start` too, sees every runner dead and wakes who waits; within ``stop_timeout``
+        seconds. Results that were not handed out can still be drained. Again: nothing, once it has stopped.
         """
-        async with self._life:
-            if self._driver is None:
-                return
-            driver, self._driver = self._driver, None
-            self.running = False
-            try:
-                await driver.close(seconds=self.config.stop_timeout)
-            finally:
-                for view in list(self._batches.values()):
-                    view.end()
-                    self._tidy(view)
+        until = time.monotonic() + self.config.stop_timeout
+        if self._opening is not None:
+            self._opening.cancel()
+        try:
+            async with asyncio.timeout_at(asyncio.get_running_loop().time() + self.config.stop_timeout):
+                await self._life.acquire()
+        except TimeoutError:
+            log.error("scheduler.unstopped", seconds=self.config.stop_timeout)  # noqa: TRY400  # no traceback: it says all
+            return
+        try:
+            if self._driver is not None:
+                await self._close(until)
+        finally:
+            self._life.release()
+
+    async def _close(self, until: float) -> None:
+        driver, self._driver = self._driver, None
+        self.running = False
+        try:
+            if driver is not None:
+                await driver.close(seconds=max(0.0, until - time.monotonic()))
+        finally:
+            if self._portions is not None:
+                self._portions.close()
+                self._portions = None
+            for view in [*self._batches.values(), *self._private]:
+                view.end()
+                self._tidy(view)
         log.info("scheduler.stopped")
 
     async def __aenter__(self) -> Self:
@@ -155,19 +191,24 @@ class Scheduler(Supervision):
         Raises:
             QueueFull: more than ``max_pending`` runs would wait.
             GraphError: duplicate or unknown ids, cycles.
-            ValueError: the batch has tasks of these ids, or a task is to run less than once.
-            TypeError: a callable or an argument that cannot be sent to a runner.
+            ValueError: the batch has tasks of these ids, or a task is to run less than once, or has less than no time.
+            TypeError: a callable or an argument that cannot be sent to a runner; an id that is no text.
             RuntimeError: the scheduler does not run.
         """
         if not tasks:
             return
-        engine = self.engine
         view = self._batches.get(batch_id) or self._new_view(batch_id)
-        specs = [self.spec_of(task, view.scheduled + index) for index, task in enumerate(tasks)]
-        self._refuse_known(view, specs)
-        split = self.config.max_repeat_times_per_runner
-        batch = self.portion(specs, name=batch_id, split=split, rank=sort_batch_id(batch_id))
-        number = int(batch.id)
+        specs, named = self.portions.name(tasks, view.scheduled, self.config)
+        view.refuse_known(spec.id for spec in specs)
+        number = next(self.numbers)
+        batch = portion(
+            number,
+            specs,
+            name=batch_id,
+            budget=self.default_timeout,
+            split=self.config.max_repeat_times_per_runner,
+            rank=sort_batch_id(batch_id),
+        )
         wrappers = [
             TaskWrapper(task, batch_id, task_id=spec.id, total_runs=spec.repeat)
             for task, spec in zip(tasks, specs, strict=True)
@@ -175,7 +216,7 @@ class Scheduler(Supervision):
         view.begin(number, wrappers)
         self._batches[batch_id] = view
         try:
-            engine.submit(batch, view, limits=StepLimits(self._durations, view, number))
+            self.portions.submit(batch, view, named, limits=StepLimits(self._durations, view, number))
         except BaseException:
             view.forget(number, wrappers)
             self._tidy(view)
@@ -184,7 +225,7 @@ class Scheduler(Supervision):
     def has_step(self, batch_id: BatchId) -> bool:
         """Whether the batch has tasks at work, or results that were not handed out."""
         view = self._batches.get(batch_id)
-        return view is not None and bool(view.tasks or view.completed)
+        return view is not None and not view.is_empty
 
     async def get_statuses(
         self,
@@ -206,6 +247,9 @@ class Scheduler(Supervision):
         Returns:
             Those that have ended, in the order in which they did; an empty list, at once, for an unknown batch. When
             the scheduler is stopped meanwhile: what has ended until then.
+
+        Raises:
+            ValueError: `min_num` is negative, or `timeout` is NaN.
         """
         statuses, _ = await self.get_payload_results(
             batch_id, min_num, timeout, clear_timeout_tasks, return_partial_tasks
@@ -232,7 +276,9 @@ class Scheduler(Supervision):
         clear_timeout_tasks: bool = True,  # noqa: FBT001, FBT002  # as its siblings
         return_partial_tasks: bool = False,  # noqa: FBT001, FBT002  # as its siblings
     ) -> Verdict:
-        """The wait of `get_statuses` alone: nothing is handed out. ``"timeout"``: too few have succeeded."""
+        """The wait of `get_statuses` alone: nothing is handed out. ``"timeout"``: too few have succeeded. Raises
+        ValueError as `get_statuses`.
+        """
         view = self._batches.get(batch_id)
         if view is None:
             return "all"
@@ -242,6 +288,7 @@ class Scheduler(Supervision):
             wait_after_min=self.config.over_rollout.wait_after_min,
             deadline=time.monotonic() + (self.default_timeout if timeout is None else timeout),
             running=lambda: self.running,
+            count=self.config.min_num_counts,
         )
         if verdict != "all" and clear_timeout_tasks:
             await self.abort_batch(batch_id, return_partial_tasks, restart_runners=verdict == "timeout")
@@ -258,28 +305,21 @@ class Scheduler(Supervision):
         except BaseException:
             view.put_back(taken)
             raise
+        view.handed_out(taken)
         self._tidy(view)
         payloads = [payload for result in results for payload in result.experience_payloads]
         return [result.status for result in results], payloads
 
     async def peek_results(self, batch_id: BatchId) -> list[CompletedTaskResult]:
-        """What has ended and was not handed out; it stays until it is acknowledged. The event loop is not held."""
+        """What has ended and was not handed out; it stays until it is. The event loop is not held."""
         view = self._batches.get(batch_id)
         return [] if view is None else await results_of(batch_id, list(view.completed.values()))
-
-    def acknowledge(self, batch_id: BatchId, task_ids: Sequence[str]) -> None:
-        """These results have arrived where they belong: they are not kept any longer."""
-        view = self._batches.get(batch_id)
-        if view is None:
-            return
-        view.take(task_ids)
-        self._tidy(view)
 
     def discard_completed_results(self, batch_id: BatchId) -> None:
         """Drops the results of a batch that were not handed out."""
         view = self._batches.get(batch_id)
         if view is not None:
-            view.take()
+            view.handed_out(view.take())
             self._tidy(view)
 
     async def abort_batch(
@@ -299,8 +339,8 @@ class Scheduler(Supervision):
         for task in view.tasks.values() if return_partial_tasks else ():
             task.keep_partial = True
         portions = set(view.portions)
-        for portion in portions:
-            self.engine.cancel(portion, reason="the batch was cancelled", gentle=not restart_runners)
+        for number in portions:
+            self.engine.cancel(number, reason="the batch was cancelled", gentle=not restart_runners)
         while self.running and not portions.isdisjoint(view.portions):
             await view.bell.heard()
         if self._driver is not None and restart_runners:
@@ -338,39 +378,17 @@ class Scheduler(Supervision):
 
     # -- inside ---------------------------------------------------------------------------------------------
 
-    def spec_of(self, task: Task, index: int) -> TaskSpec:
-        """The task as the engine takes it. Raises TypeError and ValueError."""
-        if self._driver is None:
-            raise RuntimeError("the scheduler does not run: await start() first")
-        return spec_of(task, index, config=self.config, functions=self._driver.functions)
-
-    @staticmethod
-    def _refuse_known(view: BatchView, specs: list[TaskSpec]) -> None:
-        known = [spec.id for spec in specs if spec.id in view.tasks or spec.id in view.completed]
-        if known:
-            raise ValueError(
-                f"batch {view.batch_id!r} has tasks of these ids already: {', '.join(known[:10])}"
-            )
-
     def _new_view(self, batch_id: BatchId) -> BatchView:
         split = self.config.max_repeat_times_per_runner
-        return BatchView(batch_id, split=split, everywhere=self._bell, portion_ended=self.clean)
+        return BatchView(batch_id, split=split, everywhere=self._bell, portion_ended=self._portion_ended)
 
-    def clean(self, portion: int) -> None:
-        """Removes the values that tasks of this batch of the engine have left for each other."""
-        folder = None if self._driver is None else self._driver.folder / _folder_of(portion)
-        if folder is not None and folder.exists():
-            asyncio.get_running_loop().run_in_executor(
-                None, partial(shutil.rmtree, folder, ignore_errors=True)
-            )
+    def _portion_ended(self, number: int) -> None:
+        if self._portions is not None:
+            self._portions.ended(number)
 
     def _unfinished(self) -> list[BatchView]:
         return [view for view in self._batches.values() if view.tasks]
 
     def _tidy(self, view: BatchView) -> None:
-        if not view.tasks and not view.completed and self._batches.get(view.batch_id) is view:
+        if view.is_empty and self._batches.get(view.batch_id) is view:
             del self._batches[view.batch_id]
-
-
-def _folder_of(portion: int) -> str:
-    return f"results/{portion}"

@@ -18,7 +18,6 @@ import asyncio
 import re
 import time
 from collections import defaultdict
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
 import numpy as np
@@ -39,18 +38,12 @@ if TYPE_CHECKING:
     TaskMetrics: TypeAlias = Mapping[str, float]
 
 __all__ = [
-    "Summary",
-    "aggregate_eval_metrics",
-    "aggregate_train_metrics",
     "bootstrap_metric",
     "calculate_task_level_metrics",
-    "eval_batch_metrics",
     "eval_prefix",
     "subset_sizes",
-    "summarise",
     "summarise_batch",
     "summarise_tasks",
-    "train_batch_metrics",
 ]
 
 SLICE: Final = 0.002
@@ -189,35 +182,6 @@ def _plain_mean(values: list[float]) -> float:
 # ---- batches
 
 
-def aggregate_train_metrics(task_metrics: Iterable[TaskMetrics]) -> dict[str, float]:
-    """For each key of the tasks' metrics ``key/mean``, ``key/max`` and ``key/min``. Tasks without it don't count."""
-    return _finish(_aggregate(task_metrics, "", is_eval=False, detailed_stats=False))
-
-
-def aggregate_eval_metrics(
-    task_metrics: Iterable[TaskMetrics],
-    detailed_stats: bool = False,  # noqa: FBT001, FBT002  # the signature that users know
-) -> dict[str, float]:
-    """For each key of the tasks' metrics its mean under the key itself; with `detailed_stats`: ``key/mean``,
-    ``key/max``, ``key/min`` and ``key/std`` (ddof 0). Tasks without the key don't count.
-    """
-    return _finish(_aggregate(task_metrics, "", is_eval=True, detailed_stats=detailed_stats))
-
-
-def train_batch_metrics(task_metrics: Iterable[TaskMetrics], *, finished: int) -> dict[str, float]:
-    """Metrics of a train batch: ``rollout/<key>/mean``, ``max``, ``min``, and ``rollout/finished_task_count``."""
-    return _finish(_batch(task_metrics, "rollout", finished, is_eval=False, detailed_stats=False))
-
-
-def eval_batch_metrics(
-    task_metrics: Iterable[TaskMetrics], *, batch_id: BatchId, finished: int, detailed_stats: bool = False
-) -> dict[str, float]:
-    """Metrics of an eval batch: those of `aggregate_eval_metrics` and ``finished_task_count``, below `eval_prefix`."""
-    return _finish(
-        _batch(task_metrics, eval_prefix(batch_id), finished, is_eval=True, detailed_stats=detailed_stats)
-    )
-
-
 def eval_prefix(batch_id: BatchId) -> str:
     """``eval/<name>``: the name of batch ``"7/aime/2024"`` is ``aime/2024``; without a slash it is the whole id."""
     text = str(batch_id)
@@ -269,35 +233,6 @@ def _describe(
 # ---- in slices
 
 
-@dataclass(frozen=True, slots=True)
-class Summary:
-    """`tasks`: the metrics of each task, in the order given. `batch`: those of the batch, under their final names."""
-
-    tasks: list[dict[str, float]]
-    batch: dict[str, float]
-
-
-async def summarise(
-    tasks: Sequence[Sequence[RunMetrics]],
-    *,
-    batch_id: BatchId,
-    is_eval: bool,
-    finished: int | None = None,
-    detailed_stats: bool = False,
-) -> Summary:
-    """Metrics of a whole batch from those of the runs of each of its tasks; the event loop goes on turning.
-
-    `finished` is the count to be reported; None: all of `tasks`. Tasks without any metrics are in no mean. What is
-    handed over must not change before this returns.
-    """
-    results = await summarise_tasks(tasks, is_eval=is_eval)
-    finished = len(tasks) if finished is None else finished
-    batch = await summarise_batch(
-        results, batch_id=batch_id, is_eval=is_eval, finished=finished, detailed_stats=detailed_stats
-    )
-    return Summary(results, batch)
-
-
 async def summarise_tasks(tasks: Iterable[Sequence[RunMetrics]], *, is_eval: bool) -> list[dict[str, float]]:
     """`calculate_task_level_metrics` of many tasks; the event loop goes on turning."""
     return await _in_slices(_tasks(tasks, is_eval=is_eval))
@@ -311,7 +246,11 @@ async def summarise_batch(
     finished: int,
     detailed_stats: bool = False,
 ) -> dict[str, float]:
-    """`train_batch_metrics` or `eval_batch_metrics`; the event loop goes on turning."""
+    """Metrics of a batch from those of its tasks; tasks without a key don't count for it. The event loop goes on turning.
+
+    Training: ``rollout/<key>/mean``, ``max`` and ``min``. Evaluation, below `eval_prefix`: the mean as ``<key>``; with
+    `detailed_stats` ``<key>/mean``, ``max``, ``min`` and ``std`` (ddof 0). `finished` is ``finished_task_count`` there.
+    """
     prefix = eval_prefix(batch_id) if is_eval else "rollout"
     return await _in_slices(
         _batch(task_metrics, prefix, finished, is_eval=is_eval, detailed_stats=detailed_stats)

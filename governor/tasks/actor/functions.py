@@ -2,7 +2,7 @@
 
 Rules:
 1. Nothing is unpickled that came over a socket of ours: Ray guards its store with its token.
-2. What can change between two calls is pickled at each; a function that is called, once. Equal pickles are stored once, and
+2. Each is pickled when it is named: what changes later does not count. Pickles are stored in packs, equal ones once, and
    deleted when all who named them have released them, the rest when the driver closes.
 3. A runner keeps pickles, the latest used `KEPT_BYTES` of them, and makes a new object for each who asks: runs do not
    see each other. Functions and classes alone are shared.
@@ -17,6 +17,7 @@ import pickle
 import sys
 import threading
 from collections import Counter, OrderedDict
+from dataclasses import dataclass
 from functools import lru_cache
 from types import BuiltinFunctionType, FunctionType
 from typing import TYPE_CHECKING, Any, Final
@@ -28,9 +29,7 @@ from governor.tasks.actor import calls
 from governor.tasks.exchange import values
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-
-    from governor.tasks.fleet.cluster import Cluster
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 PREFIX: Final = "pickled:"
 CODE: Final = "code"
@@ -44,61 +43,93 @@ PACKED_BYTES: Final = 256 * 1024
 NAMESPACE: Final = b"governor-tasks"
 
 
+@dataclass(frozen=True, slots=True)
+class Named:
+    """What tasks that are submitted together are called by. The rest is for `Functions.store` and `release`.
+
+    `args` are plain ones, or none and the name under which a runner fetches them. `pickles` are to be stored, by name;
+    `uses` is how often each of them was named.
+    """
+
+    calls: list[str]
+    args: list[tuple[dict[str, Any], str]]
+    pickles: dict[str, bytes]
+    uses: Counter[str]
+
+
 class Functions:
     """The driver's side. Safe to use from any thread."""
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, namespace: str) -> None:
         self._users: Counter[str] = Counter()
         self._lock = threading.Lock()
-        self._names: dict[int, tuple[Any, str]] = {}
-        """Of what is called and is a function or class, by identity; held so that their identity stays their own."""
-        self._prefix = f"{PREFIX}{cluster.namespace}/"
+        self._prefix = f"{PREFIX}{namespace}/"
 
-    def name_call(self, call: Callable[..., Any] | str) -> str:
-        """``module:attribute`` as it is; else the name under which a runner fetches the object.
+    def name_tasks(
+        self, given: Sequence[Callable[..., Any] | str], args: Sequence[Mapping[str, Any]]
+    ) -> Named:
+        """Names for the callables and arguments of tasks, as they are now; calls nobody, and stores nothing.
+        ``module:attribute`` and plain arguments stay as they are.
 
         Raises TypeError, naming it, for what cannot be called or pickled.
         """
-        if isinstance(call, str):
-            module, colon, attribute = call.partition(":")
-            if not (module and colon and attribute):
-                raise TypeError(f'"{call}" is not of the form module:attribute')
-            return call
-        calls.require_callable(call)
-        return self._name_code(call) if _is_code(call) else self._name_data(call)
+        pile = _Pile(self._prefix)
+        known: dict[int, int] = {}
+        """Places of functions and classes, by identity; the caller holds them."""
+        calls_at = [pile.add_call(call, known) for call in given]
+        args_at = [
+            None if _is_plain(plain) else pile.add(DATA, plain) for plain in (dict(each) for each in args)
+        ]
+        names = pile.close()
+        return Named(
+            [
+                place if isinstance(place, str) else f"{PREFIX}{_kind(call)}{names[place]}"
+                for place, call in zip(calls_at, given, strict=True)
+            ],
+            [
+                (dict(each), "") if place is None else ({}, f"{PREFIX}{names[place]}")
+                for place, each in zip(args_at, args, strict=True)
+            ],
+            pile.pickles,
+            pile.uses,
+        )
 
     def name_many(self, things: Sequence[Any], labels: Sequence[str]) -> list[str]:
-        """Names for many callable objects, which are stored in packs: a graph of 100,000 is stored in seconds. What
-        stands before the first ``#`` of a name is that of their class.
+        """Names for many callable objects, which are stored: a graph of 100,000 is stored in seconds. What stands
+        before the first ``#`` of a name is that of their class. Calls into Ray.
 
         Raises TypeError, with its label, for what cannot be called or pickled; no object is stored then.
         """
-        pickler = _Pickler(self._store_class)
-        pickles: list[bytes] = []
+        pile = _Pile(self._prefix)
         for thing, label in zip(things, labels, strict=True):
             calls.require_callable(thing, label)
-            pickles.append(pickler.pickle(thing, label))
-        places: list[str] = []
-        for pack in _packs(pickles):
-            name = self._store(DATA, cloudpickle_of(pack))
-            places += [f"#{name}#{place}" for place in range(len(pack))]
-        return [f"{PREFIX}{_kind(thing)}{place}" for thing, place in zip(things, places, strict=True)]
+            pile.add(DATA, thing, label)
+        names = pile.close()
+        for name, pickled in pile.pickles.items():
+            self.store(name, pickled, uses=pile.uses[name])
+        return [f"{PREFIX}{_kind(thing)}{name}" for thing, name in zip(things, names, strict=True)]
 
-    def name_args(self, args: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
-        """Plain arguments as they are; else the name under which a runner fetches them. Raises TypeError."""
-        if not args:
-            return {}, ""
-        plain = dict(args)
-        return (plain, "") if _is_plain(plain) else ({}, self._name_data(plain))
-
-    def release(self, names: Collection[str]) -> None:
-        """Whoever was given these names by `name_many` needs them no more. Calls into Ray."""
+    def store(self, name: str, pickled: bytes, *, uses: int) -> None:
+        """Keeps a pickle until it was released as often as it was used. Calls into Ray."""
         with self._lock:
-            for name in {name.split("#")[1] for name in names}:
-                self._users[name] -= 1
+            if name not in self._users:
+                internal_kv._internal_kv_put(name, pickled, namespace=NAMESPACE)  # noqa: SLF001  # its only interface
+            self._users[name] += uses
+
+    def release_names(self, names: Iterable[str]) -> None:
+        """Whoever was given these names by `name_many` needs them no more. Calls into Ray."""
+        self.release(Counter(name.split("#")[1] for name in names))
+
+    def release(self, uses: Mapping[str, int]) -> None:
+        """These pickles are not needed any more by so many of those who used them. Calls into Ray."""
+        with self._lock:
+            for name, number in uses.items():
+                if name not in self._users:
+                    continue
+                self._users[name] -= number
                 if self._users[name] <= 0:
                     del self._users[name]
-                    internal_kv._internal_kv_del(name, namespace=NAMESPACE)  # noqa: SLF001  # its only interface
+                    internal_kv._internal_kv_del(name, namespace=NAMESPACE)  # noqa: SLF001  # as above
 
     def close(self) -> None:
         """Deletes what was stored. Ray must still be connected; if it is lost, so is the store."""
@@ -111,24 +142,59 @@ class Functions:
         except Exception:  # noqa: BLE001  # Ray is gone, and the store with it
             return
 
-    def _name_code(self, thing: Any) -> str:
-        known = self._names.get(id(thing))
-        if known is None:
-            known = self._names[id(thing)] = (thing, self._store(CODE, cloudpickle_of(thing)))
-        return known[1]
 
-    def _name_data(self, thing: Any) -> str:
-        return self._store(DATA, _Pickler(self._store_class).pickle(thing))
+class _Pile:
+    """Pickles in the making, and the names that they get: a pack's is made of all that is in it."""
 
-    def _store_class(self, kind: type) -> str:
-        return self._store(CODE, cloudpickle_of(kind))
+    def __init__(self, prefix: str) -> None:
+        self._prefix = prefix
+        self._pickler = _Pickler(self._name_class)
+        self._added: list[tuple[str, bytes]] = []
+        self.pickles: dict[str, bytes] = {}
+        self.uses: Counter[str] = Counter()
 
-    def _store(self, kind: str, pickled: bytes) -> str:
+    def add(self, kind: str, thing: Any, label: str | None = None) -> int:
+        """Its place among the names. Raises TypeError."""
+        pickled = self._pickler.pickle(thing, label) if kind == DATA else cloudpickle_of(thing)
+        self._added.append((kind, pickled))
+        return len(self._added) - 1
+
+    def add_call(self, call: Callable[..., Any] | str, known: dict[int, int]) -> int | str:
+        """``module:attribute``, or the place of its name. Raises TypeError."""
+        if isinstance(call, str):
+            module, colon, attribute = call.partition(":")
+            if not (module and colon and attribute):
+                raise TypeError(f'"{call}" is not of the form module:attribute')
+            return call
+        if id(call) in known:
+            return known[id(call)]
+        calls.require_callable(call)
+        if not _is_code(call):
+            return self.add(DATA, call)
+        place = known[id(call)] = self.add(CODE, call)
+        return place
+
+    def close(self) -> list[str]:
+        """Packs what was added: where each of it lies, in its order."""
+        names = [""] * len(self._added)
+        for kind in (CODE, DATA):
+            places = [place for place, (its_kind, _) in enumerate(self._added) if its_kind == kind]
+            for pack in _packs([self._added[place][1] for place in places]):
+                name = self._keep(kind, pickle.dumps(pack))
+                packed, places = places[: len(pack)], places[len(pack) :]
+                self.uses[name] += len(pack)
+                for number, place in enumerate(packed):
+                    names[place] = f"#{name}#{number}"
+        return names
+
+    def _name_class(self, kind: type) -> str:
+        name = self._keep(CODE, cloudpickle_of(kind))
+        self.uses[name] = 1
+        return name
+
+    def _keep(self, kind: str, pickled: bytes) -> str:
         name = f"{self._prefix}{kind}/{hashlib.sha256(pickled).hexdigest()}"
-        with self._lock:
-            if name not in self._users:
-                internal_kv._internal_kv_put(name, pickled, namespace=NAMESPACE)  # noqa: SLF001  # as above
-            self._users[name] += 1
+        self.pickles[name] = pickled
         return name
 
 
@@ -204,15 +270,21 @@ def cloudpickle_of(thing: Any) -> bytes:
 
 def fetch(name: str) -> Any:
     """The object of this name, on the runner's side. Raises LookupError, or what its unpickling raises."""
-    if "#" in name:
-        _, pack, place = name.split("#")
-        return _unpickled(_pickles.fetch(f"{pack}#")[int(place)])
-    return _fetch_code(name) if f"/{CODE}/" in name else _unpickled(_pickles.fetch(name))
+    if f"/{CODE}/" in name:
+        return _fetch_code(name)
+    return _fetch_data(name)
 
 
 @lru_cache(maxsize=KEPT)
 def _fetch_code(name: str) -> Any:
-    return _unpickled(_read(name))
+    return _fetch_data(name)
+
+
+def _fetch_data(name: str) -> Any:
+    if "#" not in name:
+        return _unpickled(_pickles.fetch(name))
+    _, pack, place = name.split("#")
+    return _unpickled(_pickles.fetch(f"{pack}#")[int(place)])
 
 
 def _read(name: str) -> bytes:
@@ -240,6 +312,9 @@ def _packs(pickles: Sequence[bytes]) -> Iterator[list[bytes]]:
 
 
 def _kind(thing: Any) -> str:
+    """What is alike bears the same name; no more of them than there are lines of code."""
+    if isinstance(thing, FunctionType):
+        return f"{thing.__module__}.{thing.__qualname__}:{thing.__code__.co_firstlineno}".replace("#", "")
     kind = thing if isinstance(thing, type) else type(thing)
     return f"{kind.__module__}.{kind.__qualname__}".replace("#", "")
 

@@ -304,7 +304,7 @@ class Session:
         try:
             while self._released and self._driver is not None and driver.cluster is not None:
                 names, self._released = self._released, []
-                await driver.cluster.call(partial(driver.functions.release, names))
+                await driver.cluster.call(partial(driver.functions.release_names, names))
         except Exception as error:  # noqa: BLE001  # Ray raises many types; what stays goes when the driver closes
             log.debug("tasks.unreleased", reason=f"{type(error).__name__}: {error}")
         finally:

@@ -112,7 +112,7 @@ class Attempts:
             seat.untold = True
             self._untold.append(seat)
         if seat.position == 0:
-            seat.started_at = at
+            seat.started_at = piece.began = at
             seat.deadline = None if attempt.limit is None else at + attempt.limit
         if piece.withdrawn and seat.state == "working":
             self.doom(seat, Doom("cancelled", piece.withdrawn, retry=False))
@@ -321,7 +321,9 @@ class Attempts:
             limits, batch = piece.node.batch.limits, piece.node.batch.id
             if limits is not None and not task.is_eval:
                 limit = limits.limit(limit)
-                limit = None if limit == math.inf else limit
+            piece.began = None
+            limit = min(math.inf if limit is None else limit, piece.left(self.now))
+            piece.limit = limit = None if limit == math.inf else limit
             attempt = Attempt(next(self._tickets), batch, task, piece.missing, piece.number, limit)
             seat.jobs.append(Job(attempt, piece))
         seat.waits_since = self.now

@@ -10,6 +10,7 @@ Rules:
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Literal
 
 from governor.messages import TaskRecord, TaskSpec
@@ -46,7 +47,20 @@ class Piece:
     `missing` are the runs without an outcome.
     """
 
-    __slots__ = ("lane", "misfires", "missing", "node", "number", "pin", "ready_at", "shape", "withdrawn")
+    __slots__ = (
+        "began",
+        "lane",
+        "limit",
+        "misfires",
+        "missing",
+        "node",
+        "number",
+        "pin",
+        "ready_at",
+        "shape",
+        "spent",
+        "withdrawn",
+    )
 
     def __init__(self, node: Node, runs: tuple[int, ...]) -> None:
         self.node = node
@@ -62,8 +76,26 @@ class Piece:
         )
         self.ready_at = 0.0
         self.misfires = 0
+        self.spent = 0.0
+        """Seconds that its earlier attempts have run."""
+        self.began: float | None = None
+        self.limit: float | None = None
+        """Of the attempt in work."""
         self.withdrawn = ""
         """Why its runs are cancelled as soon as their runner allows."""
+
+    def left(self, now: float) -> float:
+        """Seconds of its budget. An attempt costs no more than its limit: what its end takes is not its fault."""
+        budget = self.node.batch.spec.budget
+        if budget is None:
+            return math.inf
+        running = 0.0 if self.began is None else now - self.began
+        return budget - self.spent - (running if self.limit is None else min(running, self.limit))
+
+    def spend(self, now: float) -> None:
+        """An attempt is over."""
+        if self.node.batch.spec.budget is not None:
+            self.spent = self.node.batch.spec.budget - self.left(now)
 
     def done(self, run: int) -> None:
         """The run has its outcome."""
@@ -93,6 +125,8 @@ class Batch:
         self.first_failure = ""
         self.end: Literal["tasks_done", "enough", "stopped"] = "tasks_done"
         self.enough_at: float | None = None
+        self.held: list[Piece] = []
+        """Ready, but for what its batch waits for."""
         for record in spec.done:
             done = self.nodes.get(record.task)
             if done is not None and 0 <= record.run < done.spec.repeat and not done.ended(record.run):

@@ -7,7 +7,7 @@ are appended to `effects`, which the core empties.
 from __future__ import annotations
 
 from itertools import count
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from governor.messages import TaskRecord
 from governor.tasks.planning.batch import Batch, Node, Piece
@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from governor.tasks.api import BatchId
     from governor.tasks.exchange.wire import Over
     from governor.tasks.planning.ready import ReadyQueue
+
+LEAST: Final = 0.001
+"""Seconds of its budget for which a sub-task is not tried again."""
 
 
 class Outcomes:
@@ -37,7 +40,7 @@ class Outcomes:
         self._why_never = dict(why_never)
         self._orders = count()
 
-    def submit(self, spec: BatchSpec, limits: Limits | None, now: float) -> Batch:
+    def submit(self, spec: BatchSpec, limits: Limits | None, now: float, *, held: bool = False) -> Batch:
         batch = Batch(spec, order=next(self._orders), limits=limits)
         self.batches[batch.id] = batch
         self.pending += batch.left
@@ -45,9 +48,23 @@ class Outcomes:
         records, pieces = batch.begin()
         self.pending -= before - batch.left
         self._tell(batch, records)
-        self._enqueue(batch, pieces, now)
+        if held:
+            batch.held = pieces
+        else:
+            self._enqueue(batch, pieces, now)
         self._look(batch)
         return batch
+
+    def release(self, batch: Batch, now: float, *, error: str) -> None:
+        """Nothing holds the batch any longer; with an error, what it has left fails."""
+        pieces, batch.held = batch.held, []
+        for piece in pieces:
+            if any(piece.node.ended(run) for run in piece.missing):
+                continue  # it was cancelled meanwhile, as a whole
+            if not error:
+                self._enqueue(batch, [piece], now)
+            elif batch.id in self.batches:
+                self._give_up(piece, error)
 
     def never(self, shape: Shape, why: str | None, now: float) -> None:
         """No runner of the shape will come, for this reason; or, None: there may be one again."""
@@ -86,7 +103,8 @@ class Outcomes:
     def fail(self, job: Job, run: int, doom: Doom, now: float) -> None:
         """A run ended badly: for good, or it stays missing."""
         attempt, piece = job
-        if doom.retry and not piece.withdrawn and attempt.number <= attempt.task.retries:
+        again = attempt.number <= attempt.task.retries and piece.left(now) > LEAST
+        if doom.retry and not piece.withdrawn and again:
             self.effects.append(AttemptEnded(attempt, run, doom.outcome, doom.error, doom.seconds))
         else:
             self._end(piece, run, doom, attempts=attempt.number, now=now)
@@ -107,6 +125,7 @@ class Outcomes:
             self._cancel_missing(piece, now, attempts=attempts)
         else:
             piece.number += 1
+            piece.spend(now)
             self._ready.push(piece, now)
 
     def unharmed(self, piece: Piece, now: float) -> None:

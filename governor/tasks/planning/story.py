@@ -38,6 +38,7 @@ class BatchSpec(msgspec.Struct, frozen=True, kw_only=True):
     succeeded and `wait_after_min` seconds have passed. `pin` is the one place that may work on it. `rank` orders
     batches: the smaller one goes first. `name` is what its tasks are told, None: the id.
     `grace`: seconds from the cancellation of an attempt to the death of its runner; None: the engine's.
+    `budget`: seconds that all attempts of a sub-task may run together; None: no limit.
     """
 
     id: BatchId
@@ -50,6 +51,7 @@ class BatchSpec(msgspec.Struct, frozen=True, kw_only=True):
     rank: tuple[float, int] = (0.0, 0)
     name: BatchId | None = None
     grace: float | None = None
+    budget: float | None = None
     payload_inline: bool = True
     folder: str = "results"
 
@@ -86,11 +88,22 @@ class _Event(msgspec.Struct, frozen=True, gc=False):
 
 
 class Submitted(_Event, frozen=True):
-    """A batch whose graph is free of faults, under an id that no living batch has."""
+    """A batch whose graph is free of faults, under an id that no living batch has. `held`: nothing of it is dispatched
+    before `Released`.
+    """
 
     batch: BatchSpec
     now: float
     limits: Limits | None = None
+    held: bool = False
+
+
+class Released(_Event, frozen=True):
+    """What a held batch needs is there, or it fails: `error` says why that will never come."""
+
+    batch: BatchId
+    now: float
+    error: str = ""
 
 
 class Cancelled(_Event, frozen=True):
@@ -157,7 +170,7 @@ class Tick(_Event, frozen=True):
 
 
 Event: TypeAlias = (
-    Submitted | Cancelled | RunnerReady | RunnerGone | Said | Revoked | Replaced | Resized | Tick
+    Submitted | Released | Cancelled | RunnerReady | RunnerGone | Said | Revoked | Replaced | Resized | Tick
 )
 
 # -- effects ------------------------------------------------------------------------------------------------

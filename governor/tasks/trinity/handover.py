@@ -12,7 +12,7 @@ from governor.tasks.trinity.views import CompletedTaskResult
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from governor.tasks.actor.functions import Functions
+    from governor.tasks.actor.functions import Named
     from governor.tasks.api import BatchId, SchedulerConfig, Task
     from governor.tasks.trinity.views import TaskWrapper
 
@@ -20,28 +20,52 @@ AT_ONCE: Final = 100
 """Results that are made before the event loop has its turn: 1 ms."""
 
 
-def spec_of(task: Task, index: int, *, config: SchedulerConfig, functions: Functions) -> TaskSpec:
-    """The task as the engine takes it; `index` is its id when it has none.
+def specs_of(tasks: Sequence[Task], first: int, *, config: SchedulerConfig, named: Named) -> list[TaskSpec]:
+    """The tasks as the engine takes them; those without an id get their numbers, from `first` on.
 
     Raises:
-        TypeError: its callable or an argument cannot be sent to a runner. ValueError: `repeat_times` is below 1.
+        TypeError: an id that is no text, or a number that is none.
+        ValueError: fewer runs than 1, fewer retries than 0, no time at all.
     """
-    if task.repeat_times < 1:
-        raise ValueError(f"task {task.id or index}: repeat_times must be 1 or more, not {task.repeat_times}")
-    args, args_key = functions.name_args(task.args)
+    return [
+        _spec_of(task, str(first + index), config=config, call=call, args=args)
+        for index, (task, call, args) in enumerate(zip(tasks, named.calls, named.args, strict=True))
+    ]
+
+
+def _spec_of(
+    task: Task, number: str, *, config: SchedulerConfig, call: str, args: tuple[dict[str, Any], str]
+) -> TaskSpec:
+    name = number if task.id is None else task.id
+    for text in (name, *task.depends_on):
+        if not isinstance(text, str):
+            raise TypeError(f"task {name!r}: an id must be a str, not {text!r}")
+    _check_number(name, "repeat_times", task.repeat_times, int, least=1)
+    retries = config.max_retry_times if task.retries is None else task.retries
+    _check_number(name, "retries", retries, int, least=0)
+    timeout = config.max_timeout if task.timeout is None else task.timeout
+    _check_number(name, "timeout", timeout, int | float, least=0)
     return TaskSpec(
-        id=str(index) if task.id is None else task.id,
-        call=functions.name_call(task.call),
-        args=args,
-        args_key=args_key,
+        id=name,
+        call=call,
+        args=args[0],
+        args_key=args[1],
         depends_on=tuple(task.depends_on),
         repeat=task.repeat_times,
-        timeout=config.max_timeout if task.timeout is None else task.timeout,
-        retries=config.max_retry_times if task.retries is None else task.retries,
+        timeout=min(timeout, config.max_timeout),
+        retries=retries,
         resources=dict(task.resources),
         is_eval=task.is_eval,
         priority=task.priority,
     )
+
+
+def _check_number(task: str, name: str, value: Any, kind: Any, *, least: int) -> None:
+    if not isinstance(value, kind) or isinstance(value, bool):
+        what = "a whole number" if kind is int else "a number of seconds"
+        raise TypeError(f"task {task!r}: {name} must be {what}, not {value!r}")
+    if not value >= least:
+        raise ValueError(f"task {task!r}: {name} must be {least} or more, not {value!r}")
 
 
 def models_of(rollout: Sequence[Any], auxiliary: Sequence[Sequence[Any]]) -> list[Any]:

@@ -10,7 +10,8 @@ import msgspec
 
 from governor.messages import TaskRecord
 from governor.tasks.statistics import summarise_tasks
-from governor.tasks.trinity.views import BatchView, TaskWrapper
+from governor.tasks.trinity.portions import portion
+from governor.tasks.trinity.views import TaskWrapper
 
 if TYPE_CHECKING:
     from governor.tasks.api import Status, Task
@@ -31,7 +32,9 @@ class RunnerWrapper:
         self._scheduler = scheduler
 
     async def prepare(self) -> None:
-        """Returns when there is a runner; one that has died without work to follow is replaced now."""
+        """Returns when there is a runner; one that has died without work to follow is replaced now. Raises RuntimeError
+        when the scheduler does not run, or is stopped meanwhile.
+        """
         await self._scheduler.engine.seated(self.runner_id)
 
     async def update_state(self) -> None:
@@ -48,49 +51,71 @@ class RunnerWrapper:
     ) -> tuple[Status, list[bytes], int, float]:
         """Executes runs ``run_id_base`` to ``run_id_base + repeat_times - 1`` of a task on this runner.
 
-        `timeout` (seconds) bounds each attempt; only missing runs are tried again.
+        `timeout` (seconds) bounds each attempt, as `max_timeout` does; only missing runs are tried again.
 
         Returns:
             The status; the payloads of the completed runs, none without `collect_partial_runs` when runs are missing; the
             number of the runner; the seconds that it took, queue and retries included.
+
+        Raises:
+            ValueError: `repeat_times` is below 1, `run_id_base` or `timeout` below 0.
+            TypeError: the callable or an argument cannot be sent to a runner. QueueFull: as `Scheduler.schedule`.
+            RuntimeError: the scheduler does not run, or was stopped meanwhile.
         """
-        scheduler, began = self._scheduler, time.monotonic()
-        spec = scheduler.spec_of(replace(task, timeout=timeout, depends_on=()), 0)
-        spec = msgspec.structs.replace(spec, repeat=run_id_base + repeat_times)
-        earlier = tuple(
-            TaskRecord(task=spec.id, run=run, outcome="succeeded", attempts=0, seconds=0.0)
-            for run in range(run_id_base)
-        )
-        batch = scheduler.portion([spec], name=f"runner-{self.runner_id}", done=earlier, pin=self.runner_id)
-        number = int(batch.id)
-        view = BatchView(number, split=None, portion_ended=scheduler.clean)
+        began = time.monotonic()
+        if repeat_times < 1 or run_id_base < 0:
+            raise ValueError(
+                f"repeat_times must be 1 or more, and run_id_base 0 or more, not {repeat_times} and {run_id_base}"
+            )
         wrapper = TaskWrapper(
             task,
-            number,
-            task_id=spec.id,
+            "",
+            task_id=task.id or "0",
             total_runs=repeat_times,
             first_run=run_id_base,
             keep_partial=True,
         )
-        view.begin(number, [wrapper])
-        engine = scheduler.engine
-        engine.submit(batch, view)
-        try:
-            while view.portions and scheduler.running:
-                await view.bell.heard()
-        finally:
-            if view.portions and scheduler.running:
-                engine.cancel(number, reason="its caller was cancelled")
-        if view.portions:
-            raise RuntimeError("the scheduler was stopped")
+        await self._execute(wrapper, timeout)
         complete = wrapper.completed_runs == wrapper.total_runs
         payloads = wrapper.experience_payloads if complete or collect_partial_runs else []
         (metrics,) = await summarise_tasks([wrapper.metrics], is_eval=task.is_eval)
         return wrapper.status(metrics), payloads, self.runner_id, time.monotonic() - began
 
+    async def _execute(self, wrapper: TaskWrapper, timeout: float) -> None:
+        """Returns when all of its runs have their outcome; whoever is cancelled here has it cancelled."""
+        scheduler, first = self._scheduler, wrapper.first_run
+        task = replace(wrapper.task, timeout=timeout, depends_on=())
+        (spec,), named = scheduler.portions.name([task], 0, scheduler.config)
+        spec = msgspec.structs.replace(spec, repeat=first + wrapper.total_runs)
+        earlier = tuple(
+            TaskRecord(task=spec.id, run=run, outcome="succeeded", attempts=0, seconds=0.0)
+            for run in range(first)
+        )
+        with scheduler.private_view() as view:
+            wrapper.batch_id = view.batch_id
+            number = int(view.batch_id)
+            batch = portion(
+                number,
+                [spec],
+                name=f"runner-{self.runner_id}",
+                budget=scheduler.default_timeout,
+                done=earlier,
+                pin=self.runner_id,
+            )
+            view.begin(number, [wrapper])
+            scheduler.portions.submit(batch, view, named)
+            try:
+                while view.portions:
+                    await view.bell.heard()
+            finally:
+                if view.portions and scheduler.running:
+                    scheduler.engine.cancel(number, reason="its caller was cancelled")
+        if wrapper.ended_runs < wrapper.total_runs:
+            raise RuntimeError("the scheduler was stopped")
+
     async def restart_runner(self) -> None:
         """Replaces the runner: the new one is ready before the old one is killed. What the old one does then counts as
-        a crashed attempt.
+        a crashed attempt. Raises RuntimeError as `prepare`, and KeyError when the runner dies in between.
         """
         await self.prepare()
         await self._scheduler.engine.restart(self.runner_id)

@@ -15,7 +15,7 @@ from governor.tasks.statistics import calculate_task_level_metrics
 from governor.tasks.trinity.waiting import Bell
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from governor.messages import TaskRecord
     from governor.tasks.api import BatchId, Task
@@ -106,7 +106,9 @@ class CompletedTaskResult:
 
 @dataclass(frozen=True, slots=True)
 class RunningTaskState:
-    """A task at work: on which runner, and whether that one is restarted when the task is cancelled."""
+    """A task at work: on which runner, and whether that one is restarted when the task is cancelled. It is, unless who
+    cancels says otherwise (``abort_batch(restart_runners=False)``).
+    """
 
     task: TaskWrapper
     runner_id: int
@@ -157,6 +159,8 @@ class BatchView:
         """Those with runs that have no outcome."""
         self.completed: dict[str, TaskWrapper] = {}
         """Ended, and not handed out yet."""
+        self._in_hand: dict[str, TaskWrapper] = {}
+        """On their way to a caller, who may be cancelled yet."""
         self.succeeded = 0
         """Those of `completed` of which every run succeeded."""
         self.portions: set[int] = set()
@@ -181,17 +185,37 @@ class BatchView:
         self.scheduled -= len(tasks)
         self.portions.discard(portion)
 
-    def take(self, task_ids: Collection[str] | None = None) -> list[TaskWrapper]:
-        """Takes these completed tasks out, or all."""
-        chosen = list(self.completed) if task_ids is None else task_ids
-        taken = [self.completed.pop(task_id) for task_id in chosen if task_id in self.completed]
-        self.succeeded -= sum(map(_succeeded, taken))
-        return taken
+    def refuse_known(self, task_ids: Iterable[str]) -> None:
+        """Raises ValueError for ids of tasks that were not handed out yet."""
+        kept = self.tasks.keys() | self.completed.keys() | self._in_hand.keys()
+        known = [task_id for task_id in task_ids if task_id in kept]
+        if known:
+            raise ValueError(
+                f"batch {self.batch_id!r} has tasks of these ids already: {', '.join(known[:10])}"
+            )
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether all that was scheduled has ended and was handed out."""
+        return not (self.tasks or self.completed or self._in_hand)
+
+    def take(self) -> list[TaskWrapper]:
+        """Takes the completed tasks out; ends in `handed_out` or `put_back`."""
+        taken, self.completed, self.succeeded = self.completed, {}, 0
+        self._in_hand |= taken
+        return list(taken.values())
+
+    def handed_out(self, taken: Sequence[TaskWrapper]) -> None:
+        """They are not kept any longer."""
+        for task in taken:
+            del self._in_hand[task.task_id]
 
     def put_back(self, taken: Sequence[TaskWrapper]) -> None:
         """They could not be handed out: they come first again."""
+        self.handed_out(taken)
         self.completed = {task.task_id: task for task in taken} | self.completed
         self.succeeded += sum(map(_succeeded, taken))
+        self.wake()
 
     def end(self) -> None:
         """There is no engine any more: what has no outcome will have none."""

@@ -6,6 +6,7 @@ Nobody looks at intervals, and a wait that is over leaves no trace.
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,7 @@ from governor.tasks.planning.patience import Patience
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from governor.tasks.api import Counted
     from governor.tasks.planning.patience import Verdict
     from governor.tasks.trinity.views import BatchView
 
@@ -48,15 +50,18 @@ async def for_batch(
     wait_after_min: float,
     deadline: float,
     running: Callable[[], bool],
+    count: Counted = "succeeded",
 ) -> Verdict:
-    """Until all tasks of the batch have ended, enough have succeeded, or the time is up; see `Patience`. `deadline` is
-    in monotonic seconds.
+    """Until all tasks of the batch have ended, enough of them have ended as `count` says, or the time is up; see
+    `Patience`, which raises ValueError. `deadline` is in monotonic seconds.
     """
     # More may be scheduled meanwhile: that all have ended is for the view to say.
-    patience = Patience(total=1, min_num=min_num, wait_after_min=wait_after_min, deadline=deadline)
+    patience = Patience(
+        total=sys.maxsize, min_num=min_num, wait_after_min=wait_after_min, deadline=deadline, count=count
+    )
     while view.tasks:
         now = time.monotonic()
-        verdict = patience.look(ended=0, succeeded=view.succeeded, now=now)
+        verdict = patience.look(ended=len(view.completed), succeeded=view.succeeded, now=now)
         if verdict is not None or not running():
             return verdict or "timeout"
         alarm = patience.next_alarm()

@@ -253,23 +253,42 @@ async def test_after_a_pipeline_error_finalize_can_be_called_again_and_nothing_i
     assert pipeline.taken == [[b"a/0", b"a/1"]]
 
 
-async def test_a_cancelled_caller_gives_no_payload_to_the_pipeline_twice(coordinator, monkeypatch):
+async def test_a_cancelled_caller_gives_no_payload_to_the_pipeline_twice(coordinator):
     coordinator.pipeline = pipeline = Pipeline()
+    pipeline.open.clear()
     await coordinator.submit_batch(batch_id=1, tasks=[Task(SCORE)], batch_type="train")
-    summing, begun = coordinator._result, asyncio.Event()
-
-    async def never(state):
-        begun.set()
-        await asyncio.Event().wait()
-
-    monkeypatch.setattr(coordinator, "_result", never)
     caller = asyncio.create_task(coordinator.finalize_train_batch(1))
-    await within(20, begun.wait())
+    await within(20, pipeline.begun.wait())
     caller.cancel()
     await asyncio.gather(caller, return_exceptions=True)
-    monkeypatch.setattr(coordinator, "_result", summing)
+    pipeline.open.set()
     assert (await within(5, coordinator.finalize_train_batch(1)))["metrics"]["pipeline/payloads"] == 1
     assert len(pipeline.taken) == 1
+
+
+async def test_the_timeout_of_a_caller_holds_while_the_pipeline_works_and_its_result_is_kept(coordinator):
+    coordinator.pipeline = pipeline = Pipeline()
+    pipeline.open.clear()
+    await coordinator.submit_batch(batch_id=1, tasks=[Task(SCORE)], batch_type="train")
+    first = asyncio.create_task(coordinator.finalize_train_batch(1, timeout=600))
+    await within(20, pipeline.begun.wait())
+    for _ in range(2):
+        with pytest.raises(TimeoutError, match="its result is kept"):
+            await within(5, coordinator.finalize_train_batch(1, timeout=0.01))
+    first.cancel()
+    await asyncio.gather(first, return_exceptions=True)
+    pipeline.open.set()
+    await within(5, coordinator.batches[1].over.wait())
+    result = await within(5, coordinator.finalize_train_batch(1, timeout=0.01))
+    assert result["metrics"]["pipeline/payloads"] == len(pipeline.taken) == 1
+    assert 1 not in coordinator.batches
+
+
+async def test_tasks_that_failed_may_count_for_min_num(coordinator):
+    configure(coordinator, min_num_counts="ended")
+    tasks = [Task(SCORE, {"no": "such argument"}, retries=0), Task("deeds:sleep", {"seconds": 60})]
+    await coordinator.submit_batch(batch_id=1, tasks=tasks, batch_type="train", min_wait_num=1)
+    assert (await within(20, coordinator.finalize_train_batch(1)))["finished_task_count"] == 1
 
 
 async def test_process_experiences(coordinator):

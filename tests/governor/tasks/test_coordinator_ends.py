@@ -80,37 +80,35 @@ async def test_an_abort_goes_on_when_its_caller_is_cancelled(coordinator, gate):
     assert 1 not in coordinator.batches
 
 
-async def test_what_is_in_the_pipeline_is_finalized_all_the_same(coordinator):
+async def test_abort_ends_a_pipeline_and_wakes_all_who_wait_for_it(coordinator):
     coordinator.pipeline = pipeline = Pipeline()
     pipeline.open.clear()
     await coordinator.submit_batch(batch_id=1, tasks=[Task(SCORE)], batch_type="train")
     state = coordinator.batches[1]
-    finalizing = asyncio.create_task(coordinator.finalize_train_batch(1))
+    waits = [asyncio.create_task(coordinator.finalize_train_batch(1)) for _ in range(2)]
     await within(20, pipeline.begun.wait())
     assert state.state == "finalizing"
-    aborting = asyncio.create_task(coordinator.abort_batch(1, reason="too late"))
-    await turns()
+    await within(5, coordinator.abort_batch(1, reason="it takes too long"))
+    results = await within(1, asyncio.gather(*waits))
     pipeline.open.set()
-    assert (await within(5, finalizing))["finished_task_count"] == 1
-    await within(1, aborting)
-    assert state.state == "finalized"
-
-
-async def test_an_abort_after_the_pipeline_has_failed(coordinator):
-    coordinator.pipeline = pipeline = Pipeline()
-    pipeline.open.clear()
-    pipeline.error = OSError("disk full")
-    await coordinator.submit_batch(batch_id=1, tasks=[Task(SCORE)], batch_type="train")
-    finalizing = asyncio.create_task(coordinator.finalize_train_batch(1))
-    await within(20, pipeline.begun.wait())
-    aborting = asyncio.create_task(coordinator.abort_batch(1, reason="it fails anyway"))
     await turns()
-    pipeline.open.set()
-    with pytest.raises(OSError, match="disk full"):
-        await within(5, finalizing)
-    await within(5, aborting)
-    assert 1 not in coordinator.batches
+    assert [result["finished_task_count"] for result in results] == [0, 0]
+    assert (state.state, pipeline.taken) == ("aborted", [])
+    assert not coordinator.batches
     assert not coordinator.scheduler.has_step(1)
+
+
+async def test_an_abort_of_what_the_pipeline_has_finished(coordinator):
+    coordinator.pipeline = Pipeline()
+    await coordinator.submit_batch(batch_id=1, tasks=[Task(SCORE)], batch_type="train")
+    state = coordinator.batches[1]
+    caller = asyncio.create_task(coordinator.finalize_train_batch(1))
+    await within(20, coordinator.pipeline.begun.wait())
+    caller.cancel()
+    await within(5, state.over.wait())
+    await within(1, coordinator.abort_batch(1, reason="too late"))
+    assert state.state == "finalized"
+    assert not coordinator.batches
 
 
 # -- the end --------------------------------------------------------------------------------------------------
@@ -123,6 +121,9 @@ async def test_shutdown_ends_a_finalize_with_an_error_and_nothing_goes_to_the_pi
     await coordinator.prepare()
     await coordinator.submit_batch(batch_id=2, tasks=[Task(SCORE)], batch_type="train")
     await coordinator.scheduler.wait_for(2)
+    enough = [Task(SCORE), visitor(gate, id="left")]
+    await coordinator.submit_batch(batch_id=3, tasks=enough, batch_type="train", min_wait_num=1)
+    await coordinator.scheduler.wait_for(3, min_num=1, clear_timeout_tasks=False)
     tasks = [visitor(gate, id="a"), Task(SCORE, id="b")]
     await coordinator.submit_batch(batch_id=1, tasks=tasks, batch_type="train")
     await coordinator.submit_batch(batch_id="1/e", tasks=[visitor(gate)], batch_type="eval")
@@ -137,6 +138,7 @@ async def test_shutdown_ends_a_finalize_with_an_error_and_nothing_goes_to_the_pi
         assert isinstance(error, RuntimeError)
     assert pipeline.taken == []
     assert (await within(5, coordinator.finalize_train_batch(2)))["finished_task_count"] == 1
+    assert (await within(5, coordinator.finalize_train_batch(3)))["finished_task_count"] == 1
     for batch_id in (1, "1/e"):
         await within(5, coordinator.abort_batch(batch_id, reason="the end"))
     assert not coordinator.batches
@@ -156,6 +158,8 @@ async def test_a_coordinator_in_an_actor(crew):
         return await within(40, getattr(actor, method).remote(*arguments, **more))
 
     await call("prepare")
+    assert await call("explain", 1) == []
+    assert await call("get_all_state") == {}
     submit = {"batch_id": 1, "batch_type": "train"}
     tasks = [Task(SCORE, repeat_times=2), Task("deeds:sleep", {"seconds": 0.5})]
     await call("submit_batch", tasks=tasks, **submit)

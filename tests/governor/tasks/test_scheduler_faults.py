@@ -7,15 +7,13 @@ import gc
 import os
 import signal
 import time
-from dataclasses import replace
 
 import psutil
 import pytest
 import pytest_asyncio
-from scheduling import BASE, turns, visitor, within
+from scheduling import BASE, configured, turns, visitor, within
 
-from governor.tasks import RunnerWrapper, Scheduler, Task, TaskResult
-from governor.tasks.driver import Driver
+from governor.tasks import RunnerWrapper, Scheduler, Task
 
 pytestmark = [pytest.mark.ray, pytest.mark.asyncio(loop_scope="session")]
 
@@ -70,6 +68,42 @@ async def test_a_caller_that_is_cancelled_loses_no_finished_result(scheduler, ga
         handing_out.cancel()
         await asyncio.gather(handing_out, return_exceptions=True)
     assert {status.task_id for status in await within(1, scheduler.get_statuses(1))} == {"a", "b"}
+
+
+@pytest.mark.parametrize("deed", ["drain", "discard", "abort", "schedule", "peek"])
+async def test_what_others_do_meanwhile_loses_no_result_of_a_caller_that_is_cancelled(
+    scheduler, monkeypatch, deed
+):
+    scheduler.schedule([Task("batch_deeds:score", id=str(number)) for number in range(5)], 1)
+    await within(20, scheduler.wait_for(1))
+    begun = asyncio.Event()
+
+    async def never(*_):
+        begun.set()
+        await asyncio.Event().wait()
+
+    with monkeypatch.context() as patch:
+        patch.setattr("governor.tasks.scheduler.results_of", never)
+        handing_out = asyncio.create_task(scheduler.drain_batch_payload_results(1))
+        await begun.wait()
+    assert scheduler.has_step(1)
+    match deed:
+        case "drain":
+            assert await scheduler.drain_batch_payload_results(1) == ([], [])
+        case "discard":
+            scheduler.discard_completed_results(1)
+        case "abort":
+            await scheduler.abort_batch(1)
+        case "schedule":
+            with pytest.raises(ValueError, match="ids already: 3"):
+                scheduler.schedule([Task("batch_deeds:score", id="3")], 1)
+            scheduler.schedule([Task("batch_deeds:score", id="more")], 1)
+        case "peek":
+            assert await scheduler.peek_results(1) == []
+    handing_out.cancel()
+    await asyncio.gather(handing_out, return_exceptions=True)
+    found = {status.task_id for status in await within(20, scheduler.get_statuses(1))}
+    assert found - {"more"} == {"0", "1", "2", "3", "4"}
 
 
 async def test_a_result_is_handed_out_once_to_callers_at_the_same_time(scheduler):
@@ -264,6 +298,26 @@ async def test_the_deadline_of_one_task_is_not_that_of_its_siblings(scheduler, g
     assert "timed_out: ran longer than its timeout of 0.2 s" in statuses["short"].message
 
 
+@pytest.mark.parametrize(("seconds", "attempts"), [(None, 2), (0.3, 3)])
+async def test_no_task_outlives_its_bound(scheduler, gate, seconds, attempts):
+    """``max_timeout * (max_retry_times + 1)``, however many retries it asks for; an attempt is cut short for it."""
+    configured(scheduler, max_timeout=0.4, max_retry_times=1)
+    scheduler.schedule([visitor(gate, retries=10, timeout=seconds)], 1)
+    for attempt in range(1, attempts + 1):
+        visit = await gate.visit()
+        assert visit.attempt == attempt
+    (status,) = await within(20, scheduler.get_statuses(1, timeout=20))
+    assert "timed_out" in status.message
+    assert gate.arrivals.empty()
+
+
+async def test_attempts_that_fail_at_once_are_as_many_as_the_task_asks_for(scheduler, tmp_path):
+    configured(scheduler, max_timeout=5.0, max_retry_times=0)
+    args = {"folder": str(tmp_path), "times": 4}
+    scheduler.schedule([Task("batch_deeds:fail_first", args, repeat_times=2, retries=4)], 1)
+    assert (await within(20, scheduler.get_statuses(1)))[0].ok
+
+
 async def test_a_large_evaluation_does_not_hold_the_event_loop(scheduler):
     """2,200 tasks of 16 runs. What the loop's thread itself works at a stretch counts, not what others take from it."""
     scheduler.schedule(
@@ -282,70 +336,3 @@ async def test_a_large_evaluation_does_not_hold_the_event_loop(scheduler):
     statuses, payloads = handing_out.result()
     assert (len(statuses), len(payloads)) == (2_200, 35_200)
     assert worst < 0.02
-
-
-# -- stop -----------------------------------------------------------------------------------------------------
-
-
-async def test_stop_is_bounded_wakes_who_waits_and_keeps_results(crew, gate, monkeypatch):
-    scheduler = Scheduler(BASE)
-    with pytest.raises(RuntimeError, match="does not run"):
-        scheduler.schedule([Task("deeds:nothing")], 1)
-    opened = []
-    monkeypatch.setattr(
-        "governor.tasks.scheduler.Driver", lambda *a, **k: opened.append(Driver(*a, **k)) or opened[-1]
-    )
-    await asyncio.gather(scheduler.start(), scheduler.start())
-    assert len(opened) == 1
-    scheduler.schedule([Task(lambda: TaskResult(payload=b"kept"), id="done")], 1)
-    await within(20, scheduler.wait_for(1))
-    scheduler.schedule([visitor(gate, id="hung", args={"stubborn": True})], 1)
-    visit = await gate.visit()
-    visit.tell("hold the GIL")
-    await visit.heard()
-    folder = scheduler._driver.folder
-    (at_work,) = scheduler.running_tasks(1)
-    other = RunnerWrapper(1 - at_work.runner_id, scheduler)
-    waits = [
-        asyncio.create_task(waiting)
-        for waiting in (
-            scheduler.wait_for(1, timeout=600),
-            scheduler.wait_all(),
-            other.run_with_retry(visitor(gate, id="own"), 1, 0, 600.0),
-        )
-    ]
-    await gate.visit()
-    began = time.monotonic()
-    await asyncio.gather(scheduler.stop(), scheduler.stop())
-    assert time.monotonic() - began < 5
-    assert not is_alive(visit.pid)
-    assert not folder.exists()
-    verdict, everything, own = await within(1, asyncio.gather(*waits, return_exceptions=True))
-    assert verdict in ("all", "timeout")
-    assert isinstance(everything, RuntimeError)
-    assert isinstance(own, RuntimeError) or not own[0].ok
-    statuses, payloads = await scheduler.drain_batch_payload_results(1)
-    assert ([status.task_id for status in statuses], payloads) == (["done"], [b"kept"])
-    assert not scheduler.has_step(1)
-    assert (scheduler.get_all_state(), scheduler.explain(1)) == ({}, [])
-    await within(20, scheduler.start())
-    scheduler.schedule([Task("deeds:nothing")], 1)
-    assert (await within(20, scheduler.get_statuses(1)))[0].ok
-    await scheduler.stop()
-
-
-async def test_what_does_not_end_in_stop_timeout_is_not_waited_for(crew, monkeypatch):
-    scheduler = Scheduler(replace(BASE, runner_per_model=1, stop_timeout=0.1))
-    await scheduler.start()
-    driver, released = scheduler._driver, asyncio.Event()
-    close = driver.engine._runners.close
-
-    async def slow():
-        await released.wait()
-        await close()
-
-    monkeypatch.setattr(driver.engine._runners, "close", slow)
-    await within(2, scheduler.stop())
-    released.set()
-    await within(20, driver._closing)
-    assert not driver.folder.exists()

@@ -17,16 +17,11 @@ from hypothesis import strategies as st
 
 from governor.tasks import statistics
 from governor.tasks.statistics import (
-    aggregate_eval_metrics,
-    aggregate_train_metrics,
     calculate_task_level_metrics,
-    eval_batch_metrics,
     eval_prefix,
     subset_sizes,
-    summarise,
     summarise_batch,
     summarise_tasks,
-    train_batch_metrics,
 )
 
 numbers = st.floats(-1e6, 1e6) | st.integers(-1000, 1000) | st.sampled_from([0.0, 1.0])
@@ -56,6 +51,17 @@ def eval_by_the_book(runs):
             best, worst = best_and_worst_by_the_book(values, size)
             expected |= {f"{key}/best@{size}": best, f"{key}/worst@{size}": worst}
     return expected
+
+
+def aggregated(tasks, *, is_eval=False, detailed=False):
+    steps = statistics._aggregate(tasks, "", is_eval=is_eval, detailed_stats=detailed)
+    return statistics._finish(steps)
+
+
+def of_batch(tasks, *, finished, batch_id=1, is_eval=False, detailed_stats=False):
+    prefix = eval_prefix(batch_id) if is_eval else "rollout"
+    steps = statistics._batch(tasks, prefix, finished, is_eval=is_eval, detailed_stats=detailed_stats)
+    return statistics._finish(steps)
 
 
 def same(found, expected):
@@ -160,7 +166,7 @@ class TestTasks:
 class TestBatches:
     def test_train(self):
         tasks = [{"a": 1.0, "b": 2.0}, {"a": 3.0}, {}]
-        assert aggregate_train_metrics(tasks) == {
+        assert aggregated(tasks) == {
             "a/mean": 2.0,
             "a/max": 3.0,
             "a/min": 1.0,
@@ -168,7 +174,7 @@ class TestBatches:
             "b/max": 2.0,
             "b/min": 2.0,
         }
-        assert train_batch_metrics([{"a": 1.0}], finished=3) == {
+        assert of_batch([{"a": 1.0}], finished=3) == {
             "rollout/a/mean": 1.0,
             "rollout/a/max": 1.0,
             "rollout/a/min": 1.0,
@@ -177,14 +183,14 @@ class TestBatches:
 
     def test_eval(self):
         tasks = [{"a/mean@2": 1.0}, {"a/mean@2": 4.0}, {"a/mean@1": 7.0}]
-        assert aggregate_eval_metrics(tasks) == {"a/mean@2": 2.5, "a/mean@1": 7.0}
-        assert aggregate_eval_metrics(tasks[:2], True) == {
+        assert aggregated(tasks, is_eval=True) == {"a/mean@2": 2.5, "a/mean@1": 7.0}
+        assert aggregated(tasks[:2], is_eval=True, detailed=True) == {
             "a/mean@2/mean": 2.5,
             "a/mean@2/max": 4.0,
             "a/mean@2/min": 1.0,
             "a/mean@2/std": 1.5,
         }
-        assert eval_batch_metrics(tasks, batch_id="12/gsm8k", finished=3) == {
+        assert of_batch(tasks, batch_id="12/gsm8k", is_eval=True, finished=3) == {
             "eval/gsm8k/a/mean@2": 2.5,
             "eval/gsm8k/a/mean@1": 7.0,
             "eval/gsm8k/finished_task_count": 3.0,
@@ -198,23 +204,23 @@ class TestBatches:
         assert eval_prefix(batch_id) == prefix
 
     def test_an_empty_batch_counts(self):
-        assert train_batch_metrics([], finished=0) == {"rollout/finished_task_count": 0.0}
-        assert eval_batch_metrics([], batch_id="1/x", finished=0) == {"eval/x/finished_task_count": 0.0}
+        assert of_batch([], finished=0) == {"rollout/finished_task_count": 0.0}
+        assert of_batch([], batch_id="1/x", is_eval=True, finished=0) == {"eval/x/finished_task_count": 0.0}
 
     def test_one_nan_does_not_blank_the_batch_and_is_counted(self):
         tasks = [{"a": 1.0}, {"a": math.nan}, {"a": 3.0}]
-        assert aggregate_train_metrics(tasks) == {
+        assert aggregated(tasks) == {
             "a/nan_count": 1.0,
             "a/mean": 2.0,
             "a/max": 3.0,
             "a/min": 1.0,
         }
-        assert aggregate_eval_metrics(tasks) == {"a/nan_count": 1.0, "a": 2.0}
+        assert aggregated(tasks, is_eval=True) == {"a/nan_count": 1.0, "a": 2.0}
 
     def test_nothing_but_nan_is_nan(self):
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            found = aggregate_eval_metrics([{"a": math.nan}] * 2, detailed_stats=True)
+            found = aggregated([{"a": math.nan}] * 2, is_eval=True, detailed=True)
         assert found.pop("a/nan_count") == 2.0
         assert len(found) == 4
         assert all(math.isnan(value) for value in found.values())
@@ -254,24 +260,19 @@ class TestInSlices:
             runs[0] |= {"time/run": draw.random(), "rare": draw.random(), "text": "x"}
         for is_eval in (True, False):
             expected = [calculate_task_level_metrics(runs, is_eval=is_eval) for runs in tasks]
-            summary = await summarise(tasks, batch_id="3/x", is_eval=is_eval, finished=7, detailed_stats=True)
-            assert all(same(*pair) for pair in zip(summary.tasks, expected, strict=True))
-            assert summary.tasks == await summarise_tasks(tasks, is_eval=is_eval)
-            assert summary.batch == (
-                eval_batch_metrics(expected, batch_id="3/x", finished=7, detailed_stats=True)
-                if is_eval
-                else train_batch_metrics(expected, finished=7)
-            )
-            assert summary.batch == await summarise_batch(
-                expected, batch_id="3/x", is_eval=is_eval, finished=7, detailed_stats=True
+            found = await summarise_tasks(tasks, is_eval=is_eval)
+            assert all(same(*pair) for pair in zip(found, expected, strict=True))
+            assert of_batch(expected, batch_id="3/x", is_eval=is_eval, finished=7, detailed_stats=True) == (
+                await summarise_batch(
+                    expected, batch_id="3/x", is_eval=is_eval, finished=7, detailed_stats=True
+                )
             )
 
     async def test_nothing(self):
-        summary = await summarise([], batch_id="1/x", is_eval=True)
-        assert (summary.tasks, summary.batch) == ([], {"eval/x/finished_task_count": 0.0})
+        assert await summarise_tasks([], is_eval=True) == []
 
     async def test_can_be_cancelled(self):
-        work = asyncio.create_task(summarise(a_batch(tasks=2200, runs=16), batch_id=1, is_eval=True))
+        work = asyncio.create_task(summarise_tasks(a_batch(tasks=2200, runs=16), is_eval=True))
         await asyncio.sleep(0)
         work.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -286,8 +287,8 @@ class TestInSlices:
         """
         batch = a_batch(tasks=tasks, runs=runs, keys=keys)
         gc.collect()
-        summary, gaps = await gaps_of_a_ticker(summarise(batch, batch_id="7/x", is_eval=True))
-        assert len(summary.tasks) == tasks
+        found, gaps = await gaps_of_a_ticker(summarise_tasks(batch, is_eval=True))
+        assert len(found) == tasks
         assert len(gaps) > 10
         assert gaps[0] < 0.010
 

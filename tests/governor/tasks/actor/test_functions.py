@@ -25,9 +25,24 @@ async def world(crew, tmp_path_factory):
 
 @pytest.fixture
 def names(crew):
-    names = Functions(crew.cluster)
+    names = Names(crew.cluster.namespace)
     yield names
     names.close()
+
+
+class Names(Functions):
+    """Names one thing at a time, and stores it."""
+
+    def name_call(self, call):
+        return self._stored(self.name_tasks([call], [{}])).calls[0]
+
+    def name_args(self, args):
+        return self._stored(self.name_tasks(["m:a"], [args])).args[0]
+
+    def _stored(self, named):
+        for name, pickled in named.pickles.items():
+            self.store(name, pickled, uses=named.uses[name])
+        return named
 
 
 def nest(levels):
@@ -183,12 +198,13 @@ async def test_only_the_first_of_a_kind_says_that_it_loads(world, names):
 
 
 async def test_what_is_stored_is_deleted_at_the_end(crew, world):
-    names = Functions(crew.cluster)
+    names = Names(crew.cluster.namespace)
     called, (_, key) = names.name_call(lambda: 1), names.name_args({"x": {1}})
     assert await value(world, called) == 1
     names.close()
     assert all(
-        functions.internal_kv._internal_kv_get(n, namespace=b"governor-tasks") is None for n in (called, key)
+        functions.internal_kv._internal_kv_get(n.split("#")[1], namespace=b"governor-tasks") is None
+        for n in (called, key)
     )
     (over,) = await world.run(called.replace("code/", "code/0"))
     assert "LookupError" in over.error
@@ -198,12 +214,41 @@ async def test_what_is_stored_is_deleted_at_the_end(crew, world):
 async def test_equal_things_are_stored_once_until_all_have_released_them(names, monkeypatch):
     first, second = names.name_many([Counter(5)], ["a"]), names.name_many([Counter(5)], ["b"])
     assert first == second
-    names.release(first)
+    names.release_names(first)
     assert fetch(second[0]).n == 5
-    names.release(second)
+    names.release_names(second)
     monkeypatch.setattr(functions, "_pickles", functions._Pickles())
     with pytest.raises(LookupError):
         fetch(second[0])
+
+
+async def test_equal_things_that_are_released_together_are_deleted(names):
+    first, second = names.name_many([Counter(5)], ["a"]), names.name_many([Counter(5)], ["b"])
+    names.release_names([*first, *second])
+    assert not names._users
+
+
+async def test_of_many_tasks_each_gets_its_own_and_few_packs_are_stored(world, names):
+    calls = [lambda x, n=n: [n, sum(x)] for n in range(300)]
+    args = [{"x": {n}} for n in range(300)]
+    named = names.name_tasks(calls, args)
+    assert not names._users, "nothing is stored before it is told"
+    assert len(named.pickles) == 2
+    names._stored(named)
+    for n in (0, 7, 299):
+        assert await value(world, named.calls[n], args_key=named.args[n][1]) == [n, n]
+    names.release(named.uses)
+    assert not names._users
+
+
+async def test_a_function_of_many_tasks_is_pickled_once_and_shared_on_a_runner(world, names):
+    def count(kept=[]):  # noqa: B006  # what is shared shows
+        kept.append(1)
+        return len(kept)
+
+    named = names._stored(names.name_tasks([count] * 50, [{}] * 50))
+    assert len(set(named.calls)) == 1
+    assert await value(world, named.calls[0], runs=(0, 1, 2)) == [1, 2, 3]
 
 
 async def test_a_runner_keeps_no_more_than_its_share(names, monkeypatch):

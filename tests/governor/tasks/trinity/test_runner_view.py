@@ -63,6 +63,12 @@ async def test_only_missing_runs_are_tried_again(scheduler, tmp_path, times, ok,
     assert payloads == ([b"0", b"1"] if ok else [b"0"] if collect else [])
 
 
+@pytest.mark.parametrize(("repeat_times", "base"), [(0, 0), (-1, 0), (1, -1)])
+async def test_runs_that_make_no_sense_are_refused(scheduler, repeat_times, base):
+    with pytest.raises(ValueError, match="repeat_times must be 1 or more, and run_id_base 0 or more"):
+        await RunnerWrapper(0, scheduler).run_with_retry(Task("deeds:nothing"), repeat_times, base, 9.0)
+
+
 async def test_timeout_bounds_each_attempt(scheduler, gate):
     task = visitor(gate, id="t", retries=1)
     work = asyncio.create_task(RunnerWrapper(0, scheduler).run_with_retry(task, 1, 0, 0.2))

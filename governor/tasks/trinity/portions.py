@@ -1,0 +1,136 @@
+"""Portions of batches on their way to the engine, with what their tasks need in Ray's store.
+
+Rules:
+1. What is to be stored is there before the portion begins, and deleted when it has ended, its retries too.
+2. Calls into Ray are made in Ray's thread: neither a large argument nor a store that does not answer holds the event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections import Counter
+from functools import partial
+from typing import TYPE_CHECKING
+
+from governor import logs
+from governor.tasks.planning.story import BatchSpec
+from governor.tasks.trinity.handover import specs_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from governor.messages import TaskRecord, TaskSpec
+    from governor.tasks.actor.functions import Named
+    from governor.tasks.api import BatchId, SchedulerConfig, Task
+    from governor.tasks.driver import Driver
+    from governor.tasks.planning.story import Limits
+    from governor.tasks.trinity.views import BatchView
+
+log = logs.get_logger()
+
+
+def portion(
+    number: int,
+    specs: Sequence[TaskSpec],
+    *,
+    name: BatchId,
+    budget: float,
+    split: int | None = None,
+    rank: tuple[float, int] = (0.0, 0),
+    done: tuple[TaskRecord, ...] = (),
+    pin: int | None = None,
+) -> BatchSpec:
+    """A batch of the engine, with a folder of its own."""
+    return BatchSpec(
+        id=number,
+        name=name,
+        tasks=tuple(specs),
+        split=split,
+        rank=rank,
+        done=done,
+        pin=pin,
+        budget=budget,
+        folder=_folder_of(number),
+    )
+
+
+class Portions:
+    """Those of one driver."""
+
+    def __init__(self, driver: Driver) -> None:
+        self._driver = driver
+        self._over: dict[int, asyncio.Event] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def name(
+        self, tasks: Sequence[Task], first: int, config: SchedulerConfig
+    ) -> tuple[list[TaskSpec], Named]:
+        """The tasks as the engine takes them (`specs_of`), and what they need. Raises TypeError and ValueError."""
+        named = self._driver.functions.name_tasks(
+            [task.call for task in tasks], [task.args for task in tasks]
+        )
+        return specs_of(tasks, first, config=config, named=named), named
+
+    def submit(self, batch: BatchSpec, view: BatchView, named: Named, limits: Limits | None = None) -> None:
+        """Hands a portion to the engine; it begins when what it needs is stored, and fails where that can't be. Raises
+        GraphError and QueueFull.
+        """
+        number = int(batch.id)
+        self._driver.engine.submit(batch, view, limits=limits, held=bool(named.pickles))
+        if not named.pickles:
+            return
+        over = self._over[number] = asyncio.Event()
+        task = asyncio.create_task(self._supply(number, named, over), name=f"portion.{number}")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def ended(self, number: int) -> None:
+        """Removes what its tasks were given, and the values that they have left for each other."""
+        self._let_go(number)
+        folder = self._driver.folder / _folder_of(number)
+        if folder.exists():
+            asyncio.get_running_loop().run_in_executor(
+                None, partial(shutil.rmtree, folder, ignore_errors=True)
+            )
+
+    def close(self) -> None:
+        """Nothing will begin any more."""
+        for number in list(self._over):
+            self._let_go(number)
+
+    def _let_go(self, number: int) -> None:
+        over = self._over.pop(number, None)
+        if over is not None:
+            over.set()
+
+    async def _supply(self, number: int, named: Named, over: asyncio.Event) -> None:
+        stored: Counter[str] = Counter()
+        error = ""
+        try:
+            await self._store(named, stored, over)
+        except Exception as failure:  # noqa: BLE001  # Ray raises many types
+            error = f"what it needs cannot be stored in Ray: {type(failure).__name__}: {failure}"
+        if not over.is_set():
+            self._driver.engine.release(number, error=error)
+        await over.wait()
+        try:
+            await self._call(partial(self._driver.functions.release, stored))
+        except Exception as failure:  # noqa: BLE001  # as above; what stays goes when the driver closes
+            log.debug("tasks.unreleased", reason=f"{type(failure).__name__}: {failure}")
+
+    async def _store(self, named: Named, stored: Counter[str], over: asyncio.Event) -> None:
+        """One by one, so that other calls into Ray have their turn, and no pickle is kept once it is there."""
+        while named.pickles and not over.is_set():
+            name, pickled = named.pickles.popitem()
+            uses = named.uses[name]
+            await self._call(partial(self._driver.functions.store, name, pickled, uses=uses))
+            stored[name] = uses
+
+    async def _call(self, function: partial[None]) -> None:
+        if self._driver.cluster is not None:
+            await self._driver.cluster.call(function)
+
+
+def _folder_of(number: int) -> str:
+    return f"results/{number}"
