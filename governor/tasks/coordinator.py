@@ -25,6 +25,7 @@ from governor.tasks.statistics import summarise_batch
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
     from types import TracebackType
 
     from governor.tasks.api import BatchId, Task
@@ -93,6 +94,7 @@ class RolloutCoordinator:
 
     Args:
         pipeline: an async callable that takes the payloads of a train batch and returns metrics.
+        folder: where results are kept, as `Scheduler` has it.
     """
 
     def __init__(
@@ -101,9 +103,10 @@ class RolloutCoordinator:
         rollout_model: Sequence[Any] = (),
         auxiliary_models: Sequence[Sequence[Any]] | None = None,
         pipeline: Pipeline | None = None,
+        folder: Path | str | None = None,
     ) -> None:
         self.config = config or SchedulerConfig()
-        self.scheduler = Scheduler(self.config, rollout_model, auxiliary_models)
+        self.scheduler = Scheduler(self.config, rollout_model, auxiliary_models, folder)
         self.pipeline = pipeline
         self.batches: dict[BatchId, BatchState] = {}
 

@@ -89,7 +89,7 @@ class Core:
         """No runner is started any more."""
         self.crew.is_closed = True
 
-    def on(self, event: Event) -> list[Effect]:
+    def on(self, event: Event) -> list[Effect]:  # noqa: C901  # one answer for each kind of event
         """What is to be done about the event. News that comes too late has no effects."""
         self.attempts.now = max(self.attempts.now, event.now)
         match event:
@@ -101,8 +101,10 @@ class Core:
                 self.attempts.gone(event)
             case Revoked():
                 self.attempts.revoked(event)
-            case Submitted() | Released():
+            case Submitted():
                 self._submitted(event)
+            case Released():
+                self._released(event)
             case Cancelled():
                 self._cancelled(event)
             case Replaced():
@@ -124,12 +126,12 @@ class Core:
 
     # -- batches --------------------------------------------------------------------------------------------
 
-    def _submitted(self, event: Submitted | Released) -> None:
-        if isinstance(event, Released):
-            held = self.batches.get(event.batch)
-            if held is not None:
-                self.outcomes.release(held, self._now, error=event.error)
-            return
+    def _released(self, event: Released) -> None:
+        batch = self.batches.get(event.batch)
+        if batch is not None:
+            self.outcomes.release(batch, self._now, error=event.error)
+
+    def _submitted(self, event: Submitted) -> None:
         batch = self.outcomes.submit(event.batch, event.limits, self._now, held=event.held)
         for node in batch.nodes.values():
             if not self.crew.knows(node.shape):

@@ -19,17 +19,19 @@ from typing import TYPE_CHECKING, Any, Self
 
 from governor import logs
 from governor.errors import ConductorError
-from governor.tasks.api import SchedulerConfig, Status, sort_batch_id
+from governor.tasks.api import SchedulerConfig, Status
 from governor.tasks.driver import Driver
 from governor.tasks.planning.durations import Durations
 from governor.tasks.trinity.handover import models_of, results_of
-from governor.tasks.trinity.portions import Portions, portion
+from governor.tasks.trinity.kept import KeptResults
+from governor.tasks.trinity.portions import Portions
 from governor.tasks.trinity.supervision import Supervision
-from governor.tasks.trinity.views import BatchView, StepLimits, TaskWrapper
+from governor.tasks.trinity.views import BatchView, StepLimits
 from governor.tasks.trinity.waiting import Bell, for_batch, for_progress
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+    from pathlib import Path
     from types import TracebackType
 
     from governor.tasks.api import BatchId, Task
@@ -49,6 +51,8 @@ class Scheduler(Supervision):
             runner i works with model i mod the number of models (``context.model``).
         auxiliary_models: lists of further models; a runner gets one of each list, as
             ``context.model = {"rollout": ..., "auxiliary": [...]}``.
+        folder: where results are kept, beyond the end of this process: a batch that is scheduled again gets them, and
+            runs what failed or is missing, until `forget`. None: nothing is kept.
 
     Raises:
         ValueError: a setting of ``config.dynamic_timeout`` makes no sense.
@@ -59,6 +63,7 @@ class Scheduler(Supervision):
         config: SchedulerConfig | None = None,
         rollout_model: Sequence[Any] = (),
         auxiliary_models: Sequence[Sequence[Any]] | None = None,
+        folder: Path | str | None = None,
     ) -> None:
         self.config = config or SchedulerConfig()
         self.rollout_model = list(rollout_model)
@@ -67,6 +72,7 @@ class Scheduler(Supervision):
         self.default_timeout = self.config.max_timeout * (self.config.max_retry_times + 1)
         self.running = False
         self._durations = Durations(self.config.dynamic_timeout, self.config.max_timeout)
+        self._kept = None if folder is None else KeptResults(folder)
         self._batches: dict[BatchId, BatchView] = {}
         self._private: set[BatchView] = set()
         """Of single runners: they are nobody else's to see."""
@@ -118,6 +124,7 @@ class Scheduler(Supervision):
                 self.config,
                 places=self.runner_num,
                 models=models_of(self.rollout_model, self.auxiliary_models),
+                folder=None if self._kept is None else self._kept.folder,
             )
             await self._open(driver)
             self._driver, self._portions = driver, Portions(driver)
@@ -172,6 +179,8 @@ class Scheduler(Supervision):
             for view in [*self._batches.values(), *self._private]:
                 view.end()
                 self._tidy(view)
+            if self._kept is not None:
+                await self._kept.close()
         log.info("scheduler.stopped")
 
     async def __aenter__(self) -> Self:
@@ -194,33 +203,24 @@ class Scheduler(Supervision):
             ValueError: the batch has tasks of these ids, or a task is to run less than once, or has less than no time.
             TypeError: a callable or an argument that cannot be sent to a runner; an id that is no text.
             RuntimeError: the scheduler does not run.
+            OSError, TryAgain: the folder cannot be written, or another process works on this batch in it.
         """
         if not tasks:
             return
         view = self._batches.get(batch_id) or self._new_view(batch_id)
-        specs, named = self.portions.name(tasks, view.scheduled, self.config)
-        view.refuse_known(spec.id for spec in specs)
-        number = next(self.numbers)
-        batch = portion(
-            number,
-            specs,
-            name=batch_id,
-            budget=self.default_timeout,
-            split=self.config.max_repeat_times_per_runner,
-            rank=sort_batch_id(batch_id),
-        )
-        wrappers = [
-            TaskWrapper(task, batch_id, task_id=spec.id, total_runs=spec.repeat)
-            for task, spec in zip(tasks, specs, strict=True)
-        ]
-        view.begin(number, wrappers)
+        if self._kept is not None:
+            view.kept = self._kept.batch(batch_id)
         self._batches[batch_id] = view
         try:
-            self.portions.submit(batch, view, named, limits=StepLimits(self._durations, view, number))
-        except BaseException:
-            view.forget(number, wrappers)
+            planned = self.portions.plan(next(self.numbers), tasks, view, self.config)
+            self.portions.schedule(planned, view, StepLimits(self._durations, view, planned.number))
+        finally:
             self._tidy(view)
-            raise
+
+    def forget(self, batch_id: BatchId) -> None:
+        """Removes what was kept of a batch in the scheduler's folder. Raises ValueError while it is active."""
+        if self._kept is not None:
+            self._kept.forget(batch_id)
 
     def has_step(self, batch_id: BatchId) -> bool:
         """Whether the batch has tasks at work, or results that were not handed out."""
@@ -392,3 +392,5 @@ class Scheduler(Supervision):
     def _tidy(self, view: BatchView) -> None:
         if view.is_empty and self._batches.get(view.batch_id) is view:
             del self._batches[view.batch_id]
+            if self._kept is not None:
+                self._kept.leave(view.batch_id)

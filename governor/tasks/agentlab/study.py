@@ -66,8 +66,10 @@ class Study:
         finally:
             os.close(self._file)
 
-    def succeeded(self, tasks: Collection[str]) -> list[TaskRecord]:
-        """The records of the runs of these tasks that succeeded earlier, and whose values are still there."""
+    def succeeded(self, tasks: Collection[str], *, root: Path | None = None) -> list[TaskRecord]:
+        """The records of the runs of these tasks that succeeded earlier, and whose values are still there: below `root`,
+        None for the study's own folder.
+        """
         found: dict[tuple[str, int], TaskRecord] = {}
         for number, line in enumerate(self._path.read_bytes().splitlines(), start=1):
             try:
@@ -76,7 +78,11 @@ class Study:
             except ValueError as error:
                 log.warning("study.line_ignored", path=str(self._path), line=number, reason=str(error))
                 continue
-            if record.task in tasks and record.outcome == "succeeded" and self._has_value(record):
+            if (
+                record.task in tasks
+                and record.outcome == "succeeded"
+                and _has_value(record, root or self.folder)
+            ):
                 found[record.task, record.run] = record
         return list(found.values())
 
@@ -94,11 +100,12 @@ class Study:
             self._dirty = False
             os.fsync(self._file)
 
-    def _has_value(self, record: TaskRecord) -> bool:
-        return record.value_file is None or (self.folder / record.value_file).is_file()
-
     def _end_line(self) -> None:
         """Of what was half written."""
         size = os.fstat(self._file).st_size
         if size and os.pread(self._file, 1, size - 1) != b"\n":
             os.write(self._file, b"\n")
+
+
+def _has_value(record: TaskRecord, root: Path) -> bool:
+    return record.value_file is None or (root / record.value_file).is_file()

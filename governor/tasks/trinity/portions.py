@@ -11,11 +11,13 @@ import asyncio
 import shutil
 from collections import Counter
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from governor import logs
+from governor.tasks.api import sort_batch_id
 from governor.tasks.planning.story import BatchSpec
 from governor.tasks.trinity.handover import specs_of
+from governor.tasks.trinity.views import TaskWrapper
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -40,8 +42,9 @@ def portion(
     rank: tuple[float, int] = (0.0, 0),
     done: tuple[TaskRecord, ...] = (),
     pin: int | None = None,
+    kept_in: str = "",
 ) -> BatchSpec:
-    """A batch of the engine, with a folder of its own."""
+    """A batch of the engine; in a folder of its own that goes with it, or `kept_in` one that stays."""
     return BatchSpec(
         id=number,
         name=name,
@@ -51,8 +54,21 @@ def portion(
         done=done,
         pin=pin,
         budget=budget,
-        folder=_folder_of(number),
+        payload_inline=not kept_in,
+        folder=kept_in or _folder_of(number),
     )
+
+
+class Planned(NamedTuple):
+    """A portion that nobody has heard of yet, with what its tasks need."""
+
+    batch: BatchSpec
+    tasks: list[TaskWrapper]
+    named: Named
+
+    @property
+    def number(self) -> int:
+        return int(self.batch.id)
 
 
 class Portions:
@@ -71,6 +87,36 @@ class Portions:
             [task.call for task in tasks], [task.args for task in tasks]
         )
         return specs_of(tasks, first, config=config, named=named), named
+
+    def plan(self, number: int, tasks: Sequence[Task], view: BatchView, config: SchedulerConfig) -> Planned:
+        """Of a batch of the scheduler. Raises TypeError, and ValueError, also for ids that the batch has."""
+        specs, named = self.name(tasks, view.scheduled, config)
+        view.refuse_known(spec.id for spec in specs)
+        batch = portion(
+            number,
+            specs,
+            name=view.batch_id,
+            budget=config.max_timeout * (config.max_retry_times + 1),
+            split=config.max_repeat_times_per_runner,
+            rank=sort_batch_id(view.batch_id),
+            done=() if view.kept is None else tuple(view.kept.succeeded({spec.id for spec in specs})),
+            kept_in="" if view.kept is None else view.kept.folder,
+        )
+        wrappers = [
+            TaskWrapper(task, view.batch_id, task_id=spec.id, total_runs=spec.repeat)
+            for task, spec in zip(tasks, specs, strict=True)
+        ]
+        return Planned(batch, wrappers, named)
+
+    def schedule(self, planned: Planned, view: BatchView, limits: Limits) -> None:
+        """As `submit`, of a batch of the scheduler; nothing has changed when it raises."""
+        view.begin(planned.number, planned.tasks)
+        try:
+            self.submit(planned.batch, view, planned.named, limits=limits)
+        except BaseException:
+            view.forget(planned.number, planned.tasks)
+            raise
+        view.inherit(planned.batch.done)
 
     def submit(self, batch: BatchSpec, view: BatchView, named: Named, limits: Limits | None = None) -> None:
         """Hands a portion to the engine; it begins when what it needs is stored, and fails where that can't be. Raises

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from governor.tasks.api import BatchId, Task
     from governor.tasks.planning.durations import Durations
     from governor.tasks.planning.story import Attempt, AttemptEnded, AttemptStarted, BatchEnded
+    from governor.tasks.trinity.kept import KeptBatch
 
 RUN_SECONDS = "time/run_execution"
 """Name of the metric that every completed run gets: its running time in seconds."""
@@ -140,7 +141,7 @@ class BatchView:
     """One batch of a scheduler, which may have been scheduled in several portions. A `BatchListener`.
 
     Args:
-        split: runs of one sub-task.
+        split: runs of one sub-task. kept: where results stay.
         everywhere: the bell of all batches. `portion_ended` is called when a batch of the engine is over.
     """
 
@@ -151,6 +152,7 @@ class BatchView:
         split: int | None,
         everywhere: Bell | None = None,
         portion_ended: Callable[[int], None] = lambda _: None,
+        kept: KeptBatch | None = None,
     ) -> None:
         self.batch_id = batch_id
         self.scheduled = 0
@@ -169,6 +171,7 @@ class BatchView:
         self._everywhere = everywhere or Bell()
         self._portion_ended = portion_ended
         self._split = split
+        self.kept = kept
 
     def begin(self, portion: int, tasks: Sequence[TaskWrapper]) -> None:
         """A batch of the engine that is about to be submitted; its ids are new here."""
@@ -247,9 +250,21 @@ class BatchView:
 
     def run_ended(self, record: TaskRecord, payload: bytes) -> None:
         self._everywhere.run_ended_at = time.monotonic()
+        if self.kept is not None:
+            self.kept.enter(record)
+        self._enter(record, payload)
+
+    def inherit(self, records: Iterable[TaskRecord]) -> None:
+        """Runs that were kept from an earlier time."""
+        for record in records:
+            self._enter(record, b"")
+
+    def _enter(self, record: TaskRecord, payload: bytes) -> None:
         task = self.tasks.get(record.task)
         if task is None:
             return
+        if self.kept is not None:
+            payload = self.kept.payload(record)
         task.enter(record, payload, split=self._split or task.total_runs)
         if task.ended_runs < task.total_runs:
             return

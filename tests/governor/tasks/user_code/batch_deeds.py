@@ -72,3 +72,11 @@ def matrix(fill):
 
 def total(inputs):
     return TaskResult(metrics={"total": float(inputs["matrix"].sum())})
+
+
+def large():
+    return "x" * 200_000
+
+
+def size(inputs):
+    assert len(inputs["large"]) == 200_000
