@@ -64,9 +64,9 @@ class RayService:
     async def _outlive(self, head: RayHead) -> None:
         code = await head.exited()
         log.warning("ray.exited", exit_code=code)
-        await head.stop()
-        self._settings = None
-        self._head = None
+        async with self._turn:  # who asks meanwhile gets the next one
+            self._head = self._settings = None
+            await head.stop()
 
     async def aclose(self) -> None:
         """Takes the head down, if there is one."""

@@ -1,7 +1,8 @@
 """The desk of a run: takes what its conductors report, makes it durable, and acknowledges.
 
 Rules:
-1. Each event of (conductor, incarnation) is applied once, by its number, however often it is sent.
+1. Each event of (conductor, incarnation) is applied once, by its number, however often it is sent: also those that
+   stood before one that could not be applied.
 2. Records (episodes, tasks) go into the journal as they come; what moves the run goes through the state machine.
 3. An acknowledgement is sent when all of the report is in the journal.
 """
@@ -90,14 +91,20 @@ class RunDesk:
             if isinstance(event, Recorded):
                 pending.append(event)
                 continue
-            await self._record(pending)
-            pending = []
+            if pending:
+                await self._record(pending)
+                self._applied[who] = seq - 1
+                pending = []
             if isinstance(event, Log):
-                log.info(event.event, run=self._uid, conductor=report.conductor, **event.data)
+                getattr(log, event.level)(
+                    event.event, run=self._uid, conductor=report.conductor, **event.data
+                )
             else:
                 await self._move(report, event)
-        await self._record(pending)
-        self._applied[who] = max(self._applied[who], report.seq + len(report.events) - 1)
+            self._applied[who] = seq
+        if pending:
+            await self._record(pending)
+            self._applied[who] = report.seq + len(report.events) - 1
 
     async def _move(
         self,
@@ -134,8 +141,6 @@ class RunDesk:
 
     async def _record(self, pending: list[Recorded]) -> None:
         """Raises JournalError: the conductor hears it and sends its report again."""
-        if not pending:
-            return
 
         def change(transaction: Transaction) -> list[Recorded]:
             return record_all(transaction, self._uid, pending)

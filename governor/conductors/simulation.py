@@ -1,7 +1,7 @@
 """Simulation controller: drives the episodes of a phase between an environment conductor and an agent conductor.
 
-It runs no user code. `StartSimulation` begins a phase's simulation (and ends a PAUSE of the same phase), `StopPart` ends
-it; the end is `PartEnded`, once.
+It runs no user code. `StartSimulation` begins a phase's simulation, `StopPart` ends it; the end is `PartEnded`, once.
+Sent again, `StartSimulation` ends a PAUSE of the same phase, and begins nothing, also when the phase is over.
 """
 
 from __future__ import annotations
@@ -51,12 +51,12 @@ class SimulationController(Conductor):
             task.cancel()
 
     async def _start(self, command: StartSimulation) -> Done | Refused:
-        if self._current is not None and self._task is not None and not self._task.done():
-            if self._current.command.phase == command.phase:
-                self._current.resume()
-                return Done()
-            if not await self.handed_over(self._task):
-                return _refused([f"phase {self._current.command.name!r} is being simulated"])
+        if self._has_begun(command.phase):
+            return Done()
+        if not await self.handed_over(self._task):
+            return _refused(["another phase is being simulated"])
+        if self._has_begun(command.phase):  # by the same command, meanwhile
+            return Done()
         wrong = faults(command.until)
         if len(command.agents) != 1:
             wrong.append(f"an environment for one agent takes one, not {len(command.agents)}")
@@ -67,6 +67,16 @@ class SimulationController(Conductor):
         self._current = Simulation(command=command, spec=self.spec, link=self.link)
         self._task = asyncio.create_task(self._current.run(worker.play), name=f"simulation.{command.phase}")
         return Done()
+
+    def _has_begun(self, phase: int) -> bool:
+        """Phases come one after the other: a command for this one, or one before it, was sent again. A PAUSE of this one
+        ends.
+        """
+        if self._current is None or phase > self._current.command.phase:
+            return False
+        if phase == self._current.command.phase:
+            self._current.resume()
+        return True
 
 
 def _refused(reasons: Sequence[str]) -> Refused:

@@ -5,6 +5,7 @@ Rules:
 2. A lost GCS or raylet ends it within seconds with the reason, and the run goes on with a new one: Ray has no way
    back for a driver.
 3. Runners stay warm from one phase to the next, and die with it.
+4. A phase is run once, however often `StartTasks` comes: the answer may have been lost, and the phase over since.
 """
 
 from __future__ import annotations
@@ -98,13 +99,20 @@ class TaskConductor(Conductor):
     async def _start(self, command: StartTasks) -> Done | Refused:
         if self._engine is None:
             return _refused("not ready yet: no connection to Ray")
-        if self._working is not None and not self._working.done():
-            if self._phase is not None and self._phase.phase == command.phase:
-                return Done()  # the same command, sent again
-            if not await self.handed_over(self._working):
-                return _refused("another phase's tasks are in work")
+        if self._has_begun(command.phase):
+            return Done()
+        if not await self.handed_over(self._working):
+            return _refused("another phase's tasks are in work")
+        if self._has_begun(command.phase):  # by the same command, meanwhile
+            return Done()
         limits = self._limits(command.dynamic_timeout)
-        phase = PhaseTasks(command=command, link=self.link, engine=self._engine, limits=limits)
+        phase = PhaseTasks(
+            command=command,
+            link=self.link,
+            engine=self._engine,
+            ray_answers=self._cluster.answers,
+            limits=limits,
+        )
         try:
             phase.begin()
         except ConductorError as error:
@@ -112,6 +120,10 @@ class TaskConductor(Conductor):
         self._phase = phase
         self._working = asyncio.create_task(self._work(phase), name=f"tasks.phase.{command.phase}")
         return Done()
+
+    def _has_begun(self, phase: int) -> bool:
+        """Phases come one after the other: a command for this one, or one before it, was sent again."""
+        return self._phase is not None and phase <= self._phase.phase
 
     def _limits(self, wanted: DynamicTimeoutSpec | None) -> Durations | None:
         """What phases with the same settings learn together."""
@@ -125,6 +137,8 @@ class TaskConductor(Conductor):
     async def _work(self, phase: PhaseTasks) -> None:
         try:
             await phase.run()
+        except ConductorError as error:
+            self.give_up(error.reason)
         except Exception as error:
             log.exception("tasks.failed")
             self.give_up(f"the task scheduler failed: {type(error).__name__}: {error}")
@@ -132,6 +146,8 @@ class TaskConductor(Conductor):
     async def _watch(self) -> None:
         reason = await self._cluster.lost()
         log.error("ray.lost", reason=reason)
+        if self._working is not None:
+            self._working.cancel()  # its tasks may have failed for no fault of their own
         self.give_up(f"Ray is lost: {reason}")
 
 

@@ -9,6 +9,8 @@ import msgspec
 from governor.messages.base import ConductorKind, Done, FlowControl, Message, Part, Refused, TaskOutcome
 from governor.messages.results import EpisodeRecord, TaskRecord
 
+LogLevel: TypeAlias = Literal["debug", "info", "warning", "error"]
+
 
 class ConductorReady(Message, frozen=True):
     """It can take commands. `detail` is for the log: spaces of an environment, Ray's address, and so on."""
@@ -73,7 +75,7 @@ class PartEnded(Message, frozen=True):
 class Log(Message, frozen=True):
     """A line of a conductor for the run's log."""
 
-    level: str
+    level: LogLevel
     event: str
     data: dict[str, Any] = {}
 

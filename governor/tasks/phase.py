@@ -4,6 +4,9 @@ Rules:
 1. What the governor hears keeps its order: `TaskStarted` before `TaskEnded`, `PartEnded` last, and it is reported
    without one event waiting for the acknowledgement of the one before.
 2. A start is told unless its end came with it: a task that takes a millisecond is one event, not two.
+3. While the governor is away all waits for it but the lines of users beyond `LINES_WAITING`: those are counted, and the
+   count is a line of its own.
+4. A runner that dies with Ray is no crash of its task: nothing is told of it, and who takes the run up runs it again.
 """
 
 from __future__ import annotations
@@ -21,13 +24,24 @@ from governor.tasks.planning.patience import min_wait_num
 from governor.tasks.planning.story import BatchSpec
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
     from governor.conductors.conductor import Link
-    from governor.messages import ConductorEvent, StartTasks, TaskRecord
+    from governor.messages import ConductorEvent, LogLevel, StartTasks, TaskRecord
     from governor.tasks.engine import Engine
     from governor.tasks.planning.story import Attempt, AttemptEnded, AttemptStarted, BatchEnded, Limits
 
 REPORTS_AT_ONCE: Final = 1024
-LOG_LEVELS: Final = {"stdout": "info", "stderr": "info", "traceback": "info"}
+LINES_WAITING: Final = 4096
+"""Each has up to 4,000 characters; a traceback 20,000."""
+LEVELS: Final[dict[str, LogLevel]] = {
+    "debug": "debug",
+    "warning": "warning",
+    "error": "error",
+    "critical": "error",
+    "traceback": "error",
+}
+"""Of the run's log, for those of users; others, which users may name, are ``info``."""
 
 log = logs.get_logger()
 
@@ -36,15 +50,25 @@ class PhaseTasks:
     """Runs one `StartTasks` from start to `PartEnded`. Implements `BatchListener`."""
 
     def __init__(
-        self, *, command: StartTasks, link: Link, engine: Engine, limits: Limits | None = None
+        self,
+        *,
+        command: StartTasks,
+        link: Link,
+        engine: Engine,
+        ray_answers: Callable[[], Awaitable[bool]],
+        limits: Limits | None = None,
     ) -> None:
         self.phase = command.phase
         self._command = command
         self._link = link
         self._engine = engine
+        self._ray_answers = ray_answers
         self._limits = limits
         self._reports: deque[ConductorEvent] = deque()
         self._to_report = asyncio.Event()
+        self._lines = 0
+        """Of those that wait to be reported."""
+        self._dropped = 0
 
     def begin(self) -> None:
         """Raises ConductorError when the graph has faults."""
@@ -72,12 +96,15 @@ class PhaseTasks:
             raise ConductorError(f"the task graph has faults: {error}") from error
 
     async def run(self) -> None:
-        """Ends when `PartEnded` is in the journal."""
+        """Ends when `PartEnded` is in the journal. Raises ConductorError when Ray is lost."""
         while True:
             await self._to_report.wait()
-            batch = [self._reports.popleft() for _ in range(min(len(self._reports), REPORTS_AT_ONCE))]
-            if not self._reports:
-                self._to_report.clear()
+            batch = self._take()
+            crash = next((place for place, event in enumerate(batch) if _is_crash(event)), None)
+            if crash is not None and not await self._ray_answers():
+                if crash:
+                    await self._link.report_all(batch[:crash])
+                raise ConductorError("Ray is lost: a runner has died, and Ray does not answer")
             await self._link.report_all(batch)
             if any(isinstance(event, PartEnded) for event in batch):
                 return
@@ -120,9 +147,13 @@ class PhaseTasks:
         self._say(TaskEnded(phase=self.phase, record=record))
 
     def line(self, attempt: Attempt, run: int, level: str, text: str) -> None:
+        if self._lines >= LINES_WAITING:
+            self._dropped += 1
+            return
+        self._lines += 1
         data = {"task": attempt.task.id, "run_id": run, "attempt": attempt.number, "text": text}
         event = "task.traceback" if level == "traceback" else "task.log"
-        self._say(Log(level=LOG_LEVELS.get(level, level), event=event, data=data))
+        self._say(Log(level=LEVELS.get(level, "info"), event=event, data=data))
 
     def batch_ended(self, ended: BatchEnded) -> None:
         log.info("tasks.end", end=ended.end, failures=ended.failures, first_failure=ended.first_failure)
@@ -138,6 +169,26 @@ class PhaseTasks:
 
     # -- reports --------------------------------------------------------------------------------------------
 
+    def _take(self) -> list[ConductorEvent]:
+        """The next events to be reported."""
+        batch = [self._reports.popleft() for _ in range(min(len(self._reports), REPORTS_AT_ONCE))]
+        self._lines -= sum(isinstance(event, Log) for event in batch)
+        if not self._reports:
+            self._to_report.clear()
+        if self._dropped:
+            batch.insert(0, Log(level="warning", event="task.logs_dropped", data={"lines": self._dropped}))
+            self._dropped = 0
+        return batch
+
     def _say(self, event: ConductorEvent) -> None:
         self._reports.append(event)
         self._to_report.set()
+
+
+def _is_crash(event: ConductorEvent) -> bool:
+    match event:
+        case TaskAttemptEnded(outcome="crashed"):
+            return True
+        case TaskEnded(record=record):
+            return record.outcome == "crashed"
+    return False

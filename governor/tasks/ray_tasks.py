@@ -12,20 +12,24 @@ they like. What differs from the model, on purpose:
 from __future__ import annotations
 
 import asyncio
+import inspect
+import logging
 import re
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from governor import logs
+from governor.tasks.actor import calls
 from governor.tasks.agentlab.experiments import specs_of
 from governor.tasks.agentlab.foreign import Foreign, elapsed_of, end_of
 from governor.tasks.agentlab.session import Session
 from governor.tasks.agentlab.task_ref import TaskRef
-from governor.tasks.api import SchedulerConfig
+from governor.tasks.api import SchedulerConfig, TaskContext
 from governor.tasks.errors import TaskFailed
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from pathlib import Path
 
 LONGEST: Final = 10 * 3600.0
 """Seconds for an experiment that has no `max_steps`."""
@@ -43,16 +47,24 @@ class RunExp:
         self._options = dict(options or {})
 
     def __call__(self, exp_arg: Any, *dependencies: Any, avg_step_timeout: float = 60) -> Any:
-        """Runs the experiment in this process and gives what it returns. Dependencies have been run before; without a
-        process of its own nothing can end it in time, so `avg_step_timeout` (seconds) bounds only ``arun``.
+        """Runs the experiment in this process and gives what it returns. Dependencies have been run before, save those
+        that ``remote`` gave: they are waited for, and a TaskFailed of theirs is raised. Without a process of its own
+        nothing can end it in time, so `avg_step_timeout` (seconds) bounds only ``arun``.
         """
-        del dependencies
-        if callable(getattr(exp_arg, "run", None)):
-            return exp_arg.run()
+        inputs = {each.key: each.outcome() for each in dependencies if isinstance(each, TaskRef)}
+        for result in inputs.values():
+            if isinstance(result, TaskFailed):
+                raise result
+        run = getattr(exp_arg, "run", None)
+        method = run if callable(run) else exp_arg.arun
+        context = partial(_context, exp_arg)
+        returned = method(**calls.arguments(method, {}, {"inputs": lambda: inputs, "context": context}))
+        if not inspect.isawaitable(returned):
+            return returned
 
         async def awaited() -> Any:
             async with asyncio.timeout(_episode_timeout(exp_arg, avg_step_timeout)):
-                return await exp_arg.arun()
+                return await returned
 
         return asyncio.run(awaited())
 
@@ -70,8 +82,8 @@ class RunExp:
     def remote(self, exp_arg: Any, *dependencies: Any, avg_step_timeout: float = 60) -> TaskRef:
         """Runs the experiment on a runner once all `dependencies` have succeeded; returns at once.
 
-        Dependencies are what ``remote`` gave, or ``ray.ObjectRef``; other values have ended already. Raises TypeError
-        for what cannot be sent to a runner, and ConductorError without Ray.
+        Dependencies are what ``remote`` gave, or ``ray.ObjectRef``; other values have ended already. The results of the
+        former are its `inputs`. Raises TypeError for what cannot be sent to a runner, and ConductorError without Ray.
         """
         retries = int(self._options.get("max_retries") or 0)
         return Session.shared().submit_one(
@@ -80,7 +92,7 @@ class RunExp:
             timeout=_episode_timeout(exp_arg, avg_step_timeout),
             retries=ALWAYS if retries < 0 else retries,
             resources=_resources(self._options),
-            after=[each.future if isinstance(each, TaskRef) else end_of(each) for each in dependencies],
+            after=[each if isinstance(each, TaskRef) else end_of(each) for each in dependencies],
         )
 
 
@@ -162,6 +174,19 @@ def parse_and_truncate_error(text: str) -> str:
     cut = f"\n... [{len(clean) - ERROR_CHARACTERS} characters and more left out] ...\n"
     half = (ERROR_CHARACTERS - len(cut)) // 2
     return f"{clean[:half]}{cut}{clean[-half:]}"
+
+
+def _context(exp_arg: Any) -> TaskContext:
+    """Of an experiment that runs in this process."""
+    return TaskContext(
+        run="",
+        task=str(exp_arg.exp_id),
+        run_id=0,
+        attempt=1,
+        deadline=None,
+        run_folder=Path.cwd(),
+        log=logging.getLogger("task"),
+    )
 
 
 def _resources(options: Mapping[str, Any]) -> dict[str, float]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import pytest
+from structlog.testing import capture_logs
 
 from governor.assignment import Assignment
 from governor.errors import JournalError
@@ -14,9 +15,11 @@ from governor.messages import (
     ConductorReady,
     EpisodeEnded,
     EpisodeRecord,
+    Log,
     PartEnded,
     Refused,
     Report,
+    TaskStarted,
     decode_acknowledged,
     encode,
 )
@@ -126,6 +129,33 @@ async def test_without_room_on_the_disk_nothing_is_acknowledged_and_it_may_be_se
     desk.journal._writing.execute("PRAGMA max_page_count=100000")
     assert isinstance(await tell(desk, 1, *many), Acknowledged)
     assert len(desk.journal.episodes("r1", 0)) == 400
+
+
+def begun(task):
+    return TaskStarted(phase=0, task=task, run=0, attempt=1, pid=7, node="n")
+
+
+async def test_what_stood_before_the_write_that_failed_is_not_applied_again(desk):
+    (pages,) = desk.journal._writing.execute("PRAGMA page_count").fetchone()
+    desk.journal._writing.execute(f"PRAGMA max_page_count={pages}")
+    told = [begun("a"), END, begun("b"), ConductorReady(), *(ended(index) for index in range(400))]
+    with pytest.raises(JournalError):
+        await tell(desk, 1, *told)
+    desk.journal._writing.execute("PRAGMA max_page_count=100000")
+    await tell(desk, 1, *told)
+    await tell(desk, len(told), told[-1], begun("c"))
+    assert [type(moved) for moved, _, _ in desk.governor.taken] == [events.PartEnded, events.ConductorReady]
+    started = [e.data["task"] for e in desk.journal.events("r1") if e.kind == "task.started"]
+    assert started == ["a", "b", "c"]
+    assert len(desk.journal.episodes("r1", 0)) == 400
+
+
+async def test_lines_stand_in_the_log_with_their_level(desk):
+    levels = ("debug", "info", "warning", "error")
+    with capture_logs() as lines:
+        await tell(desk, 1, *(Log(level=level, event="task.log", data={"text": level}) for level in levels))
+    assert [(line["log_level"], line["text"]) for line in lines] == [(level, level) for level in levels]
+    assert {line["conductor"] for line in lines} == {"simulation"}
 
 
 async def test_what_is_no_report_is_refused(desk):

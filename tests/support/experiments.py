@@ -93,6 +93,21 @@ class Later(Bare):
         return "later"
 
 
+class Sums(Bare):
+    """Works with what it depends on."""
+
+    def run(self, inputs, context):
+        return {"inputs": inputs, "task": context.task}
+
+
+class LaterSums(Bare):
+    run = None
+
+    async def arun(self, inputs, context):
+        await asyncio.sleep(0)
+        return {"inputs": inputs, "task": context.task}
+
+
 class Unsendable(Bare):
     def __reduce__(self):
         raise RuntimeError("no pickle of mine")

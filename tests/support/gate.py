@@ -14,17 +14,18 @@ from pathlib import Path
 
 @dataclass
 class Visit:
-    """One run at work, of `batch_deeds.visit`."""
+    """One run at work, of `batch_deeds.visit`; it `began` in monotonic seconds by its own clock."""
 
     task: str
     run: int
     attempt: int
     pid: int
+    began: float
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
 
     def tell(self, order):
-        """``"go"`` on, ``"fail"``, ``"die"`` or ``"hold the GIL"``."""
+        """``"go"`` on, ``"fail"``, ``"die"``, ``"hold the GIL"`` (which a signal ends), or ``"hold the GIL for good"``."""
         self.writer.write(order.encode())
 
     async def heard(self):

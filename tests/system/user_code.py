@@ -91,3 +91,8 @@ def heal(context, flag, *, how="fail"):
 def collect(context, inputs):
     once(context)
     return {"sum": sum(inputs["large"]["numbers"]), "runs": inputs["flaky"]}
+
+
+def where(context):
+    """On which runner, and with which model."""
+    return {"pid": os.getpid(), "model": context.model}

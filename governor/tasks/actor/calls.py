@@ -68,16 +68,16 @@ def call_it(target: Any, *, args: Mapping[str, Any], offers: Mapping[str, Callab
     `offers` are made only for who takes them.
     """
     if inspect.isclass(target):
-        built = target(**_arguments(target, args, offers))
+        built = target(**arguments(target, args, offers))
         method = _method(built)
         if method is None:
             return built() if callable(built) else built
-        return _finish(method(**_arguments(method, {}, offers)))
+        return _finish(method(**arguments(method, {}, offers)))
     function = _method(target) if not inspect.isroutine(target) else None
     function = function or target
     if not callable(function):
         raise TypeError(f"{target!r} cannot be called")
-    return _finish(function(**_arguments(function, args, offers)))
+    return _finish(function(**arguments(function, args, offers)))
 
 
 def _method(thing: Any) -> Callable[..., Any] | None:
@@ -88,7 +88,7 @@ def _method(thing: Any) -> Callable[..., Any] | None:
     return None
 
 
-def _arguments(
+def arguments(
     function: Any, args: Mapping[str, Any], offers: Mapping[str, Callable[[], Any]]
 ) -> Mapping[str, Any]:
     """`args`, and of `offers` what the function has a parameter of that name for."""

@@ -5,7 +5,7 @@ Ids may be anything that a dict takes as a key; the engine knows them by their t
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from governor.messages import TaskRecord, TaskSpec
 from governor.tasks import graph
@@ -60,6 +60,6 @@ def upstream_failed(task: str, record: TaskRecord) -> TaskRecord:
     )
 
 
-def cancelled(task: str, reason: str) -> TaskRecord:
-    """The end of a task that never began."""
-    return TaskRecord(task=task, run=0, outcome="cancelled", attempts=0, seconds=0.0, error=reason)
+def given_up(task: str, outcome: Literal["cancelled", "failed"], reason: str) -> TaskRecord:
+    """The end of a task of which the engine will tell none."""
+    return TaskRecord(task=task, run=0, outcome=outcome, attempts=0, seconds=0.0, error=reason)

@@ -5,22 +5,23 @@ Rules:
    engine when all that they wait for have succeeded.
 2. With a folder, each result is on the disk before anything that depends on it runs, and whoever starts again over the
    same folder finds it.
-3. `close` leaves no process, nor does an interrupted `open`. The session that ``run_exp.remote`` shares is closed when
+3. `close` leaves no process and nobody waiting, nor does an interrupted `open`. The session that ``run_exp.remote`` shares is closed when
    the interpreter ends.
 """
 
 from __future__ import annotations
 
 import asyncio
+import inspect
 import os
 import threading
 from concurrent.futures import Future
 from concurrent.futures import wait as wait_for
 from contextlib import ExitStack, suppress
 from functools import partial
-from itertools import count, islice
+from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Self, TypeVar
 
 import msgspec
 
@@ -37,11 +38,12 @@ from governor.tasks.exchange import values
 from governor.tasks.planning.story import BatchSpec
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+    from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, Sequence
     from types import TracebackType
 
     from governor.tasks.driver import Driver
 
+CLOSED: Final = "its session was closed"
 T = TypeVar("T")
 
 log = logs.get_logger()
@@ -50,6 +52,8 @@ log = logs.get_logger()
 class Session:
     """A driver and its engine in a thread of their own. A context manager; may be opened once."""
 
+    _batches: ClassVar[Iterator[int]] = count(1)
+    """Of all sessions: a file of one is never taken for that of another."""
     _shared: ClassVar[Session | None] = None
     _sharing: ClassVar[threading.Lock] = threading.Lock()
 
@@ -62,10 +66,12 @@ class Session:
         self._driver: Driver | None = None
         self._connection = ""
         self._process = os.getpid()
-        self._batches = count(1)
         self._released: list[str] = []
         self._releasing: asyncio.Task[None] | None = None
-        self._unsubmitted: set[TaskRef] = set()
+        self._awaited: set[Future[Any]] = set()
+        """By callers of `wait`."""
+        self._references: set[TaskRef] = set()
+        """Those that have not ended."""
 
     @classmethod
     def shared(cls) -> Session:
@@ -112,7 +118,7 @@ class Session:
                 self.wait(driver.close(seconds=self._config.stop_timeout))
                 raise
             finally:
-                self.call(self._end_unsubmitted)
+                self.call(self._end_references)
 
     def __enter__(self) -> Self:
         self.open()
@@ -153,13 +159,13 @@ class Session:
         timeout: float,
         retries: int,
         resources: Mapping[str, float],
-        after: Sequence[Future[TaskRecord]],
+        after: Sequence[TaskRef | Future[TaskRecord]],
     ) -> TaskRef:
-        """Runs one experiment once those that it comes after have succeeded. Raises TypeError."""
-        reference = TaskRef(self, name)
+        """Runs one experiment, with their results, once those that it comes after have succeeded. Raises TypeError."""
+        reference = TaskRef(self, name, str(experiment.exp_id))
         (call,) = self._opened().functions.name_many([experiment], [exp.label(name)])
         spec = TaskSpec(id=name, call=call, timeout=timeout, retries=retries, resources=dict(resources))
-        self.call(lambda: self._when_ready(spec, reference, list(after)))
+        self.call(lambda: self._when_ready(spec, reference, after))
         return reference
 
     def value_of(self, record: TaskRecord) -> Any:
@@ -197,6 +203,8 @@ class Session:
     def wait(self, work: Coroutine[Any, Any, T]) -> T:
         """Runs it in the engine's thread. Whoever is interrupted has seen it cancelled, to its end."""
         ended: Future[T] = Future()
+        self._awaited.add(ended)
+        ended.add_done_callback(self._awaited.discard)
         begun: list[asyncio.Task[T]] = []
 
         def settle(task: asyncio.Task[T]) -> None:
@@ -218,19 +226,26 @@ class Session:
             self._loop.call_soon_threadsafe(begin)
         except RuntimeError:
             work.close()
+            self._awaited.discard(ended)
             raise RuntimeError("the session is closed") from None
         try:
             return ended.result()
         except BaseException:
             if not ended.done():
-                self._loop.call_soon_threadsafe(stop)
+                with suppress(RuntimeError):  # the loop is closed, and with it all has ended
+                    self._loop.call_soon_threadsafe(stop)
                 wait_for([ended])
             raise
+        finally:
+            if inspect.getcoroutinestate(work) == inspect.CORO_CREATED:
+                work.close()
 
     def _end_thread(self) -> None:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
+        for ended in list(self._awaited):  # its work has not begun, or has not come to its end
+            ended.set_exception(RuntimeError("the session is closed"))
 
     # -- inside ---------------------------------------------------------------------------------------------
 
@@ -259,28 +274,55 @@ class Session:
     # -- in the engine's thread -----------------------------------------------------------------------------
 
     def _when_ready(
-        self, spec: TaskSpec, reference: TaskRef, after: Sequence[Future[TaskRecord]], seen: int = 0
+        self, spec: TaskSpec, reference: TaskRef, after: Sequence[TaskRef | Future[TaskRecord]]
     ) -> None:
-        """Waits for one after the other; the first `seen` have succeeded."""
-        for place, other in enumerate(islice(after, seen, None), start=seen):
-            if not other.done():
-                self._unsubmitted.add(reference)
-                self._on_end(other, partial(self._when_ready, spec, reference, after, place))
-                return
+        """Hands it to the engine once all that it comes after has succeeded; the first that did not ends it."""
+        self._references.add(reference)
+        reference.future.add_done_callback(lambda _: self._references.discard(reference))
+        needs = [each for each in after if isinstance(each, TaskRef)]
+        left = {each.future if isinstance(each, TaskRef) else each for each in after}
+
+        def look(other: Future[TaskRecord]) -> None:
+            left.discard(other)
             record = other.result()
-            if record.outcome != "succeeded":
-                self._unsubmitted.discard(reference)
-                reference.end(exp.upstream_failed(spec.id, record))
-                self._release([spec.call])
+            if reference.future.done():
                 return
-        self._unsubmitted.discard(reference)
-        if self._driver is None:  # it closes
-            reference.end(exp.cancelled(spec.id, "its session was closed"))
+            if record.outcome != "succeeded":
+                self._give_up(spec, reference, exp.upstream_failed(spec.id, record))
+            elif not left:
+                self._submit(spec, reference, needs)
+
+        if not left:
+            self._submit(spec, reference, needs)
+        for other in list(left):
+            self._on_end(other, partial(look, other))
+
+    def _submit(self, spec: TaskSpec, reference: TaskRef, needs: Sequence[TaskRef]) -> None:
+        """What it needs stands in its batch as done: that is how it gets the results."""
+        if self._driver is None:
+            self._give_up(spec, reference, exp.given_up(spec.id, "cancelled", CLOSED))
             return
+        done = {need.key: need.future.result() for need in needs if need.key != spec.id}
         reference.batch = next(self._batches)
-        batch = BatchSpec(id=reference.batch, tasks=(spec,), folder=f"results/{reference.batch}")
+        batch = BatchSpec(
+            id=reference.batch,
+            tasks=(
+                *(TaskSpec(id=key, call="") for key in done),
+                msgspec.structs.replace(spec, depends_on=tuple(done)),
+            ),
+            done=tuple(msgspec.structs.replace(record, task=key) for key, record in done.items()),
+            folder=f"results/{reference.batch}",
+        )
         listener = SingleListener(reference, release=lambda: self._release([spec.call]))
-        self._driver.engine.submit(batch, listener)
+        try:
+            self._driver.engine.submit(batch, listener)
+        except Exception as error:  # noqa: BLE001  # too many wait, or whatever else the engine refuses it for
+            reason = f"{type(error).__name__}: {error}"
+            self._give_up(spec, reference, exp.given_up(spec.id, "failed", reason))
+
+    def _give_up(self, spec: TaskSpec, reference: TaskRef, record: TaskRecord) -> None:
+        reference.end(record)
+        self._release([spec.call])
 
     def _on_end(self, other: Future[TaskRecord], function: Callable[[], None]) -> None:
         def called(_: Future[TaskRecord]) -> None:
@@ -289,9 +331,9 @@ class Session:
 
         other.add_done_callback(called)
 
-    def _end_unsubmitted(self) -> None:
-        for reference in list(self._unsubmitted):
-            reference.end(exp.cancelled(reference.name, "its session was closed"))
+    def _end_references(self) -> None:
+        for reference in list(self._references):
+            reference.end(exp.given_up(reference.name, "cancelled", CLOSED))
 
     def _release(self, names: Collection[str]) -> None:
         """Nobody will fetch these again."""

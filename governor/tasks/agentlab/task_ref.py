@@ -15,11 +15,15 @@ if TYPE_CHECKING:
 
 
 class TaskRef:
-    """Safe to use from any thread, where nothing else is said. `future` has its record when it has ended."""
+    """Safe to use from any thread, where nothing else is said. `future` has its record when it has ended, and cannot be
+    cancelled. `key` is its id as text: what depends on it gets its result under it.
+    """
 
-    def __init__(self, session: Session, name: str) -> None:
+    def __init__(self, session: Session, name: str, key: str) -> None:
         self.name = name
+        self.key = key
         self.future: Future[TaskRecord] = Future()
+        self.future.set_running_or_notify_cancel()
         self.batch: int | None = None
         self._began: float | None = None
         self._session = session

@@ -112,17 +112,22 @@ class Cluster:
 
     async def lost(self) -> str:
         """Returns the reason when the GCS or this node's raylet is gone; until then it waits."""
-        host, _, port = self.address.rpartition(":")
-        ends = [(host, int(port), "Ray's GCS")]
-        if self.own is not None:
-            ends.append((self.own.host, self.own.port, "Ray's raylet"))
-        tasks = [asyncio.create_task(_ended(*end), name=f"ray.watch.{end[2]}") for end in ends]
+        tasks = [asyncio.create_task(_ended(*end), name=f"ray.watch.{end[2]}") for end in self._vital()]
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             return done.pop().result()
         finally:
             for task in tasks:
                 task.cancel()
+
+    async def answers(self) -> bool:
+        """Whether the GCS and this node's raylet are there now."""
+        return all(await asyncio.gather(*(_answers(host, port) for host, port, _ in self._vital())))
+
+    def _vital(self) -> list[tuple[str, int, str]]:
+        host, _, port = self.address.rpartition(":")
+        own = [] if self.own is None else [(self.own.host, self.own.port, "Ray's raylet")]
+        return [(host, int(port), "Ray's GCS"), *own]
 
     def slots(self, shape: Shape) -> int:
         """How many runners of this shape fit on all nodes at once; plain ones: as many as there are CPUs."""
@@ -146,7 +151,7 @@ class Cluster:
         before = self._told
         await self.call(self._ask_nodes)
         for node in self._alive:
-            if node.id in self._lost and await _answers(node):
+            if node.id in self._lost and await _answers(node.host, node.port):
                 self._lost.discard(node.id)
         self._note_nodes()
         self._told = frozenset(node.id for node in self.nodes)
@@ -168,7 +173,7 @@ class Cluster:
             node = await self._known(node_id)
         except Exception:  # noqa: BLE001  # whatever Ray raises: who is lost is Ray itself
             return False
-        return node is None or not await _answers(node)
+        return node is None or not await _answers(node.host, node.port)
 
     async def node_lost(self, node_id: str) -> None:
         """Returns when the raylet of this node is gone; it is none of the nodes then, though Ray itself takes some
@@ -359,9 +364,9 @@ async def _connected(host: str, port: int) -> tuple[asyncio.StreamReader, asynci
     return reader, writer
 
 
-async def _answers(node: Node) -> bool:
+async def _answers(host: str, port: int) -> bool:
     try:
-        _, writer = await _connected(node.host, node.port)
+        _, writer = await _connected(host, port)
     except OSError:
         return False
     writer.transport.abort()

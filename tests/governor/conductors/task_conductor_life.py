@@ -64,9 +64,14 @@ async def main(address: str, token: str, run_folder: str, import_folder: str) ->
     cycle = (TaskSpec(id="a", call="m:f", depends_on=("a",)),)
     fault = await conductor.perform(StartTasks(phase=0, name="p", tasks=cycle, seed=0))
     tell(type="refused", messages=[wrong.message, fault.message])
+    quick = StartTasks(phase=2, name="q", tasks=(TaskSpec(id="quick", call="deeds:nothing"),), seed=0)
+    assert await conductor.perform(quick) == Done()
+    await link.next(PartEnded)
+    assert await conductor.perform(quick) == Done(), "the same command, sent again when all is over"
     command = StartTasks(phase=3, name="p", tasks=tasks, seed=0)
-    assert await conductor.perform(command) == Done()
-    assert await conductor.perform(command) == Done(), "the same command, sent again"
+    both = [conductor.perform(command), conductor.perform(command)]
+    assert await asyncio.gather(*both) == [Done(), Done()], "the same command, sent again"
+    assert await conductor.perform(quick) == Done(), "one of a phase before"
     asked = asyncio.ensure_future(asyncio.to_thread(sys.stdin.readline))
     await asyncio.wait({asked, conductor.failed}, return_when=asyncio.FIRST_COMPLETED)
     if conductor.failed.done():
@@ -75,7 +80,9 @@ async def main(address: str, token: str, run_folder: str, import_folder: str) ->
         os._exit(1)
     if asked.result().strip() == "stop":
         await conductor.perform(StopPart(phase=3, reason="asked to"))
-        await link.next(PartEnded)
+        await link.next(PartEnded, after=len(link.events))
+        ends = [event.phase for event in link.events if isinstance(event, PartEnded)]
+        tell(type="ends", phases=ends)
         await conductor.close()
         os._exit(0)
 

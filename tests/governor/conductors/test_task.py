@@ -36,14 +36,14 @@ class Life:
     def __init__(self, process):
         self.process = process
 
-    async def line(self, kind: str) -> dict:
+    async def line(self, kind: str, about: str = "") -> dict:
         async with asyncio.timeout(30):
             while line := await self.process.stdout.readline():
                 try:
                     told = json.loads(line)
                 except ValueError:
                     continue
-                if told["type"] == kind:
+                if told["type"] == kind and about in told.get("text", ""):
                     return told
         raise AssertionError(f"ended before {kind}")
 
@@ -82,11 +82,12 @@ async def test_it_answers_stops_and_takes_its_runners_along(head, life):
     [simulation, cycle] = (await life.line("refused"))["messages"]
     assert "StartSimulation" in simulation
     assert 'task "a" depends on itself' in cycle
-    await life.line("TaskStarted")
+    await life.line("TaskStarted", "hung")
     [runner] = runners(head)
     life.process.stdin.write(b"stop\n")
     assert "cancelled" in (await life.line("TaskEnded"))["text"]
     assert "end='stopped'" in (await life.line("PartEnded"))["text"]
+    assert (await life.line("ends"))["phases"] == [2, 3], "each phase ends once"
     assert await life.process.wait() == 0
     assert not runner.is_running()
 
@@ -94,7 +95,7 @@ async def test_it_answers_stops_and_takes_its_runners_along(head, life):
 @pytest.mark.ray
 @pytest.mark.parametrize("part", ["gcs_server", "raylet"])
 async def test_the_loss_of_ray_ends_it_within_seconds_with_the_reason(head, life, part):
-    await life.line("TaskStarted")
+    await life.line("TaskStarted", "hung")
     victim = next(p for p in psutil.Process(head.pid).children() if p.name() == part)
     victim.send_signal(signal.SIGKILL)
     began = time.monotonic()
@@ -105,7 +106,7 @@ async def test_the_loss_of_ray_ends_it_within_seconds_with_the_reason(head, life
 
 @pytest.mark.ray
 async def test_a_conductor_killed_outright_leaves_no_runner(head, life):
-    await life.line("TaskStarted")
+    await life.line("TaskStarted", "hung")
     [runner] = runners(head)
     life.process.kill()
     async with asyncio.timeout(10):

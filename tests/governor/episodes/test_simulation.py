@@ -3,7 +3,7 @@ import asyncio
 import pytest
 
 from governor.errors import ConductorError
-from governor.messages import EpisodeEnded, EpisodeRecord, PartEnded, Refused, StopPart, Until
+from governor.messages import Done, EpisodeEnded, EpisodeRecord, PartEnded, Refused, StopPart, Until
 
 
 def outcomes(records):
@@ -230,6 +230,23 @@ async def test_pause_holds_the_next_episode_until_the_phase_is_started_again(hou
     records, end = await house.end()
     assert len(records) == 6
     assert end.end == "max_episodes"
+
+
+async def test_a_phase_is_played_once_however_often_its_command_comes(house):
+    await house.pair()
+    controller = await house.start("simulation")
+    assert await controller.perform(house.command()) == Done()
+    await house.end()
+    assert await controller.perform(house.command()) == Done()
+    after = house.command(phase=1, name="after")
+    assert await asyncio.gather(controller.perform(after), controller.perform(after)) == [Done(), Done()]
+    assert await controller.perform(house.command()) == Done()
+    link = house.links["simulation"]
+    async with asyncio.timeout(20):
+        while not isinstance(link.events[-1], PartEnded) or link.events[-1].phase != 1:
+            await link.next(PartEnded, after=len(link.events))
+    assert [event.phase for event in link.events if isinstance(event, PartEnded)] == [0, 1]
+    assert sum(isinstance(event, EpisodeEnded) for event in link.events) == 6
 
 
 async def test_stop_cancels_what_runs_even_in_a_hung_environment(house):

@@ -80,7 +80,8 @@ class Crew:
         link = RecordingLink()
         number = next(self.phases)
         command = StartTasks(phase=number, name=f"phase {number}", tasks=tasks, seed=0, **fields)
-        return PhaseTasks(command=command, link=link, engine=self.engine), link
+        work = PhaseTasks(command=command, link=link, engine=self.engine, ray_answers=self.cluster.answers)
+        return work, link
 
     async def run(self, *tasks, seconds=30, **fields):
         """Runs a graph; its story: records by (task, run), and all events."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import time
 from pathlib import Path
@@ -12,8 +13,10 @@ import pytest
 
 from governor.errors import ConductorError
 from governor.messages import Log, PartEnded, TaskAttemptEnded, TaskEnded, TaskRecord, TaskStarted
+from governor.tasks.phase import LINES_WAITING, REPORTS_AT_ONCE
 
-GRACE = 0.2  # of the engine in conftest.py
+GRACE = 0.4
+"""Not that of the engine in conftest.py."""
 
 pytestmark = [pytest.mark.ray, pytest.mark.asyncio(loop_scope="session")]
 
@@ -253,26 +256,89 @@ async def test_ids_of_any_form_name_files_below_the_results_folder(crew, task):
         assert Path(record.value_file).parts[0] == "results"
 
 
-async def test_deaths_are_not_late(crew, task):
-    """From the deadline and the grace to the news that the process has been seen dead."""
-    started, late = {}, []
-    phase, link = crew.phase(task("hung", "hold_the_gil", timeout=0.2, repeat=6))
-    report = link.report
-
-    async def timed(event):
-        match event:
-            case TaskStarted():
-                started[event.run] = time.monotonic()
-            case TaskEnded():
-                assert event.record.outcome == "timed_out"
-                late.append(time.monotonic() - started[event.record.run] - 0.2 - GRACE)
-        return await report(event)
-
-    link.report = timed
+async def test_deaths_are_not_late(crew, task, gate):
+    """From the deadline and the grace of a task, by its own clock, to the death of its process."""
+    visit = {"gate": gate.path}
+    phase, _ = crew.phase(task("hung", "batch_deeds:visit", args=visit, timeout=0.2, repeat=6), grace=GRACE)
     phase.begin()
-    await phase.run()
-    assert len(late) == 6
-    assert max(late) < 0.25
+    running = asyncio.create_task(phase.run())
+    lived = await asyncio.gather(*(life_of_the_next(gate) for _ in range(6)))
+    await running
+    assert min(lived) >= 0.2 + GRACE - 0.01, "killed before its time"
+    assert max(lived) < 0.2 + GRACE + 0.25
+
+
+async def life_of_the_next(gate):
+    """Seconds from what a task took for its start to the moment at which its process was dead; it holds the GIL."""
+    visit = await gate.visit()
+    died = asyncio.Event()
+    handle = os.pidfd_open(visit.pid)
+    try:
+        asyncio.get_running_loop().add_reader(handle, died.set)
+        visit.tell("hold the GIL for good")
+        async with asyncio.timeout(30):
+            await died.wait()
+        return time.monotonic() - visit.began
+    finally:
+        asyncio.get_running_loop().remove_reader(handle)
+        os.close(handle)
+
+
+async def test_while_the_governor_is_away_lines_are_dropped_and_counted_and_outcomes_kept(crew, task):
+    phase, link = crew.phase(task("chat", "chat", args={"lines": 100}, repeat=60), task("bad", "fail"))
+    back, over = asyncio.Event(), asyncio.Event()
+    report_all, batch_ended = link.report_all, phase.batch_ended
+
+    async def once_back(events):
+        await back.wait()
+        return await report_all(events)
+
+    def ended(event):
+        batch_ended(event)
+        over.set()
+
+    link.report_all, phase.batch_ended = once_back, ended
+    phase.begin()
+    running = asyncio.create_task(phase.run())
+    async with asyncio.timeout(30):
+        await over.wait()
+        back.set()
+        await running
+    assert len([event for event in link.events if isinstance(event, TaskEnded)]) == 61
+    assert isinstance(link.events[-1], PartEnded)
+    lines = [event for event in link.events if isinstance(event, Log)]
+    [told] = [line for line in lines if line.event == "task.logs_dropped"]
+    assert told.level == "warning"
+    assert len(lines) - 1 + told.data["lines"] == 6001, "a line of each, and a traceback"
+    assert LINES_WAITING <= len(lines) - 1 <= LINES_WAITING + REPORTS_AT_ONCE
+
+
+async def test_a_runner_that_dies_with_ray_is_no_crash_of_its_task(crew, task):
+    phase, link = crew.phase(
+        task("good", "nothing"),
+        task("kill", "shoot", "good", args={"number": int(signal.SIGKILL)}, retries=1),
+        task("after", "nothing", "kill"),
+    )
+
+    async def no_answer():
+        return False
+
+    phase._ray_answers = no_answer
+    phase.begin()
+    with pytest.raises(ConductorError, match="Ray is lost: a runner has died"):
+        async with asyncio.timeout(20):
+            await phase.run()
+    ended = [event.record.task for event in link.events if isinstance(event, TaskEnded)]
+    assert ended == ["good"]
+    assert not [event for event in link.events if isinstance(event, TaskAttemptEnded | PartEnded)]
+    phase.stop("the test is over")
+
+
+async def test_lines_keep_their_level_and_a_traceback_is_an_error(crew, task):
+    story = await crew.run(task("chat", "chat", args={"lines": 6}), task("bad", "fail"))
+    said = {event.data["text"]: event.level for event in story.of(Log) if event.event == "task.log"}
+    assert said == {"0": "debug", "1": "info", "2": "info", "3": "warning", "4": "error", "5": "error"}
+    assert [event.level for event in story.of(Log) if event.event == "task.traceback"] == ["error"]
 
 
 async def test_what_ray_says_is_not_printed(crew, task, capfd):

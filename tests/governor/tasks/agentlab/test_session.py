@@ -6,15 +6,16 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
 import experiments
 import psutil
 import pytest
-from experiments import Exp, story_of
+from experiments import Exp, LaterSums, Sums, story_of
 
-from governor.tasks import SchedulerConfig, run_exp
+from governor.tasks import SchedulerConfig, TaskFailed, poll_for_timeout, run_exp
 from governor.tasks.agentlab.session import Session
 
 SUPPORT = f"{Path(experiments.__file__).parent}:{Path.cwd()}"
@@ -129,6 +130,64 @@ def test_a_reference_stays_in_its_process():
         pickle.dumps(run_exp.remote(Exp("a")))
 
 
+@pytest.mark.parametrize("kind", [Sums, LaterSums])
+@pytest.mark.parametrize("how", [run_exp, run_exp.remote], ids=["here", "remote"])
+def test_the_results_of_what_was_sent_before_are_its_inputs(kind, how):
+    import ray
+
+    rows = list(range(100_000))
+    needs = [
+        run_exp.remote(Exp(1, "give", 20)),
+        run_exp.options(name="any").remote(Exp("rows", "give", rows)),
+    ]
+    bare = ray.put(1)
+    given = how(kind("sum"), *needs, bare, 7, needs[0])
+    given = given if how is run_exp else given.outcome()
+    assert given == {"inputs": {"1": 20, "rows": rows}, "task": "sum"}
+
+
+def test_one_may_come_after_others_of_its_own_id():
+    first = run_exp.remote(Exp("same", "give", 1))
+    assert run_exp.remote(Sums("same"), first).outcome() == {"inputs": {}, "task": "same"}
+
+
+def test_called_here_it_raises_what_it_depends_on():
+    with pytest.raises(TaskFailed, match="bad luck"):
+        run_exp(Sums("sum"), run_exp.remote(Exp("bad", "fail")))
+
+
+def test_a_failure_is_heard_while_others_before_it_still_run(tmp_path):
+    endless = run_exp.remote(Exp("endless", "hold_gil"))
+    never = run_exp.remote(Exp("never"), endless, run_exp.remote(Exp("bad", "fail")))
+    assert never.future.result(30).cause == "bad"
+    assert not endless.future.done()
+    assert poll_for_timeout({"endless": endless}, 0)["endless"].outcome == "timed_out"
+
+
+def test_a_future_that_somebody_wants_to_cancel_ends_as_its_task_does():
+    first = run_exp.remote(Exp("first", "give", 1))
+    assert not first.future.cancel()
+    assert run_exp.remote(Sums("second"), first).outcome()["inputs"] == {"first": 1}
+
+
+def test_what_the_engine_refuses_ends_with_the_reason():
+    session = Session(SchedulerConfig(grace=0.2, max_pending=2))
+    session.open()
+    try:
+        more = {"timeout": 60, "retries": 0, "resources": {}}
+        first = session.submit_one(Exp("a", "give", 1), name="a", after=(), **more)
+        first.future.result(30)
+        busy = [
+            session.submit_one(Exp(n, "sleep", 60), name=str(n), after=(), **more).future for n in range(2)
+        ]
+        late = session.submit_one(Exp("b"), name="b", after=(first,), **more)
+        assert late.future.result(30).outcome == "failed"
+        assert late.future.result().error.startswith("QueueFull: ")
+        assert not any(future.done() for future in busy)
+    finally:
+        session.close()
+
+
 # -- ends ---------------------------------------------------------------------------------------------------
 
 LEAVES = """
@@ -228,15 +287,59 @@ def test_rays_end_below_a_session_is_no_trouble():
     assert time.monotonic() - began < 25, "it waits for a Ray that has gone, or starts another"
 
 
+TOO_SLOW = """
+import os, time
+from experiments import Exp
+from governor.tasks import SchedulerConfig
+from governor.tasks.agentlab.session import Session
+session = Session(SchedulerConfig(address=os.environ["RAY"], stop_timeout=0.0))
+session.open()
+more = {"timeout": 60, "retries": 0, "resources": {}}
+running = session.submit_one(Exp("a", "sleep", 60), name="a", after=(), **more)
+waiting = session.submit_one(Exp("b"), name="b", after=[running], **more)
+while running.elapsed() is None:
+    time.sleep(0.01)
+session.close()
+print("ended", running.future.result(5).outcome, waiting.future.result(5).outcome)
+os._exit(0)
+"""
+
+
+def test_a_close_that_takes_too_long_ends_all_references():
+    caller = program(TOO_SLOW)
+    out, err = caller.communicate(timeout=60)
+    assert caller.returncode == 0, err
+    assert [line for line in out.splitlines() if line.startswith("ended cancelled ")]
+
+
+def test_whoever_calls_while_it_ends_hears_of_it():
+    session = Session(SchedulerConfig())
+    session._thread.start()
+    hold, heard = threading.Event(), []
+    session._loop.call_soon_threadsafe(hold.wait)
+    session._loop.call_soon_threadsafe(session._loop.stop)
+
+    def call():
+        with pytest.raises(RuntimeError, match="the session is closed"):
+            session.call(lambda: None)
+        heard.append(True)
+
+    caller = threading.Thread(target=call, daemon=True)
+    caller.start()
+    until(lambda: session._awaited)
+    hold.set()
+    session._end_thread()
+    caller.join(10)
+    assert heard
+
+
 def test_a_closed_session_says_so():
     session = Session(SchedulerConfig(grace=0.2))
     session.open()
     reference = session.submit_one(
         Exp("a", "sleep", 60), name="a", timeout=60, retries=0, resources={}, after=()
     )
-    never = session.submit_one(
-        Exp("b"), name="b", timeout=60, retries=0, resources={}, after=[reference.future]
-    )
+    never = session.submit_one(Exp("b"), name="b", timeout=60, retries=0, resources={}, after=[reference])
     session.close()
     session.close()
     assert reference.outcome().outcome == "cancelled"

@@ -4,6 +4,7 @@ import ctypes
 import json
 import os
 import socket
+import time
 from pathlib import Path
 
 from governor.tasks import TaskResult
@@ -11,9 +12,16 @@ from governor.tasks import TaskResult
 
 def visit(context, gate, *, stubborn=False):
     """Says that it has begun, and waits for its orders; a stubborn one cannot be cancelled."""
+    began = time.monotonic()
     door = socket.socket(socket.AF_UNIX)
     door.connect(gate)
-    me = {"task": context.task, "run": context.run_id, "attempt": context.attempt, "pid": os.getpid()}
+    me = {
+        "task": context.task,
+        "run": context.run_id,
+        "attempt": context.attempt,
+        "pid": os.getpid(),
+        "began": began,
+    }
     door.sendall(json.dumps(me).encode() + b"\n")
     while True:
         try:
@@ -29,6 +37,10 @@ def visit(context, gate, *, stubborn=False):
     if order == "hold the GIL":
         door.sendall(b"held\n")
         ctypes.PyDLL(None).sleep(60)
+    if order == "hold the GIL for good":
+        mutex = ctypes.create_string_buffer(64)  # that of a lock as pthread_mutex_init leaves it
+        for _ in range(2):
+            ctypes.PyDLL(None).pthread_mutex_lock(mutex)
     return TaskResult(
         metrics={"run": context.run_id, "attempt": context.attempt},
         payload=f"{context.task}/{context.run_id}".encode(),

@@ -160,3 +160,8 @@ def meet(folder, name, other):
 
 def pid():
     return os.getpid()
+
+
+def chat(context, lines):
+    for number in range(lines):
+        context.log.log((10, 20, 25, 30, 40, 50)[number % 6], "%d", number)
