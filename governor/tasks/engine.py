@@ -144,7 +144,7 @@ class Engine:
         found = graph.faults(batch.tasks)
         if found:
             raise GraphError(found)
-        new = sum(task.repeat for task in batch.tasks)
+        new = sum(task.repeat for task in batch.tasks) - len({(each.task, each.run) for each in batch.done})
         pending = self._core.outcomes.pending
         if self._max_pending is not None and pending + new > self._max_pending:
             raise QueueFull(pending=pending, new=new, limit=self._max_pending)

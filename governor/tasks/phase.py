@@ -22,27 +22,19 @@ from governor.tasks.errors import GraphError
 from governor.tasks.fleet.works import file_name
 from governor.tasks.planning.patience import min_wait_num
 from governor.tasks.planning.story import BatchSpec
+from governor.tasks.ports import LEVELS
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from governor.conductors.conductor import Link
-    from governor.messages import ConductorEvent, LogLevel, StartTasks, TaskRecord
+    from governor.messages import ConductorEvent, StartTasks, TaskRecord
     from governor.tasks.engine import Engine
     from governor.tasks.planning.story import Attempt, AttemptEnded, AttemptStarted, BatchEnded, Limits
 
 REPORTS_AT_ONCE: Final = 1024
 LINES_WAITING: Final = 4096
 """Each has up to 4,000 characters; a traceback 20,000."""
-LEVELS: Final[dict[str, LogLevel]] = {
-    "debug": "debug",
-    "warning": "warning",
-    "error": "error",
-    "critical": "error",
-    "traceback": "error",
-}
-"""Of the run's log, for those of users; others, which users may name, are ``info``."""
-
 log = logs.get_logger()
 
 

@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from governor.messages import TaskRecord
+    from governor.messages import LogLevel, TaskRecord
     from governor.tasks.api import BatchId
     from governor.tasks.exchange.wire import Work
     from governor.tasks.planning.story import Attempt, AttemptEnded, AttemptStarted, BatchEnded, Shape
+
+
+LEVELS: Final[dict[str, LogLevel]] = {
+    "debug": "debug",
+    "warning": "warning",
+    "error": "error",
+    "critical": "error",
+    "traceback": "error",
+}
+"""Of the run's log, for those of users; others, which users may name, are ``info``."""
 
 
 class RunnerPool(Protocol):

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from governor import logs
 from governor.tasks.agentlab.study import SYNC_SECONDS
+from governor.tasks.ports import LEVELS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
@@ -30,7 +31,8 @@ class _Listener:
     def batch_ended(self, ended: BatchEnded) -> None: ...
 
     def line(self, attempt: Attempt, run: int, level: str, text: str) -> None:
-        log.info("task.log", task=attempt.task.id, run_id=run, level_of_task=level, text=text)
+        say = getattr(log, LEVELS.get(level, "info"))
+        say("task.log", task=attempt.task.id, run_id=run, text=text)
 
 
 class GraphListener(_Listener):

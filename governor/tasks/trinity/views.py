@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from governor import logs
 from governor.tasks.api import Status
+from governor.tasks.ports import LEVELS
 from governor.tasks.statistics import calculate_task_level_metrics
 from governor.tasks.trinity.waiting import Bell
 
@@ -276,9 +277,8 @@ class BatchView:
         self.wake()
 
     def line(self, attempt: Attempt, run: int, level: str, text: str) -> None:
-        log.info(
-            "task.log", batch=self.batch_id, task=attempt.task.id, run_id=run, level_of_task=level, text=text
-        )
+        say = getattr(log, LEVELS.get(level, "info"))
+        say("task.log", batch=self.batch_id, task=attempt.task.id, run_id=run, text=text)
 
     def batch_ended(self, ended: BatchEnded) -> None:
         if isinstance(ended.batch, int):

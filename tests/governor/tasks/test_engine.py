@@ -9,6 +9,7 @@ from itertools import count
 import pytest
 from core_world import task
 
+from governor.messages import TaskRecord
 from governor.tasks.engine import Engine
 from governor.tasks.errors import GraphError, QueueFull
 from governor.tasks.exchange.wire import Begun, Line, Over, Told
@@ -155,6 +156,14 @@ async def test_what_is_refused_has_changed_nothing(house):
     with pytest.raises(QueueFull, match="1 runs are pending and 10 more would exceed max_pending=10"):
         submit(engine, Listener(), task("c", repeat=10), number=3)
     submit(engine, Listener(), task("c", repeat=9), number=3)
+
+
+async def test_what_is_done_takes_no_room_in_the_queue(house):
+    engine, _, listener = house
+    done = [TaskRecord(task="a", run=run, outcome="succeeded", attempts=1, seconds=0.0) for run in range(9)]
+    submit(engine, listener, task("a", repeat=12), done=tuple(done))
+    with pytest.raises(QueueFull):
+        submit(engine, Listener(), task("b", repeat=8), number=2)
 
 
 async def test_what_no_node_can_hold_fails_at_once_with_the_reason(house):
