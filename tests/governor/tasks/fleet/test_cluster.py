@@ -52,9 +52,9 @@ async def seen(cluster, node_id):
 
 
 async def alone(cluster):
-    """Returns when Ray has noticed that the other node is gone, which may take it 15 s."""
+    """Returns when Ray itself has noticed that the other node is gone, which may take it 15 s."""
     async with asyncio.timeout(30):
-        while len(cluster.nodes) > 1:
+        while len(cluster._alive) > 1:
             await asyncio.sleep(0.1)
             await cluster.refresh()
 
