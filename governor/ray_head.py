@@ -6,7 +6,7 @@ Rules:
    it makes a new one, and task conductors connect to the new address.
 3. Clients need a token: `token_path`, 0600, kept from one head to the next.
 4. `stop` returns when every process is seen dead, also agents in sessions of their own, and the temp folder is gone.
-5. Call `start` in the main thread: PDEATHSIG guards against the death of the thread that forked.
+5. Call `start` in a thread that lives as long as the head is to: PDEATHSIG tells of the death of the thread that forked.
 """
 
 from __future__ import annotations

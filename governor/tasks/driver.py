@@ -1,28 +1,27 @@
 """A Ray driver with an engine in the caller's own process: for those who use the engine without a daemon.
 
 Rules:
-1. Ray that was initialized before is used and left as it is; to ask for another address is an error then. Otherwise the driver connects to `address`, or starts a
-   head of its own on the loopback interface, which ends with it.
-2. `close` leaves nothing: runners are dead, the head is gone, the folder is removed unless it was given.
+1. Ray that was initialized before is used and left as it is; to ask for another address is an error then. Otherwise the
+   first driver connects to `address`, or starts a head of its own on the loopback interface; others share it, and it
+   ends with the last one.
+2. `close` leaves nothing that no other driver uses: runners are dead, the folder is removed unless it was given.
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
-import secrets
 import shutil
 import sys
 import tempfile
 import uuid
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from governor import logs
-from governor.errors import ConductorError
 from governor.tasks.engine import Engine
 from governor.tasks.fleet.cluster import Cluster
+from governor.tasks.fleet.lease import Lease
 from governor.tasks.fleet.nodes import follow
 
 if TYPE_CHECKING:
@@ -30,9 +29,6 @@ if TYPE_CHECKING:
 
     from governor.tasks.actor.functions import Functions
     from governor.tasks.api import SchedulerConfig
-
-TOKEN: Final = secrets.token_hex(32)
-"""For the heads of this process: Ray reads a driver's token once, and keeps it."""
 
 log = logs.get_logger()
 
@@ -73,7 +69,7 @@ class Driver:
             stack.callback(shutil.rmtree, scratch, ignore_errors=True)
             self.folder = self._given or scratch / "run"
             self.folder.mkdir(parents=True, exist_ok=True)
-            self.cluster = cluster = await self._connect(stack, scratch)
+            self.cluster = cluster = await self._connect(stack)
             # Ray is imported by now, with its variables set
             from governor.tasks.actor.functions import Functions  # noqa: PLC0415  # as said above
             from governor.tasks.runners import Runners  # noqa: PLC0415  # as said above
@@ -113,43 +109,11 @@ class Driver:
         else:
             log.error("driver.unclosed", seconds=seconds)
 
-    async def _connect(self, stack: AsyncExitStack, scratch: Path) -> Cluster:
-        address, token_path = self._config.address or "", None
-        if _ray_is_here():
-            address = _adopted(address)
-        elif not address:
-            from governor.ray_head import RayHead  # noqa: PLC0415  # only where one is needed
-
-            head = RayHead(
-                state_folder=scratch,
-                runtime_folder=scratch,
-                num_cpus=self._config.num_cpus or os.cpu_count() or 1,
-                token=TOKEN,
-            )
-            stack.push_async_callback(head.stop)
-            started = await head.start()
-            address, token_path = started.address, str(started.token_path)
-        cluster = Cluster(
-            address=address, token_path=token_path, namespace=f"governor-{uuid.uuid4().hex[:8]}"
-        )
-        stack.push_async_callback(cluster.disconnect)  # before: who is cancelled meanwhile has a thread at it
+    async def _connect(self, stack: AsyncExitStack) -> Cluster:
+        lease = Lease(address=self._config.address, num_cpus=self._config.num_cpus)
+        stack.push_async_callback(lease.leave)  # before: who is cancelled meanwhile has it at work
+        await lease.take()
+        cluster = Cluster(address="", token_path=None, namespace=f"governor-{uuid.uuid4().hex[:8]}")
+        stack.push_async_callback(cluster.disconnect)
         await cluster.connect()
         return cluster
-
-
-def _ray_is_here() -> bool:
-    """Whether this process is a driver of Ray already; does not import Ray to find out."""
-    ray = sys.modules.get("ray")
-    return ray is not None and bool(ray.is_initialized())
-
-
-def _adopted(address: str) -> str:
-    """No address: the connection that there is will be used. Raises ConductorError when it is to another cluster."""
-    import ray  # noqa: PLC0415  # it has been imported
-
-    found = ray.get_runtime_context().gcs_address
-    if address and address != found:
-        raise ConductorError(
-            f"this process is connected to Ray at {found}, and cannot go to {address} as well"
-        )
-    return ""

@@ -6,8 +6,9 @@ Rules:
 2. Each run is one Begun and one Over, whatever user code raises, SystemExit and KeyboardInterrupt too. The Over of a
    run leaves together with the Begun of the next.
 3. Runs do not see each other: each gets its arguments and inputs anew, and so an object that is called.
-4. The process is a child subreaper: what its tasks leave behind stays below it, to be found when it is killed. A child
-   that user code has forked is no runner: it ends where it would return to us.
+4. The process is a child subreaper: what its tasks leave behind stays below it, to be found when it is killed. It is
+   marked, too, and they with it, to be found when it has died. A child that user code has forked is no runner: it ends
+   where it would return to us.
 5. Its exit code is known to nobody outside Ray, so `os._exit` by user code is announced before it happens.
 """
 
@@ -33,15 +34,23 @@ from governor.tasks.actor.reports import Reports, utf8
 from governor.tasks.api import TaskCancelled, TaskContext
 from governor.tasks.exchange import reaper, values
 from governor.tasks.exchange.claims import TICKET
-from governor.tasks.exchange.wire import LENGTH, Begun, File, Hello, Loading, Over, Work, decode_bundle
+from governor.tasks.exchange.wire import (
+    LENGTH,
+    Begun,
+    File,
+    Hello,
+    Loading,
+    Over,
+    Work,
+    decode_bundle,
+    keep_alive,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from governor.tasks.exchange.wire import Bundle, FromRunner, Input
 
-KEEPALIVE: Final = {socket.TCP_KEEPIDLE: 5, socket.TCP_KEEPINTVL: 2, socket.TCP_KEEPCNT: 3}
-"""Seconds of silence, seconds between questions, and how many may stay unanswered."""
 READ_BYTES: Final = 256 * 1024
 OURS: Final = Path(tasks.__file__).parent
 """Frames of this folder are no concern of a user."""
@@ -96,6 +105,7 @@ class Serving:
                     runner=runner,
                     pid=self._pid,
                     created=reaper.birth(self._pid),
+                    mark=reaper.mark(),
                     node=ray.get_runtime_context().get_node_id(),
                     host=socket.gethostname(),
                     claims=self._claims[0],
@@ -318,9 +328,7 @@ def _connect(path: str, address: tuple[str, int]) -> socket.socket:
         return local
     remote = socket.create_connection(address)
     remote.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    remote.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # a machine without power says no farewell
-    for option, value in KEEPALIVE.items():
-        remote.setsockopt(socket.IPPROTO_TCP, option, value)
+    keep_alive(remote)
     return remote
 
 

@@ -1,14 +1,18 @@
-"""The death of a runner on this machine: its whole tree is killed, and seen dead.
+"""The death of a runner on this machine: all that its tasks have started is killed, and seen dead.
 
-A runner is its tasks' subreaper, so that what they started stays below it, in sessions of its own too. The tree is
-stopped from the root on, until nothing new is found below it: what stands still forks no more. Then all are killed, the
-root first.
+A runner is its tasks' subreaper, so that what they started stays below it, in sessions of its own too. What a runner
+that has crashed leaves behind has another parent by then, and is known by its mark: a resource limit that Linux has
+kept without a use since 2.4 (RLIMIT_LOCKS). Whatever a process does, its children inherit it: by fork alone too, and
+with an environment of their own. Both are stopped, the root first, until nobody new is found: what stands still forks
+no more. Then all are killed.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import resource
+import secrets
 import select
 import signal
 import time
@@ -19,6 +23,11 @@ KILL_SECONDS: Final = 5.0
 """How long a killed process may take to die: only one in an uninterruptible system call takes longer."""
 STOP_SECONDS: Final = 0.05
 """How long a process may take to stand still; who is not ours to stop never does."""
+SETTLE_SECONDS: Final = 0.1
+"""How long processes that end, of whomever, may make us look once more."""
+UNMARKED: Final = 0
+MARK_LIMIT: Final = 10
+"""RLIMIT_LOCKS, which `resource` has no name for."""
 _TICKS: Final = os.sysconf("SC_CLK_TCK")
 _STARTTIME: Final = 19
 """Its place in /proc/PID/stat behind the name, which may hold blanks and brackets."""
@@ -47,34 +56,86 @@ def open_pid(pid: int, created: float) -> int | None:
     return None
 
 
-def kill_tree(pid: int, handle: int) -> list[int]:
-    """Kills the process of the pidfd and its descendants, waits until they are dead; the pids that live on: stuck in
-    the kernel, or of another user.
-
-    Blocks up to `KILL_SECONDS`.
-    """
-    handles = {pid: os.dup(handle)}
-    end = time.monotonic() + KILL_SECONDS
+def mark() -> int:
+    """Marks this process, and all that it starts from now on; `UNMARKED` where the system refuses."""
+    chosen = 1 + secrets.randbits(62)
     try:
-        _stop(pid, handle)
-        _hurry(pid)
-        seen = {pid}
-        while time.monotonic() < end:
-            late = set(_descendants(pid)) - seen
-            if not late:
+        resource.setrlimit(MARK_LIMIT, (chosen, resource.getrlimit(MARK_LIMIT)[1]))
+    except (OSError, ValueError):
+        return UNMARKED
+    return chosen
+
+
+def kill_tree(pid: int, handle: int | None, marked: int = UNMARKED) -> list[int]:
+    """Kills the process of the pidfd (None: it is dead already), its descendants, and all that have its mark; waits
+    until they are dead. The pids that live on: stuck in the kernel, or of another user.
+
+    Blocks up to `KILL_SECONDS` until all stand still, and as long again until they are dead. Raises OSError without
+    descriptors to look at them; those that were found are killed all the same.
+    """
+    handles = {} if handle is None else {pid: handle}
+    seen = set(handles)
+    begin = time.monotonic()
+    try:
+        if handle is not None and not _is_dead(handle):
+            _stop(pid, handle)
+            _hurry(pid)
+        while (passed := time.monotonic() - begin) < KILL_SECONDS:
+            late, settled = _bearers(marked)
+            if handle is not None and not _is_dead(handle):
+                late |= set(_descendants(pid))
+            late -= seen
+            if not late and (settled or passed > SETTLE_SECONDS):
                 break
             seen |= late
-            for each in late:
-                with contextlib.suppress(ProcessLookupError):
-                    handles[each] = os.pidfd_open(each)
-                    _stop(each, handles[each])
+            _hold(late, handles)
         for opened in handles.values():
             _send(opened, signal.SIGKILL)
         return _await_deaths(handles)
     finally:
-        _send(handle, signal.SIGKILL)  # also when the tree could not be read: it is not to stay stopped
         for opened in handles.values():
-            os.close(opened)
+            _send(
+                opened, signal.SIGKILL
+            )  # also when somebody could not be looked at: nobody is to stay stopped
+            if opened != handle:
+                os.close(opened)
+
+
+def _hold(pids: set[int], handles: dict[int, int]) -> None:
+    """Stops them. Where descriptors run out, those that are left are killed at once, and OSError is raised."""
+    rest = list(pids)
+    try:
+        while rest:
+            with contextlib.suppress(ProcessLookupError):
+                handles[rest[-1]] = os.pidfd_open(rest[-1])
+                _stop(rest[-1], handles[rest[-1]])
+            rest.pop()
+    except OSError:
+        for pid in rest:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        raise
+
+
+def _bearers(marked: int) -> tuple[set[int], bool]:
+    """Who has this mark, of those whose limits we may see; and whether nobody ended meanwhile, who might have forked
+    behind our back.
+    """
+    if marked == UNMARKED:
+        return set(), True
+    found: set[int] = set()
+    settled = True
+    for name in os.listdir("/proc"):  # noqa: PTH208  # 1 us each: there may be thousands
+        if not name.isdigit():
+            continue
+        try:
+            if resource.prlimit(int(name), MARK_LIMIT)[0] == marked:
+                found.add(int(name))
+        except ProcessLookupError:
+            settled = False
+        except PermissionError:
+            continue
+    return found, settled
 
 
 def _stop(pid: int, handle: int) -> None:
@@ -129,6 +190,13 @@ def _threads(pid: int) -> list[Path]:
         return list(Path(f"/proc/{pid}/task").iterdir())
     except (FileNotFoundError, ProcessLookupError):
         return []
+
+
+def _is_dead(handle: int) -> bool:
+    """Its pid may be another process's by now."""
+    poll = select.poll()
+    poll.register(handle, select.POLLIN)
+    return bool(poll.poll(0))
 
 
 def _send(handle: int, number: signal.Signals) -> None:

@@ -78,7 +78,7 @@ def keep(
     Raises Unserialisable, or OSError when a file cannot be written.
     """
     result = returned if isinstance(returned, TaskResult) else TaskResult(returned)
-    metrics = _checked(result.metrics if isinstance(returned, TaskResult) else _numbers(returned))
+    metrics = _metrics(returned)
     if not isinstance(result.payload, bytes | bytearray | memoryview):
         raise Unserialisable(f"the payload is a {type(result.payload).__name__}, not bytes")
     if len(result.payload) > LARGEST_PAYLOAD:
@@ -202,13 +202,26 @@ def _all_finite(plain: Any) -> bool:
     return all(map(_all_finite, plain.values())) if type(plain) is dict else True
 
 
-def _numbers(value: Any) -> Mapping[str, float]:
-    """A dict of numbers is its own metrics."""
-    if type(value) is not dict or not all(
-        type(name) is str and has_utf8(name) and _is_number(item) for name, item in value.items()
-    ):
-        return {}
-    return value
+def _metrics(returned: Any) -> dict[str, float]:
+    """They travel in the record. A dict of numbers is its own metrics, where it is not too large for that."""
+    if not isinstance(returned, TaskResult):
+        return _checked(returned) if type(returned) is dict and _are_metrics(returned) else {}
+    metrics = _checked(returned.metrics)
+    if not _travel(metrics):
+        raise Unserialisable(
+            f"{len(metrics)} metrics take more than {INLINE_BYTES} bytes: return what is large as the value"
+        )
+    return metrics
+
+
+def _are_metrics(found: Mapping[Any, Any]) -> bool:
+    named = all(type(name) is str and has_utf8(name) and _is_number(item) for name, item in found.items())
+    return named and _travel(found)
+
+
+def _travel(metrics: Mapping[str, Any]) -> bool:
+    """As names and floats of nine bytes."""
+    return sum(len(name.encode()) + 9 for name in metrics) <= INLINE_BYTES
 
 
 def _checked(metrics: Mapping[str, Any]) -> dict[str, float]:

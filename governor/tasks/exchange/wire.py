@@ -9,6 +9,7 @@ Rules:
 
 from __future__ import annotations
 
+import socket
 import struct
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 LENGTH: Final = struct.Struct("<I")
 LARGEST: Final = 2**31
 """Bytes of one document."""
+KEEPALIVE: Final = {socket.TCP_KEEPIDLE: 5, socket.TCP_KEEPINTVL: 2, socket.TCP_KEEPCNT: 3}
+"""Seconds of silence, seconds between questions, and how many may stay unanswered: some 11 s in all."""
 
 
 class _Message(msgspec.Struct, frozen=True, array_like=True, tag=True, gc=False):
@@ -70,14 +73,15 @@ class Bundle(_Message, frozen=True):
 
 
 class Hello(_Message, frozen=True, kw_only=True):
-    """The runner can work. `created` is the birth of its process, as `reaper.birth` has it;
-    `claims` and `cancels` the descriptors of its pipes (`claims.py`); `shares_folder`: it sees the run's folder.
+    """The runner can work. `created` is the birth of its process, as `reaper.birth` has it, `mark` what `reaper.mark`
+    gave it; `claims` and `cancels` the descriptors of its pipes (`claims.py`); `shares_folder`: it sees the run's folder.
     """
 
     secret: bytes
     runner: int
     pid: int
     created: float
+    mark: int
     node: str
     host: str
     claims: int
@@ -164,3 +168,10 @@ def frames(messages: Iterable[Bundle | FromRunner]) -> bytearray:
         _encoder.encode_into(message, out, start + LENGTH.size)
         LENGTH.pack_into(out, start, len(out) - start - LENGTH.size)
     return out
+
+
+def keep_alive(sock: socket.socket) -> None:
+    """Its end shows, too, when the other machine is gone without a word."""
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in KEEPALIVE.items():
+        sock.setsockopt(socket.IPPROTO_TCP, option, value)

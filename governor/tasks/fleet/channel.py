@@ -26,6 +26,7 @@ from governor.tasks.exchange.wire import (
     Hello,
     decode_from_runner,
     frames,
+    keep_alive,
 )
 
 if TYPE_CHECKING:
@@ -45,8 +46,6 @@ ACCEPT_PAUSE: Final = 0.1
 """Seconds without descriptors; a listener that cannot accept stays readable, and the loop would spin on it."""
 COMPLAINT_SECONDS: Final = 10.0
 """Between two lines of the log about strangers."""
-KEEPALIVE: Final = {socket.TCP_KEEPIDLE: 5, socket.TCP_KEEPINTVL: 2, socket.TCP_KEEPCNT: 3}
-"""A machine that is gone without a word is noticed after some 11 s."""
 _NO_ROOM: Final = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 log = logs.get_logger()
@@ -231,7 +230,8 @@ class Gate:
             return
         local = listener is self._unix
         if not local:
-            _tune(sock)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            keep_alive(sock)
         strangers = self._strangers[local]
         if len(strangers) >= STRANGERS:
             next(iter(strangers)).close()
@@ -272,10 +272,3 @@ class Gate:
         if self._loop.time() >= self._complain_at:
             log.warning("runner.strangers", refused=self._refused, local=local)
             self._refused, self._complain_at = 0, self._loop.time() + COMPLAINT_SECONDS
-
-
-def _tune(sock: socket.socket) -> None:
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for option, value in KEEPALIVE.items():
-        sock.setsockopt(socket.IPPROTO_TCP, option, value)

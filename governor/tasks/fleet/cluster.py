@@ -1,7 +1,7 @@
 """The connection to Ray: made in a thread of its own, asked what the nodes have, watched for its loss.
 
 Ray terminates a driver 61 s after the GCS is lost and fails every call for ever once its raylet is lost. So both are
-watched through a TCP connection that says nothing: its end, and no new one to be had, is the loss.
+watched (`liveness`).
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import contextlib
 import logging
 import math
 import os
-import socket
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import governor
 from governor import logs
 from governor.errors import ConductorError
+from governor.tasks.fleet.liveness import answers, ended
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -28,11 +28,8 @@ if TYPE_CHECKING:
     from governor.tasks.planning.story import Shape
 
 CONNECT_SECONDS: Final = 60.0
-RECONNECT_TRIES: Final = 3
-RECONNECT_SECONDS: Final = 0.5
-PROBE_SECONDS: Final = 1.0
-PROBES: Final = {socket.TCP_KEEPIDLE: 5, socket.TCP_KEEPINTVL: 2, socket.TCP_KEEPCNT: 3}
-"""Of a connection that says nothing: a machine without power does not end it."""
+LEAVE_SECONDS: Final = 10.0
+"""What is tidied up at the end is not waited for any longer: Ray may hang, and its thread with it."""
 AGENT_THREADS: Final = 16
 RAY_NAMES: Final = {"cpus": "CPU", "cpu": "CPU", "gpus": "GPU", "gpu": "GPU"}
 """Names of `resources` in a run file for Ray's own; `memory` (bytes) and custom ones keep their names."""
@@ -69,6 +66,7 @@ class Cluster:
         self._told: frozenset[str] = frozenset()
         self.own: Node | None = None
         self.ray: Any = None
+        self._worker = ""
 
     async def connect(self) -> None:
         """Without an address, the connection that this process has already is used, and left open at the end.
@@ -83,9 +81,8 @@ class Cluster:
                 await self._reachable()
                 await self.call(self._connect)
         except TimeoutError:
-            raise ConductorError(
-                f"Ray at {self.address} did not answer within {CONNECT_SECONDS:g} s"
-            ) from None
+            where = f"Ray at {self.address}" if self.address else "Ray of this process"
+            raise ConductorError(f"{where} did not answer within {CONNECT_SECONDS:g} s") from None
         except ConductorError:
             raise
         except Exception as error:  # Ray raises many types, RuntimeError and ConnectionError among them
@@ -98,21 +95,29 @@ class Cluster:
         """Runs a call into Ray in Ray's thread. Raises ConductorError once the connection has been shut down."""
 
         def guarded() -> T:
-            # Ray would start a cluster of its own now, and wait half a minute for it.
-            if self.ray is not None and not self.ray.is_initialized():
+            # Without one, Ray would start a cluster of its own now; another one is not ours.
+            if self.ray is not None and worker_id() != self._worker:
                 raise ConductorError("the connection to Ray was shut down in this process")
             return function()
 
         return await asyncio.get_running_loop().run_in_executor(self._thread, guarded)
 
     async def call_at_end(self, function: Callable[[], object]) -> None:
-        """As `call`; nothing when the connection has been shut down: what was to be tidied up went with it."""
+        """As `call`, for `LEAVE_SECONDS`; then it is done when Ray's thread comes to it. Nothing when the connection has
+        been shut down: what was to be tidied up went with it.
+        """
+        called = asyncio.ensure_future(self.call(function))
+        done, _ = await asyncio.wait({called}, timeout=LEAVE_SECONDS)
+        if not done:
+            log.error("ray.hangs", seconds=LEAVE_SECONDS)
+            called.add_done_callback(_forget)
+            return
         with contextlib.suppress(ConductorError):
-            await self.call(function)
+            called.result()
 
     async def lost(self) -> str:
         """Returns the reason when the GCS or this node's raylet is gone; until then it waits."""
-        tasks = [asyncio.create_task(_ended(*end), name=f"ray.watch.{end[2]}") for end in self._vital()]
+        tasks = [asyncio.create_task(ended(*end), name=f"ray.watch.{end[2]}") for end in self._vital()]
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             return done.pop().result()
@@ -122,7 +127,7 @@ class Cluster:
 
     async def answers(self) -> bool:
         """Whether the GCS and this node's raylet are there now."""
-        return all(await asyncio.gather(*(_answers(host, port) for host, port, _ in self._vital())))
+        return all(await asyncio.gather(*(answers(host, port) for host, port, _ in self._vital())))
 
     def _vital(self) -> list[tuple[str, int, str]]:
         host, _, port = self.address.rpartition(":")
@@ -151,8 +156,9 @@ class Cluster:
         before = self._told
         await self.call(self._ask_nodes)
         for node in self._alive:
-            if node.id in self._lost and await _answers(node.host, node.port):
+            if node.id in self._lost and await answers(node.host, node.port):
                 self._lost.discard(node.id)
+        self._lost.intersection_update(node.id for node in self._alive)
         self._note_nodes()
         self._told = frozenset(node.id for node in self.nodes)
         return before != self._told
@@ -168,12 +174,12 @@ class Cluster:
         return min(some, key=lambda node_id: (taken.get(node_id, 0) + 1) / (cpus[node_id] or 1.0))
 
     async def is_lost(self, node_id: str) -> bool:
-        """Whether this node is no more: its raylet does not answer within `PROBE_SECONDS`."""
+        """Whether this node is no more: its raylet does not answer."""
         try:
             node = await self._known(node_id)
         except Exception:  # noqa: BLE001  # whatever Ray raises: who is lost is Ray itself
             return False
-        return node is None or not await _answers(node.host, node.port)
+        return node is None or not await answers(node.host, node.port)
 
     async def node_lost(self, node_id: str) -> None:
         """Returns when the raylet of this node is gone; it is none of the nodes then, though Ray itself takes some
@@ -181,7 +187,7 @@ class Cluster:
         """
         node = await self._known(node_id)
         if node is not None:
-            await _ended(node.host, node.port, node_id)
+            await ended(node.host, node.port, node_id)
         self._lost.add(node_id)
         self._note_nodes()
 
@@ -224,10 +230,9 @@ class Cluster:
 
     async def disconnect(self) -> None:
         """Ends a connection that `connect` has made; one that was there before is left as it is."""
-        await self.call_at_end(
-            self._leave
-        )  # behind a `connect` that was cancelled: its thread is still at it
-        self.close()
+        # behind a `connect` that was cancelled: its thread is still at it
+        await self.call_at_end(self._leave)
+        self._thread.shutdown(wait=False)
 
     def _leave(self) -> None:
         """In Ray's thread."""
@@ -297,7 +302,7 @@ class Cluster:
             job_config=JobConfig(_py_driver_sys_path=[root, *filter(None, sys.path)]),
         )
         _quiet()
-        self.ray = ray
+        self.ray, self._worker = ray, worker_id()
         self._ask_nodes()
         self._told = frozenset(node.id for node in self.nodes)
 
@@ -306,7 +311,7 @@ class Cluster:
 
         if not ray.is_initialized():
             raise ConductorError("Ray is not initialized in this process, and no address was given")
-        self.ray = ray
+        self.ray, self._worker = ray, worker_id()
         self._ask_nodes()
         self._told = frozenset(node.id for node in self.nodes)
 
@@ -322,6 +327,8 @@ class Cluster:
             for node in self.ray.nodes()
             if node["Alive"]
         )
+        for gone in self._agents.keys() - {node.id for node in self._alive}:
+            self._agents.pop(gone, None)
         self._note_nodes()
         self.own = next((node for node in self._alive if node.id == here), None)
 
@@ -343,6 +350,14 @@ def _quiet() -> None:
     ray_worker.print_to_stdstream = note
 
 
+def worker_id() -> str:
+    """Ray's id of this process; another one after each `ray.init`, "" without. Does not import Ray to find out."""
+    ray = sys.modules.get("ray")
+    if ray is None or not ray.is_initialized():
+        return ""
+    return str(ray.get_runtime_context().get_worker_id())
+
+
 def demand(shape: Shape) -> dict[str, float]:
     """The resources of a shape by Ray's names."""
     return {RAY_NAMES.get(name, name): amount for name, amount in shape}
@@ -353,45 +368,10 @@ def _fits(node: Node, wanted: Mapping[str, float]) -> int:
     return min(rooms, default=0)
 
 
-async def _connected(host: str, port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """A connection that is ended by the silence of the other machine. Raises OSError, TimeoutError among them."""
-    async with asyncio.timeout(PROBE_SECONDS):
-        reader, writer = await asyncio.open_connection(host, port)
-    sock = writer.get_extra_info("socket")
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for option, value in PROBES.items():
-        sock.setsockopt(socket.IPPROTO_TCP, option, value)
-    return reader, writer
-
-
-async def _answers(host: str, port: int) -> bool:
-    try:
-        _, writer = await _connected(host, port)
-    except OSError:
-        return False
-    writer.transport.abort()
-    return True
-
-
-async def _ended(host: str, port: int, what: str) -> str:
-    failures = 0
-    while True:
-        try:
-            reader, writer = await _connected(host, port)
-        except OSError as error:
-            failures += 1
-            if failures >= RECONNECT_TRIES:
-                return f"{what} at {host}:{port} is gone ({error.strerror or str(error) or 'no answer'})"
-            await asyncio.sleep(RECONNECT_SECONDS)
-            continue
-        failures = 0
-        try:
-            with contextlib.suppress(OSError):
-                while await reader.read(4096):
-                    continue
-        finally:
-            writer.transport.abort()
-        await asyncio.sleep(RECONNECT_SECONDS)  # a back-off: gRPC drops a silent connection now and then
+def _forget(called: asyncio.Future[Any]) -> None:
+    """What nobody waits for any more."""
+    if not called.cancelled():
+        called.exception()
 
 
 def _first_line(error: BaseException) -> str:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from governor import logs
 from governor.tasks.exchange import claims, reaper
 from governor.tasks.fleet.cluster import demand
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Coroutine
 
     from governor.tasks.exchange.wire import Hello
     from governor.tasks.fleet.channel import Connection
@@ -26,6 +27,12 @@ LOST_SECONDS: Final = 1.0
 """For the agent of a node whose raylet is gone: the machine, and what runs on it, may still be there."""
 
 log = logs.get_logger()
+
+
+class Hold(Protocol):
+    """Starts a task and keeps it; when it fails, what it was for ends too."""
+
+    def __call__(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]: ...
 
 
 class Here:
@@ -55,8 +62,8 @@ class Here:
             claims.ask_to_end(self._hello.pid, self._hello.cancels, ticket, self.handle)
 
     def kill_tree(self) -> list[int]:
-        """Blocks until all are dead; the pids that live on."""
-        return reaper.kill_tree(self._hello.pid, self.handle)
+        """Blocks until all are dead, also what it has left behind; the pids that live on."""
+        return reaper.kill_tree(self._hello.pid, self.handle, self._hello.mark)
 
     def close(self) -> None:
         if self.is_open:
@@ -66,35 +73,30 @@ class Here:
 
 
 class Elsewhere:
-    """A runner on another node, reached through that node's agent."""
+    """A runner on another node, reached through that node's agent. `hold` keeps a task until it has ended."""
 
-    def __init__(self, hello: Hello, cluster: Cluster, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, hello: Hello, cluster: Cluster, hold: Hold) -> None:
         self._hello = hello
         self._cluster = cluster
-        self._loop = loop
-        self._calls: set[asyncio.Task[Any]] = set()
-        self._hold(self._call("ready"))  # it takes a second to start: not at the first deadline
+        self._calls: set[asyncio.Task[None]] = set()
+        self._keep = hold
+        self._hold(self._warm())
 
-    def take_back(self, tell: Callable[[tuple[int, ...]], None]) -> None:
-        """Tells which tickets were taken back, when the agent has answered."""
+    def take_back(self, tell: Callable[[tuple[int, ...] | None], None]) -> None:
+        """Tells which tickets were taken back, when the agent has answered; None where nobody knows."""
+        self._hold(self._taken(tell, "take_back", self._hello.claims))
 
-        async def ask() -> None:
-            tell(tuple(await self._of_runner("take_back", self._hello.claims) or ()))
-
-        self._hold(ask())
-
-    def cancel(self, ticket: int, tell: Callable[[tuple[int, ...]], None]) -> None:
+    def cancel(self, ticket: int, tell: Callable[[tuple[int, ...] | None], None]) -> None:
         """In one call: two might overtake each other."""
-
-        async def ask() -> None:
-            hello = self._hello
-            tell(tuple(await self._of_runner("cancel", hello.claims, hello.cancels, ticket) or ()))
-
-        self._hold(ask())
+        self._hold(self._taken(tell, "cancel", self._hello.claims, self._hello.cancels, ticket))
 
     async def kill_tree(self, *, seconds: float = AGENT_SECONDS) -> list[int] | None:
-        """The pids that live on; None where nobody answers."""
-        left: list[int] | None = await self._of_runner("kill_tree", seconds=seconds)
+        """The pids that live on; None where nobody answers. An agent that turns out to be dead is replaced once."""
+        end = time.monotonic() + seconds
+        left: list[int] | None = None
+        for _ in range(2):
+            if left is None and (rest := end - time.monotonic()) > 0:
+                left = await self._ask("kill_tree", self._hello.mark, seconds=rest)
         return left
 
     def close(self) -> None:
@@ -102,25 +104,31 @@ class Elsewhere:
         for call in self._calls:
             call.cancel()
 
-    async def _of_runner(self, method: str, *arguments: Any, seconds: float = AGENT_SECONDS) -> Any:
-        return await self._call(method, self._hello.pid, self._hello.created, *arguments, seconds=seconds)
+    async def _warm(self) -> None:
+        """An agent takes a second to start: not at the first deadline."""
+        await self._ask("ready")
 
-    async def _call(self, method: str, *arguments: Any, seconds: float = AGENT_SECONDS) -> Any:
-        """An agent that turns out to be dead is replaced once. None where nobody answers."""
-        node = self._hello.node
+    async def _taken(
+        self, tell: Callable[[tuple[int, ...] | None], None], method: str, *arguments: int
+    ) -> None:
+        """Asked once: an agent that fails may have taken tickets out of the pipe before."""
+        taken = await self._ask(method, *arguments)
+        tell(None if taken is None else tuple(taken))
+
+    async def _ask(self, method: str, *arguments: int, seconds: float = AGENT_SECONDS) -> Any:
+        """None where nobody answers."""
+        hello = self._hello
+        process = (hello.pid, hello.created) if method != "ready" else ()
         try:
             async with asyncio.timeout(seconds):
-                try:
-                    return await self._cluster.ask_agent(node, method, *arguments)
-                except Exception:  # noqa: BLE001  # whatever Ray raises: the next call goes to a new agent
-                    return await self._cluster.ask_agent(node, method, *arguments)
-        except Exception as error:  # noqa: BLE001  # as above
+                return await self._cluster.ask_agent(hello.node, method, *process, *arguments)
+        except Exception as error:  # noqa: BLE001  # whatever Ray raises
             reason = f"{type(error).__name__}: {str(error)[:300]}"
-            log.warning("node.unanswered", node=self._hello.host, method=method, reason=reason)
+            log.warning("node.unanswered", node=hello.host, method=method, reason=reason)
             return None
 
-    def _hold(self, call: Any) -> None:
-        task: asyncio.Task[Any] = self._loop.create_task(call, name=f"node.{self._hello.host}")
+    def _hold(self, call: Coroutine[Any, Any, None]) -> None:
+        task = self._keep(call, f"node.{self._hello.host}")
         self._calls.add(task)
         task.add_done_callback(self._calls.discard)
 

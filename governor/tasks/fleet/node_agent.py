@@ -17,15 +17,14 @@ class NodeAgent:
         """Answers once the actor is there."""
         return True
 
-    def kill_tree(self, pid: int, created: float) -> list[int]:
-        """As `reaper.kill_tree`; nothing for a process that is dead already."""
+    def kill_tree(self, pid: int, created: float, mark: int) -> list[int]:
+        """As `reaper.kill_tree`; of a process that is dead already, what has its mark."""
         handle = reaper.open_pid(pid, created)
-        if handle is None:
-            return []
         try:
-            return reaper.kill_tree(pid, handle)
+            return reaper.kill_tree(pid, handle, mark)
         finally:
-            os.close(handle)
+            if handle is not None:
+                os.close(handle)
 
     def take_back(self, pid: int, created: float, pipe: int) -> tuple[int, ...]:
         """As `claims.take_back`."""

@@ -24,17 +24,21 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from governor.tasks.exchange.wire import FromRunner
+    from governor.tasks.fleet.member import Hold
 
 log = logs.get_logger()
 
 
 class Intake:
-    """What one such runner says, its files already written. `tell` gets all else, in order."""
+    """What one such runner says, its files already written. `tell` gets all else, in order; `hold` keeps a task."""
 
-    def __init__(self, *, folder: Path, threads: Executor, tell: Callable[[list[FromRunner]], None]) -> None:
+    def __init__(
+        self, *, folder: Path, threads: Executor, tell: Callable[[list[FromRunner]], None], hold: Hold
+    ) -> None:
         self._folder = folder.resolve()
         self._threads = threads
         self._tell = tell
+        self._hold = hold
         self._waiting: deque[FromRunner] = deque()
         self._writing: asyncio.Task[None] | None = None
         self._unwritten = ""
@@ -45,7 +49,7 @@ class Intake:
             return
         self._waiting += documents
         if self._writing is None:
-            self._writing = asyncio.create_task(self._write_all(), name="runner.files")
+            self._writing = self._hold(self._write_all(), "files")
 
     async def settled(self) -> None:
         """Returns when everything that was taken has been told."""
@@ -71,7 +75,7 @@ class Intake:
             if not path.is_relative_to(self._folder) or path.suffix not in values.SUFFIXES:
                 raise PermissionError(f"{file.name!r} is no result of a task")
             values.write(path, file.data)
-        except (OSError, ValueError) as error:  # ValueError: a zero byte in the name
+        except (OSError, ValueError, MemoryError) as error:  # ValueError: a zero byte in the name
             log.warning("runner.unwritten_file", name=file.name, reason=str(error))
             self._unwritten = f"its result cannot be written: {type(error).__name__}: {error}"
 
@@ -97,7 +101,7 @@ def with_files(work: Work, folder: Path) -> Work:
             ]
             for name, items in work.inputs.items()
         }
-    except OSError as error:
+    except (OSError, MemoryError) as error:
         return refused(work, error)
     return msgspec.structs.replace(work, inputs=inputs)
 

@@ -6,11 +6,14 @@ import asyncio
 import os
 import signal
 import time
+from functools import partial
 
+import msgspec
 import psutil
 import pytest
 import pytest_asyncio
 from runner_world import open_world
+from structlog.testing import capture_logs
 
 from governor.tasks.exchange.wire import Begun, Input, Line, Loading, Over, Told
 from governor.tasks.planning.story import RunnerGone
@@ -289,6 +292,51 @@ async def test_a_kill_takes_the_whole_tree(world):
     world.runners.kill(runner, "enough")
     await world.gone(runner)
     assert all(dead(child.pid) for child in [process, *family])
+
+
+async def test_nothing_of_a_crashed_runner_lives_when_its_end_is_told(world, tmp_path):
+    runner = await world.ready(fresh=True)
+    world.runners.send(runner, [world.work("leave_behind", args={"note": str(tmp_path / "note")})])
+    gone = await world.gone(runner)
+    assert "was killed by a signal" in gone.reason
+    left = [int(pid) for pid in (tmp_path / "note").read_text().split()]
+    assert len(left) == 2
+    assert all(map(dead, left))
+
+
+async def test_a_close_while_runners_start_waits_for_nobody_and_nothing_is_started_after_it(crew, tmp_path):
+    async with open_world(crew.cluster, tmp_path) as world:
+        busy = asyncio.create_task(crew.cluster.call(partial(time.sleep, 0.3)))
+        await asyncio.sleep(0)
+        first, second = next(world.runners.ids), next(world.runners.ids)
+        world.runners.start(first, ())
+        begun = time.monotonic()
+        asyncio.get_running_loop().call_soon(
+            world.runners.start, second, ()
+        )  # runs while the world is closed
+    assert time.monotonic() - begun < 3
+    assert [event.reason for event in world.heard.all(first, RunnerGone)] == ["the scheduler ends"]
+    assert not world.heard.of[second]
+    await busy
+
+
+async def test_a_task_of_ours_that_fails_ends_the_runner_that_it_was_for(world, monkeypatch):
+    def fails(*_, **__):
+        raise MemoryError("no room")
+
+    runner = await world.ready(fresh=True)
+    pid = world.runners.pid(runner)
+    world.runners._members[runner].hello = msgspec.structs.replace(
+        world.runners._members[runner].hello, shares_folder=False
+    )
+    work = world.work("nothing", inputs={"a": [Input(file="results/none.json")]})
+    with capture_logs() as lines, monkeypatch.context() as patch:
+        patch.setattr("governor.tasks.fleet.remote_files.with_files", fails)
+        world.runners.send(runner, [work])
+        gone = await world.gone(runner)
+    assert "MemoryError: no room" in gone.reason
+    assert dead(pid)
+    assert [line["step"] for line in lines if line["event"] == "runner.failed"] == [f"runner.{runner}.inputs"]
 
 
 async def test_a_runner_that_is_killed_while_it_starts_is_told_once(world):

@@ -83,6 +83,57 @@ def test_a_root_whose_tree_cannot_be_read_dies_all_the_same(tree, monkeypatch):
     assert process.wait(timeout=5) == -signal.SIGKILL
 
 
+def test_who_cannot_be_looked_at_for_want_of_descriptors_is_not_left_standing(tree, monkeypatch):
+    process, handle, family = tree
+    honest, left = os.pidfd_open, iter(range(2))
+
+    def scarce(pid):
+        if next(left, None) is None:
+            raise OSError(24, "too many open files")
+        return honest(pid)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pidfd_open", scarce)
+        with pytest.raises(OSError, match="too many"):
+            reaper.kill_tree(process.pid, handle)
+    assert process.wait(timeout=5) == -signal.SIGKILL
+    end = time.monotonic() + 5
+    while alive(family) and time.monotonic() < end:
+        time.sleep(0.01)
+    assert not alive(family)
+
+
+ORPHANS = """
+import os, subprocess, sys
+from governor.tasks.exchange import reaper
+mark = reaper.mark()
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        import time
+        time.sleep(1000)
+    os._exit(0)
+process = subprocess.Popen(["sleep", "1000"], start_new_session=True, env={})
+print(mark, process.pid, flush=True)
+os.kill(os.getpid(), 9)
+"""
+
+
+def test_what_a_dead_process_has_left_behind_is_found_by_its_mark():
+    process = subprocess.Popen([sys.executable, "-c", ORPHANS], stdout=subprocess.PIPE, text=True)
+    mark, pid = map(int, process.stdout.readline().split())
+    handle = os.pidfd_open(process.pid)
+    process.stdout.close()
+    process.wait()
+    found, _ = reaper._bearers(mark)
+    assert pid in found
+    assert reaper.kill_tree(process.pid, handle, mark) == []
+    os.close(handle)
+    assert not alive([psutil.Process(each) for each in found if psutil.pid_exists(each)])
+    assert reaper.kill_tree(0, None, mark) == []
+    assert os.getpid() not in found
+
+
 def test_a_pid_is_one_process_only_with_its_birth(tree):
     process, _, _ = tree
     born = reaper.birth(process.pid)

@@ -83,6 +83,18 @@ def test_what_is_nested_deeply_or_contains_itself_does_not_travel(tmp_path):
     assert keep(deep[0], folder=tmp_path, stem="t-2").value == deep[0]
 
 
+def test_metrics_are_bounded(tmp_path):
+    """They travel in the record; a large dict of numbers is a value, as all others are."""
+    many = {str(number): float(number) for number in range(INLINE_BYTES // 10)}
+    kept = keep(many, folder=tmp_path, stem="t-0")
+    assert kept.metrics == {}
+    assert load(tmp_path / kept.value_file) == many
+    few = dict(list(many.items())[: INLINE_BYTES // 20])
+    assert keep(few, folder=tmp_path, stem="t-1").metrics == few
+    with pytest.raises(Unserialisable, match="6553 metrics take more than 65536 bytes"):
+        keep(TaskResult(1, many), folder=tmp_path, stem="t-2")
+
+
 def test_metrics_are_numbers_with_names(tmp_path):
     assert keep({"a": 1, "b": np.float32(0.5)}, folder=tmp_path, stem="t").metrics == {"a": 1.0, "b": 0.5}
     assert keep({"a": 1, "b": "no"}, folder=tmp_path, stem="t").metrics == {}

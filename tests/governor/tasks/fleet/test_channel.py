@@ -40,7 +40,7 @@ def touched_memory():
 
 def hello(**fields):
     fields = {"secret": SECRET, "runner": 0, "pid": 1, "created": 0.0, "node": "n", "host": "h", **fields}
-    return Hello(claims=3, cancels=4, shares_folder=True, **fields)
+    return Hello(mark=5, claims=3, cancels=4, shares_folder=True, **fields)
 
 
 class Driver:

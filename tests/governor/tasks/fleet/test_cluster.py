@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import tempfile
+import threading
 import time
 from collections import Counter
+from functools import partial
 
 import numpy as np
 import psutil
@@ -14,6 +17,7 @@ import pytest_asyncio
 from runner_world import USER_CODE, hide, open_world
 from second_node import SecondNode
 
+from governor.errors import ConductorError
 from governor.messages import TaskSpec
 from governor.tasks.engine import Engine
 from governor.tasks.exchange import values
@@ -91,6 +95,14 @@ def unshare(runners):
     (runners._folder / runners._marker).unlink()
 
 
+def kill_and_see(ray, actor):
+    """Returns when no call is answered any more."""
+    ray.kill(actor)
+    with contextlib.suppress(ray.exceptions.RayActorError):
+        while True:
+            ray.get(actor.ready.remote())
+
+
 def is_empty(folder):
     return not list(folder.iterdir())
 
@@ -147,6 +159,28 @@ async def test_plain_runners_go_where_the_most_cpus_are_free():
     for _ in range(8):
         taken[cluster.next_node(taken)] += 1
     assert taken == {"small": 2, "large": 6}
+
+
+async def test_ray_that_hangs_is_not_waited_for(monkeypatch):
+    monkeypatch.setattr("governor.tasks.fleet.cluster.CONNECT_SECONDS", 0.2)
+    monkeypatch.setattr("governor.tasks.fleet.cluster.LEAVE_SECONDS", 0.2)
+    hanging, told = threading.Event(), []
+    server = await asyncio.start_server(lambda *_: None, "127.0.0.1", 0)
+    host, port = server.sockets[0].getsockname()
+    cluster = Cluster(address=f"{host}:{port}", token_path=None, namespace="x")
+    monkeypatch.setattr(cluster, "_connect", hanging.wait)
+    monkeypatch.setattr(cluster, "_leave", lambda: told.append("left"))
+    try:
+        async with asyncio.timeout(10):
+            with pytest.raises(ConductorError, match=r"did not answer within 0\.2 s"):
+                await cluster.connect()
+            await cluster.disconnect()
+        assert not told
+    finally:
+        hanging.set()
+        server.close()
+    await asyncio.to_thread(cluster._thread.shutdown)
+    assert told == ["left"]
 
 
 async def test_far_runners_work_as_near_ones_do(far):
@@ -258,6 +292,31 @@ async def test_a_far_runner_that_has_lost_its_stream_is_killed_before_its_end_is
     assert dead(pid)
 
 
+async def test_nothing_of_a_crashed_far_runner_lives_when_its_end_is_told(far, tmp_path):
+    runner = await far.ready(fresh=True)
+    far.runners.send(runner, [far.work("leave_behind", args={"note": str(tmp_path / "note")})])
+    await far.gone(runner)
+    left = [int(pid) for pid in (tmp_path / "note").read_text().split()]
+    assert len(left) == 2
+    assert all(map(dead, left))
+
+
+async def test_a_far_runner_dies_when_nobody_knows_what_was_taken_back(far, crew):
+    runner = await far.ready(fresh=True)
+    pid = far.runners.pid(runner)
+    first = far.work("sleep")
+    far.runners.send(runner, [first, far.work("nothing")])
+    await far.begun(runner, first)
+    agent = crew.cluster._agents[node_of(far, runner)]
+    await crew.cluster.call(partial(kill_and_see, crew.cluster.ray, agent))
+    far.runners.revoke(runner)
+    gone = await far.gone(runner)
+    assert gone.reason == "its node did not say what it has taken back"
+    assert dead(pid)
+    assert far.heard.of[runner][-1] is gone
+    assert not [each for each in far.heard.of[runner] if isinstance(each, tuple)]
+
+
 async def test_an_agent_that_died_is_replaced(far, crew):
     runner = await far.ready(fresh=True)
     pid = far.runners.pid(runner)
@@ -279,8 +338,13 @@ async def test_a_node_that_joins_gives_places_and_one_that_leaves_takes_them(cre
     crew.engine.resize([(), shape])
     assert (crew.cluster.slots(()), crew.cluster.slots(shape)) == (4, 2)
     assert crew.engine._core.crew.places(()) == 4
+    assert node.id in crew.cluster._agents
     await node.stop()
     await alone(crew.cluster)
+    assert node.id not in crew.cluster._agents
+    await crew.cluster.node_lost(node.id)
+    await crew.cluster.refresh()
+    assert not crew.cluster._lost
     crew.engine.resize([(), shape])
     assert crew.engine._core.crew.places(()) == 2
     assert crew.engine._core.crew.places(shape) == 0
@@ -349,6 +413,7 @@ async def test_a_node_is_lost_its_tasks_go_on_elsewhere_and_count_as_crashed(
             assert record.outcome == "crashed"
             assert "was lost" in record.error
     assert len(hit) == 2
+    assert node.id not in runners._deaths._node_watches
     for (name, _), (runner, pid) in ends.started.items():
         assert runner not in there or dead(pid), name
     await engine.close()

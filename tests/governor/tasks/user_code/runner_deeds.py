@@ -165,6 +165,19 @@ def fork_and_die(note):
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+def leave_behind(note, *, die=True):
+    """Starts what has a session of its own, by fork alone and with an empty environment, and dies."""
+    started = subprocess.Popen(["sleep", "1000"], start_new_session=True, env={})
+    forked = os.fork()
+    if forked == 0:
+        os.setsid()
+        time.sleep(1000)
+    Path(note).write_text(f"{started.pid} {forked}")
+    if die:
+        os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(1000)
+
+
 def fork_many():
     """Children that fork children, all with the runner's descriptors, until they are killed."""
     for _ in range(3):
