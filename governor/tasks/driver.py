@@ -64,6 +64,7 @@ class Driver:
 
     async def open(self) -> None:
         """Returns when every plain place has its runner. Raises ConductorError, and leaves nothing then."""
+        logs.default()
         async with AsyncExitStack() as stack:
             scratch = Path(tempfile.mkdtemp(prefix="governor-"))
             stack.callback(shutil.rmtree, scratch, ignore_errors=True)

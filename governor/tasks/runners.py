@@ -230,7 +230,7 @@ class Runners:
     def _gone(self, member: Member, reason: str) -> None:
         del self._members[member.id]
         if self.listener is not None:
-            self.listener.runner_changed(RunnerGone(member.id, time.monotonic(), reason))
+            self.listener.runner_changed(RunnerGone(member.id, time.monotonic(), reason, member.lost))
 
     # -- what they say --------------------------------------------------------------------------------------
 

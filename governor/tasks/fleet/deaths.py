@@ -139,9 +139,9 @@ class Deaths:
         """Waits for Ray's word on it; what the runner said before its death is read meanwhile."""
         await asyncio.wait({member.ended}, timeout=WORDS_SECONDS)
         told = member.ended.result() if member.ended.done() else ""
-        lost = isinstance(member.reach, Elsewhere) and await self._cluster.is_lost(member.node)
-        left = await self._kill_all(member, lost=lost)
-        await self._end(member, member.why_dead(told, lost), left)
+        member.lost = isinstance(member.reach, Elsewhere) and await self._cluster.is_lost(member.node)
+        left = await self._kill_all(member, lost=member.lost)
+        await self._end(member, member.why_dead(told), left)
 
     async def _kill(self, member: Member) -> None:
         if member.reach is None:  # it is on its way

@@ -149,6 +149,8 @@ class Member:
     """The node that it is to be on; Ray may know better."""
     exit_code: int | None = None
     killing: str | None = None
+    lost: bool = False
+    """Whether it has ended with its node."""
     end: asyncio.Task[None] | None = None
 
     @property
@@ -177,12 +179,12 @@ class Member:
             options["scheduling_strategy"] = "SPREAD"
         return {**options, "resources": wanted}
 
-    def why_dead(self, told: str, node_is_lost: bool) -> str:  # noqa: FBT001  # one caller
+    def why_dead(self, told: str) -> str:
         """What is known about a death that was not ours, in one line."""
         if self.hello is None:
             lines = [line.strip() for line in told.splitlines() if line.strip()]
             return f"the runner died before it was ready: {' '.join(lines)[-500:] or 'Ray does not say why'}"
-        if node_is_lost:
+        if self.lost:
             return f"the node {self.hello.host} was lost"
         who = f"the runner's process {self.hello.pid}"
         if self.exit_code is not None:
