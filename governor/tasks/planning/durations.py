@@ -50,7 +50,7 @@ class Durations:
         return f"<Durations {self._count} sub-tasks, {steps}, limit {self.limit():.6g} s>"
 
     def observe(self, step: BatchId, seconds: float, is_eval: bool) -> None:  # noqa: FBT001  # agreed with the engine
-        """A sub-task of batch `step` ended, `seconds` after it had begun, its retries included.
+        """A sub-task of batch `step` ended, `seconds` after its last attempt had begun.
 
         Raises:
             ValueError: `seconds` is negative, infinite or NaN; nothing is changed.

@@ -209,18 +209,20 @@ def test_runners_make_room_for_what_is_more_urgent_and_needs_what_they_hold():
     assert dispatched.attempts[0].task.id == "big"
 
 
-def test_runners_keep_what_they_hold_for_what_is_less_urgent_until_that_has_waited_long():
+def test_what_is_less_urgent_has_its_turn_once_it_has_waited_long():
     driver = Driver(slots=1, age=100.0)
-    driver.on(Resized({CPU: 2, CPUS: 1}, {}, 0.0))
-    driver.submit(*(task(f"t{n}", resources={"cpus": 1.0}) for n in range(20)), now=150.0)
-    sent = [driver.ready(start.runner, 150.0) for start in driver.of(StartRunner)]
-    driver.submit(task("big", resources={"cpus": 2.0}), batch="big", now=151.0)
-    effects = driver.do(sent[0], 152.0)
-    assert not driver.of(KillRunner, effects)
-    driver.submit(task("plain"), batch="plain", now=153.0)
-    [more] = driver.of(Dispatch, effects)
-    late = driver.do(more, 252.0)
-    assert driver.of(KillRunner, late) == [], "its own work has waited as long"
+    driver.on(Resized({CPU: 1, CPUS: 1}, {}, 0.0))
+    driver.submit(task("first", resources={"cpus": 1.0}))
+    [start] = driver.of(StartRunner)
+    sent = driver.ready(start.runner)
+    driver.submit(task("big", resources={"cpus": 2.0}), batch="big", now=1.0)
+    more = [task(f"t{n}", resources={"cpus": 1.0}, priority=1) for n in range(9)]
+    driver.submit(*more, batch="more", now=2.0)
+    effects = driver.do(sent, 100.0)
+    assert not driver.of(KillRunner, effects), "it has higher priority, and nobody has waited for 100 s"
+    [sent] = driver.of(Dispatch, effects)
+    effects = driver.do(sent, 101.5)
+    assert [kill.runner for kill in driver.of(KillRunner, effects)] == [sent.runner]
 
 
 def test_runners_of_other_resources_make_no_room():
