@@ -79,10 +79,11 @@ def configure(*, log_format: LogFormat, level: str = "info", **bound: object) ->
 
 
 def default() -> None:
-    """For a process of somebody else's that has not set structlog up: lines go to standard error."""
+    """For a process of somebody else's that has not set structlog up: lines from info up go to standard error."""
     if not structlog.is_configured():
         structlog.configure(
-            logger_factory=structlog.PrintLoggerFactory(file=cast("TextIO", _Patient(sys.stderr)))
+            wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
+            logger_factory=structlog.PrintLoggerFactory(file=cast("TextIO", _Patient(sys.stderr))),
         )
 
 

@@ -6,6 +6,8 @@ import asyncio
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
+
 from governor.tasks import OverRollout, SchedulerConfig, Task
 
 USER_CODE = str(Path(__file__).parents[1] / "governor" / "tasks" / "user_code")
@@ -29,6 +31,14 @@ def configured(scheduler, **fields):
 def configure(coordinator, **fields):
     """The same for a coordinator."""
     coordinator.config = configured(coordinator.scheduler, **fields).config
+
+
+def is_alive(pid):
+    """A zombie is dead: only its parent has not looked yet."""
+    try:
+        return psutil.Process(pid).status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
+    except psutil.NoSuchProcess:
+        return False
 
 
 async def within(seconds, awaitable):

@@ -100,6 +100,16 @@ async def gate():
         yield gate
 
 
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def pool(crew):
+    from scheduling import BASE
+
+    from governor.tasks import Scheduler
+
+    async with Scheduler(BASE) as scheduler:
+        yield scheduler
+
+
 @pytest_asyncio.fixture(loop_scope="session")
 async def scheduler(pool):
     """The scheduler of the test's own module, as new."""

@@ -8,28 +8,12 @@ import os
 import signal
 import time
 
-import psutil
 import pytest
-import pytest_asyncio
-from scheduling import BASE, configured, turns, visitor, within
+from scheduling import BASE, configured, is_alive, turns, visitor, within
 
-from governor.tasks import RunnerWrapper, Scheduler, Task
+from governor.tasks import RunnerWrapper, Task
 
 pytestmark = [pytest.mark.ray, pytest.mark.asyncio(loop_scope="session")]
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def pool(crew):
-    async with Scheduler(BASE) as scheduler:
-        yield scheduler
-
-
-def is_alive(pid):
-    """A zombie is dead: only its parent has not looked yet."""
-    try:
-        return psutil.Process(pid).status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
-    except psutil.NoSuchProcess:
-        return False
 
 
 def runners(scheduler):

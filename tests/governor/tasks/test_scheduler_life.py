@@ -7,30 +7,14 @@ import threading
 import time
 from dataclasses import replace
 
-import psutil
 import pytest
-import pytest_asyncio
-from scheduling import BASE, visitor, within
+from scheduling import BASE, is_alive, visitor, within
 
 from governor.errors import GovernorError
 from governor.tasks import RunnerWrapper, Scheduler, Task, TaskResult
 from governor.tasks.driver import Driver
 
 pytestmark = [pytest.mark.ray, pytest.mark.asyncio(loop_scope="session")]
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def pool(crew):
-    async with Scheduler(BASE) as scheduler:
-        yield scheduler
-
-
-def is_alive(pid):
-    """A zombie is dead: only its parent has not looked yet."""
-    try:
-        return psutil.Process(pid).status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
-    except psutil.NoSuchProcess:
-        return False
 
 
 # -- what tasks are given --------------------------------------------------------------------------------------

@@ -274,6 +274,9 @@ async def test_a_far_runner_dies_when_nobody_knows_what_was_taken_back(far, crew
     first = far.work("sleep")
     far.runners.send(runner, [first, far.work("nothing")])
     await far.begun(runner, first)
+    await crew.cluster.ask_agent(
+        node_of(far, runner), "ready"
+    )  # the runner has asked it too, and is answered
     agent = crew.cluster._agents[node_of(far, runner)]
     await crew.cluster.call(partial(kill_and_see, crew.cluster.ray, agent))
     far.runners.revoke(runner)

@@ -8,18 +8,11 @@ import os
 import signal
 
 import pytest
-import pytest_asyncio
-from scheduling import BASE, turns, visitor, within
+from scheduling import turns, visitor, within
 
-from governor.tasks import RunnerWrapper, Scheduler, Task
+from governor.tasks import RunnerWrapper, Task
 
 pytestmark = [pytest.mark.ray, pytest.mark.asyncio(loop_scope="session")]
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def pool(crew):
-    async with Scheduler(BASE) as scheduler:
-        yield scheduler
 
 
 def seat(scheduler, place):
