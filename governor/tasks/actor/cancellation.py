@@ -5,6 +5,8 @@ Rules:
    user code is at work, and the signal names its ticket through a pipe.
 2. Whoever clears `ticket` in the main thread has decided: from there on nothing is raised.
 3. A coroutine is cancelled; the exception is raised where user code holds its loop.
+4. Until the pipe is read, the signal is sent again. What was raised where Python ignores exceptions, in a finalizer, is
+   lost: whoever asked kills the runner after the grace.
 """
 
 from __future__ import annotations

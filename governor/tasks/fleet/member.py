@@ -25,6 +25,8 @@ AGENT_SECONDS: Final = 10.0
 """For a node agent to start and to answer."""
 LOST_SECONDS: Final = 1.0
 """For the agent of a node whose raylet is gone: the machine, and what runs on it, may still be there."""
+REMIND_SECONDS: Final = (0.002, 0.1)
+"""Between two signals for what a runner has not heard: at first, and at most; each time twice as long."""
 
 log = logs.get_logger()
 
@@ -33,6 +35,10 @@ class Hold(Protocol):
     """Starts a task and keeps it; when it fails, what it was for ends too."""
 
     def __call__(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]: ...
+
+
+def _longer(pause: float) -> float:
+    return min(2 * pause, REMIND_SECONDS[1])
 
 
 class Here:
@@ -49,6 +55,7 @@ class Here:
         except OSError:
             os.close(handle)
             raise
+        self._reminder: asyncio.TimerHandle | None = None
         self.is_open = True
 
     def take_back(self, tell: Callable[[tuple[int, ...]], None]) -> None:
@@ -60,6 +67,7 @@ class Here:
         self.take_back(tell)
         if self.is_open:
             claims.ask_to_end(self._hello.pid, self._hello.cancels, ticket, self.handle)
+            self._remind_in(REMIND_SECONDS[0])
 
     def kill_tree(self) -> list[int]:
         """Blocks until all are dead, also what it has left behind; the pids that live on."""
@@ -70,6 +78,17 @@ class Here:
             self.is_open = False
             os.close(self.handle)
             os.close(self._claims)
+            if self._reminder is not None:
+                self._reminder.cancel()
+
+    def _remind_in(self, pause: float) -> None:
+        if self._reminder is not None:
+            self._reminder.cancel()
+        self._reminder = asyncio.get_running_loop().call_later(pause, self._remind, pause)
+
+    def _remind(self, paused: float) -> None:
+        if claims.remind(self._hello.pid, self._hello.cancels, self.handle):
+            self._remind_in(_longer(paused))
 
 
 class Elsewhere:
@@ -88,7 +107,7 @@ class Elsewhere:
 
     def cancel(self, ticket: int, tell: Callable[[tuple[int, ...] | None], None]) -> None:
         """In one call: two might overtake each other."""
-        self._hold(self._taken(tell, "cancel", self._hello.claims, self._hello.cancels, ticket))
+        self._hold(self._cancelled(ticket, tell))
 
     async def kill_tree(self, *, seconds: float = AGENT_SECONDS) -> list[int] | None:
         """The pids that live on; None where nobody answers. An agent that turns out to be dead is replaced once."""
@@ -114,6 +133,14 @@ class Elsewhere:
         """Asked once: an agent that fails may have taken tickets out of the pipe before."""
         taken = await self._ask(method, *arguments)
         tell(None if taken is None else tuple(taken))
+
+    async def _cancelled(self, ticket: int, tell: Callable[[tuple[int, ...] | None], None]) -> None:
+        await self._taken(tell, "cancel", self._hello.claims, self._hello.cancels, ticket)
+        pause = REMIND_SECONDS[0]
+        await asyncio.sleep(pause)
+        while await self._ask("remind", self._hello.cancels):
+            pause = _longer(pause)
+            await asyncio.sleep(pause)
 
     async def _ask(self, method: str, *arguments: int, seconds: float = AGENT_SECONDS) -> Any:
         """None where nobody answers."""

@@ -52,3 +52,13 @@ class NodeAgent:
             finally:
                 os.close(handle)
         return taken
+
+    def remind(self, pid: int, created: float, cancels: int) -> bool:
+        """As `claims.remind`."""
+        handle = reaper.open_pid(pid, created)
+        if handle is None:
+            return False
+        try:
+            return claims.remind(pid, cancels, handle)
+        finally:
+            os.close(handle)

@@ -10,7 +10,7 @@ import pytest
 import pytest_asyncio
 from runner_world import open_world
 
-from governor.tasks.exchange.wire import Begun, Over
+from governor.tasks.exchange.wire import Begun, Over, Told
 from governor.tasks.planning.story import RunnerGone
 
 pytestmark = [pytest.mark.ray, pytest.mark.asyncio(loop_scope="session")]
@@ -55,6 +55,17 @@ async def test_the_attempt_ends_the_rest_comes_back_and_the_runner_lives(world, 
         world.runners.send(runner, [after])
         assert not (await world.over(runner, after))[0].error
         assert len(world.heard.all(runner, Over, work.ticket)) == 1
+    world.give_back(runner)
+
+
+async def test_a_signal_that_was_lost_is_sent_again(world, tmp_path):
+    runner, note = await world.ready(), tmp_path / "note"
+    work = world.work("deaf_until", args={"note": str(note)})
+    world.runners.send(runner, [work])
+    await world.said(runner, Told, work.ticket)
+    world.runners.cancel(runner, work.ticket)
+    note.touch()
+    assert (await world.over(runner, work, seconds=5))[0].error == CANCELLED
     world.give_back(runner)
 
 

@@ -22,7 +22,7 @@ from governor.errors import ConductorError
 from governor.messages import TaskSpec
 from governor.tasks.engine import Engine
 from governor.tasks.exchange import values
-from governor.tasks.exchange.wire import Begun, Input, Line, Loading, Over
+from governor.tasks.exchange.wire import Begun, Input, Line, Loading, Over, Told
 from governor.tasks.fleet.cluster import Cluster, Node
 from governor.tasks.fleet.member import Elsewhere
 from governor.tasks.planning.story import BatchSpec, RunnerGone
@@ -222,6 +222,18 @@ async def test_work_is_taken_back_and_a_task_is_cancelled_by_the_nodes_agent(far
     taken = await far.heard.until(lambda: [each for each in far.heard.of[runner] if isinstance(each, tuple)])
     assert taken == [tuple(work.ticket for work in rest)]
     assert not far.heard.all(runner, Over | Begun | Loading | Line, rest[0].ticket)
+    far.give_back(runner)
+
+
+async def test_a_signal_that_was_lost_is_sent_again_by_the_nodes_agent(far, tmp_path):
+    runner, note = await far.ready(), tmp_path / "note"
+    work, after = far.work("deaf_until", args={"note": str(note)}), far.work("nothing")
+    far.runners.send(runner, [work, after])
+    await far.said(runner, Told, work.ticket)
+    far.runners.cancel(runner, work.ticket)
+    await far.heard.until(lambda: (after.ticket,) in far.heard.of[runner])
+    note.touch()
+    assert (await far.over(runner, work))[0].error == "the task was cancelled"
     far.give_back(runner)
 
 

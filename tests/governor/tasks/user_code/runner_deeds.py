@@ -95,6 +95,16 @@ async def clean_up_async(note):
         Path(note).touch()  # noqa: ASYNC240  # nothing else is in this loop
 
 
+def deaf_until(context, note):
+    """A signal that comes meanwhile is lost."""
+    handler = signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    context.tell(deaf=True)
+    while not Path(note).exists():
+        time.sleep(0.001)
+    signal.signal(signal.SIGUSR1, handler)
+    time.sleep(60)
+
+
 def tell_much(context, seconds=60.0):
     """Talks without a pause."""
     end = time.monotonic() + seconds
