@@ -2,21 +2,70 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Literal, TypeAlias
+
 import click
 
 from governor.cli import ask, display
+from governor.errors import UsageError
+
+Format: TypeAlias = Literal["table", "json", "csv", "parquet"]
+Rows: TypeAlias = Literal["episodes", "tasks", "steps"]
 
 
 @click.command("results")
 @ask.run_argument
 @ask.json_option
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(["table", "json", "csv", "parquet"]),
+    help="How it is shown; json is the same as --json.  [default: table]",
+)
+@click.option(
+    "--of",
+    "rows",
+    type=click.Choice(["episodes", "tasks", "steps"]),
+    help="One row for each of these, instead of the whole result; csv and parquet take episodes by default.",
+)
+@click.option("--phase", metavar="NAME", help="Of this phase alone.")
+@click.option(
+    "--output",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Write there instead of to standard output.",
+)
 @click.pass_obj
-def command(broker: str | None, *, uid: str, as_json: bool) -> None:
-    """Show the result of RUN: its outcome, phases, metrics and tasks."""
-    found = ask.ask(broker, lambda executor: executor.result(uid))
-    if as_json:
-        display.print_json(found)
-        return
-    from governor.cli import tables  # noqa: PLC0415  # rich: not for --json
+def command(
+    broker: str | None,
+    *,
+    uid: str,
+    as_json: bool,
+    form: Format | None,
+    rows: Rows | None,
+    phase: str | None,
+    output: Path | None,
+) -> None:
+    """Show the result of RUN: its outcome, phases, metrics and tasks; or its episodes, tasks or steps, row by row.
 
-    tables.show(tables.result(found))
+    Episodes and steps are read in the run's folder, on the machine of its daemon.
+    """
+    if as_json and form not in (None, "json"):
+        raise UsageError(f"--json and --format {form} contradict each other")
+    form = "json" if as_json else form or "table"
+    if rows is None and form in ("csv", "parquet"):
+        rows = "episodes"
+    if rows is None and (phase is not None or output is not None):
+        raise UsageError("--phase and --output go with rows: say of what with --of")
+    found = ask.ask(broker, lambda executor: executor.result(uid))
+    if rows is not None:
+        from governor.cli import exports  # noqa: PLC0415  # Arrow: not for the result alone
+
+        exports.export(found, rows, form=form, phase=phase, output=output)
+    elif form == "json":
+        display.print_json(found)
+    else:
+        from governor.cli import tables  # noqa: PLC0415  # rich: not for --json
+
+        tables.show(tables.result(found))

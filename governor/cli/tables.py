@@ -59,6 +59,28 @@ def result(found: RunResult) -> Group:
     return Group(*parts)
 
 
+def of_rows(rows: Sequence[dict[str, Any]], *, more: str) -> Group:
+    """Rows with the same names, and what is said about those that are not shown."""
+    table = _table(*(clean(name) for name in rows[0]))
+    for row in rows:
+        _row(table, *(_cell(name, value) for name, value in row.items()))
+    return Group(table, *([Text(more, style="dim")] if more else []))
+
+
+def _cell(name: str, value: Any) -> Text | str:
+    if name == "outcome" and value:
+        return _outcome(value)
+    return "-" if value is None or value == "" else _short(value)
+
+
+def rendered(renderable: RenderableType) -> str:
+    """As `show` would print it."""
+    out = console()
+    with out.capture() as printed:
+        out.print(renderable)
+    return printed.get()
+
+
 def status(report: StatusReport, *, conductors: bool) -> Group:
     """The daemon and its runs; `conductors` adds the processes of each run."""
     head = (

@@ -7,6 +7,7 @@ Sent again, `StartSimulation` ends a PAUSE of the same phase, and begins nothing
 from __future__ import annotations
 
 import asyncio
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from governor.conductors.conductor import Conductor, Link
@@ -29,6 +30,8 @@ class SimulationController(Conductor):
         self._task: asyncio.Task[None] | None = None
 
     async def prepare(self) -> dict[str, Any]:
+        """Arrow is imported here, while environments and agents are built: no other process needs it."""
+        await asyncio.to_thread(import_module, "governor.episodes.trajectories")
         return {}
 
     async def perform(self, command: ConductorCommand) -> Done | Refused:

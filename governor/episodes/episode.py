@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 from governor.episodes import wire
 from governor.episodes.arrays import WireError
+from governor.episodes.entries import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from governor.episodes.line import Line
+    from governor.episodes.recording import StepRecorder
     from governor.messages import EpisodeOutcome
 
 
@@ -34,6 +36,7 @@ class Episode:
         train: bool,
         max_steps: int | None,
         deadline: float | None,
+        recorder: StepRecorder,
         stopping: Callable[[], bool] = lambda: False,
     ) -> None:
         self.value = 0.0
@@ -44,6 +47,7 @@ class Episode:
         self._train = train
         self._max_steps = max_steps
         self._deadline = deadline
+        self._recorder = recorder
         self._stopping = stopping
 
     def play(self) -> tuple[EpisodeOutcome, str]:
@@ -54,15 +58,16 @@ class Episode:
             return "failed", str(fault)
         except WireError as error:
             return "failed", f"wire: {error}"
+        except OSError as error:  # of the recorder alone: what ends a line is a LineError
+            return "failed", f"cannot record its steps: {one_line(error)}"
         except TypeError as error:  # a value that msgpack cannot carry, from an encoder hook
             return "failed", f"wire: {error}"
 
     def _play(self) -> EpisodeOutcome:
         environment, agent, deadline = self._environment, self._agent, self._deadline
         observed = environment.ask(wire.Reset(environment.next(), self._seed), deadline=deadline)
-        request: wire.Begin | wire.Act = wire.Begin(
-            agent.next(), _expect(observed, wire.Observed).observation, self._train
-        )
+        observation = _expect(observed, wire.Observed).observation
+        request: wire.Begin | wire.Act = wire.Begin(agent.next(), observation, self._train)
         limit = self._max_steps
         while True:
             action = _expect(agent.ask(request, deadline=deadline), wire.Acted).action
@@ -72,12 +77,14 @@ class Episode:
             self.value += step.reward
             self.steps += 1
             truncated = step.truncated or (limit is not None and self.steps >= limit)
+            self._recorder.step(observation, action, step.reward, step.terminated, truncated)
             if step.terminated or truncated:
                 self._finish(step, truncated=truncated)
                 return "terminated" if step.terminated else "truncated"
             if self._stopping():
                 return "cancelled"
-            request = wire.Act(agent.next(), step.observation, step.reward)
+            observation = step.observation
+            request = wire.Act(agent.next(), observation, step.reward)
 
     def _finish(self, step: wire.Stepped, *, truncated: bool) -> None:
         if self._train:

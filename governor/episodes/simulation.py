@@ -1,7 +1,8 @@
 """The simulation of one phase: hands out episodes to its workers, keeps their records, decides when it is over.
 
 Rules:
-1. Workers are daemon threads; each episode's line is on disk before it is reported, in the order in which they ended.
+1. Workers are daemon threads; each episode's steps and its line are on disk before it is reported, the lines in the order
+   in which they ended. When the last one has ended, the steps become one table, before the end is reported.
 2. A worker goes on while the governor acknowledges: at most one episode of each worker is unacknowledged. The flow
    control of an acknowledgement takes effect when it arrives.
 3. A stop, whoever asks for it, cancels the episodes that are running at their next step; they are recorded as
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
     from governor.conductors.conductor import Link
+    from governor.episodes.recording import StepRecorder
+    from governor.episodes.spaces import SpaceSpec
     from governor.messages import ConductorSpec, FlowControl
 
 log = logs.get_logger()
@@ -71,6 +74,7 @@ class Simulation:
         known = {record.index for record in command.done}
         self._todo = (index for index in range(command.episodes) if index not in known)
         self._pending: set[Future[Any]] = set()
+        self._recorders: dict[int, tuple[tuple[SpaceSpec, SpaceSpec], StepRecorder]] = {}
         self._began = monotonic()
         self._steps = 0
 
@@ -90,6 +94,23 @@ class Simulation:
         with self._turn:
             due, self._restarted = self._restarts > self._restarted, self._restarts
             return due
+
+    def recorder(self, worker: int, observation: SpaceSpec, action: SpaceSpec) -> StepRecorder:
+        """That of one worker; another one once its environment has other spaces."""
+        from governor.episodes.recording import Columns, StepRecorder  # noqa: PLC0415  # Arrow: not for the forkserver
+
+        spaces, recorder = self._recorders.get(worker, (None, None))
+        if recorder is None or spaces != (observation, action):
+            if recorder is not None:
+                recorder.close()
+            recorder = StepRecorder(
+                Path(self.spec.run_folder),
+                phase=self.command.name,
+                worker=worker,
+                columns=Columns.of(observation, action),
+            )
+            self._recorders[worker] = (observation, action), recorder
+        return recorder
 
     def played_again(self) -> None:
         with self._turn:
@@ -177,18 +198,38 @@ class Simulation:
             )
         except OSError as error:
             self.break_off(f"cannot write {path}: {one_line(error)}")
-            await self._report_end()
+            await self._report_end(0.0)
             return
         with self._file:
             self.obey(strongest(self._goal.ended(record) for record in command.done), end="until")
             await asyncio.gather(*(self._thread(play, worker) for worker in range(command.workers)))
+            seconds = monotonic() - self._began
+            for _, recorder in self._recorders.values():
+                recorder.close()
             if not self.abandoned:
-                await self._report_end()
+                await asyncio.to_thread(self._finalize)
+            if not self.abandoned:
+                await self._report_end(seconds)
 
     def abandon(self) -> None:
         """The process ends. What is being played is not on record: whoever takes the run up plays it again."""
         self.abandoned = True
         self.stop(end="stopped")
+
+    def _finalize(self) -> None:
+        """What cannot be made a table stays as it was recorded, and the part tells why."""
+        from governor.episodes import trajectories  # noqa: PLC0415  # Arrow, as above
+
+        try:
+            trajectories.finalize(
+                Path(self.spec.run_folder),
+                self.command.name,
+                episodes={record.index for record in self._records},
+            )
+        except Exception as error:  # noqa: BLE001  # of Arrow and of the disk
+            self._fault = (
+                self._fault or f"cannot finalize the steps of {self.command.name!r}: {one_line(error)}"
+            )
 
     async def _thread(self, play: Callable[[Simulation, int], None], worker: int) -> None:
         ended = asyncio.Event()
@@ -214,7 +255,8 @@ class Simulation:
         except Exception as error:  # noqa: BLE001  # the link's: the governor refused the event
             self.break_off(one_line(error))
 
-    async def _report_end(self) -> None:
+    async def _report_end(self, seconds: float) -> None:
+        """`seconds` is the time in which episodes were played."""
         with self._turn:
             left = next(self._todo, None) is not None
             if left and not self.stopping:
@@ -223,7 +265,6 @@ class Simulation:
             self.stopping = True  # from here on the eventfd may be closed
         bad = [record for record in self._records if record.outcome in BAD]
         first = f"episode {bad[0].index}: {bad[0].reason or bad[0].outcome}" if bad else ""
-        seconds = monotonic() - self._began
         metrics = summarize(self._records, steps_per_second=self._steps / seconds if seconds else None)
         if self.replays:
             metrics["episodes_played_again"] = self.replays

@@ -1,7 +1,7 @@
 """A worker of a simulation: a thread that holds one environment and a seat at the agent, and plays episodes.
 
 Rules:
-1. Every episode that began is recorded once, with its outcome; what ended a line decides which (`_play_once`).
+1. Every episode that began is recorded once, with its outcome; what ended a line decides which (`_play_through`).
 2. An episode whose environment or agent conductor died is played again, with the same index and seed, when the
    conductor is back: at most `TRIES` times, then it is `crashed`. Such a death alone makes no failure.
 3. After a deadline or a stop, the side that still owes an answer gets `SETTLE_SECONDS`; then an environment is handed
@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from governor import logs
 from governor.episodes import control
+from governor.episodes.conditions import COMPLETE
+from governor.episodes.entries import one_line
 from governor.episodes.episode import Episode
 from governor.episodes.line import Interrupted, Line, Overdue, PeerLost
 from governor.messages import EpisodeRecord
@@ -25,6 +27,7 @@ from transport.errors import ConnectionLost, RequestError, ServiceNotFound, Work
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
+    from governor.episodes.recording import StepRecorder
     from governor.episodes.simulation import Simulation
     from governor.messages import EpisodeOutcome
 
@@ -116,7 +119,7 @@ class Worker:
                 self._simulation.break_off(str(error))
                 reason = str(error)
                 break
-            outcome, reason = self._play_once(episode)
+            outcome, reason = self._play_once(episode, index=index, seed=seed)
             value, steps = episode.value, episode.steps
             if outcome != "crashed":
                 break
@@ -144,11 +147,32 @@ class Worker:
             seed=seed,
             train=command.mode == "train",
             max_steps=command.max_steps,
+            recorder=self._recorder,
             deadline=None if timeout is None else monotonic() + timeout,
             stopping=lambda: self._simulation.stopping,
         )
 
-    def _play_once(self, episode: Episode) -> tuple[EpisodeOutcome, str]:
+    def _play_once(self, episode: Episode, *, index: int, seed: int) -> tuple[EpisodeOutcome, str]:
+        recorder = self._recorder
+        recorder.begin(episode=index, seed=seed)
+        outcome, reason = self._play_through(episode)
+        try:
+            recorder.end(outcome=outcome)
+        except OSError as error:
+            log.warning("episode.not_recorded", index=index, reason=one_line(error))
+            if outcome in COMPLETE:
+                return "failed", f"cannot record its steps: {one_line(error)}"
+        return outcome, reason
+
+    @property
+    def _recorder(self) -> StepRecorder:
+        if self._lease is None:
+            raise OutOfReach("steps cannot be recorded without an environment")
+        return self._simulation.recorder(
+            self._number, self._lease.observation_space, self._lease.action_space
+        )
+
+    def _play_through(self, episode: Episode) -> tuple[EpisodeOutcome, str]:
         try:
             return episode.play()
         except PeerLost as lost:

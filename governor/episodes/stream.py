@@ -1,0 +1,180 @@
+"""Rows of steps on their way to disk: an Arrow IPC stream that outlives its process at every moment.
+
+Rules:
+1. What `Stream.append` wrote is in the kernel when it returns. A write that failed leaves no trace, so that the next
+   one may succeed.
+2. Each batch says which episodes its rows belong to (`Run`), in the order of the rows: what is the same for all steps of
+   an episode is not written with each of them.
+3. A stream is written by the one process that made it, and never again: a later life makes a stream with a higher
+   number, its `incarnation`, and what that one says of an episode counts.
+4. Whoever reads takes what is whole: a torn tail is where a stream ends.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import quote
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+SAFE: Final = " !#$&()+,;=@[]^{}~"
+SUFFIX: Final = ".arrow"
+
+
+class Run(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """`rows` rows of one attempt at an episode; `step` is the number of the first one, from 0.
+
+    `outcome` is empty until the attempt has ended: a run without rows tells of an end alone.
+    """
+
+    episode: int
+    attempt: int
+    seed: int
+    step: int
+    rows: int
+    outcome: str = ""
+    reason: str = ""
+
+
+_RUNS: Final = b"runs"
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder(tuple[Run, ...]).decode
+
+
+def folder_of(run_folder: Path) -> Path:
+    return run_folder / "episodes"
+
+
+def stem_of(phase: str) -> str:
+    """A phase may be called anything: what cannot stand in a file name is percent-encoded."""
+    return quote(phase, safe=SAFE)
+
+
+def streams_of(run_folder: Path, phase: str) -> list[tuple[int, int, Path]]:
+    """Incarnation, worker and path of each stream of a phase, oldest first."""
+    found = []
+    folder, stem = folder_of(run_folder), stem_of(phase)
+    for path in folder.iterdir() if folder.is_dir() else ():
+        parts = path.name.removesuffix(SUFFIX).rsplit(".", 2)
+        if path.suffix == SUFFIX and parts[0] == stem and len(parts) == 3:
+            found.append((int(parts[2]), int(parts[1]), path))
+    return sorted(found)
+
+
+class Stream:
+    """The file is made with the first batch. Not for several threads at once."""
+
+    def __init__(self, run_folder: Path, *, phase: str, worker: int, schema: pa.Schema) -> None:
+        before = streams_of(run_folder, phase)
+        self._incarnation = before[-1][0] + 1 if before else 1
+        self._base = folder_of(run_folder) / f"{stem_of(phase)}.{worker}"
+        self._schema = schema
+        self._head = schema.serialize().size
+        self._file = -1
+        self._size = 0
+
+    def append(self, batch: pa.RecordBatch, runs: Sequence[Run]) -> None:
+        """Raises OSError, and nothing of this batch is in the file then."""
+        if self._file < 0:
+            self._open()
+        made = pa.BufferOutputStream()
+        # Made anew each time, and never closed: the file has one schema, and no end but where it ends.
+        pa.ipc.new_stream(made, self._schema).write_batch(batch, custom_metadata={_RUNS: _encode(runs)})
+        data = memoryview(made.getvalue())[self._head if self._size else 0 :]
+        try:
+            self._write(data)
+        except OSError:
+            os.ftruncate(self._file, self._size)
+            raise
+        self._size += len(data)
+
+    def close(self) -> None:
+        """May be called again."""
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+            self._size = 0
+
+    def _open(self) -> None:
+        self._base.parent.mkdir(parents=True, exist_ok=True)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
+        while self._file < 0:
+            path = f"{self._base}.{self._incarnation}{SUFFIX}"
+            try:
+                self._file = os.open(path, flags, 0o644)
+            except FileExistsError:
+                self._incarnation += 1
+
+    def _write(self, left: memoryview) -> None:
+        while left:
+            left = left[os.write(self._file, left) :]  # a disk that fills up takes a part of it first
+
+
+def array(values: NDArray[Any], *, valid: NDArray[np.bool_] | None = None) -> pa.Array:
+    """Numbers as an Arrow array. `pyarrow.array` would do, and would import pandas where it is installed: 0.2 s."""
+    return pa.Array.from_buffers(
+        pa.from_numpy_dtype(values.dtype),
+        len(values),
+        [
+            None if valid is None else _bits(valid),
+            _bits(values) if values.dtype == np.bool_ else _bytes(values),
+        ],
+    )
+
+
+def texts(words: Sequence[str]) -> pa.Array:
+    """Likewise."""
+    data = [word.encode() for word in words]
+    offsets = np.cumsum([0, *map(len, data)]).astype(np.int32)
+    return pa.StringArray.from_buffers(len(words), _bytes(offsets), pa.py_buffer(b"".join(data)))
+
+
+def _bits(flags: NDArray[np.bool_]) -> pa.Buffer:
+    return pa.py_buffer(np.packbits(flags, bitorder="little"))
+
+
+def _bytes(values: NDArray[Any]) -> pa.Buffer:
+    return pa.py_buffer(np.ascontiguousarray(values))
+
+
+class StreamReader:
+    """Batches of a stream by their offsets. A file without a whole schema has no batches; `schema` is None then."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises OSError."""
+        self._file = pa.OSFile(str(path), "rb")
+        self.schema: pa.Schema | None = None
+        try:
+            self.schema = pa.ipc.open_stream(self._file).schema
+        except (pa.ArrowInvalid, OSError, EOFError):
+            self.schema = None
+
+    def close(self) -> None:
+        self._file.close()
+
+    def scan(self) -> Iterator[tuple[int, tuple[Run, ...]]]:
+        """Offset and runs of each batch, up to the end or the tear."""
+        if self.schema is None:
+            return
+        self._file.seek(0)
+        reader = pa.ipc.open_stream(self._file)
+        while True:
+            offset = self._file.tell()
+            try:
+                _, metadata = reader.read_next_batch_with_custom_metadata()
+            except (StopIteration, pa.ArrowInvalid, OSError):
+                return
+            yield offset, _decode(metadata[_RUNS])
+
+    def batch(self, offset: int) -> pa.RecordBatch:
+        self._file.seek(offset)
+        return pa.ipc.read_record_batch(pa.ipc.read_message(self._file), self.schema)

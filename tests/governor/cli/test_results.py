@@ -1,0 +1,204 @@
+import csv
+import io
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pandas as pd
+import pytest
+from click.testing import CliRunner
+from full_disk import full_beyond
+from recorded import RESULT
+from recorded_sessions import record, session
+from recorded_steps import columns, play, recorder
+
+from governor.cli import ask, cli
+from governor.episodes import episode_file, trajectories
+from governor.episodes.sessions import DataManager
+from governor.messages import EpisodeRecord
+
+ROOT = Path(__file__).parents[3]
+
+
+def episode(index, **more):
+    values = {"worker": 0, "seed": 1, "outcome": "terminated", "value": 0.5, "steps": 3, "seconds": 0.25}
+    return EpisodeRecord(index=index, **{**values, **more})
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    """The folder of a run with three episodes of a phase, one of which failed, as its daemon tells of it."""
+    folder = tmp_path / "run"
+    path = episode_file.path_of(folder, "train")
+    with episode_file.EpisodeFile(path=path, phase="train", mode="train", reported=()) as file:
+        for index in range(2):
+            file.append(episode(index))
+        file.append(episode(2, outcome="failed", steps=0, value=float("nan"), reason='no, "floor"\n'))
+    made = recorder(folder)
+    play(made, 0, steps=3)
+    play(made, 1, steps=3)
+    made.close()
+    trajectories.finalize(folder, "train")
+    result = msgspec.structs.replace(RESULT, folder=str(folder))
+    monkeypatch.setattr(ask, "ask", lambda broker, question: result)
+    return folder
+
+
+def results(*arguments):
+    return CliRunner().invoke(cli, ["results", "u1", *map(str, arguments)], prog_name="governor")
+
+
+def test_json_without_rows_is_the_result(run):
+    assert results("--json").stdout == results("--format", "json").stdout
+    assert json.loads(results("--json").stdout)["uid"] == "u1"
+    assert "lake u1 failed" in results().stdout
+    assert results("--format", "table").stdout == results().stdout
+
+
+def test_episodes(run):
+    done = results("--of", "episodes", "--json")
+    found = json.loads(done.stdout)
+    assert [one["outcome"] for one in found] == ["terminated", "terminated", "failed"]
+    assert found[0] == {
+        "phase": "train", "mode": "train", "index": 0, "worker": 0, "seed": 1, "outcome": "terminated", "value": 0.5,
+        "steps": 3, "seconds": 0.25, "reason": "",
+    }  # fmt: skip
+    assert found[2]["value"] is None
+    rows = list(csv.DictReader(io.StringIO(results("--format", "csv").stdout)))
+    assert [row["index"] for row in rows] == ["0", "1", "2"]
+    assert rows[2]["reason"] == 'no, "floor"\n'
+    assert "floor" in results("--of", "episodes").stdout
+
+
+def test_tasks_need_no_folder(run):
+    (run / "episodes").rename(run.parent / "elsewhere")
+    run.rmdir()
+    found = json.loads(results("--of", "tasks", "--format", "json").stdout)
+    assert [(one["task"], one["run"], one["outcome"]) for one in found] == [
+        ("load", 0, "succeeded"), ("fit", 0, "succeeded"), ("fit", 1, "timed_out"), ("show", 0, "upstream_failed"),
+    ]  # fmt: skip
+    assert json.loads(found[1]["metrics"]) == {"gain": 0.25}
+    done = results("--of", "episodes", "--format", "csv")
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert f"the folder of run u1, {run}, is not on this machine" in done.stderr
+
+
+@pytest.mark.parametrize("form", ["json", "csv", "parquet"])
+def test_steps_in_a_file(run, tmp_path, form):
+    path = tmp_path / "steps"
+    done = results("--of", "steps", "--format", form, "--output", path)
+    assert (done.exit_code, done.output) == (0, "")
+    frame = {"json": pd.read_json, "csv": pd.read_csv, "parquet": pd.read_parquet}[form](path)
+    assert frame.episode.tolist() == [0] * 3 + [1] * 3
+    assert frame.reward.sum() == 3.0
+    assert list(frame.columns) == trajectories.read(run).column_names
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["run", "steps"]
+
+
+def test_a_table_for_people_shows_the_first_steps(run):
+    again = recorder(run)
+    play(again, 0, steps=100)
+    again.close()
+    said = results("--of", "steps").stdout
+    assert "63 more: --format csv, json or parquet has all" in said
+    assert len(said.splitlines()) < 50
+
+
+def test_vectors_and_sessions_in_csv_and_json(run, monkeypatch):
+    import gymnasium.spaces as gym
+    import numpy as np
+
+    for phase, space in (("small", gym.Box(-1, 1, (2,))), ("large", gym.Box(-1, 1, (100,)))):
+        made = recorder(run, phase=phase, made=columns(space, gym.Discrete(2)))
+        made.begin(episode=0, seed=0)
+        made.step(np.full(space.shape, 0.5), 1, 1.0, True, False)
+        made.end(outcome="terminated")
+        made.close()
+    manager = DataManager(run, phase="talk")
+    record(manager, session(manager))
+    manager.close()
+    small, large, talk = (
+        next(
+            csv.DictReader(io.StringIO(results("--of", "steps", "--format", "csv", "--phase", phase).stdout))
+        )
+        for phase in ("small", "large", "talk")
+    )
+    assert (small["observation.0"], small["observation.1"]) == ("0.5", "0.5")
+    assert json.loads(large["observation"]) == [0.5] * 100
+    assert json.loads(talk["messages"])[0]["role"] == "user"
+    told = json.loads(results("--of", "steps", "--json", "--phase", "talk").stdout)
+    assert (told[0]["response"], told[0]["outcome"]) == ("4", None)
+    done = results("--of", "steps", "--format", "csv")
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert (
+        "the phases 'train', 'large', 'small', 'talk' have different columns: choose one with --phase"
+        in done.stderr
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--format", "xml"], "'xml' is not one of 'table', 'json', 'csv', 'parquet'"),
+        (["--of", "runs"], "'runs' is not one of"),
+        (["--json", "--format", "csv"], "--json and --format csv contradict each other"),
+        (["--output", "x"], "say of what with --of"),
+        (["--of", "episodes", "--phase", "nope"], "no phase 'nope': 'train', 'analyse'"),
+        (["--of", "steps", "--phase", "nope"], "no steps on record of phase 'nope'"),
+        (["--of", "steps", "--phase", "analyse"], "no steps on record of phase 'analyse'"),
+        (["--of", "tasks", "--phase", "train"], "no tasks on record of phase 'train'"),
+        (["--of", "steps", "--output", "/nowhere/at/all"], "/nowhere/at/all.part: No such file or directory"),
+        (["--of", "steps", "--output", "/"], "/: Is a directory"),
+    ],
+)
+def test_what_makes_no_sense_is_2(run, arguments, said):
+    done = results(*arguments)
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert said in done.stderr
+
+
+def test_a_file_that_may_not_be_written_is_77(run):
+    done = results("--of", "steps", "--output", "/sys/kernel/steps")
+    assert (done.exit_code, done.stdout) == (77, "")
+    assert "/sys/kernel/steps" in done.stderr
+
+
+@pytest.mark.parametrize("form", ["table", "json", "csv", "parquet"])
+def test_a_full_disk_is_75_and_leaves_what_was_there(run, tmp_path, form):
+    path = tmp_path / "steps"
+    path.write_text("before")
+    with full_beyond(100):
+        done = results("--of", "steps", "--format", form, "--output", path)
+    assert (done.exit_code, done.stdout) == (75, "")
+    assert "File too large" in done.stderr
+    assert path.read_text() == "before"
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["run", "steps"]
+
+
+def test_the_full_device_is_75(run):
+    done = results("--of", "steps", "--format", "csv", "--output", "/dev/full")
+    assert (done.exit_code, done.stdout) == (75, "")
+    assert "No space left on device" in done.stderr
+    assert Path("/dev/full").is_char_device()
+
+
+def test_parquet_is_nothing_for_a_terminal(run, monkeypatch):
+    from governor.cli import exports
+
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    monkeypatch.setattr(exports.sys, "stdout", Terminal())
+    with pytest.raises(exports.UsageError, match="say --output FILE"):
+        exports.export(RESULT, "steps", form="parquet", phase=None, output=None)
+
+
+def test_arrow_is_imported_for_rows_alone():
+    code = "import sys; from governor.cli.results import command; import governor.daemon; assert 'pyarrow' not in sys.modules"
+    subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, check=True
+    )

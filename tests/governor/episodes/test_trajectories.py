@@ -1,0 +1,152 @@
+import shutil
+
+import gymnasium.spaces as gym
+import pandas as pd
+import pyarrow.parquet as pq
+import pytest
+from full_disk import full_beyond
+from recorded_steps import columns, play, recorder, rows
+
+from governor.episodes import trajectories
+from governor.errors import UsageError
+
+
+def files(folder):
+    return sorted(path.name for path in (folder / "episodes").iterdir())
+
+
+def test_pandas_reads_a_phase_in_one_line(tmp_path):
+    made = recorder(tmp_path)
+    play(made, 0, steps=2)
+    made.close()
+    trajectories.finalize(tmp_path, "train")
+    frame = pd.read_parquet(f"{tmp_path}/episodes/train.parquet")
+    assert frame.groupby("episode").reward.sum().to_dict() == {0: 1.0}
+    assert frame.phase.tolist() == ["train", "train"]
+    assert frame.outcome.dtype == "category"
+
+
+def test_workers_are_merged_in_order_of_episode_and_step(tmp_path):
+    made = [recorder(tmp_path, worker=worker) for worker in range(3)]
+    for episode in (4, 0, 2, 1, 3):
+        play(made[episode % 3], episode, steps=episode + 1)
+    for one in made:
+        one.close()
+    before = trajectories.read(tmp_path)
+    path = trajectories.finalize(tmp_path, "train")
+    assert rows(tmp_path, "episode", "step") == [
+        (episode, step) for episode in range(5) for step in range(episode + 1)
+    ]
+    assert before.equals(trajectories.read(tmp_path))
+    assert files(tmp_path) == ["train.parquet"]
+    assert path == tmp_path / "episodes/train.parquet"
+
+
+def test_row_groups_are_bounded(tmp_path, monkeypatch):
+    monkeypatch.setattr(trajectories, "ROWS", 10)
+    made = recorder(tmp_path)
+    for episode in range(20):
+        play(made, episode, steps=4)
+    made.close()
+    metadata = pq.read_metadata(trajectories.finalize(tmp_path, "train"))
+    assert {metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)} <= {12, 8}
+    again = recorder(tmp_path)
+    play(again, 7, steps=1)
+    again.close()
+    trajectories.finalize(tmp_path, "train")
+    expected = [(episode, step) for episode in range(20) for step in range(1 if episode == 7 else 4)]
+    assert rows(tmp_path, "episode", "step") == expected
+
+
+def test_a_finalizing_that_died_is_done_again(tmp_path):
+    for worker, steps in ((1, 3), (0, 2)):  # the second life played episode 0 again
+        made = recorder(tmp_path, worker=worker)
+        play(made, 0, steps=steps)
+        play(made, worker + 1, steps=1)
+        made.close()
+    shutil.copytree(tmp_path / "episodes", tmp_path / "kept")
+    trajectories.finalize(tmp_path, "train")
+    expected = rows(tmp_path, "episode", "step", "worker")
+    assert expected == [(0, 0, 0), (0, 1, 0), (1, 0, 0), (2, 0, 1)]
+    for left in (["train.1.1.arrow", "train.0.2.arrow"], ["train.0.2.arrow"]):
+        for name in left:
+            shutil.copy(tmp_path / "kept" / name, tmp_path / "episodes" / name)
+        (tmp_path / "episodes/train.parquet.part").write_bytes(b"half")
+        trajectories.finalize(tmp_path, "train")
+        assert rows(tmp_path, "episode", "step", "worker") == expected
+        assert files(tmp_path) == ["train.parquet"]
+
+
+def test_only_episodes_on_record_are_kept(tmp_path):
+    made = recorder(tmp_path)
+    for episode in range(4):
+        play(made, episode, steps=1)
+    made.close()
+    trajectories.finalize(tmp_path, "train", episodes={1, 3, 9})
+    assert rows(tmp_path, "episode") == [(1,), (3,)]
+
+
+def test_a_full_disk_leaves_what_was_recorded(tmp_path):
+    made = recorder(tmp_path)
+    play(made, 0, steps=5)
+    made.close()
+    before = files(tmp_path)
+    with full_beyond(200), pytest.raises(OSError, match="File too large"):
+        trajectories.finalize(tmp_path, "train")
+    assert files(tmp_path) == before
+    assert len(rows(tmp_path, "step")) == 5
+
+
+def test_nothing_recorded(tmp_path):
+    assert trajectories.finalize(tmp_path, "train") is None
+    assert trajectories.phases_of(tmp_path) == []
+    with pytest.raises(UsageError, match="no steps are on record"):
+        trajectories.read(tmp_path)
+
+
+@pytest.mark.parametrize("phase", ["a/b", "a.0.1", "..", "ä %", "train.parquet"])
+@pytest.mark.parametrize("finalized", [False, True])
+def test_a_phase_may_be_called_anything(tmp_path, phase, finalized):
+    made = recorder(tmp_path, phase=phase)
+    play(made, 0, steps=1)
+    made.close()
+    if finalized:
+        trajectories.finalize(tmp_path, phase)
+    assert trajectories.phases_of(tmp_path) == [phase]
+    assert rows(tmp_path, "phase", phase=None) == [(phase,)]
+
+
+def test_phases_are_told_apart_and_read_together(tmp_path):
+    for phase in ("a", "a.0"):
+        made = recorder(tmp_path, phase=phase)
+        play(made, 0, steps=1)
+        made.close()
+    trajectories.finalize(tmp_path, "a")
+    assert rows(tmp_path, "phase", phase=None) == [("a",), ("a.0",)]
+    assert files(tmp_path) == ["a.0.0.1.arrow", "a.parquet"]
+
+
+def test_phases_with_other_spaces_are_read_one_by_one(tmp_path):
+    other = columns(gym.Box(-1, 1, (2,)), gym.Discrete(2))
+    for phase, spaces in (("a", columns(gym.Discrete(3), gym.Discrete(2))), ("b", other)):
+        made = recorder(tmp_path, phase=phase, made=spaces)
+        made.begin(episode=0, seed=0)
+        made.step(1, 1, 0.0, True, False)
+        made.end(outcome="terminated")
+        made.close()
+    with pytest.raises(UsageError, match="the phases 'a', 'b' have different columns"):
+        trajectories.read(tmp_path)
+    assert len(trajectories.read(tmp_path, "b")) == 1
+
+
+def test_streams_with_other_spaces_are_no_one_table(tmp_path):
+    for spaces in (columns(gym.Discrete(3), gym.Discrete(2)), columns(gym.Box(-1, 1, (2,)), gym.Discrete(2))):
+        made = recorder(tmp_path, made=spaces)
+        made.begin(episode=0, seed=0)
+        made.step(1, 1, 0.0, True, False)
+        made.end(outcome="terminated")
+        made.close()
+    before = files(tmp_path)
+    with pytest.raises(UsageError, match="with other spaces before"):
+        trajectories.finalize(tmp_path, "train")
+    assert files(tmp_path) == before
