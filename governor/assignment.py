@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from governor.messages import DynamicTimeoutSpec, StartSimulation, StartTasks, TaskSpec, Until
+from governor.messages import DynamicTimeoutSpec, Made, StartSimulation, StartTasks, TaskSpec, Until
 from governor.run_file import Run, parse
 from governor.run_model import TASKS
 
 if TYPE_CHECKING:
     from governor.journal_tables import RunRow
     from governor.messages import EpisodeRecord, TaskRecord
+    from governor.run_model import Agent, Environment
     from states.plan import RunPlan
 
 
@@ -47,6 +48,8 @@ class Assignment:
         if chosen.simulate is None:
             raise ValueError(f"phase {chosen.name} has no simulation")
         simulate = chosen.simulate
+        conductors = self.run.conductors
+        inside = simulate.transport == "in_process"
         return StartSimulation(
             phase=phase,
             name=chosen.name,
@@ -62,6 +65,9 @@ class Assignment:
                 Until(metric=u.metric, at_least=u.at_least, average_over=u.average_over) for u in chosen.until
             ),
             done=tuple(done),
+            transport=simulate.transport,
+            made_environment=_made(conductors.environments[simulate.environment]) if inside else None,
+            made_agents=tuple(_made(conductors.agents[name]) for name in simulate.agents) if inside else (),
         )
 
     def tasks(self, phase: int, *, done: list[TaskRecord]) -> StartTasks:
@@ -90,3 +96,7 @@ class Assignment:
     def tasks_of(self, phase: int) -> int:
         """Runs of tasks: a task that repeats counts as often."""
         return sum(task.repeat for task in self.run.phases[phase].tasks)
+
+
+def _made(section: Environment | Agent) -> Made:
+    return Made(entry=section.entry, params=section.params, vector=getattr(section, "vector", 1))

@@ -165,6 +165,7 @@ def _instead(given: object, options: Iterable[object]) -> str:
 def _references(data: Mapping[str, Any]) -> Iterator[tuple[Path, str]]:
     conductors = _mapping(data.get("conductors"))
     yield from _conductor_names(conductors)
+    yield from _one_transport(_list(data.get("phases")))
     first: dict[str, int] = {}
     for index, phase in enumerate(_list(data.get("phases"))):
         if not isinstance(phase, dict):
@@ -199,6 +200,23 @@ def _conductor_names(conductors: Mapping[str, Any]) -> Iterator[tuple[Path, str]
             yield ("conductors", "agents", name), f"the name {name!r} is already used by an environment"
 
 
+def _one_transport(phases: Sequence[Any]) -> Iterator[tuple[Path, str]]:
+    """An agent that is in two processes would learn in one of them and not know of it in the other."""
+    first: dict[str, tuple[int, str]] = {}
+    for index, phase in enumerate(phases):
+        simulate = _mapping(_mapping(phase).get("simulate"))
+        transport = simulate.get("transport", "conductors")
+        for place, name in enumerate(_list(simulate.get("agents"))):
+            if not isinstance(name, str) or not isinstance(transport, str):
+                continue
+            at, other = first.setdefault(name, (index, transport))
+            if other != transport:
+                yield (
+                    ("phases", index, "simulate", "agents", place),
+                    f"agent {name!r} plays with transport: {transport} here and with {other} in phases[{at}]; it must be one",
+                )
+
+
 def _simulation(
     phase: Mapping[str, Any], path: Path, conductors: Mapping[str, Any]
 ) -> Iterator[tuple[Path, str]]:
@@ -218,12 +236,19 @@ def _simulation(
             yield (*place, "agents", index), f"agent {name!r} stands twice"
         seen |= {name} if isinstance(name, str) else set()
     chosen = simulate.get("environment")
-    pool = _mapping(environments.get(chosen)).get("pool", 1) if isinstance(chosen, str) else None
+    section = _mapping(environments.get(chosen)) if isinstance(chosen, str) else {}
+    pool = section.get("pool", 1) if isinstance(chosen, str) else None
     workers = simulate.get("workers", 1)
-    if _is_count(workers) and _is_count(pool) and workers > pool:
+    conducted = simulate.get("transport", "conductors") == "conductors"
+    if conducted and _is_count(workers) and _is_count(pool) and workers > pool:
         yield (
             (*place, "workers"),
             f"{workers} workers need a pool of {workers}; environment {chosen!r} has pool: {pool}",
+        )
+    if conducted and section.get("vector", 1) != 1:
+        yield (
+            (*place, "environment"),
+            f"environment {chosen!r} has a 'vector': that needs transport: in_process",
         )
     for index, condition in enumerate(until):
         if isinstance(condition, dict):

@@ -1,7 +1,8 @@
 """Simulation controller: drives the episodes of a phase between an environment conductor and an agent conductor.
 
-It runs no user code. `StartSimulation` begins a phase's simulation, `StopPart` ends it; the end is `PartEnded`, once.
-Sent again, `StartSimulation` ends a PAUSE of the same phase, and begins nothing, also when the phase is over.
+It runs no user code, unless the phase says ``transport: in_process``: then environments and agents live here, in threads
+of their own. `StartSimulation` begins a phase's simulation, `StopPart` ends it; the end is `PartEnded`, once. Sent again,
+`StartSimulation` ends a PAUSE of the same phase, and begins nothing, also when the phase is over.
 """
 
 from __future__ import annotations
@@ -13,12 +14,15 @@ from typing import TYPE_CHECKING, Any
 from governor.conductors.conductor import Conductor, Link
 from governor.episodes import worker
 from governor.episodes.conditions import faults
+from governor.episodes.in_process import InProcess
 from governor.episodes.simulation import Simulation
 from governor.errors import ExitCode
 from governor.messages import ConductorCommand, ConductorSpec, Done, Refused, StartSimulation, StopPart
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Coroutine, Sequence
+
+    from governor.episodes.kept_agent import KeptAgent
 
 CLOSE_SECONDS = 2.0
 
@@ -28,6 +32,7 @@ class SimulationController(Conductor):
         super().__init__(spec=spec, link=link)
         self._current: Simulation | None = None
         self._task: asyncio.Task[None] | None = None
+        self._agents: dict[str, KeptAgent] = {}
 
     async def prepare(self) -> dict[str, Any]:
         """Arrow is imported here, while environments and agents are built: no other process needs it."""
@@ -65,11 +70,20 @@ class SimulationController(Conductor):
             wrong.append(f"an environment for one agent takes one, not {len(command.agents)}")
         if command.workers < 1:
             wrong.append(f"workers must be at least 1, not {command.workers}")
+        if command.transport == "in_process" and (
+            command.made_environment is None or len(command.made_agents) != len(command.agents)
+        ):
+            wrong.append("the command does not say what its environment and agents are made of")
         if wrong:
             return _refused(wrong)
         self._current = Simulation(command=command, spec=self.spec, link=self.link)
-        self._task = asyncio.create_task(self._current.run(worker.play), name=f"simulation.{command.phase}")
+        self._task = asyncio.create_task(self._playing(self._current), name=f"simulation.{command.phase}")
         return Done()
+
+    def _playing(self, simulation: Simulation) -> Coroutine[Any, Any, None]:
+        if simulation.command.transport == "conductors":
+            return simulation.run(worker.play)
+        return InProcess(simulation, agents=self._agents, give_up=self.give_up).run()
 
     def _has_begun(self, phase: int) -> bool:
         """Phases come one after the other: a command for this one, or one before it, was sent again. A PAUSE of this one

@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from governor.episodes import spaces, state_file, wire
+from governor.episodes.agents import make_agent
 from governor.episodes.arrays import WireError
 from governor.episodes.entries import load, one_line
 from governor.episodes.host import Abandoned, Host
@@ -75,23 +76,15 @@ class AgentHost(Host):
         self._seats[seat] = _Seat()
 
     def _build(self, observation: spaces.SpaceSpec, action: spaces.SpaceSpec) -> None:
-        try:
-            agent = self._factory(
-                observation_space=spaces.build(observation, seed=self._seed),
-                action_space=spaces.build(action, seed=self._seed),
-                seed=self._seed,
-                **self._params,
-            )
-        except Exception as error:
-            raise ConductorError(f"agent {self._entry!r} does not start: {one_line(error)}") from error
-        if not hasattr(agent, "act"):
-            raise ConductorError(f"agent {self._entry!r} has no act")
-        state = state_file.load(self._state_path)
-        if state is not None and hasattr(agent, "load_state_dict"):
-            try:
-                agent.load_state_dict(state)
-            except Exception as error:
-                raise ConductorError(f"agent {self._entry!r}: load_state_dict: {one_line(error)}") from error
+        agent = make_agent(
+            self._factory,
+            entry=self._entry,
+            params=self._params,
+            seed=self._seed,
+            observation=observation,
+            action=action,
+            state_path=self._state_path,
+        )
         self._agent = agent
         self._act = agent.act
         self._learn: Callable[[Transition], Any] | None = getattr(agent, "learn", None)

@@ -74,7 +74,11 @@ class EnvironmentHost(Host):
         except (TypeError, ValueError):
             raise ValueError("it did not return (observation, reward, terminated, truncated, info)") from None
         return wire.Stepped(
-            request.number, self._observation(observation), _reward(reward), bool(terminated), bool(truncated)
+            request.number,
+            self._observation(observation),
+            finite_reward(reward),
+            bool(terminated),
+            bool(truncated),
         )
 
     def _observation(self, value: Any) -> Any:
@@ -90,7 +94,8 @@ class EnvironmentHost(Host):
                 close()
 
 
-def _reward(value: Any) -> float:
+def finite_reward(value: Any) -> float:
+    """Raises ValueError in one line."""
     try:
         reward = float(value)
     except (TypeError, ValueError):

@@ -3,8 +3,8 @@
 Rules:
 1. Workers are daemon threads; each episode's steps and its line are on disk before it is reported, the lines in the order
    in which they ended. When the last one has ended, the steps become one table, before the end is reported.
-2. A worker goes on while the governor acknowledges: at most one episode of each worker is unacknowledged. The flow
-   control of an acknowledgement takes effect when it arrives.
+2. A worker goes on while the governor acknowledges: at most one episode of each worker is unacknowledged, in process
+   `stepping.UNACKNOWLEDGED`. The flow control of an acknowledgement takes effect when it arrives.
 3. A stop, whoever asks for it, cancels the episodes that are running at their next step; they are recorded as
    `cancelled`. PAUSE holds the next episode back until the same phase is started once more. RESET builds the
    environments anew before their next episode, RESTART the agent too, from its saved state.
@@ -50,6 +50,10 @@ def episode_seed(run_seed: int, phase: int, index: int) -> int:
     return int(np.random.SeedSequence(entropy).generate_state(1)[0])
 
 
+class Paused(Exception):
+    """No episode begins now, and the worker has others to see to."""
+
+
 class Simulation:
     """Methods without underscore may be called from any thread, but `run` and `abandon`: those are the event loop's."""
 
@@ -75,14 +79,18 @@ class Simulation:
         self._todo = (index for index in range(command.episodes) if index not in known)
         self._pending: set[Future[Any]] = set()
         self._recorders: dict[int, tuple[tuple[SpaceSpec, SpaceSpec], StepRecorder]] = {}
+        self._unreported: list[EpisodeEnded] = []
+        self._reported: Future[Acknowledged] = Future()
         self._began = monotonic()
         self._steps = 0
 
     # -- for the workers ------------------------------------------------------------------------------------
 
-    def next_index(self) -> int | None:
-        """The episode to play next; waits while paused. None when there is nothing more to do."""
+    def next_index(self, *, wait: bool = True) -> int | None:
+        """The episode to play next; waits while paused, or raises Paused. None when there is nothing more to do."""
         with self._turn:
+            if self._paused and not self.stopping and not wait:
+                raise Paused
             self._turn.wait_for(lambda: not self._paused or self.stopping)
             return None if self.stopping else next(self._todo, None)
 
@@ -127,10 +135,13 @@ class Simulation:
             self._records.append(record)
             self._steps += record.steps
             reached = self._goal.ended(record)
-            reported = self.ask(
-                self.link.report(EpisodeEnded(phase=self.command.phase, episode=record)), stoppable=False
-            )
-        reported.add_done_callback(self._acknowledged)
+            fresh = not self._unreported
+            if fresh:
+                self._reported = self.ask(self._report_episodes(), stoppable=False)
+            self._unreported.append(EpisodeEnded(phase=self.command.phase, episode=record))
+            reported = self._reported
+        if fresh:
+            reported.add_done_callback(self._acknowledged)
         self.obey(reached, end="until")
         return reported
 
@@ -246,6 +257,12 @@ class Simulation:
         name = f"{self.command.name}.worker.{worker}"
         threading.Thread(target=live, name=name, daemon=True).start()
         await ended.wait()
+
+    async def _report_episodes(self) -> Acknowledged:
+        """All that have ended until the event loop gets to it: short episodes do not pay for a report each."""
+        with self._turn:
+            events, self._unreported = self._unreported, []
+        return await self.link.report_all(events)
 
     def _acknowledged(self, reported: Future[Acknowledged]) -> None:
         try:

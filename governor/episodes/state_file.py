@@ -3,7 +3,7 @@
 Rules:
 1. No pickle: numbers of any size, strings, bytes, None, lists, tuples, sets, dicts and arrays of numbers; whatever
    converts to such an array (a tensor on the CPU) comes back as an array. Anything else is a TypeError with its place.
-2. The file is whole or absent: written beside its name, synced, renamed.
+2. The file is whole or absent: written beside its name, synced (unless `save` is told otherwise), renamed.
 """
 
 from __future__ import annotations
@@ -47,15 +47,16 @@ def loads(data: bytes) -> dict[str, Any]:
     return state
 
 
-def save(path: Path, state: dict[str, Any]) -> None:
-    """Raises TypeError (see `dumps`) and OSError."""
+def save(path: Path, state: dict[str, Any], *, sync: bool = True) -> None:
+    """Raises TypeError (see `dumps`) and OSError. Without `sync` it outlives this process, but not a loss of power."""
     data = dumps(state)
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(f"{path.name}.new")
     with beside.open("wb") as file:
         file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
+        if sync:
+            file.flush()
+            os.fsync(file.fileno())
     beside.replace(path)
 
 

@@ -115,9 +115,18 @@ class Until(msgspec.Struct, frozen=True, kw_only=True):
     average_over: int = 1
 
 
+class Made(msgspec.Struct, frozen=True, kw_only=True):
+    """What the run file says of an environment or agent that the simulation builds itself: `vector` of them for a worker."""
+
+    entry: str
+    params: dict[str, Any] = {}
+    vector: int = 1
+
+
 class StartSimulation(Message, frozen=True):
     """Drive the episodes of a phase. `done` are the episodes that ended before this incarnation began: they
-    count, and are not played again.
+    count, and are not played again. `made_environment` and `made_agents` (in the order of `agents`) are there when
+    `transport` is ``in_process``.
     """
 
     phase: int
@@ -132,6 +141,9 @@ class StartSimulation(Message, frozen=True):
     seed: int
     until: tuple[Until, ...] = ()
     done: tuple[EpisodeRecord, ...] = ()
+    transport: Literal["conductors", "in_process"] = "conductors"
+    made_environment: Made | None = None
+    made_agents: tuple[Made, ...] = ()
 
 
 class TaskSpec(msgspec.Struct, frozen=True, kw_only=True, gc=False):

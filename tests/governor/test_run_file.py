@@ -8,7 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from governor import run_check, run_file
+from governor.assignment import Assignment
 from governor.errors import ExitCode, RunFileError
+from governor.messages import Made
 from states.plan import ConductorPlan
 
 GOOD = """\
@@ -68,6 +70,63 @@ def test_to_plan():
         ("analyse", {"tasks"}, "continue"),
     ]
     assert (plan.uid, plan.restarts, plan.wall_clock, plan.deadlines.stop) == ("u1", 2, 900, 20)
+
+
+IN_PROCESS = GOOD.replace("episodes: 400,", "episodes: 400, transport: in_process,")
+
+
+def test_what_only_plays_in_process_has_no_conductor():
+    run = run_file.parse(yaml.safe_load(IN_PROCESS))
+    names = [conductor.name for conductor in run_file.to_plan(run, "u1").conductors]
+    assert names == ["simulation", "tasks"]
+    both = yaml.safe_load(IN_PROCESS)
+    both["conductors"]["agents"]["other"] = both["conductors"]["agents"]["walker"]
+    both["phases"].append({"name": "more", "simulate": {**SIMULATE, "agents": ["other"]}})
+    names = [conductor.name for conductor in run_file.to_plan(run_file.parse(both), "u1").conductors]
+    assert names == ["environment.lake", "agent.other", "simulation", "tasks"]
+
+
+SIMULATE = {"environment": "lake", "agents": ["walker"], "episodes": 5}
+
+
+def test_the_command_of_a_phase_in_process_says_what_to_build():
+    run = run_file.parse(yaml.safe_load(IN_PROCESS))
+    command = Assignment(uid="u1", run=run, folder=".").simulation(0, done=[])
+    assert command.transport == "in_process"
+    assert command.made_environment == Made(entry="gymnasium:FrozenLake-v1", params={"is_slippery": False})
+    assert command.made_agents == (Made(entry="q_learner:QLearner", params={"alpha": 0.5}),)
+    command = Assignment(uid="u1", run=run_file.parse(yaml.safe_load(GOOD)), folder=".").simulation(
+        0, done=[]
+    )
+    assert (command.transport, command.made_environment, command.made_agents) == ("conductors", None, ())
+
+
+def test_workers_in_process_need_no_pool():
+    many = yaml.safe_load(IN_PROCESS.replace("workers: 2", "workers: 9"))
+    assert run_check.faults(many) == []
+    many["phases"][0]["simulate"]["transport"] = "conductors"
+    assert [run_check.spell(path) for path, _ in run_check.faults(many)] == ["phases[0].simulate.workers"]
+
+
+def test_a_vector_plays_in_process():
+    many = yaml.safe_load(IN_PROCESS.replace("pool: 4", "vector: 16"))
+    assert run_check.faults(many) == []
+    command = Assignment(uid="u1", run=run_file.parse(many), folder=".").simulation(0, done=[])
+    assert command.made_environment.vector == 16
+    many["phases"][0]["simulate"] |= {"transport": "conductors", "workers": 1}
+    ((path, said),) = run_check.faults(many)
+    assert run_check.spell(path) == "phases[0].simulate.environment"
+    assert said == "environment 'lake' has a 'vector': that needs transport: in_process"
+
+
+def test_an_agent_has_one_transport():
+    both = yaml.safe_load(IN_PROCESS)
+    both["phases"].append({"name": "more", "simulate": SIMULATE})
+    ((path, said),) = run_check.faults(both)
+    assert run_check.spell(path) == "phases[2].simulate.agents[0]"
+    assert said == (
+        "agent 'walker' plays with transport: conductors here and with in_process in phases[0]; it must be one"
+    )
 
 
 @pytest.mark.parametrize(

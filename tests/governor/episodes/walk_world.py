@@ -144,3 +144,137 @@ class Agent:
 class Random(Agent):
     def act(self, observation, *, explore):
         return int(self.rng.integers(2))
+
+
+class Overwrites(Vector):
+    """Its one observation, written over and over; the action that it was given, too."""
+
+    def reset(self, *, seed=None, options=None):
+        self.state = np.zeros(2, np.float32)
+        return self.state, {}
+
+    def step(self, action):
+        action[:] = 9
+        self.state += 1
+        return self.state, 0.0, False, False, {}
+
+
+class Sleeper(Walk):
+    def __init__(self):
+        time.sleep(30)
+
+
+class Forgetful(Agent):
+    """Without `state_dict`: what it knows, it knows as long as it lives."""
+
+    state_dict = load_state_dict = None
+
+    def __init__(self, **more):
+        super().__init__(**more)
+        self.phases = []
+
+    def act(self, observation, *, explore):
+        if not self.phases or self.acts % 5 == 0:
+            self.phases.append(observation)
+        return super().act(observation, explore=explore)
+
+
+class Unsaveable(Agent):
+    def state_dict(self):
+        return {"learned": object()}
+
+
+class Gradient:
+    """REINFORCE with a linear softmax policy, as small as it gets."""
+
+    def __init__(self, *, observation_space, action_space, seed):
+        self.weights = np.zeros((int(action_space.n), observation_space.shape[0]))
+        self.rng = np.random.default_rng(seed)
+        self.steps = []
+
+    def act(self, observation, *, explore):
+        scores = self.weights @ observation
+        if not explore:
+            return int(np.argmax(scores))
+        chances = np.exp(scores - scores.max())
+        return int(self.rng.choice(len(chances), p=chances / chances.sum()))
+
+    def learn(self, transition):
+        self.steps.append(transition)
+        if transition.terminated or transition.truncated:
+            for back, step in enumerate(reversed(self.steps)):
+                scores = self.weights @ step.observation
+                chances = np.exp(scores - scores.max())
+                chances /= chances.sum()
+                chosen = np.eye(len(chances))[step.action]
+                self.weights += 0.01 * (back + 1) * np.outer(chosen - chances, step.observation)
+            self.steps = []
+
+    def state_dict(self):
+        return {"weights": self.weights, "rng": self.rng.bit_generator.state}
+
+    def load_state_dict(self, state):
+        self.weights = np.array(state["weights"])
+        self.rng.bit_generator.state = state["rng"]
+
+
+class Tires(Walk):
+    """Its `at` counts the steps of all episodes."""
+
+    def __init__(self, *, at, **more):
+        super().__init__(at=10**9, **more)
+        self.left = at
+
+    def step(self, action):
+        self.left -= 1
+        if not self.left:
+            return self.go_wrong(None)
+        return super().step(action)
+
+
+class Reflex:
+    """Acts by what it sees alone, so that an episode is the same whoever plays beside it."""
+
+    fault = ""
+
+    def __init__(self, *, observation_space, action_space, seed):
+        self.learned = 0
+
+    def act(self, observation, *, explore):
+        return int(np.sum(observation) * 1000) % 2
+
+    def learn(self, transition):
+        self.learned += 1
+
+    def state_dict(self):
+        return {"learned": self.learned}
+
+
+class Many(Reflex):
+    def act(self, observation, *, explore):
+        raise AssertionError("one by one")
+
+    def act_many(self, observations, *, explore):
+        assert isinstance(observations, np.ndarray)
+        return [super(Many, self).act(observation, explore=explore) for observation in observations]
+
+
+class Few(Many):
+    def act_many(self, observations, *, explore):
+        return [0]
+
+
+class Stuck(Many):
+    def act_many(self, observations, *, explore):
+        time.sleep(30)
+
+
+class Unlucky(Walk):
+    """Goes wrong in the episodes that begin at `start` alone."""
+
+    def __init__(self, *, start, **more):
+        super().__init__(**more)
+        self.unlucky = start
+
+    def go_wrong(self, normal):
+        return super().go_wrong(normal) if self.start == self.unlucky else normal

@@ -1,0 +1,232 @@
+"""Environment steps per second in process, beside the bare Gymnasium loop with the same agent, and a vector beside Gymnasium's own.
+
+Ours is the controller's whole way: values looked at, episodes written and reported to a governor in another process, the
+agent's state saved. Takes about 30 s: `python benchmarks/episode_stepping.py [seconds for each side of each row]`.
+
+Sides take turns within a row, and the ratio is the median of the turns' ratios.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import tempfile
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, Self
+
+import gymnasium
+import numpy as np
+from bench_steps import HERE, PROGRAM, UID, Governor
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from rows import Row, p50, spread, table
+from step_agent import TrivialAgent
+
+from governor.episodes import Transition
+from governor.messages import (
+    ConductorReady,
+    ConductorSpec,
+    Made,
+    PartEnded,
+    StartSimulation,
+    StopPart,
+    conductor_service,
+    encode,
+    run_service,
+)
+from transport.broker import Broker
+from transport.client import Client
+from transport.worker import Worker
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+TURNS = 5
+VECTOR = 16
+
+
+class Balancing(TrivialAgent):
+    """Keeps the pole up for all of the 500 steps, most of the time, by a rule as short as it gets."""
+
+    def act(self, observation: Any, *, explore: bool) -> int:  # noqa: ARG002
+        return int(observation[2] + 0.5 * observation[3] + 0.05 * observation[1] > 0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class World:
+    what: str
+    agent: str
+    made: Callable[..., Any]
+    vector: int = 1
+
+
+def bare(world: World, seconds: float) -> float:
+    """Steps per second of the loop that everybody writes."""
+    environment = gymnasium.make("CartPole-v1")
+    agent = world.made(
+        observation_space=environment.observation_space, action_space=environment.action_space, seed=0
+    )
+    began, steps, seed = perf_counter(), 0, 0
+    while perf_counter() - began < seconds:
+        observation, _ = environment.reset(seed=seed)
+        seed += 1
+        over = False
+        while not over:
+            action = agent.act(observation, explore=True)
+            following, reward, terminated, truncated, _ = environment.step(action)
+            agent.learn(
+                Transition(
+                    observation=observation,
+                    action=action,
+                    reward=reward,
+                    next_observation=following,
+                    terminated=terminated,
+                    truncated=truncated,
+                )
+            )
+            observation = following
+            steps += 1
+            over = terminated or truncated
+    return steps / (perf_counter() - began)
+
+
+def bare_vector(world: World, seconds: float) -> float:
+    """Gymnasium's own vector, with the same agent, one after the other as `act` and `learn` ask for it."""
+    environment = SyncVectorEnv(
+        [lambda: gymnasium.make("CartPole-v1")] * world.vector, autoreset_mode=AutoresetMode.DISABLED
+    )
+    agent = world.made(
+        observation_space=environment.single_observation_space,
+        action_space=environment.single_action_space,
+        seed=0,
+    )
+    observations, _ = environment.reset(seed=0)
+    began, steps = perf_counter(), 0
+    while perf_counter() - began < seconds:
+        for _ in range(100):
+            actions = np.array([agent.act(observation, explore=True) for observation in observations])
+            following, rewards, terminated, truncated, _ = environment.step(actions)
+            for place in range(world.vector):
+                agent.learn(
+                    Transition(
+                        observation=observations[place],
+                        action=actions[place],
+                        reward=rewards[place],
+                        next_observation=following[place],
+                        terminated=terminated[place],
+                        truncated=truncated[place],
+                    )
+                )
+            steps += world.vector
+            over = terminated | truncated
+            if over.any():
+                following, _ = environment.reset(seed=steps, options={"reset_mask": over})
+            observations = following
+    return steps / (perf_counter() - began)
+
+
+class House:
+    """A broker, somebody who takes reports, and a simulation controller in a process of its own."""
+
+    def __init__(self) -> None:
+        self._governor = Governor()
+        self._stack = AsyncExitStack()
+        self._phase = 0
+
+    async def __aenter__(self) -> Self:
+        stack = self._stack
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gb-")))
+        ends = {"client_endpoint": f"ipc://{folder}/c", "worker_endpoint": f"ipc://{folder}/w"}
+        await stack.enter_async_context(Broker(**ends))
+        await stack.enter_async_context(
+            Worker(ends["worker_endpoint"], run_service(UID), self._governor.take, credit=16)
+        )
+        self._client = await stack.enter_async_context(Client(ends["client_endpoint"]))
+        spec = ConductorSpec(
+            uid=UID,
+            run_name="bench",
+            name="simulation",
+            kind="simulation",
+            incarnation=1,
+            run_folder=str(folder),
+            socket_folder=str(folder),
+            import_folder=str(HERE),
+            seed=0,
+            log_level="warning",
+            **ends,
+        )
+        path = folder / "spec"
+        path.write_bytes(encode(spec))
+        child = subprocess.Popen([sys.executable, "-c", PROGRAM, str(path)], cwd=HERE.parent)  # noqa: ASYNC220  # once, before anything is timed
+        stack.callback(child.wait)
+        stack.callback(child.kill)
+        await self._governor.next(ConductorReady)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._stack.aclose()
+
+    async def play(self, world: World, seconds: float) -> dict[str, float]:
+        """Metrics of a phase that is stopped after `seconds`."""
+        service = conductor_service(UID, "simulation")
+        self._phase += 1
+        start = StartSimulation(
+            phase=self._phase,
+            name=f"bench-{self._phase}",
+            mode="train",
+            environment="e",
+            agents=(world.agent.rpartition(":")[2],),
+            episodes=10**7,
+            workers=1,
+            max_steps=None,
+            episode_timeout=60.0,
+            seed=0,
+            transport="in_process",
+            made_environment=Made(entry="gymnasium:CartPole-v1", vector=world.vector),
+            made_agents=(Made(entry=world.agent),),
+        )
+        await self._client.request(service, encode(start), timeout=10)
+        await asyncio.sleep(seconds)
+        await self._client.request(service, encode(StopPart(phase=self._phase, reason="enough")), timeout=10)
+        return (await self._governor.next(PartEnded)).metrics
+
+
+WORLDS = (
+    World(what="a pole that stands", agent="episode_stepping:Balancing", made=Balancing),
+    World(what="a pole that falls", agent="step_agent:TrivialAgent", made=TrivialAgent),
+    World(what="a pole that stands", agent="episode_stepping:Balancing", made=Balancing, vector=VECTOR),
+    World(what="a pole that falls", agent="step_agent:TrivialAgent", made=TrivialAgent, vector=VECTOR),
+)
+
+
+async def measure(seconds: float) -> list[Row]:
+    rows = []
+    async with House() as house:
+        for world in WORLDS:
+            beside = bare if world.vector == 1 else bare_vector
+            await house.play(world, seconds / 4)
+            ratios, rates = [], []
+            for _ in range(TURNS):
+                alone = beside(world, seconds)
+                metrics = await house.play(world, seconds)
+                rates.append(metrics["steps_per_second"])
+                ratios.append(rates[-1] / alone)
+            kind = f"a vector of {world.vector}" if world.vector > 1 else "CartPole"
+            rows.append(
+                Row(
+                    what=f"steps in process, {kind}, {world.what}: part of {'the SyncVectorEnv loop' if world.vector > 1 else 'the bare loop'}",
+                    figure=p50(ratios),
+                    unit="",
+                    at_least=0.8,
+                    note=f"{spread(ratios, '')}; {p50(rates):,.0f} steps/s; {metrics['steps_mean']:.0f} steps an episode",
+                )
+            )
+    return rows
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(HERE.parent))
+    print(table(asyncio.run(measure(float(sys.argv[1]) if len(sys.argv) > 1 else 2.0))))

@@ -1,0 +1,327 @@
+"""Episodes in the simulation's own process: a worker holds an environment, the agent is an object beside it.
+
+Rules:
+1. The values, the faults and their reasons, the order of act and learn, the seeds are those of `worker`, `episode` and
+   the hosts: the same seed gives the same episodes on either transport.
+2. A step is user code and about a microsecond of ours: nothing is asked, sent or written between two steps.
+3. What ended is reported while the next episodes are played: up to `UNACKNOWLEDGED` of each worker. Those that the
+   governor has not heard of when this process dies are played again.
+4. User code that hangs takes the whole process with it: `in_process.InProcess` watches the `Place` of each worker.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections import deque
+from concurrent.futures import wait
+from math import inf, isfinite
+from time import monotonic
+from typing import TYPE_CHECKING, Any, Final
+
+from governor import logs
+from governor.episodes import spaces
+from governor.episodes.conditions import COMPLETE
+from governor.episodes.conforming import copier
+from governor.episodes.entries import make_environment, one_line
+from governor.episodes.environment_host import finite_reward
+from governor.episodes.transition import Transition
+from governor.errors import ConductorError
+from governor.messages import EpisodeRecord
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+
+    from governor.episodes.kept_agent import KeptAgent
+    from governor.episodes.recording import StepRecorder
+    from governor.episodes.simulation import Simulation
+    from governor.episodes.spaces import Conformer
+    from governor.messages import Acknowledged, EpisodeOutcome, Made
+
+UNACKNOWLEDGED: Final = 256
+BUILD_SECONDS: Final = 60.0
+"""For an environment or an agent to be built."""
+
+RESET: Final = "environment.reset"
+STEP: Final = "environment.step"
+ACT: Final = "agent.act"
+LEARN: Final = "agent.learn"
+SAVE: Final = "agent.state_dict"
+BUILD: Final = "environment"
+JOIN: Final = "agent"
+
+log = logs.get_logger()
+
+
+class WrittenOff(Exception):
+    """The worker came back after it had been found hanging: its episode is on record, or another process's."""
+
+
+class NotRecorded(Exception):
+    """A step could not be written; one line."""
+
+
+class Place:
+    """Where an episode is, for who watches it: in whose code (`where`), since when, until when at most, how far.
+
+    `owner` is the thread that plays it, `number` its place among all that are played at once.
+    """
+
+    __slots__ = (
+        "_lock",
+        "began",
+        "busy",
+        "deadline",
+        "index",
+        "number",
+        "owner",
+        "seed",
+        "steps",
+        "value",
+        "where",
+    )
+
+    def __init__(self, number: int, *, owner: int) -> None:
+        self.number = number
+        self.owner = owner
+        self.where = ""
+        self.busy = False
+        self.index: int | None = None
+        self.seed = 0
+        self.began = 0.0
+        self.deadline = inf
+        self.value = 0.0
+        self.steps = 0
+        self._lock = threading.Lock()
+
+    def enter(self, where: str, *, seconds: float | None, index: int | None = None, seed: int = 0) -> float:
+        """User code begins: an episode or, without an index, something around episodes. Gives its deadline."""
+        with self._lock:
+            self.where, self.index, self.seed = where, index, seed
+            self.value, self.steps = 0.0, 0
+            self.began = monotonic()
+            self.deadline = inf if seconds is None else self.began + seconds
+            self.busy = True
+            return self.deadline
+
+    def leave(self) -> None:
+        """User code is over. Raises WrittenOff when the watch was quicker."""
+        with self._lock:
+            if not self.busy:
+                raise WrittenOff
+            self.busy = False
+
+    def write_off(self, *, began: float) -> bool:
+        """Whether the worker still is where it was since `began`; it is not waited for any more then."""
+        with self._lock:
+            still = self.busy and self.began == began
+            self.busy = self.busy and not still
+            return still
+
+
+class Worker:
+    """The life of one worker, in a thread of its own."""
+
+    def __init__(self, simulation: Simulation, place: Place, agent: KeptAgent, made: Made) -> None:
+        self._simulation = simulation
+        self._place = place
+        self._number = place.owner
+        self._agent = agent
+        self._made = made
+        self._environment: Any = None
+        self._resets = simulation.resets
+        self._unacknowledged: deque[Future[Acknowledged]] = deque()
+
+    def play_all(self) -> None:
+        """Until there is no episode left. Raises ConductorError for what cannot be built, WrittenOff, OSError."""
+        simulation = self._simulation
+        while True:
+            if self._environment is None:
+                self._build()
+            index = simulation.next_index()
+            if index is None:
+                break
+            if self._resets != simulation.resets:
+                self._resets = simulation.resets
+                self._renew()
+            self._report(self._play(index))
+        wait(self._unacknowledged)
+
+    def _report(self, ended: EpisodeRecord) -> None:
+        self._unacknowledged.append(self._simulation.ended(ended))
+        if len(self._unacknowledged) > UNACKNOWLEDGED:
+            wait([self._unacknowledged.popleft()])
+
+    def close(self) -> None:
+        """Gives the environment back."""
+        environment, self._environment = self._environment, None
+        self._close(environment, self._place)
+
+    def _close(self, environment: Any, place: Place) -> None:
+        """What an environment says when it goes helps nobody."""
+        close = getattr(environment, "close", None)
+        if close is not None:
+            place.enter(BUILD, seconds=BUILD_SECONDS)
+            try:
+                close()
+            except Exception as error:  # noqa: BLE001  # user code
+                log.info("environment.close_failed", reason=one_line(error))
+            place.leave()
+
+    # -- building -------------------------------------------------------------------------------------------
+
+    def _build(self) -> None:
+        self._environment = self._make(self._place)
+        self._recorder = self._simulation.recorder(self._number, self._observation, self._action)
+
+    def _make(self, place: Place) -> Any:
+        """An environment, and what is to be known of its spaces; the agent has joined then."""
+        place.enter(BUILD, seconds=BUILD_SECONDS)
+        environment: Any = make_environment(self._made.entry, self._made.params)
+        try:
+            self._observation = spaces.describe(environment.observation_space, role="observation_space")
+            self._action = spaces.describe(environment.action_space, role="action_space")
+        except ConductorError as error:
+            raise ConductorError(f"environment {self._made.entry!r}: {error.reason}") from error
+        place.where = JOIN
+        self._agent.join(self._number, self._observation, self._action)
+        self._plain = isinstance(self._action, spaces.Discrete)
+        self._observed = copier(self._observation)
+        self._conform = spaces.conformer(self._action)
+        place.leave()
+        return environment
+
+    def _renew(self) -> None:
+        """As the governor asked: the environment anew, and the agent too, by one of the workers."""
+        self.close()
+        if self._simulation.take_restart():
+            self._agent.renew()
+        self._build()
+
+    # -- one episode ----------------------------------------------------------------------------------------
+
+    def _play(self, index: int) -> EpisodeRecord:
+        """Raises WrittenOff."""
+        place, recorder = self._place, self._recorder
+        seed = self._simulation.seed_of(index)
+        timeout = self._simulation.command.episode_timeout
+        deadline = place.enter(RESET, seconds=timeout, index=index, seed=seed)
+        recorder.begin(episode=index, seed=seed)
+        outcome, reason = self._play_through(seed, deadline)
+        return record(place, recorder, outcome, reason)
+
+    def _play_through(self, seed: int, deadline: float) -> tuple[EpisodeOutcome, str]:
+        place = self._place
+        try:
+            outcome = self._loop(seed, deadline)
+            if outcome in COMPLETE and self._simulation.command.mode == "train":
+                place.where = SAVE
+                self._agent.trained()
+        except NotRecorded as error:
+            return "failed", f"cannot record its steps: {error}"
+        except BaseException as error:  # noqa: BLE001  # user code: whatever it raises is this episode's fault
+            return "failed", f"{place.where}: {one_line(error)}"
+        if outcome in COMPLETE and monotonic() >= deadline:
+            outcome = "timed_out"
+        return outcome, self._reason(outcome)
+
+    def _reason(self, outcome: EpisodeOutcome) -> str:
+        return f"longer than {self._simulation.command.episode_timeout:g} s" if outcome == "timed_out" else ""
+
+    def _loop(self, seed: int, deadline: float) -> EpisodeOutcome:  # noqa: C901, PLR0912  # a call for each part would cost a tenth of a step
+        simulation, place = self._simulation, self._place
+        command = simulation.command
+        explore = command.mode == "train"
+        act, learn, _ = self._agent.calls(self._number, alone=command.workers == 1)
+        if not explore:
+            learn = None
+        step, keep = self._environment.step, self._recorder.step
+        observed, conform, plain = self._observed, self._conform, self._plain
+        limit = command.max_steps or sys.maxsize
+        now = monotonic
+        value, steps = 0.0, 0
+        observation = first_observation(self._environment, seed, observed)
+        while True:
+            place.where = ACT
+            action = conform(act(observation, explore=explore))
+            place.where = STEP
+            returned = step(action if plain else action.copy())
+            try:
+                following, reward, terminated, truncated, _ = returned
+            except (TypeError, ValueError):
+                raise ValueError(
+                    "it did not return (observation, reward, terminated, truncated, info)"
+                ) from None
+            try:
+                following = observed(following)
+            except ValueError as error:
+                raise ValueError(f"observation: {error}") from None
+            if type(reward) is not float or not isfinite(reward):
+                reward = finite_reward(reward)
+            if terminated is not False and terminated is not True:
+                terminated = bool(terminated)
+            if truncated is not False and truncated is not True:
+                truncated = bool(truncated)
+            if now() >= deadline:
+                return "timed_out"
+            place.value = value = value + reward
+            place.steps = steps = steps + 1
+            if steps >= limit:
+                truncated = True
+            try:
+                keep(observation, action, reward, terminated, truncated)
+            except OSError as error:
+                raise NotRecorded(one_line(error)) from error
+            over = terminated or truncated
+            if not over and simulation.stopping:
+                return "cancelled"
+            if learn is not None:
+                place.where = LEARN
+                learn(
+                    Transition(
+                        observation=observation,
+                        action=action,
+                        reward=reward,
+                        next_observation=following,
+                        terminated=terminated,
+                        truncated=truncated,
+                    )
+                )
+            if over:
+                return "terminated" if terminated else "truncated"
+            observation = following
+
+
+def first_observation(environment: Any, seed: int, observed: Conformer) -> Any:
+    """Resets; raises ValueError and whatever the environment raises."""
+    returned = environment.reset(seed=seed)
+    try:
+        observation, _ = returned
+    except (TypeError, ValueError):
+        raise ValueError("it did not return (observation, info)") from None
+    try:
+        return observed(observation)
+    except ValueError as error:
+        raise ValueError(f"observation: {error}") from None
+
+
+def record(place: Place, recorder: StepRecorder, outcome: EpisodeOutcome, reason: str) -> EpisodeRecord:
+    """The end of an episode, and of its steps. Raises WrittenOff."""
+    place.leave()
+    index = place.index or 0
+    try:
+        recorder.end(outcome=outcome)
+    except OSError as error:
+        log.warning("episode.not_recorded", index=index, reason=one_line(error))
+        if outcome in COMPLETE:
+            outcome, reason = "failed", f"cannot record its steps: {one_line(error)}"
+    return EpisodeRecord(
+        index=index,
+        worker=place.number,
+        seed=place.seed,
+        outcome=outcome,
+        value=place.value,
+        steps=place.steps,
+        seconds=monotonic() - place.began,
+        reason=reason,
+    )
