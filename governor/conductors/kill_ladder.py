@@ -15,7 +15,7 @@ import contextlib
 import os
 import signal
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, Protocol
 
 import psutil
 
@@ -25,7 +25,20 @@ from governor.errors import ProcessError
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from governor.conductors.process import ChildProcess
+
+class Child(Protocol):
+    """What is brought down: a process that leads its own group. `ChildProcess` is one."""
+
+    name: str
+    pid: int
+
+    @property
+    def exit_code(self) -> int | None: ...
+
+    async def wait(self) -> int: ...
+
+    def signal(self, number: int) -> bool: ...
+
 
 Rung = Literal["none", "message", "SIGTERM", "SIGKILL"]
 _FREEZE_ROUNDS = 10
@@ -51,7 +64,7 @@ class Gone:
 
 
 async def bring_down(
-    child: ChildProcess,
+    child: Child,
     ask: Callable[[], Awaitable[object]] | None = None,
     rungs: Rungs | None = None,
 ) -> Gone:
@@ -87,13 +100,13 @@ async def bring_down(
     return Gone(exit_code=child.exit_code, rung=rung, seconds=loop.time() - begin, killed=killed)
 
 
-async def _ended(child: ChildProcess, grace: float) -> None:
+async def _ended(child: Child, grace: float) -> None:
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(max(grace, 0)):
             await child.wait()
 
 
-async def _ask(child: ChildProcess, ask: Callable[[], Awaitable[object]], grace: float) -> None:
+async def _ask(child: Child, ask: Callable[[], Awaitable[object]], grace: float) -> None:
     """Until the child has ended, `grace` is over, or the message has failed: its error is the caller's to log."""
 
     async def deliver() -> None:
@@ -113,7 +126,7 @@ async def _ask(child: ChildProcess, ask: Callable[[], Awaitable[object]], grace:
 class _Family:
     """The descendants of a child, and its group; known by pid and birth, so that no stranger is killed."""
 
-    def __init__(self, child: ChildProcess) -> None:
+    def __init__(self, child: Child) -> None:
         self._child = child
         self._known: set[psutil.Process] = set()
 

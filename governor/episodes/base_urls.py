@@ -1,0 +1,53 @@
+"""Where the model of a session is served: one address for all, or one for each session.
+
+A proxy in front of the model can tell sessions apart by their address, and so count, trace or route them.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+from urllib.parse import quote, urlsplit
+
+from governor.errors import UsageError
+
+
+class BaseURLProvider(Protocol):
+    """Says where to send what a session asks. Called in the event loop before each answer: it must not block."""
+
+    def get_base_url(self, session: Any) -> str:
+        """For example ``http://host:8000/v1``; ``/chat/completions`` is put behind it."""
+
+
+class StaticBaseURLProvider:
+    """The same address for every session. Raises UsageError when it is none."""
+
+    def __init__(self, base_url: str) -> None:
+        self.base_url = checked(base_url)
+
+    def get_base_url(self, session: Any = None) -> str:  # noqa: ARG002 - the protocol's
+        return self.base_url
+
+
+class SessionSuffixBaseURLProvider:
+    """``<base URL>/<session id>``: `session` is one with an `id` (or `session_id`). Raises UsageError for bad addresses."""
+
+    def __init__(self, base_url: str) -> None:
+        self.base_url = checked(base_url)
+
+    def get_base_url(self, session: Any) -> str:
+        name = getattr(session, "id", None) or getattr(session, "session_id", None)
+        if not name:
+            raise UsageError(f"SessionSuffixBaseURLProvider needs a session with an id, not {session!r}")
+        return f"{self.base_url}/{quote(str(name), safe='')}"
+
+
+def checked(base_url: str) -> str:
+    """`base_url` without slashes at its end. Raises UsageError if it is not of the form ``http(s)://host...``."""
+    try:
+        parts = urlsplit(base_url)
+        fine = parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
+    except (AttributeError, TypeError, ValueError):
+        fine = False
+    if not fine:
+        raise UsageError(f"{base_url!r} is no base URL: it should look like http://host:8000/v1")
+    return base_url.rstrip("/")
