@@ -1,7 +1,7 @@
 """``<run folder>/episodes/<phase>.jsonl``: one JSON line for each episode that ended, written before it is reported.
 
 Rules:
-1. A line is flushed when `append` returns, so it outlives this process.
+1. A line is in the kernel when `append` returns, so it outlives this process. A write that fails leaves no trace.
 2. Opened again after a crash, the file keeps the lines of the episodes that were reported and drops the rest: those are
    played again (a torn last line, or one that was written but never reported).
 """
@@ -46,8 +46,16 @@ class EpisodeFile:
     def __exit__(self, *_: object) -> None:
         self._file.close()
 
-    def append(self, record: EpisodeRecord) -> None:
-        self._file.write(_encode({**msgspec.structs.asdict(record), **self._extra}) + b"\n")
+    def append(self, *records: EpisodeRecord) -> None:
+        lines = [_encode({**msgspec.structs.asdict(record), **self._extra}) + b"\n" for record in records]
+        left = memoryview(b"".join(lines))
+        size = self._file.tell()
+        try:
+            while left:
+                left = left[self._file.write(left) :]  # a disk that fills up takes a part of it first
+        except OSError:
+            self._file.truncate(size)
+            raise
 
 
 def _kept(path: Path, reported: set[int]) -> list[bytes] | None:

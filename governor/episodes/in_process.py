@@ -61,6 +61,7 @@ class InProcess:
         self._places = [
             Place(number, owner=number // self._vector) for number in range(command.workers * self._vector)
         ]
+        self._workers: dict[int, Worker] = {}
         self._at_work = command.workers
         self._leaving = threading.Lock()
 
@@ -83,7 +84,7 @@ class InProcess:
         """The life of worker `number`."""
         places = self._places[number * self._vector : (number + 1) * self._vector]
         place = places[0]
-        worker: Worker | VectorWorker = (
+        worker = self._workers[number] = (
             Worker(simulation, place, self._agent, self._made)
             if len(places) == 1
             else VectorWorker(simulation, places, self._agent, self._made)
@@ -153,8 +154,9 @@ class InProcess:
             return
         reported = []
         for place in hung:
-            if place.index is not None and not simulation.stopping:
-                with contextlib.suppress(OSError):  # of a full disk: the next incarnation plays it again
+            with contextlib.suppress(OSError):  # of a full disk: the next incarnation plays it again
+                reported.append(asyncio.wrap_future(self._workers[place.owner].hand_in()))
+                if place.index is not None and not simulation.stopping:
                     reported.append(asyncio.wrap_future(simulation.ended(self._timed_out(place))))
         simulation.abandon()
         if reported:

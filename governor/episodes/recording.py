@@ -126,6 +126,8 @@ class StepRecorder:
         self._attempt = 0
         self._seed = 0
         self._playing = False
+        self.lost: dict[int, OSError] = {}
+        """Episodes whose steps have not all come to disk."""
 
     def begin(self, *, episode: int, seed: int) -> None:
         """The same episode once more is its next attempt: the last one counts."""
@@ -196,7 +198,11 @@ class StepRecorder:
         self._row = self._first_row = 0
         self._runs = []
         if runs:
-            self._stream.append(self._batch(rows), runs)
+            try:
+                self._stream.append(self._batch(rows), runs)
+            except OSError as error:
+                self.lost.update((run.episode, error) for run in runs)
+                raise
 
     def close(self) -> None:
         """What `end` has not kept is dropped. May be called again."""

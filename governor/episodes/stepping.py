@@ -4,9 +4,11 @@ Rules:
 1. The values, the faults and their reasons, the order of act and learn, the seeds are those of `worker`, `episode` and
    the hosts: the same seed gives the same episodes on either transport.
 2. A step is user code and about a microsecond of ours: nothing is asked, sent or written between two steps.
-3. What ended is reported while the next episodes are played: up to `UNACKNOWLEDGED` of each worker. Those that the
-   governor has not heard of when this process dies are played again.
-4. User code that hangs takes the whole process with it: `in_process.InProcess` watches the `Place` of each worker.
+3. What ended is reported while the next episodes are played: up to `UNACKNOWLEDGED` reports of each worker. Those that
+   the governor has not heard of when this process dies are played again.
+4. Short episodes share what writing and reporting them costs: those of `HOLD_SECONDS` go together (`hand_in`). A long
+   one never waits.
+5. User code that hangs takes the whole process with it: `in_process.InProcess` watches the `Place` of each worker.
 """
 
 from __future__ import annotations
@@ -19,12 +21,15 @@ from math import inf, isfinite
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final
 
+import msgspec
+
 from governor import logs
 from governor.episodes import spaces
 from governor.episodes.conditions import COMPLETE
 from governor.episodes.conforming import copier
 from governor.episodes.entries import make_environment, one_line
 from governor.episodes.environment_host import finite_reward
+from governor.episodes.simulation import Paused
 from governor.episodes.transition import Transition
 from governor.errors import ConductorError
 from governor.messages import EpisodeRecord
@@ -39,6 +44,8 @@ if TYPE_CHECKING:
     from governor.messages import Acknowledged, EpisodeOutcome, Made
 
 UNACKNOWLEDGED: Final = 256
+HOLD_SECONDS: Final = (0.01, 0.1)
+"""For each worker of the phase, and at most."""
 BUILD_SECONDS: Final = 60.0
 """For an environment or an agent to be built."""
 
@@ -131,26 +138,76 @@ class Worker:
         self._environment: Any = None
         self._resets = simulation.resets
         self._unacknowledged: deque[Future[Acknowledged]] = deque()
+        self._held: list[tuple[StepRecorder, EpisodeRecord]] = []
+        self._hold = min(HOLD_SECONDS[0] * simulation.command.workers, HOLD_SECONDS[1])
+        self._hand_in_at = 0.0
 
     def play_all(self) -> None:
         """Until there is no episode left. Raises ConductorError for what cannot be built, WrittenOff, OSError."""
+        try:
+            self._play_on()
+        except ConductorError:
+            self._finish()
+            raise
+        self._finish()
+
+    def _play_on(self) -> None:
         simulation = self._simulation
         while True:
             if self._environment is None:
                 self._build()
-            index = simulation.next_index()
+            index = self._next_index()
             if index is None:
                 break
             if self._resets != simulation.resets:
                 self._resets = simulation.resets
                 self._renew()
-            self._report(self._play(index))
-        wait(self._unacknowledged)
+            self._ended(self._recorder, self._play(index))
 
-    def _report(self, ended: EpisodeRecord) -> None:
-        self._unacknowledged.append(self._simulation.ended(ended))
+    def _next_index(self, *, wait: bool = True) -> int | None:
+        """As of the simulation; nothing is held back during a pause."""
+        try:
+            return self._simulation.next_index(wait=False)
+        except Paused:
+            self._report()
+            return self._simulation.next_index(wait=wait)
+
+    def _ended(self, recorder: StepRecorder, ended: EpisodeRecord) -> None:
+        recorder.end(outcome=ended.outcome, flush=False)
+        self._held.append((recorder, ended))
+        self._simulation.judge(ended)
+        if monotonic() >= self._hand_in_at:
+            self._report()
+            self._hand_in_at = monotonic() + self._hold
+
+    def _report(self) -> None:
+        if self._held:
+            self._unacknowledged.append(self.hand_in())
         if len(self._unacknowledged) > UNACKNOWLEDGED:
             wait([self._unacknowledged.popleft()])
+
+    def hand_in(self) -> Future[Acknowledged]:
+        """What has ended comes to disk, the steps first, and is reported. For the worker's thread, and for who has
+        written it off. Raises OSError.
+        """
+        held, self._held = self._held, []
+        for recorder in {id(recorder): recorder for recorder, _ in held}.values():
+            try:
+                recorder.flush()
+            except OSError as error:
+                log.warning("episode.not_recorded", episodes=len(recorder.lost), reason=one_line(error))
+        return self._simulation.keep(*(self._seen_kept(recorder, record) for recorder, record in held))
+
+    def _seen_kept(self, recorder: StepRecorder, record: EpisodeRecord) -> EpisodeRecord:
+        fault = recorder.lost.pop(record.index, None)
+        if fault is None or record.outcome not in COMPLETE:
+            return record
+        reason = f"cannot record its steps: {one_line(fault)}"
+        return msgspec.structs.replace(record, outcome="failed", reason=reason)
+
+    def _finish(self) -> None:
+        self._report()
+        wait(self._unacknowledged)
 
     def close(self) -> None:
         """Gives the environment back."""
@@ -208,7 +265,7 @@ class Worker:
         deadline = place.enter(RESET, seconds=timeout, index=index, seed=seed)
         recorder.begin(episode=index, seed=seed)
         outcome, reason = self._play_through(seed, deadline)
-        return record(place, recorder, outcome, reason)
+        return record(place, outcome, reason)
 
     def _play_through(self, seed: int, deadline: float) -> tuple[EpisodeOutcome, str]:
         place = self._place
@@ -305,18 +362,11 @@ def first_observation(environment: Any, seed: int, observed: Conformer) -> Any:
         raise ValueError(f"observation: {error}") from None
 
 
-def record(place: Place, recorder: StepRecorder, outcome: EpisodeOutcome, reason: str) -> EpisodeRecord:
-    """The end of an episode, and of its steps. Raises WrittenOff."""
+def record(place: Place, outcome: EpisodeOutcome, reason: str) -> EpisodeRecord:
+    """The end of an episode. Raises WrittenOff."""
     place.leave()
-    index = place.index or 0
-    try:
-        recorder.end(outcome=outcome)
-    except OSError as error:
-        log.warning("episode.not_recorded", index=index, reason=one_line(error))
-        if outcome in COMPLETE:
-            outcome, reason = "failed", f"cannot record its steps: {one_line(error)}"
     return EpisodeRecord(
-        index=index,
+        index=place.index or 0,
         worker=place.number,
         seed=place.seed,
         outcome=outcome,

@@ -10,7 +10,6 @@ Rules:
 from __future__ import annotations
 
 import sys
-from concurrent.futures import wait
 from math import isfinite
 from time import monotonic
 from typing import TYPE_CHECKING, Any
@@ -68,14 +67,14 @@ class VectorWorker(Worker):
         self._alone = simulation.command.workers == 1
         self._limit = simulation.command.max_steps or sys.maxsize
 
-    def play_all(self) -> None:
+    def _play_on(self) -> None:
         idle, active = list(self._slots), list[_Slot]()
         more = True
         while True:
             while more and idle:
                 self._prepare(idle[-1])
                 try:
-                    index = self._simulation.next_index(wait=not active)
+                    index = self._next_index(wait=not active)
                 except Paused:
                     break
                 if index is None:
@@ -88,7 +87,6 @@ class VectorWorker(Worker):
             if done:
                 active = [slot for slot in active if slot not in done]
                 idle += done
-        wait(self._unacknowledged)
 
     def close(self) -> None:
         for slot in self._slots:
@@ -130,7 +128,7 @@ class VectorWorker(Worker):
             reason = f"cannot record its steps: {error}"
         elif error is not None:
             reason = f"{place.where}: {one_line(error)}"
-        self._report(record(place, slot.recorder, outcome, reason))
+        self._ended(slot.recorder, record(place, outcome, reason))
 
     # -- one step of all ------------------------------------------------------------------------------------
 

@@ -278,3 +278,18 @@ class Unlucky(Walk):
 
     def go_wrong(self, normal):
         return super().go_wrong(normal) if self.start == self.unlucky else normal
+
+
+class Once(Walk):
+    """There is one of it in all; it counts its episodes in a file."""
+
+    def __init__(self, *, flag, log):
+        super().__init__()
+        if not first_time(flag):
+            raise RuntimeError("no second one")
+        self.log = Path(log)
+
+    def reset(self, *, seed=None):
+        with self.log.open("a") as log:
+            log.write("reset\n")
+        return super().reset(seed=seed)
