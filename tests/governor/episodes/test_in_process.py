@@ -217,7 +217,7 @@ async def test_a_slow_environment_times_out_and_goes_on(house):
 
 async def test_a_stop_cancels_at_the_next_step(house):
     controller = await house.start("simulation")
-    await controller.perform(house.command(**inside(length=10**9)))
+    await controller.perform(house.command(**inside(entry="walk_world:Endless")))
     async with asyncio.timeout(20):
         while not (house.folder / "run/episodes/train.jsonl").exists():
             await asyncio.to_thread(lambda: None)

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import os
 import signal
 import subprocess
@@ -316,6 +317,7 @@ def descriptors():
 async def test_no_descriptor_and_no_task_is_left(start):
     world = await start()
     await world.aclose()
+    gc.collect()  # what tests before this one have dropped
     before, tasks = descriptors(), len(asyncio.all_tasks())
     for action in ("a", "die", "hang"):
         world = await start()

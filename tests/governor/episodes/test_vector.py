@@ -87,7 +87,7 @@ async def test_until_and_stop_end_all(house):
     assert outcomes(records)[:8] == ["terminated"] * 8
     assert len(records) <= 16
     controller = await house.start("simulation", incarnation=2)
-    await controller.perform(house.command(name="b", **vector(4, length=10**9)))
+    await controller.perform(house.command(name="b", **vector(4, entry="walk_world:Endless")))
     await controller.perform(StopPart(phase=0, reason="abort"))
     records, end = await house.end()
     assert (set(outcomes(records)) | {"cancelled"}, end.end) == ({"cancelled"}, "stopped")

@@ -280,6 +280,15 @@ class Unlucky(Walk):
         return super().go_wrong(normal) if self.start == self.unlucky else normal
 
 
+class Endless(Walk):
+    """As good as."""
+
+    observation_space = Discrete(10**12)
+
+    def __init__(self):
+        super().__init__(length=10**9)
+
+
 class Once(Walk):
     """There is one of it in all; it counts its episodes in a file."""
 
