@@ -1,4 +1,4 @@
-"""All benchmarks in one run, one table: `make bench`. Prints it, and writes it to docs/benchmarks.md. Takes about five minutes.
+"""All benchmarks in one run, one table: `make bench`. Prints it, and writes it to docs/benchmarks.md. Takes about seven minutes.
 
 The machine is asked before each section how busy others keep it, and given a while to come to rest.
 """
@@ -18,12 +18,13 @@ from typing import TYPE_CHECKING
 
 import bench_broker
 import bench_house
+import bench_in_process
 import bench_memory
+import bench_recording
 import bench_runs
 import bench_start
 import bench_steps
 import bench_tasks
-import episode_recording
 import psutil
 from rows import Row, table
 
@@ -38,7 +39,7 @@ PATIENCE_SECONDS = 30.0
 INTRODUCTION = """\
 # Benchmarks
 
-Made by `make bench`, which takes about five minutes and refreshes this page; all figures are of one run on one machine.
+Made by `make bench`, which takes about seven minutes and refreshes this page; all figures are of one run on one machine.
 The column *peer* quotes what others did for the same job: palaestrAI 3.5.18, and AgentLab in the section on tasks. Those
 figures were measured elsewhere, on a shared machine with 2 cores, and are quoted, not measured again: read them as an order
 of magnitude. Plain Ray was measured in this run, taking turns with ours. An *aim* is ours, or the peer's figure where we have
@@ -63,7 +64,11 @@ SECTIONS: tuple[tuple[str, Callable[[], list[Row]]], ...] = (
     ("From start to end of a run", bench_runs.measure),
     ("Environment steps, the whole house", bench_house.measure),
     ("Environment steps, conductors alone", lambda: asyncio.run(bench_steps.measure(2.0))),
-    ("Steps on record", episode_recording.measure),
+    (
+        "Environment steps in process, beside Gymnasium's own loops",
+        lambda: asyncio.run(bench_in_process.measure(1.0)),
+    ),
+    ("Steps on record", bench_recording.measure),
     ("Broker, round trips of 100 bytes", bench_broker.rows),
     ("Processes and memory", bench_memory.measure),
     ("Tasks, beside plain Ray", bench_tasks.measure),

@@ -1,7 +1,7 @@
 """Environment steps per second in process, beside the bare Gymnasium loop with the same agent, and a vector beside Gymnasium's own.
 
 Ours is the controller's whole way: values looked at, episodes written and reported to a governor in another process, the
-agent's state saved. Takes about 30 s: `python benchmarks/episode_stepping.py [seconds for each side of each row]`.
+agent's state saved. Takes about 30 s: `python benchmarks/bench_in_process.py [seconds for each side of each row]`.
 
 Sides take turns within a row, and the ratio is the median of the turns' ratios.
 """
@@ -195,9 +195,9 @@ class House:
 
 
 WORLDS = (
-    World(what="a pole that stands", agent="episode_stepping:Balancing", made=Balancing),
+    World(what="a pole that stands", agent="bench_in_process:Balancing", made=Balancing),
     World(what="a pole that falls", agent="step_agent:TrivialAgent", made=TrivialAgent),
-    World(what="a pole that stands", agent="episode_stepping:Balancing", made=Balancing, vector=VECTOR),
+    World(what="a pole that stands", agent="bench_in_process:Balancing", made=Balancing, vector=VECTOR),
     World(what="a pole that falls", agent="step_agent:TrivialAgent", made=TrivialAgent, vector=VECTOR),
 )
 

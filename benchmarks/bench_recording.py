@@ -1,7 +1,7 @@
 """Ten million steps of CartPole, recorded and made a table: time, bytes, memory.
 
 The steps are real ones of a trivial agent, played once and recorded over and over, so that the loop that is timed does
-nothing but record. `python benchmarks/episode_recording.py [steps]` takes about a minute.
+nothing but record. `python benchmarks/bench_recording.py [steps]` takes about a minute.
 """
 
 from __future__ import annotations
