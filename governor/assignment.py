@@ -55,7 +55,8 @@ class Assignment:
             name=chosen.name,
             mode=chosen.mode,
             environment=simulate.environment,
-            agents=simulate.agents,
+            agents=simulate.agent_names,
+            players=simulate.players,
             episodes=simulate.episodes,
             workers=simulate.workers,
             max_steps=simulate.max_steps,
@@ -67,7 +68,9 @@ class Assignment:
             done=tuple(done),
             transport=simulate.transport,
             made_environment=_made(conductors.environments[simulate.environment]) if inside else None,
-            made_agents=tuple(_made(conductors.agents[name]) for name in simulate.agents) if inside else (),
+            made_agents=tuple(_made(conductors.agents[name]) for name in simulate.agent_names)
+            if inside
+            else (),
         )
 
     def tasks(self, phase: int, *, done: list[TaskRecord]) -> StartTasks:

@@ -15,7 +15,7 @@ from pydantic import BaseModel, ValidationError
 
 from governor.episodes.conditions import METRICS
 from governor.messages import TaskSpec
-from governor.run_model import Phase, Run
+from governor.run_model import LIST, MAPPING, Phase, Run
 from governor.tasks import graph
 
 if TYPE_CHECKING:
@@ -94,7 +94,8 @@ def _shape(data: dict[Any, Any]) -> list[tuple[Path, str]]:
 
 
 def _place(loc: Path) -> Path:
-    return loc[:-1] if loc and loc[-1] == "[key]" else loc
+    place = loc[:-1] if loc and loc[-1] == "[key]" else loc
+    return tuple(step for step in place if step not in {LIST, MAPPING})
 
 
 def _message(error: ErrorDetails) -> str:
@@ -206,7 +207,7 @@ def _one_transport(phases: Sequence[Any]) -> Iterator[tuple[Path, str]]:
     for index, phase in enumerate(phases):
         simulate = _mapping(_mapping(phase).get("simulate"))
         transport = simulate.get("transport", "conductors")
-        for place, name in enumerate(_list(simulate.get("agents"))):
+        for place, name in _agents(simulate):
             if not isinstance(name, str) or not isinstance(transport, str):
                 continue
             at, other = first.setdefault(name, (index, transport))
@@ -230,10 +231,13 @@ def _simulation(
     environments = _mapping(conductors.get("environments"))
     yield from _known(simulate.get("environment"), (*place, "environment"), "environment", environments)
     seen: set[str] = set()
-    for index, name in enumerate(_list(simulate.get("agents"))):
-        yield from _known(name, (*place, "agents", index), "agent", _mapping(conductors.get("agents")))
-        if isinstance(name, str) and name in seen:
-            yield (*place, "agents", index), f"agent {name!r} stands twice"
+    for step, name in _agents(simulate):
+        yield from _known(name, (*place, "agents", step), "agent", _mapping(conductors.get("agents")))
+        if isinstance(step, int) and isinstance(name, str) and name in seen:
+            yield (
+                (*place, "agents", step),
+                f"agent {name!r} stands twice; say whom it plays: {{player: {name}}}",
+            )
         seen |= {name} if isinstance(name, str) else set()
     chosen = simulate.get("environment")
     section = _mapping(environments.get(chosen)) if isinstance(chosen, str) else {}
@@ -250,9 +254,18 @@ def _simulation(
             (*place, "environment"),
             f"environment {chosen!r} has a 'vector': that needs transport: in_process",
         )
+    if isinstance(simulate.get("agents"), dict) or len(_agents(simulate)) > 1:
+        yield from _several(conducted, section, (*place, "agents"))
     for index, condition in enumerate(until):
         if isinstance(condition, dict):
             yield from _condition(condition, (*path, "until", index), simulate.get("episodes"))
+
+
+def _several(conducted: bool, environment: Mapping[str, Any], path: Path) -> Iterator[tuple[Path, str]]:  # noqa: FBT001
+    if conducted:
+        yield path, "are for several players: that needs transport: in_process"
+    elif environment.get("vector", 1) != 1:
+        yield path, "are for several players: their environment can have no 'vector'"
 
 
 def _condition(condition: Mapping[str, Any], path: Path, episodes: object) -> Iterator[tuple[Path, str]]:
@@ -292,6 +305,14 @@ def _graph(tasks: Sequence[Any], path: Path) -> Iterator[tuple[Path, str]]:
         hint = _instead(name, ids) if name and name not in ids else ""
         step: Path = (field,) if place is None else (field, place)
         yield (*path, "tasks", index, *step), f"{fault.message}{hint}"
+
+
+def _agents(simulate: Mapping[str, Any]) -> list[tuple[int | str, object]]:
+    """The agents of a simulation, each with its step in the path: its place in the list, or the player."""
+    agents = simulate.get("agents")
+    if isinstance(agents, dict):
+        return [(player, name) for player, name in agents.items() if isinstance(player, str)]
+    return list(enumerate(_list(agents)))
 
 
 def _known(name: object, path: Path, kind: str, among: Mapping[str, Any]) -> Iterator[tuple[Path, str]]:

@@ -13,7 +13,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    WithJsonSchema,
+)
 
 from governor import durations
 from states.plan import ConductorPlan, Deadlines, PhasePlan, RunPlan
@@ -92,6 +101,14 @@ Models: TypeAlias = Annotated[
     tuple[Annotated[str, Field(min_length=1)] | Params, ...], Field(strict=False, max_length=10_000)
 ]
 
+LIST, MAPPING = "[list]", "[mapping]"
+"""What pydantic puts into the place of a fault, for a key that may be either."""
+Agents: TypeAlias = Annotated[
+    Annotated[tuple[str, ...], Field(strict=False, min_length=1), Tag(LIST)]
+    | Annotated[dict[Annotated[str, Field(min_length=1)], str], Field(min_length=1), Tag(MAPPING)],
+    Discriminator(lambda given: MAPPING if isinstance(given, dict) else LIST),
+]
+
 
 class _Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
@@ -122,16 +139,27 @@ class Conductors(_Section):
 
 class Simulate(_Section):
     """`workers` episodes at a time. `max_steps` truncates an episode; `episode_timeout` is in seconds. With the transport
-    ``in_process`` the simulation builds environment and agent itself: quicker steps, no processes of their own.
+    ``in_process`` the simulation builds environment and agent itself: quicker steps, no processes of their own. In an
+    environment of several players `agents` are one for all of them, one for each in their order, or {player: agent}.
     """
 
     environment: str
-    agents: Annotated[tuple[str, ...], Field(strict=False, min_length=1)]
+    agents: Agents
     episodes: Count
     workers: Annotated[int, Field(ge=1, le=1024)] = 1
     max_steps: Count | None = None
     episode_timeout: Duration | None = None
     transport: Literal["conductors", "in_process"] = "conductors"
+
+    @property
+    def agent_names(self) -> tuple[str, ...]:
+        """Each once."""
+        return tuple(dict.fromkeys(self.players.values())) or tuple(self.agents)
+
+    @property
+    def players(self) -> dict[str, str]:
+        """Player to agent, where that is said."""
+        return self.agents if isinstance(self.agents, dict) else {}
 
 
 class Task(_Section):
@@ -267,7 +295,7 @@ class Run(_Section):
         used: dict[str, set[str]] = {"conductors": set(), "in_process": set()}
         for phase in self.phases:
             if phase.simulate is not None:
-                used[phase.simulate.transport] |= {phase.simulate.environment, *phase.simulate.agents}
+                used[phase.simulate.transport] |= {phase.simulate.environment, *phase.simulate.agent_names}
         return used["in_process"] - used["conductors"]
 
 

@@ -41,7 +41,7 @@ EPISODES: Final = pa.schema(
     [
         ("phase", pa.string()), ("mode", pa.string()), ("index", pa.int64()), ("worker", pa.int64()), ("seed", pa.int64()),
         ("outcome", pa.string()), ("value", pa.float64()), ("steps", pa.int64()), ("seconds", pa.float64()),
-        ("reason", pa.string()),
+        ("reason", pa.string()), ("values", pa.string()),
     ]
 )  # fmt: skip
 TASKS: Final = pa.schema(
@@ -105,7 +105,12 @@ def _lines(paths: Iterable[Path]) -> Iterator[dict[str, Any]]:
     decode = msgspec.json.Decoder(dict[str, Any]).decode
     for path in paths:
         with path.open("rb") as file:
-            yield from (decode(line) for line in file if line.endswith(b"\n"))
+            yield from (_episode(decode(line)) for line in file if line.endswith(b"\n"))
+
+
+def _episode(line: dict[str, Any]) -> dict[str, Any]:
+    """`values`, the returns of several players, are a text: not every episode has the same."""
+    return {**line, "values": _json(line["values"]).decode()} if "values" in line else line
 
 
 def _grouped(records: Iterator[dict[str, Any]], schema: pa.Schema) -> Iterator[pa.Table]:

@@ -66,8 +66,10 @@ class SimulationController(Conductor):
         if self._has_begun(command.phase):  # by the same command, meanwhile
             return Done()
         wrong = faults(command.until)
-        if len(command.agents) != 1:
-            wrong.append(f"an environment for one agent takes one, not {len(command.agents)}")
+        if not command.agents or not {*command.players.values()} <= {*command.agents}:
+            wrong.append(f"its players' agents {command.players} are not among {command.agents}")
+        if command.transport == "conductors" and (len(command.agents) > 1 or command.players):
+            wrong.append("several players need transport: in_process")
         if command.workers < 1:
             wrong.append(f"workers must be at least 1, not {command.workers}")
         if command.transport == "in_process" and (

@@ -47,8 +47,7 @@ class EpisodeFile:
         self._file.close()
 
     def append(self, *records: EpisodeRecord) -> None:
-        lines = [_encode({**msgspec.structs.asdict(record), **self._extra}) + b"\n" for record in records]
-        left = memoryview(b"".join(lines))
+        left = memoryview(b"".join(map(self._line, records)))
         size = self._file.tell()
         try:
             while left:
@@ -56,6 +55,12 @@ class EpisodeFile:
         except OSError:
             self._file.truncate(size)
             raise
+
+    def _line(self, record: EpisodeRecord) -> bytes:
+        line = {**msgspec.structs.asdict(record), **self._extra}
+        if not record.values:
+            del line["values"]
+        return _encode(line) + b"\n"
 
 
 def _kept(path: Path, reported: set[int]) -> list[bytes] | None:

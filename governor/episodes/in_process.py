@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING, Any, Final
 from governor import logs
 from governor.episodes.entries import in_daemon_thread, one_line
 from governor.episodes.kept_agent import KeptAgent
-from governor.episodes.stepping import BUILD_SECONDS, SAVE, Place, Worker, WrittenOff
+from governor.episodes.parallel import ParallelWorker, agent_seed
+from governor.episodes.stepping import BUILD_SECONDS, SAVE, Place, SeveralPlayers, Worker, WrittenOff
 from governor.episodes.vector import VectorWorker
 from governor.errors import ConductorError
 from governor.messages import EpisodeRecord
@@ -49,17 +50,20 @@ class InProcess:
         command = simulation.command
         if command.made_environment is None:
             raise ConductorError("the command does not say what its environment is made of")
-        name, made = command.agents[0], command.made_agents[0]
-        if name not in agents:
-            path = Path(simulation.spec.run_folder) / "agents" / f"{name}.state"
-            agents[name] = KeptAgent(name=name, made=made, seed=simulation.spec.seed, state_path=path)
-        self._agent = agents[name]
+        run_seed, several = simulation.spec.seed, len(command.agents) > 1
+        for name, made in zip(command.agents, command.made_agents, strict=True):
+            if name not in agents:
+                path = Path(simulation.spec.run_folder) / "agents" / f"{name}.state"
+                seed = agent_seed(run_seed, name) if several else run_seed
+                agents[name] = KeptAgent(name=name, made=made, seed=seed, state_path=path)
+        self._agents = {name: agents[name] for name in command.agents}
         self._made = command.made_environment
         self._simulation = simulation
         self._give_up = give_up
         self._vector = self._made.vector
         self._places = [
-            Place(number, owner=number // self._vector) for number in range(command.workers * self._vector)
+            Place(number, owner=number // self._vector, agent=command.agents[0])
+            for number in range(command.workers * self._vector)
         ]
         self._workers: dict[int, Worker] = {}
         self._at_work = command.workers
@@ -83,12 +87,23 @@ class InProcess:
     def play(self, simulation: Simulation, number: int) -> None:
         """The life of worker `number`."""
         places = self._places[number * self._vector : (number + 1) * self._vector]
-        place = places[0]
-        worker = self._workers[number] = (
-            Worker(simulation, place, self._agent, self._made)
-            if len(places) == 1
-            else VectorWorker(simulation, places, self._agent, self._made)
-        )
+        agent = next(iter(self._agents.values()))
+        worker: Worker
+        if len(self._agents) > 1 or simulation.command.players:
+            worker = ParallelWorker(simulation, places[0], self._agents, self._made)
+        elif len(places) > 1:
+            worker = VectorWorker(simulation, places, agent, self._made)
+        else:
+            worker = Worker(simulation, places[0], agent, self._made)
+        try:
+            self._live(simulation, worker, places[0])
+        except SeveralPlayers as found:
+            worker = ParallelWorker(simulation, places[0], self._agents, self._made, built=found.environment)
+            self._live(simulation, worker, places[0])
+
+    def _live(self, simulation: Simulation, worker: Worker, place: Place) -> None:
+        """Raises SeveralPlayers before anything is played."""
+        self._workers[place.owner] = worker
         try:
             try:
                 worker.play_all()
@@ -97,20 +112,22 @@ class InProcess:
             worker.close()
             self._left(place)
         except WrittenOff:
-            log.info("simulation.worker_came_back", worker=number)
+            log.info("simulation.worker_came_back", worker=place.owner)
 
     def _left(self, place: Place) -> None:
-        """The last worker saves what the agent has learned: before the end of the part is reported."""
+        """The last worker saves what the agents have learned: before the end of the part is reported."""
         with self._leaving:
             self._at_work -= 1
             if self._at_work:
                 return
-        place.enter(SAVE, seconds=BUILD_SECONDS)
-        try:
-            self._agent.keep()
-        except Exception as error:  # noqa: BLE001  # user code, and the disk
-            self._simulation.break_off(f"agent {self._agent.name!r} cannot be saved: {one_line(error)}")
-        place.leave()
+        for name, agent in self._agents.items():
+            place.agent = name
+            place.enter(SAVE, seconds=BUILD_SECONDS)
+            try:
+                agent.keep()
+            except Exception as error:  # noqa: BLE001  # user code, and the disk
+                self._simulation.break_off(f"agent {name!r} cannot be saved: {one_line(error)}")
+            place.leave()
 
     # -- the watch, in the event loop -----------------------------------------------------------------------
 
@@ -145,7 +162,7 @@ class InProcess:
 
     def _hangs(self, place: Place) -> bool:
         if place.where.startswith("agent"):
-            return self._agent.holder in {None, place.owner}
+            return self._agents[place.agent].holder in {None, place.owner}
         return bool(place.where)
 
     async def _end(self, hung: list[Place]) -> None:
@@ -161,16 +178,18 @@ class InProcess:
         simulation.abandon()
         if reported:
             await asyncio.wait(reported, timeout=FAREWELL_SECONDS)
-        if not any(place.where.startswith("agent") for place in hung):
-            await self._save()
+        hanging = {place.agent for place in hung if place.where.startswith("agent")}
+        await asyncio.gather(
+            *(self._save(agent) for name, agent in self._agents.items() if name not in hanging)
+        )
         self._give_up(self._story(hung[0]))
 
-    async def _save(self) -> None:
+    async def _save(self, agent: KeptAgent) -> None:
         try:
             async with asyncio.timeout(SAVE_SECONDS):
-                await in_daemon_thread(self._agent.keep, name="agent.save")
+                await in_daemon_thread(agent.keep, name="agent.save")
         except Exception as error:  # noqa: BLE001  # user code, the disk, or it takes too long: what was saved last stands
-            log.warning("agent.not_saved", agent=self._agent.name, reason=one_line(error))
+            log.warning("agent.not_saved", agent=agent.name, reason=one_line(error))
 
     def _timed_out(self, place: Place) -> EpisodeRecord:
         timeout = self._simulation.command.episode_timeout
@@ -180,6 +199,7 @@ class InProcess:
             seed=place.seed,
             outcome="timed_out",
             value=place.value,
+            values=dict(place.values),
             steps=place.steps,
             seconds=monotonic() - place.began,
             reason=f"longer than {timeout:g} s, and {self._whose(place)} hangs",
@@ -192,5 +212,5 @@ class InProcess:
 
     def _whose(self, place: Place) -> str:
         if place.where.startswith("agent"):
-            return f"agent {self._agent.name!r}"
+            return f"agent {place.agent!r}"
         return f"environment {self._simulation.command.environment!r}"

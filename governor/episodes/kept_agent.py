@@ -10,6 +10,7 @@ Rules:
 
 from __future__ import annotations
 
+import inspect
 import threading
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -74,6 +75,14 @@ class KeptAgent:
                     f"agent {self.name} was built for other spaces: {self.spaces[0]}, {self.spaces[1]}"
                 )
             self.holder = None
+
+    def takes_player(self, name: str) -> bool:
+        """Whether its method `name` wants to know which of several players it acts for."""
+        call = getattr(self._agent, name, None)
+        try:
+            return call is not None and "player" in inspect.signature(call).parameters
+        except (TypeError, ValueError):  # of a function that is not Python's
+            return False
 
     def calls(self, number: int, *, alone: bool) -> Calls:
         """For one episode: between two of them the agent may be built anew."""

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
     from governor.conductors.conductor import Link
-    from governor.episodes.recording import StepRecorder
+    from governor.episodes.recording import Columns, StepRecorder
     from governor.episodes.spaces import SpaceSpec
     from governor.messages import ConductorSpec, FlowControl
 
@@ -78,7 +78,7 @@ class Simulation:
         known = {record.index for record in command.done}
         self._todo = (index for index in range(command.episodes) if index not in known)
         self._pending: set[Future[Any]] = set()
-        self._recorders: dict[int, tuple[tuple[SpaceSpec, SpaceSpec], StepRecorder]] = {}
+        self._recorders: dict[int, StepRecorder] = {}
         self._unreported: list[EpisodeEnded] = []
         self._reported: Future[Acknowledged] = Future()
         self._began = monotonic()
@@ -104,20 +104,23 @@ class Simulation:
             return due
 
     def recorder(self, worker: int, observation: SpaceSpec, action: SpaceSpec) -> StepRecorder:
-        """That of one worker; another one once its environment has other spaces."""
-        from governor.episodes.recording import Columns, StepRecorder  # noqa: PLC0415  # Arrow: not for the forkserver
+        """Of one worker, whose environment has these spaces."""
+        from governor.episodes.recording import Columns  # noqa: PLC0415  # Arrow: not for the forkserver
 
-        spaces, recorder = self._recorders.get(worker, (None, None))
-        if recorder is None or spaces != (observation, action):
+        return self.recorder_of(worker, Columns.of(observation, action))
+
+    def recorder_of(self, worker: int, columns: Columns) -> StepRecorder:
+        """That of one worker; another one once its steps have other columns."""
+        from governor.episodes.recording import StepRecorder  # noqa: PLC0415  # as above
+
+        recorder = self._recorders.get(worker)
+        if recorder is None or recorder.columns != columns:
             if recorder is not None:
                 recorder.close()
             recorder = StepRecorder(
-                Path(self.spec.run_folder),
-                phase=self.command.name,
-                worker=worker,
-                columns=Columns.of(observation, action),
+                Path(self.spec.run_folder), phase=self.command.name, worker=worker, columns=columns
             )
-            self._recorders[worker] = (observation, action), recorder
+            self._recorders[worker] = recorder
         return recorder
 
     def played_again(self) -> None:
@@ -228,7 +231,7 @@ class Simulation:
             self.obey(strongest(self._goal.ended(record) for record in command.done), end="until")
             await asyncio.gather(*(self._thread(play, worker) for worker in range(command.workers)))
             seconds = monotonic() - self._began
-            for _, recorder in self._recorders.values():
+            for recorder in self._recorders.values():
                 recorder.close()
             if not self.abandoned:
                 await asyncio.to_thread(self._finalize)

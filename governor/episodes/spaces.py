@@ -82,6 +82,10 @@ def describe(space: object, *, role: str) -> SpaceSpec:
             raise ConductorError(
                 f"{role}: {type(space).__name__} is not supported; use Discrete, Box, MultiDiscrete or MultiBinary"
             )
+        case _ if callable(space):
+            raise ConductorError(
+                f"{role} is a method, as of an environment of several players: that needs transport: in_process"
+            )
         case _:
             raise ConductorError(f"{role} is a {type(space).__name__}, not a gymnasium space")
 

@@ -1,7 +1,7 @@
 """The figures of a simulation: what `PartEnded.metrics` says, computed from its episode records.
 
 `return_*` and `steps_mean` are over the episodes that ended by themselves (terminated or truncated) and absent when
-there is none; the standard deviation is that of the population (ddof 0), as in Gymnasium's and Trinity's tables.
+there is none; `return_mean.<player>` is over those in which the player took part; the standard deviation is that of the population (ddof 0), as in Gymnasium's and Trinity's tables.
 """
 
 from __future__ import annotations
@@ -42,6 +42,11 @@ def summarize(records: Sequence[EpisodeRecord], *, steps_per_second: float | Non
             "return_max": max(returns),
             "steps_mean": sum(record.steps for record in complete) / len(complete),
         }
+    by_player: dict[str, list[float]] = {}
+    for record in complete:
+        for player, value in record.values.items():
+            by_player.setdefault(player, []).append(value)
+    metrics |= {f"return_mean.{player}": fsum(values) / len(values) for player, values in by_player.items()}
     if steps_per_second is not None:
         metrics["steps_per_second"] = steps_per_second
     return metrics

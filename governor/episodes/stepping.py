@@ -68,14 +68,24 @@ class NotRecorded(Exception):
     """A step could not be written; one line."""
 
 
+class SeveralPlayers(Exception):
+    """The environment that was built is one of several players: `parallel.ParallelWorker` plays those."""
+
+    def __init__(self, environment: Any) -> None:
+        super().__init__()
+        self.environment = environment
+
+
 class Place:
     """Where an episode is, for who watches it: in whose code (`where`), since when, until when at most, how far.
 
-    `owner` is the thread that plays it, `number` its place among all that are played at once.
+    `owner` is the thread that plays it, `number` its place among all that are played at once, `agent` the name of the
+    agent that `where` speaks of. `values` are the returns of several players.
     """
 
     __slots__ = (
         "_lock",
+        "agent",
         "began",
         "busy",
         "deadline",
@@ -85,12 +95,14 @@ class Place:
         "seed",
         "steps",
         "value",
+        "values",
         "where",
     )
 
-    def __init__(self, number: int, *, owner: int) -> None:
+    def __init__(self, number: int, *, owner: int, agent: str) -> None:
         self.number = number
         self.owner = owner
+        self.agent = agent
         self.where = ""
         self.busy = False
         self.index: int | None = None
@@ -98,6 +110,7 @@ class Place:
         self.began = 0.0
         self.deadline = inf
         self.value = 0.0
+        self.values: dict[str, float] = {}
         self.steps = 0
         self._lock = threading.Lock()
 
@@ -105,7 +118,7 @@ class Place:
         """User code begins: an episode or, without an index, something around episodes. Gives its deadline."""
         with self._lock:
             self.where, self.index, self.seed = where, index, seed
-            self.value, self.steps = 0.0, 0
+            self.value, self.values, self.steps = 0.0, {}, 0
             self.began = monotonic()
             self.deadline = inf if seconds is None else self.began + seconds
             self.busy = True
@@ -235,6 +248,8 @@ class Worker:
         """An environment, and what is to be known of its spaces; the agent has joined then."""
         place.enter(BUILD, seconds=BUILD_SECONDS)
         environment: Any = make_environment(self._made.entry, self._made.params)
+        if hasattr(environment, "possible_agents"):
+            raise SeveralPlayers(environment)
         try:
             self._observation = spaces.describe(environment.observation_space, role="observation_space")
             self._action = spaces.describe(environment.action_space, role="action_space")
@@ -272,8 +287,7 @@ class Worker:
         try:
             outcome = self._loop(seed, deadline)
             if outcome in COMPLETE and self._simulation.command.mode == "train":
-                place.where = SAVE
-                self._agent.trained()
+                self._trained()
         except NotRecorded as error:
             return "failed", f"cannot record its steps: {error}"
         except BaseException as error:  # noqa: BLE001  # user code: whatever it raises is this episode's fault
@@ -281,6 +295,11 @@ class Worker:
         if outcome in COMPLETE and monotonic() >= deadline:
             outcome = "timed_out"
         return outcome, self._reason(outcome)
+
+    def _trained(self) -> None:
+        """What was learned in the episode is for good."""
+        self._place.where = SAVE
+        self._agent.trained()
 
     def _reason(self, outcome: EpisodeOutcome) -> str:
         return f"longer than {self._simulation.command.episode_timeout:g} s" if outcome == "timed_out" else ""
@@ -374,4 +393,5 @@ def record(place: Place, outcome: EpisodeOutcome, reason: str) -> EpisodeRecord:
         steps=place.steps,
         seconds=monotonic() - place.began,
         reason=reason,
+        values=place.values,
     )

@@ -126,7 +126,7 @@ class Made(msgspec.Struct, frozen=True, kw_only=True):
 class StartSimulation(Message, frozen=True):
     """Drive the episodes of a phase. `done` are the episodes that ended before this incarnation began: they
     count, and are not played again. `made_environment` and `made_agents` (in the order of `agents`) are there when
-    `transport` is ``in_process``.
+    `transport` is ``in_process``. `players` says which agent plays whom, where the run file does.
     """
 
     phase: int
@@ -144,6 +144,7 @@ class StartSimulation(Message, frozen=True):
     transport: Literal["conductors", "in_process"] = "conductors"
     made_environment: Made | None = None
     made_agents: tuple[Made, ...] = ()
+    players: dict[str, str] = {}
 
 
 class TaskSpec(msgspec.Struct, frozen=True, kw_only=True, gc=False):

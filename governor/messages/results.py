@@ -28,7 +28,9 @@ class TaskRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class EpisodeRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """How one episode ended. `index` counts from 0 within its phase; `value` is the undiscounted return."""
+    """How one episode ended. `index` counts from 0 within its phase; `value` is the undiscounted return: with several
+    players the sum of theirs, which are `values`.
+    """
 
     index: int
     worker: int
@@ -38,6 +40,7 @@ class EpisodeRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     steps: int
     seconds: float
     reason: str = ""
+    values: dict[str, float] = {}
 
 
 class PhaseResult(msgspec.Struct, frozen=True, kw_only=True):

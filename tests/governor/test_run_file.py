@@ -119,6 +119,69 @@ def test_a_vector_plays_in_process():
     assert said == "environment 'lake' has a 'vector': that needs transport: in_process"
 
 
+PLAYERS = IN_PROCESS.replace("    walker:", "    runner: {entry: 'q_learner:QLearner'}\n    walker:").replace(
+    "agents: [walker]", "agents: {red: walker, blue: runner, green: walker}"
+)
+
+
+def test_agents_may_be_said_for_each_player():
+    run = run_file.parse(yaml.safe_load(PLAYERS))
+    assert run_file.parse(run.raw()) == run
+    command = Assignment(uid="u1", run=run, folder=".").simulation(0, done=[])
+    assert command.agents == ("walker", "runner")
+    assert command.players == {"red": "walker", "blue": "runner", "green": "walker"}
+    assert [made.params for made in command.made_agents] == [{"alpha": 0.5}, {}]
+    assert [one.name for one in run_file.to_plan(run, "u1").conductors] == ["simulation", "tasks"]
+
+
+def test_several_agents_play_in_process():
+    for agents in (["walker", "runner"], {"red": "walker"}):
+        many = yaml.safe_load(PLAYERS)
+        many["phases"][0]["simulate"]["agents"] = agents
+        assert run_check.faults(many) == []
+        many["phases"][0]["simulate"]["transport"] = "conductors"
+        ((path, said),) = run_check.faults(many)
+        assert run_check.spell(path) == "phases[0].simulate.agents"
+        assert said == "are for several players: that needs transport: in_process"
+
+
+def test_several_agents_and_a_vector_do_not_go_together():
+    ((path, said),) = run_check.faults(yaml.safe_load(PLAYERS.replace("pool: 4", "vector: 4")))
+    assert run_check.spell(path) == "phases[0].simulate.agents"
+    assert said == "are for several players: their environment can have no 'vector'"
+
+
+@pytest.mark.parametrize(
+    ("agents", "path", "said"),
+    [
+        ({}, "agents", "must have at least 1 item"),
+        ({"red": "wolker"}, "agents.red", "unknown agent 'wolker'; did you mean 'walker'?"),
+        ({"red": 3}, "agents.red", "must be a text, not 3"),
+        ({1: "walker"}, "agents[1]", "must be a text, not 1"),
+        (["walker", 3], "agents[1]", "must be a text, not 3"),
+        ("walker", "agents", "must be a list, not the text 'walker'"),
+        (
+            ["walker", "walker"],
+            "agents[1]",
+            "agent 'walker' stands twice; say whom it plays: {player: walker}",
+        ),
+    ],
+)
+def test_faults_of_agents(agents, path, said):
+    many = yaml.safe_load(PLAYERS)
+    many["phases"][0]["simulate"]["agents"] = agents
+    found = [(run_check.spell(path), said) for path, said in run_check.faults(many)]
+    assert found == [(f"phases[0].simulate.{path}", said)]
+
+
+def test_an_agent_of_a_player_has_one_transport():
+    both = yaml.safe_load(PLAYERS)
+    both["phases"].append({"name": "more", "simulate": SIMULATE})
+    ((path, said),) = run_check.faults(both)
+    assert run_check.spell(path) == "phases[2].simulate.agents[0]"
+    assert "it must be one" in said
+
+
 def test_an_agent_has_one_transport():
     both = yaml.safe_load(IN_PROCESS)
     both["phases"].append({"name": "more", "simulate": SIMULATE})

@@ -64,13 +64,32 @@ def test_episodes(run):
     assert [one["outcome"] for one in found] == ["terminated", "terminated", "failed"]
     assert found[0] == {
         "phase": "train", "mode": "train", "index": 0, "worker": 0, "seed": 1, "outcome": "terminated", "value": 0.5,
-        "steps": 3, "seconds": 0.25, "reason": "",
+        "steps": 3, "seconds": 0.25, "reason": "", "values": None,
     }  # fmt: skip
     assert found[2]["value"] is None
     rows = list(csv.DictReader(io.StringIO(results("--format", "csv").stdout)))
     assert [row["index"] for row in rows] == ["0", "1", "2"]
     assert rows[2]["reason"] == 'no, "floor"\n'
     assert "floor" in results("--of", "episodes").stdout
+
+
+def test_returns_of_several_players(run, monkeypatch):
+    path = episode_file.path_of(run, "train")
+    with episode_file.EpisodeFile(path=path, phase="train", mode="train", reported=[0]) as file:
+        file.append(episode(1, values={"red": 0.5, "blue": -1.0}))
+    assert "values" not in json.loads(path.read_text().splitlines()[0])
+    for form, read in (("json", pd.read_json), ("csv", pd.read_csv)):
+        frame = read(io.StringIO(results("--of", "episodes", "--format", form).stdout))
+        assert [value if isinstance(value, str) else None for value in frame["values"]] == [
+            None,
+            '{"red":0.5,"blue":-1.0}',
+        ]
+    found = ask.ask(None, None)
+    phase = msgspec.structs.replace(
+        found.phases[0], metrics={"return_mean": -0.5, "return_mean.red": 0.5, "return_mean.blue": -1.0}
+    )
+    monkeypatch.setattr(ask, "ask", lambda *_: msgspec.structs.replace(found, phases=(phase,)))
+    assert "-0.5; red 0.5, blue -1" in results().stdout
 
 
 def test_tasks_need_no_folder(run):

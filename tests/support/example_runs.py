@@ -1,0 +1,35 @@
+"""An example as a user runs it: `governor run FILE --json`, and the result on its last line."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+REPOSITORY = Path(__file__).parents[2]
+
+
+def result_of(example, folder):
+    """The result of ``examples/<example>/run.yaml``, whose state goes below `folder`."""
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "governor",
+            "run",
+            str(REPOSITORY / "examples" / example / "run.yaml"),
+            "--json",
+        ],
+        cwd=folder,
+        env={**os.environ, "XDG_STATE_HOME": str(folder), "PYTHONPATH": str(REPOSITORY)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def examples_path(example):
+    return REPOSITORY / "examples" / example
