@@ -1,5 +1,7 @@
 """Lines that the code logs go to standard error: standard output is what tests of the command line read."""
 
-from governor import logs
+import sys
 
-logs.default()
+import structlog
+
+structlog.configure(logger_factory=structlog.PrintLoggerFactory(file=sys.stderr))
