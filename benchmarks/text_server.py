@@ -1,4 +1,4 @@
-"""Text environments of `STEPS` steps and a language model that takes `ANSWER_SECONDS`, in a process of its own.
+"""Text environments of `STEPS` steps and a language model that takes so many seconds: `text_server.py 0.2`.
 
 Prints its port when it is ready, and ends when its standard input does.
 """
@@ -42,7 +42,7 @@ async def step(request: web.Request) -> web.Response:
 
 async def complete(request: web.Request) -> web.Response:
     await request.read()
-    await asyncio.sleep(ANSWER_SECONDS)
+    await asyncio.sleep(float(sys.argv[1]))
     return web.json_response(ANSWER)
 
 
@@ -51,6 +51,7 @@ async def main() -> None:
     app.router.add_get("/{name}/{id}/get_task_prompt", prompt)
     app.router.add_post("/{name}/{id}/step", step)
     app.router.add_post("/v1/chat/completions", complete)
+    app.router.add_post("/v1/{session}/chat/completions", complete)
     runner = web.AppRunner(app, access_log=None)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()

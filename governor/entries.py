@@ -21,6 +21,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+from governor.episodes.text_entries import is_language_model, is_over_http
 from governor.run_model import ENTRY
 
 if TYPE_CHECKING:
@@ -48,18 +49,39 @@ def of_data(data: object) -> list[Entry]:
     """Every entry and call of a run given as plain data, as far as it makes sense, in the order of the file."""
     found: list[Entry] = []
     conductors = _in(_in(data, dict).get("conductors"), dict)
-    for group, kind in (("environments", "environment"), ("agents", "agent")):
-        for name, made in _in(conductors.get(group), dict).items():
-            found += _entry(("conductors", group, name, "entry"), kind, made)
+    played = _played(data)
+    for name, made in _in(conductors.get("environments"), dict).items():
+        for kind in sorted(played.get(name, {"environment"})):
+            found += _entry(("conductors", "environments", name, "entry"), kind, made)
+    for name, made in _in(conductors.get("agents"), dict).items():
+        found += _entry(("conductors", "agents", name, "entry"), "agent", made)
     for index, phase in enumerate(_in(_in(data, dict).get("phases"), list)):
         for number, task in enumerate(_in(_in(phase, dict).get("tasks"), list)):
             found += _entry(("phases", index, "tasks", number, "call"), "task", task)
     return found
 
 
+def _played(data: object) -> dict[str, set[str]]:
+    """The kinds that each environment must be of, by who plays in it."""
+    found: dict[str, set[str]] = {}
+    agents = _in(_in(_in(data, dict).get("conductors"), dict).get("agents"), dict)
+    for phase in _in(_in(data, dict).get("phases"), list):
+        simulate = _in(_in(phase, dict).get("simulate"), dict)
+        named = simulate.get("agents")
+        names = named.values() if isinstance(named, dict) else _in(named, list)
+        entries = [_in(agents.get(str(name)), dict).get("entry") for name in names]
+        kind = (
+            "text environment" if any(is_language_model(str(entry)) for entry in entries) else "environment"
+        )
+        found.setdefault(str(simulate.get("environment")), set()).add(kind)
+    return found
+
+
 def _entry(place: Place, kind: str, section: object) -> list[Entry]:
     target = _in(section, dict).get(str(place[-1]))
     if not isinstance(target, str) or not re.fullmatch(ENTRY, target):
+        return []
+    if (kind == "agent" and is_language_model(target)) or ("environment" in kind and is_over_http(target)):
         return []
     return [Entry(place=place, kind=kind, target=target)]
 

@@ -39,7 +39,7 @@ def _say(descriptor: int, verdict: str) -> None:
 def _verdict(kind: str, target: str) -> str:
     module_name, _, attribute = target.partition(":")
     try:
-        if kind == "environment" and module_name == "gymnasium":
+        if "environment" in kind and module_name == "gymnasium":
             return _gymnasium(attribute)
         try:
             module = import_module(module_name)
@@ -68,10 +68,23 @@ def _attribute(kind: str, module: ModuleType, attribute: str) -> str:
             hint = f"; did you mean {near[0]!r}?" if near else ""
             return f"module {module.__name__!r} has no {attribute!r}{hint}"
         found = getattr(found, name)
+    if "environment" in kind and isinstance(found, type) and (wrong := _wrong_kind(kind, found)):
+        return f"'{module.__name__}:{attribute}' {wrong}"
     methods = ("run", "arun") if kind == "task" else ()
     if callable(found) or any(callable(getattr(found, method, None)) for method in methods):
         return ""
     return f"'{module.__name__}:{attribute}' is of type {type(found).__name__}, which can't be called"
+
+
+def _wrong_kind(kind: str, made: type) -> str:
+    """A class shows whether it speaks text or numbers; a function does not."""
+    if kind == "text environment":
+        missing = [name for name in ("get_task_prompt", "step") if not hasattr(made, name)]
+        if missing:
+            return f"has no {', '.join(missing)}: a language model plays text environments alone"
+    elif hasattr(made, "get_task_prompt") and not hasattr(made, "observation_space"):
+        return "speaks text: it needs an agent with the entry 'openai:MODEL'"
+    return ""
 
 
 def _gymnasium(identifier: str) -> str:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, get_args
 
 from pydantic import BaseModel, ValidationError
 
+from governor import text_model
 from governor.episodes.conditions import METRICS
 from governor.messages import TaskSpec
 from governor.run_model import LIST, MAPPING, Phase, Run
@@ -75,9 +76,9 @@ def spell(path: Path) -> str:
 # -- shape: what pydantic found, in words ------------------------------------------------------------------------
 
 
-def _shape(data: dict[Any, Any]) -> list[tuple[Path, str]]:
+def _shape(data: dict[Any, Any], model: type[BaseModel] = Run) -> list[tuple[Path, str]]:
     try:
-        Run.model_validate(data)
+        model.model_validate(data)
     except ValidationError as invalid:
         errors = invalid.errors(include_url=False)
     else:
@@ -89,7 +90,7 @@ def _shape(data: dict[Any, Any]) -> list[tuple[Path, str]]:
         # pydantic counts only the sound items of a list: what it calls too short may be full of faulty ones.
         inner = any(len(other) > len(place) and other[: len(place)] == place for other in places)
         if not (error["type"] == "too_short" and inner):
-            found.append((_place(place), _message(error)))
+            found.append((_place(place), _message(error, model)))
     return found
 
 
@@ -98,12 +99,12 @@ def _place(loc: Path) -> Path:
     return tuple(step for step in place if step not in {LIST, MAPPING})
 
 
-def _message(error: ErrorDetails) -> str:
+def _message(error: ErrorDetails, model: type[BaseModel]) -> str:
     loc, given, context = error["loc"], error["input"], error.get("ctx", {})
     field = str(loc[-1]) if loc else ""
     match error["type"]:
         case "extra_forbidden":
-            said = f"unknown key {field!r}{_instead(field, _fields(loc[:-1]))}"
+            said = f"unknown key {field!r}{_instead(field, _fields(loc[:-1], model))}"
         case "missing":
             said = f"{field!r} is missing"
         case "literal_error":
@@ -125,9 +126,8 @@ def _message(error: ErrorDetails) -> str:
     return said
 
 
-def _fields(loc: Path) -> list[str]:
-    """The keys that the section at `loc` knows."""
-    section: type[BaseModel] = Run
+def _fields(loc: Path, section: type[BaseModel]) -> list[str]:
+    """The keys that the section at `loc` knows, below `section`."""
     for step in loc:
         if isinstance(step, str) and step in section.model_fields:
             section = next(_models(section.model_fields[step].annotation), section)
@@ -167,6 +167,8 @@ def _references(data: Mapping[str, Any]) -> Iterator[tuple[Path, str]]:
     conductors = _mapping(data.get("conductors"))
     yield from _conductor_names(conductors)
     yield from _one_transport(_list(data.get("phases")))
+    environments, agents = (_mapping(conductors.get(kind)) for kind in _KINDS)
+    yield from text_model.faults(environments, agents, _list(data.get("phases")), shape=_shape)
     first: dict[str, int] = {}
     for index, phase in enumerate(_list(data.get("phases"))):
         if not isinstance(phase, dict):

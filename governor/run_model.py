@@ -25,6 +25,7 @@ from pydantic import (
 )
 
 from governor import durations
+from governor.episodes.text_entries import is_language_model, is_over_http
 from states.plan import ConductorPlan, Deadlines, PhasePlan, RunPlan
 
 if TYPE_CHECKING:
@@ -115,8 +116,8 @@ class _Section(BaseModel):
 
 
 class Environment(_Section):
-    """An environment conductor: `pool` environments of one kind. `entry` is ``gymnasium:ID`` or ``module:Class``. In process
-    each worker has `vector` of them, which it steps in turn.
+    """An environment conductor: `pool` environments of one kind. `entry` is ``gymnasium:ID`` or ``module:Class``, or the
+    address of text environments, ``http://host:port/base``. In process each worker has `vector` of them, which it steps in turn.
     """
 
     entry: Entry
@@ -126,7 +127,7 @@ class Environment(_Section):
 
 
 class Agent(_Section):
-    """An agent conductor. `entry` is ``module:Class``."""
+    """An agent conductor: `entry` is ``module:Class``. Or a language model: ``openai:MODEL``."""
 
     entry: Entry
     params: Params = {}
@@ -296,7 +297,13 @@ class Run(_Section):
         for phase in self.phases:
             if phase.simulate is not None:
                 used[phase.simulate.transport] |= {phase.simulate.environment, *phase.simulate.agent_names}
-        return used["in_process"] - used["conductors"]
+        of_text = {
+            name
+            for section in (self.conductors.environments, self.conductors.agents)
+            for name, made in section.items()
+            if is_language_model(made.entry) or is_over_http(made.entry)
+        }
+        return (used["in_process"] - used["conductors"]) | of_text
 
 
 def _parts(phase: Phase) -> frozenset[Part]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,16 +17,19 @@ if TYPE_CHECKING:
     from governor.run_model import Run
 
 
-def checked(file: Path) -> Run:
-    """The run of `file` after the full check: its shape, its references, and whether its entries can be imported.
+def checked(file: Path, *, here: bool = True) -> Run:
+    """The run of `file` after the full check: its shape, its references, and whether its entries can be imported. If it is
+    to run `here`, the keys of its language models must be in the environment.
 
     Raises:
         RunFileError: with every fault.
     """
-    from governor import entries, run_file  # noqa: PLC0415  # pydantic: 0.2 s, not for --help
+    from governor import entries, run_file, text_model  # noqa: PLC0415  # pydantic: 0.2 s, not for --help
 
     examined = run_file.examine(file)
     asked = entries.of_data(examined.document.data)
+    if here:
+        examined = examined.with_faults(text_model.missing_keys(examined.document.data, os.environ))
     return examined.with_faults(entries.faults(asked, folder=examined.folder)).run()
 
 

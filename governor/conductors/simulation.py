@@ -1,8 +1,9 @@
 """Simulation controller: drives the episodes of a phase between an environment conductor and an agent conductor.
 
 It runs no user code, unless the phase says ``transport: in_process``: then environments and agents live here, in threads
-of their own. `StartSimulation` begins a phase's simulation, `StopPart` ends it; the end is `PartEnded`, once. Sent again,
-`StartSimulation` ends a PAUSE of the same phase, and begins nothing, also when the phase is over.
+of their own; a language model is asked from here, and its environments have processes of their own. `StartSimulation`
+begins a phase's simulation, `StopPart` ends it; the end is `PartEnded`, once. Sent again, `StartSimulation` ends a PAUSE of
+the same phase, and begins nothing, also when the phase is over.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from governor.episodes import worker
 from governor.episodes.conditions import faults
 from governor.episodes.in_process import InProcess
 from governor.episodes.simulation import Simulation
+from governor.episodes.text_entries import is_language_model
 from governor.errors import ExitCode
 from governor.messages import ConductorCommand, ConductorSpec, Done, Refused, StartSimulation, StopPart
 
@@ -83,8 +85,11 @@ class SimulationController(Conductor):
         return Done()
 
     def _playing(self, simulation: Simulation) -> Coroutine[Any, Any, None]:
-        if simulation.command.transport == "conductors":
+        command = simulation.command
+        if command.transport == "conductors":
             return simulation.run(worker.play)
+        if is_language_model(command.made_agents[0].entry):
+            return _play_text(simulation)
         return InProcess(simulation, agents=self._agents, give_up=self.give_up).run()
 
     def _has_begun(self, phase: int) -> bool:
@@ -96,6 +101,12 @@ class SimulationController(Conductor):
         if phase == self._current.command.phase:
             self._current.resume()
         return True
+
+
+async def _play_text(simulation: Simulation) -> None:
+    """The client of the model takes half a second to import: not in the event loop."""
+    text_phase = await asyncio.to_thread(import_module, "governor.episodes.text_phase")
+    await text_phase.TextPhase(simulation).run()
 
 
 def _refused(reasons: Sequence[str]) -> Refused:

@@ -36,7 +36,8 @@ log = logs.get_logger()
 class ActorHandle:
     """One task and the environment that it is to be played in; a lease, if it comes from a pool.
 
-    `transport` is "http" (at `base_url`) or "inproc" (`local_env`, a `TextEnvironment`).
+    `transport` is "http" (at `base_url`) or "inproc" (`local_env`, a `TextEnvironment`). In the phase of a run, `episode` is
+    the number of the episode and `seed` its seed: an environment that has `reset` gets it.
     """
 
     env_name: str
@@ -45,6 +46,8 @@ class ActorHandle:
     transport: str = "http"
     base_url: str | None = None
     local_env: Any = None
+    episode: int | None = None
+    seed: int | None = None
 
 
 class EpisodeTask(NamedTuple):
@@ -78,10 +81,15 @@ def http_sites(*base_urls: str) -> MakeSite:
 
 
 def process_sites(
-    made: Any, params: Mapping[str, Any] | None = None, *, reuse: bool = False, start_timeout: float = 60.0
+    made: Any,
+    params: Mapping[str, Any] | None = None,
+    *,
+    reuse: bool | None = False,
+    start_timeout: float = 60.0,
 ) -> MakeSite:
     """Environments in Python, each in a process of its own (`TextProcess`); with `reuse` for several tasks, one after the
-    other. An environment is not told when an episode was broken off: one to be reused must not mind.
+    other; None: if it has `reset`. An environment is not told when an episode was broken off: one to be reused must not
+    mind.
     """
 
     async def make() -> Site:
@@ -91,7 +99,7 @@ def process_sites(
         except BaseException:
             await process.aclose()
             raise
-        return Site("inproc", None, process, reuse)
+        return Site("inproc", None, process, process.has_reset if reuse is None else reuse)
 
     return make
 

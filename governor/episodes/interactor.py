@@ -103,11 +103,12 @@ class Interactor:
         *,
         episode_timeout: float | None = EPISODE_SECONDS,
         chat_model: Model | None = None,
+        on_record: Callable[[ActorHandle, TextEpisodeRecord], None] | None = None,
     ) -> None:
         """`env_http_timeout_s` bounds each call of an environment, over HTTP and in process; `episode_timeout` an episode.
 
         `chat_model` answers instead of a ChatModel made from `base_url_provider`, `api_key`, `model` and `temperature`;
-        who brings it closes it.
+        who brings it closes it. `on_record` is called with each record before the actor goes back to the pool.
         """
         if max_steps < 1 or (max_workers is not None and max_workers < 1):
             raise UsageError("max_steps and max_workers must be at least 1")
@@ -134,6 +135,7 @@ class Interactor:
         self._access = ActorAccess(retries=http_retries, backoff=http_retry_backoff_s)
         self._log = SessionLog(data_manager)
         self._handler = episode_handler
+        self._on_record = on_record
         self._running = False
         self._playing = 0
 
@@ -207,9 +209,11 @@ class Interactor:
                 env_id=actor.env_id,
                 group_id=actor.group_id,
                 llm_model=self.model,
+                episode=actor.episode,
             ),
             record_step=self._log.record_step,
             rules=self._rules,
+            seed=actor.seed,
         )
         end: End = ("cancelled", "the run was cancelled")
         try:
@@ -218,8 +222,10 @@ class Interactor:
             try:
                 end = await self._finish(actor, episode, hooks, end)
             finally:
-                self._keep(actor, episode, end, perf_counter() - begun)
-                await self._give_back(actor, episode.broken)
+                try:
+                    self._keep(actor, episode, end, perf_counter() - begun)
+                finally:
+                    await self._give_back(actor, episode.broken)
 
     async def _finish(self, actor: ActorHandle, episode: TextEpisode, hooks: HandlerCalls, end: End) -> End:
         """A fault of a hook or of the data manager fails an episode that had ended well."""
@@ -249,7 +255,9 @@ class Interactor:
             seconds=seconds,
         )
         self.episodes.append(record)
-        log.info("episode.ended", episode=record.key, outcome=end[0], reason=end[1], steps=record.steps)
+        log.debug("episode.ended", episode=record.key, outcome=end[0], reason=end[1], steps=record.steps)
+        if self._on_record is not None:
+            self._on_record(actor, record)
 
     async def _give_back(self, actor: ActorHandle, broken: str) -> None:
         quarantine = getattr(self.pool, "quarantine", None)

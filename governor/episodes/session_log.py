@@ -31,13 +31,17 @@ class SessionLog:
         self._takes_version = _takes(manager.record_step, "weight_version")
         self._end: Callable[..., Any] | None = getattr(manager, "end_session", None)
 
-    async def create_session(self, *, env_name: str, env_id: str, group_id: str, llm_model: str) -> Any:
+    async def create_session(
+        self, *, env_name: str, env_id: str, group_id: str, llm_model: str, episode: int | None = None
+    ) -> Any:
+        """`episode` is known in the phase of a run, whose manager is ours."""
         return await self._call(
             self._manager.create_session,
             env_id=env_id,
             env_name=env_name,
             llm_model=llm_model,
             group_id=group_id,
+            **({} if episode is None else {"episode": episode}),
         )
 
     async def record_step(

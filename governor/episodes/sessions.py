@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 SCHEMA: Final = pa.schema(
     [
         pa.field("session", pa.string(), nullable=False),
+        pa.field("episode", pa.int64()),
         pa.field("env_name", pa.string(), nullable=False),
         pa.field("env_id", pa.string(), nullable=False),
         pa.field("group_id", pa.string()),
@@ -60,6 +61,8 @@ class Session:
     llm_model: str | None
     started: int
     """Nanoseconds since 1970; sessions are read in this order."""
+    episode: int | None = None
+    """Its number in the phase of a run."""
     id: str = field(default_factory=lambda: uuid4().hex)
     total_reward: float = 0.0
     steps: int = 0
@@ -77,7 +80,13 @@ class DataManager:
         self._last_start = 0
 
     def create_session(
-        self, *, env_id: object, env_name: object, llm_model: object = None, group_id: object = None
+        self,
+        *,
+        env_id: object,
+        env_name: object,
+        llm_model: object = None,
+        group_id: object = None,
+        episode: int | None = None,
     ) -> Session:
         with self._lock:
             self._last_start = max(time_ns(), self._last_start + 1)
@@ -88,6 +97,7 @@ class DataManager:
             group_id=None if group_id is None else _text(group_id),
             llm_model=None if llm_model is None else _text(llm_model),
             started=started,
+            episode=episode,
         )
 
     def record_step(
@@ -107,6 +117,7 @@ class DataManager:
         """Adds `step_reward` to the session's `total_reward`."""
         row = {
             "session": session.id,
+            "episode": session.episode,
             "env_name": session.env_name,
             "env_id": session.env_id,
             "group_id": session.group_id,

@@ -67,6 +67,8 @@ class Simulation:
         self.abandoned = False
         self.replays = 0
         self.resets = 0
+        self.figures: dict[str, float] = {}
+        """What the workers add to the metrics of the part."""
         self._restarts = 0
         self._restarted = 0
         self._end = ""
@@ -212,8 +214,16 @@ class Simulation:
             self._paused = False
             self._turn.notify_all()
 
-    async def run(self, play: Callable[[Simulation, int], None]) -> None:
-        """From the first episode to `PartEnded`; `play` is the life of a worker, in a thread of its own."""
+    async def run(
+        self,
+        play: Callable[[Simulation, int], None],
+        *,
+        threads: int | None = None,
+        finalize: Callable[[], object] | None = None,
+    ) -> None:
+        """From the first episode to `PartEnded`; `play` is the life of a worker, in a thread of its own: one for each
+        worker of the command, or `threads`. `finalize` makes the steps one table, in a thread too.
+        """
         command = self.command
         path = episode_file.path_of(Path(self.spec.run_folder), command.name)
         try:
@@ -229,12 +239,12 @@ class Simulation:
             return
         with self._file:
             self.obey(strongest(self._goal.ended(record) for record in command.done), end="until")
-            await asyncio.gather(*(self._thread(play, worker) for worker in range(command.workers)))
+            await asyncio.gather(*(self._thread(play, n) for n in range(threads or command.workers)))
             seconds = monotonic() - self._began
             for recorder in self._recorders.values():
                 recorder.close()
             if not self.abandoned:
-                await asyncio.to_thread(self._finalize)
+                await asyncio.to_thread(self._finalize, finalize or self._finalize_steps)
             if not self.abandoned:
                 await self._report_end(seconds)
 
@@ -243,16 +253,19 @@ class Simulation:
         self.abandoned = True
         self.stop(end="stopped")
 
-    def _finalize(self) -> None:
-        """What cannot be made a table stays as it was recorded, and the part tells why."""
+    def _finalize_steps(self) -> None:
         from governor.episodes import trajectories  # noqa: PLC0415  # Arrow, as above
 
+        trajectories.finalize(
+            Path(self.spec.run_folder),
+            self.command.name,
+            episodes={record.index for record in self._records},
+        )
+
+    def _finalize(self, finalize: Callable[[], object]) -> None:
+        """What cannot be made a table stays as it was recorded, and the part tells why."""
         try:
-            trajectories.finalize(
-                Path(self.spec.run_folder),
-                self.command.name,
-                episodes={record.index for record in self._records},
-            )
+            finalize()
         except Exception as error:  # noqa: BLE001  # of Arrow and of the disk
             self._fault = (
                 self._fault or f"cannot finalize the steps of {self.command.name!r}: {one_line(error)}"
@@ -299,6 +312,7 @@ class Simulation:
         bad = [record for record in self._records if record.outcome in BAD]
         first = f"episode {bad[0].index}: {bad[0].reason or bad[0].outcome}" if bad else ""
         metrics = summarize(self._records, steps_per_second=self._steps / seconds if seconds else None)
+        metrics |= self.figures
         if self.replays:
             metrics["episodes_played_again"] = self.replays
         await self.link.report(

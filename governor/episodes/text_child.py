@@ -40,7 +40,7 @@ def main() -> None:
             try:
                 if environment is None:
                     environment = _make(*order)
-                    answer: Any = {"value": None}
+                    answer: Any = {"value": callable(getattr(environment, "reset", None))}
                 else:
                     answer = {"value": _call(environment, *order)}
                 data = json.dumps(answer, default=_plain).encode()
@@ -68,7 +68,10 @@ def _make(pickled: bytes, script: dict[str, Any]) -> Any:
     return made
 
 
-def _call(environment: Any, name: str, *arguments: str) -> Any:
+def _call(environment: Any, name: str, *arguments: Any) -> Any:
+    if name == "reset":
+        _finished(environment.reset(seed=arguments[0]))
+        return None
     value = _finished(getattr(environment, name)(*arguments))
     if name == "step" and isinstance(value, tuple | list) and len(value) == len(STEP_NAMES):
         return dict(zip(STEP_NAMES, value, strict=True))

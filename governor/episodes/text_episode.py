@@ -85,7 +85,9 @@ class TextEpisode:
         open_session: Callable[[], Awaitable[Any]],
         record_step: Callable[..., Awaitable[None]],
         rules: Rules,
+        seed: int | None = None,
     ) -> None:
+        """With a `seed`, an environment that has `reset(seed, timeout)` is reset first."""
         self.session: Any = None
         self.environment: TextEnvironment | None = None
         self.begun = False
@@ -100,6 +102,7 @@ class TextEpisode:
         self._open_session = open_session
         self._record_step = record_step
         self._rules = rules
+        self._seed = seed
         self._asking = False
         self._fault = ""
 
@@ -137,6 +140,11 @@ class TextEpisode:
         self.at = "environment"
         environment = self.environment = await self._open_environment()
         rules = self._rules
+        reset = getattr(environment, "reset", None)
+        if self._seed is not None and reset is not None:
+            self._asking = True
+            await reset(seed=self._seed, timeout=rules.environment_timeout)
+            self._asking = False
         for number in range(1, rules.max_steps + 1):
             prompt = await self._prompt(environment, number)
             if not prompt:

@@ -51,12 +51,14 @@ class TextProcess:
 
     `made`: ``module:Class``, or what pickle can send: a class or function (called with `params`), or an object. It has
     `get_task_prompt()` and `step(action)`, sync (called in the child's main thread) or async (in one event loop that
-    goes on between calls); a step returns a mapping, or ``(reward, terminated, truncated, info)``. `close()` is optional.
+    goes on between calls); a step returns a mapping, or ``(reward, terminated, truncated, info)``. Optional are `close()`,
+    and `reset(seed=...)`, which begins an episode anew; `has_reset` says whether it is there.
     """
 
     def __init__(self, made: Any, params: Mapping[str, Any] | None = None, *, name: str = "") -> None:
         self.name = name or (made if isinstance(made, str) else type(made).__name__)
         self.broken: str | None = None
+        self.has_reset = False
         self._made = made
         self._params = dict(params or {})
         self._child: _Child | None = None
@@ -94,10 +96,15 @@ class TextProcess:
                 ) from error
         self._watch = asyncio.create_task(self._child.wait(), name=f"wait for the end of {self.name}")
         try:
-            await self._call(order, "start", timeout)
+            self.has_reset = await self._call(order, "start", timeout)
         except EnvironmentFault as fault:
             self._break(fault)
             raise
+
+    async def reset(self, *, seed: int, timeout: float) -> None:  # noqa: ASYNC109 - one deadline, owned here
+        """Nothing where the environment has none."""
+        if self.has_reset:
+            await self._call(pickle.dumps(("reset", seed)), "reset", timeout)
 
     async def get_task_prompt(self, *, timeout: float) -> list[Message]:  # noqa: ASYNC109 - one deadline, owned here
         return prompt_of(await self._call(pickle.dumps(("get_task_prompt",)), "get_task_prompt", timeout))

@@ -27,3 +27,33 @@ class Walk:
             "truncated": False,
             "info": {"pid": os.getpid()},
         }
+
+
+class Seeded:
+    """Kept from episode to episode: `reset` says so. Each is worth what its seed says."""
+
+    def reset(self, *, seed):
+        self.worth, self.taken = seed % 100, 0
+
+    def get_task_prompt(self):
+        return [{"role": "user", "content": f"{self.worth}, step {self.taken}"}]
+
+    def step(self, action):
+        self.taken += 1
+        return self.worth, self.taken == 2, False, {"pid": os.getpid()}
+
+
+class Sticky(Walk):
+    """Hangs in its 20th step."""
+
+    def __init__(self):
+        super().__init__(steps=100)
+
+    def step(self, action):
+        self.fault = "hang" if self.taken == 19 else ""
+        return super().step(action)
+
+
+class Stubborn(Walk):
+    def __init__(self):
+        raise OSError("no display")

@@ -1,15 +1,21 @@
 """Many episodes at once: the result, deadlines, steps that are never sent twice, cancellation."""
 
 import asyncio
+import contextlib
 import gc
 import inspect
+import json
 import math
+import signal
 import tracemalloc
 
+import psutil
 import pytest
+from recorded_steps import run_code
 from text_stage import SECONDS, Parrot, Walk, text_stage
 from text_world import Notes
 
+from governor.episodes import trajectories
 from governor.episodes.actor_pool import ActorHandle, ActorPool, NoEnvironments, PoolBusy, Site
 from governor.episodes.interactor import Interactor
 from governor.episodes.llm import StaticBaseURLProvider
@@ -128,12 +134,6 @@ async def test_the_deadline_holds_while_the_model_thinks(stage):
         "timed_out",
         "not done within 0.5 s, at work: the model",
     )
-
-
-# the handler
-
-
-# data managers
 
 
 # many at once, and none left
@@ -322,3 +322,44 @@ async def test_memory_is_flat_over_many_episodes():
         await pool.aclose()
         await interactor.aclose()
     assert marks[2000] - marks[1000] < 100_000
+
+
+KILLED = """
+import asyncio, os, signal, sys
+from pathlib import Path
+from text_stage import Parrot
+from governor.episodes import ActorPool, DataManager, Interactor, StaticBaseURLProvider
+from governor.episodes.actor_pool import process_sites
+
+class Killed(DataManager):
+    recorded = 0
+
+    def record_step(self, **step):
+        super().record_step(**step)
+        self.recorded += 1
+        if self.recorded == 38:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+async def main():
+    tasks = [("walk", str(number), "g") for number in range(2)]
+    pool = ActorPool(tasks, process_sites("text_walks:Sticky"), pool_size=2)
+    manager = Killed(Path(sys.argv[1]))
+    interactor = Interactor(pool, StaticBaseURLProvider("http://x"), "k", "m", manager, chat_model=Parrot())
+    await interactor.run_all_environments()
+
+asyncio.run(main())
+"""
+
+
+def test_a_process_that_is_killed_leaves_no_environment_not_even_one_that_hangs_and_all_that_was_recorded(
+    tmp_path,
+):
+    assert run_code(KILLED, tmp_path) == -signal.SIGKILL
+    steps = trajectories.read(tmp_path, "interactor").to_pandas()
+    assert len(steps) == 38
+    assert all(ids == [*range(1, len(ids) + 1)] for ids in steps.groupby("session").step_id.apply(list))
+    assert set(steps.step_reward) == {1.0}
+    assert steps.outcome.isna().all()
+    for pid in {json.loads(state)["pid"] for state in steps.env_state}:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            psutil.Process(pid).wait(SECONDS)

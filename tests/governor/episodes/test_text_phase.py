@@ -1,0 +1,356 @@
+"""A language model plays the phase of a run: real servers, real processes, the simulation's own records."""
+
+import asyncio
+import json
+
+import pandas as pd
+import psutil
+import pytest
+from structlog.testing import capture_logs
+from text_servers import ChatServer, EnvironmentServer
+from text_world import TextWorld
+
+from governor.cli import exports
+from governor.messages import Done, EpisodeEnded, Made, PartEnded, PhaseResult, RunResult, StopPart, Until
+
+SECONDS = 60
+
+
+def talking(url, *, entry, environment=None, **params):
+    """What a command says of a phase that a language model plays."""
+    return {
+        "transport": "in_process",
+        "made_environment": Made(entry=entry, params=environment or {}),
+        "made_agents": (Made(entry="openai:m", params={"base_url": url, "retries": 0, **params}),),
+    }
+
+
+@pytest.fixture
+async def world():
+    async with TextWorld() as made:
+        yield made
+
+
+def steps_of(house):
+    return pd.read_parquet(house.folder / "run/episodes/train.parquet")
+
+
+async def play(house, world, name="walk", **more):
+    """A phase in the world's environments of this name."""
+    environment = {"name": name, **more.pop("environment", {})}
+    agent = more.pop("agent", {})
+    return await house.play(
+        seconds=SECONDS, **talking(world.llm, entry=world.url, environment=environment, **agent), **more
+    )
+
+
+async def test_environments_of_a_server_from_start_to_end(house, world):
+    records, end = await play(house, world, episodes=6, workers=3)
+    assert (end.end, end.failures) == ("max_episodes", 0)
+    assert sorted(record.index for record in records) == list(range(6))
+    assert {(r.outcome, r.value, r.steps, r.reason) for r in records} == {("terminated", 3.0, 3, "")}
+    assert {record.worker for record in records} <= {0, 1, 2}
+    assert end.metrics["return_mean"] == 3.0
+    assert [line["index"] for line in house.lines()] == [record.index for record in records]
+    steps = steps_of(house)
+    assert sorted(steps.episode) == sorted([*range(6)] * 3)
+    assert (set(steps.env_name), set(steps.llm_model)) == ({"walk"}, {"m"})
+    assert set(steps.outcome) == {"terminated"}
+    left = sorted(path.name for path in (house.folder / "run/episodes").iterdir())
+    assert left == ["train.jsonl", "train.parquet"]
+
+
+async def test_its_steps_are_exported_as_those_of_other_phases(house, world, tmp_path):
+    await play(house, world, episodes=2)
+    phase = PhaseResult(name="train", mode="train", end="max_episodes")
+    found = RunResult(
+        uid="u1", name="r", outcome="finished", reason="", submitted_at=0, started_at=0, ended_at=0, phases=(phase,),
+        folder=str(house.folder / "run"),
+    )  # fmt: skip
+    exports.export(found, "steps", form="csv", phase="train", output=tmp_path / "steps.csv")
+    rows = pd.read_csv(tmp_path / "steps.csv")
+    assert rows[["episode", "step_id", "response"]].to_numpy().tolist() == [
+        [episode, step, "go"] for episode in (0, 1) for step in (1, 2, 3)
+    ]
+
+
+async def test_tokens_and_requests_are_in_the_metrics(house):
+    async with ChatServer() as model, EnvironmentServer() as server:
+        model.then(500)
+        _, end = await house.play(
+            episodes=2, **talking(model.url, entry=server.url, retries=1, max_tokens=5, extra={"top_k": 3})
+        )
+        assert [model.requests[0][3][name] for name in ("model", "max_tokens", "top_k")] == ["m", 5, 3]
+    names = ("tokens_prompt", "tokens_completion", "llm_requests", "llm_retries")
+    assert [end.metrics[name] for name in names] == [60, 12, 7, 1]
+
+
+# environments in Python
+
+
+async def test_an_environment_with_reset_gets_the_seed_and_is_kept(house, world):
+    made = talking(world.llm, entry="text_walks:Seeded")
+    records, end = await house.play(episodes=5, seconds=SECONDS, **made)
+    assert end.failures == 0
+    assert [(r.index, r.value) for r in records] == [(r.index, 2.0 * (r.seed % 100)) for r in records]
+    steps = steps_of(house)
+    assert len({json.loads(state)["pid"] for state in steps.env_state}) == 1
+    first = [json.loads(messages)[-1]["content"] for messages in steps.messages]
+    assert first[::2] == [f"{r.seed % 100}, step 0" for r in records]
+
+
+async def test_one_without_is_made_anew_for_each_episode_and_gone_afterwards(house, world):
+    made = talking(world.llm, entry="text_walks:Walk", environment={"steps": 2})
+    records, _ = await house.play(episodes=3, seconds=SECONDS, **made)
+    assert [(r.outcome, r.value) for r in records] == [("terminated", 2.0)] * 3
+    pids = {json.loads(state)["pid"] for state in steps_of(house).env_state}
+    assert len(pids) == 3
+    assert not any(psutil.pid_exists(pid) for pid in pids)
+
+
+@pytest.mark.parametrize(
+    ("fault", "outcome", "says"),
+    [
+        ("hang", "timed_out", "1 s"),
+        ("exit", "crashed", "environment: step: its process ended with exit code 3"),
+        ("raise", "failed", "environment: step: ValueError: no way"),
+    ],
+)
+async def test_an_environment_that_breaks_ends_its_episode_alone(house, world, fault, outcome, says):
+    made = talking(world.llm, entry="text_walks:Walk", environment={"fault": fault})
+    limit = {"episode_timeout": 1.0} if fault == "hang" else {}
+    with capture_logs() as caught:
+        records, end = await house.play(episodes=2, seconds=SECONDS, **limit, **made)
+    assert [record.outcome for record in records] == [outcome] * 2
+    assert all(says in record.reason for record in records)
+    assert end.failures == 2
+    logged = [line["reason"] for line in caught if line["event"] == "environment.quarantined"]
+    assert len(logged) == 2
+    assert all(logged)
+
+
+async def test_when_no_environment_starts_the_part_says_why(house, world):
+    records, end = await house.play(
+        episodes=2, seconds=SECONDS, **talking(world.llm, entry="text_walks:Stubborn")
+    )
+    assert (records, end.end) == ([], "stopped")
+    assert "OSError: no display" in end.first_failure
+
+
+# what servers answer
+
+
+@pytest.mark.parametrize(
+    ("order", "says"),
+    [
+        (500, "HTTP 500"), (429, "HTTP 429"), (404, "HTTP 404"), ("malformed", "malformed answer"), ("nothing", "transport"),
+        ("half", "transport"), ("late", "no answer within 1 s"),
+    ],
+)  # fmt: skip
+async def test_a_bad_answer_of_the_model_fails_that_episode_alone(house, order, says):
+    async with ChatServer() as model, EnvironmentServer() as server:
+        model.then(order)
+        made = talking(model.url, entry=server.url, timeout=1.0)
+        records, end = await house.play(episodes=2, seconds=SECONDS, **made)
+    assert [record.outcome for record in records] == ["failed", "terminated"]
+    assert records[0].reason.startswith("model: ")
+    assert says in records[0].reason
+    assert (end.failures, end.first_failure) == (1, f"episode 0: {records[0].reason}")
+
+
+@pytest.mark.parametrize("step", [False, True])
+@pytest.mark.parametrize(
+    ("order", "outcome", "says"),
+    [
+        (500, "failed", "HTTP 500"), (429, "failed", "HTTP 429"), (404, "failed", "HTTP 404"),
+        ("malformed", "failed", "malformed JSON"), ("nothing", "failed", "Server"), ("half", "failed", "not completed"),
+        ("late", "timed_out", "no answer within 1 s"),
+    ],
+)  # fmt: skip
+async def test_a_bad_answer_of_an_environment_fails_that_episode_alone(house, order, outcome, says, step):
+    async with ChatServer() as model, EnvironmentServer() as server:
+        # A GET that found no answer at all is sent again by aiohttp itself.
+        before = [None] if step else ["nothing"] if order == "nothing" else []
+        server.then(*before, order)
+        made = talking(model.url, entry=server.url, environment={"timeout": 1.0, "retries": 0})
+        records, _ = await house.play(episodes=2, seconds=SECONDS, **made)
+        assert len(server.steps) == 3 + step  # the one that went wrong is not sent again
+    assert [record.outcome for record in records] == [outcome, "terminated"]
+    assert records[0].reason.startswith("environment: ")
+    assert says in records[0].reason
+
+
+async def test_a_model_that_is_cut_off_truncates_its_episode(house, world):
+    world.answer = lambda _: {"finish": "length"}
+    records, end = await play(house, world, episodes=1)
+    assert [(r.outcome, r.reason, r.steps) for r in records] == [("truncated", "the answer was cut off", 0)]
+    assert end.failures == 0
+    assert steps_of(house).truncated.tolist() == [True]
+
+
+async def test_nobody_at_the_address_is_an_outcome_too(house, world):
+    made = talking("http://127.0.0.1:9/v1", entry=world.url, environment={"name": "walk"})
+    records, _ = await house.play(episodes=2, seconds=SECONDS, **made)
+    assert {record.outcome for record in records} == {"failed"}
+
+
+async def test_max_steps_truncates(house, world):
+    records, _ = await play(house, world, "endless", episodes=1, max_steps=4)
+    assert [(r.outcome, r.steps, r.value) for r in records] == [("truncated", 4, 4.0)]
+
+
+async def test_a_key_that_is_not_there_ends_the_part_with_the_name_of_its_variable(house, world, monkeypatch):
+    monkeypatch.delenv("NO_KEY", raising=False)
+    records, end = await play(house, world, episodes=2, agent={"api_key_env": "NO_KEY"})
+    assert (records, end.end, end.failures) == ([], "stopped", 1)
+    assert "NO_KEY" in end.first_failure
+
+
+async def test_the_key_comes_from_its_variable(house, monkeypatch):
+    monkeypatch.setenv("A_KEY", "secret")
+    async with ChatServer() as model, EnvironmentServer() as server:
+        await house.play(episodes=1, **talking(model.url, entry=server.url, api_key_env="A_KEY"))
+        assert {request[2]["Authorization"] for request in model.requests} == {"Bearer secret"}
+
+
+# where
+
+
+async def test_episodes_are_spread_over_base_urls(house):
+    async with ChatServer() as one, ChatServer() as two, EnvironmentServer(length=1) as server:
+        await house.play(episodes=6, workers=2, **talking([one.url, two.url], entry=server.url))
+        assert (len(one.requests), len(two.requests)) == (3, 3)
+
+
+async def test_each_session_may_have_an_address_of_its_own(house, world):
+    await play(house, world, episodes=3, agent={"session_suffix": True})
+    paths = {path.split("/")[2] for path, _ in world.asked}
+    assert paths == set(steps_of(house).session)
+    assert len(paths) == 3
+
+
+async def test_an_id_is_played_once_at_a_time(house, world):
+    at_play, most = [], []
+
+    async def gate(body):
+        at_play.append(1)
+        most.append(len(at_play))
+        await asyncio.sleep(0)
+        at_play.pop()
+
+    world.gate = gate
+    records, _ = await play(
+        house, world, "endless", episodes=6, workers=4, max_steps=2, environment={"ids": ["only"]}
+    )
+    assert len(records) == 6
+    assert max(most) == 1
+    assert set(world.steps) == {"endless_only"}
+    keys = [step.key.partition(".")[0] for step in world.steps["endless_only"]]
+    assert keys == [key for key in dict.fromkeys(keys) for _ in range(2)]  # no episode among another's steps
+
+
+# rules of a simulation
+
+
+async def test_until_ends_the_phase_and_cancels_what_is_running(house, world):
+    both = asyncio.Event()
+
+    async def gate(body):  # the second one waits, so that it is running when the first one ends
+        if len(world.asked) == 1:
+            await both.wait()
+        else:
+            both.set()
+            await world.hold.wait()
+
+    world.length, world.gate = 1, gate
+    records, end = await play(
+        house, world, episodes=50, workers=2, until=(Until(metric="return", at_least=1.0),)
+    )
+    assert end.end == "until"
+    assert sorted(record.outcome for record in records) == ["cancelled", "terminated"]
+
+
+async def test_a_stop_cancels_what_is_running_and_keeps_what_was_recorded(house, world):
+    controller = await house.start("simulation")
+    made = talking(world.llm, entry=world.url, environment={"name": "sticky"})
+    assert await controller.perform(house.command(episodes=50, workers=2, **made)) == Done()
+    async with asyncio.timeout(SECONDS):
+        while min(len(world.steps[f"sticky_{n}"]) for n in range(2)) < 2:
+            world.arrived.clear()
+            await world.arrived.wait()
+    await controller.perform(StopPart(phase=0, reason="enough"))
+    records, end = await house.end()
+    assert (end.end, end.failures) == ("stopped", 0)
+    assert sorted((r.index, r.outcome, r.value) for r in records) == [
+        (0, "cancelled", 1.0),
+        (1, "cancelled", 1.0),
+    ]
+    assert sorted(steps_of(house).episode) == [0, 1]
+
+
+async def test_pause_holds_the_next_episode_until_the_phase_is_started_again(house, world):
+    controller = await house.start("simulation", flow="PAUSE")
+    command = house.command(
+        episodes=6, workers=2, **talking(world.llm, entry=world.url, environment={"name": "walk"})
+    )
+    await controller.perform(command)
+    link = house.links["simulation"]
+    await asyncio.wait_for(link.next(EpisodeEnded), SECONDS)
+    with pytest.raises(TimeoutError):
+        await house.end(seconds=0.3)
+    link.flow = "CONTINUE"
+    await controller.perform(command)
+    records, end = await house.end(seconds=SECONDS)
+    assert (len(records), end.end) == (6, "max_episodes")
+
+
+async def test_no_more_than_the_workers_can_play_is_unacknowledged(house, world):
+    controller = await house.start("simulation")
+    link, hold = house.links["simulation"], asyncio.Event()
+    report_all = link.report_all
+
+    begun, both = [], asyncio.Event()
+
+    async def held(events):
+        begun.extend(events)
+        if len(begun) >= 2:
+            both.set()
+        await hold.wait()
+        return await report_all(events)
+
+    link.report_all = held
+    made = talking(world.llm, entry=world.url, environment={"name": "walk"})
+    await controller.perform(house.command(episodes=20, workers=2, **made))
+    await asyncio.wait_for(both.wait(), SECONDS)
+    with pytest.raises(TimeoutError):
+        await house.end(seconds=0.5)
+    assert len(world.steps) <= 3  # one of each worker, and one that began when the first was not acknowledged
+    hold.set()
+    records, _ = await house.end(seconds=SECONDS)
+    assert len(records) == 20
+
+
+async def test_what_was_played_before_is_not_played_again(house, world):
+    records, _ = await play(house, world, episodes=2)
+    again, end = await play(house, world, episodes=4, done=tuple(records), incarnation=2)
+    assert [record.index for record in again] == [2, 3]
+    assert end.metrics["episodes_ended"] == 4
+    assert sorted(steps_of(house).episode) == sorted([0, 1, 2, 3] * 3)
+
+
+async def test_what_an_earlier_life_broke_off_does_not_count(house, world):
+    controller = await house.start("simulation")
+    made = talking(world.llm, entry=world.url, environment={"name": "sticky"})
+    await controller.perform(house.command(episodes=1, **made))
+    async with asyncio.timeout(SECONDS):
+        while len(world.steps["sticky_0"]) < 2:
+            world.arrived.clear()
+            await world.arrived.wait()
+    await controller.close()
+    link = house.links["simulation"]
+    assert [event for event in link.events if isinstance(event, EpisodeEnded | PartEnded)] == []
+    assert len(list((house.folder / "run/episodes").glob("*.arrow"))) == 1
+    await play(house, world, episodes=1, incarnation=2)
+    steps = steps_of(house)
+    assert steps.step_id.tolist() == [1, 2, 3]
+    assert set(steps.outcome) == {"terminated"}
