@@ -326,6 +326,7 @@ async def test_reset_and_restart_build_anew_and_go_on(house, monkeypatch, flow, 
     built = []
     monkeypatch.setattr(parallel_world.Always, "built", built)
     monkeypatch.setattr("governor.episodes.stepping.UNACKNOWLEDGED", 4)
+    monkeypatch.setattr("governor.episodes.stepping.HOLD_SECONDS", (0.0, 0.0))
     controller = await house.start("simulation", flow=flow)
     assert await controller.perform(house.command(episodes=20, **parallel())) == Done()
     records, _ = await house.end()
