@@ -3,16 +3,28 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from governor.messages import DynamicTimeoutSpec, Made, StartSimulation, StartTasks, TaskSpec, Until
+from governor.messages import (
+    Checkpoint,
+    DynamicTimeoutSpec,
+    Evaluate,
+    Made,
+    Plateau,
+    StartSimulation,
+    StartTasks,
+    TaskSpec,
+    Until,
+)
 from governor.run_file import Run, parse
 from governor.run_model import TASKS
 
 if TYPE_CHECKING:
     from governor.journal_tables import RunRow
     from governor.messages import EpisodeRecord, TaskRecord
-    from governor.run_model import Agent, Environment
+    from governor.run_model import Agent, Environment, Phase
+    from governor.run_model import Evaluate as EvaluateSection
     from states.plan import RunPlan
 
 
@@ -39,7 +51,8 @@ class Assignment:
         if kind == "environment":
             return self.run.conductors.environments[name].model_dump(mode="json")
         if kind == "agent":
-            return self.run.conductors.agents[name].model_dump(mode="json")
+            section = self.run.conductors.agents[name]
+            return {**section.model_dump(mode="json"), "state": self._state_of(section)}
         return {"models": list(self.run.models)} if kind == TASKS else {}
 
     def simulation(self, phase: int, *, done: list[EpisodeRecord]) -> StartSimulation:
@@ -62,15 +75,11 @@ class Assignment:
             max_steps=simulate.max_steps,
             episode_timeout=simulate.episode_timeout,
             seed=self.run.seed,
-            until=tuple(
-                Until(metric=u.metric, at_least=u.at_least, average_over=u.average_over) for u in chosen.until
-            ),
+            **_rules(chosen),
             done=tuple(done),
             transport=simulate.transport,
             made_environment=_made(conductors.environments[simulate.environment]) if inside else None,
-            made_agents=tuple(_made(conductors.agents[name]) for name in simulate.agent_names)
-            if inside
-            else (),
+            made_agents=tuple(self._made_agent(name) for name in simulate.agent_names) if inside else (),
         )
 
     def tasks(self, phase: int, *, done: list[TaskRecord]) -> StartTasks:
@@ -92,6 +101,14 @@ class Assignment:
             grace=chosen.grace,
         )
 
+    def _made_agent(self, name: str) -> Made:
+        section = self.run.conductors.agents[name]
+        return Made(entry=section.entry, params=section.params, state=self._state_of(section))
+
+    def _state_of(self, agent: Agent) -> str | None:
+        """The file that an agent begins from."""
+        return None if agent.state is None else str(Path(self.folder) / agent.state)
+
     def episodes_of(self, phase: int) -> int:
         simulate = self.run.phases[phase].simulate
         return simulate.episodes if simulate is not None else 0
@@ -101,5 +118,23 @@ class Assignment:
         return sum(task.repeat for task in self.run.phases[phase].tasks)
 
 
-def _made(section: Environment | Agent) -> Made:
-    return Made(entry=section.entry, params=section.params, vector=getattr(section, "vector", 1))
+def _made(section: Environment) -> Made:
+    return Made(entry=section.entry, params=section.params, vector=section.vector)
+
+
+def _rules(phase: Phase) -> dict[str, Any]:
+    """The fields of `StartSimulation` with the rules of a phase."""
+    checkpoint = phase.checkpoint
+    return {
+        "until": tuple(Until(**each.model_dump()) for each in phase.until),
+        "evaluate": None if phase.evaluate is None else _evaluate(phase.evaluate),
+        "checkpoint": None if checkpoint is None else Checkpoint(**checkpoint.model_dump()),
+    }
+
+
+def _evaluate(section: EvaluateSection) -> Evaluate:
+    plateau = section.plateau
+    return Evaluate(
+        **section.model_dump(exclude={"plateau"}),
+        plateau=None if plateau is None else Plateau(**plateau.model_dump()),
+    )

@@ -38,7 +38,7 @@ START_SECONDS: Final = 30.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """What a run names at `place`: the `entry` of a conductor, or the `call` of a task."""
+    """What a run names at `place`: the `entry` of a conductor, the `call` of a task, or the `state` of an agent (a file)."""
 
     place: Place
     kind: str
@@ -55,6 +55,9 @@ def of_data(data: object) -> list[Entry]:
             found += _entry(("conductors", "environments", name, "entry"), kind, made)
     for name, made in _in(conductors.get("agents"), dict).items():
         found += _entry(("conductors", "agents", name, "entry"), "agent", made)
+        state = _in(made, dict).get("state")
+        if isinstance(state, str) and state:
+            found.append(Entry(place=("conductors", "agents", name, "state"), kind="state", target=state))
     for index, phase in enumerate(_in(_in(data, dict).get("phases"), list)):
         for number, task in enumerate(_in(_in(phase, dict).get("tasks"), list)):
             found += _entry(("phases", index, "tasks", number, "call"), "task", task)
@@ -104,7 +107,7 @@ def faults(
         fatal = verdicts.get(asked, "")
         module = asked[1].partition(":")[0]
         pending = [question for question in pending if question not in verdicts]
-        if asked[1].startswith("gymnasium:") or not pending:
+        if asked[0] == "state" or asked[1].startswith("gymnasium:") or not pending:
             continue
         for question in [question for question in pending if question[1].partition(":")[0] == module]:
             verdicts[question] = fatal

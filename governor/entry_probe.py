@@ -11,6 +11,7 @@ import json
 import os
 import sys
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ def main() -> None:
     sys.path.insert(0, sys.argv[2])
     _say(descriptor, "")
     for kind, target in json.loads(sys.argv[3]):
-        _say(descriptor, _verdict(kind, target))
+        _say(descriptor, _state(Path(sys.argv[2]) / target) if kind == "state" else _verdict(kind, target))
     os._exit(0)
 
 
@@ -56,6 +57,17 @@ def _verdict(kind: str, target: str) -> str:
         return f"module {module_name!r} ends Python when it is imported: {one_line(error)}"
     except BaseException as error:  # noqa: BLE001  # whatever user code raises is the verdict
         return f"module {module_name!r} does not import: {one_line(error)}"
+
+
+def _state(path: Path) -> str:
+    """Whether an agent's state can be read from the file."""
+    from governor.episodes import state_file  # noqa: PLC0415  # numpy, for this kind alone
+    from governor.errors import ConductorError  # noqa: PLC0415  # as above
+
+    try:
+        return "" if state_file.load(path) is not None else f"the agent's state {path} is not there"
+    except ConductorError as error:
+        return error.reason
 
 
 def _attribute(kind: str, module: ModuleType, attribute: str) -> str:

@@ -33,7 +33,7 @@ COMPLETE: Final = frozenset({"terminated", "truncated"})
 BAD: Final = frozenset({"failed", "timed_out", "crashed"})
 CUT_SHORT: Final = frozenset({"failed", "aborted"})
 """Ends of a phase that ended with its run."""
-WRITTEN_WHOLE: Final = frozenset({"results", "episodes", "agents"})
+WRITTEN_WHOLE: Final = frozenset({"results", "episodes", "agents", "checkpoints"})
 """Folders of a run whose files are never changed in place."""
 OF_ONE_RUN: Final = frozenset({"run.json", "result.json", "result.json.part"})
 
@@ -70,7 +70,12 @@ class Inheritance:
     def enter(self, transaction: Transaction, uid: str) -> None:
         """Records all of it as the new run's own; in the transaction that records the run."""
         kept = [
-            {"phase": phase.index, "episodes": len(phase.episodes), "tasks": len(phase.tasks)}
+            {
+                "phase": phase.index,
+                "episodes": len(phase.episodes),
+                "evaluated": sum(episode.evaluation > 0 for episode in phase.episodes),
+                "tasks": len(phase.tasks),
+            }
             for phase in self.phases
         ]
         transaction.event(uid, "run.inherited", {"parent": self.parent, "kept": kept})
@@ -131,7 +136,7 @@ def _kept(
     played = (
         phase.simulate is None
         or (ends["simulation"] == "until" and not (bad and strict))
-        or (ends["simulation"] == "max_episodes" and len(good) >= phase.simulate.episodes)
+        or (ends["simulation"] == "max_episodes" and len(good) >= _wanted(phase))
     )
     succeeded = [task for task in tasks if task.outcome == "succeeded"]
     there = [task for task in succeeded if task.value_file is None or (folder / task.value_file).is_file()]
@@ -148,6 +153,13 @@ def _kept(
         tasks=tuple(tasks if whole else there),
         story=tuple((name.partition(" ")[0], data) for name, data in story.items()) if whole else (),
     )
+
+
+def _wanted(phase: Phase) -> int:
+    """Episodes of a whole phase, those of its evaluations too."""
+    episodes = phase.simulate.episodes if phase.simulate is not None else 0
+    evaluate = phase.evaluate
+    return episodes + (episodes // evaluate.every * evaluate.episodes if evaluate is not None else 0)
 
 
 # -- files ---------------------------------------------------------------------------------------------------------

@@ -30,12 +30,16 @@ class Progress:
     def enter(self, phase: int, *, episodes: list[EpisodeRecord], tasks: list[TaskRecord]) -> None:
         """A phase begins; what had ended of it in an earlier invocation counts."""
         self.phase_index = phase
+        episodes = [episode for episode in episodes if not episode.evaluation]
         self.episodes_ended = len(episodes)
         self.tasks_ended = len(tasks)
         self._running = {}
         self._returns = deque((episode.value for episode in episodes), maxlen=WINDOW)
 
     def episode(self, record: EpisodeRecord) -> None:
+        """Those of an evaluation are not among the `episodes` of a phase."""
+        if record.evaluation:
+            return
         self.episodes_ended += 1
         self._returns.append(record.value)
 

@@ -76,7 +76,8 @@ def _phase(
     journal: Journal, assignment: Assignment, index: int, end: str, metrics: dict[str, float]
 ) -> PhaseResult:
     phase = assignment.run.phases[index]
-    episodes = journal.episodes(assignment.uid, index)
+    every = journal.episodes(assignment.uid, index)
+    episodes = [episode for episode in every if not episode.evaluation]
     return PhaseResult(
         name=phase.name,
         mode=phase.mode,

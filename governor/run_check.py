@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Final, get_args
 
 from pydantic import BaseModel, ValidationError
 
-from governor import text_model
-from governor.episodes.conditions import METRICS
+from governor import rules_check, text_model
+from governor.cascade import Cascade
 from governor.messages import TaskSpec
 from governor.run_model import LIST, MAPPING, Phase, Run
 from governor.tasks import graph
@@ -59,10 +59,11 @@ def faults(data: object) -> list[tuple[Path, str]]:
         return [((), "is empty: a run needs at least 'name' and 'phases'")]
     if not isinstance(data, dict):
         return [((), f"must be a mapping (key: value), not {_kind(data)}")]
-    found = _shape(data)
+    cascade = Cascade(data)
+    found = _shape(cascade.data)
     known = {path for path, _ in found}
-    found += [fault for fault in _references(data) if fault[0] not in known]
-    return found
+    found += [fault for fault in _references(cascade.data) if fault[0] not in known]
+    return [*cascade.faults, *cascade.told_once(found)]
 
 
 def spell(path: Path) -> str:
@@ -180,6 +181,7 @@ def _references(data: Mapping[str, Any]) -> Iterator[tuple[Path, str]]:
         if not phase.get("simulate") and not phase.get("tasks") and not _list(phase.get("tasks")):
             yield path, "has neither 'simulate' nor 'tasks': there is nothing to do"
         yield from _simulation(phase, path, conductors)
+        yield from rules_check.faults(phase, path)
         yield from _graph(_list(phase.get("tasks")), path)
         yield from _batch(phase, path)
 
@@ -224,9 +226,6 @@ def _simulation(
     phase: Mapping[str, Any], path: Path, conductors: Mapping[str, Any]
 ) -> Iterator[tuple[Path, str]]:
     simulate = phase.get("simulate")
-    until = _list(phase.get("until"))
-    if simulate is None and until:
-        yield (*path, "until"), "has no meaning without 'simulate'"
     if not isinstance(simulate, dict):
         return
     place = (*path, "simulate")
@@ -258,9 +257,6 @@ def _simulation(
         )
     if isinstance(simulate.get("agents"), dict) or len(_agents(simulate)) > 1:
         yield from _several(conducted, section, (*place, "agents"))
-    for index, condition in enumerate(until):
-        if isinstance(condition, dict):
-            yield from _condition(condition, (*path, "until", index), simulate.get("episodes"))
 
 
 def _several(conducted: bool, environment: Mapping[str, Any], path: Path) -> Iterator[tuple[Path, str]]:  # noqa: FBT001
@@ -268,21 +264,6 @@ def _several(conducted: bool, environment: Mapping[str, Any], path: Path) -> Ite
         yield path, "are for several players: that needs transport: in_process"
     elif environment.get("vector", 1) != 1:
         yield path, "are for several players: their environment can have no 'vector'"
-
-
-def _condition(condition: Mapping[str, Any], path: Path, episodes: object) -> Iterator[tuple[Path, str]]:
-    metric = condition.get("metric")
-    if isinstance(metric, str) and metric not in METRICS:
-        yield (
-            (*path, "metric"),
-            f"unknown metric {metric!r}; there are {', '.join(METRICS)}{_instead(metric, METRICS)}",
-        )
-    window = condition.get("average_over", 1)
-    if isinstance(window, int) and isinstance(episodes, int) and window > episodes:
-        yield (
-            (*path, "average_over"),
-            f"can never be met: the phase has {episodes} episodes, the average needs {window}",
-        )
 
 
 def _graph(tasks: Sequence[Any], path: Path) -> Iterator[tuple[Path, str]]:

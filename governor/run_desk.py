@@ -21,6 +21,7 @@ from governor.errors import ExitCode, JournalError
 from governor.messages import (
     Acknowledged,
     EpisodeEnded,
+    EpisodeRecord,
     FlowControl,
     Log,
     Refused,
@@ -36,6 +37,7 @@ from states import events
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from governor.budget import Budget
     from governor.journal import Journal
     from governor.journal_tables import Transaction
     from governor.progress import Progress
@@ -60,8 +62,17 @@ class Governor(Protocol):
 
 
 class RunDesk:
-    def __init__(self, *, uid: str, journal: Journal, progress: Progress, governor: Governor) -> None:
+    def __init__(
+        self,
+        *,
+        uid: str,
+        journal: Journal,
+        progress: Progress,
+        governor: Governor,
+        budget: Budget | None = None,
+    ) -> None:
         self._uid = uid
+        self._budget = budget
         self._journal = journal
         self._progress = progress
         self._governor = governor
@@ -160,6 +171,16 @@ class RunDesk:
                     self._progress.task_rested(task, run)
                 case TaskEnded(record=record):
                     self._progress.task_ended(record.task, record.run)
+        await self._spend([event.episode for event in new if isinstance(event, EpisodeEnded)])
+
+    async def _spend(self, episodes: list[EpisodeRecord]) -> None:
+        """The governor has answered before the report is: with its flow control no further episode begins."""
+        exceeded = self._budget.spend(episodes) if self._budget is not None and episodes else None
+        if exceeded is None:
+            return
+        limit, value = exceeded
+        moved = events.LimitExceeded(run=self._uid, at=self._governor.now(), limit=limit, value=value)
+        await self._governor.take(moved, detail={})
 
 
 def record_all(transaction: Transaction, uid: str, pending: Sequence[Recorded]) -> list[Recorded]:

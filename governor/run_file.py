@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from governor import run_check, yaml_lines
+from governor import cascade, run_check, yaml_lines
 from governor.errors import RunFileError
 from governor.messages import Fault
 from governor.run_model import Run
@@ -99,7 +99,8 @@ def to_plan(run: Run, uid: str) -> RunPlan:
 
 def schema() -> dict[str, Any]:
     """The JSON schema of a run file, for editors."""
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **Run.model_json_schema()}
+    made = cascade.schema(Run.model_json_schema())
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **made}
 
 
 def _text(file: Path) -> str:

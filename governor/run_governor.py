@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from governor import logs
+from governor.budget import Budget
 from governor.errors import JournalError, TryAgain
 from governor.messages import ConductorStatus, FlowControl, RunStatus, run_service
 from governor.performer import Performer
@@ -309,10 +310,29 @@ class RunGovernor:
         self._site.socket_folder(assignment.uid).mkdir(mode=0o700, parents=True, exist_ok=True)
         run_file = self._site.run_folder(assignment.uid) / "run.json"
         run_file.write_bytes(msgspec.json.format(msgspec.json.encode(assignment.run.raw()), indent=2))
-        desk = RunDesk(uid=assignment.uid, journal=self._site.journal, progress=self._progress, governor=self)
+        desk = RunDesk(
+            uid=assignment.uid,
+            journal=self._site.journal,
+            progress=self._progress,
+            governor=self,
+            budget=self._budget(assignment),
+        )
         self._desk = Worker(self.broker_uri, run_service(assignment.uid), desk.answer, credit=DESK_CREDIT)
         await self._desk.__aenter__()
         self._performer = Performer(assignment=assignment, site=self._site, post=self._post)
+
+    def _budget(self, assignment: Assignment) -> Budget | None:
+        """With what an earlier invocation has played of this run; what it has inherited was another run's to pay."""
+        limits, journal, uid = assignment.run.limits, self._site.journal, assignment.uid
+        if limits.steps is None and limits.episodes is None:
+            return None
+        inherited = journal.events_of(uid, ("run.inherited",))
+        kept = {each["phase"]: each["episodes"] for event in inherited for each in event.data["kept"]}
+        phases = range(len(assignment.run.phases))
+        return Budget(
+            limits,
+            done=(each for phase in phases for each in journal.episodes(uid, phase)[kept.get(phase, 0) :]),
+        )
 
     async def _clear(self, step: Step) -> None:
         for effect in step.effects:

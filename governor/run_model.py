@@ -11,7 +11,7 @@ Rules:
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeAlias
 
 from pydantic import (
     AfterValidator,
@@ -22,9 +22,10 @@ from pydantic import (
     Field,
     Tag,
     WithJsonSchema,
+    model_validator,
 )
 
-from governor import durations
+from governor import cascade, durations
 from governor.episodes.text_entries import is_language_model, is_over_http
 from states.plan import ConductorPlan, Deadlines, PhasePlan, RunPlan
 
@@ -127,10 +128,13 @@ class Environment(_Section):
 
 
 class Agent(_Section):
-    """An agent conductor: `entry` is ``module:Class``. Or a language model: ``openai:MODEL``."""
+    """An agent conductor: `entry` is ``module:Class``. Or a language model: ``openai:MODEL``. `state` is a file with a state that
+    it begins from, such as a checkpoint of another run; a relative path begins at the run file's folder.
+    """
 
     entry: Entry
     params: Params = {}
+    state: Annotated[str, Field(min_length=1, max_length=4096)] | None = None
 
 
 class Conductors(_Section):
@@ -191,21 +195,93 @@ class DynamicTimeout(_Section):
 
 
 class Until(_Section):
-    """The simulation ends once the mean of `metric` over the last `average_over` episodes is `at_least` this much."""
+    """The simulation ends once the mean of `metric` over the last `average_over` episodes is `at_least` this much, or
+    `at_most`; or once its episodes have taken so many `steps`, or its `wall_clock` time is up. One of these.
+    """
 
-    metric: Name
-    at_least: float
+    metric: Name | None = None
+    at_least: float | None = None
+    at_most: float | None = None
     average_over: Count = 1
+    steps: Annotated[int, Field(ge=1, lt=2**63)] | None = None
+    wall_clock: Duration | None = None
+
+    @model_validator(mode="after")
+    def _is_one(self) -> Self:
+        said = [name for name in ("metric", "steps", "wall_clock") if getattr(self, name) is not None]
+        if len(said) != 1:
+            raise ValueError("must have one of 'metric', 'steps' and 'wall_clock'")
+        _one_bound(self, needed=self.metric is not None)
+        if self.metric is None and "average_over" in self.model_fields_set and self.average_over != 1:
+            raise ValueError("'average_over' has no meaning without 'metric'")
+        return self
+
+
+class Plateau(_Section):
+    """`patience` evaluations in a row whose metric, as the mean of the last `window` of them, was not better than the best
+    one before by more than `min_delta`.
+    """
+
+    patience: Count
+    min_delta: Annotated[float, Field(ge=0)] = 0.0
+    direction: Literal["max", "min"] = "max"
+    window: Count = 1
+
+
+class Evaluate(_Section):
+    """After `every` so many training episodes training pauses for `episodes` that neither explore nor learn. The simulation
+    ends once the mean of their `metric` was `at_least` (or `at_most`) this much in `consecutive` evaluations, or on a
+    `plateau`.
+    """
+
+    every: Count
+    episodes: Count = 10
+    metric: Name = "return"
+    at_least: float | None = None
+    at_most: float | None = None
+    consecutive: Count = 1
+    plateau: Plateau | None = None
+
+    @model_validator(mode="after")
+    def _has_one_direction(self) -> Self:
+        _one_bound(self, needed="consecutive" in self.model_fields_set and self.consecutive != 1)
+        bound = "max" if self.at_least is not None else "min" if self.at_most is not None else None
+        if self.plateau is not None and bound not in (None, self.plateau.direction):
+            raise ValueError(f"the plateau's direction must be {bound}, as that of the bound")
+        return self
+
+
+class Checkpoint(_Section):
+    """States of the agents: after `every` so many episodes (the last `keep` of them stay; null: all), the `best` by the
+    evaluation's metric, or else by the mean return since the one before, and the `last` one of the phase.
+    """
+
+    every: Count | None = None
+    keep: Count | None = None
+    best: bool = False
+    last: bool = False
+
+
+def _one_bound(section: Until | Evaluate, *, needed: bool) -> None:
+    given = [name for name in ("at_least", "at_most") if getattr(section, name) is not None]
+    if len(given) > 1:
+        raise ValueError("must have one of 'at_least' and 'at_most', not both")
+    if needed and not given:
+        raise ValueError("'at_least' or 'at_most' is missing")
+    if given and section.metric is None:
+        raise ValueError(f"'{given[0]}' has no meaning without 'metric'")
 
 
 class Phase(_Section):
     """`simulate`, `tasks`, or both. The keys from `min_num` to `grace` are about the tasks: once `min_num` of them have
     succeeded, or all but the part `over_rollout`, what is left has `wait_after_min` seconds. `max_repeat_per_runner`
     runs of a task are executed by one runner in a row (null: all of them). Between its deadline and its death a task
-    has `grace` seconds.
+    has `grace` seconds. What it does not say itself is as in the earlier phase that it `inherits`; a run that was made
+    has that resolved.
     """
 
     name: Name
+    inherits: Name | None = None
     mode: Literal["train", "eval"] = "train"
     simulate: Simulate | None = None
     tasks: Annotated[tuple[Task, ...], Field(strict=False)] = ()
@@ -216,11 +292,17 @@ class Phase(_Section):
     dynamic_timeout: DynamicTimeout | None = None
     grace: AnyDuration = 1.0
     until: Annotated[tuple[Until, ...], Field(strict=False)] = ()
+    evaluate: Evaluate | None = None
+    checkpoint: Checkpoint | None = None
     on_failure: Literal["fail", "continue"] = "fail"
 
 
 class Limits(_Section):
+    """The run fails beyond them. `steps` and `episodes` count those of all phases, evaluation included."""
+
     wall_clock: Duration | None = None
+    steps: Annotated[int, Field(ge=1, lt=2**63)] | None = None
+    episodes: Annotated[int, Field(ge=1, lt=2**63)] | None = None
 
 
 class Restart(_Section):
@@ -250,6 +332,15 @@ class Run(_Section):
     restart: Restart = Restart()
     models: Models = ()
     deadlines: RunDeadlines = RunDeadlines()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _inherit(cls, data: Any) -> Any:
+        resolved = cascade.Cascade(data)
+        if resolved.faults:
+            (_, index, _), said = resolved.faults[0]
+            raise ValueError(f"phases[{index}].inherits: {said}")
+        return resolved.data
 
     def raw(self) -> dict[str, Any]:
         """The run as plain data (JSON, msgpack); `governor.run_file.parse` makes an equal run of it. Durations are seconds."""

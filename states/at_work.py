@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         ConductorFailed,
         ConductorStuck,
         DeadlinePassed,
+        LimitExceeded,
         StopRequested,
     )
     from states.plan import Outcome, Part
@@ -82,6 +83,11 @@ def deadline(state: AtWork, event: DeadlinePassed) -> Answer:
     crew = state.crew.said(member.name, f"not ready within {state.plan.deadlines.start:g} s")
     stop_it = StopConductor(conductor=member.name, incarnation=member.incarnation, first="SIGKILL")
     return Step(replace(state, crew=crew), (stop_it,))
+
+
+def limit(state: AtWork, event: LimitExceeded) -> Answer:
+    reason = f"limit {event.limit} of {event.value} exceeded {state.where}"
+    return finalize(state, outcome="failed", reason=reason, at=event.at)
 
 
 def abort(state: AtWork, event: AbortRequested) -> Answer:

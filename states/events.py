@@ -119,6 +119,15 @@ class PartEnded(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LimitExceeded(Event):
+    """The episodes of the run are more than a limit of the run file allows: `limit` is its name, `value` what it allows."""
+
+    kind: ClassVar[str] = "limit.exceeded"
+    limit: Literal["steps", "episodes"]
+    value: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PartFailed(ConductorEvent):
     """The conductor did not take the command to begin its part."""
 
@@ -161,6 +170,7 @@ EVENTS: tuple[type[Event], ...] = (
     ConductorExited,
     ConductorStuck,
     PartEnded,
+    LimitExceeded,
     PartFailed,
     ResultWritten,
     ResultFailed,

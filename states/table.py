@@ -75,6 +75,7 @@ TABLE: Final[Mapping[type[State], Mapping[type[Event], Rule]]] = {
         events.ConductorReady: Rule(starting.ready, (Running, Finalizing), "all conductors ready"),
         events.DeadlinePassed: Rule(starting.deadline, (Finalizing,), "deadline"),
         events.PartEnded: _LATE,
+        events.LimitExceeded: _LATE,
         events.PartFailed: _LATE,
     },
     Running: {
@@ -82,6 +83,7 @@ TABLE: Final[Mapping[type[State], Mapping[type[Event], Rule]]] = {
         events.ConductorReady: Rule(running.ready),
         events.DeadlinePassed: Rule(at_work.deadline, (Finalizing,), "limit"),
         events.PartEnded: Rule(running.part_ended, (Finalizing,), "last phase ended"),
+        events.LimitExceeded: Rule(at_work.limit, (Finalizing,), "limit"),
         events.PartFailed: Rule(running.part_failed),
     },
     Finalizing: {
@@ -95,6 +97,7 @@ TABLE: Final[Mapping[type[State], Mapping[type[Event], Rule]]] = {
         events.ConductorExited: Rule(finalizing.exited),
         events.ConductorStuck: Rule(finalizing.stuck),
         events.PartEnded: Rule(finalizing.part_ended),
+        events.LimitExceeded: _LATE,
         events.PartFailed: _LATE,
         events.ResultWritten: Rule(finalizing.written, (Stopping,), "result is durable"),
         events.ResultFailed: Rule(finalizing.write_failed),
@@ -111,6 +114,7 @@ TABLE: Final[Mapping[type[State], Mapping[type[Event], Rule]]] = {
         events.ConductorExited: Rule(stopping.exited),
         events.ConductorStuck: Rule(stopping.stuck),
         events.PartEnded: _LATE,
+        events.LimitExceeded: _LATE,
         events.PartFailed: _LATE,
         events.ResultWritten: Rule(stopping.written),
         events.ResultFailed: _LATE,

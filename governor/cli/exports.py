@@ -41,7 +41,7 @@ EPISODES: Final = pa.schema(
     [
         ("phase", pa.string()), ("mode", pa.string()), ("index", pa.int64()), ("worker", pa.int64()), ("seed", pa.int64()),
         ("outcome", pa.string()), ("value", pa.float64()), ("steps", pa.int64()), ("seconds", pa.float64()),
-        ("reason", pa.string()), ("values", pa.string()),
+        ("reason", pa.string()), ("values", pa.string()), ("evaluation", pa.int64()),
     ]
 )  # fmt: skip
 TASKS: Final = pa.schema(

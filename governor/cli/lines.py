@@ -69,6 +69,8 @@ def _episode(episode: dict[str, Any]) -> str:
         f"episode {episode.get('index')}: return {number(episode.get('value'))}, {episode.get('steps')} steps, "
         f"{durations.text(episode.get('seconds', 0))}, {episode.get('outcome')}"
     )
+    if episode.get("evaluation"):
+        said = f"evaluation {episode['evaluation']}, {said}"
     return _with_reason(said, episode.get("reason"))
 
 

@@ -62,7 +62,8 @@ class RunView:
                 self.name = data.get("name", self.name)
             case "run.inherited":
                 for kept in data.get("kept", ()):
-                    self.earlier[kept.get("phase", 0)] = (kept.get("episodes", 0), kept.get("tasks", 0))
+                    episodes = kept.get("episodes", 0) - kept.get("evaluated", 0)
+                    self.earlier[kept.get("phase", 0)] = (episodes, kept.get("tasks", 0))
             case "run.transition":
                 self.state = data.get("to", self.state)
             case "conductor.started":
@@ -119,9 +120,12 @@ class RunView:
         self.running.clear()
 
     def _episode(self, episode: dict[str, Any]) -> None:
+        """Those of an evaluation are not among the `episodes` of a phase."""
+        self.episodes_bad += episode.get("outcome") in _BAD_EPISODES
+        if episode.get("evaluation"):
+            return
         self.episodes_ended += 1
         self.earlier[self.index] = (self.episodes_ended, self.tasks_ended)
-        self.episodes_bad += episode.get("outcome") in _BAD_EPISODES
         value = episode.get("value")
         if isinstance(value, int | float):
             self.returns.append(value)

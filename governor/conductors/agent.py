@@ -1,6 +1,6 @@
 """Agent conductor: keeps one agent that acts and learns; steps go over its direct socket.
 
-The service `agent.<uid>.<name>` answers `control.Join` and `control.Stuck`. Settings: `entry`, `params`. User code runs
+The service `agent.<uid>.<name>` answers `control.Join`, `Copy` and `Stuck`. Settings: `entry`, `params`, `state`. User code runs
 in one daemon thread, never here. What the agent has learned is at ``<run folder>/agents/<name>.state``.
 """
 
@@ -17,6 +17,7 @@ from governor import logs
 from governor.conductors.conductor import Conductor, Link
 from governor.episodes import control
 from governor.episodes.agent_host import AgentHost
+from governor.episodes.entries import one_line
 from governor.errors import ConductorError, ExitCode
 from governor.messages import ConductorCommand, ConductorSpec, Done, Refused
 from transport.worker import Worker
@@ -42,6 +43,7 @@ class AgentConductor(Conductor):
             state_path=Path(spec.run_folder) / "agents" / f"{self._plain}.state",
             name=spec.name,
             path=Path(spec.socket_folder) / f"{spec.name}.{spec.incarnation}",
+            first_state=spec.settings.get("state"),
         )
         self._seats: dict[tuple[str, int], tuple[control.Join, str]] = {}
         self._serial = count()
@@ -77,6 +79,17 @@ class AgentConductor(Conductor):
                 return [control.encode(await self._join(wanted))]
             case control.Stuck():
                 return [control.encode(self._judge(wanted))]
+            case control.Copy(path=path):
+                return [control.encode(await self._copy(Path(path)))]
+
+    async def _copy(self, path: Path) -> control.Taken | control.Failed:
+        try:
+            await self.host.do(partial(self.host.copy, path))
+        except Exception as error:  # noqa: BLE001  # user code, and the disk
+            return control.Failed(
+                reason=error.reason if isinstance(error, ConductorError) else one_line(error)
+            )
+        return control.Taken()
 
     async def _join(self, wanted: control.Join) -> control.Joined | control.Failed:
         place = (wanted.owner, wanted.worker)

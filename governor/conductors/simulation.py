@@ -13,7 +13,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from governor.conductors.conductor import Conductor, Link
-from governor.episodes import worker
+from governor.episodes import evaluation, worker
 from governor.episodes.conditions import faults
 from governor.episodes.in_process import InProcess
 from governor.episodes.simulation import Simulation
@@ -67,7 +67,7 @@ class SimulationController(Conductor):
             return _refused(["another phase is being simulated"])
         if self._has_begun(command.phase):  # by the same command, meanwhile
             return Done()
-        wrong = faults(command.until)
+        wrong = faults(command.until) + evaluation.faults(command)
         if not command.agents or not {*command.players.values()} <= {*command.agents}:
             wrong.append(f"its players' agents {command.players} are not among {command.agents}")
         if command.transport == "conductors" and (len(command.agents) > 1 or command.players):

@@ -39,7 +39,15 @@ class AgentHost(Host):
     """`at_work` is the (seat, number) of the request in the agent's hands; the event loop may look at it."""
 
     def __init__(
-        self, *, entry: str, params: dict[str, Any], seed: int, state_path: Path, name: str, path: Path
+        self,
+        *,
+        entry: str,
+        params: dict[str, Any],
+        seed: int,
+        state_path: Path,
+        name: str,
+        path: Path,
+        first_state: str | None = None,
     ) -> None:
         super().__init__(name=name, path=path)
         self.at_work: tuple[bytes, int] | None = None
@@ -49,6 +57,7 @@ class AgentHost(Host):
         self._params = params
         self._seed = seed
         self._state_path = state_path
+        self._first_state = first_state
         self._agent: Any = None
         self._where = "agent"
         self._seats: dict[bytes, _Seat] = {}
@@ -84,6 +93,7 @@ class AgentHost(Host):
             observation=observation,
             action=action,
             state_path=self._state_path,
+            first_state=self._first_state,
         )
         self._agent = agent
         self._act = agent.act
@@ -92,11 +102,18 @@ class AgentHost(Host):
         self._conform = spaces.conformer(action)
         self.spaces = (observation, action)
 
+    def copy(self, path: Path) -> None:
+        """Its state as it is now is at `path`; what was saved, where it has not been built in this life.
+
+        Raises ConductorError, OSError, TypeError and what its `state_dict` raises.
+        """
+        state_file.copy(path, self._agent, saved=self._state_path, name=self.name)
+
     # -- Host -----------------------------------------------------------------------------------------------
 
     def _prepare(self) -> None:
         self._factory = load(self._entry)
-        self.loaded = state_file.load(self._state_path) is not None
+        self.loaded = state_file.first(self._state_path, self._first_state) is not None
 
     def _answer(self, peer: bytes, data: bytes) -> bytes | None:
         try:

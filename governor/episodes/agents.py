@@ -31,8 +31,11 @@ def make_agent(
     observation: spaces.SpaceSpec,
     action: spaces.SpaceSpec,
     state_path: Path,
+    first_state: str | None = None,
 ) -> Agent:
-    """Raises ConductorError with one line, whatever the user's code raises. `factory` is what `entry` names."""
+    """Raises ConductorError with one line, whatever the user's code raises. `factory` is what `entry` names; the files are
+    as in `state_file.first`.
+    """
     try:
         agent = factory(
             observation_space=spaces.build(observation, seed=seed),
@@ -44,7 +47,9 @@ def make_agent(
         raise ConductorError(f"agent {entry!r} does not start: {one_line(error)}") from error
     if not hasattr(agent, "act"):
         raise ConductorError(f"agent {entry!r} has no act")
-    state = state_file.load(state_path)
+    state = state_file.first(state_path, first_state)
+    if first_state is not None and not hasattr(agent, "load_state_dict"):
+        raise ConductorError(f"agent {entry!r} has no load_state_dict: it cannot begin from {first_state}")
     if state is not None and hasattr(agent, "load_state_dict"):
         try:
             agent.load_state_dict(state)

@@ -2,14 +2,16 @@
 
 Rules:
 1. At the end of an episode every voice gives a flow control; the strongest wins (`STRENGTH`).
-2. An `until` looks at the last `average_over` episodes in the order in which they ended, and only at those that ended
-   by themselves (terminated or truncated): a failed or cancelled one says nothing about the agent.
-3. Several `until` are alternatives: the first one that holds stops the simulation.
+2. A mean is over the last `average_over` training episodes in the order in which they ended, and only over those that
+   ended by themselves (terminated or truncated): a failed or cancelled one says nothing about the agent.
+3. `steps` counts those of all training episodes, and is looked at when one ends. `wall_clock` is the shell's to keep.
+4. Several `until` are alternatives: the first one that holds stops the simulation.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from math import fsum
 from typing import TYPE_CHECKING, Final, get_args
 
 from governor.messages import EpisodeRecord, FlowControl, Until
@@ -24,8 +26,34 @@ BAD: Final = frozenset({"failed", "timed_out", "crashed"})
 METRICS: Final[dict[str, Callable[[EpisodeRecord], float]]] = {
     "return": lambda record: record.value,
     "steps": lambda record: float(record.steps),
+    "seconds": lambda record: record.seconds,
 }
-"""What an `until` may name."""
+"""What an `until` may name, beside ``return.PLAYER``."""
+_OF_PLAYER: Final = "return."
+
+
+def is_metric(name: str) -> bool:
+    return name in METRICS or (name.startswith(_OF_PLAYER) and len(name) > len(_OF_PLAYER))
+
+
+def measure(record: EpisodeRecord, metric: str) -> float | None:
+    """None for a player that did not take part, and for an episode that did not end by itself."""
+    if record.outcome not in COMPLETE:
+        return None
+    if metric in METRICS:
+        return METRICS[metric](record)
+    return record.values.get(metric.removeprefix(_OF_PLAYER))
+
+
+def mean(records: Iterable[EpisodeRecord], metric: str) -> float | None:
+    """None when nothing can be measured."""
+    values = [value for record in records if (value := measure(record, metric)) is not None]
+    return fsum(values) / len(values) if values else None
+
+
+def holds(value: float, *, at_least: float | None, at_most: float | None) -> bool:
+    """A bound that is None is none."""
+    return (at_least is None or value >= at_least) and (at_most is None or value <= at_most)
 
 
 def strongest(flows: Iterable[FlowControl]) -> FlowControl:
@@ -37,26 +65,58 @@ def faults(until: Iterable[Until]) -> list[str]:
     """What is wrong with these conditions, one line each."""
     found = []
     for condition in until:
-        if condition.metric not in METRICS:
+        said = [
+            each for each in (condition.metric, condition.steps, condition.wall_clock) if each is not None
+        ]
+        if len(said) != 1:
+            found.append("a condition must have one of metric, steps and wall_clock")
+        if condition.metric is not None and not is_metric(condition.metric):
             found.append(f"unknown metric {condition.metric!r}; known: {', '.join(sorted(METRICS))}")
+        if condition.metric is not None and (condition.at_least is None) == (condition.at_most is None):
+            found.append(f"the mean of {condition.metric} must be at_least or at_most something")
         if condition.average_over < 1:
             found.append(f"average_over must be at least 1, not {condition.average_over}")
     return found
+
+
+def wall_clock(until: Iterable[Until]) -> float | None:
+    """Seconds that the phase has; None when it has all the time."""
+    return min((each.wall_clock for each in until if each.wall_clock is not None), default=None)
+
+
+def played_seconds(done: Iterable[EpisodeRecord]) -> float:
+    """What an earlier life took for its episodes: those of its busiest worker."""
+    busy: dict[int, float] = {}
+    for record in done:
+        busy[record.worker] = busy.get(record.worker, 0.0) + record.seconds
+    return max(busy.values(), default=0.0)
 
 
 class Goal:
     """The `until` conditions of a phase, fed with each episode as it ends."""
 
     def __init__(self, until: Iterable[Until]) -> None:
-        self._windows = [(condition, deque[float](maxlen=condition.average_over)) for condition in until]
+        conditions = list(until)
+        self._windows = [
+            (condition, condition.metric, deque[float](maxlen=condition.average_over))
+            for condition in conditions
+            if condition.metric is not None
+        ]
+        self._limit = min((each.steps for each in conditions if each.steps is not None), default=None)
+        self._steps = 0
 
     def ended(self, record: EpisodeRecord) -> FlowControl:
         """STOP_SIMULATION when a condition holds now, else CONTINUE."""
-        if record.outcome not in COMPLETE:
+        if record.evaluation:
             return "CONTINUE"
-        flow: FlowControl = "CONTINUE"
-        for condition, window in self._windows:
-            window.append(METRICS[condition.metric](record))
-            if len(window) == window.maxlen and sum(window) / len(window) >= condition.at_least:
-                flow = "STOP_SIMULATION"
-        return flow
+        self._steps += record.steps
+        reached = self._limit is not None and self._steps >= self._limit
+        for condition, metric, window in self._windows:
+            value = measure(record, metric)
+            if value is None:
+                continue
+            window.append(value)
+            if len(window) == window.maxlen:
+                average = sum(window) / len(window)
+                reached |= holds(average, at_least=condition.at_least, at_most=condition.at_most)
+        return "STOP_SIMULATION" if reached else "CONTINUE"

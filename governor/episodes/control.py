@@ -93,8 +93,14 @@ class Stuck(Control, frozen=True):
     number: int
 
 
+class Copy(Control, frozen=True):
+    """The agent's state as it is now is to be at `path`."""
+
+    path: str
+
+
 class Taken(Control, frozen=True):
-    """Answer to `Release` and `Stuck`."""
+    """Answer to `Release`, `Stuck` and `Copy`."""
 
 
 class Failed(Control, frozen=True):
@@ -104,7 +110,7 @@ class Failed(Control, frozen=True):
 
 
 EnvironmentControl: TypeAlias = Acquire | Release
-AgentControl: TypeAlias = Join | Stuck
+AgentControl: TypeAlias = Join | Stuck | Copy
 ControlAnswer: TypeAlias = Leased | Busy | Joined | Taken | Failed
 
 encode = msgspec.msgpack.Encoder().encode

@@ -13,12 +13,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
+from functools import partial
 from math import inf
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final
 
 from governor import logs
+from governor.episodes.checkpoints import COPY_SECONDS
 from governor.episodes.entries import in_daemon_thread, one_line
 from governor.episodes.kept_agent import KeptAgent
 from governor.episodes.parallel import ParallelWorker, agent_seed
@@ -71,7 +73,7 @@ class InProcess:
 
     async def run(self) -> None:
         """From the first episode to `PartEnded`, unless the process is given up before."""
-        playing = asyncio.create_task(self._simulation.run(self.play), name="simulation.play")
+        playing = asyncio.create_task(self._simulation.run(self.play, copy=self.copy), name="simulation.play")
         watching = asyncio.create_task(self._watch(), name="simulation.watch")
         both = {playing, watching}
         try:
@@ -83,6 +85,20 @@ class InProcess:
         for task in both:
             if not task.cancelled():
                 task.result()
+
+    async def copy(self, name: str, path: Path) -> None:
+        """The state of an agent at `path`. Raises ConductorError."""
+        try:
+            async with asyncio.timeout(COPY_SECONDS):
+                await in_daemon_thread(partial(self._agents[name].copy, path), name="agent.copy")
+        except TimeoutError:
+            reason = f"agent {name!r} hangs: its state_dict takes longer than {COPY_SECONDS:g} s"
+            self._simulation.break_off(reason)
+            raise ConductorError(reason) from None
+        except ConductorError:
+            raise
+        except Exception as error:  # of user code, and of the disk
+            raise ConductorError(one_line(error)) from error
 
     def play(self, simulation: Simulation, number: int) -> None:
         """The life of worker `number`."""

@@ -68,6 +68,7 @@ class KeptAgent:
                     observation=observation,
                     action=action,
                     state_path=self._path,
+                    first_state=self.made.state,
                 )
                 self.spaces = (observation, action)
             elif self.spaces != (observation, action):
@@ -110,6 +111,11 @@ class KeptAgent:
         """All that it has learned in episodes that ended is on disk. Raises as `trained`."""
         if self._unsaved:
             self._save(sync=True)
+
+    def copy(self, path: Path) -> None:
+        """As `AgentHost.copy`."""
+        with self._lock:
+            state_file.copy(path, self._agent, saved=self._path, name=f"agent {self.name!r}")
 
     def _save(self, *, sync: bool) -> None:
         state_dict = getattr(self._agent, "state_dict", None)

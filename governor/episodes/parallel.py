@@ -178,10 +178,10 @@ class ParallelWorker(Worker):
         self._place.agent = name
         self._place.where = where
 
-    def _loop(self, seed: int, deadline: float) -> EpisodeOutcome:
+    def _loop(self, seed: int, deadline: float, *, explore: bool) -> EpisodeOutcome:
         place, simulation = self._place, self._simulation
         limit = simulation.command.max_steps or sys.maxsize
-        turns = self._turns()
+        turns = self._turns(explore=explore)
         gone: set[str] = set()
         finished = True
         seen = self._reset(seed)
@@ -211,19 +211,15 @@ class ParallelWorker(Worker):
                 return "terminated" if finished else "truncated"
             seen = following
 
-    def _turns(self) -> dict[str, _Turn]:
-        command = self._simulation.command
-        train = command.mode == "train"
-        calls = {
-            name: agent.calls(self._number, alone=command.workers == 1)
-            for name, agent in self._agents.items()
-        }
+    def _turns(self, *, explore: bool) -> dict[str, _Turn]:
+        alone = self._simulation.command.workers == 1
+        calls = {name: agent.calls(self._number, alone=alone) for name, agent in self._agents.items()}
         turns = {}
         for player in self._players.values():
             call = calls[player.agent.name]
             who = {method: {"player": player.name} for method in player.told}
-            learn = partial(call.learn, **who.get("learn", {})) if train and call.learn else None
-            turns[player.name] = _Turn(partial(call.act, explore=train, **who.get("act", {})), learn)
+            learn = partial(call.learn, **who.get("learn", {})) if explore and call.learn else None
+            turns[player.name] = _Turn(partial(call.act, explore=explore, **who.get("act", {})), learn)
         return turns
 
     def _reset(self, seed: int) -> dict[str, Any]:

@@ -9,6 +9,8 @@ Rules:
    `cancelled`. PAUSE holds the next episode back until the same phase is started once more. RESET builds the
    environments anew before their next episode, RESTART the agent too, from its saved state.
 4. The seed of an episode depends on the run's seed, the phase and its index alone.
+5. The rules of the phase (`PhaseRules`) say which episode is next. While a checkpoint is taken none begins; one that
+   cannot be taken is the part's failure, and the episodes go on.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ import os
 import struct
 import threading
 from concurrent.futures import CancelledError, Future
+from functools import partial
 from hashlib import blake2b
 from pathlib import Path
 from time import monotonic
@@ -25,8 +28,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 from governor import logs
 from governor.episodes import episode_file
-from governor.episodes.conditions import BAD, STRENGTH, Goal, strongest
+from governor.episodes.checkpoints import through_conductors
+from governor.episodes.conditions import BAD, STRENGTH
 from governor.episodes.entries import one_line, tell
+from governor.episodes.evaluation import entropy
+from governor.episodes.phase_rules import PhaseRules
 from governor.episodes.statistics import summarize
 from governor.messages import Acknowledged, EpisodeEnded, EpisodeRecord, PartEnded, StartSimulation
 
@@ -34,6 +40,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
     from governor.conductors.conductor import Link
+    from governor.episodes.checkpoints import Copy
+    from governor.episodes.evaluation import Stage
     from governor.episodes.recording import Columns, StepRecorder
     from governor.episodes.spaces import SpaceSpec
     from governor.messages import ConductorSpec, FlowControl
@@ -44,9 +52,11 @@ CUT_SHORT: Final = frozenset({"cancelled", "crashed"})
 """Outcomes that an episode may owe to the end of this process alone."""
 
 
-def episode_seed(run_seed: int, phase: int, index: int) -> int:
-    """32 bits, as `reset` takes them. A hash: numpy's `SeedSequence` takes 20 us, as long as a step or two."""
-    made_of = struct.pack("<QQQ", run_seed % 2**64, phase, index)
+def episode_seed(run_seed: int, *of_episode: int) -> int:
+    """32 bits, as `reset` takes them; `of_episode` is phase and index, see `evaluation.entropy`. A hash: numpy's
+    `SeedSequence` takes 20 us, as long as a step or two.
+    """
+    made_of = struct.pack(f"<{1 + len(of_episode)}Q", run_seed % 2**64, *of_episode)
     return int.from_bytes(blake2b(made_of, digest_size=4).digest(), "little")
 
 
@@ -75,10 +85,9 @@ class Simulation:
         self._fault = ""
         self._turn = threading.Condition()
         self._paused = False
-        self._goal = Goal(command.until)
+        self._rules = PhaseRules(command)
+        self._settling: Future[None] | None = None
         self._records = list(command.done)
-        known = {record.index for record in command.done}
-        self._todo = (index for index in range(command.episodes) if index not in known)
         self._pending: set[Future[Any]] = set()
         self._recorders: dict[int, StepRecorder] = {}
         self._unreported: list[EpisodeEnded] = []
@@ -89,15 +98,25 @@ class Simulation:
     # -- for the workers ------------------------------------------------------------------------------------
 
     def next_index(self, *, wait: bool = True) -> int | None:
-        """The episode to play next; waits while paused, or raises Paused. None when there is nothing more to do."""
+        """The episode to play next; waits while none may begin, or raises Paused. None when there is nothing more to do."""
+        agenda = self._rules.agenda
         with self._turn:
-            if self._paused and not self.stopping and not wait:
-                raise Paused
-            self._turn.wait_for(lambda: not self._paused or self.stopping)
-            return None if self.stopping else next(self._todo, None)
+            while not self.stopping:
+                if not self._paused:
+                    index = agenda.next()
+                    if index is not None or agenda.is_last:
+                        return index
+                if not wait:
+                    raise Paused
+                self._turn.wait()
+            return None
 
     def seed_of(self, index: int) -> int:
-        return episode_seed(self.command.seed, self.command.phase, index)
+        return episode_seed(self.command.seed, *entropy(index, self.command))
+
+    def trains(self, index: int) -> bool:
+        """Whether the agent explores and learns in this episode."""
+        return self._rules.trains(index)
 
     def take_restart(self) -> bool:
         """Whether the agent is to be built anew; true for one worker alone."""
@@ -136,32 +155,39 @@ class Simulation:
         return reported
 
     def judge(self, record: EpisodeRecord) -> None:
-        """Whether the phase goes on after this episode; each one is judged once."""
+        """What this episode's end means for the phase; each one is judged once."""
+        if self._is_left_out(record):
+            return
         with self._turn:
-            reached = self._goal.ended(record)
-        self.obey(reached, end="until")
+            stopped = self.stopping
+            self.obey(self._rules.ended(self._rules.marked(record)), end="until")
+            if self._rules.agenda.ended(record.index) and not stopped:
+                self._end_stage()
 
     def keep(self, *records: EpisodeRecord) -> Future[Acknowledged]:
         """Writes and reports episodes; the future is the acknowledgement of all. Raises OSError of a full disk."""
-        if self.abandoned:
-            records = tuple(record for record in records if record.outcome not in CUT_SHORT)
-        if not records:
+        marked = [self._rules.marked(record) for record in records if not self._is_left_out(record)]
+        if not marked:
             nothing: Future[Acknowledged] = Future()
-            nothing.set_result(Acknowledged(flow="CONTINUE"))
+            nothing.set_result(Acknowledged())
             return nothing
         with self._turn:
-            self._file.append(*records)
-            self._records += records
-            self._steps += sum(record.steps for record in records)
+            self._file.append(*marked)
+            self._records += marked
+            self._steps += sum(record.steps for record in marked)
             fresh = not self._unreported
             if fresh:
                 self._reported = self.ask(self._report_episodes(), stoppable=False)
             phase = self.command.phase
-            self._unreported += [EpisodeEnded(phase=phase, episode=record) for record in records]
+            self._unreported += [EpisodeEnded(phase=phase, episode=record) for record in marked]
             reported = self._reported
         if fresh:
             reported.add_done_callback(self._acknowledged)
         return reported
+
+    def _is_left_out(self, record: EpisodeRecord) -> bool:
+        """What the end of the process has cut short is no episode's end."""
+        return self.abandoned and record.outcome in CUT_SHORT
 
     def ask(self, question: Coroutine[Any, Any, Any], *, stoppable: bool = True) -> Future[Any]:
         """Runs a coroutine in the event loop. A stop of the part cancels it when it is `stoppable`."""
@@ -219,10 +245,12 @@ class Simulation:
         play: Callable[[Simulation, int], None],
         *,
         threads: int | None = None,
+        copy: Copy | None = None,
         finalize: Callable[[], object] | None = None,
     ) -> None:
         """From the first episode to `PartEnded`; `play` is the life of a worker, in a thread of its own: one for each
-        worker of the command, or `threads`. `finalize` makes the steps one table, in a thread too.
+        worker of the command, or `threads`. `copy` is how its agents are reached: in conductors, if it is not given.
+        `finalize` makes the steps one table, in a thread too.
         """
         command = self.command
         path = episode_file.path_of(Path(self.spec.run_folder), command.name)
@@ -238,9 +266,15 @@ class Simulation:
             await self._report_end(0.0)
             return
         with self._file:
-            self.obey(strongest(self._goal.ended(record) for record in command.done), end="until")
+            clock = self._start_clock()
+            self._rules.open(Path(self.spec.run_folder), copy or through_conductors(self.link, self.spec.uid))
+            await self._settle(self._rules.settle_behind())
+            self.obey(self._rules.on_record, end="until")
             await asyncio.gather(*(self._thread(play, n) for n in range(threads or command.workers)))
             seconds = monotonic() - self._began
+            if clock is not None:
+                clock.cancel()
+            await self._settle_end()
             for recorder in self._recorders.values():
                 recorder.close()
             if not self.abandoned:
@@ -252,6 +286,42 @@ class Simulation:
         """The process ends. What is being played is not on record: whoever takes the run up plays it again."""
         self.abandoned = True
         self.stop(end="stopped")
+
+    # -- between two stages ---------------------------------------------------------------------------------
+
+    def _end_stage(self) -> None:
+        """With the lock."""
+        stage = self._rules.agenda.stage
+        if self._rules.keeps and stage is not None:
+            self._settling = self.ask(self._settle_and_go_on(stage), stoppable=False)
+            return
+        self._rules.agenda.advance()
+        self._turn.notify_all()
+
+    async def _settle_and_go_on(self, stage: Stage) -> None:
+        await self._settle(self._rules.settle(stage))
+        with self._turn:
+            self._rules.agenda.advance()
+            self._settling = None
+            self._turn.notify_all()
+
+    async def _settle(self, settling: Coroutine[Any, Any, str]) -> None:
+        """The first reason why it cannot be stays."""
+        reason = await settling
+        self._fault = self._fault or reason
+
+    async def _settle_end(self) -> None:
+        if self._settling is not None:
+            await asyncio.wrap_future(self._settling)
+        if not self.abandoned:
+            ended = sum(not record.evaluation for record in self._records)
+            await self._settle(self._rules.settle_end(ended))
+
+    def _start_clock(self) -> asyncio.TimerHandle | None:
+        left = self._rules.seconds_left
+        return None if left is None else self.loop.call_later(left, partial(self.stop, end="until"))
+
+    # -- the end --------------------------------------------------------------------------------------------
 
     def _finalize_steps(self) -> None:
         from governor.episodes import trajectories  # noqa: PLC0415  # Arrow, as above
@@ -304,14 +374,19 @@ class Simulation:
     async def _report_end(self, seconds: float) -> None:
         """`seconds` is the time in which episodes were played."""
         with self._turn:
-            left = next(self._todo, None) is not None
+            agenda = self._rules.agenda
+            left = agenda.next() is not None or not agenda.is_last
             if left and not self.stopping:
                 self._fault = self._fault or "no worker is left to play the episodes that remain"
                 self._end = "stopped"
             self.stopping = True  # from here on the eventfd may be closed
         bad = [record for record in self._records if record.outcome in BAD]
         first = f"episode {bad[0].index}: {bad[0].reason or bad[0].outcome}" if bad else ""
-        metrics = summarize(self._records, steps_per_second=self._steps / seconds if seconds else None)
+        metrics = summarize(
+            [record for record in self._records if not record.evaluation],
+            steps_per_second=self._steps / seconds if seconds else None,
+        )
+        metrics |= self._rules.metrics
         metrics |= self.figures
         if self.replays:
             metrics["episodes_played_again"] = self.replays

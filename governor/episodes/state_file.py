@@ -9,16 +9,14 @@ Rules:
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any, Final
+from pathlib import Path
+from typing import Any, Final
 
 import msgspec
 import numpy as np
 
 from governor.episodes.arrays import ARRAY, WireError, pack, unpack
 from governor.errors import ConductorError
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 TUPLE: Final = 2
 PAIRS: Final = 3
@@ -68,6 +66,35 @@ def load(path: Path) -> dict[str, Any] | None:
         return None
     except (OSError, ConductorError) as error:
         raise ConductorError(f"the agent's state {path} cannot be read: {error}") from error
+
+
+def first(path: Path, given: str | None) -> dict[str, Any] | None:
+    """What an agent begins from: what it learned in this run, else the file that the run file gives it.
+
+    Raises ConductorError for a file that cannot be read, and for a given one that is not there.
+    """
+    state = load(path)
+    if state is None and given is not None:
+        state = load(Path(given))
+        if state is None:
+            raise ConductorError(f"the agent's state {given} is not there")
+    return state
+
+
+def copy(path: Path, agent: Any, *, saved: Path, name: str) -> None:
+    """The state of an agent at another place; what it `saved`, where `agent` is None.
+
+    Raises ConductorError where there is none, and as `save`.
+    """
+    if agent is None:
+        state = load(saved)
+        if state is None:
+            raise ConductorError(f"{name} has no state yet")
+    elif getattr(agent, "state_dict", None) is None:
+        raise ConductorError(f"{name} has no state_dict")
+    else:
+        state = agent.state_dict()
+    save(path, state)
 
 
 def _flatten(value: Any, place: str) -> Any:

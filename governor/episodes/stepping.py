@@ -285,8 +285,9 @@ class Worker:
     def _play_through(self, seed: int, deadline: float) -> tuple[EpisodeOutcome, str]:
         place = self._place
         try:
-            outcome = self._loop(seed, deadline)
-            if outcome in COMPLETE and self._simulation.command.mode == "train":
+            trains = self._simulation.trains(place.index or 0)
+            outcome = self._loop(seed, deadline, explore=trains)
+            if outcome in COMPLETE and trains:
                 self._trained()
         except NotRecorded as error:
             return "failed", f"cannot record its steps: {error}"
@@ -304,10 +305,9 @@ class Worker:
     def _reason(self, outcome: EpisodeOutcome) -> str:
         return f"longer than {self._simulation.command.episode_timeout:g} s" if outcome == "timed_out" else ""
 
-    def _loop(self, seed: int, deadline: float) -> EpisodeOutcome:  # noqa: C901, PLR0912  # a call for each part would cost a tenth of a step
+    def _loop(self, seed: int, deadline: float, *, explore: bool) -> EpisodeOutcome:  # noqa: C901, PLR0912  # a call for each part would cost a tenth of a step
         simulation, place = self._simulation, self._place
         command = simulation.command
-        explore = command.mode == "train"
         act, learn, _ = self._agent.calls(self._number, alone=command.workers == 1)
         if not explore:
             learn = None

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 class _Slot:
     """One sub-environment, and the episode that it is in."""
 
-    __slots__ = ("deadline", "environment", "observation", "place", "recorder", "resets")
+    __slots__ = ("deadline", "environment", "observation", "place", "recorder", "resets", "train")
 
     def __init__(self, place: Place) -> None:
         self.place = place
@@ -55,6 +55,7 @@ class _Slot:
         self.resets = -1
         self.observation: Any = None
         self.deadline = 0.0
+        self.train = False
 
 
 class VectorWorker(Worker):
@@ -63,7 +64,6 @@ class VectorWorker(Worker):
     def __init__(self, simulation: Simulation, places: Sequence[Place], agent: KeptAgent, made: Made) -> None:
         super().__init__(simulation, places[0], agent, made)
         self._slots = [_Slot(place) for place in places]
-        self._train = simulation.command.mode == "train"
         self._alone = simulation.command.workers == 1
         self._limit = simulation.command.max_steps or sys.maxsize
 
@@ -110,6 +110,7 @@ class VectorWorker(Worker):
         """Whether the episode goes on to its first step."""
         place = slot.place
         seed = self._simulation.seed_of(index)
+        slot.train = self._simulation.trains(index)
         timeout = self._simulation.command.episode_timeout
         slot.deadline = place.enter(RESET, seconds=timeout, index=index, seed=seed)
         slot.recorder.begin(episode=index, seed=seed)
@@ -152,15 +153,15 @@ class VectorWorker(Worker):
 
     def _act(self, calls: Calls, slot: _Slot) -> Any:
         slot.place.where = ACT
-        return self._conform(calls.act(slot.observation, explore=self._train))
+        return self._conform(calls.act(slot.observation, explore=slot.train))
 
     def _act_many(self, calls: Calls, active: list[_Slot]) -> Sequence[Any]:
-        """One action for each, or its fault in place of all of them."""
+        """One action for each, or its fault in place of all of them. Episodes that are evaluated run among themselves."""
         for slot in active:
             slot.place.where = ACT
         observations = np.array([slot.observation for slot in active])
         try:
-            actions: Sequence[Any] = calls.act_many(observations, explore=self._train)  # type: ignore[misc]  # asked for where there is one
+            actions: Sequence[Any] = calls.act_many(observations, explore=active[0].train)  # type: ignore[misc]  # asked for where there is one
             given = len(actions)
         except BaseException as error:  # noqa: BLE001  # as in `_begin`
             return [error] * len(active)
@@ -206,7 +207,7 @@ class VectorWorker(Worker):
         if not over and self._simulation.stopping:
             return "cancelled"
         slot.observation = following
-        if self._train and calls.learn is not None:
+        if slot.train and calls.learn is not None:
             place.where = LEARN
             calls.learn(
                 Transition(
@@ -223,7 +224,7 @@ class VectorWorker(Worker):
         return self._over(slot, "terminated" if terminated else "truncated")
 
     def _over(self, slot: _Slot, outcome: EpisodeOutcome) -> EpisodeOutcome:
-        if self._train:
+        if slot.train:
             slot.place.where = SAVE
             self._agent.trained()
         return "timed_out" if outcome in COMPLETE and monotonic() >= slot.deadline else outcome

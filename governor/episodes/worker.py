@@ -111,7 +111,7 @@ class Worker:
         reason = ""
         for attempt in range(1, TRIES + 1):
             try:
-                episode = self._begin(seed)
+                episode = self._begin(index, seed)
             except Stopped:
                 outcome = "cancelled"
                 break
@@ -137,7 +137,7 @@ class Worker:
             reason=reason,
         )
 
-    def _begin(self, seed: int) -> Episode:
+    def _begin(self, index: int, seed: int) -> Episode:
         environment, agent = self._connect()
         command = self._simulation.command
         timeout = command.episode_timeout
@@ -145,7 +145,7 @@ class Worker:
             environment=environment,
             agent=agent,
             seed=seed,
-            train=command.mode == "train",
+            train=self._simulation.trains(index),
             max_steps=command.max_steps,
             recorder=self._recorder,
             deadline=None if timeout is None else monotonic() + timeout,

@@ -110,17 +110,53 @@ class Acknowledged(Message, frozen=True):
 
 
 class Until(msgspec.Struct, frozen=True, kw_only=True):
-    metric: str
-    at_least: float
+    """One of: a bound for the mean of `metric`, `steps`, `wall_clock` (seconds)."""
+
+    metric: str | None = None
+    at_least: float | None = None
+    at_most: float | None = None
     average_over: int = 1
+    steps: int | None = None
+    wall_clock: float | None = None
+
+
+class Plateau(msgspec.Struct, frozen=True, kw_only=True):
+    patience: int
+    min_delta: float = 0.0
+    direction: Literal["max", "min"] = "max"
+    window: int = 1
+
+
+class Evaluate(msgspec.Struct, frozen=True, kw_only=True):
+    """After `every` training episodes, `episodes` that neither explore nor learn."""
+
+    every: int
+    episodes: int
+    metric: str = "return"
+    at_least: float | None = None
+    at_most: float | None = None
+    consecutive: int = 1
+    plateau: Plateau | None = None
+
+
+class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
+    """Which states of the agents are kept; the last `keep` of those after `every` so many episodes."""
+
+    every: int | None = None
+    keep: int | None = None
+    best: bool = False
+    last: bool = False
 
 
 class Made(msgspec.Struct, frozen=True, kw_only=True):
-    """What the run file says of an environment or agent that the simulation builds itself: `vector` of them for a worker."""
+    """What the run file says of an environment or agent that the simulation builds itself: `vector` of them for a worker;
+    `state` is the file that an agent begins from.
+    """
 
     entry: str
     params: dict[str, Any] = {}
     vector: int = 1
+    state: str | None = None
 
 
 class StartSimulation(Message, frozen=True):
@@ -140,6 +176,8 @@ class StartSimulation(Message, frozen=True):
     episode_timeout: float | None
     seed: int
     until: tuple[Until, ...] = ()
+    evaluate: Evaluate | None = None
+    checkpoint: Checkpoint | None = None
     done: tuple[EpisodeRecord, ...] = ()
     transport: Literal["conductors", "in_process"] = "conductors"
     made_environment: Made | None = None

@@ -29,7 +29,8 @@ class TaskRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 class EpisodeRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """How one episode ended. `index` counts from 0 within its phase; `value` is the undiscounted return: with several
-    players the sum of theirs, which are `values`.
+    players the sum of theirs, which are `values`. `evaluation` is the number of the evaluation, from 1, that it belongs to, 0
+    for none: such episodes are numbered on behind the last one of the phase.
     """
 
     index: int
@@ -41,6 +42,7 @@ class EpisodeRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     seconds: float
     reason: str = ""
     values: dict[str, float] = {}
+    evaluation: int = 0
 
 
 class PhaseResult(msgspec.Struct, frozen=True, kw_only=True):

@@ -4,6 +4,7 @@ import psutil
 import pytest
 
 from governor import entries
+from governor.episodes import state_file
 
 CODE = {
     "good": "print('noise')\nimport sys; print('noise', file=sys.stderr)\ndef f(): ...\nclass K:\n    x = 3\n    def run(self): ...\nk = K()\n",
@@ -93,6 +94,18 @@ def test_gymnasium_ids(folder):
     )
     assert set(said) == {"gymnasium:FrozenLak-v1", "gymnasium:absent:X-v1"}
     assert "did you mean 'FrozenLake-v1'" in said["gymnasium:FrozenLak-v1"]
+
+
+def test_the_state_of_an_agent_is_a_file_that_can_be_read(folder):
+    state_file.save(folder / "good.state", {"learned": 3})
+    (folder / "bad.state").write_bytes(b"nonsense")
+    said = verdicts(folder, "good.state", "bad.state", str(folder / "none.state"), kind="state")
+    assert said.pop(str(folder / "none.state")) == f"the agent's state {folder}/none.state is not there"
+    assert said.pop("bad.state").startswith(f"the agent's state {folder}/bad.state cannot be read: ")
+    assert said == {}
+    place = ("conductors", "agents", "a", "state")
+    data = {"conductors": {"agents": {"a": {"state": "good.state"}, "b": {"state": 5}}}}
+    assert entries.of_data(data) == [entries.Entry(place=place, kind="state", target="good.state")]
 
 
 def test_entries_of_anything():

@@ -45,8 +45,10 @@ def old(tmp_path):
     return folder
 
 
-def episode(index, outcome="terminated"):
-    return EpisodeRecord(index=index, worker=0, seed=1, outcome=outcome, value=1.0, steps=3, seconds=0.1)
+def episode(index, outcome="terminated", **more):
+    return EpisodeRecord(
+        index=index, worker=0, seed=1, outcome=outcome, value=1.0, steps=3, seconds=0.1, **more
+    )
 
 
 def task(name, run=0, outcome="succeeded", **more):
@@ -95,6 +97,18 @@ async def test_what_succeeded_is_kept_and_the_run_goes_on_at_the_first_phase_wit
         [],
         [],
     ]
+
+
+@pytest.mark.parametrize(("evaluated", "whole"), [(6, True), (5, False)])
+async def test_a_phase_is_whole_with_its_evaluations(journal, old, evaluated, whole):
+    raw = run_of("s", "s").raw()
+    raw["phases"][0]["evaluate"] = {"every": 2, "episodes": 3}
+    run = parse(raw)
+    records = [episode(index) for index in range(4)]
+    records += [episode(index, evaluation=1 + index // 7) for index in range(4, 4 + evaluated)]
+    await record(journal, run, {0: (records, "max_episodes", "max_episodes")})
+    kept = found(journal, run, old)
+    assert [phase.is_whole for phase in kept.phases] == [whole, False]
 
 
 async def test_failures_that_the_run_was_allowed_are_missing_all_the_same(journal, old):
@@ -226,7 +240,10 @@ async def test_entered_it_is_a_run_that_recovery_goes_on_with(journal, old):
     ]
     assert events[1].data == {
         "parent": "old",
-        "kept": [{"phase": 0, "episodes": 3, "tasks": 0}, {"phase": 1, "episodes": 0, "tasks": 1}],
+        "kept": [
+            {"phase": 0, "episodes": 3, "evaluated": 0, "tasks": 0},
+            {"phase": 1, "episodes": 0, "evaluated": 0, "tasks": 1},
+        ],
     }
     assert recovery.first_unfinished_phase(journal, "new", phases=2) == kept.first_phase == 1
 
@@ -248,7 +265,9 @@ async def test_of_a_whole_phase_behind_a_broken_one_the_records_are_kept_and_its
 
 
 def test_files_come_along_and_what_tasks_may_write_into_is_their_own(tmp_path, old):
-    for name in ("results/p/t-0.json", "agents/a.state", "mine/deep/model.pt", "run.json", "result.json"):
+    for name in (
+        "results/p/t-0.json", "agents/a.state", "checkpoints/p/a.best.state", "mine/deep/model.pt", "run.json", "result.json",
+    ):  # fmt: skip
         (old / name).parent.mkdir(parents=True, exist_ok=True)
         (old / name).write_text(name)
     (old / "results" / "p" / ".t-1.json.part").write_text("half")
@@ -262,11 +281,11 @@ def test_files_come_along_and_what_tasks_may_write_into_is_their_own(tmp_path, o
     names = {
         str(path.relative_to(new)) for path in new.rglob("*") if path.is_file() and "latest" not in str(path)
     }
-    assert names == {"results/p/t-0.json", "agents/a.state", "mine/deep/model.pt"}
+    whole = {"results/p/t-0.json", "agents/a.state", "checkpoints/p/a.best.state"}
+    assert names == {*whole, "mine/deep/model.pt"}
     assert (new / "latest" / "model.pt").read_text() == "mine/deep/model.pt"
     assert (new / "latest").is_symlink()
-    assert (new / "results/p/t-0.json").samefile(old / "results/p/t-0.json")
-    assert (new / "agents/a.state").samefile(old / "agents/a.state")
+    assert all((new / name).samefile(old / name) for name in whole)
     (new / "mine/deep/model.pt").write_text("changed")
     assert (old / "mine/deep/model.pt").read_text() == "mine/deep/model.pt"
     assert [path.name for path in new.parent.iterdir() if path.name.startswith(".")] == []

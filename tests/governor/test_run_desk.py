@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
+import msgspec
 import pytest
 from structlog.testing import capture_logs
 
 from governor.assignment import Assignment
+from governor.budget import Budget
 from governor.errors import JournalError
 from governor.journal import Journal
 from governor.messages import (
@@ -26,6 +28,7 @@ from governor.messages import (
 from governor.progress import Progress
 from governor.run_desk import RunDesk
 from governor.run_file import parse
+from governor.run_model import Limits
 from states import events
 
 RUN = parse(
@@ -80,6 +83,49 @@ def ended(index, value=1.0):
         index=index, worker=0, seed=1, outcome="terminated", value=value, steps=3, seconds=0.1
     )
     return EpisodeEnded(phase=0, episode=record)
+
+
+async def test_episodes_of_an_evaluation_are_recorded_and_not_counted(desk):
+    of_evaluation = msgspec.structs.replace(ended(9, value=8.0).episode, evaluation=1)
+    await tell(desk, 1, ended(0), EpisodeEnded(phase=0, episode=of_evaluation))
+    assert desk.journal.episodes("r1", 0)[1] == of_evaluation
+    for _ in range(2):
+        assert (desk.progress.episodes_ended, desk.progress.metrics) == (1, {"return_mean": 1.0})
+        desk.progress.enter(0, episodes=desk.journal.episodes("r1", 0), tasks=[])
+
+
+def limited(desk, done=(), **limits):
+    """The desk of a run with limits, an earlier invocation of which has `done` some."""
+    desk.desk._budget = Budget(Limits(**limits), done=done)
+
+
+@pytest.mark.parametrize(
+    ("limits", "exceeded"),
+    [
+        ({"episodes": 2}, ("episodes", 2)),
+        ({"steps": 6}, ("steps", 6)),
+        ({"steps": 9, "episodes": 2}, ("episodes", 2)),
+    ],
+)
+async def test_a_limit_moves_the_run_before_the_episode_beyond_it_is_acknowledged(desk, limits, exceeded):
+    limited(desk, **limits)
+    await tell(desk, 1, ended(0), ended(1))
+    assert desk.governor.taken == []
+    await tell(desk, 3, ended(2))
+    moved = [(event, on_record) for event, _, on_record in desk.governor.taken]
+    limit, value = exceeded
+    assert moved == [(events.LimitExceeded(run="r1", at=5.0, limit=limit, value=value), 3)]
+    await tell(desk, 4, ended(3))
+    assert len(desk.governor.taken) == 1, "said once"
+
+
+async def test_what_an_earlier_invocation_has_played_counts_and_what_is_told_twice_does_not(desk):
+    limited(desk, done=[ended(7).episode, ended(8).episode], episodes=3)
+    await tell(desk, 1, ended(0))
+    await tell(desk, 1, ended(0), incarnation=2)
+    assert desk.governor.taken == []
+    await tell(desk, 2, ended(1), incarnation=2)
+    assert [event.kind for event, _, _ in desk.governor.taken] == ["limit.exceeded"]
 
 
 END = PartEnded(phase=0, part="simulation", end="until", metrics={"return_mean": 1.0})

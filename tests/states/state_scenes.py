@@ -74,6 +74,10 @@ def ended(part, phase=0, *, end="done", failures=0, first="", at=0.0, run="r1"):
     )
 
 
+def exceeded(limit, value=5, *, at=0.0, run="r1"):
+    return e.LimitExceeded(run=run, at=at, limit=limit, value=value)
+
+
 def not_taken(part, phase=0, incarnation=1, *, reason="busy", at=0.0, run="r1"):
     return e.PartFailed(
         run=run, at=at, conductor=part, incarnation=incarnation, phase=phase, part=part, reason=reason

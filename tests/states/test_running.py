@@ -12,6 +12,7 @@ from state_scenes import (
     TRAIN,
     abort,
     ended,
+    exceeded,
     exited,
     not_taken,
     passed,
@@ -226,6 +227,18 @@ def test_the_wall_clock_limit_fails_the_run():
         StopPart(phase=1, part="tasks", conductor=TASKS, reason=reason),
         Wake(name="close", at=910),
     ]
+
+
+def test_a_limit_of_its_episodes_fails_the_run():
+    slot = running()
+    reason = "limit episodes of 100 exceeded in phase train"
+    assert slot.tell(exceeded("episodes", 100, at=9)) == [
+        Wake(name="finalize", at=49),
+        EndPhase(phase=0, name="train", end="failed"),
+        StopPart(phase=0, part="simulation", conductor=SIMULATION, reason=reason),
+        Wake(name="close", at=19),
+    ]
+    slot.drops(exceeded("steps", at=10))
 
 
 @pytest.mark.parametrize("name", ["start", "close", "finalize", "retry", "stop"])

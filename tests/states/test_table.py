@@ -16,6 +16,7 @@ from state_scenes import (
     assigned,
     closing,
     ended,
+    exceeded,
     exited,
     finalizing,
     not_taken,
@@ -121,6 +122,7 @@ def told():
         for part in ("simulation", "tasks"):
             yield from (ended(part, phase), ended(part, phase, failures=2, first="x"))
             yield not_taken(part, phase)
+    yield from (exceeded("steps"), exceeded("episodes", 10))
     yield from (written("finished"), written("failed"), written("aborted"), not_written())
     yield from (removed(), removed("/run/x"))
 

@@ -5,12 +5,14 @@ import msgspec
 from governor.messages import EpisodeEnded, Made
 
 
-def inside(*, entry="walk_world:Walk", agent="walk_world:Agent", agent_params=None, **params):
+def inside(
+    *, entry="walk_world:Walk", agent="walk_world:Agent", agent_params=None, agent_state=None, **params
+):
     """What a command says more when its phase plays in process."""
     return {
         "transport": "in_process",
         "made_environment": Made(entry=entry, params=params),
-        "made_agents": (Made(entry=agent, params=agent_params or {}),),
+        "made_agents": (Made(entry=agent, params=agent_params or {}, state=agent_state),),
     }
 
 

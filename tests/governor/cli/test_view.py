@@ -1,5 +1,6 @@
 from recorded import EVENTS, STATUS
 
+from governor.cli.lines import line
 from governor.cli.view import RunView
 from governor.messages import RunEvent
 
@@ -57,6 +58,22 @@ def test_what_was_on_record_when_a_phase_begins_again_counts():
         view.on(RunEvent(uid="u", seq=number, at=0, kind=kind, data=data))
         counts.append((view.episodes_ended, view.tasks_ended))
     assert counts == [(0, 0), (5, 2), (6, 2), (6, 3), (6, 3)]
+
+
+def test_episodes_of_an_evaluation_do_not_count_but_their_faults_do():
+    view = RunView(uid="u")
+    kept = [{"phase": 0, "episodes": 9, "evaluated": 4, "tasks": 0}]
+    told = [
+        ("run.inherited", {"parent": "p", "kept": kept}),
+        ("phase.started", {"phase": "train", "index": 0, "mode": "train", "episodes": 9, "tasks": 0}),
+        ("episode.ended", {"phase": 0, "episode": {"outcome": "failed", "value": 9.0, "evaluation": 1}}),
+    ]
+    for number, (kind, data) in enumerate(told, 1):
+        view.on(RunEvent(uid="u", seq=number, at=0, kind=kind, data=data))
+    assert (view.episodes_ended, view.episodes_bad, view.mean_return) == (5, 1, None)
+    assert "train evaluation 1, episode None" in line(
+        RunEvent(uid="u", seq=4, at=0, kind="episode.ended", data=told[-1][1]), view
+    )
 
 
 def test_many_names_are_cut():

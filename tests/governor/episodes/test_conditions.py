@@ -1,6 +1,7 @@
+import msgspec
 import pytest
 
-from governor.episodes.conditions import Goal, faults, strongest
+from governor.episodes.conditions import Goal, faults, played_seconds, strongest, wall_clock
 from governor.episodes.statistics import summarize
 from governor.messages import EpisodeRecord, Until
 
@@ -49,3 +50,56 @@ def test_figures_are_over_complete_episodes_counts_over_all():
 
 def test_without_a_complete_episode_there_is_no_mean():
     assert "return_mean" not in summarize([episode(1.0, "failed")], steps_per_second=1.0)
+
+
+def outcome(goal, *values, **more):
+    return [goal.ended(episode(value, **more)) == "STOP_SIMULATION" for value in values]
+
+
+def test_a_mean_may_be_bounded_from_above_and_of_any_metric():
+    assert outcome(Goal([Until(metric="return", at_most=1.0)]), 2.0, 1.0) == [False, True]
+    assert outcome(Goal([Until(metric="seconds", at_most=1.0)]), 5.0) == [True]
+
+
+def test_a_player_has_a_return_of_its_own():
+    goal = Goal([Until(metric="return.left", at_least=1.0, average_over=2)])
+    played = ({"left": 1.0}, {"right": 9.0}, {"left": 1.0, "right": 0.0})
+    said = [goal.ended(msgspec.structs.replace(episode(9.0), values=values)) for values in played]
+    assert said == ["CONTINUE", "CONTINUE", "STOP_SIMULATION"], "who did not play says nothing"
+
+
+def test_steps_count_those_of_all_training_episodes():
+    goal = Goal([Until(steps=9)])
+    assert goal.ended(episode(0.0, "failed")) == "CONTINUE"
+    assert goal.ended(msgspec.structs.replace(episode(0.0, steps=100), evaluation=1)) == "CONTINUE"
+    assert goal.ended(episode(0.0)) == "CONTINUE"
+    assert goal.ended(episode(0.0)) == "STOP_SIMULATION"
+
+
+def test_an_evaluation_is_no_episode_of_a_training_goal():
+    goal = Goal([Until(metric="return", at_least=1.0)])
+    assert goal.ended(msgspec.structs.replace(episode(5.0), evaluation=2)) == "CONTINUE"
+
+
+def test_the_shortest_wall_clock_counts_without_what_was_played():
+    assert wall_clock([Until(steps=5)]) is None
+    assert wall_clock([Until(wall_clock=9.0), Until(wall_clock=5.0), Until(steps=1)]) == 5.0
+    done = [msgspec.structs.replace(episode(0.0), worker=worker) for worker in (0, 1, 1)]
+    assert (played_seconds(done), played_seconds([])) == (2.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("until", "fault"),
+    [
+        (Until(), "a condition must have one of metric, steps and wall_clock"),
+        (Until(steps=1, wall_clock=1.0), "a condition must have one of metric, steps and wall_clock"),
+        (Until(metric="return"), "the mean of return must be at_least or at_most something"),
+        (
+            Until(metric="return", at_least=1.0, at_most=2.0),
+            "the mean of return must be at_least or at_most something",
+        ),
+        (Until(metric="return.", at_least=1.0), "unknown metric 'return.'; known: return, seconds, steps"),
+    ],
+)
+def test_what_can_be_wrong_with_a_condition(until, fault):
+    assert faults([until]) == [fault]

@@ -186,7 +186,7 @@ async def test_an_unknown_metric_is_refused(house):
     controller = await house.start("simulation")
     answer = await controller.perform(house.command(until=(Until(metric="loss", at_least=1),)))
     assert isinstance(answer, Refused)
-    assert answer.message == "unknown metric 'loss'; known: return, steps"
+    assert answer.message == "unknown metric 'loss'; known: return, seconds, steps"
 
 
 async def test_several_agents_for_one_environment_are_refused(house):

@@ -1,0 +1,106 @@
+"""The rules of a phase in whole process trees: limits over the wire, evaluation and checkpoints across deaths and resumes."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+
+import pytest
+
+from governor.episodes import state_file
+
+pytestmark = pytest.mark.system
+
+EVALUATE = {"every": 5, "episodes": 4}
+CHECKPOINT = {"every": 5, "best": True, "last": True}
+
+
+def ruled(walk, *, episodes, **more):
+    made = walk(episodes=episodes)
+    made["phases"][0] |= {"evaluate": EVALUATE, "checkpoint": CHECKPOINT}
+    return {**made, **more}
+
+
+def episodes_of(events):
+    return [event.data["episode"] for event in events if event.kind == "episode.ended"]
+
+
+def kinds(episodes):
+    """The evaluations that episodes belong to, 0 for training, in the order in which they ended."""
+    return [episode["evaluation"] for episode in episodes]
+
+
+def in_stages(number):
+    return [each for stage in range(1, number + 1) for each in [0] * 5 + [stage] * 4]
+
+
+async def test_a_limit_of_the_run_stops_its_phase_and_fails_it(house, walk):
+    async with house.serve() as tree:
+        for transport, limit, value in (("conductors", "episodes", 30), ("in_process", "steps", 300)):
+            made = {**walk(episodes=1_000_000), "limits": {limit: value}}
+            made["phases"][0]["simulate"]["transport"] = transport
+            events, result = await tree.end(await tree.executor.submit(made, folder=house.folder))
+            reason = f"limit {limit} of {value} exceeded in phase train"
+            assert (result.outcome, result.reason) == ("failed", reason)
+            [said] = [event for event in events if event.kind == "limit.exceeded"]
+            before = episodes_of(event for event in events if event.seq < said.seq)
+            spent = len(before) if limit == "episodes" else sum(episode["steps"] for episode in before)
+            assert spent > value
+            assert len(episodes_of(events)) < 100_000
+
+
+async def test_a_killed_daemon_goes_on_in_the_stage_that_it_was_in(house, walk):
+    async with house.serve() as tree:
+        uid = await tree.executor.submit(ruled(walk, episodes=50), folder=house.folder)
+        await tree.until(uid, "episode.ended")
+        tree.daemon.send_signal(signal.SIGKILL)
+        await tree.gone()
+    async with house.serve() as tree:
+        events, result = await tree.end(uid)
+    assert result.outcome == "finished", result.reason
+    episodes = episodes_of(events)
+    assert sorted(episode["index"] for episode in episodes) == list(range(50 + 40))
+    assert kinds(episodes) == in_stages(10)
+    [phase] = result.phases
+    assert phase.episodes == {"terminated": 50}
+    assert phase.metrics["evaluations"] == 10
+    folder = Path(result.folder) / "checkpoints/train"
+    index = json.loads((folder / "index.json").read_text())
+    assert [entry["episodes"] for entry in index["every"]] == list(range(5, 51, 5))
+    assert index["best"]["metric"] == phase.metrics["evaluation_return_best"]
+    assert index["last"]["episodes"] == 50
+
+
+async def test_a_resumed_run_plays_the_evaluations_that_are_missing_and_its_checkpoint_is_anothers_begin(
+    house, walk
+):
+    async with house.serve() as tree:
+        made = ruled(walk, episodes=60, limits={"episodes": 25})
+        uid = await tree.executor.submit(made, folder=house.folder)
+        events, old = await tree.end(uid)
+        assert old.outcome == "failed"
+        before = [episode for episode in episodes_of(events) if episode["outcome"] != "cancelled"]
+        second = await tree.executor.resume(uid)
+        events, halfway = await tree.end(second)
+        assert halfway.outcome == "failed", "what it plays itself is limited"
+        before += [episode for episode in episodes_of(events) if episode["outcome"] != "cancelled"]
+        assert 50 < len(before) < 108
+        assert kinds(before) == in_stages(12)[: len(before)]
+        index = json.loads((Path(halfway.folder) / "checkpoints/train/index.json").read_text())
+        assert [entry["episodes"] for entry in index["every"]][:5] == [5, 10, 15, 20, 25]
+
+        state = Path(halfway.folder) / "checkpoints/train/walker.25.state"
+        learned = state_file.load(state)["steps"]
+        other = walk(episodes=1)
+        other["conductors"]["agents"]["walker"]["state"] = str(state)
+        events, new = await tree.end(await tree.executor.submit(other, folder=house.folder))
+        assert new.outcome == "finished", new.reason
+        [episode] = episodes_of(events)
+        assert (
+            state_file.load(Path(new.folder) / "agents/walker.state")["steps"] == learned + episode["steps"]
+        )
+        state.unlink()
+        _, none = await tree.end(await tree.executor.submit(other, folder=house.folder))
+        assert (none.outcome, none.phases) == ("failed", ())
+        assert f"{state} is not there" in none.reason
