@@ -62,7 +62,7 @@ class Assignment:
             raise ValueError(f"phase {chosen.name} has no simulation")
         simulate = chosen.simulate
         conductors = self.run.conductors
-        inside = simulate.transport == "in_process"
+        inside = simulate.transport != "conductors"
         return StartSimulation(
             phase=phase,
             name=chosen.name,
@@ -80,6 +80,7 @@ class Assignment:
             transport=simulate.transport,
             made_environment=_made(conductors.environments[simulate.environment]) if inside else None,
             made_agents=tuple(self._made_agent(name) for name in simulate.agent_names) if inside else (),
+            chunk=simulate.chunk,
         )
 
     def tasks(self, phase: int, *, done: list[TaskRecord]) -> StartTasks:

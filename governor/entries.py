@@ -18,7 +18,7 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from governor.episodes.text_entries import is_language_model, is_over_http
@@ -34,11 +34,16 @@ T = TypeVar("T", dict[str, Any], list[Any])
 IMPORT_SECONDS: Final = 60.0
 """The longest that the import of one entry may take."""
 START_SECONDS: Final = 30.0
+ON_RAY: Final = ("actor", "heir")
+"""Kinds of entries that are asked about a second time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """What a run names at `place`: the `entry` of a conductor, the `call` of a task, or the `state` of an agent (a file)."""
+    """What a run names at `place`: the `entry` of a conductor, the `call` of a task, or the `state` of an agent (a file). `kind` is
+    environment, text environment, agent, state, task, or what an agent is to be on Ray: ``actor``, which does not learn, or
+    ``heir``, which has what it learned elsewhere.
+    """
 
     place: Place
     kind: str
@@ -58,6 +63,7 @@ def of_data(data: object) -> list[Entry]:
         state = _in(made, dict).get("state")
         if isinstance(state, str) and state:
             found.append(Entry(place=("conductors", "agents", name, "state"), kind="state", target=state))
+    found += _on_ray(_in(data, dict), _in(conductors.get("agents"), dict))
     for index, phase in enumerate(_in(_in(data, dict).get("phases"), list)):
         for number, task in enumerate(_in(_in(phase, dict).get("tasks"), list)):
             found += _entry(("phases", index, "tasks", number, "call"), "task", task)
@@ -70,13 +76,37 @@ def _played(data: object) -> dict[str, set[str]]:
     agents = _in(_in(_in(data, dict).get("conductors"), dict).get("agents"), dict)
     for phase in _in(_in(data, dict).get("phases"), list):
         simulate = _in(_in(phase, dict).get("simulate"), dict)
-        named = simulate.get("agents")
-        names = named.values() if isinstance(named, dict) else _in(named, list)
-        entries = [_in(agents.get(str(name)), dict).get("entry") for name in names]
+        entries = [_in(agents.get(name), dict).get("entry") for _, name in _named(simulate)]
         kind = (
             "text environment" if any(is_language_model(str(entry)) for entry in entries) else "environment"
         )
         found.setdefault(str(simulate.get("environment")), set()).add(kind)
+    return found
+
+
+def _named(simulate: dict[str, Any]) -> list[tuple[str | int, str]]:
+    """The agents of a phase, by their place."""
+    agents = simulate.get("agents")
+    places: Any = agents.items() if isinstance(agents, dict) else enumerate(_in(agents, list))
+    return [(place, name) for place, name in places if isinstance(name, str)]
+
+
+def _on_ray(data: dict[str, Any], agents: dict[str, Any]) -> list[Entry]:
+    """Agents in phases that are played on Ray."""
+    found: list[Entry] = []
+    trained: set[str] = set()
+    for index, phase in enumerate(_in(data.get("phases"), list)):
+        simulate = _in(_in(phase, dict).get("simulate"), dict)
+        names = [name for _, name in _named(simulate)]
+        trains = _in(phase, dict).get("mode", "train") == "train"
+        if simulate.get("transport") != "ray":
+            trained |= set(names) if trains else set()
+            continue
+        for number, name in _named(simulate):
+            place = ("phases", index, "simulate", "agents", number)
+            if trains or name in trained:
+                asked = _entry(("entry",), "actor" if trains else "heir", agents.get(name))
+                found += [replace(entry, place=place) for entry in asked]
     return found
 
 
@@ -112,8 +142,14 @@ def faults(
         for question in [question for question in pending if question[1].partition(":")[0] == module]:
             verdicts[question] = fatal
             pending.remove(question)
-    found = [(entry.place, verdicts[entry.kind, entry.target]) for entry in entries]
-    return [(place, verdict) for place, verdict in found if verdict]
+    found = [(entry, verdicts[entry.kind, entry.target]) for entry in entries]
+    return [(entry.place, verdict) for entry, verdict in found if verdict and not _told(entry, verdicts)]
+
+
+def _told(entry: Entry, verdicts: dict[tuple[str, str], str]) -> bool:
+    """Whether the same stands at the agent's own place."""
+    own = verdicts.get(("agent", entry.target))
+    return entry.kind in ON_RAY and own == verdicts[entry.kind, entry.target]
 
 
 def _probe(

@@ -84,7 +84,7 @@ def _attribute(kind: str, module: ModuleType, attribute: str) -> str:
         return f"'{module.__name__}:{attribute}' {wrong}"
     methods = ("run", "arun") if kind == "task" else ()
     if callable(found) or any(callable(getattr(found, method, None)) for method in methods):
-        return ""
+        return _on_ray(kind, found, attribute)
     return f"'{module.__name__}:{attribute}' is of type {type(found).__name__}, which can't be called"
 
 
@@ -96,6 +96,22 @@ def _wrong_kind(kind: str, made: type) -> str:
             return f"has no {', '.join(missing)}: a language model plays text environments alone"
     elif hasattr(made, "get_task_prompt") and not hasattr(made, "observation_space"):
         return "speaks text: it needs an agent with the entry 'openai:MODEL'"
+    return ""
+
+
+def _on_ray(kind: str, agent: Any, name: str) -> str:
+    """Whether an agent can be in many runners at once; of a factory that is no class nothing is known."""
+    learns = hasattr(agent, "learn")
+    if kind == "actor" and learns:
+        return (
+            f"agent {name!r} learns, and with transport: ray there is one of it in each runner: train with transport: "
+            "conductors or in_process, and use ray with mode: eval"
+        )
+    if kind == "heir" and learns and not (hasattr(agent, "state_dict") and hasattr(agent, "load_state_dict")):
+        return (
+            f"agent {name!r} has no state_dict() and load_state_dict(state): with transport: ray it would not know what it "
+            "has learned in an earlier phase"
+        )
     return ""
 
 

@@ -206,13 +206,15 @@ def _conductor_names(conductors: Mapping[str, Any]) -> Iterator[tuple[Path, str]
 
 
 def _one_transport(phases: Sequence[Any]) -> Iterator[tuple[Path, str]]:
-    """An agent that is in two processes would learn in one of them and not know of it in the other."""
+    """An agent that is in two processes would learn in one of them and not know of it in the other. Those on Ray do not
+    learn: they have what was saved.
+    """
     first: dict[str, tuple[int, str]] = {}
     for index, phase in enumerate(phases):
         simulate = _mapping(_mapping(phase).get("simulate"))
         transport = simulate.get("transport", "conductors")
         for place, name in _agents(simulate):
-            if not isinstance(name, str) or not isinstance(transport, str):
+            if not isinstance(name, str) or not isinstance(transport, str) or transport == "ray":
                 continue
             at, other = first.setdefault(name, (index, transport))
             if other != transport:
@@ -244,23 +246,39 @@ def _simulation(
     section = _mapping(environments.get(chosen)) if isinstance(chosen, str) else {}
     pool = section.get("pool", 1) if isinstance(chosen, str) else None
     workers = simulate.get("workers", 1)
-    conducted = simulate.get("transport", "conductors") == "conductors"
+    transport = simulate.get("transport", "conductors")
+    conducted = transport == "conductors"
     if conducted and _is_count(workers) and _is_count(pool) and workers > pool:
         yield (
             (*place, "workers"),
             f"{workers} workers need a pool of {workers}; environment {chosen!r} has pool: {pool}",
         )
-    if conducted and section.get("vector", 1) != 1:
+    yield from _by_transport(transport, phase, path, section)
+
+
+def _by_transport(
+    transport: object, phase: Mapping[str, Any], path: Path, environment: Mapping[str, Any]
+) -> Iterator[tuple[Path, str]]:
+    """What only some transports can do."""
+    simulate = _mapping(phase.get("simulate"))
+    place = (*path, "simulate")
+    if transport != "in_process" and environment.get("vector", 1) != 1:
         yield (
             (*place, "environment"),
-            f"environment {chosen!r} has a 'vector': that needs transport: in_process",
+            f"environment {simulate.get('environment')!r} has a 'vector': that needs transport: in_process",
         )
     if isinstance(simulate.get("agents"), dict) or len(_agents(simulate)) > 1:
-        yield from _several(conducted, section, (*place, "agents"))
+        yield from _several(transport, environment, (*place, "agents"))
+    if transport == "ray":
+        for key in ("evaluate", "checkpoint"):
+            if phase.get(key) is not None:
+                yield (*path, key), "has no meaning with 'transport: ray': no agent learns there"
+    elif simulate.get("chunk") is not None:
+        yield (*place, "chunk"), "has no meaning without 'transport: ray'"
 
 
-def _several(conducted: bool, environment: Mapping[str, Any], path: Path) -> Iterator[tuple[Path, str]]:  # noqa: FBT001
-    if conducted:
+def _several(transport: object, environment: Mapping[str, Any], path: Path) -> Iterator[tuple[Path, str]]:
+    if transport != "in_process":
         yield path, "are for several players: that needs transport: in_process"
     elif environment.get("vector", 1) != 1:
         yield path, "are for several players: their environment can have no 'vector'"

@@ -144,7 +144,8 @@ class Conductors(_Section):
 
 class Simulate(_Section):
     """`workers` episodes at a time. `max_steps` truncates an episode; `episode_timeout` is in seconds. With the transport
-    ``in_process`` the simulation builds environment and agent itself: quicker steps, no processes of their own. In an
+    ``in_process`` the simulation builds environment and agent itself: quicker steps, no processes of their own. With ``ray``
+    runners do, all over the cluster; each gets `chunk` episodes at a time, by default as many as make a second. In an
     environment of several players `agents` are one for all of them, one for each in their order, or {player: agent}.
     """
 
@@ -154,7 +155,8 @@ class Simulate(_Section):
     workers: Annotated[int, Field(ge=1, le=1024)] = 1
     max_steps: Count | None = None
     episode_timeout: Duration | None = None
-    transport: Literal["conductors", "in_process"] = "conductors"
+    transport: Literal["conductors", "in_process", "ray"] = "conductors"
+    chunk: Count | None = None
 
     @property
     def agent_names(self) -> tuple[str, ...]:
@@ -349,11 +351,16 @@ class Run(_Section):
     def to_plan(self, uid: str) -> RunPlan:
         """What the state machine must know of this run."""
         phases = tuple(
-            PhasePlan(name=phase.name, parts=_parts(phase), on_failure=phase.on_failure)
+            PhasePlan(
+                name=phase.name,
+                parts=_parts(phase),
+                on_failure=phase.on_failure,
+                simulated_by=TASKS if _transport(phase) == "ray" else SIMULATION,
+            )
             for phase in self.phases
         )
-        parts = {part for phase in phases for part in phase.parts}
-        inside = self._in_process()
+        drivers = {phase.conductor_of(part) for phase in phases for part in phase.parts}
+        inside = self._built_inside()
         conductors = [
             *(
                 ConductorPlan(name=f"environment.{name}", kind="environment")
@@ -366,9 +373,9 @@ class Run(_Section):
                 if name not in inside
             ),
         ]
-        if "simulation" in parts:
+        if SIMULATION in drivers:
             conductors.append(ConductorPlan(name=SIMULATION, kind="simulation"))
-        if "tasks" in parts:
+        if TASKS in drivers:
             conductors.append(ConductorPlan(name=TASKS, kind="task"))
         return RunPlan(
             uid=uid,
@@ -382,19 +389,25 @@ class Run(_Section):
             ),
         )
 
-    def _in_process(self) -> set[str]:
-        """Environments and agents that need no conductor: every phase with them plays in process."""
-        used: dict[str, set[str]] = {"conductors": set(), "in_process": set()}
+    def _built_inside(self) -> set[str]:
+        """Environments and agents that need no conductor: who plays every phase with them builds them itself."""
+        inside: set[str] = set()
+        conducted: set[str] = set()
         for phase in self.phases:
             if phase.simulate is not None:
-                used[phase.simulate.transport] |= {phase.simulate.environment, *phase.simulate.agent_names}
+                used = conducted if phase.simulate.transport == "conductors" else inside
+                used |= {phase.simulate.environment, *phase.simulate.agent_names}
         of_text = {
             name
             for section in (self.conductors.environments, self.conductors.agents)
             for name, made in section.items()
             if is_language_model(made.entry) or is_over_http(made.entry)
         }
-        return (used["in_process"] - used["conductors"]) | of_text
+        return (inside - conducted) | of_text
+
+
+def _transport(phase: Phase) -> str | None:
+    return None if phase.simulate is None else phase.simulate.transport
 
 
 def _parts(phase: Phase) -> frozenset[Part]:

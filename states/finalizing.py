@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, ClassVar
 from states import stopping
 from states.base import Answer, Crewed, Dropped, Step
 from states.effects import Effect, EndPhase, StopPart, Wake, WriteResult
-from states.plan import CONDUCTOR_OF
 
 if TYPE_CHECKING:
     from states.crew import Crew
@@ -65,7 +64,8 @@ def enter(
     open_parts: frozenset[Part] = frozenset(),
 ) -> Step:
     """Parts whose conductor is not there to stop them are closed already."""
-    stoppable = frozenset(part for part in open_parts if crew.is_ready(CONDUCTOR_OF[part]))
+    conductors = {part: plan.phases[phase].conductor_of(part) for part in open_parts}
+    stoppable = frozenset(part for part, conductor in conductors.items() if crew.is_ready(conductor))
     state = Finalizing(plan=plan, crew=crew, outcome=outcome, reason=reason, phase=phase, open=stoppable)
     effects: list[Effect] = [Wake(name="finalize", at=at + plan.deadlines.finalize)]
     if open_parts:
@@ -73,7 +73,7 @@ def enter(
     if not stoppable:
         return Step(state, (*effects, WriteResult(outcome=outcome, reason=reason)), cause=reason)
     effects += [
-        StopPart(phase=phase, part=part, conductor=CONDUCTOR_OF[part], reason=reason)
+        StopPart(phase=phase, part=part, conductor=conductors[part], reason=reason)
         for part in sorted(stoppable)
     ]
     close = Wake(name="close", at=at + min(plan.deadlines.stop, plan.deadlines.finalize) / 2)
@@ -96,7 +96,7 @@ def exited(state: Finalizing, event: ConductorExited) -> Answer:
     """Nobody is started again now; what a dead conductor was asked to stop has stopped."""
     if state.crew.current(event) is None:
         return Dropped(state, "of an earlier incarnation")
-    closed = frozenset(part for part in state.open if CONDUCTOR_OF[part] == event.conductor)
+    closed = _of(state, event.conductor)
     return _close(replace(state, crew=state.crew.gone(event.conductor)), closed)
 
 
@@ -104,7 +104,7 @@ def stuck(state: Finalizing, event: ConductorStuck) -> Answer:
     if state.crew.current(event) is None:
         return Dropped(state, "of an earlier incarnation")
     crew = state.crew.started(event.conductor, event.pid).stuck(event.conductor)
-    closed = frozenset(part for part in state.open if CONDUCTOR_OF[part] == event.conductor)
+    closed = _of(state, event.conductor)
     return _close(replace(state, crew=crew), closed)
 
 
@@ -163,3 +163,9 @@ def _close(state: Finalizing, parts: frozenset[Part]) -> Step:
 
 def _write(state: Finalizing) -> WriteResult:
     return WriteResult(outcome=state.outcome, reason=state.reason)
+
+
+def _of(state: Finalizing, conductor: str) -> frozenset[Part]:
+    """What is open and was that conductor's to stop."""
+    phases = state.plan.phases
+    return frozenset(part for part in state.open if phases[state.phase].conductor_of(part) == conductor)

@@ -9,9 +9,6 @@ Kind: TypeAlias = Literal["environment", "agent", "simulation", "task"]
 Part: TypeAlias = Literal["simulation", "tasks"]
 Outcome: TypeAlias = Literal["finished", "failed", "aborted"]
 
-CONDUCTOR_OF: dict[Part, str] = {"simulation": "simulation", "tasks": "tasks"}
-"""The conductor that works on each part of a phase, by its name in the plan."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConductorPlan:
@@ -21,11 +18,17 @@ class ConductorPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PhasePlan:
-    """`on_failure`: what an episode or task that ended badly makes of the run once its phase is over."""
+    """`on_failure`: what an episode or task that ended badly makes of the run once its phase is over. `simulated_by` is the
+    conductor that works on the simulation, by its name in the plan.
+    """
 
     name: str
     parts: frozenset[Part]
     on_failure: Literal["fail", "continue"] = "fail"
+    simulated_by: str = "simulation"
+
+    def conductor_of(self, part: Part) -> str:
+        return self.simulated_by if part == "simulation" else "tasks"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

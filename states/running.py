@@ -13,7 +13,6 @@ from states import finalizing
 from states.at_work import AtWork
 from states.base import Answer, Dropped, Step
 from states.effects import BeginPhase, Effect, EndPhase, StartPart, StopConductor
-from states.plan import CONDUCTOR_OF
 
 if TYPE_CHECKING:
     from states.crew import Crew
@@ -46,12 +45,12 @@ class Running(AtWork):
 
     @property
     def waits_for(self) -> str:
-        missing = [part for part in sorted(self.open) if not self.crew.is_ready(CONDUCTOR_OF[part])]
-        phase = self.plan.phases[self.phase].name
+        phase = self.plan.phases[self.phase]
+        conductors = dict.fromkeys(phase.conductor_of(part) for part in sorted(self.open))
+        missing = [name for name in conductors if not self.crew.is_ready(name)]
         if missing:
-            names = ", ".join(CONDUCTOR_OF[part] for part in missing)
-            return f"phase {phase}: conductor {names} to be ready again"
-        return f"phase {phase}: {' and '.join(sorted(self.open))} to end"
+            return f"phase {phase.name}: conductor {', '.join(missing)} to be ready again"
+        return f"phase {phase.name}: {' and '.join(sorted(self.open))} to end"
 
 
 def enter(*, plan: RunPlan, crew: Crew, phase: int, at: float, cause: str) -> Step:
@@ -69,7 +68,8 @@ def ready(state: Running, event: ConductorReady) -> Answer:
     if state.crew.awaited(event) is None:
         return Dropped(state, "of an earlier incarnation, or said before")
     again = replace(state, crew=state.crew.ready(event.conductor))
-    parts = [part for part in sorted(state.open) if CONDUCTOR_OF[part] == event.conductor]
+    phase = state.plan.phases[state.phase]
+    parts = [part for part in sorted(state.open) if phase.conductor_of(part) == event.conductor]
     return Step(again, tuple(effect for part in parts for effect in _begin(again, part)))
 
 
@@ -111,7 +111,7 @@ def part_failed(state: Running, event: PartFailed) -> Answer:
 
 
 def _begin(state: Running, part: Part) -> tuple[StartPart, ...]:
-    member = state.crew.member(CONDUCTOR_OF[part])
+    member = state.crew.member(state.plan.phases[state.phase].conductor_of(part))
     if member is None or member.standing != "ready":
         return ()
     return (StartPart(phase=state.phase, part=part, conductor=member.name, incarnation=member.incarnation),)

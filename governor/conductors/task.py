@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +21,7 @@ import msgspec
 from governor import logs
 from governor.conductors.conductor import Conductor
 from governor.errors import ConductorError, ExitCode
-from governor.messages import Done, Refused, StartTasks, StopPart
+from governor.messages import Done, Refused, StartSimulation, StartTasks, StopPart
 from governor.tasks.api import DynamicTimeout
 from governor.tasks.engine import Engine
 from governor.tasks.fleet.cluster import Cluster
@@ -30,13 +31,17 @@ from governor.tasks.planning.durations import Durations
 
 if TYPE_CHECKING:
     from governor.conductors.conductor import Link
+    from governor.episodes.simulation import Simulation
     from governor.messages import ConductorCommand, ConductorSpec, DynamicTimeoutSpec
+
+CLOSE_SECONDS = 1.0
+"""For the workers of a simulation to see that their episodes are over."""
 
 log = logs.get_logger()
 
 
 class TaskConductor(Conductor):
-    """Performs `StartTasks` and `StopPart`."""
+    """Performs `StartTasks`, `StartSimulation` with transport ``ray``, and `StopPart`."""
 
     def __init__(self, *, spec: ConductorSpec, link: Link) -> None:
         super().__init__(spec=spec, link=link)
@@ -48,6 +53,8 @@ class TaskConductor(Conductor):
         self._durations: dict[DynamicTimeoutSpec, Durations] = {}
         self._phase: PhaseTasks | None = None
         self._working: asyncio.Task[None] | None = None
+        self._simulation: Simulation | None = None
+        self._simulating: asyncio.Task[None] | None = None
         self._watching: asyncio.Task[None] | None = None
         self._following: asyncio.Task[None] | None = None
 
@@ -79,21 +86,29 @@ class TaskConductor(Conductor):
         match command:
             case StartTasks():
                 return await self._start(command)
+            case StartSimulation():
+                return await self._simulate(command)
             case StopPart():
                 if self._phase is not None and self._phase.phase == command.phase:
                     self._phase.stop(command.reason)
+                if self._simulation is not None and self._simulation.command.phase == command.phase:
+                    self._simulation.stop(end="stopped")
                 return Done()
             case _:
                 return _refused(f"a task conductor knows no {type(command).__name__}")
 
     async def close(self) -> None:
         """Every runner is seen dead afterwards."""
+        if self._simulation is not None:
+            self._simulation.abandon()
         for task in (self._watching, self._following, self._working):
             if task is not None:
                 task.cancel()
                 await asyncio.wait({task})
         if self._engine is not None:
             await self._engine.close()
+        if self._simulating is not None:
+            await asyncio.wait({self._simulating}, timeout=CLOSE_SECONDS)
         self._cluster.close()
 
     async def _start(self, command: StartTasks) -> Done | Refused:
@@ -120,6 +135,33 @@ class TaskConductor(Conductor):
         self._phase = phase
         self._working = asyncio.create_task(self._work(phase), name=f"tasks.phase.{command.phase}")
         return Done()
+
+    async def _simulate(self, command: StartSimulation) -> Done | Refused:
+        if self._engine is None:
+            return _refused("not ready yet: no connection to Ray")
+        if self._has_simulated(command.phase):
+            return Done()
+        simulation = await asyncio.to_thread(import_module, "governor.tasks.simulation")
+        if not await self.handed_over(self._simulating):
+            return _refused("another phase is being simulated")
+        if self._has_simulated(command.phase):  # by the same command, meanwhile
+            return Done()
+        if wrong := simulation.refusals(command):
+            return _refused("; ".join(wrong))
+        self._simulation = simulation.Simulation(command=command, spec=self.spec, link=self.link)
+        playing = simulation.RaySimulation(
+            self._simulation, engine=self._engine, ray_answers=self._cluster.answers, give_up=self.give_up
+        )
+        self._simulating = asyncio.create_task(playing.run(), name=f"tasks.simulation.{command.phase}")
+        return Done()
+
+    def _has_simulated(self, phase: int) -> bool:
+        """As `_has_begun`; the command for this phase ends a PAUSE of it."""
+        if self._simulation is None or phase > self._simulation.command.phase:
+            return False
+        if phase == self._simulation.command.phase:
+            self._simulation.resume()
+        return True
 
     def _has_begun(self, phase: int) -> bool:
         """Phases come one after the other: a command for this one, or one before it, was sent again."""
@@ -148,6 +190,8 @@ class TaskConductor(Conductor):
         log.error("ray.lost", reason=reason)
         if self._working is not None:
             self._working.cancel()  # its tasks may have failed for no fault of their own
+        if self._simulation is not None:
+            self._simulation.abandon()
         self.give_up(f"Ray is lost: {reason}")
 
 

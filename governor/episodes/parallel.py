@@ -89,6 +89,7 @@ class ParallelWorker(Worker):
         super().__init__(simulation, place, next(iter(agents.values())), made)
         self._agents = agents
         self._built = built
+        self._recorder_of = simulation.recorder_of
         self._players: dict[str, _Player] = {}
 
     # -- building -------------------------------------------------------------------------------------------
@@ -112,7 +113,7 @@ class ParallelWorker(Worker):
         self._players = {player: self._seat(player, cast[player], *known[player]) for player in cast}
         place.leave()
         self._environment = environment
-        self._recorder = self._simulation.recorder_of(self._number, columns)
+        self._recorder = self._recorder_of(self._number, columns)
 
     def _cast(self, players: list[str]) -> dict[str, str]:
         """The agent of each player. Raises ConductorError."""

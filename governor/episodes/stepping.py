@@ -19,7 +19,7 @@ from collections import deque
 from concurrent.futures import wait
 from math import inf, isfinite
 from time import monotonic
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import msgspec
 
@@ -39,9 +39,8 @@ if TYPE_CHECKING:
 
     from governor.episodes.kept_agent import KeptAgent
     from governor.episodes.recording import StepRecorder
-    from governor.episodes.simulation import Simulation
-    from governor.episodes.spaces import Conformer
-    from governor.messages import Acknowledged, EpisodeOutcome, Made
+    from governor.episodes.spaces import Conformer, SpaceSpec
+    from governor.messages import Acknowledged, EpisodeOutcome, Made, StartSimulation
 
 UNACKNOWLEDGED: Final = 256
 HOLD_SECONDS: Final = (0.01, 0.1)
@@ -74,6 +73,28 @@ class SeveralPlayers(Exception):
     def __init__(self, environment: Any) -> None:
         super().__init__()
         self.environment = environment
+
+
+class Course(Protocol):
+    """What a worker needs of the part whose episodes it plays; `simulation.Simulation` is one."""
+
+    command: StartSimulation
+    stopping: bool
+    resets: int
+
+    def next_index(self, *, wait: bool = True) -> int | None: ...
+
+    def seed_of(self, index: int) -> int: ...
+
+    def take_restart(self) -> bool: ...
+
+    def recorder(self, worker: int, observation: SpaceSpec, action: SpaceSpec) -> StepRecorder: ...
+
+    def trains(self, index: int) -> bool: ...
+
+    def judge(self, record: EpisodeRecord) -> None: ...
+
+    def keep(self, *records: EpisodeRecord) -> Future[Acknowledged]: ...
 
 
 class Place:
@@ -142,7 +163,7 @@ class Place:
 class Worker:
     """The life of one worker, in a thread of its own."""
 
-    def __init__(self, simulation: Simulation, place: Place, agent: KeptAgent, made: Made) -> None:
+    def __init__(self, simulation: Course, place: Place, agent: KeptAgent, made: Made) -> None:
         self._simulation = simulation
         self._place = place
         self._number = place.owner
@@ -221,6 +242,7 @@ class Worker:
     def _finish(self) -> None:
         self._report()
         wait(self._unacknowledged)
+        self._unacknowledged.clear()
 
     def close(self) -> None:
         """Gives the environment back."""

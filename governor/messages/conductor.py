@@ -162,7 +162,8 @@ class Made(msgspec.Struct, frozen=True, kw_only=True):
 class StartSimulation(Message, frozen=True):
     """Drive the episodes of a phase. `done` are the episodes that ended before this incarnation began: they
     count, and are not played again. `made_environment` and `made_agents` (in the order of `agents`) are there when
-    `transport` is ``in_process``. `players` says which agent plays whom, where the run file does.
+    `transport` is ``in_process`` or ``ray``. `players` says which agent plays whom, where the run file does. `chunk`: episodes
+    that a runner gets at a time, None: as many as make a second.
     """
 
     phase: int
@@ -179,10 +180,11 @@ class StartSimulation(Message, frozen=True):
     evaluate: Evaluate | None = None
     checkpoint: Checkpoint | None = None
     done: tuple[EpisodeRecord, ...] = ()
-    transport: Literal["conductors", "in_process"] = "conductors"
+    transport: Literal["conductors", "in_process", "ray"] = "conductors"
     made_environment: Made | None = None
     made_agents: tuple[Made, ...] = ()
     players: dict[str, str] = {}
+    chunk: int | None = None
 
 
 class TaskSpec(msgspec.Struct, frozen=True, kw_only=True, gc=False):

@@ -14,6 +14,8 @@ CODE = {
     "hangs": "import subprocess, time; subprocess.Popen(['sleep', '987654']); time.sleep(1000)",
     "needs": "import nothing_that_exists",
     "broken": "def f(:",
+    "agents": "class Fixed:\n    def act(self): ...\nclass Learns(Fixed):\n    def learn(self): ...\n"
+    "class Keeps(Learns):\n    def state_dict(self): ...\n    def load_state_dict(self): ...\n",
     "raises": "raise RuntimeError('first line\\nsecond line')",
 }
 
@@ -125,3 +127,34 @@ def test_entries_of_anything():
         (("conductors", "agents", "a", "entry"), "agent"),
         (("phases", 1, "tasks", 1, "call"), "task"),
     ]
+
+
+def on_ray(agent, *phases):
+    """Faults of a run whose agent is made of `agent` and is in these phases."""
+    played = [
+        {"mode": mode, "simulate": {"agents": ["a"], "transport": transport}} for mode, transport in phases
+    ]
+    return entries.of_data({"conductors": {"agents": {"a": {"entry": agent}}}, "phases": played})
+
+
+def test_an_agent_on_ray_does_not_learn_there_and_brings_what_it_learned_elsewhere(folder):
+    train, there = ("train", "in_process"), ("eval", "ray")
+    place = ("phases", 0, "simulate", "agents", 0)
+    [(found, said)] = entries.faults(on_ray("agents:Keeps", ("train", "ray")), folder=folder)
+    assert found == place
+    assert said.endswith("train with transport: conductors or in_process, and use ray with mode: eval")
+    [(found, said)] = entries.faults(on_ray("agents:Learns", train, there), folder=folder)
+    assert found == ("phases", 1, "simulate", "agents", 0)
+    assert "has no state_dict() and load_state_dict(state)" in said
+    for agent, phases in (
+        ("agents:Fixed", [("train", "ray")]),
+        ("agents:Fixed", [train, there]),
+        ("agents:Keeps", [train, there]),
+        ("agents:Learns", [there, train]),
+    ):
+        assert entries.faults(on_ray(agent, *phases), folder=folder) == []
+
+
+def test_an_agent_that_does_not_import_is_told_once(folder):
+    [(place, _)] = entries.faults(on_ray("raises:A", ("train", "ray")), folder=folder)
+    assert place == ("conductors", "agents", "a", "entry")

@@ -101,6 +101,50 @@ def test_the_command_of_a_phase_in_process_says_what_to_build():
     assert (command.transport, command.made_environment, command.made_agents) == ("conductors", None, ())
 
 
+ON_RAY = GOOD.replace("workers: 2,", "workers: 9, transport: ray, chunk: 5,").split("  - name: analyse")[0]
+
+
+def test_a_simulation_on_ray_is_the_task_conductors_and_needs_no_other():
+    data = yaml.safe_load(ON_RAY)
+    assert run_check.faults(data) == []
+    run = run_file.parse(data)
+    plan = run_file.to_plan(run, "u1")
+    assert plan.conductors == (ConductorPlan(name="tasks", kind="task"),)
+    assert plan.phases[0].conductor_of("simulation") == "tasks"
+    command = Assignment(uid="u1", run=run, folder=".").simulation(0, done=[])
+    assert (command.transport, command.chunk) == ("ray", 5)
+    assert command.made_environment == Made(entry="gymnasium:FrozenLake-v1", params={"is_slippery": False})
+    assert command.made_agents == (Made(entry="q_learner:QLearner", params={"alpha": 0.5}),)
+
+
+def test_an_agent_may_learn_elsewhere_and_play_on_ray():
+    data = yaml.safe_load(GOOD)
+    data["phases"].append(
+        {"name": "evaluate", "mode": "eval", "simulate": {**SIMULATE, "transport": "ray", "workers": 100}}
+    )
+    assert run_check.faults(data) == []
+    plan = run_file.to_plan(run_file.parse(data), "u1")
+    assert [phase.conductor_of("simulation") for phase in plan.phases] == [
+        "simulation",
+        "simulation",
+        "tasks",
+    ]
+    assert [conductor.name for conductor in plan.conductors] == [
+        "environment.lake", "agent.walker", "simulation", "tasks",
+    ]  # fmt: skip
+
+
+def test_chunks_are_for_ray_and_a_vector_is_not():
+    data = yaml.safe_load(ON_RAY.replace("transport: ray", "transport: in_process"))
+    assert run_check.faults(data) == [
+        (("phases", 0, "simulate", "chunk"), "has no meaning without 'transport: ray'")
+    ]
+    data = yaml.safe_load(ON_RAY.replace("pool: 4", "vector: 16"))
+    [(path, said)] = run_check.faults(data)
+    assert run_check.spell(path) == "phases[0].simulate.environment"
+    assert said.endswith("that needs transport: in_process")
+
+
 def test_workers_in_process_need_no_pool():
     many = yaml.safe_load(IN_PROCESS.replace("workers: 2", "workers: 9"))
     assert run_check.faults(many) == []

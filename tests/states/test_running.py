@@ -281,3 +281,33 @@ def test_a_phase_begins_with_nothing_of_the_one_before():
     slot.tell(ended("simulation", 0, end="x"))
     assert isinstance(slot.state, Running)
     assert (slot.state.phase, slot.state.ends) == (1, ())
+
+
+# -- a simulation that is another conductor's ------------------------------------------------------------------
+
+
+FAR = replace(PLAN, phases=(TRAIN, replace(BOTH, simulated_by=TASKS)))
+
+
+def far(part, incarnation=1):
+    return StartPart(phase=1, part=part, conductor=TASKS, incarnation=incarnation)
+
+
+def test_a_simulation_is_begun_by_the_conductor_that_its_phase_names():
+    slot = running(FAR)
+    assert slot.tell(ended("simulation", 0))[-2:] == [far("simulation"), far("tasks")]
+    assert slot.tell(exited(SIMULATION))[-1].conductor == SIMULATION
+    assert slot.tell(exited(TASKS))[-1].conductor == TASKS
+    assert slot.state.waits_for == "phase both: conductor tasks to be ready again"
+    slot.tell(started(TASKS, 2))
+    assert slot.tell(ready(TASKS, 2)) == [far("simulation", 2), far("tasks", 2)]
+    slot.tell(started(SIMULATION, 2))
+    assert slot.tell(ready(SIMULATION, 2)) == []
+
+
+def test_both_parts_of_one_conductor_are_stopped_by_it_and_closed_by_its_death():
+    slot = running(FAR, phase=1)
+    stops = [effect for effect in slot.tell(abort()) if isinstance(effect, StopPart)]
+    assert [(effect.part, effect.conductor) for effect in stops] == [("simulation", TASKS), ("tasks", TASKS)]
+    assert slot.tell(exited(SIMULATION)) == []
+    assert slot.tell(exited(TASKS)) == [WriteResult(outcome="aborted", reason="enough")]

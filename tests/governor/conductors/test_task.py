@@ -80,7 +80,7 @@ async def test_it_answers_stops_and_takes_its_runners_along(head, life):
     assert prepared["detail"] == {"ray": head.where.address, "nodes": 1, "cpus": 1.0}
     assert prepared["early"] == "conductor"
     [simulation, cycle] = (await life.line("refused"))["messages"]
-    assert "StartSimulation" in simulation
+    assert "a task conductor simulates with transport ray, not conductors" in simulation
     assert 'task "a" depends on itself' in cycle
     await life.line("TaskStarted", "hung")
     [runner] = runners(head)
