@@ -1,7 +1,8 @@
 """Environment steps per second: the bare Gymnasium loop, and through conductors in their own processes.
 
-Both sides play the same environment with the same trivial agent in train mode (act, learn), one environment, one worker.
-Through conductors every episode is also recorded, reported, acknowledged, and the agent's state saved. Takes about 20 s:
+Both sides play the same environment with the same trivial agent in train mode (act, learn), one worker, with one environment
+and with a vector of them.
+Through conductors every episode is also recorded, reported, acknowledged, and the agent's state saved. Takes about 25 s:
 `python benchmarks/bench_steps.py [seconds for each row]`.
 """
 
@@ -45,10 +46,13 @@ PROGRAM = (
     "os._exit(asyncio.run(main(pathlib.Path(sys.argv[1]).read_bytes())))"
 )
 ROWS = (
-    ("FrozenLake-v1", {"is_slippery": False}, None),
-    ("FrozenLake-v1", {"is_slippery": True}, 100),
-    ("CartPole-v1", {}, None),
+    ("FrozenLake-v1", {"is_slippery": False}, None, 1),
+    ("FrozenLake-v1", {"is_slippery": True}, 100, 1),
+    ("CartPole-v1", {}, None, 1),
+    ("CartPole-v1", {}, None, 16),
 )
+AIMS = {1: 2000.0, 16: 15_000.0}
+"""Steps per second by environments in the vector."""
 
 
 def bare(identifier: str, params: dict, max_steps: int | None, seconds: float) -> float:
@@ -100,7 +104,9 @@ class Governor:
         return event
 
 
-async def conducted(identifier: str, params: dict, max_steps: int | None, seconds: float) -> dict[str, float]:
+async def conducted(
+    identifier: str, params: dict, max_steps: int | None, seconds: float, vector: int = 1
+) -> dict[str, float]:
     """Metrics of a phase that is stopped after `seconds`."""
     async with AsyncExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gb-")))
@@ -112,7 +118,7 @@ async def conducted(identifier: str, params: dict, max_steps: int | None, second
         await stack.enter_async_context(Worker(worker_endpoint, run_service(UID), governor.take, credit=16))
         client = await stack.enter_async_context(Client(client_endpoint))
         for name, settings in (
-            ("environment.e", {"entry": f"gymnasium:{identifier}", "params": params}),
+            ("environment.e", {"entry": f"gymnasium:{identifier}", "params": params, "vector": vector}),
             ("agent.a", {"entry": "step_agent:TrivialAgent"}),
             ("simulation", {}),
         ):
@@ -149,6 +155,7 @@ async def conducted(identifier: str, params: dict, max_steps: int | None, second
             max_steps=max_steps,
             episode_timeout=60.0,
             seed=0,
+            vector=vector,
         )
         await client.request(service, encode(start), timeout=10)
         await asyncio.sleep(seconds)
@@ -159,15 +166,17 @@ async def conducted(identifier: str, params: dict, max_steps: int | None, second
 async def measure(seconds: float) -> list[Row]:
     """`seconds` for each world through conductors, a quarter of it for the bare loop."""
     rows = []
-    for identifier, params, max_steps in ROWS:
+    for identifier, params, max_steps, vector in ROWS:
         alone = bare(identifier, params, max_steps, seconds / 4)
-        metrics = await conducted(identifier, params, max_steps, seconds)
+        metrics = await conducted(identifier, params, max_steps, seconds, vector)
         rate = metrics["steps_per_second"]
         rows.append(
             Row(
-                what=f"steps through conductors, {identifier}{' slippery' if params.get('is_slippery') else ''}",
+                what=f"steps through conductors, {identifier}{' slippery' if params.get('is_slippery') else ''}"
+                f"{f', {vector} in a vector' if vector > 1 else ''}",
                 figure=rate,
                 unit="steps/s",
+                at_least=AIMS[vector],
                 note=f"{metrics['steps_mean']:.1f} steps an episode; "
                 f"bare loop {alone:,.0f}/s, ratio {rate / alone:.3f}",
             )

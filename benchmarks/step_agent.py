@@ -16,6 +16,9 @@ class TrivialAgent:
     def act(self, observation: Any, *, explore: bool) -> int:  # noqa: ARG002  # the protocol of an agent
         return self.random.choice(self.choices)
 
+    def act_many(self, observations: Any, *, explore: bool) -> list[int]:  # noqa: ARG002  # as above
+        return [self.random.choice(self.choices) for _ in observations]
+
     def learn(self, transition: Any) -> None:  # noqa: ARG002  # the protocol of an agent
         self.learned += 1
 

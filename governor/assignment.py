@@ -81,6 +81,8 @@ class Assignment:
             made_environment=_made(conductors.environments[simulate.environment]) if inside else None,
             made_agents=tuple(self._made_agent(name) for name in simulate.agent_names) if inside else (),
             chunk=simulate.chunk,
+            vector=conductors.environments[simulate.environment].vector,
+            max_staleness=simulate.max_staleness,
         )
 
     def tasks(self, phase: int, *, done: list[TaskRecord]) -> StartTasks:

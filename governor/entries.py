@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from governor.episodes.text_entries import is_language_model, is_over_http
-from governor.run_model import ENTRY
+from governor.run_fields import ENTRY
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

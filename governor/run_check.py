@@ -16,7 +16,8 @@ from pydantic import BaseModel, ValidationError
 from governor import rules_check, text_model
 from governor.cascade import Cascade
 from governor.messages import TaskSpec
-from governor.run_model import LIST, MAPPING, Phase, Run
+from governor.run_fields import LIST, MAPPING
+from governor.run_model import Phase, Run
 from governor.tasks import graph
 
 if TYPE_CHECKING:
@@ -262,10 +263,10 @@ def _by_transport(
     """What only some transports can do."""
     simulate = _mapping(phase.get("simulate"))
     place = (*path, "simulate")
-    if transport != "in_process" and environment.get("vector", 1) != 1:
+    if transport == "ray" and environment.get("vector", 1) != 1:
         yield (
             (*place, "environment"),
-            f"environment {simulate.get('environment')!r} has a 'vector': that needs transport: in_process",
+            f"environment {simulate.get('environment')!r} has a 'vector', which is not for transport: ray",
         )
     if isinstance(simulate.get("agents"), dict) or len(_agents(simulate)) > 1:
         yield from _several(transport, environment, (*place, "agents"))

@@ -6,27 +6,28 @@ a run travels as the plain data of `Run.raw`.
 Rules:
 1. Unknown keys are faults, and nothing is coerced: ``episodes: "400"`` is a fault, not 400.
 2. A model knows the shape of its section alone; what must hold between sections is asked by `governor.run_check`.
-3. Names end up in file names, socket paths and service names; their alphabet is narrow for that reason.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Discriminator,
-    Field,
-    Tag,
-    WithJsonSchema,
-    model_validator,
-)
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from governor import cascade, durations
+from governor import cascade
 from governor.episodes.text_entries import is_language_model, is_over_http
+from governor.run_fields import (
+    MAX_COUNT,
+    Agents,
+    AnyDuration,
+    Count,
+    Duration,
+    Entry,
+    Models,
+    Name,
+    Params,
+    ShortName,
+)
 from states.plan import ConductorPlan, Deadlines, PhasePlan, RunPlan
 
 if TYPE_CHECKING:
@@ -34,82 +35,6 @@ if TYPE_CHECKING:
 
 SIMULATION = "simulation"
 TASKS = "tasks"
-_MAX_COUNT = 10_000_000
-_MAX_DEPTH = 100
-
-
-def _duration(value: object) -> float:
-    length = durations.seconds(value)
-    if length == 0:
-        raise ValueError("must be longer than 0")
-    return length
-
-
-def _plain(values: dict[str, Any]) -> dict[str, Any]:
-    """What JSON and msgpack both carry: text keys, no other objects, whole numbers of 64 bits. Walks without recursion."""
-    pending: list[tuple[str, object, int]] = [("", values, 0)]
-    while pending:
-        place, item, depth = pending.pop()
-        problem = _not_plain(item) if depth <= _MAX_DEPTH else f"is nested deeper than {_MAX_DEPTH} levels"
-        if problem:
-            raise ValueError(f"{place}: {problem}" if place else problem)
-        if isinstance(item, dict):
-            for key, value in item.items():
-                if not isinstance(key, str):
-                    raise ValueError(f"{place or 'here'}: the key {key!r} must be a text")  # noqa: TRY004  # pydantic collects ValueErrors
-                pending.append((f"{place}.{key}" if place else key, value, depth + 1))
-        elif isinstance(item, list):
-            pending += [(f"{place}[{index}]", value, depth + 1) for index, value in enumerate(item)]
-    return values
-
-
-def _not_plain(item: object) -> str:
-    if isinstance(item, int) and not -(2**63) <= item < 2**64:
-        return "does not fit 64 bits"
-    if isinstance(item, str) and any("\ud800" <= character <= "\udfff" for character in item):
-        return "holds a text that is not valid Unicode"
-    if item is None or isinstance(item, str | int | float | dict | list):
-        return ""
-    return f"a {type(item).__name__} can't be sent: use texts, numbers, booleans, lists and mappings"
-
-
-ENTRY = r"^[^\s:]+:[^\s]+$"
-Name: TypeAlias = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=64)]
-ShortName: TypeAlias = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$", max_length=32)]
-Entry: TypeAlias = Annotated[str, Field(pattern=ENTRY, max_length=256)]
-Duration: TypeAlias = Annotated[
-    float,
-    BeforeValidator(_duration),
-    WithJsonSchema(
-        {
-            "anyOf": [
-                {"type": "number", "exclusiveMinimum": 0},
-                {"type": "string", "pattern": durations.PATTERN},
-            ]
-        }
-    ),
-]
-AnyDuration: TypeAlias = Annotated[
-    float,
-    BeforeValidator(durations.seconds),
-    WithJsonSchema(
-        {"anyOf": [{"type": "number", "minimum": 0}, {"type": "string", "pattern": durations.PATTERN}]}
-    ),
-]
-"""0 is one, too."""
-Count: TypeAlias = Annotated[int, Field(ge=1, le=_MAX_COUNT)]
-Params: TypeAlias = Annotated[dict[str, Any], AfterValidator(_plain)]
-Models: TypeAlias = Annotated[
-    tuple[Annotated[str, Field(min_length=1)] | Params, ...], Field(strict=False, max_length=10_000)
-]
-
-LIST, MAPPING = "[list]", "[mapping]"
-"""What pydantic puts into the place of a fault, for a key that may be either."""
-Agents: TypeAlias = Annotated[
-    Annotated[tuple[str, ...], Field(strict=False, min_length=1), Tag(LIST)]
-    | Annotated[dict[Annotated[str, Field(min_length=1)], str], Field(min_length=1), Tag(MAPPING)],
-    Discriminator(lambda given: MAPPING if isinstance(given, dict) else LIST),
-]
 
 
 class _Section(BaseModel):
@@ -118,7 +43,7 @@ class _Section(BaseModel):
 
 class Environment(_Section):
     """An environment conductor: `pool` environments of one kind. `entry` is ``gymnasium:ID`` or ``module:Class``, or the
-    address of text environments, ``http://host:port/base``. In process each worker has `vector` of them, which it steps in turn.
+    address of text environments, ``http://host:port/base``. Each worker has `vector` of them at once, which it steps together.
     """
 
     entry: Entry
@@ -146,7 +71,8 @@ class Simulate(_Section):
     """`workers` episodes at a time. `max_steps` truncates an episode; `episode_timeout` is in seconds. With the transport
     ``in_process`` the simulation builds environment and agent itself: quicker steps, no processes of their own. With ``ray``
     runners do, all over the cluster; each gets `chunk` episodes at a time, by default as many as make a second. In an
-    environment of several players `agents` are one for all of them, one for each in their order, or {player: agent}.
+    environment of several players `agents` are one for all of them, one for each in their order, or {player: agent}. With
+    `max_staleness` the agent acts while it learns, with weights that are so many versions old at most.
     """
 
     environment: str
@@ -157,6 +83,7 @@ class Simulate(_Section):
     episode_timeout: Duration | None = None
     transport: Literal["conductors", "in_process", "ray"] = "conductors"
     chunk: Count | None = None
+    max_staleness: Annotated[int, Field(ge=0, le=MAX_COUNT)] = 0
 
     @property
     def agent_names(self) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from governor.episodes import base_urls
 from governor.episodes.text_entries import is_language_model, is_over_http
 from governor.errors import UsageError
-from governor.run_model import Count, Duration, Params  # noqa: TC001  # pydantic reads them at run time
+from governor.run_fields import Count, Duration, Params  # noqa: TC001  # pydantic reads them at run time
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -106,6 +106,7 @@ class AgentConductor(Conductor):
                     action=wanted.action_space,
                     renew=wanted.renew,
                     old=None if old is None else old.encode(),
+                    max_staleness=wanted.max_staleness,
                 )
             )
         except ConductorError as error:
@@ -115,7 +116,7 @@ class AgentConductor(Conductor):
 
     def _judge(self, stuck: control.Stuck) -> control.Taken:
         """An agent that still is at the very request that went overdue hangs; it may as well be at another's."""
-        if self.host.at_work == (stuck.seat.encode(), stuck.number):
+        if self.host.is_at(stuck.seat.encode(), stuck.number):
             self.host.abandon()
             self.give_up(f"agent {self._plain!r} hangs: no answer by the episode's deadline")
         return control.Taken()

@@ -1,7 +1,7 @@
 """Environment conductor: keeps a pool of environments and leases them; steps go over each one's direct socket.
 
 The service `environment.<uid>.<name>` answers `control.Acquire` and `control.Release`. Settings: `entry`, `params`,
-`pool`. User code runs in one daemon thread for each environment, never here.
+`pool`, `vector`. User code runs in one daemon thread for each environment, never here.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ class EnvironmentConductor(Conductor):
             name=f"{spec.name}.{spec.incarnation}",
             folder=Path(spec.socket_folder),
             on_lost=self.give_up,
+            vector=settings.get("vector", 1),
         )
         self._worker: Worker | None = None
 

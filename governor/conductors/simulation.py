@@ -13,7 +13,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from governor.conductors.conductor import Conductor, Link
-from governor.episodes import evaluation, worker
+from governor.episodes import evaluation, rounds
 from governor.episodes.conditions import faults
 from governor.episodes.in_process import InProcess
 from governor.episodes.simulation import Simulation
@@ -87,7 +87,7 @@ class SimulationController(Conductor):
     def _playing(self, simulation: Simulation) -> Coroutine[Any, Any, None]:
         command = simulation.command
         if command.transport == "conductors":
-            return simulation.run(worker.play)
+            return simulation.run(rounds.play)
         if is_language_model(command.made_agents[0].entry):
             return _play_text(simulation)
         return InProcess(simulation, agents=self._agents, give_up=self.give_up).run()

@@ -67,7 +67,7 @@ class Release(Control, frozen=True):
 
 class Join(Control, frozen=True):
     """Asks for a seat at the agent, which is built at the first one. With `renew` it is built anew, from its saved
-    state.
+    state. With `max_staleness` it acts with a snapshot of its weights, so many versions behind at most (`brain`).
     """
 
     owner: str
@@ -77,6 +77,7 @@ class Join(Control, frozen=True):
     observation_space: SpaceSpec
     action_space: SpaceSpec
     renew: bool = False
+    max_staleness: int = 0
 
 
 class Joined(Control, frozen=True):
@@ -100,7 +101,9 @@ class Copy(Control, frozen=True):
 
 
 class Taken(Control, frozen=True):
-    """Answer to `Release`, `Stuck` and `Copy`."""
+    """Answer to `Release`, `Stuck` and `Copy`. `slot` is the one of a vector that a released environment was at last."""
+
+    slot: int = 0
 
 
 class Failed(Control, frozen=True):

@@ -49,6 +49,7 @@ class EnvironmentPool:
         name: str,
         folder: Path,
         on_lost: Callable[[str], None],
+        vector: int = 1,
     ) -> None:
         self.size = size
         self._entry = entry
@@ -56,6 +57,7 @@ class EnvironmentPool:
         self._name = name
         self._folder = folder
         self._on_lost = on_lost
+        self._vector = vector
         self._serial = count()
         self._free: list[EnvironmentHost] = []
         self._leases: dict[str, Lease] = {}
@@ -96,7 +98,7 @@ class EnvironmentPool:
                 self._quarantine(lease.host, wanted.hung)
             else:
                 self._fill(lease.host)
-        return Taken()
+        return Taken(slot=lease.host.at_work)
 
     async def close(self) -> None:
         for filler in self._fillers:
@@ -161,6 +163,7 @@ class EnvironmentPool:
             params=self._params,
             name=f"{self._name}.{serial}",
             path=self._folder / f"{self._name}.{serial}",
+            vector=self._vector,
         )
         await host.start()
         return host

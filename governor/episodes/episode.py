@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from governor.episodes.line import Line
-    from governor.episodes.recording import StepRecorder
     from governor.messages import EpisodeOutcome
 
 
@@ -25,7 +24,7 @@ class _Failed(Exception):
 
 
 class Episode:
-    """Played once. `value` is the undiscounted return so far, `steps` the steps that the environment has taken."""
+    """Played once. `record` is as `StepRecorder.step`. `value` is the undiscounted return so far, `steps` the steps that the environment has taken."""
 
     def __init__(
         self,
@@ -36,7 +35,7 @@ class Episode:
         train: bool,
         max_steps: int | None,
         deadline: float | None,
-        recorder: StepRecorder,
+        record: Callable[..., None],
         stopping: Callable[[], bool] = lambda: False,
     ) -> None:
         self.value = 0.0
@@ -47,7 +46,7 @@ class Episode:
         self._train = train
         self._max_steps = max_steps
         self._deadline = deadline
-        self._recorder = recorder
+        self._record = record
         self._stopping = stopping
 
     def play(self) -> tuple[EpisodeOutcome, str]:
@@ -70,14 +69,16 @@ class Episode:
         request: wire.Begin | wire.Act = wire.Begin(agent.next(), observation, self._train)
         limit = self._max_steps
         while True:
-            action = _expect(agent.ask(request, deadline=deadline), wire.Acted).action
+            acted = _expect(agent.ask(request, deadline=deadline), wire.Acted)
             step = _expect(
-                environment.ask(wire.Step(environment.next(), action), deadline=deadline), wire.Stepped
+                environment.ask(wire.Step(environment.next(), acted.action), deadline=deadline), wire.Stepped
             )
             self.value += step.reward
             self.steps += 1
             truncated = step.truncated or (limit is not None and self.steps >= limit)
-            self._recorder.step(observation, action, step.reward, step.terminated, truncated)
+            self._record(
+                observation, acted.action, step.reward, step.terminated, truncated, acted.weight_version
+            )
             if step.terminated or truncated:
                 self._finish(step, truncated=truncated)
                 return "terminated" if step.terminated else "truncated"

@@ -1,10 +1,11 @@
 """A thread of its own for user code, behind a direct socket: what hangs in it blocks nobody else.
 
 Rules:
-1. The thread owns its ROUTER and answers one request at a time, each with one answer. It is a daemon thread: a hang
+1. The thread owns its sockets and answers one request at a time, each with one answer. It is a daemon thread: a hang
    never holds the process.
-2. The event loop reaches it by errands: a queue, and a message on the same socket that wakes it.
-3. An abandoned thread ends as soon as it comes back to Python code, and answers nobody any more.
+2. Whoever connects says first who it is, in a message of its own.
+3. The event loop reaches it by errands: a queue, and a bell that wakes it. A bell that is gone ends it.
+4. An abandoned thread ends as soon as it comes back to Python code, and answers nobody any more.
 """
 
 from __future__ import annotations
@@ -13,15 +14,15 @@ import asyncio
 import contextlib
 import ctypes
 import queue
-import secrets
+import select
+import socket
 import threading
 from abc import ABC, abstractmethod
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-import zmq
-
 from governor.episodes.entries import one_line, tell
+from governor.episodes.pipe import Hung, Pipe
 from governor.errors import ConductorError
 
 if TYPE_CHECKING:
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 IPC_PATH_LIMIT: Final = 107
+BACKLOG: Final = 1024
+"""As many workers as a phase may have: they connect while user code has the thread."""
 
 
 class Abandoned(BaseException):
@@ -43,13 +46,14 @@ class Host(ABC):
         if len(str(path).encode()) > IPC_PATH_LIMIT:
             raise ConductorError(f"the socket path {path} is longer than {IPC_PATH_LIMIT} bytes")
         self.name = name
-        self.endpoint = f"ipc://{path}"
+        self.endpoint = str(path)
         self.ended = asyncio.Event()
         self._path = path
-        self._over = False
+        self._over = self._abandoned = False
         self._errands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        self._bell_id = b"bell-" + secrets.token_bytes(8)
-        self._bell: zmq.Socket[bytes] | None = None
+        self._bell: socket.socket | None = None
+        self._peers: dict[int, _Peer] = {}
+        self._poller = select.poll()
         self._thread: threading.Thread | None = None
 
     # -- in the thread --------------------------------------------------------------------------------------
@@ -66,19 +70,37 @@ class Host(ABC):
     def _finish(self) -> None:
         """Gives back what user code holds."""
 
+    def reply(self, peer: bytes, answer: bytes) -> None:
+        """An answer that `_answer` did not give, from another thread."""
+
+        def errand() -> None:
+            for fd, known in list(self._peers.items()):
+                if known.name == peer:
+                    with contextlib.suppress(Hung):
+                        known.pipe.send(answer)
+                    self._hear(fd, select.POLLOUT)
+
+        with contextlib.suppress(ConductorError):  # the host has been given up meanwhile
+            self._ring(errand)
+
     # -- in the event loop ----------------------------------------------------------------------------------
 
     async def start(self) -> None:
         """Returns when the endpoint is served. Raises ConductorError with one line."""
         loop = asyncio.get_running_loop()
         started: asyncio.Future[None] = loop.create_future()
-        self._thread = threading.Thread(target=self._live, args=(loop, started), name=self.name, daemon=True)
+        bell, rung = socket.socketpair()
+        for end in (bell, rung):
+            end.setblocking(False)
+        work = (loop, started, rung)
+        self._thread = threading.Thread(target=self._live, args=work, name=self.name, daemon=True)
         self._thread.start()
-        await started
-        self._bell = zmq.Context.instance().socket(zmq.DEALER)
-        self._bell.setsockopt(zmq.ROUTING_ID, self._bell_id)
-        self._bell.setsockopt(zmq.LINGER, 0)
-        self._bell.connect(self.endpoint)
+        try:
+            await started
+        except ConductorError:
+            bell.close()
+            raise
+        self._bell = bell
 
     async def do(self, work: Callable[[], T]) -> T:
         """Runs `work` in the thread, after what it is at; raises what it raises."""
@@ -115,7 +137,7 @@ class Host(ABC):
 
     def abandon(self) -> None:
         """Gives the thread up. Pure Python code in it is interrupted; a blocking call is left to end by itself."""
-        self._over = True
+        self._over = self._abandoned = True
         if self._thread is not None and self._thread.ident is not None and not self.ended.is_set():
             ctypes.pythonapi.PyThreadState_SetAsyncExc(
                 ctypes.c_ulong(self._thread.ident), ctypes.py_object(Abandoned)
@@ -126,7 +148,8 @@ class Host(ABC):
         if self._bell is None:
             raise ConductorError(f"{self.name} is not served")
         self._errands.put(errand)
-        self._bell.send(b"", zmq.NOBLOCK)
+        with contextlib.suppress(OSError):  # it rings already, or nobody is there any more
+            self._bell.send(b"\0")
 
     def _hang_up(self) -> None:
         if self._bell is not None:
@@ -136,48 +159,99 @@ class Host(ABC):
 
     # -- in the thread --------------------------------------------------------------------------------------
 
-    def _live(self, loop: asyncio.AbstractEventLoop, started: asyncio.Future[None]) -> None:
+    def _live(
+        self, loop: asyncio.AbstractEventLoop, started: asyncio.Future[None], rung: socket.socket
+    ) -> None:
         try:
-            try:
-                self._prepare()
-                socket = self._bind()
-            except ConductorError as error:
-                tell(loop, partial(_fail, started, error))
-                return
-            except BaseException as error:  # noqa: BLE001  # user code may raise anything, SystemExit too
-                tell(loop, partial(_fail, started, ConductorError(f"{self.name}: {one_line(error)}")))
-                return
-            tell(loop, partial(_settle, started, None))
-            with socket, contextlib.suppress(Abandoned):
-                self._serve(socket)
+            with rung:
+                try:
+                    self._prepare()
+                    listener = self._bind()
+                except ConductorError as error:
+                    tell(loop, partial(_fail, started, error))
+                    return
+                except BaseException as error:  # noqa: BLE001  # user code may raise anything, SystemExit too
+                    tell(loop, partial(_fail, started, ConductorError(f"{self.name}: {one_line(error)}")))
+                    return
+                tell(loop, partial(_settle, started, None))
+                with listener, contextlib.suppress(Abandoned):
+                    self._serve(listener, rung)
         finally:
             tell(loop, self.ended.set)
 
-    def _bind(self) -> zmq.Socket[bytes]:
-        socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.ROUTER)
-        socket.setsockopt(zmq.LINGER, 0)
-        socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
+    def _bind(self) -> socket.socket:
+        made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        made.setblocking(False)
         self._path.unlink(missing_ok=True)
         try:
-            socket.bind(self.endpoint)
-        except zmq.ZMQError as error:
-            socket.close()
+            made.bind(self.endpoint)
+            made.listen(BACKLOG)
+        except OSError as error:
+            made.close()
             raise ConductorError(f"cannot bind {self.endpoint}: {error.strerror}") from error
-        return socket
+        return made
 
-    def _serve(self, socket: zmq.Socket[bytes]) -> None:
+    def _serve(self, listener: socket.socket, rung: socket.socket) -> None:
+        poller = self._poller
+        for end in (listener, rung):
+            poller.register(end, select.POLLIN)
         try:
             while not self._over:
-                frames = socket.recv_multipart()
-                peer = frames[0]
-                if peer == self._bell_id:
-                    self._errands.get()()
-                    continue
-                answer = self._answer(peer, frames[1]) if len(frames) == 2 else None
-                if answer is not None and not self._over:
-                    socket.send_multipart((peer, answer), zmq.NOBLOCK)
+                for fd, event in poller.poll():
+                    if fd in self._peers:
+                        self._hear(fd, event)
+                    elif fd == rung.fileno():
+                        self._run_errands(rung)
+                    elif fd == listener.fileno():
+                        self._accept(listener)
         finally:
+            for peer in self._peers.values():
+                peer.pipe.close()
             self._finish()
+
+    def _run_errands(self, rung: socket.socket) -> None:
+        with contextlib.suppress(BlockingIOError):
+            self._over = self._over or not rung.recv(4096)
+        while not self._errands.empty():
+            self._errands.get()()
+
+    def _accept(self, listener: socket.socket) -> None:
+        with contextlib.suppress(OSError):  # who knocked has gone
+            pipe = Pipe(listener.accept()[0])
+            self._peers[pipe.fileno()] = _Peer(pipe)
+            self._poller.register(pipe, select.POLLIN)
+
+    def _hear(self, fd: int, event: int) -> None:
+        peer = self._peers[fd]
+        pipe = peer.pipe
+        try:
+            if event & ~select.POLLOUT:
+                pipe.fill()
+            while not self._over and (message := pipe.next()) is not None:
+                if not peer.name:
+                    peer.name = message
+                elif (answer := self._answer(peer.name, message)) is not None and not self._over:
+                    pipe.send(answer)
+            if pipe.unsent:
+                pipe.flush()
+            if bool(pipe.unsent) != peer.pressed:
+                peer.pressed = bool(pipe.unsent)
+                self._poller.modify(pipe, select.POLLIN | (select.POLLOUT if peer.pressed else 0))
+        except Hung:
+            self._poller.unregister(pipe)
+            pipe.close()
+            del self._peers[fd]
+
+
+class _Peer:
+    """`name` is who it says it is; `pressed`: not all that was answered has been taken."""
+
+    __slots__ = ("name", "pipe", "pressed")
+
+    def __init__(self, pipe: Pipe) -> None:
+        self.pipe = pipe
+        self.name = b""
+        self.pressed = False
 
 
 def _settle(future: asyncio.Future[Any], result: Any) -> None:

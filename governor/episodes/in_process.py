@@ -24,7 +24,8 @@ from governor.episodes.checkpoints import COPY_SECONDS
 from governor.episodes.entries import in_daemon_thread, one_line
 from governor.episodes.kept_agent import KeptAgent
 from governor.episodes.parallel import ParallelWorker, agent_seed
-from governor.episodes.stepping import BUILD_SECONDS, SAVE, Place, SeveralPlayers, Worker, WrittenOff
+from governor.episodes.place import SAVE, Place, WrittenOff
+from governor.episodes.stepping import BUILD_SECONDS, SeveralPlayers, Worker
 from governor.episodes.vector import VectorWorker
 from governor.errors import ConductorError
 from governor.messages import EpisodeRecord

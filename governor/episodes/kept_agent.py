@@ -3,32 +3,34 @@
 Rules:
 1. It is built when its spaces are known, at the first join; a saved state is loaded into it then.
 2. One worker at a time is with it (`holder`); where a part has one worker alone, nobody asks for the lock.
-3. At the end of an episode in train mode its state is written, unless that took more than one part in `SPARING` of
-   the time since: then a later end does it. Written, it outlives this process; at most once in `SYNC_SECONDS`, and by
-   `keep`, it is also synced. What was saved for nothing but to be written over would cost short episodes half their time.
+3. At the end of an episode in train mode its state is kept as `learned` says.
 """
 
 from __future__ import annotations
 
 import inspect
 import threading
-from time import monotonic
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from governor.episodes import spaces, state_file
+from governor.episodes import state_file
 from governor.episodes.agents import Agent, make_agent
 from governor.episodes.entries import load
+from governor.episodes.learned import Learned
 from governor.errors import ConductorError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from governor.episodes import spaces
     from governor.episodes.transition import Transition
     from governor.messages import Made
 
-SPARING: Final = 50
-SYNC_SECONDS: Final = 1.0
+
+class Acted:
+    """`version` is that of the weights that a worker's last action was taken with."""
+
+    version = 0
 
 
 class Calls(NamedTuple):
@@ -37,6 +39,7 @@ class Calls(NamedTuple):
     act: Callable[..., Any]
     learn: Callable[[Transition], Any] | None
     act_many: Callable[..., Any] | None
+    acted: Learned | Acted
 
 
 class KeptAgent:
@@ -50,10 +53,8 @@ class KeptAgent:
         self._seed = seed
         self._path = state_path
         self._agent: Agent | None = None
+        self._learned: Learned | None = None
         self._lock = threading.Lock()
-        self._unsaved = False
-        self._save_at = 0.0
-        self._sync_at = 0.0
 
     def join(self, number: int, observation: spaces.SpaceSpec, action: spaces.SpaceSpec) -> None:
         """Raises ConductorError with one line."""
@@ -70,6 +71,7 @@ class KeptAgent:
                     state_path=self._path,
                     first_state=self.made.state,
                 )
+                self._learned = Learned(self._agent, self._path)
                 self.spaces = (observation, action)
             elif self.spaces != (observation, action):
                 raise ConductorError(
@@ -87,56 +89,58 @@ class KeptAgent:
 
     def calls(self, number: int, *, alone: bool) -> Calls:
         """For one episode: between two of them the agent may be built anew."""
-        agent = self._agent
-        names = ("act", "learn", "act_many")
-        found = [getattr(agent, name, None) for name in names]
-        if not alone:
-            found = [None if call is None else self._taking_turns(call, number) for call in found]
-        return Calls(*found)  # type: ignore[arg-type]  # an agent has act: `make_agent`
+        agent, learned = self._agent, self._learned
+        if agent is None or learned is None:
+            raise ConductorError(f"nobody has joined agent {self.name}")
+        act, learn, act_many = agent.act, learned.learn, getattr(agent, "act_many", None)
+        if alone:
+            return Calls(act, learn, act_many, learned)
+        acted = Acted()
+        return Calls(
+            self._taking_turns(act, number, acted),
+            None if learn is None else self._taking_turns(learn, number),
+            None if act_many is None else self._taking_turns(act_many, number, acted),
+            acted,
+        )
 
     def renew(self) -> None:
         """The next join builds it from its saved state. Raises what `keep` raises."""
         self.keep()
         with self._lock:
-            self.spaces = self._agent = None
+            self.spaces = self._agent = self._learned = None
 
     def trained(self) -> None:
         """The end of an episode in train mode. Raises what its `state_dict` raises, TypeError and OSError."""
-        self._unsaved = True
-        now = monotonic()
-        if now >= self._save_at:
-            self._save(sync=now >= self._sync_at)
+        with self._lock:
+            if self._learned is not None:
+                self._learned.episode_ended()
 
     def keep(self) -> None:
         """All that it has learned in episodes that ended is on disk. Raises as `trained`."""
-        if self._unsaved:
-            self._save(sync=True)
+        with self._lock:
+            if self._learned is not None:
+                self._learned.keep()
 
     def copy(self, path: Path) -> None:
         """As `AgentHost.copy`."""
+        name = f"agent {self.name!r}"
         with self._lock:
-            state_file.copy(path, self._agent, saved=self._path, name=f"agent {self.name!r}")
+            if self._learned is not None:
+                self._learned.copy(path, name=name)
+            else:
+                state_file.copy(path, saved=self._path, name=name)
 
-    def _save(self, *, sync: bool) -> None:
-        state_dict = getattr(self._agent, "state_dict", None)
-        if state_dict is None:
-            return
-        with self._lock:
-            began = monotonic()
-            state_file.save(self._path, state_dict(), sync=sync)
-            now = monotonic()
-            self._save_at = now + SPARING * (now - began)
-            if sync:
-                self._sync_at = now + SYNC_SECONDS
-            self._unsaved = not sync
-
-    def _taking_turns(self, call: Callable[..., Any], number: int) -> Callable[..., Any]:
-        lock = self._lock
+    def _taking_turns(
+        self, call: Callable[..., Any], number: int, acted: Acted | None = None
+    ) -> Callable[..., Any]:
+        lock, learned = self._lock, self._learned
 
         def turn(*args: Any, **keywords: Any) -> Any:
             with lock:
                 self.holder = number
                 try:
+                    if acted is not None and learned is not None:
+                        acted.version = learned.version
                     return call(*args, **keywords)
                 finally:
                     self.holder = None

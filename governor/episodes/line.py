@@ -2,7 +2,7 @@
 
 Rules:
 1. `ask` ends in the answer, or in one of three: `Overdue` (the deadline passed), `PeerLost` (the process behind it is
-   gone; the socket's own monitor tells, within a millisecond), `Interrupted` (this part is being stopped).
+   gone; the kernel tells, at once), `Interrupted` (this part is being stopped).
 2. After `Overdue` or `Interrupted` the peer may still be at it: `settle` waits a little longer and says whether it came
    back. A line whose peer did not come back is closed.
 3. A line belongs to one thread.
@@ -10,13 +10,13 @@ Rules:
 
 from __future__ import annotations
 
+import select
 from math import ceil
 from time import monotonic
 from typing import TYPE_CHECKING
 
-import zmq
-
 from governor.episodes import wire
+from governor.episodes.pipe import Hung, Pipe
 
 if TYPE_CHECKING:
     from governor.episodes.wire import AgentRequest, Answer, EnvironmentRequest
@@ -51,21 +51,17 @@ class Line:
         self.name = name
         self.identity = identity
         self.number = 0
-        self._socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.DEALER)
-        self._socket.setsockopt(zmq.ROUTING_ID, identity.encode())
-        self._socket.setsockopt(zmq.LINGER, 0)
-        self._socket.setsockopt(zmq.RECONNECT_IVL, -1)
-        self._monitor: zmq.Socket[bytes] = self._socket.get_monitor_socket(
-            zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED
-        )
-        self._patient = zmq.Poller()
-        self._patient.register(self._socket, zmq.POLLIN)
-        self._patient.register(self._monitor, zmq.POLLIN)
-        self._poller = zmq.Poller()
-        self._poller.register(self._socket, zmq.POLLIN)
-        self._poller.register(self._monitor, zmq.POLLIN)
-        self._poller.register(stop, zmq.POLLIN)
-        self._socket.connect(endpoint)
+        self._stop = stop
+        self._pipe: Pipe | None = None
+        self._poller = select.poll()
+        self._pressed = False
+        try:
+            self._pipe = Pipe.connect(endpoint)
+            self._pipe.send(identity.encode())
+        except (OSError, Hung):
+            return  # the first request tells
+        self._poller.register(self._pipe, select.POLLIN)
+        self._poller.register(stop, select.POLLIN)
 
     def next(self) -> int:
         """The number for the next request."""
@@ -74,38 +70,51 @@ class Line:
 
     def ask(self, request: EnvironmentRequest | AgentRequest, *, deadline: float | None) -> Answer:
         """`deadline` is on the monotonic clock."""
+        data = wire.encode(request)
+        if self._pipe is None:
+            raise PeerLost(self)
         try:
-            self._socket.send(wire.encode(request), zmq.NOBLOCK)
-        except zmq.Again:
+            self._pipe.send(data)
+            return self._receive(self._pipe, deadline)
+        except Hung:
             raise PeerLost(self) from None
-        return self._receive(self._poller, deadline)
 
-    def settle(self, *, seconds: float) -> bool:
-        """Whether the answer to the last request comes within `seconds`. Raises PeerLost."""
+    def settle(self, *, seconds: float) -> Answer | None:
+        """The answer to the last request, if it comes within `seconds`. Raises PeerLost."""
+        if self._pipe is None:
+            raise PeerLost(self)
+        self._poller.unregister(self._stop)
         try:
-            self._receive(self._patient, monotonic() + seconds)
+            return self._receive(self._pipe, monotonic() + seconds)
         except Overdue:
-            return False
-        return True
+            return None
+        except Hung:
+            raise PeerLost(self) from None
+        finally:
+            self._poller.register(self._stop, select.POLLIN)
 
     def close(self) -> None:
-        self._socket.disable_monitor()
-        self._socket.close()
+        if self._pipe is not None:
+            self._pipe.close()
 
-    def _receive(self, poller: zmq.Poller, deadline: float | None) -> Answer:
+    def _receive(self, pipe: Pipe, deadline: float | None) -> Answer:
         while True:
+            if pipe.unsent or self._pressed:
+                self._flush(pipe)
             timeout = None if deadline is None else max(0, ceil((deadline - monotonic()) * 1000))
-            ready = poller.poll(timeout)
+            ready = self._poller.poll(timeout)
             if not ready:
                 raise Overdue(self)
-            try:
-                data = self._socket.recv(zmq.NOBLOCK)
-            except zmq.Again:
-                if any(socket is self._monitor for socket, _ in ready):
-                    raise PeerLost(self) from None
-                if any(not isinstance(socket, zmq.Socket) for socket, _ in ready):
-                    raise Interrupted(self) from None
-                continue
-            answer = wire.decode_answer(data)
-            if answer.number == self.number:
-                return answer
+            pipe.fill()
+            while (data := pipe.next()) is not None:
+                answer = wire.decode_answer(data)
+                if answer.number == self.number:
+                    return answer
+            if any(fd == self._stop for fd, _ in ready):
+                raise Interrupted(self)
+
+    def _flush(self, pipe: Pipe) -> None:
+        """A message that is larger than the kernel's buffer goes piece by piece, as the peer reads."""
+        pipe.flush()
+        self._pressed = bool(pipe.unsent)
+        self._poller.modify(pipe, select.POLLIN | (select.POLLOUT if self._pressed else 0))

@@ -23,7 +23,8 @@ from governor.episodes import spaces
 from governor.episodes.conforming import copier
 from governor.episodes.entries import make_environment, one_line
 from governor.episodes.environment_host import finite_reward
-from governor.episodes.stepping import ACT, BUILD, BUILD_SECONDS, JOIN, LEARN, SAVE, STEP, NotRecorded, Worker
+from governor.episodes.place import ACT, BUILD, JOIN, LEARN, SAVE, STEP
+from governor.episodes.stepping import BUILD_SECONDS, NotRecorded, Worker
 from governor.episodes.transition import Transition
 from governor.errors import ConductorError
 
@@ -31,9 +32,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
     from governor.episodes.kept_agent import KeptAgent
+    from governor.episodes.place import Place
     from governor.episodes.simulation import Simulation
     from governor.episodes.spaces import Conformer, SpaceSpec
-    from governor.episodes.stepping import Place
     from governor.messages import EpisodeOutcome, Made
 
 

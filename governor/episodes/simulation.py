@@ -3,8 +3,8 @@
 Rules:
 1. Workers are daemon threads; each episode's steps and its line are on disk before it is reported, the lines in the order
    in which they ended. When the last one has ended, the steps become one table, before the end is reported.
-2. A worker goes on while the governor acknowledges: at most one episode of each worker is unacknowledged, in process
-   `stepping.UNACKNOWLEDGED`. The flow control of an acknowledgement takes effect when it arrives.
+2. A worker goes on while the governor acknowledges: at most `reports.UNACKNOWLEDGED` episodes of each worker are
+   unacknowledged, in process `stepping.UNACKNOWLEDGED`. The flow control of an acknowledgement takes effect when it arrives.
 3. A stop, whoever asks for it, cancels the episodes that are running at their next step; they are recorded as
    `cancelled`. PAUSE holds the next episode back until the same phase is started once more. RESET builds the
    environments anew before their next episode, RESTART the agent too, from its saved state.
@@ -17,11 +17,9 @@ from __future__ import annotations
 
 import asyncio
 import os
-import struct
 import threading
 from concurrent.futures import CancelledError, Future
 from functools import partial
-from hashlib import blake2b
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final
@@ -33,6 +31,7 @@ from governor.episodes.conditions import BAD, STRENGTH
 from governor.episodes.entries import one_line, tell
 from governor.episodes.evaluation import entropy
 from governor.episodes.phase_rules import PhaseRules
+from governor.episodes.seeds import episode_seed
 from governor.episodes.statistics import summarize
 from governor.messages import Acknowledged, EpisodeEnded, EpisodeRecord, PartEnded, StartSimulation
 
@@ -50,14 +49,6 @@ log = logs.get_logger()
 
 CUT_SHORT: Final = frozenset({"cancelled", "crashed"})
 """Outcomes that an episode may owe to the end of this process alone."""
-
-
-def episode_seed(run_seed: int, *of_episode: int) -> int:
-    """32 bits, as `reset` takes them; `of_episode` is phase and index, see `evaluation.entropy`. A hash: numpy's
-    `SeedSequence` takes 20 us, as long as a step or two.
-    """
-    made_of = struct.pack(f"<{1 + len(of_episode)}Q", run_seed % 2**64, *of_episode)
-    return int.from_bytes(blake2b(made_of, digest_size=4).digest(), "little")
 
 
 class Paused(Exception):
@@ -149,23 +140,20 @@ class Simulation:
             self.replays += 1
 
     def ended(self, record: EpisodeRecord) -> Future[Acknowledged]:
-        """Keeps, reports and judges an episode; the future is its acknowledgement. Raises OSError of a full disk."""
-        reported = self.keep(record)
+        """Judges and keeps an episode; the future is its acknowledgement. Raises OSError of a full disk."""
         self.judge(record)
-        return reported
+        return self.keep(record)
 
     def judge(self, record: EpisodeRecord) -> None:
-        """What this episode's end means for the phase; each one is judged once."""
-        if self._is_left_out(record):
-            return
-        with self._turn:
-            stopped = self.stopping
-            self.obey(self._rules.ended(self._rules.marked(record)), end="until")
-            if self._rules.agenda.ended(record.index) and not stopped:
-                self._end_stage()
+        """Whether the phase goes on after this episode: once for each, and before it is kept."""
+        if not self._is_left_out(record):
+            with self._turn:
+                self.obey(self._rules.ended(self._rules.marked(record)), end="until")
 
     def keep(self, *records: EpisodeRecord) -> Future[Acknowledged]:
-        """Writes and reports episodes; the future is the acknowledgement of all. Raises OSError of a full disk."""
+        """Writes and reports episodes; the future is the acknowledgement of all. A stage of the phase is over when all of
+        its episodes are kept. Raises OSError of a full disk.
+        """
         marked = [self._rules.marked(record) for record in records if not self._is_left_out(record)]
         if not marked:
             nothing: Future[Acknowledged] = Future()
@@ -175,6 +163,11 @@ class Simulation:
             self._file.append(*marked)
             self._records += marked
             self._steps += sum(record.steps for record in marked)
+            over = [
+                self._rules.agenda.ended(record.index) for record in marked if record.outcome != "cancelled"
+            ]
+            if any(over) and (not self.stopping or self._end == "until"):
+                self._end_stage()
             fresh = not self._unreported
             if fresh:
                 self._reported = self.ask(self._report_episodes(), stoppable=False)

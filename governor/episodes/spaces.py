@@ -110,6 +110,17 @@ def build(spec: SpaceSpec, *, seed: int | None = None) -> gymnasium.Space[Any]:
             return spaces.MultiBinary(spec.shape if len(spec.shape) != 1 else spec.shape[0], seed=seed)
 
 
+def blank(spec: SpaceSpec) -> Any:
+    """Zeros in the form of what travels."""
+    match spec:
+        case Discrete():
+            return 0
+        case MultiBinary():
+            return np.zeros(spec.shape, np.int8)
+        case _:
+            return np.zeros(spec.shape, spec.dtype)
+
+
 def conformer(spec: SpaceSpec) -> Conformer:
     """A function that brings a value of user code into the form that travels, or raises ValueError."""
     match spec:

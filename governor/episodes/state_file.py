@@ -28,9 +28,10 @@ VERSION: Final = 1
 _encode = msgspec.msgpack.Encoder().encode
 
 
-def dumps(state: dict[str, Any]) -> bytes:
+def dumps(state: dict[str, Any], *, weight_version: int = 0) -> bytes:
     """Raises TypeError that names the place of what cannot be kept."""
-    return _encode({"version": VERSION, "state": _flatten(state, "state_dict()")})
+    kept = _flatten(state, "state_dict()")
+    return _encode({"version": VERSION, "state": kept, "weight_version": weight_version})
 
 
 def loads(data: bytes) -> dict[str, Any]:
@@ -45,9 +46,9 @@ def loads(data: bytes) -> dict[str, Any]:
     return state
 
 
-def save(path: Path, state: dict[str, Any], *, sync: bool = True) -> None:
+def save(path: Path, state: dict[str, Any], *, sync: bool = True, weight_version: int = 0) -> None:
     """Raises TypeError (see `dumps`) and OSError. Without `sync` it outlives this process, but not a loss of power."""
-    data = dumps(state)
+    data = dumps(state, weight_version=weight_version)
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(f"{path.name}.new")
     with beside.open("wb") as file:
@@ -81,20 +82,25 @@ def first(path: Path, given: str | None) -> dict[str, Any] | None:
     return state
 
 
-def copy(path: Path, agent: Any, *, saved: Path, name: str) -> None:
-    """The state of an agent at another place; what it `saved`, where `agent` is None.
+def copy(path: Path, *, saved: Path, name: str) -> None:
+    """What an agent `saved`, at another place. Raises ConductorError where there is none, and as `save`."""
+    state = load(saved)
+    if state is None:
+        raise ConductorError(f"{name} has no state yet")
+    save(path, state, weight_version=weight_version(saved))
 
-    Raises ConductorError where there is none, and as `save`.
-    """
-    if agent is None:
-        state = load(saved)
-        if state is None:
-            raise ConductorError(f"{name} has no state yet")
-    elif getattr(agent, "state_dict", None) is None:
-        raise ConductorError(f"{name} has no state_dict")
-    else:
-        state = agent.state_dict()
-    save(path, state)
+
+def weight_version(path: Path) -> int:
+    """The version of the weights in a file that can be read; 0 where there is none, or it does not say."""
+    try:
+        found = _decode_version(path.read_bytes())
+    except (OSError, msgspec.MsgspecError):
+        return 0
+    return found.weight_version
+
+
+class _Versioned(msgspec.Struct):
+    weight_version: int = 0
 
 
 def _flatten(value: Any, place: str) -> Any:
@@ -165,3 +171,4 @@ def _restore(code: int, data: memoryview) -> Any:
 
 
 _decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(ext_hook=_restore)
+_decode_version = msgspec.msgpack.Decoder(_Versioned).decode

@@ -14,10 +14,9 @@ Rules:
 from __future__ import annotations
 
 import sys
-import threading
 from collections import deque
 from concurrent.futures import wait
-from math import inf, isfinite
+from math import isfinite
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -29,18 +28,19 @@ from governor.episodes.conditions import COMPLETE
 from governor.episodes.conforming import copier
 from governor.episodes.entries import make_environment, one_line
 from governor.episodes.environment_host import finite_reward
+from governor.episodes.place import ACT, BUILD, JOIN, LEARN, RESET, SAVE, STEP, record
 from governor.episodes.simulation import Paused
 from governor.episodes.transition import Transition
 from governor.errors import ConductorError
-from governor.messages import EpisodeRecord
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from governor.episodes.kept_agent import KeptAgent
+    from governor.episodes.place import Place
     from governor.episodes.recording import StepRecorder
     from governor.episodes.spaces import Conformer, SpaceSpec
-    from governor.messages import Acknowledged, EpisodeOutcome, Made, StartSimulation
+    from governor.messages import Acknowledged, EpisodeOutcome, EpisodeRecord, Made, StartSimulation
 
 UNACKNOWLEDGED: Final = 256
 HOLD_SECONDS: Final = (0.01, 0.1)
@@ -48,19 +48,7 @@ HOLD_SECONDS: Final = (0.01, 0.1)
 BUILD_SECONDS: Final = 60.0
 """For an environment or an agent to be built."""
 
-RESET: Final = "environment.reset"
-STEP: Final = "environment.step"
-ACT: Final = "agent.act"
-LEARN: Final = "agent.learn"
-SAVE: Final = "agent.state_dict"
-BUILD: Final = "environment"
-JOIN: Final = "agent"
-
 log = logs.get_logger()
-
-
-class WrittenOff(Exception):
-    """The worker came back after it had been found hanging: its episode is on record, or another process's."""
 
 
 class NotRecorded(Exception):
@@ -95,69 +83,6 @@ class Course(Protocol):
     def judge(self, record: EpisodeRecord) -> None: ...
 
     def keep(self, *records: EpisodeRecord) -> Future[Acknowledged]: ...
-
-
-class Place:
-    """Where an episode is, for who watches it: in whose code (`where`), since when, until when at most, how far.
-
-    `owner` is the thread that plays it, `number` its place among all that are played at once, `agent` the name of the
-    agent that `where` speaks of. `values` are the returns of several players.
-    """
-
-    __slots__ = (
-        "_lock",
-        "agent",
-        "began",
-        "busy",
-        "deadline",
-        "index",
-        "number",
-        "owner",
-        "seed",
-        "steps",
-        "value",
-        "values",
-        "where",
-    )
-
-    def __init__(self, number: int, *, owner: int, agent: str) -> None:
-        self.number = number
-        self.owner = owner
-        self.agent = agent
-        self.where = ""
-        self.busy = False
-        self.index: int | None = None
-        self.seed = 0
-        self.began = 0.0
-        self.deadline = inf
-        self.value = 0.0
-        self.values: dict[str, float] = {}
-        self.steps = 0
-        self._lock = threading.Lock()
-
-    def enter(self, where: str, *, seconds: float | None, index: int | None = None, seed: int = 0) -> float:
-        """User code begins: an episode or, without an index, something around episodes. Gives its deadline."""
-        with self._lock:
-            self.where, self.index, self.seed = where, index, seed
-            self.value, self.values, self.steps = 0.0, {}, 0
-            self.began = monotonic()
-            self.deadline = inf if seconds is None else self.began + seconds
-            self.busy = True
-            return self.deadline
-
-    def leave(self) -> None:
-        """User code is over. Raises WrittenOff when the watch was quicker."""
-        with self._lock:
-            if not self.busy:
-                raise WrittenOff
-            self.busy = False
-
-    def write_off(self, *, began: float) -> bool:
-        """Whether the worker still is where it was since `began`; it is not waited for any more then."""
-        with self._lock:
-            still = self.busy and self.began == began
-            self.busy = self.busy and not still
-            return still
 
 
 class Worker:
@@ -330,7 +255,7 @@ class Worker:
     def _loop(self, seed: int, deadline: float, *, explore: bool) -> EpisodeOutcome:  # noqa: C901, PLR0912  # a call for each part would cost a tenth of a step
         simulation, place = self._simulation, self._place
         command = simulation.command
-        act, learn, _ = self._agent.calls(self._number, alone=command.workers == 1)
+        act, learn, _, acted = self._agent.calls(self._number, alone=command.workers == 1)
         if not explore:
             learn = None
         step, keep = self._environment.step, self._recorder.step
@@ -367,7 +292,7 @@ class Worker:
             if steps >= limit:
                 truncated = True
             try:
-                keep(observation, action, reward, terminated, truncated)
+                keep(observation, action, reward, terminated, truncated, acted.version)
             except OSError as error:
                 raise NotRecorded(one_line(error)) from error
             over = terminated or truncated
@@ -401,19 +326,3 @@ def first_observation(environment: Any, seed: int, observed: Conformer) -> Any:
         return observed(observation)
     except ValueError as error:
         raise ValueError(f"observation: {error}") from None
-
-
-def record(place: Place, outcome: EpisodeOutcome, reason: str) -> EpisodeRecord:
-    """The end of an episode. Raises WrittenOff."""
-    place.leave()
-    return EpisodeRecord(
-        index=place.index or 0,
-        worker=place.number,
-        seed=place.seed,
-        outcome=outcome,
-        value=place.value,
-        steps=place.steps,
-        seconds=monotonic() - place.began,
-        reason=reason,
-        values=place.values,
-    )

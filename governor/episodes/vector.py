@@ -19,19 +19,9 @@ import numpy as np
 from governor.episodes.conditions import COMPLETE
 from governor.episodes.entries import one_line
 from governor.episodes.environment_host import finite_reward
+from governor.episodes.place import ACT, LEARN, RESET, SAVE, STEP, Place, record
 from governor.episodes.simulation import Paused
-from governor.episodes.stepping import (
-    ACT,
-    LEARN,
-    RESET,
-    SAVE,
-    STEP,
-    NotRecorded,
-    Place,
-    Worker,
-    first_observation,
-    record,
-)
+from governor.episodes.stepping import NotRecorded, Worker, first_observation
 from governor.episodes.transition import Transition
 
 if TYPE_CHECKING:
@@ -137,12 +127,16 @@ class VectorWorker(Worker):
         """The slots whose episode is over."""
         calls = self._agent.calls(self._number, alone=self._alone)
         actions = self._act_many(calls, active) if calls.act_many is not None else None
+        version = calls.acted.version
         done = []
         for number, slot in enumerate(active):
             outcome: EpisodeOutcome | None
             try:
-                action = self._act(calls, slot) if actions is None else self._choice(slot, actions[number])
-                outcome, error = self._step(calls, slot, action), None
+                if actions is not None:
+                    action = self._choice(slot, actions[number])
+                else:
+                    action, version = self._act(calls, slot), calls.acted.version
+                outcome, error = self._step(calls, slot, action, version), None
             except BaseException as fault:  # noqa: BLE001  # as in `_begin`
                 outcome, error = "failed", fault
             if outcome is not None:
@@ -178,7 +172,7 @@ class VectorWorker(Worker):
             raise action
         return self._conform(action)
 
-    def _step(self, calls: Calls, slot: _Slot, action: Any) -> EpisodeOutcome | None:
+    def _step(self, calls: Calls, slot: _Slot, action: Any, version: int) -> EpisodeOutcome | None:
         """None where the episode goes on."""
         place, observation = slot.place, slot.observation
         place.where = STEP
@@ -200,7 +194,7 @@ class VectorWorker(Worker):
         place.steps += 1
         truncated = truncated or place.steps >= self._limit
         try:
-            slot.recorder.step(observation, action, reward, terminated, truncated)
+            slot.recorder.step(observation, action, reward, terminated, truncated, version)
         except OSError as error:
             raise NotRecorded(one_line(error)) from error
         over = terminated or truncated

@@ -10,7 +10,7 @@ Rules:
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import msgspec
 
@@ -61,11 +61,14 @@ class Act(Frame, frozen=True, tag=6):
 
 
 class Acted(Frame, frozen=True, tag=7):
+    """`weight_version` is that of the weights that chose the action."""
+
     action: Any
+    weight_version: int = 0
 
 
 class Finish(Frame, frozen=True, tag=8):
-    """The last step of an episode in train mode; `Finished` comes when the agent's state is on disk."""
+    """The last step of an episode in train mode; `Finished` comes when it is learned."""
 
     observation: Any
     reward: float
@@ -74,7 +77,7 @@ class Finish(Frame, frozen=True, tag=8):
 
 
 class Finished(Frame, frozen=True, tag=9):
-    """Answer to `Finish`."""
+    """Answer to `Finish` and `Keep`."""
 
 
 class Fault(Frame, frozen=True, tag=10):
@@ -84,11 +87,73 @@ class Fault(Frame, frozen=True, tag=10):
     reason: str
 
 
-EnvironmentRequest: TypeAlias = Reset | Step
-EnvironmentAnswer: TypeAlias = Observed | Stepped | Fault
-AgentRequest: TypeAlias = Begin | Act | Finish
-AgentAnswer: TypeAlias = Acted | Finished | Fault
-Answer: TypeAlias = Observed | Stepped | Acted | Finished | Fault
+class Keep(Frame, frozen=True, tag=11):
+    """What was learned in episodes that ended is to be on disk; then `Finished` comes."""
+
+
+# -- a vector: many slots in one message. Rows of observations and actions are one array ------------------------------
+
+
+class RowFault(msgspec.Struct, frozen=True, array_like=True):
+    """As `Fault`, of one row: the others are as they are."""
+
+    row: int
+    where: str
+    reason: str
+
+
+class ResetMany(Frame, frozen=True, tag=12):
+    slots: list[int]
+    seeds: list[int]
+
+
+class StepMany(Frame, frozen=True, tag=13):
+    slots: list[int]
+    actions: Any
+
+
+class SteppedMany(Frame, frozen=True, tag=14):
+    """Answer to `ResetMany` (rewards and ends say nothing then) and `StepMany`: a row for each slot, in that order."""
+
+    observations: Any
+    rewards: list[float]
+    ends: list[int]
+    faults: list[RowFault]
+
+
+class ActMany(Frame, frozen=True, tag=15):
+    """A row for each slot that something is new of: `kinds` are FIRST, NEXT and LAST, as `Begin`, `Act` and `Finish`.
+
+    A slot may have two rows, the last one of an episode before the first one of the next.
+    """
+
+    slots: list[int]
+    kinds: list[int]
+    observations: Any
+    rewards: list[float]
+    ends: list[int]
+    train: bool
+
+
+class ActedMany(Frame, frozen=True, tag=16):
+    """An action for each row that is not LAST and has no fault before it acts; `rows` says which."""
+
+    rows: list[int]
+    actions: Any
+    weight_version: int
+    faults: list[RowFault]
+
+
+FIRST: Final = 0
+NEXT: Final = 1
+LAST: Final = 2
+TERMINATED: Final = 1
+TRUNCATED: Final = 2
+"""Bits of `ends`."""
+
+EnvironmentRequest: TypeAlias = Reset | Step | ResetMany | StepMany
+AgentRequest: TypeAlias = Begin | Act | Finish | Keep | ActMany
+Answer: TypeAlias = Observed | Stepped | Acted | Finished | Fault | SteppedMany | ActedMany
 
 encode = msgspec.msgpack.Encoder(enc_hook=encode_hook).encode
 _environment_request: msgspec.msgpack.Decoder[EnvironmentRequest] = msgspec.msgpack.Decoder(

@@ -163,7 +163,8 @@ class StartSimulation(Message, frozen=True):
     """Drive the episodes of a phase. `done` are the episodes that ended before this incarnation began: they
     count, and are not played again. `made_environment` and `made_agents` (in the order of `agents`) are there when
     `transport` is ``in_process`` or ``ray``. `players` says which agent plays whom, where the run file does. `chunk`: episodes
-    that a runner gets at a time, None: as many as make a second.
+    that a runner gets at a time, None: as many as make a second. `vector` is how many environments a
+    worker has in one; `max_staleness` is in versions of the weights.
     """
 
     phase: int
@@ -185,6 +186,8 @@ class StartSimulation(Message, frozen=True):
     made_agents: tuple[Made, ...] = ()
     players: dict[str, str] = {}
     chunk: int | None = None
+    vector: int = 1
+    max_staleness: int = 0
 
 
 class TaskSpec(msgspec.Struct, frozen=True, kw_only=True, gc=False):

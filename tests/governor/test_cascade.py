@@ -19,7 +19,7 @@ phases:
 """
 TRAIN = """\
   - name: train
-    simulate: {environment: lake, agents: [a, b], episodes: 400, workers: 2, max_steps: 100}
+    simulate: {environment: lake, agents: [a], episodes: 400, workers: 2, max_steps: 100}
     until: [{metric: return, at_least: 0.9}, {steps: 1000}]
     evaluate: {every: 10, episodes: 5, plateau: {patience: 3, window: 2}}
     checkpoint: {every: 50, keep: 3}

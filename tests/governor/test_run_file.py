@@ -142,7 +142,7 @@ def test_chunks_are_for_ray_and_a_vector_is_not():
     data = yaml.safe_load(ON_RAY.replace("pool: 4", "vector: 16"))
     [(path, said)] = run_check.faults(data)
     assert run_check.spell(path) == "phases[0].simulate.environment"
-    assert said.endswith("that needs transport: in_process")
+    assert said.endswith("which is not for transport: ray")
 
 
 def test_workers_in_process_need_no_pool():
@@ -152,15 +152,16 @@ def test_workers_in_process_need_no_pool():
     assert [run_check.spell(path) for path, _ in run_check.faults(many)] == ["phases[0].simulate.workers"]
 
 
-def test_a_vector_plays_in_process():
+def test_a_vector_plays_on_either_transport():
     many = yaml.safe_load(IN_PROCESS.replace("pool: 4", "vector: 16"))
     assert run_check.faults(many) == []
     command = Assignment(uid="u1", run=run_file.parse(many), folder=".").simulation(0, done=[])
     assert command.made_environment.vector == 16
     many["phases"][0]["simulate"] |= {"transport": "conductors", "workers": 1}
-    ((path, said),) = run_check.faults(many)
-    assert run_check.spell(path) == "phases[0].simulate.environment"
-    assert said == "environment 'lake' has a 'vector': that needs transport: in_process"
+    many["phases"][0]["simulate"]["max_staleness"] = 3
+    assert run_check.faults(many) == []
+    command = Assignment(uid="u1", run=run_file.parse(many), folder=".").simulation(0, done=[])
+    assert (command.vector, command.max_staleness, command.made_environment) == (16, 3, None)
 
 
 PLAYERS = IN_PROCESS.replace("    walker:", "    runner: {entry: 'q_learner:QLearner'}\n    walker:").replace(

@@ -23,9 +23,10 @@ import msgspec
 
 from governor.episodes import episode_file
 from governor.episodes.kept_agent import KeptAgent
+from governor.episodes.place import Place
 from governor.episodes.recording import Columns, StepRecorder
-from governor.episodes.simulation import episode_seed
-from governor.episodes.stepping import Place, SeveralPlayers, Worker
+from governor.episodes.seeds import episode_seed
+from governor.episodes.stepping import SeveralPlayers, Worker
 from governor.episodes.stream import streams_of
 from governor.errors import ConductorError
 from governor.messages import Acknowledged, EpisodeRecord, StartSimulation

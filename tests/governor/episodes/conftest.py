@@ -75,9 +75,16 @@ class House:
         return child
 
     async def pair(
-        self, *, entry="walk_world:Walk", pool=1, agent="walk_world:Agent", agent_params=None, **params
+        self,
+        *,
+        entry="walk_world:Walk",
+        pool=1,
+        vector=1,
+        agent="walk_world:Agent",
+        agent_params=None,
+        **params,
     ):
-        await self.start("environment.lake", entry=entry, params=params, pool=pool)
+        await self.start("environment.lake", entry=entry, params=params, pool=pool, vector=vector)
         await self.start("agent.walker", entry=agent, params=agent_params or {})
 
     def command(self, **more):

@@ -295,11 +295,11 @@ async def test_an_agent_that_cannot_be_saved_fails_its_episodes(house):
 async def test_what_was_learned_is_synced_at_the_end_of_the_part(house, monkeypatch):
     saved = []
 
-    def save(path, state, *, sync=True):
+    def save(path, state, *, sync=True, **more):
         saved.append((state["learned"], sync))
-        plain(path, state, sync=sync)
+        plain(path, state, sync=sync, **more)
 
     plain = state_file.save
-    monkeypatch.setattr("governor.episodes.kept_agent.state_file.save", save)
+    monkeypatch.setattr("governor.episodes.learned.state_file.save", save)
     await house.play(episodes=50, **inside())
     assert (saved[0], saved[-1]) == ((5, True), (250, True))

@@ -79,7 +79,7 @@ async def test_the_next_process_plays_the_rest_of_the_phase(house, fault):
 
 async def test_what_was_learned_before_a_hang_is_kept(house, monkeypatch):
     """The state of the second episode is too young to have been written when the third one hangs."""
-    monkeypatch.setattr("governor.episodes.kept_agent.SPARING", 10**6)
+    monkeypatch.setattr("governor.episodes.learned.SPARING", 10**6)
     controller = await house.start("simulation")
     await controller.perform(
         house.command(

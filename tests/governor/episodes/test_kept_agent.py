@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from governor.episodes import kept_agent, state_file
+from governor.episodes import learned, state_file
 from governor.episodes.kept_agent import KeptAgent
 from governor.episodes.spaces import Discrete
 from governor.errors import ConductorError
@@ -26,14 +26,14 @@ def saves(monkeypatch):
     """Each save takes 2 ms of a clock that nothing else moves; whether it was synced."""
     clock = Clock()
 
-    def save(path, state, *, sync=True):
+    def save(path, state, *, sync=True, **more):
         clock.now += 0.002
         clock.saves.append(sync)
-        plain(path, state, sync=sync)
+        plain(path, state, sync=sync, **more)
 
     plain = state_file.save
-    monkeypatch.setattr(kept_agent.state_file, "save", save)
-    monkeypatch.setattr(kept_agent, "monotonic", lambda: clock.now)
+    monkeypatch.setattr(state_file, "save", save)
+    monkeypatch.setattr(learned, "monotonic", lambda: clock.now)
     return clock
 
 

@@ -1,12 +1,15 @@
 import os
+import select
+import socket
 import threading
 from time import monotonic
 
+import numpy as np
 import pytest
-import zmq
 
 from governor.episodes import wire
 from governor.episodes.line import Interrupted, Line, Overdue, PeerLost
+from governor.episodes.pipe import Pipe
 
 
 @pytest.fixture
@@ -16,17 +19,44 @@ def stop():
     os.close(fd)
 
 
+class Peer:
+    """Reads and answers as a host does, but waits for it."""
+
+    def __init__(self, path):
+        self.listener = socket.socket(socket.AF_UNIX)
+        self.listener.bind(str(path))
+        self.listener.listen()
+        self.pipe = None
+
+    def read(self):
+        if self.pipe is None:
+            connected, _ = self.listener.accept()
+            self.pipe = Pipe(connected)
+        while (message := self.pipe.next()) is None:
+            select.select([self.pipe], [], [])
+            self.pipe.fill()
+        return message
+
+    def answer(self, *answers):
+        for each in answers:
+            self.pipe.send(wire.encode(each))
+
+    def close(self):
+        self.listener.close()
+        if self.pipe is not None:
+            self.pipe.close()
+
+
 @pytest.fixture
 def peer(tmp_path):
-    with zmq.Context() as context, context.socket(zmq.ROUTER) as socket:
-        socket.linger = 0
-        socket.bind(f"ipc://{tmp_path}/s")
-        yield socket
+    made = Peer(tmp_path / "s")
+    yield made
+    made.close()
 
 
 @pytest.fixture
 def line(peer, tmp_path, stop):
-    made = Line(name="peer", endpoint=f"ipc://{tmp_path}/s", identity="lease-1", stop=stop)
+    made = Line(name="peer", endpoint=f"{tmp_path}/s", identity="lease-1", stop=stop)
     yield made
     made.close()
 
@@ -38,10 +68,9 @@ def reset(line):
 def test_a_stale_answer_is_not_taken_for_a_new_one(line, peer):
     with pytest.raises(Overdue):
         line.ask(reset(line), deadline=monotonic())
-    name, _ = peer.recv_multipart()
-    for number in (1, 2):
-        peer.send_multipart([name, wire.encode(wire.Observed(number, number * 10))])
-    assert name == b"lease-1"
+    assert peer.read() == b"lease-1"
+    peer.read()
+    peer.answer(wire.Observed(1, 10), wire.Observed(2, 20))
     assert line.ask(reset(line), deadline=monotonic() + 5) == wire.Observed(2, 20)
 
 
@@ -51,15 +80,15 @@ def test_a_stop_ends_the_waiting_at_once_and_a_late_answer_settles_it(line, peer
     with pytest.raises(Interrupted):
         line.ask(reset(line), deadline=began + 10)
     assert monotonic() - began < 1
-    assert not line.settle(seconds=0.01)
-    name, _ = peer.recv_multipart()
-    peer.send_multipart([name, wire.encode(wire.Observed(1, 0))])
-    assert line.settle(seconds=5)
+    assert line.settle(seconds=0.01) is None
+    peer.read()
+    peer.answer(wire.Observed(1, 0))
+    assert line.settle(seconds=5) == wire.Observed(1, 0)
 
 
 def test_a_peer_that_goes_is_seen_while_waiting_and_at_the_next_request(line, peer):
     def leave():
-        peer.recv_multipart()
+        peer.read()
         peer.close()
 
     thread = threading.Thread(target=leave)
@@ -71,7 +100,38 @@ def test_a_peer_that_goes_is_seen_while_waiting_and_at_the_next_request(line, pe
 
 
 def test_nobody_listens(tmp_path, stop):
-    line = Line(name="peer", endpoint=f"ipc://{tmp_path}/none", identity="x", stop=stop)
+    line = Line(name="peer", endpoint=f"{tmp_path}/none", identity="x", stop=stop)
     with pytest.raises(PeerLost):
         line.ask(reset(line), deadline=monotonic() + 10)
     line.close()
+
+
+def test_a_message_larger_than_the_kernels_buffer_crosses_piece_by_piece(line, peer):
+    image = np.arange(3_000_000, dtype=np.uint8).reshape(1000, 3000)
+
+    def echo():
+        peer.read()
+        request = wire.decode_environment_request(peer.read())
+        peer.answer(wire.Observed(1, request.action))
+        while peer.pipe.unsent:
+            select.select([], [peer.pipe], [])
+            peer.pipe.flush()
+
+    thread = threading.Thread(target=echo)
+    thread.start()
+    answer = line.ask(wire.Step(line.next(), image), deadline=monotonic() + 30)
+    thread.join()
+    assert (answer.observation == image).all()
+
+
+def test_a_peer_that_does_not_read_is_overdue(line):
+    with pytest.raises(Overdue):
+        line.ask(wire.Step(line.next(), np.zeros(3_000_000)), deadline=monotonic() + 0.05)
+
+
+def test_a_peer_that_is_none_of_ours_is_refused(line, peer):
+    stranger, _ = peer.listener.accept()
+    with stranger:
+        stranger.send(b"\xff" * 8)
+        with pytest.raises(PeerLost):
+            line.ask(reset(line), deadline=monotonic() + 10)

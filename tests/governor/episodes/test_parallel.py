@@ -308,7 +308,7 @@ async def test_a_hang_names_whose_code_it_is_and_takes_the_process_with_it(house
 
 async def test_what_the_others_have_learned_is_kept_when_one_hangs(house, monkeypatch):
     controller = await house.start("simulation")
-    monkeypatch.setattr("governor.episodes.kept_agent.SPARING", 10**9)
+    monkeypatch.setattr("governor.episodes.learned.SPARING", 10**9)
     await controller.perform(house.command(phase=0, episodes=4, name="a", **parallel()))
     await house.end()
     controller._agents["juliet"]._agent.fault = "sleep"

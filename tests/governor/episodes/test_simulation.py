@@ -197,15 +197,15 @@ async def test_several_agents_for_one_environment_are_refused(house):
 @pytest.mark.parametrize("flow", ["STOP_SIMULATION", "STOP_PHASE"])
 async def test_the_governor_stops_the_phase_at_the_end_of_an_episode(house, flow):
     await house.pair()
-    records, end = await house.play(episodes=200, flow=flow)
+    records, end = await house.play(episodes=500, flow=flow)
     assert end.end == "stopped"
-    assert len(records) < 200
+    assert len(records) < 500
 
 
 async def test_a_shutdown_leaves_what_is_being_played_to_whoever_takes_the_run_up(house):
     await house.pair()
     controller = await house.start("simulation", flow="SHUTDOWN")
-    await controller.perform(house.command(episodes=200, workers=2))
+    await controller.perform(house.command(episodes=500, workers=2))
     link = house.links["simulation"]
     await link.next(EpisodeEnded)
     await asyncio.wait_for(controller._task, 10)
@@ -220,13 +220,13 @@ async def test_reset_and_restart_build_anew_and_go_on(house, flow):
     records, end = await house.play(episodes=4, flow=flow)
     assert outcomes(records) == ["terminated"] * 4
     assert end.end == "max_episodes"
-    assert agent._agent.learned == 20  # a new one has loaded what the old one learned
+    assert agent._mind.agent.learned == 20  # a new one has loaded what the old one learned
 
 
 async def test_pause_holds_the_next_episode_until_the_phase_is_started_again(house):
     await house.pair()
     controller = await house.start("simulation", flow="PAUSE")
-    command = house.command(episodes=6)
+    command = house.command(episodes=500)
     await controller.perform(command)
     link = house.links["simulation"]
     await link.next(EpisodeEnded)
@@ -235,7 +235,7 @@ async def test_pause_holds_the_next_episode_until_the_phase_is_started_again(hou
     link.flow = "CONTINUE"
     await controller.perform(command)
     records, end = await house.end()
-    assert len(records) == 6
+    assert len(records) == 500
     assert end.end == "max_episodes"
 
 
@@ -360,7 +360,7 @@ async def test_a_restarted_agent_conductor_goes_on_learned(house):
     second = await house.start("agent.walker", incarnation=2, **settings)
     records, _ = await house.play(episodes=1, phase=1, name="more", incarnation=2)
     assert outcomes(records) == ["terminated"]
-    assert second.host._agent.learned == 20
+    assert second.host._mind.agent.learned == 20
 
 
 # -- steps on record ------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from in_process_commands import episodes, inside, outcomes, vector
 
-from governor.episodes.simulation import episode_seed
+from governor.episodes.seeds import episode_seed
 from governor.messages import EpisodeEnded, PartEnded, StopPart, Until
 
 
