@@ -22,7 +22,7 @@ _TRACEBACKS = structlog.processors.ExceptionRenderer(
 )
 
 
-class _Patient:
+class PatientStream:
     """Standard error, for loggers: a full disk, a reader that went away, or a stream that was closed costs lines, and
     nothing else.
     """
@@ -64,7 +64,7 @@ def configure(*, log_format: LogFormat, level: str = "info", **bound: object) ->
         if log_format == "console"
         else [_TRACEBACKS, structlog.processors.JSONRenderer()]
     )
-    stream = cast("TextIO", _Patient(sys.stderr))
+    stream = cast("TextIO", PatientStream(sys.stderr))
     structlog.configure(
         processors=[*shared, *renderer],
         wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),
@@ -83,7 +83,7 @@ def default() -> None:
     if not structlog.is_configured():
         structlog.configure(
             wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
-            logger_factory=structlog.PrintLoggerFactory(file=cast("TextIO", _Patient(sys.stderr))),
+            logger_factory=structlog.PrintLoggerFactory(file=cast("TextIO", PatientStream(sys.stderr))),
         )
 
 

@@ -4,4 +4,6 @@ import sys
 
 import structlog
 
-structlog.configure(logger_factory=structlog.PrintLoggerFactory(file=sys.stderr))
+from governor.logs import PatientStream
+
+structlog.configure(logger_factory=structlog.PrintLoggerFactory(file=PatientStream(sys.stderr)))
