@@ -189,7 +189,7 @@ class InProcess:
         reported = []
         for place in hung:
             with contextlib.suppress(OSError):  # of a full disk: the next incarnation plays it again
-                reported.append(asyncio.wrap_future(self._workers[place.owner].hand_in()))
+                reported.append(asyncio.wrap_future(self._workers[place.owner].reports.hand_in()))
                 if place.index is not None and not simulation.stopping:
                     reported.append(asyncio.wrap_future(simulation.ended(self._timed_out(place))))
         simulation.abandon()

@@ -134,6 +134,7 @@ class StepRecorder:
         if self._playing:
             raise RuntimeError(f"episode {self._episode} has not ended")
         self._attempt = self._attempt + 1 if episode == self._episode else 1
+        self.lost.pop(episode, None)
         self._episode, self._seed = episode, seed
         self._first_row, self._first_step = self._row, 0
         self._playing = True

@@ -2,18 +2,17 @@
 
 Rules:
 1. An episode is reported after its steps are in the kernel's hands. If they cannot be written, it is `failed`.
-2. It waits for others `linger` seconds at most, or as long as one step of the next episode takes; one that took longer
-   itself does not wait. What its end means for the phase is asked at once (`Simulation.judge`).
-3. At most `UNACKNOWLEDGED` reports are not acknowledged: their episodes are played again when this process dies.
+2. What its end means for the phase is asked at once. It waits for others only where the last report was less than
+   `linger` seconds ago: a long episode never waits.
+3. At most `most` reports are not acknowledged: their episodes are played again when this process dies.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from concurrent.futures import wait
-from math import inf
+from concurrent.futures import Future, wait
 from time import monotonic
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 import msgspec
 
@@ -22,11 +21,8 @@ from governor.episodes.conditions import COMPLETE
 from governor.episodes.entries import one_line
 
 if TYPE_CHECKING:
-    from concurrent.futures import Future
-
     from governor.episodes.recording import StepRecorder
-    from governor.episodes.simulation import Simulation
-    from governor.messages import EpisodeRecord
+    from governor.messages import Acknowledged, EpisodeRecord
 
 UNACKNOWLEDGED: Final = 64
 LINGER_SECONDS: Final = 0.01
@@ -34,68 +30,64 @@ LINGER_SECONDS: Final = 0.01
 log = logs.get_logger()
 
 
-class Reports:
-    """Of one worker, for its thread."""
+class Keeper(Protocol):
+    """Who judges and keeps episodes; `simulation.Simulation` is one."""
 
-    def __init__(self, simulation: Simulation, *, linger: float = LINGER_SECONDS) -> None:
-        self._simulation = simulation
+    def judge(self, record: EpisodeRecord) -> None: ...
+
+    def keep(self, *records: EpisodeRecord) -> Future[Acknowledged]: ...
+
+
+class Reports:
+    """Of one worker, for its thread. All methods raise OSError where the file of the episodes cannot be written."""
+
+    def __init__(self, keeper: Keeper, *, linger: float = LINGER_SECONDS, most: int = UNACKNOWLEDGED) -> None:
+        self._keeper = keeper
         self._linger = linger
-        self._due = inf
+        self._most = most
+        self._due = 0.0
         self._held: list[tuple[EpisodeRecord, StepRecorder | None]] = []
-        self._unacknowledged: deque[Future[Any]] = deque()
+        self._unacknowledged: deque[Future[Acknowledged]] = deque()
 
     def add(self, record: EpisodeRecord, recorder: StepRecorder | None) -> None:
         """`recorder` has its end, not yet flushed; None where no step was taken."""
         self._held.append((record, recorder))
-        self._simulation.judge(record)
-        self._due = min(self._due, monotonic() + self._linger)
-        if record.seconds >= self._linger:
-            self.send()
-        else:
-            self.send_due()
-
-    def step(self, recorder: StepRecorder, *values: Any) -> None:
-        """As `StepRecorder.step`. Raises OSError: then what was held back of this recorder is lost as well."""
-        try:
-            recorder.step(*values)
-        except OSError as error:
-            self._fail(recorder, error)
-            raise
+        self._keeper.judge(record)
+        self.send_due()
 
     def send_due(self) -> None:
-        """To be called between steps. Raises OSError when steps of an episode that goes on are lost."""
-        if monotonic() >= self._due:
-            error = self.send()
-            if error is not None:
-                raise error
+        """May be called between steps, so that nothing waits for the end of a long episode."""
+        if self._held and monotonic() >= self._due:
+            self.send()
 
-    def send(self) -> OSError | None:
-        """All that is held; the fault of the disk, if there is one."""
-        found = None
-        for recorder in {recorder for _, recorder in self._held if recorder is not None}:
-            try:
-                recorder.flush()
-            except OSError as error:
-                found = error
-                self._fail(recorder, error)
-        held, self._held, self._due = self._held, [], inf
-        if held:
-            self._unacknowledged.append(self._simulation.keep(*(record for record, _ in held)))
-        while len(self._unacknowledged) > UNACKNOWLEDGED:
+    def send(self) -> None:
+        """All that is held."""
+        if self._held:
+            self._unacknowledged.append(self.hand_in())
+            self._due = monotonic() + self._linger
+        while len(self._unacknowledged) > self._most:
             wait([self._unacknowledged.popleft()])
-        return found
 
     def drain(self) -> None:
         """Returns when the governor has heard of all."""
         self.send()
         wait(self._unacknowledged)
+        self._unacknowledged.clear()
 
-    def _fail(self, lost: StepRecorder, error: OSError) -> None:
-        for place, (record, recorder) in enumerate(self._held):
-            if recorder is lost:
-                log.warning("episode.not_recorded", index=record.index, reason=one_line(error))
-                if record.outcome in COMPLETE:
-                    failed = msgspec.structs.replace(
-                        record, outcome="failed", reason=f"cannot record its steps: {one_line(error)}"
-                    )
-                    self._held[place] = failed, recorder
+    def hand_in(self) -> Future[Acknowledged]:
+        """What is held comes to disk, the steps first, and is reported. Also for who has written the worker off."""
+        held, self._held = self._held, []
+        for recorder in {recorder for _, recorder in held if recorder is not None}:
+            try:
+                recorder.flush()
+            except OSError as error:
+                log.warning("episode.not_recorded", episodes=len(recorder.lost), reason=one_line(error))
+        return self._keeper.keep(*(_as_kept(record, recorder) for record, recorder in held))
+
+
+def _as_kept(record: EpisodeRecord, recorder: StepRecorder | None) -> EpisodeRecord:
+    fault = recorder.lost.pop(record.index, None) if recorder is not None else None
+    if fault is None or record.outcome not in COMPLETE:
+        return record
+    reason = f"cannot record its steps: {one_line(fault)}"
+    return msgspec.structs.replace(record, outcome="failed", reason=reason)

@@ -233,7 +233,7 @@ class VectorWorker(Worker):
         values = (play.observation, play.action, reward, terminated, truncated, self._version)
         play.observation, play.reward, play.end = following, reward, end
         try:
-            self._reports.step(play.slot.recorder, *values)
+            play.slot.recorder.step(*values)
         except OSError as error:
             self._free(play)
             self._end(play, "failed", f"cannot record its steps: {one_line(error)}")

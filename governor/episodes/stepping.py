@@ -6,21 +6,16 @@ Rules:
 2. A step is user code and about a microsecond of ours: nothing is asked, sent or written between two steps.
 3. What ended is reported while the next episodes are played: up to `UNACKNOWLEDGED` reports of each worker. Those that
    the governor has not heard of when this process dies are played again.
-4. Short episodes share what writing and reporting them costs: those of `HOLD_SECONDS` go together (`hand_in`). A long
-   one never waits.
+4. Short episodes share what writing and reporting them costs: those of `HOLD_SECONDS` go together.
 5. User code that hangs takes the whole process with it: `in_process.InProcess` watches the `Place` of each worker.
 """
 
 from __future__ import annotations
 
 import sys
-from collections import deque
-from concurrent.futures import wait
 from math import isfinite
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final, Protocol
-
-import msgspec
 
 from governor import logs
 from governor.episodes import spaces
@@ -29,6 +24,7 @@ from governor.episodes.conforming import copier
 from governor.episodes.entries import make_environment, one_line
 from governor.episodes.environment_host import finite_reward
 from governor.episodes.place import ACT, BUILD, JOIN, LEARN, RESET, SAVE, STEP, record
+from governor.episodes.reports import Reports
 from governor.episodes.simulation import Paused
 from governor.episodes.transition import Transition
 from governor.errors import ConductorError
@@ -96,19 +92,17 @@ class Worker:
         self._made = made
         self._environment: Any = None
         self._resets = simulation.resets
-        self._unacknowledged: deque[Future[Acknowledged]] = deque()
-        self._held: list[tuple[StepRecorder, EpisodeRecord]] = []
-        self._hold = min(HOLD_SECONDS[0] * simulation.command.workers, HOLD_SECONDS[1])
-        self._hand_in_at = 0.0
+        linger = min(HOLD_SECONDS[0] * simulation.command.workers, HOLD_SECONDS[1])
+        self.reports = Reports(simulation, linger=linger, most=UNACKNOWLEDGED)
 
     def play_all(self) -> None:
         """Until there is no episode left. Raises ConductorError for what cannot be built, WrittenOff, OSError."""
         try:
             self._play_on()
         except ConductorError:
-            self._finish()
+            self.reports.drain()
             raise
-        self._finish()
+        self.reports.drain()
 
     def _play_on(self) -> None:
         simulation = self._simulation
@@ -128,46 +122,12 @@ class Worker:
         try:
             return self._simulation.next_index(wait=False)
         except Paused:
-            self._report()
+            self.reports.send()
             return self._simulation.next_index(wait=wait)
 
     def _ended(self, recorder: StepRecorder, ended: EpisodeRecord) -> None:
         recorder.end(outcome=ended.outcome, flush=False)
-        self._held.append((recorder, ended))
-        self._simulation.judge(ended)
-        if monotonic() >= self._hand_in_at:
-            self._report()
-            self._hand_in_at = monotonic() + self._hold
-
-    def _report(self) -> None:
-        if self._held:
-            self._unacknowledged.append(self.hand_in())
-        if len(self._unacknowledged) > UNACKNOWLEDGED:
-            wait([self._unacknowledged.popleft()])
-
-    def hand_in(self) -> Future[Acknowledged]:
-        """What has ended comes to disk, the steps first, and is reported. For the worker's thread, and for who has
-        written it off. Raises OSError.
-        """
-        held, self._held = self._held, []
-        for recorder in {id(recorder): recorder for recorder, _ in held}.values():
-            try:
-                recorder.flush()
-            except OSError as error:
-                log.warning("episode.not_recorded", episodes=len(recorder.lost), reason=one_line(error))
-        return self._simulation.keep(*(self._seen_kept(recorder, record) for recorder, record in held))
-
-    def _seen_kept(self, recorder: StepRecorder, record: EpisodeRecord) -> EpisodeRecord:
-        fault = recorder.lost.pop(record.index, None)
-        if fault is None or record.outcome not in COMPLETE:
-            return record
-        reason = f"cannot record its steps: {one_line(fault)}"
-        return msgspec.structs.replace(record, outcome="failed", reason=reason)
-
-    def _finish(self) -> None:
-        self._report()
-        wait(self._unacknowledged)
-        self._unacknowledged.clear()
+        self.reports.add(ended, recorder)
 
     def close(self) -> None:
         """Gives the environment back."""

@@ -11,7 +11,6 @@ Rules:
 from __future__ import annotations
 
 from concurrent.futures import CancelledError
-from functools import partial
 from itertools import count
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final
@@ -91,7 +90,8 @@ class Worker:
             if index is None:
                 break
             self._obey_resets()
-            self._reports.add(self._play(index), self._recorder)
+            played = self._play(index)
+            self._reports.add(played, self._recorder if self._lease is not None else None)
         self._reports.drain()
 
     def leave(self) -> None:
@@ -173,7 +173,7 @@ class Worker:
             seed=seed,
             train=self.simulation.trains(index),
             max_steps=command.max_steps,
-            record=partial(self._reports.step, self._recorder),
+            record=self._recorder.step,
             deadline=None if timeout is None else monotonic() + timeout,
             stopping=self._stopping,
         )
