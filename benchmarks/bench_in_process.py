@@ -54,6 +54,23 @@ class Balancing(TrivialAgent):
     def act(self, observation: Any, *, explore: bool) -> int:  # noqa: ARG002
         return int(observation[2] + 0.5 * observation[3] + 0.05 * observation[1] > 0)
 
+    def act_many(self, observations: Any, *, explore: bool) -> list[int]:
+        return [self.act(observation, explore=explore) for observation in observations]
+
+
+class Policy(TrivialAgent):
+    """What CartPole is solved with (`examples/cartpole`): a linear policy in numpy, here with weights that balance."""
+
+    def __init__(self, **more: Any) -> None:
+        super().__init__(**more)
+        self._weights = np.array([[0.0, -0.05, -1.0, -0.5, 0.0], [0.0, 0.05, 1.0, 0.5, 0.0]])
+
+    def act(self, observation: Any, *, explore: bool) -> int:  # noqa: ARG002
+        return int((self._weights[:, :-1] @ observation + self._weights[:, -1]).argmax())
+
+    def act_many(self, observations: Any, *, explore: bool) -> Any:  # noqa: ARG002
+        return (observations @ self._weights[:, :-1].T + self._weights[:, -1]).argmax(axis=1)
+
 
 @dataclass(frozen=True, kw_only=True)
 class World:
@@ -94,7 +111,7 @@ def bare(world: World, seconds: float) -> float:
 
 
 def bare_vector(world: World, seconds: float) -> float:
-    """Gymnasium's own vector, with the same agent, one after the other as `act` and `learn` ask for it."""
+    """Gymnasium's own vector, with the same agent: it acts for all at once, and learns from one after the other."""
     environment = SyncVectorEnv(
         [lambda: gymnasium.make("CartPole-v1")] * world.vector, autoreset_mode=AutoresetMode.DISABLED
     )
@@ -107,7 +124,7 @@ def bare_vector(world: World, seconds: float) -> float:
     began, steps = perf_counter(), 0
     while perf_counter() - began < seconds:
         for _ in range(100):
-            actions = np.array([agent.act(observation, explore=True) for observation in observations])
+            actions = np.array(agent.act_many(observations, explore=True))
             following, rewards, terminated, truncated, _ = environment.step(actions)
             for place in range(world.vector):
                 agent.learn(
@@ -196,8 +213,10 @@ class House:
 
 WORLDS = (
     World(what="a pole that stands", agent="bench_in_process:Balancing", made=Balancing),
+    World(what="a policy in numpy", agent="bench_in_process:Policy", made=Policy),
     World(what="a pole that falls", agent="step_agent:TrivialAgent", made=TrivialAgent),
     World(what="a pole that stands", agent="bench_in_process:Balancing", made=Balancing, vector=VECTOR),
+    World(what="a policy in numpy", agent="bench_in_process:Policy", made=Policy, vector=VECTOR),
     World(what="a pole that falls", agent="step_agent:TrivialAgent", made=TrivialAgent, vector=VECTOR),
 )
 

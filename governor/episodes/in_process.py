@@ -150,9 +150,15 @@ class InProcess:
 
     async def _watch(self) -> None:
         """Ends when it has given the process up, else it is cancelled."""
-        simulation = self._simulation
-        allowance = min(BUILD_SECONDS, simulation.command.episode_timeout or inf) + GRACE_SECONDS
-        stop: asyncio.Future[Any] = asyncio.wrap_future(simulation.ask(asyncio.Event().wait()))
+        stop: asyncio.Future[Any] = asyncio.wrap_future(self._simulation.ask(asyncio.Event().wait()))
+        try:
+            await self._watch_until(stop)
+        finally:
+            stop.cancel()
+
+    async def _watch_until(self, stop: asyncio.Future[Any]) -> None:
+        """Goes on behind the stop, and gives who does not come back then less time."""
+        allowance = min(BUILD_SECONDS, self._simulation.command.episode_timeout or inf) + GRACE_SECONDS
         never = asyncio.get_running_loop().create_future()
         stopped = inf
         while True:

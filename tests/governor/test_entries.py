@@ -1,3 +1,4 @@
+import os
 import time
 
 import psutil
@@ -6,12 +7,14 @@ import pytest
 from governor import entries
 from governor.episodes import state_file
 
+SLEEP = f"98765.{os.getpid()}"
+"""Nobody else's."""
 CODE = {
     "good": "print('noise')\nimport sys; print('noise', file=sys.stderr)\ndef f(): ...\nclass K:\n    x = 3\n    def run(self): ...\nk = K()\n",
     "dies": "import os; os._exit(3)",
     "exits": "import sys; sys.exit('no way')",
     "crashes": "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)",
-    "hangs": "import subprocess, time; subprocess.Popen(['sleep', '987654']); time.sleep(1000)",
+    "hangs": f"import subprocess, time; subprocess.Popen(['sleep', '{SLEEP}']); time.sleep(1000)",
     "needs": "import nothing_that_exists",
     "broken": "def f(:",
     "agents": "class Fixed:\n    def act(self): ...\nclass Learns(Fixed):\n    def learn(self): ...\n"
@@ -77,7 +80,7 @@ def test_a_hang_ends_at_its_limit_and_leaves_no_process(folder):
     assert set(said) == {"hangs:f", "hangs:g"}
     assert "does not end within 1.5 s" in said["hangs:f"]
     assert not [
-        child for child in psutil.process_iter(["cmdline"]) if child.info["cmdline"] == ["sleep", "987654"]
+        child for child in psutil.process_iter(["cmdline"]) if child.info["cmdline"] == ["sleep", SLEEP]
     ]
     assert set(psutil.Process().children()) <= before
 
