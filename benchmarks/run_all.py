@@ -86,7 +86,7 @@ SECTIONS: tuple[tuple[str, Callable[[], list[Row]]], ...] = (
     ("Broker, round trips of 100 bytes", bench_broker.rows),
     ("Processes and memory", bench_memory.measure),
     ("Tasks, beside plain Ray", bench_tasks.measure),
-    ("Episodes on Ray, beside in process", lambda: asyncio.run(bench_ray_episodes.measure())),
+    ("Episodes on Ray, beside in process", bench_ray_episodes.rows),
 )
 
 
@@ -126,7 +126,7 @@ def measure() -> list[Section]:
         begun = perf_counter()
         section = Section(title=title, rows=rows(), busy=busy, load=load, seconds=perf_counter() - begun)
         found.append(section)
-        print(f"{section.seconds:.0f} s", file=sys.stderr)
+        print(f"{section.seconds:.0f} s\n\n{table(section.rows)}\n", file=sys.stderr, flush=True)
     return found
 
 
