@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from pathlib import Path
 
 import psutil
 import pytest
+
+from governor.conductors.readiness import readable
 
 pytestmark = [pytest.mark.system, pytest.mark.ray]
 
@@ -19,10 +22,17 @@ def marks(folder):
     return {path.stem: path.read_text() for path in Path(folder).glob("*.starts")}
 
 
+def open_pipe(path):
+    """Its end to read from; there may be no writer yet."""
+    os.mkfifo(path)
+    return os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+
+
 @pytest.mark.parametrize("part", ["gcs_server", "raylet"])
 async def test_a_part_of_ray_killed_under_a_run_costs_a_conductor_and_nothing_that_was_done(house, part):
     flag = house.folder / "healed"
     slow = {"flag": str(flag), "how": "hang"}
+    hangs = open_pipe(f"{flag}.hangs")
     tasks = [
         {"id": "first", "call": "user_code:once"},
         {"id": "slow", "call": "user_code:heal", "args": slow, "repeat": 2, "depends_on": ["first"]},
@@ -33,6 +43,8 @@ async def test_a_part_of_ray_killed_under_a_run_costs_a_conductor_and_nothing_th
             {"name": "t", "phases": [{"name": "p", "tasks": tasks}]}, folder=house.folder
         )
         hung = await tree.until(uid, "task.started", task="slow", run=1)
+        await readable(hangs)
+        os.close(hangs)
         ray = (await tree.executor.status()).ray
         before = tree.daemon.children(recursive=True)
         [victim] = [process for process in before if process.name() == part]

@@ -79,10 +79,15 @@ def large(context):
 
 
 def heal(context, flag, *, how="fail"):
-    """Good once the file `flag` is there; before that its second run fails, or hangs."""
+    """Good once the file `flag` is there; before that its second run fails, or hangs: it says so in the pipe beside, if
+    there is one.
+    """
     once(context)
     if context.run_id == 1 and not Path(flag).exists():
         if how == "hang":
+            pipe = Path(f"{flag}.hangs")
+            if pipe.exists():
+                pipe.write_text("x")
             time.sleep(600)
         raise ValueError("not yet")
     return context.run_id
