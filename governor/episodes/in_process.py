@@ -23,8 +23,9 @@ from governor import logs
 from governor.episodes.checkpoints import COPY_SECONDS
 from governor.episodes.entries import in_daemon_thread, one_line
 from governor.episodes.kept_agent import KeptAgent
-from governor.episodes.parallel import ParallelWorker, agent_seed
+from governor.episodes.parallel import ParallelWorker
 from governor.episodes.place import SAVE, Place, WrittenOff
+from governor.episodes.seeds import agent_seed
 from governor.episodes.stepping import BUILD_SECONDS, SeveralPlayers, Worker
 from governor.episodes.vector import VectorWorker
 from governor.errors import ConductorError

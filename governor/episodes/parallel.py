@@ -17,8 +17,6 @@ from math import isfinite
 from time import monotonic
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
-
 from governor.episodes import spaces
 from governor.episodes.conforming import copier
 from governor.episodes.entries import make_environment, one_line
@@ -36,12 +34,6 @@ if TYPE_CHECKING:
     from governor.episodes.simulation import Simulation
     from governor.episodes.spaces import Conformer, SpaceSpec
     from governor.messages import EpisodeOutcome, Made
-
-
-def agent_seed(run_seed: int, name: str) -> int:
-    """Agents that meet draw different random numbers. 32 bits."""
-    entropy = [run_seed % 2**64, *name.encode()]
-    return int(np.random.SeedSequence(entropy).generate_state(1)[0])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

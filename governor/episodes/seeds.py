@@ -1,9 +1,11 @@
-"""Seeds of episodes: the same for the same run, phase and episode, whoever plays it and when."""
+"""Seeds: of an episode the same for the same run, phase and episode, whoever plays it and when; and of agents."""
 
 from __future__ import annotations
 
 import struct
 from hashlib import blake2b
+
+import numpy as np
 
 
 def episode_seed(run_seed: int, *of_episode: int) -> int:
@@ -12,3 +14,9 @@ def episode_seed(run_seed: int, *of_episode: int) -> int:
     """
     made_of = struct.pack(f"<{1 + len(of_episode)}Q", run_seed % 2**64, *of_episode)
     return int.from_bytes(blake2b(made_of, digest_size=4).digest(), "little")
+
+
+def agent_seed(run_seed: int, name: str) -> int:
+    """Agents that meet draw different random numbers. 32 bits."""
+    entropy = [run_seed % 2**64, *name.encode()]
+    return int(np.random.SeedSequence(entropy).generate_state(1)[0])

@@ -3,7 +3,7 @@
 Rules:
 1. Workers are daemon threads; each episode's steps and its line are on disk before it is reported, the lines in the order
    in which they ended. When the last one has ended, the steps become one table, before the end is reported.
-2. A worker goes on while the governor acknowledges: at most `reports.UNACKNOWLEDGED` episodes of each worker are
+2. A worker goes on while the governor acknowledges: at most `reports.UNACKNOWLEDGED` reports of each worker are
    unacknowledged, in process `stepping.UNACKNOWLEDGED`. The flow control of an acknowledgement takes effect when it arrives.
 3. A stop, whoever asks for it, cancels the episodes that are running at their next step; they are recorded as
    `cancelled`. PAUSE holds the next episode back until the same phase is started once more. RESET builds the

@@ -73,11 +73,8 @@ def finalize(run_folder: Path, phase: str, *, episodes: Collection[int] | None =
                 beside.unlink(missing_ok=True)
                 raise
             beside.replace(path)
-    for (
-        _,
-        _,
-        stream,
-    ) in streams:  # the oldest first: those that are left, should this end here, say what is newer
+    # The oldest first: those that are left, should this end here, say what is newer.
+    for _, _, stream in streams:
         stream.unlink()
     return path if path.exists() else None
 
