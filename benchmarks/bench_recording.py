@@ -50,7 +50,7 @@ def played() -> list[list[tuple[Any, ...]]]:
 def worker(folder: Path, steps: int) -> dict[str, float]:
     """In a process of its own, so that memory is that of recording alone."""
     from governor.episodes import trajectories
-    from governor.episodes.recording import Columns, StepRecorder
+    from governor.episodes.records.recording import Columns, StepRecorder
     from governor.episodes.spaces import describe
 
     environment = gymnasium.make("CartPole-v1")

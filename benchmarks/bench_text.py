@@ -23,11 +23,11 @@ from rows import Row, p50, spread, table
 from text_server import ANSWER_SECONDS, PROMPT, STEPS
 
 from governor import logs
-from governor.episodes.actor_pool import ActorPool, Site
-from governor.episodes.interactor import Interactor
-from governor.episodes.llm import Answer, ChatModel, SessionSuffixBaseURLProvider, StaticBaseURLProvider
-from governor.episodes.sessions import DataManager
-from governor.episodes.text_environment import TextStep
+from governor.episodes.text.actor_pool import ActorPool, Site
+from governor.episodes.text.environment import TextStep
+from governor.episodes.text.interactor import Interactor
+from governor.episodes.text.llm import Answer, ChatModel, SessionSuffixBaseURLProvider, StaticBaseURLProvider
+from governor.episodes.text.sessions import DataManager
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator

@@ -21,7 +21,7 @@ import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from governor.episodes.text_entries import is_language_model, is_over_http
+from governor.episodes.text.entries import is_language_model, is_over_http
 from governor.run_fields import ENTRY
 
 if TYPE_CHECKING:

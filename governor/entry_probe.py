@@ -61,7 +61,7 @@ def _verdict(kind: str, target: str) -> str:
 
 def _state(path: Path) -> str:
     """Whether an agent's state can be read from the file."""
-    from governor.episodes import state_file  # noqa: PLC0415  # numpy, for this kind alone
+    from governor.episodes.records import state_file  # noqa: PLC0415  # numpy, for this kind alone
     from governor.errors import ConductorError  # noqa: PLC0415  # as above
 
     try:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 from typing import TYPE_CHECKING, Any, Final, TypeGuard
 
-from governor.episodes.conditions import METRICS, is_metric
+from governor.episodes.rules.conditions import METRICS, is_metric
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from governor import cascade
-from governor.episodes.text_entries import is_language_model, is_over_http
+from governor.episodes.text.entries import is_language_model, is_over_http
 from governor.run_fields import (
     MAX_COUNT,
     Agents,

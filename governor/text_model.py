@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator
 
-from governor.episodes import base_urls
-from governor.episodes.text_entries import is_language_model, is_over_http
+from governor.episodes.text import base_urls
+from governor.episodes.text.entries import is_language_model, is_over_http
 from governor.errors import UsageError
 from governor.run_fields import Count, Duration, Params  # noqa: TC001  # pydantic reads them at run time
 

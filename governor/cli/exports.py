@@ -22,7 +22,8 @@ import pyarrow.compute as pc
 import pyarrow.csv
 import pyarrow.parquet as pq
 
-from governor.episodes import episode_file, trajectories
+from governor.episodes import trajectories
+from governor.episodes.records import episode_file
 from governor.errors import GovernorError, NotPermitted, TryAgain, UsageError
 
 if TYPE_CHECKING:

@@ -15,9 +15,9 @@ import msgspec
 
 from governor import logs
 from governor.conductors.conductor import Conductor, Link
-from governor.episodes import control
-from governor.episodes.agent_host import AgentHost
 from governor.episodes.entries import one_line
+from governor.episodes.remote import control
+from governor.episodes.remote.agent_host import AgentHost
 from governor.errors import ConductorError, ExitCode
 from governor.messages import ConductorCommand, ConductorSpec, Done, Refused
 from transport.worker import Worker

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from governor.conductors.conductor import Conductor, Link
-from governor.episodes import control
-from governor.episodes.environment_pool import EnvironmentPool
+from governor.episodes.remote import control
+from governor.episodes.remote.environment_pool import EnvironmentPool
 from governor.errors import ExitCode
 from governor.messages import ConductorCommand, ConductorSpec, Done, Refused
 from transport.worker import Worker

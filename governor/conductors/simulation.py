@@ -13,18 +13,19 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from governor.conductors.conductor import Conductor, Link
-from governor.episodes import evaluation, rounds
-from governor.episodes.conditions import faults
-from governor.episodes.in_process import InProcess
+from governor.episodes.local.in_process import InProcess
+from governor.episodes.remote import rounds
+from governor.episodes.rules import evaluation
+from governor.episodes.rules.conditions import faults
 from governor.episodes.simulation import Simulation
-from governor.episodes.text_entries import is_language_model
+from governor.episodes.text.entries import is_language_model
 from governor.errors import ExitCode
 from governor.messages import ConductorCommand, ConductorSpec, Done, Refused, StartSimulation, StopPart
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Sequence
 
-    from governor.episodes.kept_agent import KeptAgent
+    from governor.episodes.local.kept_agent import KeptAgent
 
 CLOSE_SECONDS = 2.0
 
@@ -105,7 +106,7 @@ class SimulationController(Conductor):
 
 async def _play_text(simulation: Simulation) -> None:
     """The client of the model takes half a second to import: not in the event loop."""
-    text_phase = await asyncio.to_thread(import_module, "governor.episodes.text_phase")
+    text_phase = await asyncio.to_thread(import_module, "governor.episodes.text.phase")
     await text_phase.TextPhase(simulation).run()
 
 

@@ -12,20 +12,22 @@ from typing import TYPE_CHECKING, Final
 from governor.episodes.transition import Transition
 
 if TYPE_CHECKING:
-    from governor.episodes.actor_pool import ActorHandle, ActorPool
-    from governor.episodes.episode_handler import EpisodeHandler
-    from governor.episodes.interactor import Interactor
-    from governor.episodes.llm import SessionSuffixBaseURLProvider, StaticBaseURLProvider
-    from governor.episodes.sessions import DataManager
+    from governor.episodes.text.actor_pool import ActorHandle, ActorPool, http_sites, process_sites
+    from governor.episodes.text.base_urls import SessionSuffixBaseURLProvider, StaticBaseURLProvider
+    from governor.episodes.text.episode_handler import EpisodeHandler
+    from governor.episodes.text.interactor import Interactor
+    from governor.episodes.text.sessions import DataManager
 
 _HOMES: Final = {
-    "ActorHandle": "actor_pool",
-    "ActorPool": "actor_pool",
-    "DataManager": "sessions",
-    "EpisodeHandler": "episode_handler",
-    "Interactor": "interactor",
-    "SessionSuffixBaseURLProvider": "llm",
-    "StaticBaseURLProvider": "llm",
+    "ActorHandle": "text.actor_pool",
+    "ActorPool": "text.actor_pool",
+    "DataManager": "text.sessions",
+    "EpisodeHandler": "text.episode_handler",
+    "Interactor": "text.interactor",
+    "SessionSuffixBaseURLProvider": "text.base_urls",
+    "StaticBaseURLProvider": "text.base_urls",
+    "http_sites": "text.actor_pool",
+    "process_sites": "text.actor_pool",
 }
 
 __all__ = [
@@ -37,6 +39,8 @@ __all__ = [
     "SessionSuffixBaseURLProvider",
     "StaticBaseURLProvider",
     "Transition",
+    "http_sites",
+    "process_sites",
 ]
 
 

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Protocol
 
-from governor.episodes import spaces, state_file
+from governor.episodes import spaces
 from governor.episodes.entries import one_line
+from governor.episodes.records import state_file
 from governor.errors import ConductorError
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from __future__ import annotations
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final
 
-from governor.episodes import state_file
+from governor.episodes.records import state_file
 from governor.errors import ConductorError
 
 if TYPE_CHECKING:

@@ -25,23 +25,23 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any, Final
 
 from governor import logs
-from governor.episodes import episode_file
-from governor.episodes.checkpoints import through_conductors
-from governor.episodes.conditions import BAD, STRENGTH
 from governor.episodes.entries import one_line, tell
-from governor.episodes.evaluation import entropy
-from governor.episodes.phase_rules import PhaseRules
-from governor.episodes.seeds import episode_seed
-from governor.episodes.statistics import summarize
+from governor.episodes.records import episode_file
+from governor.episodes.remote.agent_copies import through_conductors
+from governor.episodes.rules.conditions import BAD, STRENGTH
+from governor.episodes.rules.evaluation import entropy
+from governor.episodes.rules.phase_rules import PhaseRules
+from governor.episodes.rules.seeds import episode_seed
+from governor.episodes.rules.statistics import summarize
 from governor.messages import Acknowledged, EpisodeEnded, EpisodeRecord, PartEnded, StartSimulation
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
     from governor.conductors.conductor import Link
-    from governor.episodes.checkpoints import Copy
-    from governor.episodes.evaluation import Stage
-    from governor.episodes.recording import Columns, StepRecorder
+    from governor.episodes.records.checkpoints import Copy
+    from governor.episodes.records.recording import Columns, StepRecorder
+    from governor.episodes.rules.evaluation import Stage
     from governor.episodes.spaces import SpaceSpec
     from governor.messages import ConductorSpec, FlowControl
 
@@ -117,13 +117,13 @@ class Simulation:
 
     def recorder(self, worker: int, observation: SpaceSpec, action: SpaceSpec) -> StepRecorder:
         """Of one worker, whose environment has these spaces."""
-        from governor.episodes.recording import Columns  # noqa: PLC0415  # Arrow: not for the forkserver
+        from governor.episodes.records.recording import Columns  # noqa: PLC0415  # Arrow: not for the forkserver
 
         return self.recorder_of(worker, Columns.of(observation, action))
 
     def recorder_of(self, worker: int, columns: Columns) -> StepRecorder:
         """That of one worker; another one once its steps have other columns."""
-        from governor.episodes.recording import StepRecorder  # noqa: PLC0415  # as above
+        from governor.episodes.records.recording import StepRecorder  # noqa: PLC0415  # as above
 
         recorder = self._recorders.get(worker)
         if recorder is None or recorder.columns != columns:

@@ -4,12 +4,13 @@ Rules:
 1. Discrete, Box, MultiDiscrete and MultiBinary cross; any other space is a ConductorError that names it.
 2. A `Conformer` takes what user code returned and gives what travels: plain ints for Discrete, arrays of the space's
    dtype and shape else; a value that does not belong to the space's kind is a ValueError in one line.
-3. Bounds of a Box are not enforced (many environments clip), NaN in an observation or action is refused.
+3. Bounds of a Box are not enforced (many environments clip), NaN in an observation, an action or a reward is refused.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import isfinite
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import msgspec
@@ -182,3 +183,14 @@ def _cast(array: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
 def _short(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def finite_reward(value: Any) -> float:
+    """Raises ValueError in one line."""
+    try:
+        reward = float(value)
+    except (TypeError, ValueError):
+        raise ValueError(f"the reward is a {type(value).__name__}, not a number") from None
+    if not isfinite(reward):
+        raise ValueError(f"the reward is {reward}")
+    return reward

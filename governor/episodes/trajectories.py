@@ -18,7 +18,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from governor.episodes.stream import SUFFIX, StreamReader, array, folder_of, stem_of, streams_of, texts
+from governor.episodes.records.stream import (
+    SUFFIX,
+    StreamReader,
+    array,
+    folder_of,
+    stem_of,
+    streams_of,
+    texts,
+)
 from governor.errors import UsageError
 
 if TYPE_CHECKING:

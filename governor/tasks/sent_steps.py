@@ -46,7 +46,7 @@ class SentSteps:
 
     def _create(self, worker: int) -> int:
         """Newer than all that is there."""
-        from governor.episodes.stream import SUFFIX, folder_of, stem_of, streams_of  # noqa: PLC0415  # Arrow: only where steps come
+        from governor.episodes.records.stream import SUFFIX, folder_of, stem_of, streams_of  # noqa: PLC0415  # Arrow: only where steps come
 
         before = streams_of(self._run_folder, self._phase)
         incarnation = before[-1][0] + 1 if before else 1

@@ -27,11 +27,11 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from governor import logs
-from governor.episodes.conditions import COMPLETE, faults
 from governor.episodes.entries import one_line
+from governor.episodes.local.stepping import BUILD_SECONDS
+from governor.episodes.remote.worker import TRIES
+from governor.episodes.rules.conditions import COMPLETE, faults
 from governor.episodes.simulation import Paused, Simulation
-from governor.episodes.stepping import BUILD_SECONDS
-from governor.episodes.worker import TRIES
 from governor.messages import EpisodeRecord, TaskRecord, TaskSpec, encode
 from governor.tasks.exchange import episodes
 from governor.tasks.planning.chunks import ChunkSizes

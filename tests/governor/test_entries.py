@@ -5,7 +5,7 @@ import psutil
 import pytest
 
 from governor import entries
-from governor.episodes import state_file
+from governor.episodes.records import state_file
 
 SLEEP = f"98765.{os.getpid()}"
 """Nobody else's."""

@@ -1,6 +1,6 @@
 """Sessions of a language model, recorded."""
 
-from governor.episodes.sessions import DataManager
+from governor.episodes.text.sessions import DataManager
 
 __all__ = ["DataManager", "record", "session"]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import gymnasium.spaces as gym
 
 from governor.episodes import spaces, trajectories
-from governor.episodes.recording import Columns, StepRecorder
+from governor.episodes.records.recording import Columns, StepRecorder
 
 HERE = Path(__file__).parent
 

@@ -7,10 +7,10 @@ import contextlib
 
 from text_world import Notes, TextWorld
 
-from governor.episodes.actor_pool import ActorPool, http_sites
-from governor.episodes.interactor import Interactor
-from governor.episodes.llm import Answer, StaticBaseURLProvider
-from governor.episodes.text_environment import TextStep
+from governor.episodes.text.actor_pool import ActorPool, http_sites
+from governor.episodes.text.environment import TextStep
+from governor.episodes.text.interactor import Interactor
+from governor.episodes.text.llm import Answer, StaticBaseURLProvider
 
 SECONDS = 30
 

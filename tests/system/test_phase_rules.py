@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from governor.episodes import state_file
+from governor.episodes.records import state_file
 
 pytestmark = pytest.mark.system
 

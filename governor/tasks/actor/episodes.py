@@ -21,13 +21,13 @@ from uuid import uuid4
 
 import msgspec
 
-from governor.episodes import episode_file
-from governor.episodes.kept_agent import KeptAgent
-from governor.episodes.place import Place
-from governor.episodes.recording import Columns, StepRecorder
-from governor.episodes.seeds import episode_seed
-from governor.episodes.stepping import SeveralPlayers, Worker
-from governor.episodes.stream import streams_of
+from governor.episodes.local.kept_agent import KeptAgent
+from governor.episodes.local.place import Place
+from governor.episodes.local.stepping import SeveralPlayers, Worker
+from governor.episodes.records import episode_file
+from governor.episodes.records.recording import Columns, StepRecorder
+from governor.episodes.records.stream import streams_of
+from governor.episodes.rules.seeds import episode_seed
 from governor.errors import ConductorError
 from governor.messages import Acknowledged, EpisodeRecord, StartSimulation
 from governor.tasks.api import TaskCancelled, TaskResult

@@ -16,8 +16,9 @@ from recorded_sessions import record, session
 from recorded_steps import columns, play, recorder
 
 from governor.cli import ask, cli
-from governor.episodes import episode_file, trajectories
-from governor.episodes.sessions import DataManager
+from governor.episodes import trajectories
+from governor.episodes.records import episode_file
+from governor.episodes.text.sessions import DataManager
 from governor.messages import EpisodeRecord
 
 ROOT = Path(__file__).parents[3]

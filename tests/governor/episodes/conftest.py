@@ -14,7 +14,7 @@ from governor.conductors.agent import AgentConductor
 from governor.conductors.conductor import RecordingLink
 from governor.conductors.environment import EnvironmentConductor
 from governor.conductors.simulation import SimulationController
-from governor.episodes import state_file
+from governor.episodes.records import state_file
 from governor.messages import ConductorSpec, Done, EpisodeEnded, PartEnded, StartSimulation, encode
 from transport.broker import Broker
 from transport.client import Client

@@ -4,7 +4,7 @@ import pytest
 from full_disk import full_beyond
 
 from governor.episodes import trajectories
-from governor.episodes.recording import Columns, StepRecorder
+from governor.episodes.records.recording import Columns, StepRecorder
 from governor.episodes.spaces import Discrete
 from governor.errors import ConductorError
 from governor.messages import Done, EpisodeEnded, EpisodeRecord, PartEnded, Refused, StopPart, Until

@@ -6,7 +6,7 @@ import pytest
 from full_disk import full_beyond
 from recorded_steps import play, recorder, rows
 
-from governor.episodes.stream import streams_of
+from governor.episodes.records.stream import streams_of
 from governor.tasks.sent_steps import SentSteps
 
 

@@ -16,11 +16,12 @@ from in_process_commands import outcomes
 
 from governor.conductors.conductor import RecordingLink
 from governor.conductors.simulation import SimulationController
-from governor.episodes import state_file, trajectories
-from governor.episodes.recording import ROWS
+from governor.episodes import trajectories
+from governor.episodes.records import state_file
+from governor.episodes.records.recording import ROWS
+from governor.episodes.records.stream import streams_of
+from governor.episodes.remote.worker import TRIES
 from governor.episodes.simulation import Simulation, episode_seed
-from governor.episodes.stream import streams_of
-from governor.episodes.worker import TRIES
 from governor.messages import Done, EpisodeEnded, Made, PartEnded, StartSimulation, Until
 
 pytestmark = [pytest.mark.ray, pytest.mark.asyncio(loop_scope="session")]

@@ -10,7 +10,7 @@ from recorded_steps import play as record
 from recorded_steps import recorder
 
 from governor.episodes import trajectories
-from governor.episodes.stream import streams_of
+from governor.episodes.records.stream import streams_of
 from governor.messages import Made, StartSimulation, encode
 from governor.tasks.actor import episodes
 from governor.tasks.exchange.episodes import READY, UNPREPARED, WITHOUT_STATE, Chunk, heard

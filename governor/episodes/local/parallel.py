@@ -1,0 +1,345 @@
+"""Environments of several players (PettingZoo's parallel ones) in the simulation's own process: all act, then one step.
+
+Rules:
+1. Values, faults, seeds and the order of things are those of `stepping.Worker`, player by player; a fault names its player.
+2. A player that is terminated or truncated leaves, and does not come back in this episode. The episode is over when nobody
+   is left: `terminated` if that is true of every player, else `truncated`.
+3. The value of an episode is the sum of its players' returns.
+4. An agent that plays several players is one object: it is told which, as `player`, if its `act` or `learn` asks for it.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from functools import partial
+from math import isfinite
+from time import monotonic
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from governor.episodes import spaces
+from governor.episodes.entries import make_environment, one_line
+from governor.episodes.local.conforming import copier
+from governor.episodes.local.place import ACT, BUILD, JOIN, LEARN, SAVE, STEP
+from governor.episodes.local.stepping import BUILD_SECONDS, NotRecorded, Worker
+from governor.episodes.spaces import finite_reward
+from governor.episodes.transition import Transition
+from governor.errors import ConductorError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from governor.episodes.local.kept_agent import KeptAgent
+    from governor.episodes.local.place import Place
+    from governor.episodes.simulation import Simulation
+    from governor.episodes.spaces import Conformer, SpaceSpec
+    from governor.messages import EpisodeOutcome, Made
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Player:
+    """Who plays a player, and the form of its values. `told` are the methods of its agent that ask who it is."""
+
+    name: str
+    agent: KeptAgent
+    observed: Conformer
+    conform: Conformer
+    plain: bool
+    told: frozenset[str]
+
+
+class _Turn(NamedTuple):
+    """What a player does in one episode."""
+
+    act: Callable[[Any], Any]
+    learn: Callable[[Transition], Any] | None
+
+
+class _Step(NamedTuple):
+    """What came of a step: for who acted, and the observations of who has just joined too."""
+
+    observations: dict[str, Any]
+    rewards: dict[str, float]
+    terminated: dict[str, bool]
+    truncated: dict[str, bool]
+
+    def left(self) -> set[str]:
+        return {name for name in self.rewards if self.terminated[name] or self.truncated[name]}
+
+
+class ParallelWorker(Worker):
+    """A `Worker` whose environment has several players. `built` is the first environment, if there is one already."""
+
+    def __init__(
+        self,
+        simulation: Simulation,
+        place: Place,
+        agents: Mapping[str, KeptAgent],
+        made: Made,
+        *,
+        built: Any = None,
+    ) -> None:
+        super().__init__(simulation, place, next(iter(agents.values())), made)
+        self._agents = agents
+        self._built = built
+        self._recorder_of = simulation.recorder_of
+        self._players: dict[str, _Player] = {}
+
+    # -- building -------------------------------------------------------------------------------------------
+
+    def _build(self) -> None:
+        from governor.episodes.records.recording import Columns  # noqa: PLC0415  # Arrow: not for the forkserver
+
+        place, made = self._place, self._made
+        place.enter(BUILD, seconds=BUILD_SECONDS)
+        environment, self._built = self._built, None
+        if environment is None:
+            environment = make_environment(made.entry, made.params)
+        try:
+            cast = self._cast(_players_of(environment))
+            known = {player: _spaces_of(environment, player) for player in cast}
+            self._must_agree(cast, known)
+            columns = Columns.of_players(known)
+        except ConductorError as error:
+            raise ConductorError(f"environment {made.entry!r}: {error.reason}") from error
+        place.where = JOIN
+        self._players = {player: self._seat(player, cast[player], *known[player]) for player in cast}
+        place.leave()
+        self._environment = environment
+        self._recorder = self._recorder_of(self._number, columns)
+
+    def _cast(self, players: list[str]) -> dict[str, str]:
+        """The agent of each player. Raises ConductorError."""
+        command = self._simulation.command
+        if self._made.vector != 1:
+            raise ConductorError(f"it has several players ({_listed(players)}): leave out 'vector'")
+        if command.players:
+            unknown = [player for player in command.players if player not in players]
+            if unknown:
+                raise ConductorError(f"it has no player {_listed(unknown)}; there are {_listed(players)}")
+            idle = [player for player in players if player not in command.players]
+            if idle:
+                raise ConductorError(f"no agent plays {_listed(idle)}: say one in 'agents'")
+            return {player: command.players[player] for player in players}
+        agents = command.agents
+        if len(agents) == 1:
+            return dict.fromkeys(players, agents[0])
+        if len(agents) != len(players):
+            raise ConductorError(
+                f"{len(agents)} agents ({_listed(agents)}) for {len(players)} players ({_listed(players)})"
+            )
+        return dict(zip(players, agents, strict=True))
+
+    @staticmethod
+    def _must_agree(cast: Mapping[str, str], known: Mapping[str, tuple[SpaceSpec, SpaceSpec]]) -> None:
+        first: dict[str, str] = {}
+        for player, agent in cast.items():
+            other = first.setdefault(agent, player)
+            if known[other] != known[player]:
+                raise ConductorError(
+                    f"players {other!r} and {player!r} have different spaces: one agent, {agent!r}, cannot play both"
+                )
+
+    def _seat(self, player: str, name: str, observation: SpaceSpec, action: SpaceSpec) -> _Player:
+        self._place.agent = name
+        agent = self._agents[name]
+        agent.join(self._number, observation, action)
+        return _Player(
+            name=player,
+            agent=agent,
+            observed=copier(observation),
+            conform=spaces.conformer(action),
+            plain=isinstance(action, spaces.Discrete),
+            told=frozenset(method for method in ("act", "learn") if agent.takes_player(method)),
+        )
+
+    def _renew(self) -> None:
+        self.close()
+        if self._simulation.take_restart():
+            for agent in self._agents.values():
+                agent.renew()
+        self._build()
+
+    # -- one episode ----------------------------------------------------------------------------------------
+
+    def _trained(self) -> None:
+        for name, agent in self._agents.items():
+            self._enter_agent(name, SAVE)
+            agent.trained()
+
+    def _enter_agent(self, name: str, where: str) -> None:
+        """The watch asks for the agent of `where`: that must stand before."""
+        self._place.agent = name
+        self._place.where = where
+
+    def _loop(self, seed: int, deadline: float, *, explore: bool) -> EpisodeOutcome:
+        place, simulation = self._place, self._simulation
+        limit = simulation.command.max_steps or sys.maxsize
+        turns = self._turns(explore=explore)
+        gone: set[str] = set()
+        finished = True
+        seen = self._reset(seed)
+        place.values = dict.fromkeys(seen, 0.0)
+        while True:
+            actions = {name: self._act(name, turns[name], observation) for name, observation in seen.items()}
+            step = self._step(actions, gone)
+            if monotonic() >= deadline:
+                return "timed_out"
+            place.steps += 1
+            if place.steps >= limit:
+                step = step._replace(truncated=dict.fromkeys(actions, True))
+            self._count(step.rewards)
+            try:
+                self._recorder.step_players(seen, actions, step.rewards, step.terminated, step.truncated)
+            except OSError as error:
+                raise NotRecorded(one_line(error)) from error
+            left = step.left()
+            gone |= left
+            finished = finished and all(step.terminated[name] for name in left)
+            following = {name: value for name, value in step.observations.items() if name not in gone}
+            over = not following or place.steps >= limit
+            if not over and simulation.stopping:
+                return "cancelled"
+            self._learn(turns, seen, actions, step)
+            if over:
+                return "terminated" if finished else "truncated"
+            seen = following
+
+    def _turns(self, *, explore: bool) -> dict[str, _Turn]:
+        alone = self._simulation.command.workers == 1
+        calls = {name: agent.calls(self._number, alone=alone) for name, agent in self._agents.items()}
+        turns = {}
+        for player in self._players.values():
+            call = calls[player.agent.name]
+            who = {method: {"player": player.name} for method in player.told}
+            learn = partial(call.learn, **who.get("learn", {})) if explore and call.learn else None
+            turns[player.name] = _Turn(partial(call.act, explore=explore, **who.get("act", {})), learn)
+        return turns
+
+    def _reset(self, seed: int) -> dict[str, Any]:
+        """What each player observes. Raises ValueError and whatever the environment raises."""
+        returned = self._environment.reset(seed=seed)
+        try:
+            observations, _ = returned
+        except (TypeError, ValueError):
+            raise ValueError("it did not return (observations, infos)") from None
+        live = list(self._environment.agents)
+        if not live:
+            raise ValueError("it has no player")
+        return self._observed_by(live, observations)
+
+    def _act(self, name: str, turn: _Turn, observation: Any) -> Any:
+        player = self._players[name]
+        self._enter_agent(player.agent.name, f"{ACT} of {name}")
+        return player.conform(turn.act(observation))
+
+    def _step(self, actions: dict[str, Any], gone: set[str]) -> _Step:
+        self._place.where = STEP
+        given = {
+            name: action if self._players[name].plain else action.copy() for name, action in actions.items()
+        }
+        returned = self._environment.step(given)
+        try:
+            observations, rewards, terminations, truncations, _ = returned
+        except (TypeError, ValueError):
+            raise ValueError(
+                "it did not return (observations, rewards, terminations, truncations, infos)"
+            ) from None
+        terminated = {name: bool(_of(terminations, name, "termination")) for name in actions}
+        truncated = {name: bool(_of(truncations, name, "truncation")) for name in actions}
+        live = [name for name in self._environment.agents if name not in gone]
+        for name in actions:
+            if name not in live and not (terminated[name] or truncated[name]):
+                raise ValueError(
+                    f"player {name!r} is not in agents any more, but neither terminated nor truncated"
+                )
+        return _Step(
+            self._observed_by(dict.fromkeys([*actions, *live]), observations),
+            {name: _reward(name, _of(rewards, name, "reward")) for name in actions},
+            terminated,
+            truncated,
+        )
+
+    def _observed_by(self, names: Iterable[str], observations: Any) -> dict[str, Any]:
+        found = {}
+        for name in names:
+            player = self._players.get(name)
+            if player is None:
+                raise ValueError(f"player {name!r} is in agents, but not in possible_agents")
+            observation = _of(observations, name, "observation")
+            try:
+                found[name] = player.observed(observation)
+            except ValueError as error:
+                raise ValueError(f"player {name!r}: observation: {error}") from None
+        return found
+
+    def _count(self, rewards: Mapping[str, float]) -> None:
+        values = self._place.values
+        for name, reward in rewards.items():
+            values[name] = values.get(name, 0.0) + reward
+        self._place.value = sum(values.values())
+
+    def _learn(
+        self, turns: Mapping[str, _Turn], seen: Mapping[str, Any], actions: Mapping[str, Any], step: _Step
+    ) -> None:
+        for name, action in actions.items():
+            learn = turns[name].learn
+            if learn is not None:
+                self._enter_agent(self._players[name].agent.name, f"{LEARN} of {name}")
+                learn(
+                    Transition(
+                        observation=seen[name],
+                        action=action,
+                        reward=step.rewards[name],
+                        next_observation=step.observations[name],
+                        terminated=step.terminated[name],
+                        truncated=step.truncated[name],
+                    )
+                )
+
+
+def _players_of(environment: Any) -> list[str]:
+    if hasattr(environment, "agent_iter"):
+        raise ConductorError(
+            "its players take turns (AEC); wrap it with pettingzoo.utils.conversions.aec_to_parallel"
+        )
+    if not hasattr(environment, "possible_agents"):
+        raise ConductorError("it has one player (no possible_agents): say one agent, in a list")
+    players = list(environment.possible_agents)
+    if not players:
+        raise ConductorError("its possible_agents are empty")
+    odd = [player for player in players if not isinstance(player, str)]
+    if odd:
+        raise ConductorError(f"player {odd[0]!r} is of type {type(odd[0]).__name__}: names must be texts")
+    return players
+
+
+def _spaces_of(environment: Any, player: str) -> tuple[SpaceSpec, SpaceSpec]:
+    found = []
+    for role in ("observation_space", "action_space"):
+        try:
+            space = getattr(environment, role)(player)
+        except Exception as error:
+            raise ConductorError(f"{role}({player!r}): {one_line(error)}") from error
+        found.append(spaces.describe(space, role=f"{role}({player!r})"))
+    return found[0], found[1]
+
+
+def _of(values: Any, player: str, what: str) -> Any:
+    try:
+        return values[player]
+    except (LookupError, TypeError):
+        raise ValueError(f"player {player!r}: {what}: none is there") from None
+
+
+def _reward(player: str, reward: Any) -> float:
+    if type(reward) is float and isfinite(reward):
+        return reward
+    try:
+        return finite_reward(reward)
+    except ValueError as error:
+        raise ValueError(f"player {player!r}: {error}") from None
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(map(repr, names))

@@ -1,0 +1,93 @@
+"""What a worker has played, on its way to the governor: episodes that end within a moment share a write and a report.
+
+Rules:
+1. An episode is reported after its steps are in the kernel's hands. If they cannot be written, it is `failed`.
+2. What its end means for the phase is asked at once. It waits for others only where the last report was less than
+   `linger` seconds ago: a long episode never waits.
+3. At most `most` reports are not acknowledged: their episodes are played again when this process dies.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from concurrent.futures import Future, wait
+from time import monotonic
+from typing import TYPE_CHECKING, Final, Protocol
+
+import msgspec
+
+from governor import logs
+from governor.episodes.entries import one_line
+from governor.episodes.rules.conditions import COMPLETE
+
+if TYPE_CHECKING:
+    from governor.episodes.records.recording import StepRecorder
+    from governor.messages import Acknowledged, EpisodeRecord
+
+UNACKNOWLEDGED: Final = 64
+LINGER_SECONDS: Final = 0.01
+
+log = logs.get_logger()
+
+
+class Keeper(Protocol):
+    """Who judges and keeps episodes; `simulation.Simulation` is one."""
+
+    def judge(self, record: EpisodeRecord) -> None: ...
+
+    def keep(self, *records: EpisodeRecord) -> Future[Acknowledged]: ...
+
+
+class Reports:
+    """Of one worker, for its thread. All methods raise OSError where the file of the episodes cannot be written."""
+
+    def __init__(self, keeper: Keeper, *, linger: float = LINGER_SECONDS, most: int = UNACKNOWLEDGED) -> None:
+        self._keeper = keeper
+        self._linger = linger
+        self._most = most
+        self._due = 0.0
+        self._held: list[tuple[EpisodeRecord, StepRecorder | None]] = []
+        self._unacknowledged: deque[Future[Acknowledged]] = deque()
+
+    def add(self, record: EpisodeRecord, recorder: StepRecorder | None) -> None:
+        """`recorder` has its end, not yet flushed; None where no step was taken."""
+        self._held.append((record, recorder))
+        self._keeper.judge(record)
+        self.send_due()
+
+    def send_due(self) -> None:
+        """May be called between steps, so that nothing waits for the end of a long episode."""
+        if self._held and monotonic() >= self._due:
+            self.send()
+
+    def send(self) -> None:
+        """All that is held."""
+        if self._held:
+            self._unacknowledged.append(self.hand_in())
+            self._due = monotonic() + self._linger
+        while len(self._unacknowledged) > self._most:
+            wait([self._unacknowledged.popleft()])
+
+    def drain(self) -> None:
+        """Returns when the governor has heard of all."""
+        self.send()
+        wait(self._unacknowledged)
+        self._unacknowledged.clear()
+
+    def hand_in(self) -> Future[Acknowledged]:
+        """What is held comes to disk, the steps first, and is reported. Also for who has written the worker off."""
+        held, self._held = self._held, []
+        for recorder in {recorder for _, recorder in held if recorder is not None}:
+            try:
+                recorder.flush()
+            except OSError as error:
+                log.warning("episode.not_recorded", episodes=len(recorder.lost), reason=one_line(error))
+        return self._keeper.keep(*(_as_kept(record, recorder) for record, recorder in held))
+
+
+def _as_kept(record: EpisodeRecord, recorder: StepRecorder | None) -> EpisodeRecord:
+    fault = recorder.lost.pop(record.index, None) if recorder is not None else None
+    if fault is None or record.outcome not in COMPLETE:
+        return record
+    reason = f"cannot record its steps: {one_line(fault)}"
+    return msgspec.structs.replace(record, outcome="failed", reason=reason)

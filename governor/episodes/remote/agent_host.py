@@ -1,0 +1,319 @@
+"""The agent in a thread of its own: it acts for every worker that has a seat, and learns from each of them.
+
+Rules:
+1. It is built when its spaces are known, at the first join; a saved state is loaded into it then.
+2. What a seat saw and did last is kept here, for each of its slots, so that the next observation alone makes a transition.
+3. A step is learned before the next action is chosen, in the order of the requests and of their rows; with
+   `max_staleness` it is learned beside. The end of an episode in train mode is answered when all of it is learned.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from governor import logs
+from governor.episodes import spaces
+from governor.episodes.agents import make_agent
+from governor.episodes.arrays import WireError
+from governor.episodes.entries import load, one_line
+from governor.episodes.records import state_file
+from governor.episodes.remote import wire
+from governor.episodes.remote.brain import Trace
+from governor.episodes.remote.host import Abandoned, Host
+from governor.episodes.remote.mind import Mind
+from governor.episodes.transition import Transition
+from governor.errors import ConductorError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+log = logs.get_logger()
+
+
+class _Slot:
+    """What the agent saw and did last in an episode; `explore` and `learn` hold for all of it."""
+
+    __slots__ = ("action", "explore", "learn", "observation", "trace")
+
+    def __init__(self, trace: Trace, observation: Any, *, explore: bool, learn: bool) -> None:
+        self.trace = trace
+        self.explore = explore
+        self.learn = learn
+        self.observation = observation
+        self.action: Any = None
+
+
+class AgentHost(Host):
+    """Each seat is in as many episodes at once as its worker has environments: `slots`, by their numbers."""
+
+    def __init__(
+        self,
+        *,
+        entry: str,
+        params: dict[str, Any],
+        seed: int,
+        state_path: Path,
+        name: str,
+        path: Path,
+        first_state: str | None = None,
+    ) -> None:
+        super().__init__(name=name, path=path)
+        self.loaded = False
+        self.spaces: tuple[spaces.SpaceSpec, spaces.SpaceSpec] | None = None
+        self._entry = entry
+        self._params = params
+        self._seed = seed
+        self._state_path = state_path
+        self._first_state = first_state
+        self._at_work: tuple[bytes, int] | None = None
+        self._mind: Mind
+        self._seats: dict[bytes, dict[int, _Slot]] = {}
+
+    def is_at(self, seat: bytes, number: int) -> bool:
+        """Whether this very request, or the learning of its seat's steps, is in the agent's hands; for any thread."""
+        return self._at_work == (seat, number) or (
+            self.spaces is not None and self._mind.is_learning_of(seat)
+        )
+
+    # -- called through `do`: in the thread -----------------------------------------------------------------
+
+    def seat(
+        self,
+        seat: bytes,
+        *,
+        observation: spaces.SpaceSpec,
+        action: spaces.SpaceSpec,
+        renew: bool,
+        old: bytes | None,
+        max_staleness: int = 0,
+    ) -> None:
+        """Makes a seat; builds the agent where it is needed. Raises ConductorError with one line."""
+        if self.spaces is None or renew:
+            self._build(observation, action)
+        elif self.spaces != (observation, action):
+            raise ConductorError(
+                f"{self.name} was built for other spaces: {self.spaces[0]}, {self.spaces[1]}"
+            )
+        self._mind.bind(max_staleness)
+        if old is not None:
+            self._seats.pop(old, None)
+        self._seats[seat] = {}
+
+    def _build(self, observation: spaces.SpaceSpec, action: spaces.SpaceSpec) -> None:
+        if self.spaces is not None:
+            self._mind.put_down()
+        make = partial(
+            make_agent,
+            self._factory,
+            entry=self._entry,
+            params=self._params,
+            seed=self._seed,
+            observation=observation,
+            action=action,
+            state_path=self._state_path,
+            first_state=self._first_state,
+        )
+        self._mind = Mind(make, state_path=self._state_path, entry=self._entry, name=self.name)
+        self._conform = spaces.conformer(action)
+        self._plain = isinstance(observation, spaces.Discrete)
+        self.spaces = (observation, action)
+
+    def copy(self, path: Path) -> None:
+        """Its state as it is now is at `path`; what was saved, where it has not been built in this life.
+
+        Raises ConductorError, OSError, TypeError and what its `state_dict` raises.
+        """
+        if self.spaces is not None:
+            self._mind.copy(path)
+        else:
+            state_file.copy(path, saved=self._state_path, name=self.name)
+
+    # -- Host -----------------------------------------------------------------------------------------------
+
+    def _prepare(self) -> None:
+        self._factory = load(self._entry)
+        self.loaded = state_file.first(self._state_path, self._first_state) is not None
+
+    def _answer(self, peer: bytes, data: bytes) -> bytes | None:
+        try:
+            request = wire.decode_agent_request(data)
+        except WireError:
+            return None
+        slots = self._seats.get(peer)
+        if slots is None:
+            return wire.encode(wire.Fault(request.number, "agent", "nobody sits there"))
+        self._at_work = (peer, request.number)
+        try:
+            return self._answer_to(request, peer, slots)
+        except Abandoned:
+            raise
+        except BaseException as error:  # noqa: BLE001  # of a message that makes no sense: the thread is for all
+            return wire.encode(wire.Fault(request.number, "agent", one_line(error)))
+        finally:
+            self._at_work = None
+
+    def _answer_to(self, request: wire.AgentRequest, peer: bytes, slots: dict[int, _Slot]) -> bytes | None:
+        match request:
+            case wire.Act():
+                return self._go_on(slots, request)
+            case wire.Begin():
+                slots[0] = self._slot(peer, request.observation, train=request.train)
+                return self._act(slots[0], request.number)
+            case wire.Finish():
+                return self._end(peer, slots, request)
+            case wire.Keep():
+                return self._keep(peer, request)
+            case wire.ActMany():
+                return self._many(peer, slots, request)
+
+    def _finish(self) -> None:
+        """What was interrupted in the middle is not saved."""
+        if self.spaces is not None and not self._abandoned:
+            try:
+                self._mind.put_down()
+            except ConductorError as error:
+                log.warning("agent.not_saved", agent=self.name, reason=error.reason)
+
+    # -- one episode at a time ------------------------------------------------------------------------------
+
+    def _go_on(self, slots: dict[int, _Slot], request: wire.Act) -> bytes:
+        slot = self._learn(slots, 0, request.observation, request.reward, 0)
+        if slot.trace.fault is not None:
+            return wire.encode(wire.Fault(request.number, *slot.trace.fault))
+        slot.observation = request.observation
+        return self._act(slot, request.number)
+
+    def _slot(self, peer: bytes, observation: Any, *, train: bool) -> _Slot:
+        return _Slot(Trace(peer), observation, explore=train, learn=train and self._mind.learns)
+
+    def _act(self, slot: _Slot, number: int) -> bytes:
+        mind = self._mind
+        try:
+            action, version = mind.act(
+                partial(mind.ask, slot.observation, explore=slot.explore), explore=slot.explore
+            )
+            slot.action = self._conform(action)
+        except Abandoned:
+            raise
+        except BaseException as error:  # noqa: BLE001  # user code: whatever it raises is this episode's fault
+            return wire.encode(wire.Fault(number, "agent.act", one_line(error)))
+        return wire.encode(wire.Acted(number, slot.action, version))
+
+    def _end(self, peer: bytes, slots: dict[int, _Slot], request: wire.Finish) -> bytes | None:
+        end = wire.TERMINATED * request.terminated | wire.TRUNCATED * request.truncated
+        trace = self._learn(slots, 0, request.observation, request.reward, end).trace
+        del slots[0]
+        return self._mind.ended([trace], lambda: _finished(request.number, trace), partial(self.reply, peer))
+
+    def _keep(self, peer: bytes, request: wire.Keep) -> bytes | None:
+        trace = Trace(peer)
+
+        def answer() -> bytes:
+            self._mind.keep(trace)
+            return _finished(request.number, trace)
+
+        return self._mind.ended([], answer, partial(self.reply, peer))
+
+    def _learn(
+        self, slots: dict[int, _Slot], number: int, observation: Any, reward: float, end: int
+    ) -> _Slot:
+        """The slot; its trace has the fault, if there is one."""
+        slot = slots.get(number)
+        if slot is None or slot.action is None:
+            slot = slots[number] = _Slot(Trace(b""), None, explore=False, learn=False)
+            slot.trace.fault = "agent.learn", "ValueError: a step without an action before it"
+        elif slot.learn:
+            transition = Transition(
+                observation=slot.observation,
+                action=slot.action,
+                reward=reward,
+                next_observation=observation,
+                terminated=bool(end & wire.TERMINATED),
+                truncated=bool(end & wire.TRUNCATED),
+            )
+            self._mind.learn(slot.trace, transition)
+        return slot
+
+    # -- a vector -------------------------------------------------------------------------------------------
+
+    def _many(self, peer: bytes, slots: dict[int, _Slot], request: wire.ActMany) -> bytes | None:
+        seen = request.observations.tolist() if self._plain else request.observations
+        ended: dict[int, _Slot] = {}
+        acting: dict[int, _Slot] = {}
+        for row, (number, kind) in enumerate(zip(request.slots, request.kinds, strict=True)):
+            if kind == wire.FIRST:
+                acting[row] = slots[number] = self._slot(peer, seen[row], train=request.train)
+                continue
+            slot = self._learn(slots, number, seen[row], request.rewards[row], request.ends[row])
+            slot.observation = seen[row]
+            if kind == wire.LAST:
+                ended[row] = slots.pop(number)
+            else:
+                acting[row] = slot
+        rows = [row for row, slot in acting.items() if slot.trace.fault is None]
+        actions, version = self._act_all([acting[row] for row in rows], explore=request.train)
+        told = [row for row in rows if acting[row].trace.fault is None]
+
+        def answer() -> bytes:
+            faults = [
+                wire.RowFault(row, *slot.trace.fault)
+                for row, slot in (acting | ended).items()
+                if slot.trace.fault is not None
+            ]
+            return wire.encode(wire.ActedMany(request.number, told, np.array(actions), version, faults))
+
+        if not ended:
+            return answer()
+        traces = [slot.trace for slot in ended.values()]
+        return self._mind.ended(traces, answer, partial(self.reply, peer))
+
+    def _act_all(self, slots: Sequence[_Slot], *, explore: bool) -> tuple[list[Any], int]:
+        """The actions of those slots that have no fault then."""
+        if not slots:
+            return [], 0
+        try:
+            chosen, version = self._mind.act(partial(self._ask_all, slots, explore=explore), explore=explore)
+        except Abandoned:
+            raise
+        except BaseException as error:  # noqa: BLE001  # as in `_act`
+            chosen, version = [error] * len(slots), 0
+        actions = []
+        for slot, action in zip(slots, chosen, strict=True):
+            try:
+                if isinstance(action, BaseException):
+                    raise action  # noqa: TRY301  # one place for what is a fault
+                slot.action = self._conform(action)
+                actions.append(slot.action)
+            except Abandoned:
+                raise
+            except BaseException as error:  # noqa: BLE001  # as in `_act`
+                slot.trace.fault = "agent.act", one_line(error)
+        return actions, version
+
+    def _ask_all(self, slots: Sequence[_Slot], *, explore: bool) -> Sequence[Any]:
+        if self._mind.ask_many is None:
+            return [self._ask_one(slot, explore=explore) for slot in slots]
+        observations = np.array([slot.observation for slot in slots])
+        chosen: Sequence[Any] = self._mind.ask_many(observations, explore=explore)
+        if len(chosen) != len(slots):
+            raise ValueError(f"{len(chosen)} actions for {len(slots)} observations")
+        return chosen
+
+    def _ask_one(self, slot: _Slot, *, explore: bool) -> Any:
+        """The action, or its fault in its place."""
+        try:
+            return self._mind.ask(slot.observation, explore=explore)
+        except Abandoned:
+            raise
+        except BaseException as error:  # noqa: BLE001  # as in `_act`
+            return error
+
+
+def _finished(number: int, trace: Trace) -> bytes:
+    if trace.fault is not None:
+        return wire.encode(wire.Fault(number, *trace.fault))
+    return wire.encode(wire.Finished(number))

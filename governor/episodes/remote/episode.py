@@ -1,0 +1,101 @@
+"""One episode: an environment and an agent, from reset to its end.
+
+It knows two lines and no more: not where they lead, nor what happens after. A fault of either side ends it as
+`failed`; what ends a line (`line.LineError`) is the caller's to judge, who finds return and steps here.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from governor.episodes.arrays import WireError
+from governor.episodes.entries import one_line
+from governor.episodes.remote import wire
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from governor.episodes.remote.line import Line
+    from governor.messages import EpisodeOutcome
+
+
+class _Failed(Exception):
+    """The other side answered with a fault; one line."""
+
+
+class Episode:
+    """Played once. `record` is as `StepRecorder.step`. `value` is the undiscounted return so far, `steps` the steps that the environment has taken."""
+
+    def __init__(
+        self,
+        *,
+        environment: Line,
+        agent: Line,
+        seed: int,
+        train: bool,
+        max_steps: int | None,
+        deadline: float | None,
+        record: Callable[..., None],
+        stopping: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self.value = 0.0
+        self.steps = 0
+        self._environment = environment
+        self._agent = agent
+        self._seed = seed
+        self._train = train
+        self._max_steps = max_steps
+        self._deadline = deadline
+        self._record = record
+        self._stopping = stopping
+
+    def play(self) -> tuple[EpisodeOutcome, str]:
+        """The outcome and, for `failed`, its reason in one line. Raises LineError."""
+        try:
+            return self._play(), ""
+        except _Failed as fault:
+            return "failed", str(fault)
+        except WireError as error:
+            return "failed", f"wire: {error}"
+        except OSError as error:  # of the recorder alone: what ends a line is a LineError
+            return "failed", f"cannot record its steps: {one_line(error)}"
+        except TypeError as error:  # a value that msgpack cannot carry, from an encoder hook
+            return "failed", f"wire: {error}"
+
+    def _play(self) -> EpisodeOutcome:
+        environment, agent, deadline = self._environment, self._agent, self._deadline
+        observed = environment.ask(wire.Reset(environment.next(), self._seed), deadline=deadline)
+        observation = _expect(observed, wire.Observed).observation
+        request: wire.Begin | wire.Act = wire.Begin(agent.next(), observation, self._train)
+        limit = self._max_steps
+        while True:
+            acted = _expect(agent.ask(request, deadline=deadline), wire.Acted)
+            step = _expect(
+                environment.ask(wire.Step(environment.next(), acted.action), deadline=deadline), wire.Stepped
+            )
+            self.value += step.reward
+            self.steps += 1
+            truncated = step.truncated or (limit is not None and self.steps >= limit)
+            self._record(
+                observation, acted.action, step.reward, step.terminated, truncated, acted.weight_version
+            )
+            if step.terminated or truncated:
+                self._finish(step, truncated=truncated)
+                return "terminated" if step.terminated else "truncated"
+            if self._stopping():
+                return "cancelled"
+            observation = step.observation
+            request = wire.Act(agent.next(), observation, step.reward)
+
+    def _finish(self, step: wire.Stepped, *, truncated: bool) -> None:
+        if self._train:
+            last = wire.Finish(self._agent.next(), step.observation, step.reward, step.terminated, truncated)
+            _expect(self._agent.ask(last, deadline=self._deadline), wire.Finished)
+
+
+def _expect(answer: Any, kind: type[Any]) -> Any:
+    if type(answer) is kind:
+        return answer
+    if type(answer) is wire.Fault:
+        raise _Failed(f"{answer.where}: {answer.reason}")
+    raise _Failed(f"wire: {type(answer).__name__} where {kind.__name__} was due")

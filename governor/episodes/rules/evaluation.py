@@ -1,0 +1,198 @@
+"""Evaluation while training pauses: which episodes come when, and what an evaluation says. Pure.
+
+Rules:
+1. A phase is a row of stages; one begins when all episodes of the one before have ended. So an evaluation, and a
+   checkpoint, meet an agent that has learned from exactly the episodes before it, whatever the number of workers.
+2. Which stage it is follows from the episodes that ended, so a later life goes on where the record ends.
+3. Evaluation episodes are numbered on behind the last training episode of the phase. Their seeds are a stream of their
+   own, the same in each evaluation: what differs between two evaluations is the agent.
+4. An evaluation is over when all of its episodes have ended. One without an episode that ended by itself says nothing,
+   and ends a row of successes.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from governor.episodes.rules.conditions import holds, is_metric, mean
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Iterator
+
+    from governor.messages import Checkpoint, EpisodeRecord, Evaluate, FlowControl, StartSimulation
+
+STREAM: Final = 1
+"""Of the seeds of evaluation episodes."""
+
+
+def faults(command: StartSimulation) -> list[str]:
+    """What is wrong with the numbers of a command, one line each."""
+    found = []
+    evaluate, checkpoint = command.evaluate, command.checkpoint
+    if evaluate is not None and (
+        min(evaluate.every, evaluate.episodes) < 1 or not is_metric(evaluate.metric)
+    ):
+        found.append(f"no evaluation: {evaluate}")
+    if checkpoint is not None and checkpoint.every is not None and checkpoint.every < 1:
+        found.append(f"no checkpoint: {checkpoint}")
+    return found
+
+
+def number_of(index: int, command: StartSimulation) -> int:
+    """The evaluation that an episode belongs to, from 1; 0 for none."""
+    if command.evaluate is None or index < command.episodes:
+        return 0
+    return (index - command.episodes) // command.evaluate.episodes + 1
+
+
+def entropy(index: int, command: StartSimulation) -> tuple[int, ...]:
+    """What the seed of an episode depends on, beside the run's."""
+    if command.evaluate is None or index < command.episodes:
+        return (command.phase, index)
+    return (command.phase, (index - command.episodes) % command.evaluate.episodes, STREAM)
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """Episodes that may run side by side. `trained` training episodes have ended with it; `keep`: their state is to be
+    kept. `evaluation` is its number, 0 for training.
+    """
+
+    indexes: range
+    trained: int
+    evaluation: int = 0
+    keep: bool = False
+
+
+def stages(episodes: int, evaluate: Evaluate | None, checkpoint: Checkpoint | None) -> Iterator[Stage]:
+    """In order."""
+    kept = checkpoint.every if checkpoint is not None else None
+    first = number = 0
+    while first < episodes:
+        steps = [every for every in (evaluate and evaluate.every, kept) if every]
+        last = min([episodes, *(first - first % every + every for every in steps)])
+        yield Stage(range(first, last), last, keep=bool(kept and last % kept == 0))
+        if evaluate is not None and last % evaluate.every == 0:
+            begin = episodes + number * evaluate.episodes
+            number += 1
+            yield Stage(range(begin, begin + evaluate.episodes), last, evaluation=number)
+        first = last
+
+
+class Agenda:
+    """Hands out the episodes of a phase, a stage at a time, without those that ended in an earlier life (`known`)."""
+
+    def __init__(self, planned: Iterable[Stage], *, known: Collection[int]) -> None:
+        self._planned = iter(planned)
+        self._known = set(known)
+        self._todo: Iterator[int] = iter(())
+        self._open = 0
+        self._following: Stage | None = next(self._planned, None)
+        self.stage: Stage | None = None
+        self.behind: Stage | None = None
+        """The last stage that was over when this one began."""
+        self.advance()
+
+    def next(self) -> int | None:
+        """The next episode of this stage; None when all of them have begun."""
+        return next(self._todo, None)
+
+    @property
+    def is_last(self) -> bool:
+        """No stage follows: who gets no episode now gets none any more."""
+        return self._following is None
+
+    def ended(self, index: int) -> bool:
+        """Whether the stage is over with this episode."""
+        if self.stage is None or index not in self.stage.indexes:
+            return False
+        self._open -= 1
+        return self._open == 0
+
+    def advance(self) -> None:
+        """The stage is over, and what was to be done at its end is done: on to one with episodes left."""
+        self.stage, self.behind = None, self.stage
+        while (stage := self._following) is not None:
+            self._following = next(self._planned, None)
+            known, indexes = self._known, stage.indexes
+            smaller = known if len(known) < len(indexes) else indexes
+            self._open = len(indexes) - sum(index in indexes and index in known for index in smaller)
+            if self._open:
+                self._todo = (index for index in stage.indexes if index not in known)
+                self.stage = stage
+                return
+            self.behind = stage
+
+
+class Judge:
+    """What the evaluations of a phase came to, fed with each episode as it ends."""
+
+    def __init__(self, evaluate: Evaluate | None) -> None:
+        self._evaluate = evaluate
+        self._records: dict[int, list[EpisodeRecord]] = {}
+        self._in_a_row = 0
+        plateau = evaluate.plateau if evaluate is not None else None
+        self._window = deque[float](maxlen=plateau.window if plateau is not None else 1)
+        self._peak: float | None = None
+        self._without_gain = 0
+        self.means: dict[int, float] = {}
+        """Of each evaluation that is over and says something."""
+        self.sign = -1.0 if evaluate is not None and _is_downwards(evaluate) else 1.0
+
+    def ended(self, record: EpisodeRecord) -> FlowControl:
+        """STOP_SIMULATION when the evaluation that it ends is a success, or on a plateau; else CONTINUE."""
+        evaluate = self._evaluate
+        if evaluate is None or not record.evaluation or record.outcome == "cancelled":
+            return "CONTINUE"
+        records = self._records.setdefault(record.evaluation, [])
+        records.append(record)
+        if len(records) < evaluate.episodes:
+            return "CONTINUE"
+        value = mean(self._records.pop(record.evaluation), evaluate.metric)
+        if value is None:
+            self._in_a_row = 0
+            return "CONTINUE"
+        self.means[record.evaluation] = value
+        over = self._is_success(value, evaluate) | self._is_plateau(value, evaluate)
+        return "STOP_SIMULATION" if over else "CONTINUE"
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        if self._evaluate is None or not self.means:
+            return {}
+        name = f"evaluation_{self._evaluate.metric}"
+        best = max(self.means.values(), key=lambda value: self.sign * value)
+        return {
+            "evaluations": len(self.means),
+            f"{name}_mean": self.means[max(self.means)],
+            f"{name}_best": best,
+        }
+
+    def _is_success(self, value: float, evaluate: Evaluate) -> bool:
+        if evaluate.at_least is None and evaluate.at_most is None:
+            return False
+        met = holds(value, at_least=evaluate.at_least, at_most=evaluate.at_most)
+        self._in_a_row = self._in_a_row + 1 if met else 0
+        return self._in_a_row >= evaluate.consecutive
+
+    def _is_plateau(self, value: float, evaluate: Evaluate) -> bool:
+        plateau = evaluate.plateau
+        if plateau is None:
+            return False
+        self._window.append(self.sign * value)
+        if len(self._window) < plateau.window:
+            return False
+        smooth = sum(self._window) / len(self._window)
+        if self._peak is None or smooth > self._peak + plateau.min_delta:
+            self._peak, self._without_gain = smooth, 0
+        else:
+            self._without_gain += 1
+        return self._without_gain >= plateau.patience
+
+
+def _is_downwards(evaluate: Evaluate) -> bool:
+    return evaluate.at_most is not None or (
+        evaluate.plateau is not None and evaluate.plateau.direction == "min"
+    )

@@ -1,0 +1,118 @@
+"""The rules of a phase together, as its simulation follows them: which episode is next, when it is over, what is kept.
+
+Not for several threads at once: whoever calls holds a lock. The coroutines take no lock: no episode of the next stage begins
+before they are over.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from governor import logs
+from governor.episodes.entries import one_line
+from governor.episodes.records.checkpoints import Checkpoints, folder_of
+from governor.episodes.rules import evaluation
+from governor.episodes.rules.conditions import Goal, mean, played_seconds, strongest, wall_clock
+from governor.errors import ConductorError
+from transport.errors import RequestError
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine
+    from pathlib import Path
+
+    from governor.episodes.records.checkpoints import Copy
+    from governor.episodes.rules.evaluation import Stage
+    from governor.messages import EpisodeRecord, FlowControl, StartSimulation
+
+log = logs.get_logger()
+
+
+class PhaseRules:
+    """`agenda` says what is next. `seconds_left` is the wall clock's, None without."""
+
+    def __init__(self, command: StartSimulation) -> None:
+        self._command = command
+        self._goal = Goal(command.until)
+        self._judge = evaluation.Judge(command.evaluate)
+        self._checkpoints: Checkpoints | None = None
+        self._since: list[EpisodeRecord] = []
+        known = {record.index for record in command.done}
+        planned = evaluation.stages(command.episodes, command.evaluate, command.checkpoint)
+        self.agenda = evaluation.Agenda(planned, known=known)
+        self.on_record = strongest([self.ended(record) for record in command.done])
+        """What the episodes of an earlier life say."""
+        seconds = wall_clock(command.until)
+        self.seconds_left = None if seconds is None else max(0.0, seconds - played_seconds(command.done))
+
+    def marked(self, record: EpisodeRecord) -> EpisodeRecord:
+        number = evaluation.number_of(record.index, self._command)
+        return msgspec.structs.replace(record, evaluation=number) if number else record
+
+    def trains(self, index: int) -> bool:
+        """Whether the agent explores and learns in this episode."""
+        return self._command.mode == "train" and index < self._command.episodes
+
+    def ended(self, record: EpisodeRecord) -> FlowControl:
+        if self._command.checkpoint is not None and not record.evaluation:
+            self._since.append(record)
+        return strongest((self._goal.ended(record), self._judge.ended(record)))
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        return self._judge.metrics
+
+    # -- what is kept between two stages -----------------------------------------------------------------------
+
+    @property
+    def keeps(self) -> bool:
+        return self._checkpoints is not None
+
+    def open(self, run_folder: Path, copy: Copy) -> None:
+        """`copy` is how the agents are reached."""
+        command = self._command
+        if command.checkpoint is not None:
+            self._checkpoints = Checkpoints(
+                command.checkpoint,
+                folder=folder_of(run_folder, command.name),
+                agents=command.agents,
+                copy=copy,
+            )
+
+    async def settle(self, stage: Stage) -> str:
+        """What is to be kept at its end; gives the reason why it could not be, in one line."""
+        if self._checkpoints is None:
+            return ""
+        reason = await self._tried(self._keep(stage, self._checkpoints))
+        if not stage.evaluation:
+            self._since = [each for each in self._since if each.index not in stage.indexes]
+        return reason
+
+    async def settle_behind(self) -> str:
+        """As `settle`, for what an earlier life did not come to."""
+        behind = self.agenda.behind
+        return "" if behind is None else await self.settle(behind)
+
+    async def settle_end(self, episodes: int) -> str:
+        """As `settle`, at the end of the phase, in which so many `episodes` have ended for training."""
+        return "" if self._checkpoints is None else await self._tried(self._checkpoints.last(episodes))
+
+    async def _keep(self, stage: Stage, checkpoints: Checkpoints) -> None:
+        if stage.evaluation:
+            value = self._judge.means.get(stage.evaluation)
+            await checkpoints.best(stage.trained, metric=value, sign=self._judge.sign)
+        if stage.keep:
+            value = mean((each for each in self._since if each.index in stage.indexes), "return")
+            await checkpoints.every(stage.trained, metric=value)
+            if self._command.evaluate is None:
+                await checkpoints.best(stage.trained, metric=value, sign=1.0)
+
+    async def _tried(self, keeping: Coroutine[Any, Any, None]) -> str:
+        try:
+            await keeping
+        except (ConductorError, RequestError, OSError) as error:
+            reason = error.reason if isinstance(error, ConductorError) else one_line(error)
+            log.warning("checkpoint.not_taken", phase=self._command.name, reason=reason)
+            return f"cannot take a checkpoint: {reason}"
+        return ""

@@ -1,0 +1,139 @@
+"""Text environments: what they promise, what they answer, and how they fail; over HTTP and in a process of their own.
+
+An environment gives a prompt (chat messages), takes an action (text), and says what it was worth. What it answers is
+other people's: everything is checked here, and what is wrong is an `EnvironmentFault` with where and why in one line.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from math import isfinite
+from typing import Any, Protocol
+
+from governor.episodes.entries import one_line
+from governor.episodes.text.http_retries import brief
+from governor.errors import GovernorError
+
+Message = dict[str, Any]
+"""``{"role": ..., "content": ...}``."""
+
+
+@dataclass(frozen=True, slots=True)
+class TextStep:
+    """What a step brought; `reward` is finite."""
+
+    reward: float
+    terminated: bool
+    truncated: bool
+    info: dict[str, Any]
+
+
+class TextEnvironment(Protocol):
+    """For one episode at a time, one call at a time. Each call raises EnvironmentFault."""
+
+    async def get_task_prompt(self, *, timeout: float) -> list[Message]:  # noqa: ASYNC109
+        """Chat messages; none at all ends the episode. `timeout`: seconds for a try."""
+
+    async def step(self, action: str, *, key: str, timeout: float) -> TextStep:  # noqa: ASYNC109
+        """Takes the action, once. `key` is unique for the session and the step."""
+
+    async def aclose(self) -> None:
+        """Returns when nothing of it is left, in bounded time. May be called again."""
+
+
+class EnvironmentFault(GovernorError):
+    """The environment's own error: it refused, raised, or answered what makes no sense.
+
+    `permanent`: asking it again would not help.
+    """
+
+    code = "environment"
+
+    def __init__(self, reason: str, *, permanent: bool = True) -> None:
+        self.reason = reason
+        self.permanent = permanent
+        super().__init__(reason)
+
+
+class EnvironmentUnreachable(EnvironmentFault):
+    """Transport errors or 5xx, after the retries that were allowed."""
+
+    def __init__(self, reason: str, *, permanent: bool = False) -> None:
+        super().__init__(reason, permanent=permanent)
+
+
+class EnvironmentHung(EnvironmentFault):
+    """No answer by the deadline: it may be anywhere, and is not to be used again."""
+
+    def __init__(self, reason: str, *, permanent: bool = False) -> None:
+        super().__init__(reason, permanent=permanent)
+
+
+class EnvironmentCrashed(EnvironmentFault):
+    """Its process has ended by itself."""
+
+
+def decoded(data: bytes, *, where: str) -> Any:
+    """The JSON value in `data`, NaN and Infinity allowed. Raises EnvironmentFault."""
+    try:
+        value = json.loads(data)
+        if (
+            b"\\ud" in data.lower()
+        ):  # half a surrogate pair is legal JSON, and no text that could be sent or stored
+            json.dumps(value, ensure_ascii=False).encode()
+    except (ValueError, RecursionError) as error:
+        said = f" in {brief(data[:200].decode(errors='replace'))!r}" if data else ""
+        raise EnvironmentFault(f"{where}: malformed JSON: {one_line(error)}{said}") from error
+    return value
+
+
+def prompt_of(value: Any) -> list[Message]:
+    """`value` as chat messages. Raises EnvironmentFault."""
+    if not isinstance(value, list):
+        raise EnvironmentFault(f"get_task_prompt: {_shown(value)} is no list of messages")
+    for number, message in enumerate(value):
+        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+            raise EnvironmentFault(
+                f"get_task_prompt: message {number}, {_shown(message)}, is no mapping with a role and content"
+            )
+        if not isinstance(message.get("content"), str | list | None):
+            raise EnvironmentFault(
+                f"get_task_prompt: the content of message {number} is {_shown(message['content'])}, not text"
+            )
+    return value
+
+
+def step_of(value: Any) -> TextStep:
+    """`value` as the answer to a step; a missing `info` is an empty one. Raises EnvironmentFault."""
+    if not isinstance(value, dict):
+        raise EnvironmentFault(
+            f"step: {_shown(value)} is no mapping with reward, terminated, truncated and info"
+        )
+    missing = [name for name in ("reward", "terminated", "truncated") if name not in value]
+    if missing:
+        raise EnvironmentFault(f"step: the answer has no {', '.join(missing)}")
+    for name in ("terminated", "truncated"):
+        if not isinstance(value[name], bool):
+            raise EnvironmentFault(f"step: {name} is {_shown(value[name])}, neither true nor false")
+    info = value.get("info")
+    if not isinstance(info, dict | None):
+        raise EnvironmentFault(f"step: info is {_shown(info)}, no mapping")
+    return TextStep(_reward(value["reward"]), value["terminated"], value["truncated"], info or {})
+
+
+def _reward(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise EnvironmentFault(f"step: the reward is {_shown(value)}, not a number")
+    try:
+        reward = float(value)
+    except OverflowError:
+        reward = float("inf")
+    if not isfinite(reward):
+        raise EnvironmentFault(f"step: the reward is {reward}")
+    return reward
+
+
+def _shown(value: Any) -> str:
+    text = brief(repr(value))
+    return text if len(text) <= 80 else f"{text[:77]}..."

@@ -1,0 +1,214 @@
+"""A phase that a language model plays in text environments: the Interactor's episodes as those of a simulation.
+
+Rules:
+1. All of it is in one thread with an event loop of its own: the conductor's loop, which keeps the heartbeat, sees neither
+   requests nor user code. Environments in Python are processes of their own, which die with that thread.
+2. An episode's session is on disk before its end is reported; sessions that an earlier life broke off do not count.
+3. A stop cancels the episodes that are running; they end as `cancelled`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from contextlib import AsyncExitStack
+from itertools import repeat
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow as pa
+
+from governor.episodes import trajectories
+from governor.episodes.text.actor_pool import ActorPool, http_sites, process_sites
+from governor.episodes.text.base_urls import SessionSuffixBaseURLProvider, StaticBaseURLProvider
+from governor.episodes.text.entries import LANGUAGE_MODEL, is_over_http
+from governor.episodes.text.interactor import EPISODE_SECONDS, Interactor
+from governor.episodes.text.llm import MOST_CONCURRENT, ChatModel
+from governor.episodes.text.sessions import DataManager
+from governor.episodes.text.turns import Turns
+from governor.errors import ConductorError, GovernorError
+from governor.text_model import MAX_STEPS, HTTPEnvironment, LanguageModel
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from governor.episodes.simulation import Simulation
+    from governor.episodes.text.base_urls import BaseURLProvider
+    from governor.episodes.text.llm import Usage
+    from governor.episodes.text.sessions import Session
+    from governor.messages import Made
+
+CALL_SECONDS: Final = 30.0
+"""For a call of an environment in Python, where the phase has no `episode_timeout`."""
+
+
+class TextPhase:
+    """Of one simulation, whose command says what environment and agent are made of."""
+
+    def __init__(self, simulation: Simulation) -> None:
+        command = simulation.command
+        if command.made_environment is None or not command.made_agents:
+            raise ConductorError("the command does not say what its environment and agent are made of")
+        self._simulation = simulation
+        self._folder = Path(simulation.spec.run_folder)
+        self._environment: Made = command.made_environment
+        self._agent = command.made_agents[0]
+        self._played: dict[int, str | None] = {record.index: None for record in command.done}
+        """The session of each episode on record; None of one that was played before."""
+
+    async def run(self) -> None:
+        """From the first episode to `PartEnded`; for the event loop of the conductor."""
+        await self._simulation.run(self._live, threads=1, finalize=self._finalize)
+
+    def _live(self, *_: object) -> None:
+        """The life of the thread that plays."""
+        loop = asyncio.new_event_loop()
+        try:
+            loop.run_until_complete(self._play(loop))
+        except GovernorError as error:
+            self._simulation.break_off(getattr(error, "reason", "") or str(error))
+        finally:
+            loop.close()
+
+    def _finalize(self) -> None:
+        """Makes the sessions one table."""
+        name = self._simulation.command.name
+        trajectories.finalize(self._folder, name, episodes=self._counted(name))
+
+    def _counted(self, phase: str) -> set[int]:
+        """What the sessions are known by that count: when they began."""
+        last: dict[int, int] = {}
+        found = trajectories.tables(self._folder, phase)
+        for table in found[1] if found is not None else ():
+            rows = pa.table(
+                {
+                    "episode": table["episode"],
+                    "session": table["session"],
+                    "started": table["started"].cast(pa.int64()),
+                }
+            )
+            for one in rows.group_by(rows.column_names).aggregate([]).to_pylist():
+                index = one["episode"]
+                if index in self._played and self._played[index] in {None, one["session"]}:
+                    last[index] = max(last.get(index, 0), one["started"])
+        return set(last.values())
+
+    async def _play(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Raises GovernorError: the phase cannot go on."""
+        command = self._simulation.command
+        name = self._agent.entry.removeprefix(LANGUAGE_MODEL)
+        settings = LanguageModel.model_validate(self._agent.params)
+        server = HTTPEnvironment.model_validate(self._environment.params if self._is_over_http else {})
+        key = _key(settings.api_key_env)
+        provider = _provider(settings)
+        async with AsyncExitStack() as stack:
+            model = ChatModel(
+                model=name,
+                base_url_provider=provider,
+                api_key=key,
+                temperature=settings.temperature,
+                timeout=settings.timeout,
+                retries=settings.retries,
+                concurrency=settings.concurrency or min(command.workers, MOST_CONCURRENT),
+                extra_body=settings.extra | _given(max_tokens=settings.max_tokens),
+            )
+            stack.push_async_callback(model.aclose)
+            places = self._places()
+            stack.push_async_callback(places.aclose)
+            turns = Turns(
+                self._simulation, places, env_name=server.name or command.environment, id_of=server.id_of
+            )
+            manager = DataManager(self._folder, phase=command.name)
+            stack.callback(manager.close)
+            interactor = Interactor(
+                turns,
+                provider,
+                key,
+                name,
+                manager,
+                max_steps=command.max_steps or MAX_STEPS,
+                message_cut=settings.message_cut,
+                env_http_timeout_s=server.timeout
+                if self._is_over_http
+                else command.episode_timeout or CALL_SECONDS,
+                http_retries=server.retries,
+                episode_timeout=command.episode_timeout or EPISODE_SECONDS,
+                chat_model=model,
+                on_record=turns.ended,
+            )
+            stack.push_async_callback(interactor.aclose)
+            try:
+                await self._until_stopped(loop.create_task(interactor.run_all_environments()))
+            finally:
+                await turns.settle()  # nothing may be told to a loop that is closed
+                self._played |= turns.sessions
+                self._simulation.figures |= _figures(model.usage)
+
+    async def _until_stopped(self, playing: asyncio.Task[Any]) -> None:
+        loop, stop_signal = asyncio.get_running_loop(), self._simulation.stop_signal
+
+        def stop() -> None:
+            loop.remove_reader(stop_signal)
+            playing.cancel()
+
+        loop.add_reader(stop_signal, stop)
+        try:
+            await playing
+        except asyncio.CancelledError:  # what was running is on record as cancelled
+            if not self._simulation.stopping:
+                raise
+        finally:
+            loop.remove_reader(stop_signal)
+
+    @property
+    def _is_over_http(self) -> bool:
+        return is_over_http(self._environment.entry)
+
+    def _places(self) -> ActorPool:
+        command, made = self._simulation.command, self._environment
+        left = command.episodes - len({record.index for record in command.done})
+        return ActorPool(
+            repeat(("", ""), left),  # what is played says `Turns`
+            http_sites(made.entry)
+            if self._is_over_http
+            else process_sites(made.entry, made.params, reuse=None),
+            pool_size=command.workers,
+        )
+
+
+def _given(**values: Any) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _key(variable: str | None) -> str:
+    if variable is None:
+        return "EMPTY"
+    if not (key := os.environ.get(variable)):
+        raise ConductorError(
+            f"the environment variable {variable} is not set, which is to hold the key of the model"
+        )
+    return key
+
+
+class _Spread:
+    """Episodes over several base URLs, in turn."""
+
+    def __init__(self, providers: Sequence[BaseURLProvider]) -> None:
+        self._providers = providers
+
+    def get_base_url(self, session: Session) -> str:
+        return self._providers[(session.episode or 0) % len(self._providers)].get_base_url(session)
+
+
+def _provider(settings: LanguageModel) -> BaseURLProvider:
+    kind = SessionSuffixBaseURLProvider if settings.session_suffix else StaticBaseURLProvider
+    return _Spread([kind(url) for url in settings.base_url])
+
+
+def _figures(usage: Usage) -> dict[str, float]:
+    return {
+        "tokens_prompt": usage.prompt_tokens,
+        "tokens_completion": usage.completion_tokens,
+        "llm_requests": usage.requests,
+        "llm_retries": usage.retries,
+    }

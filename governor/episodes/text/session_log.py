@@ -1,0 +1,96 @@
+"""What an Interactor tells its data manager, which may be one of the user's with `create_session` and `record_step` alone.
+
+Rules:
+1. Methods may be sync or async. Sync ones run in a thread beside the event loop, always the same, in the order of
+   the calls.
+2. A call that has begun is never broken off: the caller may be cancelled, the record is whole.
+3. A manager that takes `weight_version` gets it, and the environment's `info` as `env_state`. One that does not finds the
+   version in `env_state`, as JSON text: {"weight_version": 7}.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+from typing import TYPE_CHECKING, Any
+
+from governor.episodes.text.user_calls import CallThread
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+
+class SessionLog:
+    """For one event loop."""
+
+    def __init__(self, manager: Any) -> None:
+        self._manager = manager
+        self._thread = CallThread("session_log")
+        self._calls: set[asyncio.Future[Any]] = set()
+        self._takes_version = _takes(manager.record_step, "weight_version")
+        self._end: Callable[..., Any] | None = getattr(manager, "end_session", None)
+
+    async def create_session(
+        self, *, env_name: str, env_id: str, group_id: str, llm_model: str, episode: int | None = None
+    ) -> Any:
+        """`episode` is known in the phase of a run, whose manager is ours."""
+        return await self._call(
+            self._manager.create_session,
+            env_id=env_id,
+            env_name=env_name,
+            llm_model=llm_model,
+            group_id=group_id,
+            **({} if episode is None else {"episode": episode}),
+        )
+
+    async def record_step(
+        self, session: Any, *, weight_version: int | None, info: dict[str, Any] | None, **step: Any
+    ) -> None:
+        if self._takes_version:
+            step |= {"weight_version": weight_version, "env_state": info or None}
+        else:
+            known = weight_version is not None
+            step["env_state"] = json.dumps({"weight_version": weight_version}) if known else None
+        await self._call(self._manager.record_step, session=session, **step)
+
+    async def end_session(self, session: Any, *, outcome: str, reason: str) -> None:
+        if self._end is not None:
+            await self._call(self._end, session, outcome=outcome, reason=reason)
+
+    def close(self) -> None:
+        """May be called again."""
+        self._thread.close()
+
+    async def settle(self, seconds: float) -> None:
+        """Waits for calls whose callers were cancelled; gives up after `seconds`."""
+        self._start(self._thread.idle())
+        await asyncio.wait(self._calls, timeout=seconds)
+
+    async def _call(self, function: Callable[..., Any], *args: Any, **named: Any) -> Any:
+        if inspect.iscoroutinefunction(function):
+            return await asyncio.shield(self._start(function(*args, **named)))
+        found = await self._thread.call(function, *args, **named)
+        return await asyncio.shield(self._start(found)) if inspect.isawaitable(found) else found
+
+    def _start(self, work: Awaitable[Any]) -> asyncio.Future[Any]:
+        call = asyncio.ensure_future(work)
+        self._calls.add(call)
+        call.add_done_callback(self._ended)
+        return call
+
+    def _ended(self, call: asyncio.Future[Any]) -> None:
+        self._calls.discard(call)
+        if not call.cancelled():
+            call.exception()  # or asyncio complains of one that nobody waits for any more
+
+
+def session_id(session: Any) -> str | None:
+    """The managers' own name for it, if they have one."""
+    found = getattr(session, "id", None) or getattr(session, "session_id", None)
+    return None if found is None else str(found)
+
+
+def _takes(function: Callable[..., Any], name: str) -> bool:
+    parameters = inspect.signature(function).parameters.values()
+    return any(one.name == name or one.kind is one.VAR_KEYWORD for one in parameters)

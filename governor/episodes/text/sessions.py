@@ -1,0 +1,191 @@
+"""Sessions of a language model with text environments, step by step on disk; the default data manager of an Interactor.
+
+Rules:
+1. A step is in the kernel when `record_step` returns, the end of a session when `end_session` does: a crash of the process
+   takes nothing that was recorded before.
+2. A session's id is its own in the world, so a rerun into the same folder never mixes with the run before.
+3. Messages and states of environments are anything: they are kept as JSON text, what JSON does not know as its `repr`.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from dataclasses import dataclass, field
+from time import time_ns
+from typing import TYPE_CHECKING, Any, Final
+from uuid import uuid4
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+
+from governor.episodes.records.stream import Run, Stream
+from governor.episodes.trajectories import KIND, session_number
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SCHEMA: Final = pa.schema(
+    [
+        pa.field("session", pa.string(), nullable=False),
+        pa.field("episode", pa.int64()),
+        pa.field("env_name", pa.string(), nullable=False),
+        pa.field("env_id", pa.string(), nullable=False),
+        pa.field("group_id", pa.string()),
+        pa.field("llm_model", pa.string()),
+        pa.field("step_id", pa.int64(), nullable=False),
+        pa.field("messages", pa.string()),
+        pa.field("response", pa.string()),
+        pa.field("step_reward", pa.float64()),
+        pa.field("env_state", pa.string()),
+        pa.field("terminated", pa.bool_(), nullable=False),
+        pa.field("truncated", pa.bool_(), nullable=False),
+        pa.field("is_trainable", pa.bool_(), nullable=False),
+        pa.field("weight_version", pa.int64()),
+    ],
+    metadata={KIND: b"text"},
+)
+_NOTHING: Final = SCHEMA.empty_table().to_batches() or [
+    pa.RecordBatch.from_arrays([pa.array([], kind.type) for kind in SCHEMA], schema=SCHEMA)
+]
+
+
+@dataclass(slots=True, kw_only=True)
+class Session:
+    """One episode of one environment. `total_reward` is the sum of the rewards that were recorded."""
+
+    env_name: str
+    env_id: str
+    group_id: str | None
+    llm_model: str | None
+    started: int
+    """Nanoseconds since 1970; sessions are read in this order."""
+    episode: int | None = None
+    """Its number in the phase of a run."""
+    id: str = field(default_factory=lambda: uuid4().hex)
+    total_reward: float = 0.0
+    steps: int = 0
+
+
+class DataManager:
+    """May be called from any thread. Raises OSError of a full disk: what was recorded before stays, and the next step may
+    succeed.
+    """
+
+    def __init__(self, folder: Path, *, phase: str = "interactor", worker: int = 0) -> None:
+        """`folder` is the run's. Processes that share a folder and a phase need not know of each other."""
+        self._stream = Stream(folder, phase=phase, worker=worker, schema=SCHEMA)
+        self._lock = threading.Lock()
+        self._last_start = 0
+
+    def create_session(
+        self,
+        *,
+        env_id: object,
+        env_name: object,
+        llm_model: object = None,
+        group_id: object = None,
+        episode: int | None = None,
+    ) -> Session:
+        with self._lock:
+            self._last_start = max(time_ns(), self._last_start + 1)
+            started = self._last_start
+        return Session(
+            env_name=_text(env_name),
+            env_id=_text(env_id),
+            group_id=None if group_id is None else _text(group_id),
+            llm_model=None if llm_model is None else _text(llm_model),
+            started=started,
+            episode=episode,
+        )
+
+    def record_step(
+        self,
+        *,
+        session: Session,
+        step_id: int,
+        messages: Any,
+        response: str | None,
+        step_reward: float | None,
+        env_state: Any,
+        terminated: bool,
+        truncated: bool,
+        is_trainable: bool,
+        weight_version: int | None = None,
+    ) -> None:
+        """Adds `step_reward` to the session's `total_reward`."""
+        row = {
+            "session": session.id,
+            "episode": session.episode,
+            "env_name": session.env_name,
+            "env_id": session.env_id,
+            "group_id": session.group_id,
+            "llm_model": session.llm_model,
+            "step_id": step_id,
+            "messages": _json(messages),
+            "response": None if response is None else _text(response),
+            "step_reward": step_reward,
+            "env_state": _json(env_state),
+            "terminated": terminated,
+            "truncated": truncated,
+            "is_trainable": is_trainable,
+            "weight_version": weight_version,
+        }
+        batch = pa.RecordBatch.from_pylist([row], schema=SCHEMA)
+        with self._lock:
+            self._stream.append(batch, [_run(session, rows=1)])
+        session.steps += 1
+        session.total_reward += step_reward or 0.0
+
+    def end_session(self, session: Session, *, outcome: str, reason: str = "") -> None:
+        """Notes how it ended; the columns `outcome` and `reason` of all its steps."""
+        with self._lock:
+            self._stream.append(_NOTHING[0], [_run(session, rows=0, outcome=outcome, reason=_text(reason))])
+
+    def close(self) -> None:
+        """May be called again. `trajectories.finalize` makes the Parquet file."""
+        with self._lock:
+            self._stream.close()
+
+
+def _run(session: Session, *, rows: int, outcome: str = "", reason: str = "") -> Run:
+    return Run(
+        episode=session.started,
+        attempt=1,
+        seed=session_number(session.id),
+        step=session.steps,
+        rows=rows,
+        outcome=outcome,
+        reason=reason,
+    )
+
+
+def _text(value: object) -> str:
+    """What a model or an environment says may hold half a surrogate pair, which is no UTF-8."""
+    return str(value).encode(errors="backslashreplace").decode()
+
+
+def _json(value: Any) -> str | None:
+    if value is None:
+        return None
+    try:
+        return _encode(value).decode()
+    except (TypeError, ValueError, RecursionError):  # keys that are no texts, half a surrogate pair, a circle
+        return _loose(value)
+
+
+def _loose(value: Any) -> str:
+    try:
+        return json.dumps(value, default=_known, skipkeys=True)
+    except (TypeError, ValueError, RecursionError):
+        return json.dumps(repr(value))
+
+
+def _known(value: Any) -> Any:
+    if isinstance(value, np.ndarray | np.generic):
+        return value.tolist()
+    return repr(value)
+
+
+_encode = msgspec.json.Encoder(enc_hook=_known).encode

@@ -1,0 +1,114 @@
+"""What hangs in process takes its process with it, and nothing that has ended."""
+
+import asyncio
+
+import msgspec
+import pytest
+from in_process_commands import episodes, inside, outcomes
+
+from governor.episodes.local import in_process
+from governor.messages import (
+    Acknowledged,
+    ConductorReady,
+    PartEnded,
+    StopPart,
+    conductor_service,
+    decode_report,
+    encode,
+    run_service,
+)
+from transport.worker import Worker
+
+
+@pytest.mark.parametrize(
+    ("more", "whose", "steps"),
+    [
+        ({"fault": "sleep"}, "environment 'lake'", 2),
+        ({"agent_params": {"fault": "sleep"}}, "agent 'walker'", 1),
+    ],
+)
+async def test_a_hang_is_recorded_and_takes_the_process_with_it(house, more, whose, steps):
+    params = {"log": str(house.folder / "learned"), **more.pop("agent_params", {})}
+    controller = await house.start("simulation")
+    await controller.perform(
+        house.command(episodes=3, episode_timeout=0.5, **inside(agent_params=params, **more))
+    )
+    reason = await asyncio.wait_for(controller.failed, 20)
+    assert reason == f"{whose} hangs in episode 0"
+    (record,) = episodes(house.links["simulation"])
+    assert (record.outcome, record.steps, record.value) == ("timed_out", steps, float(steps))
+    assert record.reason == f"longer than 0.5 s, and {whose} hangs"
+    assert [line["index"] for line in house.lines()] == [0]
+    assert not [event for event in house.links["simulation"].events if isinstance(event, PartEnded)]
+
+
+@pytest.mark.parametrize("fault", ["sleep", "spin"])
+async def test_the_next_process_plays_the_rest_of_the_phase(house, fault):
+    told = asyncio.Queue()
+
+    async def take(request):
+        for event in decode_report(request.body[0]).events:
+            told.put_nowait(event)
+        return [encode(Acknowledged())]
+
+    more = inside(entry="walk_world:Walk", fault=fault, at=2, flag=str(house.folder / "flag"))
+    command = house.command(episodes=4, episode_timeout=1.0, **more)
+    service = conductor_service("u1", "simulation")
+    async with Worker(f"ipc://{house.folder}/w", run_service("u1"), take, credit=4), asyncio.timeout(60):
+        child = house.spawn("simulation")
+        assert isinstance(await told.get(), ConductorReady)
+        await house.client.request(service, encode(command), timeout=10)
+        done = (await told.get()).episode
+        failed = await told.get()
+        assert await asyncio.to_thread(child.wait, 20) == 1
+        assert (done.index, done.outcome, failed.reason) == (
+            0,
+            "timed_out",
+            "environment 'lake' hangs in episode 0",
+        )
+        house.spawn("simulation", incarnation=2)
+        assert isinstance(await told.get(), ConductorReady)
+        command = msgspec.structs.replace(command, done=(done,))
+        await house.client.request(service, encode(command), timeout=10)
+        rest = []
+        while not isinstance(event := await told.get(), PartEnded):
+            rest.append(event.episode)
+    assert [(r.index, r.outcome) for r in rest] == [(i, "terminated") for i in (1, 2, 3)]
+    assert (event.end, event.failures) == ("max_episodes", 1)
+
+
+async def test_what_was_learned_before_a_hang_is_kept(house, monkeypatch):
+    """The state of the second episode is too young to have been written when the third one hangs."""
+    monkeypatch.setattr("governor.episodes.learned.SPARING", 10**6)
+    controller = await house.start("simulation")
+    await controller.perform(
+        house.command(
+            episodes=4, episode_timeout=1.0, **inside(entry="walk_world:Tires", fault="sleep", at=12)
+        )
+    )
+    await asyncio.wait_for(controller.failed, 20)
+    assert house.state()["learned"] == 11
+    assert outcomes(episodes(house.links["simulation"])) == ["terminated", "terminated", "timed_out"]
+
+
+async def test_the_hang_of_an_environment_that_is_built_gives_up_too(house, monkeypatch):
+    monkeypatch.setattr("governor.episodes.local.stepping.BUILD_SECONDS", 0.2)
+    monkeypatch.setattr(in_process, "BUILD_SECONDS", 0.2)
+    controller = await house.start("simulation")
+    await controller.perform(house.command(**inside(entry="walk_world:Sleeper")))
+    reason = await asyncio.wait_for(controller.failed, 20)
+    assert reason.startswith("environment 'lake' hangs: it has not come back from environment for ")
+    assert house.links["simulation"].events == []
+
+
+async def test_a_stop_does_not_wait_for_ever(house, monkeypatch):
+    monkeypatch.setattr(in_process, "LEAVE_SECONDS", 0.3)
+    flag = house.folder / "flag"
+    controller = await house.start("simulation")
+    await controller.perform(house.command(**inside(fault="sleep", flag=str(flag))))
+    async with asyncio.timeout(20):
+        while not flag.exists():
+            await asyncio.to_thread(lambda: None)
+    await controller.perform(StopPart(phase=0, reason="abort"))
+    assert await asyncio.wait_for(controller.failed, 20) == "environment 'lake' hangs in episode 0"
+    assert house.links["simulation"].events == []  # it is played again, should anybody want it

@@ -1,0 +1,72 @@
+from pathlib import Path
+
+import pytest
+
+from governor.episodes import learned
+from governor.episodes.local.kept_agent import KeptAgent
+from governor.episodes.records import state_file
+from governor.episodes.spaces import Discrete
+from governor.errors import ConductorError
+from governor.messages import Made
+
+TWO = Discrete(n=2, start=0)
+
+
+@pytest.fixture
+def agent(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[1]))
+    made = KeptAgent(
+        name="walker", made=Made(entry="walk_world:Agent"), seed=7, state_path=tmp_path / "walker.state"
+    )
+    made.join(0, TWO, TWO)
+    return made
+
+
+@pytest.fixture
+def saves(monkeypatch):
+    """Each save takes 2 ms of a clock that nothing else moves; whether it was synced."""
+    clock = Clock()
+
+    def save(path, state, *, sync=True, **more):
+        clock.now += 0.002
+        clock.saves.append(sync)
+        plain(path, state, sync=sync, **more)
+
+    plain = state_file.save
+    monkeypatch.setattr(state_file, "save", save)
+    monkeypatch.setattr(learned, "monotonic", lambda: clock.now)
+    return clock
+
+
+class Clock:
+    def __init__(self):
+        self.now, self.saves = 100.0, []
+
+
+def test_saving_takes_a_fiftieth_of_the_time_and_syncs_once_a_second(agent, saves):
+    for _ in range(2000):
+        agent.trained()
+        saves.now += 0.001
+    assert 18 <= len(saves.saves) <= 21
+    assert sum(saves.saves) == 2
+    agent.keep()
+    assert saves.saves[-1]
+
+
+def test_what_is_synced_is_not_saved_again(agent, saves):
+    agent.trained()
+    agent.keep()
+    assert saves.saves == [True]
+
+
+def test_it_has_one_pair_of_spaces(agent):
+    agent.join(1, TWO, TWO)
+    with pytest.raises(ConductorError, match="was built for other spaces"):
+        agent.join(1, Discrete(n=3, start=0), TWO)
+
+
+def test_a_worker_that_is_with_it_is_known_where_there_are_several(agent):
+    seen = []
+    agent._agent.act = lambda _, *, explore: seen.append(agent.holder)
+    agent.calls(3, alone=False).act(0, explore=True)
+    assert (seen, agent.holder) == ([3], None)

@@ -1,0 +1,137 @@
+import os
+import select
+import socket
+import threading
+from time import monotonic
+
+import numpy as np
+import pytest
+
+from governor.episodes.remote import wire
+from governor.episodes.remote.line import Interrupted, Line, Overdue, PeerLost
+from governor.episodes.remote.pipe import Pipe
+
+
+@pytest.fixture
+def stop():
+    fd = os.eventfd(0, os.EFD_NONBLOCK)
+    yield fd
+    os.close(fd)
+
+
+class Peer:
+    """Reads and answers as a host does, but waits for it."""
+
+    def __init__(self, path):
+        self.listener = socket.socket(socket.AF_UNIX)
+        self.listener.bind(str(path))
+        self.listener.listen()
+        self.pipe = None
+
+    def read(self):
+        if self.pipe is None:
+            connected, _ = self.listener.accept()
+            self.pipe = Pipe(connected)
+        while (message := self.pipe.next()) is None:
+            select.select([self.pipe], [], [])
+            self.pipe.fill()
+        return message
+
+    def answer(self, *answers):
+        for each in answers:
+            self.pipe.send(wire.encode(each))
+
+    def close(self):
+        self.listener.close()
+        if self.pipe is not None:
+            self.pipe.close()
+
+
+@pytest.fixture
+def peer(tmp_path):
+    made = Peer(tmp_path / "s")
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def line(peer, tmp_path, stop):
+    made = Line(name="peer", endpoint=f"{tmp_path}/s", identity="lease-1", stop=stop)
+    yield made
+    made.close()
+
+
+def reset(line):
+    return wire.Reset(line.next(), 1)
+
+
+def test_a_stale_answer_is_not_taken_for_a_new_one(line, peer):
+    with pytest.raises(Overdue):
+        line.ask(reset(line), deadline=monotonic())
+    assert peer.read() == b"lease-1"
+    peer.read()
+    peer.answer(wire.Observed(1, 10), wire.Observed(2, 20))
+    assert line.ask(reset(line), deadline=monotonic() + 5) == wire.Observed(2, 20)
+
+
+def test_a_stop_ends_the_waiting_at_once_and_a_late_answer_settles_it(line, peer, stop):
+    began = monotonic()
+    os.eventfd_write(stop, 1)
+    with pytest.raises(Interrupted):
+        line.ask(reset(line), deadline=began + 10)
+    assert monotonic() - began < 1
+    assert line.settle(seconds=0.01) is None
+    peer.read()
+    peer.answer(wire.Observed(1, 0))
+    assert line.settle(seconds=5) == wire.Observed(1, 0)
+
+
+def test_a_peer_that_goes_is_seen_while_waiting_and_at_the_next_request(line, peer):
+    def leave():
+        peer.read()
+        peer.close()
+
+    thread = threading.Thread(target=leave)
+    thread.start()
+    for _ in range(2):
+        with pytest.raises(PeerLost):
+            line.ask(reset(line), deadline=monotonic() + 10)
+    thread.join()
+
+
+def test_nobody_listens(tmp_path, stop):
+    line = Line(name="peer", endpoint=f"{tmp_path}/none", identity="x", stop=stop)
+    with pytest.raises(PeerLost):
+        line.ask(reset(line), deadline=monotonic() + 10)
+    line.close()
+
+
+def test_a_message_larger_than_the_kernels_buffer_crosses_piece_by_piece(line, peer):
+    image = np.arange(3_000_000, dtype=np.uint8).reshape(1000, 3000)
+
+    def echo():
+        peer.read()
+        request = wire.decode_environment_request(peer.read())
+        peer.answer(wire.Observed(1, request.action))
+        while peer.pipe.unsent:
+            select.select([], [peer.pipe], [])
+            peer.pipe.flush()
+
+    thread = threading.Thread(target=echo)
+    thread.start()
+    answer = line.ask(wire.Step(line.next(), image), deadline=monotonic() + 30)
+    thread.join()
+    assert (answer.observation == image).all()
+
+
+def test_a_peer_that_does_not_read_is_overdue(line):
+    with pytest.raises(Overdue):
+        line.ask(wire.Step(line.next(), np.zeros(3_000_000)), deadline=monotonic() + 0.05)
+
+
+def test_a_peer_that_is_none_of_ours_is_refused(line, peer):
+    stranger, _ = peer.listener.accept()
+    with stranger:
+        stranger.send(b"\xff" * 8)
+        with pytest.raises(PeerLost):
+            line.ask(reset(line), deadline=monotonic() + 10)
