@@ -1,7 +1,8 @@
 """From an `entry` of the run file to the user's object.
 
-`gymnasium:ID` is `gymnasium.make(ID, **params)`; `module:Class` is `Class(**params)`. Everything here runs user code:
-call it from a thread of its own, never from the one that keeps the heartbeat.
+`gymnasium:ID` is `gymnasium.make(ID, **params)`, without its checker of the first step: every step's values are looked at
+here (`spaces`). `module:Class` is `Class(**params)`. Everything here runs user code: call it from a thread of its own, never
+from the one that keeps the heartbeat.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ def _gymnasium(identifier: str) -> Callable[..., Any]:
     import gymnasium  # noqa: PLC0415  # 0.2 s, only where such an environment is used
 
     def make(**params: Any) -> Any:
-        return gymnasium.make(identifier, **params)
+        return gymnasium.make(identifier, **{"disable_env_checker": True, **params})
 
     return make
 

@@ -140,7 +140,7 @@ def _discrete(spec: Discrete) -> Conformer:
 
     def conform(value: Any) -> int:
         if type(value) is not int:
-            value = _integer(value)
+            value = int(value) if isinstance(value, np.integer) else _integer(value)
         if not start <= value < stop:
             raise ValueError(f"{value} is not in Discrete({spec.n}{f', start={start}' if start else ''})")
         return value  # type: ignore[no-any-return]  # an int by the line above

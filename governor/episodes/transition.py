@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Transition:
+
+class Transition(msgspec.Struct, frozen=True, kw_only=True):
     """`action`, taken at `observation`, brought `reward` and led to `next_observation`.
 
     `terminated`: the task itself has ended there, so the value of `next_observation` is 0. `truncated`: the

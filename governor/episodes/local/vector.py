@@ -155,7 +155,7 @@ class VectorWorker(Worker):
             slot.place.where = ACT
         observations = np.array([slot.observation for slot in active])
         try:
-            actions: Sequence[Any] = calls.act_many(observations, explore=active[0].train)  # type: ignore[misc]  # asked for where there is one
+            actions: Any = calls.act_many(observations, explore=active[0].train)  # type: ignore[misc]  # asked for where there is one
             given = len(actions)
         except BaseException as error:  # noqa: BLE001  # as in `_begin`
             return [error] * len(active)
@@ -164,7 +164,8 @@ class VectorWorker(Worker):
                 slot.place.where = ""
         if given != len(active):
             return [ValueError(f"{given} actions for {len(active)} observations")] * len(active)
-        return actions
+        many: Sequence[Any] = actions.tolist() if self._plain and isinstance(actions, np.ndarray) else actions
+        return many
 
     def _choice(self, slot: _Slot, action: Any) -> Any:
         slot.place.where = ACT

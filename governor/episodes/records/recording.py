@@ -1,8 +1,9 @@
 """Steps of episodes in numbers, from the loop that plays them to disk: `Columns` says what a step has, `StepRecorder` keeps it.
 
 Rules:
-1. A step costs the loop a handful of assignments into numpy columns made beforehand; Arrow is asked once for each episode,
-   and once every `ROWS` steps of a long one, so memory stays flat.
+1. A step costs the loop one tuple in a list, arrays as bytes: what their owners do with them afterwards is not recorded.
+   They become columns, and Arrow is asked, once for each episode, and once every `ROWS` steps of a long one, so memory
+   stays flat.
 2. All of an episode is in the kernel when `end` returns: it is reported after that.
 3. The values are taken as they are: whoever calls has brought them into the form of their spaces (`spaces.conformer`).
 """
@@ -23,14 +24,12 @@ from governor.episodes.spaces import Box, Discrete, MultiBinary, MultiDiscrete, 
 from governor.errors import ConductorError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
-
-    from numpy.typing import NDArray
 
 ROWS: Final = 4096
 BYTES: Final = 8 << 20
-"""Of one recorder's columns at most: where observations are large, a piece has fewer rows."""
+"""Of one recorder's steps at most: where observations are large, a piece has fewer rows."""
 RESERVED: Final = frozenset(
     {"phase", "worker", "episode", "attempt", "seed", "step", "weight_version", "outcome"}
 )
@@ -111,14 +110,11 @@ class StepRecorder:
         self.columns = columns
         self._rows = columns.rows
         self._stream = Stream(folder, phase=phase, worker=worker, schema=columns.schema)
-        self._players = [(name, _SeatColumns(seat, self._rows)) for name, seat in columns.players]
-        alone = _SeatColumns(columns.alone, self._rows) if columns.alone is not None else None
-        self._alone = alone
-        if alone is not None:
-            self._observation, self._action, self._reward = alone.observation, alone.action, alone.reward
-            self._terminated, self._truncated = alone.terminated, alone.truncated
-        self._weight_version: NDArray[np.int64] = np.zeros(self._rows, np.int64)
-        self._row = 0
+        self._players = [(name, _Table(seat)) for name, seat in columns.players]
+        self._alone = _Table(columns.alone) if columns.alone is not None else None
+        self._plain_observation = self._alone is not None and self._alone.observation.plain
+        self._plain_action = self._alone is not None and self._alone.action.plain
+        self._steps: list[tuple[Any, ...]] = []
         self._first_row = 0
         self._first_step = 0
         self._runs: list[Run] = []
@@ -136,7 +132,7 @@ class StepRecorder:
         self._attempt = self._attempt + 1 if episode == self._episode else 1
         self.lost.pop(episode, None)
         self._episode, self._seed = episode, seed
-        self._first_row, self._first_step = self._row, 0
+        self._first_row, self._first_step = len(self._steps), 0
         self._playing = True
 
     def step(  # noqa: PLR0917  # names cost a tenth of the call
@@ -149,15 +145,18 @@ class StepRecorder:
         weight_version: int = 0,
     ) -> None:
         """`action`, taken at `observation`, brought the rest. Raises OSError when a piece of a long episode cannot be written."""
-        row = self._row
-        self._observation[row] = observation
-        self._action[row] = action
-        self._reward[row] = reward
-        self._terminated[row] = terminated
-        self._truncated[row] = truncated
-        self._weight_version[row] = weight_version
-        self._row = row + 1
-        if self._row == self._rows:
+        steps = self._steps
+        steps.append(
+            (
+                observation if self._plain_observation else observation.tobytes(),
+                action if self._plain_action else action.tobytes(),
+                reward,
+                terminated,
+                truncated,
+                weight_version,
+            )
+        )
+        if len(steps) == self._rows:
             self.flush()
 
     def step_players(  # noqa: PLR0917  # as above
@@ -170,37 +169,42 @@ class StepRecorder:
         weight_version: int = 0,
     ) -> None:
         """As `step`, for an environment of several agents: those in `actions` took part."""
-        row = self._row
-        for name, seat in self._players:
-            seat.absent[row] = name not in actions
-            if name in actions:
-                seat.observation[row] = observations[name]
-                seat.action[row] = actions[name]
-                seat.reward[row] = rewards[name]
-                seat.terminated[row] = terminated[name]
-                seat.truncated[row] = truncated[name]
-        self._weight_version[row] = weight_version
-        self._row = row + 1
-        if self._row == self._rows:
+        took_part = [
+            (
+                table.observation.kept(observations[name]),
+                table.action.kept(actions[name]),
+                rewards[name],
+                terminated[name],
+                truncated[name],
+            )
+            if name in actions
+            else None
+            for name, table in self._players
+        ]
+        self._steps.append((*took_part, weight_version))
+        if len(self._steps) == self._rows:
             self.flush()
 
     def end(self, *, outcome: str, flush: bool = True) -> None:
         """Raises OSError. Without `flush` several short episodes become one write; they may be reported after `flush()`."""
-        self._runs.append(self._run(outcome))
+        self._runs.append(self._run(outcome, len(self._steps)))
         self._playing = False
         if flush:
             self.flush()
 
     def flush(self) -> None:
         """All that was recorded is in the kernel. Raises OSError: what was not yet there is dropped."""
-        rows = self._row
-        runs = [*self._runs, self._run("")] if self._playing and rows > self._first_row else self._runs
+        steps, self._steps = self._steps, []
+        rows = len(steps)
+        runs = self._runs
+        if self._playing and rows > self._first_row:
+            runs.append(self._run("", rows))
         self._first_step += rows - self._first_row
-        self._row = self._first_row = 0
+        self._first_row = 0
         self._runs = []
         if runs:
             try:
-                self._stream.append(self._batch(rows), runs)
+                self._stream.append(self._batch(steps), runs)
             except OSError as error:
                 self.lost.update((run.episode, error) for run in runs)
                 raise
@@ -209,42 +213,78 @@ class StepRecorder:
         """What `end` has not kept is dropped. May be called again."""
         self._stream.close()
 
-    def _run(self, outcome: str) -> Run:
+    def _run(self, outcome: str, rows: int) -> Run:
         return Run(
             episode=self._episode,
             attempt=self._attempt,
             seed=self._seed,
             step=self._first_step,
-            rows=self._row - self._first_row,
+            rows=rows - self._first_row,
             outcome=outcome,
         )
 
-    def _batch(self, rows: int) -> pa.RecordBatch:
-        weights = array(self._weight_version[:rows])
+    def _batch(self, steps: list[tuple[Any, ...]]) -> pa.RecordBatch:
+        *values, versions = zip(*steps, strict=True) if steps else [()] * (len(self._players) or 5) + [()]
         if self._alone is not None:
-            arrays = self._alone.arrays(rows)
+            arrays = self._alone.arrays(*values)
         else:
-            arrays = [
-                pa.StructArray.from_arrays(
-                    seat.arrays(rows), fields=seat.fields, mask=array(seat.absent[:rows])
-                )
-                for _, seat in self._players
-            ]
-        return pa.RecordBatch.from_arrays([*arrays, weights], schema=self.columns.schema)
+            arrays = [table.struct(rows) for (_, table), rows in zip(self._players, values, strict=True)]
+        weights = np.fromiter(versions, np.int64, len(steps))
+        return pa.RecordBatch.from_arrays([*arrays, array(weights)], schema=self.columns.schema)
 
 
-class _SeatColumns:
-    def __init__(self, seat: Seat, rows: int) -> None:
-        self.fields = seat.fields
-        self.observation, self.action = _column(seat.observation, rows), _column(seat.action, rows)
-        self.reward: NDArray[np.float64] = np.zeros(rows, np.float64)
-        self.terminated: NDArray[np.bool_] = np.zeros(rows, np.bool_)
-        self.truncated: NDArray[np.bool_] = np.zeros(rows, np.bool_)
-        self.absent: NDArray[np.bool_] = np.zeros(rows, np.bool_)
+class _Column:
+    """Values of one space: numbers as they are (`plain`), arrays as bytes."""
 
-    def arrays(self, rows: int) -> list[pa.Array]:
-        columns = (self.observation, self.action, self.reward, self.terminated, self.truncated)
-        return [_arrow(column, field.type, rows) for column, field in zip(columns, self.fields, strict=True)]
+    def __init__(self, spec: SpaceSpec) -> None:
+        dtype, shape = _storage(spec)
+        self.plain = isinstance(spec, Discrete)
+        self.blank: Any = 0 if self.plain else bytes(dtype.itemsize * prod(shape))
+        self._dtype = dtype
+        self._kind = _field("", spec).type
+
+    def kept(self, value: Any) -> Any:
+        return value if self.plain else value.tobytes()
+
+    def arrow(self, values: Sequence[Any]) -> pa.Array:
+        rows = len(values)
+        if self.plain:
+            return array(np.fromiter(values, np.int64, rows))
+        if not pa.types.is_fixed_size_list(self._kind):  # of the size 0
+            return pa.array([()] * rows, self._kind)
+        flat = np.frombuffer(b"".join(values), self._dtype)
+        return pa.Array.from_buffers(self._kind, rows, [None], children=[array(flat)])
+
+
+class _Table:
+    """The columns of one seat."""
+
+    def __init__(self, seat: Seat) -> None:
+        self.observation, self.action = _Column(seat.observation), _Column(seat.action)
+        self._fields = seat.fields
+        self._blank = (self.observation.blank, self.action.blank, 0.0, False, False)
+
+    def arrays(
+        self,
+        observations: Sequence[Any],
+        actions: Sequence[Any],
+        rewards: Sequence[float],
+        terminated: Sequence[bool],
+        truncated: Sequence[bool],
+    ) -> list[pa.Array]:
+        return [
+            self.observation.arrow(observations),
+            self.action.arrow(actions),
+            array(np.fromiter(rewards, np.float64, len(rewards))),
+            array(np.fromiter(terminated, np.bool_, len(terminated))),
+            array(np.fromiter(truncated, np.bool_, len(truncated))),
+        ]
+
+    def struct(self, rows: Sequence[tuple[Any, ...] | None]) -> pa.Array:
+        """None is the row of a player that did not act."""
+        absent = np.fromiter((row is None for row in rows), np.bool_, len(rows))
+        values = zip(*(row or self._blank for row in rows), strict=True) if rows else [()] * len(self._blank)
+        return pa.StructArray.from_arrays(self.arrays(*values), fields=self._fields, mask=array(absent))
 
 
 def _storage(spec: SpaceSpec) -> tuple[np.dtype[Any], tuple[int, ...]]:
@@ -266,16 +306,3 @@ def _field(name: str, spec: SpaceSpec) -> pa.Field:
     kind = pa.list_(pa.field("item", pa.from_numpy_dtype(dtype), nullable=False), prod(shape) or -1)
     # Nullable, though it never is null: in a struct that is, Arrow could not read it back from Parquet.
     return pa.field(name, kind, metadata={"shape": msgspec.json.encode(shape)})
-
-
-def _column(spec: SpaceSpec, rows: int) -> NDArray[Any]:
-    dtype, shape = _storage(spec)
-    return np.zeros((rows, *shape), dtype)
-
-
-def _arrow(column: NDArray[Any], kind: pa.DataType, rows: int) -> pa.Array:
-    if pa.types.is_list(kind):
-        return pa.array([()] * rows, kind)
-    if not pa.types.is_fixed_size_list(kind):
-        return array(column[:rows])
-    return pa.Array.from_buffers(kind, rows, [None], children=[array(column[:rows].reshape(-1))])

@@ -1,6 +1,7 @@
 import shutil
 
 import gymnasium.spaces as gym
+import numpy as np
 import pandas as pd
 import pyarrow.parquet as pq
 import pytest
@@ -128,10 +129,13 @@ def test_phases_are_told_apart_and_read_together(tmp_path):
 
 def test_phases_with_other_spaces_are_read_one_by_one(tmp_path):
     other = columns(gym.Box(-1, 1, (2,)), gym.Discrete(2))
-    for phase, spaces in (("a", columns(gym.Discrete(3), gym.Discrete(2))), ("b", other)):
+    for phase, seen, spaces in (
+        ("a", 1, columns(gym.Discrete(3), gym.Discrete(2))),
+        ("b", np.ones(2, np.float32), other),
+    ):
         made = recorder(tmp_path, phase=phase, made=spaces)
         made.begin(episode=0, seed=0)
-        made.step(1, 1, 0.0, True, False)
+        made.step(seen, 1, 0.0, True, False)
         made.end(outcome="terminated")
         made.close()
     with pytest.raises(UsageError, match="the phases 'a', 'b' have different columns"):
@@ -140,10 +144,10 @@ def test_phases_with_other_spaces_are_read_one_by_one(tmp_path):
 
 
 def test_streams_with_other_spaces_are_no_one_table(tmp_path):
-    for spaces in (columns(gym.Discrete(3), gym.Discrete(2)), columns(gym.Box(-1, 1, (2,)), gym.Discrete(2))):
-        made = recorder(tmp_path, made=spaces)
+    for seen, space in ((1, gym.Discrete(3)), (np.ones(2, np.float32), gym.Box(-1, 1, (2,)))):
+        made = recorder(tmp_path, made=columns(space, gym.Discrete(2)))
         made.begin(episode=0, seed=0)
-        made.step(1, 1, 0.0, True, False)
+        made.step(seen, 1, 0.0, True, False)
         made.end(outcome="terminated")
         made.close()
     before = files(tmp_path)
