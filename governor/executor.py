@@ -4,6 +4,7 @@ Rules:
 1. Every call has a deadline and ends in a reply or a typed error of `governor.errors`.
 2. `submit` always travels with a key (one is made up where none is given), so that sending it again is safe.
 3. `watch` gives numbered events without a gap or a double, and goes on after a broken connection.
+4. A daemon that goes away is waited for: one that is started again within `patience` has missed nothing.
 """
 
 from __future__ import annotations
@@ -66,7 +67,6 @@ if TYPE_CHECKING:
 SILENCE_SECONDS: Final = 15.0
 """Without a sign of life (the daemon gives one every 5 s) a watch is taken up anew."""
 PATIENCE_SECONDS: Final = 30.0
-"""How long `watch` tries to come back to a daemon that does not answer."""
 BACK_OFF_SECONDS: Final = 0.2
 STALE_SECONDS: Final = 1.0
 RESUME_SECONDS: Final = 120.0
@@ -76,14 +76,25 @@ R = TypeVar("R", bound=ExecutorReply)
 
 
 class Executor:
-    """An async context manager. `timeout` is the deadline of each call in seconds.
+    """An async context manager. `timeout` is the deadline of each call in seconds; for `patience` seconds it comes back to a
+    daemon that went away, or that nobody can reach. Without `awaits_restart` a `watch` ends when the daemon goes down in
+    order.
 
     `last_end` tells how the last `watch` ended.
     """
 
-    def __init__(self, broker: str | None = None, *, timeout: float = 10.0) -> None:
+    def __init__(
+        self,
+        broker: str | None = None,
+        *,
+        timeout: float = 10.0,
+        patience: float = PATIENCE_SECONDS,
+        awaits_restart: bool = True,
+    ) -> None:
         self.endpoint = find_broker(broker)
         self.timeout = timeout
+        self.patience = patience
+        self._awaits_restart = awaits_restart
         self.last_end: WatchEnd | None = None
         try:
             self._client = Client(self.endpoint)
@@ -127,34 +138,47 @@ class Executor:
         return answer.uid
 
     async def watch(self, uid: str, after: int = 0) -> AsyncIterator[RunEvent]:
-        """The events of a run with a number above `after`, until it has ended or the daemon goes down."""
+        """The events of a run with a number above `after`, until it has ended, or the daemon went down and stayed away.
+
+        `last_end` is ``interrupted`` then. Raises Unreachable for a daemon that went without a word and stayed away,
+        NoSuchRun.
+        """
         loop = asyncio.get_running_loop()
         self.last_end = None
-        patience = loop.time() + PATIENCE_SECONDS
+        until = loop.time() + self.patience
         while True:
             try:
-                stream = self._client.stream(
-                    SERVICE, encode(Watch(uid=uid, after=after)), idle_timeout=SILENCE_SECONDS
-                )
-                async for part in stream:
-                    patience = loop.time() + PATIENCE_SECONDS
-                    for frame in part.body:
-                        if not frame:
-                            continue
-                        match self._decode(frame):
-                            case RunEvent() as event:
-                                # The uid in full: a later run may begin like what was asked for.
-                                uid, after = event.uid, event.seq
-                                yield event
-                            case WatchEnd() as end:
-                                self.last_end = end
-                                return
-                            case Refused() as refused:
-                                raise from_refusal(refused, source=uid)
+                async for said in self._hear(uid, after):
+                    if isinstance(said, WatchEnd):
+                        self.last_end = said
+                        break
+                    until = loop.time() + self.patience
+                    if said is not None:
+                        self.last_end = None
+                        # The uid in full: a later run may begin like what was asked for.
+                        uid, after = said.uid, said.seq
+                        yield said
             except TransportError as error:
-                if loop.time() > patience or isinstance(error, RemoteError | TooLarge):
+                hopeless = isinstance(error, RemoteError | TooLarge)
+                if hopeless or (self.last_end is None and loop.time() > until):
                     raise self._failure(error) from error
-                await asyncio.sleep(BACK_OFF_SECONDS)
+            if self.last_end is not None and not (self._may_go_on(self.last_end) and loop.time() <= until):
+                return
+            await asyncio.sleep(BACK_OFF_SECONDS)
+
+    def _may_go_on(self, end: WatchEnd) -> bool:
+        return end.outcome == "interrupted" and self._awaits_restart
+
+    async def _hear(self, uid: str, after: int) -> AsyncIterator[RunEvent | WatchEnd | None]:
+        """What comes to one `Watch`; None is a sign of life."""
+        asked = encode(Watch(uid=uid, after=after))
+        async for part in self._client.stream(SERVICE, asked, idle_timeout=SILENCE_SECONDS):
+            for frame in part.body:
+                reply = self._decode(frame) if frame else None
+                if isinstance(reply, Refused):
+                    raise from_refusal(reply, source=uid)
+                if reply is None or isinstance(reply, RunEvent | WatchEnd):
+                    yield reply
 
     async def status(self, uid: str | None = None) -> StatusReport:
         """The daemon and its runs in work or queued; with a uid that run alone. Raises NoSuchRun."""
@@ -170,7 +194,22 @@ class Executor:
 
     async def result(self, uid: str) -> RunResult:
         """The result of a run that has ended. Raises NotEnded, NoSuchRun."""
-        return await self._ask(Results(uid=uid), RunResult, source=uid)
+        until = asyncio.get_running_loop().time() + self.patience
+        while True:
+            try:
+                return await self._gather(Results(uid=uid), RunResult, source=uid)
+            except TransportError as error:
+                await self._come_back(error, until)
+
+    async def _gather(self, request: ExecutorRequest, expected: type[R], *, source: str) -> R:
+        """An answer that comes in parts; the last one says that it is whole, or why there is none."""
+        whole = bytearray()
+        async for part in self._client.stream(SERVICE, encode(request), idle_timeout=self.timeout):
+            if part.final:
+                self._expect(part.body[0] if part.body else b"", Done, source=source)
+            else:
+                whole += b"".join(bytes(frame) for frame in part.body)
+        return self._expect(bytes(whole), expected, source=source)
 
     async def _refuse_stale_socket(self) -> None:
         """A broker that is restarted is back within a second; a socket that nobody binds again is stale."""
@@ -194,13 +233,26 @@ class Executor:
     async def _ask(
         self, request: ExecutorRequest, expected: type[R], *, source: str = "", seconds: float | None = None
     ) -> R:
-        try:
-            answer = await self._client.request(
-                SERVICE, encode(request), timeout=seconds or self.timeout, idempotent=True
-            )
-        except TransportError as error:
-            raise self._failure(error) from error
-        reply = self._decode(answer[0] if answer else b"")
+        until = asyncio.get_running_loop().time() + self.patience
+        while True:
+            try:
+                answer = await self._client.request(
+                    SERVICE, encode(request), timeout=seconds or self.timeout, idempotent=True
+                )
+            except TransportError as error:
+                await self._come_back(error, until)
+            else:
+                return self._expect(answer[0] if answer else b"", expected, source=source)
+
+    async def _come_back(self, error: TransportError, until: float) -> None:
+        """Returns when the request may be sent again; raises what `error` means otherwise."""
+        failure = self._failure(error)
+        if not isinstance(failure, Unreachable) or asyncio.get_running_loop().time() > until:
+            raise failure from error
+        await asyncio.sleep(BACK_OFF_SECONDS)
+
+    def _expect(self, frame: bytes, expected: type[R], *, source: str) -> R:
+        reply = self._decode(frame)
         if isinstance(reply, Refused):
             raise from_refusal(reply, source=source)
         if not isinstance(reply, expected):

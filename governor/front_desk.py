@@ -1,7 +1,7 @@
 """The front desk: the executor's verbs, answered by the service `governor`.
 
 Rules:
-1. A request is answered at once; only `watch` stays open, with a sign of life every few seconds.
+1. A request is answered at once, a result in parts; only `watch` stays open, with a sign of life every few seconds.
 2. A submit, also of a run that resumes another, is in the journal before it is acknowledged, and the client's key makes
    it idempotent.
 3. What can't be done is `Refused` with the exit code; nothing has changed then.
@@ -50,6 +50,7 @@ from governor.messages import (
     decode_request,
     encode,
 )
+from governor.parcels import parcels, slices
 from governor.run_file import parse
 from governor.version import __version__
 
@@ -130,7 +131,7 @@ class FrontDesk:
             case Abort():
                 return await self._abort(asked)
             case Results(uid=uid):
-                return self._results(uid)
+                return await self._results(request, uid)
 
     # -- verbs -------------------------------------------------------------------------------------------------
 
@@ -234,7 +235,8 @@ class FrontDesk:
                 page = self._journal.events(uid, after=after)
                 if page:
                     after = page[-1].seq
-                    await request.partial(*(encode(event) for event in page))
+                    for frames in parcels(encode(event) for event in page):
+                        await request.partial(*frames)
                     continue
                 row = self._find(uid)
                 if row.outcome is not None and row.ended_at is not None:
@@ -282,12 +284,14 @@ class FrontDesk:
             raise TryAgain(f"run {row.uid} is between queue and slot, ask again")
         return Done()
 
-    def _results(self, uid: str) -> RunResult:
+    async def _results(self, request: Request, uid: str) -> Done:
         row = self._find(uid)
         result = self._journal.result(row.uid)
         if result is None:
             raise NotEnded(row.uid, self._describe(row).state)
-        return result
+        for part in slices(encode(result)):
+            await request.partial(part)
+        return Done()
 
     # -- runs --------------------------------------------------------------------------------------------------
 

@@ -225,6 +225,8 @@ class Client:
         size = sum(map(len, body))
         if size > mdp.BODY_LIMIT:
             raise TooLarge(service, f"{size} bytes, {mdp.BODY_LIMIT} are allowed")
+        if len(body) > mdp.BODY_FRAMES:
+            raise TooLarge(service, f"{len(body)} frames, {mdp.BODY_FRAMES} are allowed")
         if not all(type(frame) is bytes for frame in body):
             raise TypeError("a body consists of bytes")
         self._open()

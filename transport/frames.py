@@ -34,6 +34,8 @@ WORKER: Final = b"MDPW02"
 SERVICE_BYTES_LIMIT: Final = 255
 CREDIT_LIMIT: Final = 1024
 BODY_LIMIT: Final = 64 * 2**20
+BODY_FRAMES: Final = 1000
+"""With those around them, fewer than a socket takes for one message (`sockets.FRAMES_LIMIT`)."""
 _EXTENSION: Final = struct.Struct("!HB")
 _ENVELOPES: Final = 1
 _EMPTY: Final = b""

@@ -343,6 +343,8 @@ class Worker:
         size = sum(map(len, frames))
         if size > mdp.BODY_LIMIT:
             raise TooLarge(self.service, f"reply of {size} bytes, {mdp.BODY_LIMIT} are allowed")
+        if len(frames) > mdp.BODY_FRAMES:
+            raise TooLarge(self.service, f"reply of {len(frames)} frames, {mdp.BODY_FRAMES} are allowed")
         body = request.reply_body(frames, status)
         request.answered = request.answered or final
         while self._connection is not None and request.address is not None:

@@ -46,6 +46,8 @@ class Abort(Message, frozen=True):
 
 
 class Results(Message, frozen=True):
+    """Answered with the parts of a `RunResult`, then `Done`."""
+
     uid: str
 
 

@@ -12,7 +12,17 @@ import pytest
 from governor import executor as module
 from governor.errors import ExitCode, GovernorError, NoAnswer, TryAgain, Unreachable, UsageError
 from governor.executor import Executor
-from governor.messages import SERVICE, RunEvent, WatchEnd, decode_request, encode
+from governor.messages import (
+    SERVICE,
+    Done,
+    RunEvent,
+    RunResult,
+    Submitted,
+    WatchEnd,
+    decode_request,
+    encode,
+)
+from governor.parcels import slices
 from transport import frames
 from transport.broker import Broker
 from transport.broker_core import Limits
@@ -31,10 +41,11 @@ async def line():
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="ex-", dir="/tmp"))
         client, worker = f"ipc://{folder}/c", f"ipc://{folder}/w"
 
-        async def open_one(**limits):
+        async def open_one(*, patience=0.5, awaits_restart=True, **limits):
             broker = Broker(client_endpoint=client, worker_endpoint=worker, limits=Limits(**limits))
             await stack.enter_async_context(broker)
-            return await stack.enter_async_context(Executor(client, timeout=0.5))
+            made = Executor(client, timeout=0.5, patience=patience, awaits_restart=awaits_restart)
+            return await stack.enter_async_context(made)
 
         def serve(handler, **options):
             return Worker(worker, SERVICE, handler, **options)
@@ -106,3 +117,74 @@ async def test_a_watch_that_comes_back_asks_for_the_very_run_that_it_had_found(l
         events = [event async for event in executor.watch("ab", after=3)]
     assert [event.seq for event in events] == [7]
     assert [(request.uid, request.after) for request in asked] == [("ab", 3), ("abc", 7)]
+
+
+async def test_a_watch_goes_on_with_the_next_daemon(line):
+    executor = await line.open(patience=20)
+    asked = []
+
+    async def stopping(request):
+        asked.append(decode_request(request.body[0]).after)
+        await request.partial(encode(RunEvent(uid="abc", seq=1, at=0.0, kind="k")))
+        return [encode(WatchEnd(outcome="interrupted"))]
+
+    async def started(request):
+        asked.append(decode_request(request.body[0]).after)
+        await request.partial(encode(RunEvent(uid="abc", seq=2, at=0.0, kind="k")))
+        return [encode(WatchEnd(outcome="finished"))]
+
+    async with asyncio.timeout(20):
+        events = executor.watch("abc")
+        async with line.serve(stopping, credit=2):
+            first = await anext(events)
+        async with line.serve(started, credit=2):
+            rest = [event async for event in events]
+    assert [event.seq for event in [first, *rest]] == [1, 2]
+    assert asked == [0, 1]
+    assert executor.last_end.outcome == "finished"
+
+
+@pytest.mark.parametrize("awaits_restart", [True, False])
+async def test_a_daemon_that_stays_away_interrupts_a_watch(line, awaits_restart):
+    executor = await line.open(patience=0.5 if awaits_restart else 60, awaits_restart=awaits_restart)
+
+    async def stopping(_request):
+        return [encode(WatchEnd(outcome="interrupted"))]
+
+    async with line.serve(stopping, credit=2), asyncio.timeout(20):
+        assert [event async for event in executor.watch("abc")] == []
+    assert executor.last_end.outcome == "interrupted"
+
+
+async def test_a_request_waits_for_the_next_daemon(line):
+    executor = await line.open(patience=20, service_wait=0.1)
+    asked = []
+
+    async def serve(request):
+        asked.append(decode_request(request.body[0]))
+        return [encode(Submitted(uid="abc"))]
+
+    submitting = asyncio.create_task(executor.submit(RUN))
+    async with line.serve(never) as worker:
+        await worker.registered()
+    async with line.serve(serve), asyncio.timeout(20):
+        assert await submitting == "abc"
+    [submit] = asked
+    assert submit.key
+
+
+async def test_a_result_that_is_more_than_a_message_takes_comes_in_parts(line):
+    large = RunResult(
+        uid="abc", name="r", outcome="finished", reason="", submitted_at=0.0, started_at=0.0, ended_at=1.0,
+        phases=(), folder="f" * (frames.BODY_LIMIT + 1),
+    )  # fmt: skip
+    executor = await line.open()
+    executor.timeout = 10
+
+    async def serve(request):
+        for part in slices(encode(large)):
+            await request.partial(part)
+        return [encode(Done())]
+
+    async with line.serve(serve):
+        assert await executor.result("abc") == large

@@ -322,3 +322,14 @@ async def test_a_socket_that_a_dead_daemon_left_is_told_within_two_seconds(tmp_p
     finally:
         path.unlink()
         path.parent.rmdir()
+
+
+@pytest.mark.parametrize(("number", "size"), [(1500, 1), (80, 1 << 20)], ids=["many", "large"])
+async def test_events_that_were_recorded_together_are_watched_in_parts(desk, number, size):
+    uid = await desk.executor.submit(RUN)
+    together = [{"text": "x" * size} for _ in range(number)]
+    await desk.journal.write(lambda tx: tx.events(uid, "something", together))
+    await desk.executor.abort(uid)
+    seen = [(event.seq, event.kind) async for event in desk.executor.watch(uid)]
+    kinds = ["run.accepted", *["something"] * number, "run.ended"]
+    assert seen == list(enumerate(kinds, start=1))

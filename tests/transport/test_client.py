@@ -178,7 +178,9 @@ async def test_a_handler_that_raises_is_a_remote_error(house, caplog):
     assert "worker.handler_failed" in caplog.text
 
 
-@pytest.mark.parametrize("reply", ["text", [b"good", "text"], None, b"bytes", [b"x" * (64 * 2**20 + 1)]])
+@pytest.mark.parametrize(
+    "reply", ["text", [b"good", "text"], None, b"bytes", [b"x" * (64 * 2**20 + 1)], [b""] * 1001]
+)
 async def test_a_handler_that_returns_nonsense_is_a_remote_error(house, reply):
     async def nonsense(request):
         return reply
@@ -196,6 +198,8 @@ async def test_what_cannot_be_sent_is_refused_at_once(house):
         await client.request("", b"x", timeout=1)
     with pytest.raises(TooLarge):
         await client.request("echo", b"x" * (64 * 2**20 + 1), timeout=1)
+    with pytest.raises(TooLarge):
+        await client.request("echo", *[b""] * 1001, timeout=1)
     with pytest.raises(TypeError):
         await client.request("echo", "text", timeout=1)
     with pytest.raises(BadEndpoint):

@@ -253,6 +253,8 @@ class _Column:
         if not pa.types.is_fixed_size_list(self._kind):  # of the size 0
             return pa.array([()] * rows, self._kind)
         flat = np.frombuffer(b"".join(values), self._dtype)
+        if flat.size != rows * self._kind.list_size:
+            raise ValueError(f"values that are no arrays of {self._dtype} in the shape of their space")
         return pa.Array.from_buffers(self._kind, rows, [None], children=[array(flat)])
 
 

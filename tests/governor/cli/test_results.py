@@ -134,7 +134,7 @@ def test_vectors_and_sessions_in_csv_and_json(run, monkeypatch):
     for phase, space in (("small", gym.Box(-1, 1, (2,))), ("large", gym.Box(-1, 1, (100,)))):
         made = recorder(run, phase=phase, made=columns(space, gym.Discrete(2)))
         made.begin(episode=0, seed=0)
-        made.step(np.full(space.shape, 0.5), 1, 1.0, True, False)
+        made.step(np.full(space.shape, 0.5, space.dtype), 1, 1.0, True, False)
         made.end(outcome="terminated")
         made.close()
     manager = DataManager(run, phase="talk")

@@ -244,3 +244,11 @@ def test_episodes_come_one_after_the_other(tmp_path):
     made.begin(episode=0, seed=0)
     with pytest.raises(RuntimeError, match="episode 0 has not ended"):
         made.begin(episode=1, seed=0)
+
+
+def test_an_array_that_is_none_of_its_space_is_not_taken_for_one(tmp_path):
+    made = recorder(tmp_path, made=columns(gym.Box(-1, 1, (2,), np.float32), gym.Discrete(2)))
+    made.begin(episode=0, seed=0)
+    made.step(np.zeros(2, np.float64), 0, 0.0, True, False)
+    with pytest.raises(ValueError, match="no arrays of float32"):
+        made.end(outcome="terminated")

@@ -1,0 +1,54 @@
+"""The executor across daemons: a watch goes on where it was cut, a submit whose answer was lost gives one run."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+
+import pytest
+
+from governor.executor import Executor
+
+pytestmark = pytest.mark.system
+
+
+@pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL], ids=["stopped", "killed"])
+async def test_a_watch_goes_on_where_a_daemon_cut_it(house, walk, end):
+    seen = []
+
+    async def watch(executor, uid):
+        seen.extend([event.seq async for event in executor.watch(uid)])
+
+    async with house.serve() as tree:
+        uid = await tree.executor.submit(walk(), folder=house.folder)
+        async with Executor(tree.executor.endpoint, patience=60) as follower:
+            watching = asyncio.create_task(watch(follower, uid))
+            await tree.until(uid, "episode.ended")
+            os.kill(tree.daemon.pid, end)
+            await tree.gone()
+            async with house.serve() as other:
+                events, _ = await other.end(uid)
+                async with asyncio.timeout(60):
+                    await watching
+    assert seen == [event.seq for event in events]
+    assert follower.last_end.outcome == "finished"
+
+
+async def test_a_submit_across_a_restart_is_one_run(house, walk):
+    """Asked while the daemon is killed, again and again with one key."""
+    run = walk(episodes=5)
+    async with house.serve() as tree, Executor(tree.executor.endpoint, patience=60) as client:
+        submits = [
+            asyncio.create_task(client.submit(run, key="monday", folder=house.folder)) for _ in range(20)
+        ]
+        await asyncio.wait(submits, return_when=asyncio.FIRST_COMPLETED)
+        os.kill(tree.daemon.pid, signal.SIGKILL)
+        await tree.gone()
+        async with house.serve() as other:
+            async with asyncio.timeout(60):
+                uids = await asyncio.gather(*submits)
+            [listed] = (await other.executor.list()).runs
+            assert set(uids) == {listed.uid}
+            _, result = await other.end(listed.uid)
+    assert result.outcome == "finished"
