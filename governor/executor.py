@@ -137,10 +137,10 @@ class Executor:
         answer = await self._ask(asked, Submitted, source=uid, seconds=max(self.timeout, RESUME_SECONDS))
         return answer.uid
 
-    async def watch(self, uid: str, after: int = 0) -> AsyncIterator[RunEvent]:
+    async def watch(self, uid: str, after: int = 0, *, follow: bool = True) -> AsyncIterator[RunEvent]:
         """The events of a run with a number above `after`, until it has ended, or the daemon went down and stayed away.
 
-        `last_end` is ``interrupted`` then. Raises Unreachable for a daemon that went without a word and stayed away,
+        `last_end` is ``interrupted`` then. Without `follow` those that are on record now. Raises Unreachable for a daemon that went without a word and stayed away,
         NoSuchRun.
         """
         loop = asyncio.get_running_loop()
@@ -148,7 +148,7 @@ class Executor:
         until = loop.time() + self.patience
         while True:
             try:
-                async for said in self._hear(uid, after):
+                async for said in self._hear(Watch(uid=uid, after=after, follow=follow)):
                     if isinstance(said, WatchEnd):
                         self.last_end = said
                         break
@@ -169,14 +169,13 @@ class Executor:
     def _may_go_on(self, end: WatchEnd) -> bool:
         return end.outcome == "interrupted" and self._awaits_restart
 
-    async def _hear(self, uid: str, after: int) -> AsyncIterator[RunEvent | WatchEnd | None]:
-        """What comes to one `Watch`; None is a sign of life."""
-        asked = encode(Watch(uid=uid, after=after))
-        async for part in self._client.stream(SERVICE, asked, idle_timeout=SILENCE_SECONDS):
+    async def _hear(self, asked: Watch) -> AsyncIterator[RunEvent | WatchEnd | None]:
+        """What comes; None is a sign of life."""
+        async for part in self._client.stream(SERVICE, encode(asked), idle_timeout=SILENCE_SECONDS):
             for frame in part.body:
                 reply = self._decode(frame) if frame else None
                 if isinstance(reply, Refused):
-                    raise from_refusal(reply, source=uid)
+                    raise from_refusal(reply, source=asked.uid)
                 if reply is None or isinstance(reply, RunEvent | WatchEnd):
                     yield reply
 

@@ -241,6 +241,8 @@ class FrontDesk:
                 row = self._find(uid)
                 if row.outcome is not None and row.ended_at is not None:
                     return WatchEnd(outcome=row.outcome)
+                if not asked.follow:
+                    return WatchEnd(outcome="in work")
                 if self._house.is_stopping and self._governor_of(uid) is None:
                     return WatchEnd(outcome="interrupted")
                 try:
@@ -359,7 +361,6 @@ def _never_started(row: RunRow, reason: str, *, folder: str) -> RunResult:
 
 def _end(transaction: Transaction, result: RunResult) -> None:
     transaction.outcome(result)
-    transaction.event(
-        result.uid, "run.ended", {"outcome": result.outcome, "reason": result.reason, "stuck": []}
-    )
+    ended = {"outcome": result.outcome, "reason": result.reason, "by": "front desk"}
+    transaction.event(result.uid, "run.ended", ended)
     transaction.ended(result.uid)

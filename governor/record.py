@@ -11,6 +11,8 @@ from states.events import ConductorExited
 from states.finalizing import Finalizing
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from governor.assignment import Assignment
     from states.base import State, Step
     from states.effects import Effect
@@ -20,14 +22,22 @@ Entry = tuple[str, dict[str, Any]]
 
 
 def entries(
-    before: State, event: Event, step: Step, detail: dict[str, Any], assignment: Assignment
+    before: State,
+    event: Event,
+    step: Step,
+    *,
+    detail: Mapping[str, Any] | None = None,
+    assignment: Assignment | None = None,
 ) -> list[Entry]:
-    """Kinds and data, in order. An event's data are its fields, so that a recorded run can be replayed."""
+    """Kinds and data, in order. An event's data are its fields, so that a recorded run can be replayed (`replay`).
+
+    `detail` and `assignment` add what the machine does not know.
+    """
     data = msgspec.to_builtins(event)
     del data["run"]
     if isinstance(event, ConductorExited):
         data["expected"] = before.name == "stopping"
-    rows: list[Entry] = [(event.kind, {**data, **detail})]
+    rows: list[Entry] = [(event.kind, {**data, **(detail or {})})]
     for effect in step.effects:
         rows += _note(effect, assignment)
     if type(before) is not type(step.state):
@@ -40,16 +50,16 @@ def entries(
     return rows
 
 
-def _note(effect: Effect, assignment: Assignment) -> list[Entry]:
+def _note(effect: Effect, assignment: Assignment | None) -> list[Entry]:
     match effect:
         case BeginPhase(phase=phase, name=name):
-            data: dict[str, Any] = {
-                "phase": name,
-                "index": phase,
-                "mode": assignment.run.phases[phase].mode,
-                "episodes": assignment.episodes_of(phase),
-                "tasks": assignment.tasks_of(phase),
-            }
+            data: dict[str, Any] = {"phase": name, "index": phase}
+            if assignment is not None:
+                data |= {
+                    "mode": assignment.run.phases[phase].mode,
+                    "episodes": assignment.episodes_of(phase),
+                    "tasks": assignment.tasks_of(phase),
+                }
             return [("phase.started", data)]
         case EndPhase(phase=phase, name=name, end=end):
             return [("phase.ended", {"phase": name, "index": phase, "end": end})]

@@ -104,7 +104,7 @@ async def _close(
 
     def change(transaction: Transaction) -> None:
         kept = transaction.outcome(result)
-        transaction.event(uid, "run.ended", {"outcome": kept, "reason": reason, "stuck": []})
+        transaction.event(uid, "run.ended", {"outcome": kept, "reason": reason, "by": "recovery"})
         transaction.ended(uid)
 
     await journal.write(change)

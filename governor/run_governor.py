@@ -252,7 +252,7 @@ class RunGovernor:
         uid = self.experiment_run_id
         if uid is None or self.assignment is None:
             return
-        rows = entries(before, event, step, detail, self.assignment)
+        rows = entries(before, event, step, detail=detail, assignment=self.assignment)
 
         def change(transaction: Transaction) -> None:
             if isinstance(event, RunAssigned):

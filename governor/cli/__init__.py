@@ -32,6 +32,7 @@ VERBS: Final = {
     "results": "governor.cli.results",
     "resume": "governor.cli.resume",
     "abort": "governor.cli.abort",
+    "replay": "governor.cli.replay",
 }
 """Each verb and the module whose `command` it is, in the order in which a new user meets them."""
 

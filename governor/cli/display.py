@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
     from governor.cli.view import RunView
-    from governor.messages import Message, RunEvent
+    from governor.messages import RunEvent
 
 
 class Display(Protocol):
@@ -139,7 +139,7 @@ def choose(*, as_json: bool, quiet: bool = False) -> Display:
     return Terminal(out) if out.is_terminal and not out.is_dumb_terminal else Lines()
 
 
-def print_json(message: Message) -> None:
+def print_json(message: msgspec.Struct) -> None:
     """One object on one line. A number that JSON does not know (nan, inf) becomes null."""
     click.echo(msgspec.json.encode(message))
 

@@ -26,10 +26,11 @@ class Resume(Message, frozen=True):
 
 
 class Watch(Message, frozen=True):
-    """All events of the run with a sequence number above `after`, and those to come until it has ended."""
+    """All events of the run with a sequence number above `after`, and with `follow` those to come until it has ended."""
 
     uid: str
     after: int = 0
+    follow: bool = True
 
 
 class Status(Message, frozen=True):
@@ -69,9 +70,9 @@ class RunEvent(Message, frozen=True):
 
 
 class WatchEnd(Message, frozen=True):
-    """Nothing more will come: the run has ended, or (`interrupted`) the daemon is going down."""
+    """Nothing more will come: the run has ended, the daemon is going down (`interrupted`), or nobody wished to follow."""
 
-    outcome: RunOutcome | Literal["interrupted"]
+    outcome: RunOutcome | Literal["interrupted", "in work"]
 
 
 class ConductorStatus(msgspec.Struct, frozen=True, kw_only=True):

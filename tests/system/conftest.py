@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 from governor.executor import Executor
+from governor.replay import Replay
 
 HERE = Path(__file__).parent
 WALK = {
@@ -65,6 +66,10 @@ class Tree:
             events = [event async for event in self.executor.watch(uid)]
         assert [event.seq for event in events] == list(range(1, len(events) + 1))
         assert [event.kind for event in events].count("run.ended") == 1
+        replay = Replay(events[0].uid)
+        for event in events:
+            replay.take(event)
+        assert replay.end().difference is None
         return events, await self.executor.result(uid)
 
     async def gone(self) -> int:

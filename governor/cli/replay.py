@@ -1,0 +1,54 @@
+"""`governor replay RUN`: walk the record of a run through the state machine again, and name the first difference."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from governor.cli import ask, display
+from governor.errors import ExitCode
+
+if TYPE_CHECKING:
+    from governor.executor import Executor
+    from governor.replay import Replayed
+
+
+@click.command("replay")
+@ask.run_argument
+@ask.json_option
+@click.pass_context
+def command(ctx: click.Context, *, uid: str, as_json: bool) -> None:
+    """Walk what is on record of RUN through the state machine; exit 0 when both agree, 1 when not.
+
+    A run in work is walked as far as it is.
+    """
+    found = ask.ask(ctx.obj, lambda executor: _replay(executor, uid))
+    if as_json:
+        display.print_json(found)
+    else:
+        far = "" if found.ended else f", now {found.state}"
+        click.echo(
+            f"run {found.uid}: {found.events} events, {found.steps} steps of the machine, "
+            f"{found.invocations} invocations of the daemon{far}"
+        )
+        click.echo(_told(found))
+    ctx.exit(ExitCode.DONE if found.difference is None else ExitCode.RUN_ENDED_BADLY)
+
+
+def _told(found: Replayed) -> str:
+    if found.difference is None:
+        return "the record agrees with the machine"
+    odd = found.difference
+    return f"first difference, event {odd.seq} {odd.kind}: expected {odd.expected}; recorded {odd.recorded}"
+
+
+async def _replay(executor: Executor, uid: str) -> Replayed:
+    from governor.replay import Replay  # noqa: PLC0415  # the machine: not for --help
+
+    [run] = (await executor.status(uid)).runs
+    replay = Replay(run.uid)
+    async for event in executor.watch(run.uid, follow=False):
+        if not replay.take(event):
+            break
+    return replay.end()
