@@ -31,6 +31,14 @@ class ExitCode(IntEnum):
     INTERRUPTED = 130
 
 
+def text_of(error: BaseException) -> str:
+    """What it says, on one line. User code's may raise when it is asked."""
+    try:
+        return " ".join(str(error).split())
+    except Exception as broken:  # noqa: BLE001  # as above
+        return f"(its text cannot be read: {type(broken).__name__})"
+
+
 class GovernorError(Exception):
     """Root of all errors that are raised on purpose."""
 

@@ -60,7 +60,12 @@ def configure(*, log_format: LogFormat, level: str = "info", **bound: object) ->
         structlog.processors.TimeStamper(fmt="iso", utc=True),
     ]
     renderer: list[Processor] = (
-        [structlog.dev.ConsoleRenderer(colors=_on_terminal())]
+        [
+            structlog.dev.ConsoleRenderer(
+                colors=_on_terminal(),
+                exception_formatter=structlog.dev.plain_traceback,  # no local variables, as above
+            )
+        ]
         if log_format == "console"
         else [_TRACEBACKS, structlog.processors.JSONRenderer()]
     )

@@ -147,11 +147,19 @@ def _opened(output: Path | None) -> Iterator[BinaryIO]:
     else:
         beside = output.with_name(f"{output.name}.part")
         try:
-            with beside.open("wb") as file:
+            with _created(beside, output) as file:
                 yield file
             beside.replace(output)
         finally:
             beside.unlink(missing_ok=True)
+
+
+def _created(beside: Path, output: Path) -> BinaryIO:
+    """Raises OSError with the name that the user gave."""
+    try:
+        return beside.open("wb")
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(output)) from error
 
 
 def _write(schema: pa.Schema, groups: Iterator[pa.Table], file: BinaryIO, *, form: Format) -> None:

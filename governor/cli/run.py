@@ -2,7 +2,7 @@
 
 Rules:
 1. The file is checked in full before anything of it is started. A run that is resumed is taken as it was recorded.
-2. The first Ctrl-C (or SIGTERM) aborts the run in order and waits for its end; the second one leaves now, and the
+2. The first Ctrl-C (SIGTERM, or the terminal's end) aborts the run in order and waits for its end; the second one leaves now, and the
    guard clears away what is left.
 3. A reader of standard output that goes away does not end the run.
 """
@@ -24,7 +24,7 @@ import click
 
 from governor.cli import ask, display
 from governor.cli.check import checked
-from governor.errors import ExitCode
+from governor.errors import ExitCode, JournalError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
@@ -118,9 +118,13 @@ async def _run(
         Executor(daemon.client_endpoint, awaits_restart=False) as executor,
     ):
         uid = await begin(executor)
-        with _two_signals(executor, uid, config.runtime_dir.parent):
-            end = await _follow(executor, uid, shown, daemon)
-            await _show_result(executor, uid, end, as_json=as_json)
+        try:
+            with _two_signals(executor, uid, config.runtime_dir.parent):
+                end = await _follow(executor, uid, shown, daemon)
+                await _show_result(executor, uid, end, as_json=as_json)
+        except JournalError as error:
+            hint = f"when that is mended, `governor run --resume {uid}` goes on"
+            raise JournalError(f"{error}; {hint}") from error
     return ask.exit_code(end)
 
 
@@ -150,7 +154,7 @@ async def _show_result(executor: Executor, uid: str, end: WatchEnd | None, *, as
             from governor.cli import tables  # noqa: PLC0415  # rich: not for --json
 
             tables.show(tables.result(found))
-    except BrokenPipeError:
+    except OSError:
         _drop_output()
 
 
@@ -164,13 +168,13 @@ class _Patient:
         return self._inner.__enter__()
 
     def __exit__(self, *error: object) -> None:
-        with contextlib.suppress(BrokenPipeError):
+        with contextlib.suppress(OSError):
             self._inner.__exit__(*error)  # type: ignore[arg-type]  # handed on as it came
 
     def show(self, event: RunEvent, view: RunView) -> None:
         try:
             self._inner.show(event, view)
-        except BrokenPipeError:
+        except OSError:  # a pipe that nobody reads, a terminal that was closed
             _drop_output()
 
 
@@ -190,13 +194,16 @@ def _two_signals(executor: Executor, uid: str, folder: Path) -> Iterator[None]:
         if aborting:
             shutil.rmtree(folder, ignore_errors=True)
             os._exit(ExitCode.INTERRUPTED)
-        click.echo(f"governor: {number.name}: aborting the run in order; once more leaves now", err=True)
         aborting.append(loop.create_task(abort(number.name), name="run.abort"))
+        with contextlib.suppress(OSError):  # the terminal has gone
+            click.echo(f"governor: {number.name}: aborting the run in order; once more leaves now", err=True)
 
     async def abort(name: str) -> None:
         await executor.abort(uid, reason=f"{name} at `governor run`")
 
-    signals = (signal.SIGINT, signal.SIGTERM)
+    signals = [signal.SIGINT, signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as below nohup
+        signals.append(signal.SIGHUP)
     for number in signals:
         loop.add_signal_handler(number, heard, number)
     try:

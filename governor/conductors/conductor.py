@@ -23,7 +23,7 @@ import msgspec
 
 from governor import logs
 from governor.conductors.outbox import Outbox
-from governor.errors import ConductorError, ExitCode
+from governor.errors import ConductorError, ExitCode, text_of
 from governor.messages import (
     Acknowledged,
     ConductorCommand,
@@ -228,7 +228,11 @@ async def _say_farewell(outbox: Outbox, error: Exception) -> None:
     except (TimeoutError, ConductorError) as unheard:
         log.warning("conductor.farewell_unheard", reason=str(unheard))
     # After the farewell: a long traceback takes its time to render.
-    log.error("conductor.failed", reason=farewell.reason, exc_info=error)
+    log.error(
+        "conductor.failed",
+        reason=farewell.reason,
+        exc_info=None if isinstance(error, ConductorError) else error,  # the reason of such a one says all
+    )
 
 
 async def _close(conductor: Conductor) -> None:
@@ -256,8 +260,8 @@ def _build(spec: ConductorSpec, link: Link) -> Conductor:
 
 
 def _one_line(error: BaseException) -> str:
-    text = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {text[0]}" if text else type(error).__name__
+    text = text_of(error)
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
 def _fit(text: str) -> str:

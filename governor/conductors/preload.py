@@ -10,6 +10,7 @@ environment. Rules:
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import importlib
 import json
@@ -147,7 +148,10 @@ def _after_fork() -> None:
 
 
 def _send(order: Order, message: bytes) -> None:
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+    with (
+        socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender,
+        contextlib.suppress(ConnectionRefusedError),  # whoever waited has gone, and takes this process along
+    ):
         sender.sendto(message, "\0" + order.address)
 
 

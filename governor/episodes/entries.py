@@ -12,7 +12,7 @@ import threading
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
-from governor.errors import ConductorError
+from governor.errors import ConductorError, text_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -34,7 +34,7 @@ class Environment(Protocol):
 
 def one_line(error: BaseException) -> str:
     """``ValueError: what it said``, on one line and not endless."""
-    text = " ".join(str(error).split())
+    text = text_of(error)
     text = f"{type(error).__name__}: {text}" if text else type(error).__name__
     return text if len(text) <= REASON_LENGTH else f"{text[: REASON_LENGTH - 3]}..."
 

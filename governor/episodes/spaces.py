@@ -188,9 +188,11 @@ def _short(value: Any) -> str:
 def finite_reward(value: Any) -> float:
     """Raises ValueError in one line."""
     try:
-        reward = float(value)
+        reward = None if isinstance(value, (str, bytes)) else float(value)
     except (TypeError, ValueError):
-        raise ValueError(f"the reward is a {type(value).__name__}, not a number") from None
+        reward = None
+    if reward is None:
+        raise ValueError(f"the reward is a {type(value).__name__}, not a number")
     if not isfinite(reward):
         raise ValueError(f"the reward is {reward}")
     return reward

@@ -72,23 +72,26 @@ def test_the_example_learns_and_says_so(governor, tmp_path):
 
 
 @pytest.mark.system
-@pytest.mark.parametrize(("interrupts", "code"), [(1, 1), (2, 130)])
-def test_ctrl_c_once_aborts_in_order_and_twice_leaves_now(governor, tmp_path, interrupts, code):
+@pytest.mark.parametrize(
+    ("number", "interrupts", "code"),
+    [(signal.SIGINT, 1, 1), (signal.SIGINT, 2, 130), (signal.SIGHUP, 1, 1)],
+)
+def test_a_signal_once_aborts_in_order_and_twice_leaves_now(governor, tmp_path, number, interrupts, code):
     (tmp_path / "run.yaml").write_text(LONG)
     (tmp_path / "q_learner.py").write_text((EXAMPLE / "q_learner.py").read_text())
     process = governor("run", tmp_path / "run.yaml")
     for row in process.stdout:
         if row.startswith("episode.ended"):
             break
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     if interrupts == 2:
         # The first one has been heard when this line stands.
         assert "aborting the run in order" in process.stderr.readline()
-        process.send_signal(signal.SIGINT)
+        process.send_signal(number)
     out, _ = process.communicate(timeout=30)
     assert process.returncode == code
     if interrupts == 1:
-        assert "aborted: SIGINT" in out
+        assert f"aborted: {number.name}" in out
 
 
 @pytest.mark.system

@@ -7,7 +7,7 @@ import pytest
 PROGRAM = """
 import logging, sys
 from governor import logs
-logs.configure(log_format="json", level="info", run="r1")
+logs.configure(log_format=sys.argv[1], level="info", run="r1")
 log = logs.get_logger()
 log.debug("not.shown")
 log.info("conductor.exited", exit_code=3)
@@ -21,7 +21,7 @@ except ValueError:
 
 
 def test_each_line_is_one_json_object_without_anybodys_variables():
-    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, "-c", PROGRAM, "json"], capture_output=True, text=True, check=True)
     assert done.stdout == ""
     exited, theirs, crashed = [json.loads(line) for line in done.stderr.splitlines()]
     assert (exited["event"], exited["exit_code"], exited["run"], exited["level"]) == (
@@ -33,6 +33,15 @@ def test_each_line_is_one_json_object_without_anybodys_variables():
     assert theirs["event"] == "their words"
     assert crashed["exception"][0]["exc_value"] == "out of order"
     assert "swordfish" not in done.stderr
+
+
+def test_lines_for_people_have_nobodys_variables_either():
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, "console"], capture_output=True, text=True, check=True
+    )
+    assert "ValueError: out of order" in done.stderr
+    assert "swordfish" not in done.stderr.replace('secret = "swordfish"', "")
+    assert len(done.stderr.splitlines()) < 12
 
 
 UNHEARD = """

@@ -61,3 +61,18 @@ def test_plain_lists_and_numpy_scalars_are_brought_into_form():
     assert type(spaces.conformer(spaces.Discrete(n=4, start=0))(np.int64(3))) is int
     box = spaces.conformer(spaces.describe(gym.Box(-1, 1, (2,)), role="x"))
     assert box([0, 1]).dtype == np.float32
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        ("1.0", "is a str, not a number"),
+        (b"1", "is a bytes"),
+        (None, "is a NoneType"),
+        (float("nan"), "is nan"),
+    ],
+)
+def test_a_reward_is_a_finite_number(value, said):
+    with pytest.raises(ValueError, match=said):
+        spaces.finite_reward(value)
+    assert spaces.finite_reward(np.float32(0.5)) == spaces.finite_reward(np.array([0.5])[0]) == 0.5
