@@ -32,6 +32,8 @@ from governor.messages import (
     Done,
     ExecutorReply,
     ExecutorRequest,
+    Explain,
+    Explanation,
     ListRuns,
     Refused,
     Results,
@@ -182,6 +184,10 @@ class Executor:
     async def status(self, uid: str | None = None) -> StatusReport:
         """The daemon and its runs in work or queued; with a uid that run alone. Raises NoSuchRun."""
         return await self._ask(Status(uid=uid), StatusReport, source=uid or "")
+
+    async def explain(self, uid: str) -> Explanation:
+        """What a run does and waits for, since when, and until when at most. Raises NoSuchRun."""
+        return await self._ask(Explain(uid=uid), Explanation, source=uid)
 
     async def list(self, limit: int = 100) -> RunList:
         """The newest runs, newest first."""

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 import msgspec
 
-from governor import inheritance, logs
+from governor import explain, inheritance, logs
 from governor.assignment import Assignment
 from governor.errors import (
     AlreadyEnded,
@@ -33,6 +33,8 @@ from governor.messages import (
     Abort,
     Done,
     ExecutorReply,
+    Explain,
+    Explanation,
     Fault,
     ListRuns,
     Refused,
@@ -110,7 +112,7 @@ class FrontDesk:
         except GovernorError as error:
             return [encode(_refused(error))]
 
-    async def _answer(self, request: Request) -> ExecutorReply:  # noqa: PLR0911  # one for each verb
+    async def _answer(self, request: Request) -> ExecutorReply:  # noqa: C901, PLR0911  # one for each verb
         try:
             asked = decode_request(request.body[0])
         except (IndexError, msgspec.MsgspecError) as error:
@@ -130,6 +132,8 @@ class FrontDesk:
                 return RunList(runs=tuple(self._describe(row) for row in self._journal.runs(limit=limit)))
             case Abort():
                 return await self._abort(asked)
+            case Explain(uid=uid):
+                return self._explain(uid)
             case Results(uid=uid):
                 return await self._results(request, uid)
 
@@ -285,6 +289,20 @@ class FrontDesk:
         else:
             raise TryAgain(f"run {row.uid} is between queue and slot, ask again")
         return Done()
+
+    def _explain(self, uid: str) -> Explanation:
+        row = self._find(uid)
+        governor, now = self._governor_of(row.uid), time.time()
+        status = self._describe(row)
+        run = governor.experiment_run if governor is not None else None
+        lines = explain.explain(
+            status,
+            events=self._journal.events_of(row.uid, explain.KINDS),
+            latest=self._journal.latest(row.uid),
+            deadlines={key: now + left for key, left in governor.deadlines.items()} if governor else {},
+            phase=run.phases[status.phase_index] if run and status.phase_index is not None else None,
+        )
+        return Explanation(uid=row.uid, name=row.name, at=now, lines=lines)
 
     async def _results(self, request: Request, uid: str) -> Done:
         row = self._find(uid)

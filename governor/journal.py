@@ -207,6 +207,11 @@ class Journal:
                 break
         return found
 
+    def latest(self, uid: str) -> RunEvent | None:
+        """The last event on record."""
+        row = self._reading.execute(f"{EVENTS_OF_RUN} ORDER BY last DESC LIMIT 1", (uid,)).fetchone()
+        return read_events(row)[-1] if row else None
+
     def events_of(self, uid: str, kinds: tuple[str, ...]) -> list[RunEvent]:
         """The events of these kinds, in their order."""
         marks = ", ".join("?" * len(kinds))

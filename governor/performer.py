@@ -94,6 +94,12 @@ class Performer:
             if life.child is not None and life.child.exit_code is None
         }
 
+    @property
+    def deadlines(self) -> dict[tuple[str, str], float]:
+        """Seconds from now of each that is armed, by its name and, for ``restart``, the conductor."""
+        now = asyncio.get_running_loop().time()
+        return {key: timer.when() - now for key, timer in self._timers.items() if timer.when() > now}
+
     def perform(self, effect: Effect) -> None:
         match effect:
             case Wake():

@@ -182,6 +182,11 @@ class RunGovernor:
             ),
         )
 
+    @property
+    def deadlines(self) -> dict[tuple[str, str], float]:
+        """As of `Performer`."""
+        return self._performer.deadlines if self._performer else {}
+
     # -- commands ----------------------------------------------------------------------------------------------
 
     async def assign(self, assignment: Assignment) -> None:

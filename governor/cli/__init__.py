@@ -28,6 +28,7 @@ VERBS: Final = {
     "submit": "governor.cli.submit",
     "watch": "governor.cli.watch",
     "status": "governor.cli.status",
+    "explain": "governor.cli.explain",
     "list": "governor.cli.list_runs",
     "results": "governor.cli.results",
     "resume": "governor.cli.resume",

@@ -52,6 +52,10 @@ class Results(Message, frozen=True):
     uid: str
 
 
+class Explain(Message, frozen=True):
+    uid: str
+
+
 class Submitted(Message, frozen=True):
     """The run is in the journal. `known` is true when the client's key had been submitted before."""
 
@@ -109,6 +113,23 @@ class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
     parent: str | None = None
 
 
+class ExplainedLine(msgspec.Struct, frozen=True, kw_only=True):
+    """What a run does or waits for; wall-clock seconds since when, and until when at most where something bounds it."""
+
+    what: str
+    since: float | None = None
+    until: float | None = None
+
+
+class Explanation(Message, frozen=True):
+    """`at` is the daemon's wall clock now."""
+
+    uid: str
+    name: str
+    at: float
+    lines: tuple[ExplainedLine, ...]
+
+
 class StatusReport(Message, frozen=True):
     """The daemon and its runs in work or queued; with a uid, that run alone, ended ones too."""
 
@@ -126,10 +147,10 @@ class RunList(Message, frozen=True):
     runs: tuple[RunStatus, ...]
 
 
-ExecutorRequest: TypeAlias = Submit | Resume | Watch | Status | ListRuns | Abort | Results
+ExecutorRequest: TypeAlias = Submit | Resume | Watch | Status | ListRuns | Abort | Results | Explain
 
 ExecutorReply: TypeAlias = (
-    Refused | Submitted | Done | RunEvent | WatchEnd | StatusReport | RunList | RunResult
+    Refused | Submitted | Done | RunEvent | WatchEnd | StatusReport | RunList | RunResult | Explanation
 )
 
 _request: msgspec.msgpack.Decoder[ExecutorRequest] = msgspec.msgpack.Decoder(ExecutorRequest)

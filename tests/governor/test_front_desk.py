@@ -285,6 +285,24 @@ async def test_a_queued_run_that_is_aborted_ends_once_with_a_result(desk):
         await desk.executor.abort(uid)
 
 
+async def test_a_run_is_explained(desk):
+    uid = await desk.executor.submit(RUN)
+    told = await desk.executor.explain(uid[:4])
+    assert (told.uid, told.name) == (uid, "r")
+    [line] = told.lines
+    assert line.what == "queued: waits for a free slot (0 runs before it)"
+    assert told.at - 10 < line.since <= told.at
+    with pytest.raises(NoSuchRun):
+        await desk.executor.explain("zz")
+
+
+async def test_what_is_on_record_now_is_watched_without_following(desk):
+    uid = await desk.executor.submit(RUN)
+    events = [event.kind async for event in desk.executor.watch(uid, follow=False)]
+    assert events == ["run.accepted"]
+    assert desk.executor.last_end.outcome == "in work"
+
+
 async def test_a_watch_that_is_open_gets_what_comes(desk):
     uid = await desk.executor.submit(RUN)
     seen = []
