@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 import msgspec
 
-from governor import explain, inheritance, logs
+from governor import clock, explain, inheritance, logs
 from governor.assignment import Assignment
 from governor.errors import (
     AlreadyEnded,
@@ -292,7 +292,7 @@ class FrontDesk:
 
     def _explain(self, uid: str) -> Explanation:
         row = self._find(uid)
-        governor, now = self._governor_of(row.uid), time.time()
+        governor, now = self._governor_of(row.uid), clock.wall()
         status = self._describe(row)
         run = governor.experiment_run if governor is not None else None
         lines = explain.explain(
@@ -370,7 +370,7 @@ def _never_started(row: RunRow, reason: str, *, folder: str) -> RunResult:
         reason=reason,
         submitted_at=row.submitted_at,
         started_at=row.started_at,
-        ended_at=time.time(),
+        ended_at=clock.wall(),
         phases=(),
         folder=folder,
         parent=row.parent,

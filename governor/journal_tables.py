@@ -6,12 +6,12 @@ stays; an outcome is set once, the first one stays.
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeVar, get_args
 
 import msgspec
 
+from governor import clock
 from governor.messages import EpisodeRecord, RunEvent, RunOutcome, RunResult, TaskRecord
 
 if TYPE_CHECKING:
@@ -200,7 +200,7 @@ class Transaction:
                 return str(known[0])
         self._connection.execute(
             "INSERT INTO runs (uid, key, name, spec, folder, submitted_at, parent) VALUES (?, ?, ?, ?, ?, ?, ?)",
-            (uid, key, name, msgspec.msgpack.encode(spec), folder, time.time(), parent),
+            (uid, key, name, msgspec.msgpack.encode(spec), folder, clock.wall(), parent),
         )
         self.event(uid, "run.accepted", {"name": name})
         return uid
@@ -225,7 +225,7 @@ class Transaction:
         self, uid: str, kind: str, number: int, *, packed: bytes | None = None, records: int | None = None
     ) -> float:
         numbers = self._numbers(uid)
-        at = time.time()
+        at = clock.wall()
         self._connection.execute(
             "INSERT INTO events (run, last, number, at, kind, data, records) VALUES (?, ?, ?, ?, ?, ?, ?)",
             (numbers.run, numbers.last + number, number, at, kind, packed, records),
@@ -254,7 +254,7 @@ class Transaction:
     def started(self, uid: str) -> None:
         """The first start counts; a run that goes on in another invocation keeps it."""
         self._connection.execute(
-            "UPDATE runs SET started_at = coalesce(started_at, ?) WHERE uid = ?", (time.time(), uid)
+            "UPDATE runs SET started_at = coalesce(started_at, ?) WHERE uid = ?", (clock.wall(), uid)
         )
 
     def episodes(
@@ -327,5 +327,5 @@ class Transaction:
     def ended(self, uid: str) -> None:
         """The run is over: nothing of it is left but its record."""
         self._connection.execute(
-            "UPDATE runs SET ended_at = coalesce(ended_at, ?) WHERE uid = ?", (time.time(), uid)
+            "UPDATE runs SET ended_at = coalesce(ended_at, ?) WHERE uid = ?", (clock.wall(), uid)
         )

@@ -19,6 +19,7 @@ import secrets
 import shutil
 import sys
 import tempfile
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -102,6 +103,7 @@ class RayHead:
         }
         root = str(Path(__file__).parent.parent)
         path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
+        began = time.monotonic()
         self._process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "governor.tasks.fleet.head", json.dumps(settings)),
             stdin=asyncio.subprocess.DEVNULL,
@@ -125,7 +127,14 @@ class RayHead:
         except asyncio.CancelledError:
             await self.stop()
             raise
-        log.info("ray_head.started", pid=self.pid, address=ready["address"], num_cpus=self._num_cpus)
+        took = round(time.monotonic() - began, 2)
+        log.info(
+            "ray_head.started",
+            pid=self.pid,
+            address=ready["address"],
+            num_cpus=self._num_cpus,
+            seconds=took,
+        )
         return HeadAddress(address=ready["address"], token_path=self._token_path)
 
     async def exited(self) -> int:

@@ -6,12 +6,12 @@ It stands in the journal, and as `result.json` in the run's folder for whoever h
 from __future__ import annotations
 
 import os
-import time
 from collections import Counter
 from typing import TYPE_CHECKING
 
 import msgspec
 
+from governor import clock
 from governor.messages import PhaseResult, RunOutcome, RunResult
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def build_result(
         reason=reason,
         submitted_at=row.submitted_at,
         started_at=row.started_at,
-        ended_at=time.time(),
+        ended_at=clock.wall(),
         phases=phases,
         folder=str(folder),
         parent=row.parent,

@@ -11,11 +11,12 @@ Rules:
 from __future__ import annotations
 
 import os
-import time
 from typing import TYPE_CHECKING, Final, TypeAlias
 from urllib.parse import quote
 
 import msgspec
+
+from governor import clock
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -96,7 +97,7 @@ class Checkpoints:
         files = {name: f"{name}.{label}.state" for name in self._agents}
         for name, file in files.items():
             await self._copy(name, self._folder / file)
-        return Entry(episodes=episodes, at=time.time(), metric=metric, files=files)
+        return Entry(episodes=episodes, at=clock.wall(), metric=metric, files=files)
 
     def _write(self) -> None:
         beside = self._folder / f"{INDEX}.new"
