@@ -141,6 +141,10 @@ def test_a_word_that_leads_nowhere_is_one_fault(tmp_path, word, said):
     assert faults(tmp_path, text) == [(13, "phases[1].inherits", said)]
 
 
+def test_a_name_is_not_inherited(tmp_path):
+    assert faults(tmp_path, "  - {inherits: train}") == [(12, "phases[1].name", "'name' is missing")]
+
+
 def test_the_first_phase_has_nothing_to_inherit_and_its_other_faults_are_told(tmp_path):
     found = faults(tmp_path, "", head="  - {name: p, inherits: q, colour: red}\n")
     assert [said for _, _, said in found] == [

@@ -1,3 +1,5 @@
+"""A run file: what is read, each fault at its place, the plan, the schema; and nothing makes the check raise."""
+
 import copy
 import json
 
@@ -6,32 +8,11 @@ import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
+from run_files import GOOD
 
 from governor import run_check, run_file
-from governor.assignment import Assignment
 from governor.errors import ExitCode, RunFileError
-from governor.messages import Made
 from states.plan import ConductorPlan
-
-GOOD = """\
-name: frozen-lake
-seed: 7
-conductors:
-  environments:
-    lake: {entry: "gymnasium:FrozenLake-v1", params: {is_slippery: false}, pool: 4}
-  agents:
-    walker: {entry: "q_learner:QLearner", params: {alpha: 0.5}}
-phases:
-  - name: train
-    simulate: {environment: lake, agents: [walker], episodes: 400, workers: 2, episode_timeout: 1min}
-    until: [{metric: return, average_over: 50, at_least: 0.95}]
-  - name: analyse
-    on_failure: continue
-    tasks:
-      - {id: load, call: "analysis:load", timeout: 30s}
-      - {id: fit, call: "analysis:fit", depends_on: [load], repeat: 8, timeout: 60s, retries: 1, resources: {cpus: 1}}
-limits: {wall_clock: 15min}
-"""
 
 
 def faults_of(tmp_path, text):
@@ -70,171 +51,6 @@ def test_to_plan():
         ("analyse", {"tasks"}, "continue"),
     ]
     assert (plan.uid, plan.restarts, plan.wall_clock, plan.deadlines.stop) == ("u1", 2, 900, 20)
-
-
-IN_PROCESS = GOOD.replace("episodes: 400,", "episodes: 400, transport: in_process,")
-
-
-def test_what_only_plays_in_process_has_no_conductor():
-    run = run_file.parse(yaml.safe_load(IN_PROCESS))
-    names = [conductor.name for conductor in run_file.to_plan(run, "u1").conductors]
-    assert names == ["simulation", "tasks"]
-    both = yaml.safe_load(IN_PROCESS)
-    both["conductors"]["agents"]["other"] = both["conductors"]["agents"]["walker"]
-    both["phases"].append({"name": "more", "simulate": {**SIMULATE, "agents": ["other"]}})
-    names = [conductor.name for conductor in run_file.to_plan(run_file.parse(both), "u1").conductors]
-    assert names == ["environment.lake", "agent.other", "simulation", "tasks"]
-
-
-SIMULATE = {"environment": "lake", "agents": ["walker"], "episodes": 5}
-
-
-def test_the_command_of_a_phase_in_process_says_what_to_build():
-    run = run_file.parse(yaml.safe_load(IN_PROCESS))
-    command = Assignment(uid="u1", run=run, folder=".").simulation(0, done=[])
-    assert command.transport == "in_process"
-    assert command.made_environment == Made(entry="gymnasium:FrozenLake-v1", params={"is_slippery": False})
-    assert command.made_agents == (Made(entry="q_learner:QLearner", params={"alpha": 0.5}),)
-    command = Assignment(uid="u1", run=run_file.parse(yaml.safe_load(GOOD)), folder=".").simulation(
-        0, done=[]
-    )
-    assert (command.transport, command.made_environment, command.made_agents) == ("conductors", None, ())
-
-
-ON_RAY = GOOD.replace("workers: 2,", "workers: 9, transport: ray, chunk: 5,").split("  - name: analyse")[0]
-
-
-def test_a_simulation_on_ray_is_the_task_conductors_and_needs_no_other():
-    data = yaml.safe_load(ON_RAY)
-    assert run_check.faults(data) == []
-    run = run_file.parse(data)
-    plan = run_file.to_plan(run, "u1")
-    assert plan.conductors == (ConductorPlan(name="tasks", kind="task"),)
-    assert plan.phases[0].conductor_of("simulation") == "tasks"
-    command = Assignment(uid="u1", run=run, folder=".").simulation(0, done=[])
-    assert (command.transport, command.chunk) == ("ray", 5)
-    assert command.made_environment == Made(entry="gymnasium:FrozenLake-v1", params={"is_slippery": False})
-    assert command.made_agents == (Made(entry="q_learner:QLearner", params={"alpha": 0.5}),)
-
-
-def test_an_agent_may_learn_elsewhere_and_play_on_ray():
-    data = yaml.safe_load(GOOD)
-    data["phases"].append(
-        {"name": "evaluate", "mode": "eval", "simulate": {**SIMULATE, "transport": "ray", "workers": 100}}
-    )
-    assert run_check.faults(data) == []
-    plan = run_file.to_plan(run_file.parse(data), "u1")
-    assert [phase.conductor_of("simulation") for phase in plan.phases] == [
-        "simulation",
-        "simulation",
-        "tasks",
-    ]
-    assert [conductor.name for conductor in plan.conductors] == [
-        "environment.lake", "agent.walker", "simulation", "tasks",
-    ]  # fmt: skip
-
-
-def test_chunks_are_for_ray_and_a_vector_is_not():
-    data = yaml.safe_load(ON_RAY.replace("transport: ray", "transport: in_process"))
-    assert run_check.faults(data) == [
-        (("phases", 0, "simulate", "chunk"), "has no meaning without 'transport: ray'")
-    ]
-    data = yaml.safe_load(ON_RAY.replace("pool: 4", "vector: 16"))
-    [(path, said)] = run_check.faults(data)
-    assert run_check.spell(path) == "phases[0].simulate.environment"
-    assert said.endswith("which is not for transport: ray")
-
-
-def test_workers_in_process_need_no_pool():
-    many = yaml.safe_load(IN_PROCESS.replace("workers: 2", "workers: 9"))
-    assert run_check.faults(many) == []
-    many["phases"][0]["simulate"]["transport"] = "conductors"
-    assert [run_check.spell(path) for path, _ in run_check.faults(many)] == ["phases[0].simulate.workers"]
-
-
-def test_a_vector_plays_on_either_transport():
-    many = yaml.safe_load(IN_PROCESS.replace("pool: 4", "vector: 16"))
-    assert run_check.faults(many) == []
-    command = Assignment(uid="u1", run=run_file.parse(many), folder=".").simulation(0, done=[])
-    assert command.made_environment.vector == 16
-    many["phases"][0]["simulate"] |= {"transport": "conductors", "workers": 1}
-    many["phases"][0]["simulate"]["max_staleness"] = 3
-    assert run_check.faults(many) == []
-    command = Assignment(uid="u1", run=run_file.parse(many), folder=".").simulation(0, done=[])
-    assert (command.vector, command.max_staleness, command.made_environment) == (16, 3, None)
-
-
-PLAYERS = IN_PROCESS.replace("    walker:", "    runner: {entry: 'q_learner:QLearner'}\n    walker:").replace(
-    "agents: [walker]", "agents: {red: walker, blue: runner, green: walker}"
-)
-
-
-def test_agents_may_be_said_for_each_player():
-    run = run_file.parse(yaml.safe_load(PLAYERS))
-    assert run_file.parse(run.raw()) == run
-    command = Assignment(uid="u1", run=run, folder=".").simulation(0, done=[])
-    assert command.agents == ("walker", "runner")
-    assert command.players == {"red": "walker", "blue": "runner", "green": "walker"}
-    assert [made.params for made in command.made_agents] == [{"alpha": 0.5}, {}]
-    assert [one.name for one in run_file.to_plan(run, "u1").conductors] == ["simulation", "tasks"]
-
-
-def test_several_agents_play_in_process():
-    for agents in (["walker", "runner"], {"red": "walker"}):
-        many = yaml.safe_load(PLAYERS)
-        many["phases"][0]["simulate"]["agents"] = agents
-        assert run_check.faults(many) == []
-        many["phases"][0]["simulate"]["transport"] = "conductors"
-        ((path, said),) = run_check.faults(many)
-        assert run_check.spell(path) == "phases[0].simulate.agents"
-        assert said == "are for several players: that needs transport: in_process"
-
-
-def test_several_agents_and_a_vector_do_not_go_together():
-    ((path, said),) = run_check.faults(yaml.safe_load(PLAYERS.replace("pool: 4", "vector: 4")))
-    assert run_check.spell(path) == "phases[0].simulate.agents"
-    assert said == "are for several players: their environment can have no 'vector'"
-
-
-@pytest.mark.parametrize(
-    ("agents", "path", "said"),
-    [
-        ({}, "agents", "must have at least 1 item"),
-        ({"red": "wolker"}, "agents.red", "unknown agent 'wolker'; did you mean 'walker'?"),
-        ({"red": 3}, "agents.red", "must be a text, not 3"),
-        ({1: "walker"}, "agents[1]", "must be a text, not 1"),
-        (["walker", 3], "agents[1]", "must be a text, not 3"),
-        ("walker", "agents", "must be a list, not the text 'walker'"),
-        (
-            ["walker", "walker"],
-            "agents[1]",
-            "agent 'walker' stands twice; say whom it plays: {player: walker}",
-        ),
-    ],
-)
-def test_faults_of_agents(agents, path, said):
-    many = yaml.safe_load(PLAYERS)
-    many["phases"][0]["simulate"]["agents"] = agents
-    found = [(run_check.spell(path), said) for path, said in run_check.faults(many)]
-    assert found == [(f"phases[0].simulate.{path}", said)]
-
-
-def test_an_agent_of_a_player_has_one_transport():
-    both = yaml.safe_load(PLAYERS)
-    both["phases"].append({"name": "more", "simulate": SIMULATE})
-    ((path, said),) = run_check.faults(both)
-    assert run_check.spell(path) == "phases[2].simulate.agents[0]"
-    assert "it must be one" in said
-
-
-def test_an_agent_has_one_transport():
-    both = yaml.safe_load(IN_PROCESS)
-    both["phases"].append({"name": "more", "simulate": SIMULATE})
-    ((path, said),) = run_check.faults(both)
-    assert run_check.spell(path) == "phases[2].simulate.agents[0]"
-    assert said == (
-        "agent 'walker' plays with transport: conductors here and with in_process in phases[0]; it must be one"
-    )
 
 
 @pytest.mark.parametrize(
@@ -415,72 +231,3 @@ def test_the_check_never_raises_near_a_good_run(data, inserted):
         place = place[key]
     if not run_check.faults(raw):
         run_file.parse(raw).to_plan("u")
-
-
-BATCH = {"name": "b", "phases": [{"name": "p", "tasks": [{"id": name, "call": "m:f"} for name in "ab"]}]}
-OF_TASKS = {
-    "min_num": 1,
-    "over_rollout": 0.5,
-    "wait_after_min": 5,
-    "max_repeat_per_runner": 4,
-    "dynamic_timeout": {},
-    "grace": 5,
-}
-
-
-def faults_of_batch(run=(), task=(), **phase):
-    made = copy.deepcopy(BATCH) | dict(run)
-    made["phases"][0] |= phase
-    made["phases"][0]["tasks"][0] |= dict(task)
-    return [(run_check.spell(path), said) for path, said in run_check.faults(made)]
-
-
-@pytest.mark.parametrize(
-    ("given", "path", "said"),
-    [
-        ({"min_num": 3}, "phases[0].min_num", "is 3, and there are only 2 tasks"),
-        ({"min_num": 0}, "phases[0].min_num", "greater than or equal to 1"),
-        ({"over_rollout": 1.0}, "phases[0].over_rollout", "less than 1"),
-        ({"over_rollout": -0.1}, "phases[0].over_rollout", "greater than or equal to 0"),
-        (
-            {"wait_after_min": 5},
-            "phases[0].wait_after_min",
-            "has no meaning without 'min_num' or 'over_rollout'",
-        ),
-        ({"wait_after_min": "soon", "min_num": 1}, "phases[0].wait_after_min", "soon"),
-        ({"max_repeat_per_runner": 0}, "phases[0].max_repeat_per_runner", "greater than or equal to 1"),
-        ({"grace": -1}, "phases[0].grace", "-1"),
-        ({"dynamic_timeout": {"ratio": 0.0}}, "phases[0].dynamic_timeout.ratio", "greater than 0"),
-        (
-            {"dynamic_timeout": {"percentile": 101.0}},
-            "phases[0].dynamic_timeout.percentile",
-            "less than or equal to 100",
-        ),
-        (
-            {"dynamic_timeout": {"warmup_steps": 1}},
-            "phases[0].dynamic_timeout.warmup_steps",
-            "did you mean 'warmup_min_steps'?",
-        ),
-        ({"task": {"priority": "high"}}, "phases[0].tasks[0].priority", "must be a whole number"),
-        ({"task": {"priority": 2_000_000}}, "phases[0].tasks[0].priority", "less than or equal to 1000000"),
-        ({"run": {"models": "one"}}, "models", "must be a list"),
-        ({"run": {"models": [""]}}, "models[0]", "at least 1"),
-    ],
-)
-def test_faults_of_a_batch(given, path, said):
-    assert [found for found in faults_of_batch(**given) if found[0].startswith(path) and said in found[1]]
-
-
-def test_keys_of_a_batch_that_make_sense():
-    assert faults_of_batch(**OF_TASKS, task={"priority": -3}, run={"models": ["a", {"url": "b"}]}) == []
-    assert faults_of_batch(min_num=2, wait_after_min="1min", max_repeat_per_runner=None, grace=0) == []
-    assert faults_of_batch(over_rollout=0.5, wait_after_min=1) == []
-
-
-@pytest.mark.parametrize("key", OF_TASKS)
-def test_keys_of_a_batch_mean_nothing_without_tasks(key):
-    run = yaml.safe_load(GOOD)
-    run["phases"][0] |= {key: OF_TASKS[key]}
-    assert (f"phases[0].{key}", "has no meaning without 'tasks'") in [
-        (run_check.spell(path), said) for path, said in run_check.faults(run)
-    ]

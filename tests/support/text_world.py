@@ -22,6 +22,7 @@ class TextWorld:
         self.steps = defaultdict(list)
         self.calls = defaultdict(int)
         self.asked = []
+        self.authorizations = set()
         self.arrived = asyncio.Event()
         self.hold = asyncio.Event()
         self.together = self.most = 0
@@ -90,6 +91,7 @@ class TextWorld:
     async def _complete(self, request):
         body = await request.json()
         self.asked.append((request.path, body))
+        self.authorizations.add(request.headers["Authorization"])
         self.together += 1
         self.most = max(self.most, self.together)
         self.arrived.set()

@@ -9,6 +9,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from in_process_commands import inside, vector
 
 from governor.conductors.agent import AgentConductor
 from governor.conductors.conductor import RecordingLink
@@ -86,6 +87,16 @@ class House:
     ):
         await self.start("environment.lake", entry=entry, params=params, pool=pool, vector=vector)
         await self.start("agent.walker", entry=agent, params=agent_params or {})
+
+    async def stage(self, transport, *, pool=1, size=4, **made):
+        """What a command says more to play with this transport; "vector" and "rounds" are vectors of `size`, in process and
+        through conductors. Conductors are started where there are any; `made` is as in `pair`.
+        """
+        if transport in {"in_process", "vector"}:
+            return vector(size, **made) if transport == "vector" else inside(**made)
+        more = {"vector": size} if transport == "rounds" else {}
+        await self.pair(pool=pool, **more, **made)
+        return more
 
     def command(self, **more):
         base = {

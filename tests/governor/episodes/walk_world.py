@@ -367,3 +367,21 @@ class Spins(Agent):
         super().learn(transition)
         while self.learned == self.at:
             pass
+
+
+class Built(Walk):
+    """Counts in the class how often it was built."""
+
+    times = 0
+
+    def __init__(self):
+        super().__init__()
+        Built.times += 1
+
+
+class BuiltAgent(Agent):
+    times = 0
+
+    def __init__(self, **more):
+        super().__init__(**more)
+        BuiltAgent.times += 1

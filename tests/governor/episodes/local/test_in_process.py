@@ -1,4 +1,4 @@
-"""What plays through conductors plays in process, and the other way round."""
+"""A phase in process: the episodes are those of conductors, and what is this transport's own."""
 
 import asyncio
 import os
@@ -10,12 +10,9 @@ from in_process_commands import episodes, inside, outcomes
 
 from governor.episodes.records import state_file
 from governor.messages import (
-    Done,
-    EpisodeEnded,
     PartEnded,
     Refused,
     StopPart,
-    Until,
 )
 
 EXAMPLES = Path(__file__).parents[4] / "examples"
@@ -27,16 +24,6 @@ def learner(monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(EXAMPLES / "frozen_lake"), prepend=os.pathsep)
     yield
     sys.modules.pop("q_learner", None)
-
-
-async def test_frozen_lake_from_start_to_end(house):
-    records, end = await house.play(
-        episodes=4, max_steps=10, **inside(entry="gymnasium:FrozenLake-v1", is_slippery=False)
-    )
-    assert (end.end, end.failures) == ("max_episodes", 0)
-    assert [record.index for record in records] == [0, 1, 2, 3]
-    assert end.metrics["steps_total"] == sum(record.steps for record in records)
-    assert [line["index"] for line in house.lines()] == [0, 1, 2, 3]
 
 
 async def both_ways(house, *, entry, agent, phases, **params):
@@ -96,29 +83,6 @@ async def test_cart_pole_is_the_same_as_through_conductors(house):
     assert our_state["weights"].any()
 
 
-async def test_each_step_is_learned_once_and_the_state_is_kept(house):
-    log = house.folder / "learned"
-    records, end = await house.play(episodes=2, **inside(agent_params={"log": str(log)}))
-    assert [(r.outcome, r.value, r.steps) for r in records] == [("terminated", 5.0, 5)] * 2
-    assert house.state()["learned"] == 10
-    lines = log.read_text().splitlines()
-    assert [("terminated=True" in line) for line in lines] == [False] * 4 + [True] + [False] * 4 + [True]
-    assert end.metrics["return_mean"] == 5.0
-
-
-async def test_max_steps_truncates_also_for_the_agent(house):
-    log = house.folder / "learned"
-    records, _ = await house.play(episodes=1, max_steps=3, **inside(agent_params={"log": str(log)}))
-    assert (records[0].outcome, records[0].steps) == ("truncated", 3)
-    assert log.read_text().splitlines()[-1].endswith("terminated=False, truncated=True)")
-
-
-async def test_eval_does_not_learn(house):
-    records, _ = await house.play(mode="eval", **inside())
-    assert outcomes(records) == ["terminated"] * 3
-    assert house.state() is None
-
-
 async def test_arrays_are_nobody_elses(house):
     """An environment that writes over its last observation, and over the action that it was given."""
     log = house.folder / "learned"
@@ -136,51 +100,6 @@ TRANSITION = {
     "array": lambda values, dtype=None: values,
     "float32": None,
 }
-
-
-@pytest.mark.parametrize(
-    ("fault", "reason"),
-    [
-        ("reset", "environment.reset: RuntimeError: no floor"),
-        ("step", "environment.step: ValueError: leg broken"),
-        ("exit", "environment.step: SystemExit: 3"),
-        ("nan", "environment.step: ValueError: the reward is nan"),
-        ("shape", "environment.step: ValueError: observation: array([0., 0., 0.]) is no integer"),
-        (
-            "four",
-            "environment.step: ValueError: it did not return (observation, reward, terminated, truncated, info)",
-        ),
-    ],
-)
-async def test_a_bad_environment_is_a_failed_episode_with_its_reason(house, fault, reason):
-    flag = "" if fault == "reset" else str(house.folder / "flag")
-    records, end = await house.play(episodes=2, **inside(fault=fault, flag=flag))
-    assert (records[0].outcome, records[0].reason) == ("failed", reason)
-    assert records[0].steps == (0 if fault == "reset" else 2)
-    assert end.first_failure == f"episode 0: {reason}"
-    assert records[1].outcome == ("failed" if fault == "reset" else "terminated")
-
-
-@pytest.mark.parametrize(
-    ("fault", "reason"),
-    [
-        ("act", "agent.act: KeyError: 'observation'"),
-        ("learn", "agent.learn: ZeroDivisionError"),
-        ("bad_action", "agent.act: ValueError: 7 is not in Discrete(2)"),
-    ],
-)
-async def test_a_bad_agent_is_a_failed_episode_with_its_reason(house, fault, reason):
-    records, end = await house.play(
-        episodes=2, **inside(agent_params={"fault": fault, "flag": str(house.folder / "flag")})
-    )
-    assert (records[0].outcome, records[0].reason) == ("failed", reason)
-    assert records[1].outcome == ("failed" if fault == "learn" else "terminated")
-    assert end.failures == (2 if fault == "learn" else 1)
-
-
-async def test_nan_in_an_observation_fails_the_episode(house):
-    records, _ = await house.play(episodes=1, **inside(entry="walk_world:NanBox"))
-    assert records[0].reason == "environment.reset: ValueError: observation: it holds NaN"
 
 
 @pytest.mark.parametrize(
@@ -228,21 +147,6 @@ async def test_a_stop_cancels_at_the_next_step(house):
     assert outcomes(records) in ([], ["cancelled"])
 
 
-async def test_until_stops_the_phase_as_soon_as_it_holds(house):
-    records, end = await house.play(
-        episodes=5000, until=(Until(metric="return", at_least=5.0, average_over=4),), **inside()
-    )
-    assert len(records) in (4, 5)
-    assert end.end == "until"
-
-
-async def test_several_workers_share_the_episodes_and_the_agent(house):
-    records, end = await house.play(episodes=40, workers=3, **inside())
-    assert sorted(record.index for record in records) == list(range(40))
-    assert end.failures == 0
-    assert house.state()["learned"] == 200
-
-
 async def test_an_agent_lives_on_in_the_next_phase(house):
     controller = await house.start("simulation")
     for phase in range(2):
@@ -251,33 +155,6 @@ async def test_an_agent_lives_on_in_the_next_phase(house):
         await house.links["simulation"].next(PartEnded, after=4 * phase)
     assert [record.value for record in episodes(house.links["simulation"])] == [5, 5, 5, 5, 5, 5]
     assert len(controller._agents["walker"]._agent.phases) == 6
-
-
-@pytest.mark.parametrize("flow", ["RESET", "RESTART"])
-async def test_reset_and_restart_build_anew_and_go_on(house, flow):
-    controller = await house.start("simulation", flow=flow)
-    assert await controller.perform(house.command(episodes=100, **inside())) == Done()
-    records, end = await house.end()
-    assert outcomes(records) == ["terminated"] * 100
-    assert end.end == "max_episodes"
-    assert house.state()["learned"] == 500
-
-
-async def test_a_shutdown_leaves_what_is_being_played_to_whoever_takes_the_run_up(house):
-    controller = await house.start("simulation", flow="SHUTDOWN")
-    await controller.perform(house.command(episodes=10**6, workers=2, **inside()))
-    link = house.links["simulation"]
-    await link.next(EpisodeEnded)
-    await asyncio.wait_for(controller._task, 10)
-    assert set(outcomes(episodes(link))) == {"terminated"}
-    assert not [event for event in link.events if isinstance(event, PartEnded)]
-
-
-async def test_episodes_that_were_not_reported_are_played_again(house):
-    records, _ = await house.play(episodes=3, **inside())
-    again, end = await house.play(episodes=4, done=tuple(records[:2]), incarnation=2, **inside())
-    assert [record.index for record in again] == [2, 3]
-    assert end.metrics["episodes_ended"] == 4
 
 
 async def test_a_command_that_does_not_say_what_to_build_is_refused(house):

@@ -1,60 +1,13 @@
-"""Several environments of one worker: each episode is what it is without the others."""
+"""Several environments of one worker in process: who hangs, and how all of them end. The rest is in test_vectors.py."""
 
 import asyncio
 
 import numpy as np
 import pytest
-from in_process_commands import episodes, inside, outcomes, vector
+from in_process_commands import episodes, outcomes, vector
 
 from governor.episodes.rules.seeds import episode_seed
 from governor.messages import EpisodeEnded, PartEnded, StopPart, Until
-
-
-def told(records):
-    return sorted((r.index, r.seed, r.outcome, r.value, r.steps, r.reason) for r in records)
-
-
-@pytest.mark.parametrize("entry", ["gymnasium:CartPole-v1", "gymnasium:FrozenLake-v1"])
-@pytest.mark.parametrize("agent", ["walk_world:Reflex", "walk_world:Many"])
-async def test_an_episode_is_the_same_as_without_a_vector(house, entry, agent):
-    alone, _ = await house.play(
-        episodes=30, max_steps=40, name="alone", **inside(entry=entry, agent="walk_world:Reflex")
-    )
-    (house.folder / "run/agents/walker.state").unlink()
-    beside, end = await house.play(episodes=30, max_steps=40, **vector(7, entry=entry, agent=agent))
-    assert told(beside) == told(alone)
-    assert {record.worker for record in beside} == set(range(7))
-    assert end.end == "max_episodes"
-    assert house.state()["learned"] == sum(record.steps for record in alone)
-
-
-async def test_workers_may_have_a_vector_each(house):
-    records, _ = await house.play(episodes=40, workers=2, **vector(3))
-    assert [(r.index, r.value) for r in sorted(records, key=lambda r: r.index)] == [
-        (i, 5.0) for i in range(40)
-    ]
-    assert {record.worker for record in records} <= set(range(6))
-    assert house.state()["learned"] == 200
-
-
-@pytest.mark.parametrize("fault", ["step", "exit", "nan", "four"])
-async def test_a_fault_is_one_episodes_alone(house, fault):
-    records, end = await house.play(episodes=8, **vector(4, fault=fault, flag=str(house.folder / "flag")))
-    assert sorted(outcomes(records)) == ["failed"] + ["terminated"] * 7
-    assert [record.steps for record in records if record.outcome == "failed"] == [2]
-    assert end.failures == 1
-
-
-async def test_a_reset_that_fails_is_one_episodes_alone(house):
-    records, _ = await house.play(episodes=8, **vector(4, fault="reset"))
-    assert outcomes(records) == ["failed"] * 8
-
-
-async def test_an_agent_that_cannot_act_for_all_fails_them_all(house):
-    records, end = await house.play(episodes=2, **vector(2, agent="walk_world:Few"))
-    assert outcomes(records) == ["failed"] * 2
-    assert {record.reason for record in records} == {"agent.act: ValueError: 1 actions for 2 observations"}
-    assert end.failures == 2
 
 
 @pytest.mark.parametrize("agent", ["walk_world:Agent", "walk_world:Many"])
@@ -68,6 +21,13 @@ async def test_a_hang_is_found_where_it_is_and_not_where_others_wait(house, agen
     assert reason == "environment 'lake' hangs in episode 2"
     assert (record.index, record.steps) == (2, 2)
     assert record.reason == "longer than 1 s, and environment 'lake' hangs"
+
+
+async def test_a_slow_one_times_out_with_who_waited_for_it_and_the_others_go_on(house):
+    slow = vector(2, fault="slow", flag=str(house.folder / "flag"))
+    records, end = await house.play(episodes=4, episode_timeout=0.1, **slow)
+    assert [(r.outcome, r.reason) for r in records[:2]] == [("timed_out", "longer than 0.1 s")] * 2
+    assert (len(records), end.end) == (4, "max_episodes")
 
 
 async def test_an_agent_that_hangs_for_all_gives_up(house):
@@ -93,11 +53,12 @@ async def test_until_and_stop_end_all(house):
     assert (set(outcomes(records)) | {"cancelled"}, end.end) == ({"cancelled"}, "stopped")
 
 
-async def test_a_pause_lets_the_others_come_to_their_end(house):
+async def test_a_pause_lets_the_others_come_to_their_end(house, monkeypatch):
     """Their time would be up when it is over, had they been held, too."""
+    monkeypatch.setattr("governor.episodes.local.stepping.UNACKNOWLEDGED", 0)
     controller = await house.start("simulation", flow="PAUSE")
     more = vector(4, entry="gymnasium:CartPole-v1", agent="walk_world:Reflex")
-    command = house.command(episodes=3000, episode_timeout=1.0, **more)
+    command = house.command(episodes=400, episode_timeout=1.0, **more)
     await controller.perform(command)
     link = house.links["simulation"]
     await link.next(EpisodeEnded)
@@ -107,4 +68,4 @@ async def test_a_pause_lets_the_others_come_to_their_end(house):
     await controller.perform(command)
     async with asyncio.timeout(30):
         await link.next(PartEnded)
-    assert outcomes(episodes(link)) == ["terminated"] * 3000
+    assert outcomes(episodes(link)) == ["terminated"] * 400

@@ -1,37 +1,14 @@
-"""Vectors through conductors: the episodes of a vector in process, with every fault in its place."""
+"""Vectors through conductors: who hangs or dies, and how all of them end. The rest is in test_vectors.py."""
 
 import asyncio
 
 import numpy as np
 import pytest
-from in_process_commands import episodes, inside, outcomes, vector
+from in_process_commands import episodes, outcomes, told, vector
 
 from governor.episodes import trajectories
 from governor.episodes.rules.seeds import episode_seed
 from governor.messages import EpisodeEnded, StopPart, Until
-
-
-def told(records):
-    return sorted((r.index, r.seed, r.outcome, r.value, r.steps, r.reason) for r in records)
-
-
-@pytest.mark.parametrize("entry", ["gymnasium:CartPole-v1", "gymnasium:FrozenLake-v1"])
-@pytest.mark.parametrize("agent", ["walk_world:Reflex", "walk_world:Many"])
-async def test_an_episode_is_the_same_as_alone_and_in_process(house, entry, agent):
-    alone, _ = await house.play(
-        episodes=30, max_steps=40, name="alone", **inside(entry=entry, agent="walk_world:Reflex")
-    )
-    (house.folder / "run/agents/walker.state").unlink()
-    await house.pair(entry=entry, agent=agent, vector=7)
-    beside, end = await house.play(episodes=30, max_steps=40, vector=7, incarnation=2)
-    assert told(beside) == told(alone)
-    assert {record.worker for record in beside} == set(range(7))
-    assert (end.end, end.first_failure) == ("max_episodes", "")
-    assert house.state()["learned"] == sum(record.steps for record in alone)
-    steps = [trajectories.read(house.folder / "run", phase).to_pandas() for phase in ("alone", "train")]
-    for column in ("episode", "step", "action", "reward", "terminated", "truncated", "seed", "outcome"):
-        assert steps[0][column].tolist() == steps[1][column].tolist(), column
-    assert np.array_equal(np.stack(steps[0].observation), np.stack(steps[1].observation))
 
 
 async def test_the_agents_calls_come_in_the_order_of_a_vector_in_process(house):
@@ -51,61 +28,6 @@ async def test_vectors_of_numbers_cross_and_may_be_written_to(house):
     steps = trajectories.read(house.folder / "run", "train").to_pandas()
     assert [row.tolist() for row in steps.observation[:4]] == [[float(at)] * 2 for at in range(4)]
     assert (np.abs(np.stack(steps.action)) <= 1).all()
-
-
-@pytest.mark.parametrize("mode", ["train", "eval"])
-async def test_workers_may_have_a_vector_each(house, mode):
-    await house.pair(vector=3, pool=2)
-    records, _ = await house.play(episodes=40, workers=2, vector=3, mode=mode)
-    assert [(r.index, r.value) for r in sorted(records, key=lambda r: r.index)] == [
-        (i, 5.0) for i in range(40)
-    ]
-    assert {record.worker for record in records} <= set(range(6))
-    assert (house.state() or {}).get("learned") == (200 if mode == "train" else None)
-
-
-@pytest.mark.parametrize("fault", ["step", "exit", "nan", "four"])
-async def test_a_fault_is_one_episodes_alone(house, fault):
-    await house.pair(vector=4, fault=fault, flag=str(house.folder / "flag"))
-    records, end = await house.play(episodes=8, vector=4)
-    assert sorted(outcomes(records)) == ["failed"] + ["terminated"] * 7
-    (failed,) = [record for record in records if record.outcome == "failed"]
-    assert failed.steps == 2
-    assert failed.reason.startswith("environment.step: ")
-    assert end.failures == 1
-
-
-async def test_a_reset_that_fails_is_one_episodes_alone(house):
-    await house.pair(vector=4, fault="reset")
-    records, _ = await house.play(episodes=9, vector=4)
-    assert {(r.outcome, r.reason) for r in records} == {
-        ("failed", "environment.reset: RuntimeError: no floor")
-    }
-    assert sorted(record.index for record in records) == list(range(9))
-
-
-@pytest.mark.parametrize(
-    ("fault", "reason"),
-    [
-        ("act", "agent.act: KeyError: 'observation'"),
-        ("learn", "agent.learn: ZeroDivisionError"),
-        ("bad_action", "agent.act: ValueError: 7 is not in Discrete(2)"),
-    ],
-)
-async def test_a_fault_of_the_agent_is_one_episodes_alone(house, fault, reason):
-    await house.pair(vector=4, agent_params={"fault": fault, "at": 6, "flag": str(house.folder / "flag")})
-    records, end = await house.play(episodes=8, vector=4)
-    failed = [record for record in records if record.outcome == "failed"]
-    assert {record.reason for record in failed} == {reason}
-    assert end.failures == len(failed) == (8 if fault == "learn" else 1)
-
-
-async def test_an_agent_that_cannot_act_for_all_fails_them_all(house):
-    await house.pair(vector=2, agent="walk_world:Few")
-    records, _ = await house.play(episodes=2, vector=2)
-    assert {(r.outcome, r.reason) for r in records} == {
-        ("failed", "agent.act: ValueError: 1 actions for 2 observations")
-    }
 
 
 async def test_an_environment_that_hangs_is_found_and_its_neighbours_play_again(house):
@@ -174,15 +96,6 @@ async def test_a_conductor_that_dies_costs_no_episode(house, dies):
     (house.folder / socket.format(2)).unlink()
 
 
-@pytest.mark.parametrize("flow", ["RESET", "RESTART"])
-async def test_reset_and_restart_build_anew_and_go_on(house, flow):
-    await house.pair(vector=3)
-    records, end = await house.play(episodes=20, vector=3, flow=flow)
-    assert outcomes(records) == ["terminated"] * 20
-    assert end.end == "max_episodes"
-    assert house.state()["learned"] == 100
-
-
 async def test_until_and_stop_end_all(house):
     await house.pair(vector=4)
     records, end = await house.play(
@@ -199,18 +112,3 @@ async def test_until_and_stop_end_all(house):
     records, end = await house.end()
     assert set(outcomes(records)) <= {"cancelled", "terminated"}
     assert end.end == "stopped"
-
-
-async def test_a_pause_lets_the_others_come_to_their_end(house):
-    await house.pair(vector=4)
-    controller = await house.start("simulation", flow="PAUSE")
-    command = house.command(episodes=2000, vector=4)
-    await controller.perform(command)
-    link = house.links["simulation"]
-    await link.next(EpisodeEnded)
-    with pytest.raises(TimeoutError):
-        await house.end(seconds=0.3)
-    link.flow = "CONTINUE"
-    await controller.perform(command)
-    records, _ = await house.end()
-    assert outcomes(records) == ["terminated"] * 2000

@@ -6,6 +6,7 @@ import pytest
 from in_process_commands import inside, outcomes, vector
 
 from governor.episodes import trajectories
+from governor.messages import Evaluate
 
 
 @pytest.fixture
@@ -135,6 +136,14 @@ async def test_an_evaluation_acts_with_all_that_was_learned(house, versioned):
     await house.play(episodes=5, name="a", max_staleness=20)
     await house.play(episodes=1, name="b", phase=1, mode="eval", incarnation=2, max_staleness=20)
     assert versions(house, "b") == [25] * 5
+
+
+async def test_so_does_one_in_the_midst_of_training(house, versioned):
+    await house.pair(agent="walk_world:Versioned")
+    await house.play(episodes=4, max_staleness=100, evaluate=Evaluate(every=2, episodes=1))
+    steps = trajectories.read(house.folder / "run", "train").to_pandas()
+    seen = steps.groupby("episode").weight_version.unique().apply(list)
+    assert (seen[4], seen[5]) == ([10], [20])
 
 
 async def test_a_snapshot_leaves_the_actors_generator_alone_where_the_agent_can(house):

@@ -11,6 +11,8 @@ def episode(value, outcome="terminated", steps=3):
 
 
 def test_the_strongest_flow_wins():
+    weakest_first = ["CONTINUE", "PAUSE", "RESET", "RESTART", "STOP_SIMULATION", "STOP_PHASE", "SHUTDOWN"]
+    assert [strongest(weakest_first[: n + 1]) for n in range(7)] == weakest_first
     assert strongest([]) == "CONTINUE"
     assert strongest(["PAUSE", "CONTINUE", "RESET"]) == "RESET"
     assert strongest(["STOP_PHASE", "SHUTDOWN", "STOP_SIMULATION"]) == "SHUTDOWN"

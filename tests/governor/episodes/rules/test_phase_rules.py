@@ -234,6 +234,22 @@ async def test_the_best_is_that_of_the_best_evaluation(house, stage, transport):
     assert (index["best"]["episodes"], index["best"]["metric"]) == (4, 5.0)
 
 
+async def test_where_less_is_better_the_best_is_the_least(house, stage):
+    command = await stage("in_process", until=4 * WALK, at=2 * WALK)
+    evaluate = Evaluate(every=2, episodes=2, at_most=-1.0)
+    await house.play(episodes=6, evaluate=evaluate, checkpoint=Checkpoint(best=True), **command)
+    index, _ = checkpoints(house)
+    assert (index["best"]["episodes"], index["best"]["metric"]) == (4, 0.0)
+
+
+async def test_an_evaluation_that_says_nothing_is_not_the_best(house):
+    made = inside(agent="rules_world:Late", entry="walk_world:Tires", at=WALK + 2, fault="step")
+    evaluate = Evaluate(every=1, episodes=1)
+    _, end = await house.play(episodes=1, evaluate=evaluate, checkpoint=Checkpoint(best=True), **made)
+    assert end.failures == 1
+    assert not (house.folder / "run/checkpoints").exists()
+
+
 async def test_without_evaluation_the_best_is_by_the_mean_return_since_the_checkpoint_before(house, stage):
     command = await stage("in_process", at=4 * WALK, until=6 * WALK)
     await house.play(episodes=8, checkpoint=Checkpoint(every=2, best=True), **command)

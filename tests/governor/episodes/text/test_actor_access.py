@@ -119,6 +119,15 @@ async def test_a_process_whose_environment_does_not_start_is_gone(stage):
 def test_the_names_are_found_in_the_package():
     import governor.episodes
 
+    known = {
+        "ActorHandle",
+        "ActorPool",
+        "DataManager",
+        "EpisodeHandler",
+        "Interactor",
+        "StaticBaseURLProvider",
+    }
+    assert known | {"SessionSuffixBaseURLProvider", "Transition"} <= set(governor.episodes.__all__)
     for name in governor.episodes.__all__:
         assert getattr(governor.episodes, name).__name__ == name
     with pytest.raises(AttributeError):

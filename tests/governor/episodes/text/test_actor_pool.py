@@ -1,84 +1,29 @@
-"""Places are prewarmed within bounds, leases come back, and nobody waits for what cannot come."""
+"""Leases come back, what broke is replaced, and nobody waits for what cannot come."""
 
 import asyncio
 import contextlib
 
 import pytest
+from pool_world import TASKS, pools, soon, waiting
 
-from governor.episodes.text import actor_pool
-from governor.episodes.text.actor_pool import ActorHandle, ActorPool, NoEnvironments, PoolBusy, Site
-from governor.errors import ConductorError, UsageError
-
-TASKS = [("lake", str(n), "g") for n in range(6)]
-
-
-class Environment:
-    def __init__(self, world):
-        self.world = world
-        self.number = world.started
-        world.open.add(self)
-
-    async def aclose(self):
-        self.world.open.discard(self)
-
-
-class World:
-    """What starts environments; the test says how."""
-
-    def __init__(self):
-        self.started = self.together = self.most = 0
-        self.open = set()
-        self.gate = asyncio.Event()
-        self.gate.set()
-        self.arrived = asyncio.Event()
-        self.fails = lambda number: False
-        self.reusable = True
-
-    async def make(self):
-        self.started += 1
-        number = self.started
-        self.together += 1
-        self.most = max(self.most, self.together)
-        self.arrived.set()
-        try:
-            await self.gate.wait()
-        finally:
-            self.together -= 1
-        if self.fails(number):
-            raise ConductorError(f"start {number} failed")
-        return Site("inproc", None, Environment(self), self.reusable)
+from governor.episodes.text.actor_pool import ActorHandle, NoEnvironments, PoolBusy
+from governor.errors import UsageError
 
 
 @pytest.fixture
-def world():
-    return World()
+async def stage():
+    async with pools() as made:
+        yield made
 
 
 @pytest.fixture
-async def make_pool(world):
-    async with contextlib.AsyncExitStack() as stack:
-
-        def make(tasks=TASKS, **more):
-            pool = ActorPool(
-                tasks, world.make, **{"pool_size": 2, "start_backoff": 0.0, "start_timeout": 20.0, **more}
-            )
-            stack.push_async_callback(pool.aclose)
-            return pool
-
-        yield make
-    assert world.open == set(), "environments were left open"
+def world(stage):
+    return stage[0]
 
 
-async def waiting(pool):
-    """A task in `acquire` that waits."""
-    task = asyncio.create_task(pool.acquire())
-    await asyncio.sleep(0)
-    assert not task.done()
-    return task
-
-
-async def soon(awaitable):
-    return await asyncio.wait_for(awaitable, 20)
+@pytest.fixture
+def make_pool(stage):
+    return stage[1]
 
 
 def test_a_handle_has_the_fields_that_users_know():
@@ -101,16 +46,6 @@ def test_a_handle_has_the_fields_that_users_know():
     assert ActorHandle("lake", "7", "g").transport == "http"
 
 
-async def test_places_are_warm_before_the_first_acquire(world, make_pool):
-    pool = make_pool()
-    await pool.start()
-    assert world.started == 2
-    first, second = await pool.acquire(), await pool.acquire()
-    assert (first.env_id, second.env_id, first.group_id) == ("0", "1", "g")
-    assert first.local_env is not second.local_env
-    assert world.started == 2
-
-
 async def test_every_task_is_given_out_once_then_none(make_pool):
     pool = make_pool()
     await pool.start()
@@ -129,92 +64,11 @@ async def test_none_comes_at_once_when_the_last_task_is_still_leased(make_pool):
     assert await soon(pool.acquire()) is None
 
 
-async def test_no_more_environments_are_started_than_there_are_tasks(world, make_pool):
-    pool = make_pool(TASKS[:1], pool_size=8)
-    await pool.start()
-    assert (world.started, pool.places) == (1, 1)
-    nothing = make_pool([])
-    await nothing.start()
-    assert await nothing.acquire() is None
-    assert world.started == 1
-
-
 async def test_tasks_are_taken_as_they_are_needed(make_pool):
     taken = []
     pool = make_pool(taken.append(task) or task for task in TASKS)
     await pool.start()
     assert len(taken) == 2
-
-
-async def test_starts_side_by_side_are_bounded(world, make_pool):
-    pool = make_pool(pool_size=6, start_at_once=2)
-    world.gate.clear()
-    starting = asyncio.create_task(pool.start())
-    await soon(world.arrived.wait())
-    world.gate.set()
-    await soon(starting)
-    assert (world.started, world.most) == (6, 2)
-
-
-async def test_a_start_that_never_ends_is_given_up_and_a_sound_one_plays(world, make_pool):
-    stuck, calls = asyncio.Event(), 0
-
-    async def make():
-        nonlocal calls
-        calls += 1
-        if calls == 1:
-            await stuck.wait()
-        return await world.make()
-
-    pool = ActorPool(TASKS, make, pool_size=2, start_timeout=0.2)
-    await soon(pool.start())
-    assert pool.places == 1
-    assert [(one.lost, one.reason) for one in pool.quarantined] == [(True, "no start within 0.2 s")]
-    assert (await pool.acquire()).env_id == "0"
-    await pool.aclose()
-
-
-async def test_a_start_that_ignores_its_cancellation_is_left_and_what_it_makes_is_closed(world, monkeypatch):
-    monkeypatch.setattr(actor_pool, "CLOSE_SECONDS", 0.1)
-    stuck, closed = asyncio.Event(), asyncio.Event()
-
-    class Late(Environment):
-        async def aclose(self):
-            await super().aclose()
-            closed.set()
-
-    async def make():
-        while not stuck.is_set():
-            with contextlib.suppress(asyncio.CancelledError):
-                await stuck.wait()
-        return Site("inproc", None, Late(world))
-
-    pool = ActorPool(TASKS, make, pool_size=1, start_timeout=0.1)
-    with pytest.raises(NoEnvironments, match=r"no start within 0\.1 s"):
-        await soon(pool.start())
-    await soon(pool.aclose())
-    stuck.set()
-    await soon(closed.wait())
-    assert world.open == set()
-
-
-async def test_a_failed_start_is_tried_again(world, make_pool):
-    world.fails = lambda number: number < 3
-    pool = make_pool(pool_size=1)
-    await pool.start()
-    assert (world.started, pool.places) == (3, 1)
-    assert not pool.quarantined
-
-
-async def test_when_nothing_starts_the_reason_is_told(world, make_pool):
-    world.fails = lambda number: True
-    pool = make_pool(start_attempts=2)
-    with pytest.raises(
-        NoEnvironments, match="all environments are lost, the last one: no start in 2 attempts: start 4 f"
-    ):
-        await soon(pool.start())
-    with pytest.raises(NoEnvironments):
-        await soon(pool.acquire())
 
 
 async def test_a_lease_that_comes_back_wakes_who_waits(make_pool):
@@ -246,16 +100,10 @@ async def test_done_gives_back_although_its_caller_is_cancelled(make_pool):
 
     async def play():
         handle = await pool.acquire()
-        try:
-            await asyncio.Event().wait()
-        finally:
-            await pool.done(handle)
+        asyncio.current_task().cancel()  # as soon as it awaits anything
+        await pool.done(handle)
 
-    player = asyncio.create_task(play())
-    await asyncio.sleep(0)
-    player.cancel()
-    player.cancel()
-    await asyncio.wait({player})
+    await asyncio.wait({asyncio.create_task(play())})
     assert (await soon(pool.acquire())).env_id == "1"
 
 
@@ -357,42 +205,6 @@ async def test_aclose_closes_all_and_sends_home_who_waits(world, make_pool):
     await pool.aclose()
     with pytest.raises(UsageError):
         await pool.start()
-
-
-async def test_aclose_ends_what_is_starting(world, make_pool):
-    pool = make_pool()
-    world.gate.clear()
-    starting = asyncio.create_task(pool.start())
-    await soon(world.arrived.wait())
-    await soon(pool.aclose())
-    with pytest.raises(UsageError):
-        await starting
-
-
-async def test_aclose_waits_for_the_end_of_a_start_that_cleans_up(world):
-    cleaned = asyncio.Event()
-
-    async def make():
-        try:
-            world.arrived.set()
-            await asyncio.Event().wait()
-        finally:
-            for _ in range(10):
-                await asyncio.sleep(0)
-            cleaned.set()
-
-    pool = ActorPool(TASKS, make, pool_size=1)
-    starting = asyncio.create_task(pool.start())
-    await soon(world.arrived.wait())
-    await soon(pool.aclose())
-    assert cleaned.is_set()
-    with pytest.raises(UsageError):
-        await starting
-
-
-async def test_before_start_nothing_can_be_acquired(make_pool):
-    with pytest.raises(UsageError, match="not started"):
-        await make_pool().acquire()
 
 
 async def test_what_is_no_task_costs_no_place(make_pool):

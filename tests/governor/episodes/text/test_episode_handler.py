@@ -50,6 +50,24 @@ async def test_a_handler_sees_every_prompt_and_every_end(stage, make):
     assert threading.main_thread() not in getattr(handler, "threads", set())
 
 
+class OnlyEnds:
+    def __init__(self):
+        self.ended = []
+
+    async def on_episode_end(self, **end):
+        self.ended.append(end)
+
+
+@pytest.mark.parametrize("make", [EpisodeHandler, OnlyEnds])
+async def test_a_handler_need_not_have_a_word_about_prompts(stage, make):
+    handler = make()
+    result, _ = await stage.play("walk_1", episode_handler=handler)
+    assert result == {"walk_1": 3.0}
+    assert stage.world.asked[0][1]["messages"][-1]["content"] == "turn 9"
+    end = {"env_name": "walk", "env_id": "1", "total_reward": 3.0, "info": {"n": 3}}
+    assert getattr(handler, "ended", [end]) == [end]
+
+
 async def test_a_handler_that_raises_fails_that_episode_only(stage):
     class Raises(Remarks):
         async def handle(self, env_name, env_id, step, prompt):

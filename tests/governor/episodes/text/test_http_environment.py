@@ -123,6 +123,16 @@ async def test_but_not_without_end(server, connections, trouble, said):
     assert len(server.requests) == 3 * tries
 
 
+async def test_the_pauses_before_it_is_asked_for_again_double(server):
+    connections = HTTPEnvironments(backoff=0.05, retries=3)
+    lake = connections.environment(base_url=server.url, env_name="lake", env_id="7")
+    server.then(500, 500, 500)
+    began = asyncio.get_running_loop().time()
+    assert len(await lake.get_task_prompt(timeout=SECONDS)) == 2
+    assert asyncio.get_running_loop().time() - began >= 0.05 + 0.1 + 0.2
+    await connections.aclose()
+
+
 @pytest.mark.parametrize("trouble", ["late", "drip"])
 async def test_a_prompt_that_does_not_come(server, lake, trouble):
     server.then(trouble)

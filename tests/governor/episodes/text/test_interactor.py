@@ -67,6 +67,7 @@ async def test_the_model_is_asked_as_it_is_set(stage):
     await stage.play("walk_1", temperature=0.7)
     path, body = stage.world.asked[0]
     assert (path, body["model"], body["temperature"]) == ("/v1/chat/completions", "model", 0.7)
+    assert stage.world.authorizations == {"Bearer key"}
 
 
 # what went wrong at the peer
@@ -289,6 +290,27 @@ async def test_one_run_at_a_time_and_the_next_one_counts_anew(stage):
     assert await run == {"walk_1": 3.0}
     assert await interactor.run_all_environments() == {}
     assert interactor.episodes == []
+
+
+async def test_after_aclose_neither_an_environment_nor_the_model_is_asked(stage):
+    async def site():
+        return Site("inproc", None, Walk())
+
+    interactor = stage.interactor("walk_1")
+    assert await interactor.run_all_environments() == {"walk_1": 3.0}
+    await interactor.aclose()
+    await interactor.aclose()
+    asked = len(stage.world.asked)
+    for pool, whose in (
+        (stage.pool("walk_2"), "environment: "),
+        (ActorPool([("lake", "1")], site), "model: "),
+    ):
+        interactor.pool = pool
+        await interactor.run_all_environments()
+        (episode,) = interactor.episodes
+        assert episode.reason.startswith(whose)
+        assert "closed" in episode.reason
+    assert (len(stage.world.asked), stage.world.steps["walk_2"]) == (asked, [])
 
 
 async def test_memory_is_flat_over_many_episodes():

@@ -194,6 +194,15 @@ async def test_nobody_listens():
     await model.aclose()
 
 
+async def test_the_pauses_before_it_is_asked_again_double(server):
+    model = chat(server, backoff=0.05)
+    server.then(500, 500, 500)
+    began = asyncio.get_running_loop().time()
+    assert (await model.answer(MESSAGES, session=SESSION)).text == "left"
+    assert asyncio.get_running_loop().time() - began >= 0.05 + 0.1 + 0.2
+    await model.aclose()
+
+
 async def test_retry_after_is_honoured(server, model):
     server.then((429, {"Retry-After": "0.3"}))
     began = asyncio.get_running_loop().time()

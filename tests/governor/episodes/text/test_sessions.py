@@ -21,6 +21,7 @@ for number in range(150):
     record(manager, first, number)
     record(manager, second, number)
 manager.end_session(first, outcome="terminated")
+record(manager, second, 150)
 os.kill(os.getpid(), signal.SIGKILL)
 """
 
@@ -66,7 +67,8 @@ def test_sessions_are_read_one_by_one_with_their_ends(tmp_path, finalized):
 def test_nothing_of_a_session_is_lost_when_the_process_is_killed(tmp_path):
     assert run_code(KILLED, tmp_path) == -signal.SIGKILL
     found = frame(tmp_path)
-    assert found.groupby("session").step_id.apply(list).tolist() == [list(range(150))] * 2
+    steps = sorted(found.groupby("session").step_id.apply(list), key=len)
+    assert steps == [list(range(150)), list(range(151))]
     assert found.outcome.value_counts().to_dict() == {"terminated": 150}
 
 

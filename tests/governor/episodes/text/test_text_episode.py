@@ -34,6 +34,18 @@ async def test_a_prompt_is_cut_to_the_system_message_and_the_last_turns(stage, m
     assert stage.notes.rows[0].messages == asked
 
 
+async def test_without_a_system_message_in_front_it_is_cut_to_the_last_turns(stage):
+    class Strips:
+        def handle(self, env_name, env_id, step, prompt):
+            return prompt[1:]
+
+    stage.world.length = 1
+    await stage.play("walk_1", episode_handler=Strips())
+    assert [message["content"] for message in stage.world.asked[0][1]["messages"]] == [
+        f"turn {n}" for n in (5, 6, 7, 8, 9)
+    ]
+
+
 async def test_every_step_is_recorded_with_the_version_of_the_weights(stage):
     await stage.play("walk_1")
     rows = stage.notes.rows

@@ -6,42 +6,27 @@ import json
 import pandas as pd
 import psutil
 import pytest
-from structlog.testing import capture_logs
+from text_phases import SECONDS, play, steps_of, talking
 from text_servers import ChatServer, EnvironmentServer
 from text_world import TextWorld
 
 from governor.cli import exports
-from governor.messages import Done, EpisodeEnded, Made, PartEnded, PhaseResult, RunResult, StopPart, Until
-
-SECONDS = 60
-
-
-def talking(url, *, entry, environment=None, **params):
-    """What a command says of a phase that a language model plays."""
-    return {
-        "transport": "in_process",
-        "made_environment": Made(entry=entry, params=environment or {}),
-        "made_agents": (Made(entry="openai:m", params={"base_url": url, "retries": 0, **params}),),
-    }
+from governor.messages import (
+    Done,
+    EpisodeEnded,
+    EpisodeRecord,
+    PartEnded,
+    PhaseResult,
+    RunResult,
+    StopPart,
+    Until,
+)
 
 
 @pytest.fixture
 async def world():
     async with TextWorld() as made:
         yield made
-
-
-def steps_of(house):
-    return pd.read_parquet(house.folder / "run/episodes/train.parquet")
-
-
-async def play(house, world, name="walk", **more):
-    """A phase in the world's environments of this name."""
-    environment = {"name": name, **more.pop("environment", {})}
-    agent = more.pop("agent", {})
-    return await house.play(
-        seconds=SECONDS, **talking(world.llm, entry=world.url, environment=environment, **agent), **more
-    )
 
 
 async def test_environments_of_a_server_from_start_to_end(house, world):
@@ -72,6 +57,16 @@ async def test_its_steps_are_exported_as_those_of_other_phases(house, world, tmp
     assert rows[["episode", "step_id", "response"]].to_numpy().tolist() == [
         [episode, step, "go"] for episode in (0, 1) for step in (1, 2, 3)
     ]
+
+
+async def test_the_model_is_asked_as_the_run_says(house, world):
+    world.answer_seconds = 0.05
+    agent = {"temperature": 0.9, "message_cut": 1, "concurrency": 1}
+    await play(house, world, episodes=3, workers=3, agent=agent)
+    assert {body["temperature"] for _, body in world.asked} == {0.9}
+    asked = [[message["content"] for message in body["messages"]] for _, body in world.asked]
+    assert asked == [["be brief", "turn 9"]] * 9
+    assert world.most == 1
 
 
 async def test_tokens_and_requests_are_in_the_metrics(house):
@@ -108,102 +103,9 @@ async def test_one_without_is_made_anew_for_each_episode_and_gone_afterwards(hou
     assert not any(psutil.pid_exists(pid) for pid in pids)
 
 
-@pytest.mark.parametrize(
-    ("fault", "outcome", "says"),
-    [
-        ("hang", "timed_out", "1 s"),
-        ("exit", "crashed", "environment: step: its process ended with exit code 3"),
-        ("raise", "failed", "environment: step: ValueError: no way"),
-    ],
-)
-async def test_an_environment_that_breaks_ends_its_episode_alone(house, world, fault, outcome, says):
-    made = talking(world.llm, entry="text_walks:Walk", environment={"fault": fault})
-    limit = {"episode_timeout": 1.0} if fault == "hang" else {}
-    with capture_logs() as caught:
-        records, end = await house.play(episodes=2, seconds=SECONDS, **limit, **made)
-    assert [record.outcome for record in records] == [outcome] * 2
-    assert all(says in record.reason for record in records)
-    assert end.failures == 2
-    logged = [line["reason"] for line in caught if line["event"] == "environment.quarantined"]
-    assert len(logged) == 2
-    assert all(logged)
-
-
-async def test_when_no_environment_starts_the_part_says_why(house, world):
-    records, end = await house.play(
-        episodes=2, seconds=SECONDS, **talking(world.llm, entry="text_walks:Stubborn")
-    )
-    assert (records, end.end) == ([], "stopped")
-    assert "OSError: no display" in end.first_failure
-
-
-# what servers answer
-
-
-@pytest.mark.parametrize(
-    ("order", "says"),
-    [
-        (500, "HTTP 500"), (429, "HTTP 429"), (404, "HTTP 404"), ("malformed", "malformed answer"), ("nothing", "transport"),
-        ("half", "transport"), ("late", "no answer within 1 s"),
-    ],
-)  # fmt: skip
-async def test_a_bad_answer_of_the_model_fails_that_episode_alone(house, order, says):
-    async with ChatServer() as model, EnvironmentServer() as server:
-        model.then(order)
-        made = talking(model.url, entry=server.url, timeout=1.0)
-        records, end = await house.play(episodes=2, seconds=SECONDS, **made)
-    assert [record.outcome for record in records] == ["failed", "terminated"]
-    assert records[0].reason.startswith("model: ")
-    assert says in records[0].reason
-    assert (end.failures, end.first_failure) == (1, f"episode 0: {records[0].reason}")
-
-
-@pytest.mark.parametrize("step", [False, True])
-@pytest.mark.parametrize(
-    ("order", "outcome", "says"),
-    [
-        (500, "failed", "HTTP 500"), (429, "failed", "HTTP 429"), (404, "failed", "HTTP 404"),
-        ("malformed", "failed", "malformed JSON"), ("nothing", "failed", "Server"), ("half", "failed", "not completed"),
-        ("late", "timed_out", "no answer within 1 s"),
-    ],
-)  # fmt: skip
-async def test_a_bad_answer_of_an_environment_fails_that_episode_alone(house, order, outcome, says, step):
-    async with ChatServer() as model, EnvironmentServer() as server:
-        # A GET that found no answer at all is sent again by aiohttp itself.
-        before = [None] if step else ["nothing"] if order == "nothing" else []
-        server.then(*before, order)
-        made = talking(model.url, entry=server.url, environment={"timeout": 1.0, "retries": 0})
-        records, _ = await house.play(episodes=2, seconds=SECONDS, **made)
-        assert len(server.steps) == 3 + step  # the one that went wrong is not sent again
-    assert [record.outcome for record in records] == [outcome, "terminated"]
-    assert records[0].reason.startswith("environment: ")
-    assert says in records[0].reason
-
-
-async def test_a_model_that_is_cut_off_truncates_its_episode(house, world):
-    world.answer = lambda _: {"finish": "length"}
-    records, end = await play(house, world, episodes=1)
-    assert [(r.outcome, r.reason, r.steps) for r in records] == [("truncated", "the answer was cut off", 0)]
-    assert end.failures == 0
-    assert steps_of(house).truncated.tolist() == [True]
-
-
-async def test_nobody_at_the_address_is_an_outcome_too(house, world):
-    made = talking("http://127.0.0.1:9/v1", entry=world.url, environment={"name": "walk"})
-    records, _ = await house.play(episodes=2, seconds=SECONDS, **made)
-    assert {record.outcome for record in records} == {"failed"}
-
-
 async def test_max_steps_truncates(house, world):
     records, _ = await play(house, world, "endless", episodes=1, max_steps=4)
     assert [(r.outcome, r.steps, r.value) for r in records] == [("truncated", 4, 4.0)]
-
-
-async def test_a_key_that_is_not_there_ends_the_part_with_the_name_of_its_variable(house, world, monkeypatch):
-    monkeypatch.delenv("NO_KEY", raising=False)
-    records, end = await play(house, world, episodes=2, agent={"api_key_env": "NO_KEY"})
-    assert (records, end.end, end.failures) == ([], "stopped", 1)
-    assert "NO_KEY" in end.first_failure
 
 
 async def test_the_key_comes_from_its_variable(house, monkeypatch):
@@ -338,7 +240,19 @@ async def test_what_was_played_before_is_not_played_again(house, world):
     assert sorted(steps_of(house).episode) == sorted([0, 1, 2, 3] * 3)
 
 
-async def test_what_an_earlier_life_broke_off_does_not_count(house, world):
+GOOD = EpisodeRecord(index=1, worker=0, seed=0, outcome="terminated", value=9.0, steps=1, seconds=0.1)
+
+
+@pytest.mark.parametrize(
+    ("name", "more", "kept"),
+    [
+        ("walk", {"episodes": 1}, [1, 2, 3]),
+        ("gone", {"episodes": 1}, []),
+        ("walk", {"episodes": 2, "done": (GOOD,), "until": (Until(metric="return", at_least=9.0),)}, []),
+    ],
+    ids=["played again", "failed before its first step", "not played again"],
+)
+async def test_what_an_earlier_life_broke_off_does_not_count(house, world, name, more, kept):
     controller = await house.start("simulation")
     made = talking(world.llm, entry=world.url, environment={"name": "sticky"})
     await controller.perform(house.command(episodes=1, **made))
@@ -350,7 +264,5 @@ async def test_what_an_earlier_life_broke_off_does_not_count(house, world):
     link = house.links["simulation"]
     assert [event for event in link.events if isinstance(event, EpisodeEnded | PartEnded)] == []
     assert len(list((house.folder / "run/episodes").glob("*.arrow"))) == 1
-    await play(house, world, episodes=1, incarnation=2)
-    steps = steps_of(house)
-    assert steps.step_id.tolist() == [1, 2, 3]
-    assert set(steps.outcome) == {"terminated"}
+    await play(house, world, name, incarnation=2, **more)
+    assert steps_of(house).step_id.tolist() == kept

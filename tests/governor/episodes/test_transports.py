@@ -1,0 +1,185 @@
+"""What holds for the episodes of a phase however they are played: through conductors or in process, alone or in a vector."""
+
+import asyncio
+from importlib import import_module
+
+import pytest
+from in_process_commands import episodes, outcomes
+
+from governor.messages import EpisodeEnded, PartEnded, Until
+
+EACH = pytest.mark.parametrize("transport", ["conductors", "in_process", "vector", "rounds"])
+ALONE = pytest.mark.parametrize("transport", ["conductors", "in_process"])
+
+
+@pytest.fixture
+def one_by_one(monkeypatch):
+    """In process each episode is reported, and its acknowledgement heard, before the next one; else they are many ahead."""
+    monkeypatch.setattr("governor.episodes.local.stepping.UNACKNOWLEDGED", 0)
+    monkeypatch.setattr("governor.episodes.local.stepping.HOLD_SECONDS", (0.0, 0.0))
+
+
+@EACH
+async def test_frozen_lake_from_start_to_end(house, transport):
+    command = await house.stage(transport, entry="gymnasium:FrozenLake-v1", is_slippery=False)
+    records, end = await house.play(episodes=4, max_steps=10, **command)
+    assert (end.end, end.failures) == ("max_episodes", 0)
+    assert sorted(record.index for record in records) == [0, 1, 2, 3]
+    assert end.metrics["episodes_ended"] == 4
+    assert end.metrics["steps_total"] == sum(record.steps for record in records)
+    assert [line["index"] for line in house.lines()] == [record.index for record in records]
+    assert house.lines()[0]["mode"] == "train"
+
+
+@ALONE
+async def test_each_step_is_learned_once_and_the_state_is_kept(house, transport):
+    log = house.folder / "learned"
+    command = await house.stage(transport, agent_params={"log": str(log)})
+    records, end = await house.play(episodes=2, **command)
+    assert [(r.outcome, r.value, r.steps) for r in records] == [("terminated", 5.0, 5)] * 2
+    assert house.state()["learned"] == 10
+    lines = log.read_text().splitlines()
+    assert [("terminated=True" in line) for line in lines] == [False] * 4 + [True] + [False] * 4 + [True]
+    assert end.metrics["return_mean"] == 5.0
+
+
+@EACH
+async def test_max_steps_truncates_also_for_the_agent(house, transport):
+    log = house.folder / "learned"
+    command = await house.stage(transport, agent_params={"log": str(log)})
+    records, _ = await house.play(episodes=1, max_steps=3, **command)
+    assert (records[0].outcome, records[0].steps) == ("truncated", 3)
+    assert log.read_text().splitlines()[-1].endswith("terminated=False, truncated=True)")
+
+
+@EACH
+async def test_eval_neither_explores_nor_learns(house, transport):
+    log = house.folder / "diary"
+    command = await house.stage(transport, agent="rules_world:Diary", agent_params={"log": str(log)})
+    records, _ = await house.play(mode="eval", **command)
+    assert outcomes(records) == ["terminated"] * 3
+    assert log.read_text() == "." * 15
+    assert house.state() is None
+
+
+@ALONE
+@pytest.mark.parametrize(
+    ("fault", "reason"),
+    [
+        ("reset", "environment.reset: RuntimeError: no floor"),
+        ("step", "environment.step: ValueError: leg broken"),
+        ("exit", "environment.step: SystemExit: 3"),
+        ("nan", "environment.step: ValueError: the reward is nan"),
+        ("shape", "environment.step: ValueError: observation: array([0., 0., 0.]) is no integer"),
+        (
+            "four",
+            "environment.step: ValueError: it did not return (observation, reward, terminated, truncated, info)",
+        ),
+    ],
+)
+async def test_a_bad_environment_is_a_failed_episode_with_its_reason(house, transport, fault, reason):
+    flag = "" if fault == "reset" else str(house.folder / "flag")
+    records, end = await house.play(episodes=2, **await house.stage(transport, fault=fault, flag=flag))
+    assert (records[0].outcome, records[0].reason) == ("failed", reason)
+    assert records[0].steps == (0 if fault == "reset" else 2)
+    assert records[1].outcome == ("failed" if fault == "reset" else "terminated")
+    assert (end.end, end.first_failure) == ("max_episodes", f"episode 0: {reason}")
+
+
+@EACH
+async def test_nan_in_an_observation_fails_the_episode(house, transport):
+    records, _ = await house.play(episodes=1, **await house.stage(transport, entry="walk_world:NanBox"))
+    assert records[0].reason == "environment.reset: ValueError: observation: it holds NaN"
+
+
+@ALONE
+@pytest.mark.parametrize(
+    ("fault", "reason"),
+    [
+        ("act", "agent.act: KeyError: 'observation'"),
+        ("learn", "agent.learn: ZeroDivisionError"),
+        ("bad_action", "agent.act: ValueError: 7 is not in Discrete(2)"),
+    ],
+)
+async def test_a_bad_agent_is_a_failed_episode_with_its_reason(house, transport, fault, reason):
+    params = {"fault": fault, "flag": str(house.folder / "flag")}
+    records, end = await house.play(episodes=2, **await house.stage(transport, agent_params=params))
+    assert (records[0].outcome, records[0].reason) == ("failed", reason)
+    assert records[1].outcome == ("failed" if fault == "learn" else "terminated")
+    assert end.failures == (2 if fault == "learn" else 1)
+
+
+@ALONE
+async def test_until_stops_the_phase_as_soon_as_it_holds(house, transport):
+    until = (Until(metric="return", at_least=5.0, average_over=4),)
+    records, end = await house.play(episodes=5000, until=until, **await house.stage(transport))
+    assert len(records) in (4, 5)
+    assert outcomes(records)[:4] == ["terminated"] * 4
+    assert end.end == "until"
+
+
+@ALONE
+async def test_a_shutdown_leaves_what_is_being_played_to_whoever_takes_the_run_up(house, transport):
+    command = await house.stage(transport)
+    controller = await house.start("simulation", flow="SHUTDOWN")
+    await controller.perform(house.command(episodes=10**6, workers=2, **command))
+    link = house.links["simulation"]
+    await link.next(EpisodeEnded)
+    await asyncio.wait_for(controller._task, 10)
+    assert set(outcomes(episodes(link))) == {"terminated"}
+    assert not [event for event in link.events if isinstance(event, PartEnded)]
+
+
+@EACH
+@pytest.mark.usefixtures("one_by_one")
+async def test_pause_holds_the_next_episode_until_the_phase_is_started_again(house, transport):
+    command = house.command(episodes=1000, **await house.stage(transport))
+    controller = await house.start("simulation", flow="PAUSE")
+    await controller.perform(command)
+    link = house.links["simulation"]
+    await link.next(EpisodeEnded)
+    with pytest.raises(TimeoutError):
+        await house.end(seconds=0.3)
+    link.flow = "CONTINUE"
+    await controller.perform(command)
+    records, end = await house.end()
+    assert outcomes(records) == ["terminated"] * 1000
+    assert end.end == "max_episodes"
+
+
+@EACH
+@pytest.mark.parametrize(("flow", "anew"), [("RESET", False), ("RESTART", True)])
+@pytest.mark.usefixtures("one_by_one")
+async def test_reset_and_restart_build_anew_and_go_on(house, monkeypatch, transport, flow, anew):
+    walk_world = import_module("walk_world")  # the conductors are in this process
+    monkeypatch.setattr(walk_world.Built, "times", 0)
+    monkeypatch.setattr(walk_world.BuiltAgent, "times", 0)
+    command = await house.stage(transport, size=2, entry="walk_world:Built", agent="walk_world:BuiltAgent")
+    records, end = await house.play(episodes=40, flow=flow, **command)
+    assert outcomes(records) == ["terminated"] * 40
+    assert end.end == "max_episodes"
+    assert house.state()["learned"] == 200, "a new agent has loaded what the old one learned"
+    assert walk_world.Built.times > 2
+    assert (walk_world.BuiltAgent.times > 1) is anew
+
+
+@ALONE
+async def test_several_workers_share_the_episodes_and_the_agent(house, transport):
+    command = await house.stage(transport, pool=3)
+    records, end = await house.play(episodes=40, workers=3, **command)
+    assert sorted(record.index for record in records) == list(range(40))
+    assert end.failures == 0
+    assert house.state()["learned"] == 200
+
+
+@EACH
+async def test_what_was_never_reported_is_played_again(house, transport):
+    command = await house.stage(transport)
+    records, _ = await house.play(episodes=3, **command)
+    with (house.folder / "run/episodes/train.jsonl").open("ab") as file:
+        file.write(b'{"index": 3, "tor')
+    records.sort(key=lambda record: record.index)
+    again, end = await house.play(episodes=4, done=tuple(records[:2]), incarnation=2, **command)
+    assert sorted(record.index for record in again) == [2, 3]
+    assert sorted(line["index"] for line in house.lines()) == [0, 1, 2, 3]
+    assert end.metrics["episodes_ended"] == 4

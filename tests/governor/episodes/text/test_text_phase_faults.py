@@ -1,0 +1,169 @@
+"""What goes wrong in a phase that a language model plays has a named outcome, in one episode alone."""
+
+import asyncio
+
+import pytest
+from full_disk import full_beyond
+from in_process_commands import noted_before
+from structlog.testing import capture_logs
+from text_phases import SECONDS, play, steps_of, talking
+from text_servers import ChatServer, EnvironmentServer
+from text_world import TextWorld
+
+from governor.messages import EpisodeEnded
+
+
+@pytest.fixture
+async def world():
+    async with TextWorld() as made:
+        yield made
+
+
+@pytest.mark.parametrize(
+    ("fault", "outcome", "says"),
+    [
+        ("hang", "timed_out", "1 s"),
+        ("exit", "crashed", "environment: step: its process ended with exit code 3"),
+        ("raise", "failed", "environment: step: ValueError: no way"),
+    ],
+)
+async def test_an_environment_that_breaks_ends_its_episode_alone(house, world, fault, outcome, says):
+    made = talking(world.llm, entry="text_walks:Walk", environment={"fault": fault})
+    limit = {"episode_timeout": 1.0} if fault == "hang" else {}
+    with capture_logs() as caught:
+        records, end = await house.play(episodes=2, seconds=SECONDS, **limit, **made)
+    assert [record.outcome for record in records] == [outcome] * 2
+    assert all(says in record.reason for record in records)
+    assert end.failures == 2
+    logged = [line["reason"] for line in caught if line["event"] == "environment.quarantined"]
+    assert len(logged) == 2
+    assert all(logged)
+
+
+async def test_when_no_environment_starts_the_part_says_why(house, world):
+    records, end = await house.play(
+        episodes=2, seconds=SECONDS, **talking(world.llm, entry="text_walks:Stubborn")
+    )
+    assert (records, end.end) == ([], "stopped")
+    assert "OSError: no display" in end.first_failure
+
+
+@pytest.mark.parametrize(
+    ("order", "says"),
+    [
+        (500, "HTTP 500"), (429, "HTTP 429"), (404, "HTTP 404"), ("malformed", "malformed answer"), ("nothing", "transport"),
+        ("half", "transport"), ("late", "no answer within 1 s"),
+    ],
+)  # fmt: skip
+async def test_a_bad_answer_of_the_model_fails_that_episode_alone(house, order, says):
+    async with ChatServer() as model, EnvironmentServer() as server:
+        model.then(order)
+        made = talking(model.url, entry=server.url, timeout=1.0)
+        records, end = await house.play(episodes=2, seconds=SECONDS, **made)
+    assert [record.outcome for record in records] == ["failed", "terminated"]
+    assert records[0].reason.startswith("model: ")
+    assert says in records[0].reason
+    assert (end.failures, end.first_failure) == (1, f"episode 0: {records[0].reason}")
+
+
+@pytest.mark.parametrize("step", [False, True])
+@pytest.mark.parametrize(
+    ("order", "outcome", "says"),
+    [
+        (500, "failed", "HTTP 500"), (429, "failed", "HTTP 429"), (404, "failed", "HTTP 404"),
+        ("malformed", "failed", "malformed JSON"), ("nothing", "failed", "Server"), ("half", "failed", "not completed"),
+        ("late", "timed_out", "no answer within 1 s"),
+    ],
+)  # fmt: skip
+async def test_a_bad_answer_of_an_environment_fails_that_episode_alone(house, order, outcome, says, step):
+    async with ChatServer() as model, EnvironmentServer() as server:
+        # A GET that found no answer at all is sent again by aiohttp itself.
+        before = [None] if step else ["nothing"] if order == "nothing" else []
+        server.then(*before, order)
+        made = talking(model.url, entry=server.url, environment={"timeout": 1.0, "retries": 0})
+        records, _ = await house.play(episodes=2, seconds=SECONDS, **made)
+        assert len(server.steps) == 3 + step  # the one that went wrong is not sent again
+    assert [record.outcome for record in records] == [outcome, "terminated"]
+    assert records[0].reason.startswith("environment: ")
+    assert says in records[0].reason
+
+
+async def test_a_model_that_is_cut_off_truncates_its_episode(house, world):
+    world.answer = lambda _: {"finish": "length"}
+    records, end = await play(house, world, episodes=1)
+    assert [(r.outcome, r.reason, r.steps) for r in records] == [("truncated", "the answer was cut off", 0)]
+    assert end.failures == 0
+    assert steps_of(house).truncated.tolist() == [True]
+
+
+async def test_nobody_at_the_address_is_an_outcome_too(house, world):
+    made = talking("http://127.0.0.1:9/v1", entry=world.url, environment={"name": "walk"})
+    records, _ = await house.play(episodes=2, seconds=SECONDS, **made)
+    assert {record.outcome for record in records} == {"failed"}
+
+
+async def test_an_episode_has_a_deadline(house):
+    async with ChatServer() as model, EnvironmentServer() as server:
+        model.then("late")
+        made = talking(model.url, entry=server.url)
+        records, end = await house.play(episodes=2, episode_timeout=1.0, seconds=SECONDS, **made)
+    assert [record.outcome for record in records] == ["timed_out", "terminated"]
+    assert records[0].reason == "not done within 1 s, at work: the model"
+    assert end.failures == 1
+
+
+async def test_a_key_that_is_not_there_ends_the_part_with_the_name_of_its_variable(house, world, monkeypatch):
+    monkeypatch.delenv("NO_KEY", raising=False)
+    records, end = await play(house, world, episodes=2, agent={"api_key_env": "NO_KEY"})
+    assert (records, end.end, end.failures) == ([], "stopped", 1)
+    assert "NO_KEY" in end.first_failure
+
+
+async def test_a_disk_that_fills_up_fails_the_episodes_that_do_not_fit(house, world):
+    controller = await house.start("simulation")
+    link, well = house.links["simulation"], 0
+    made = talking(world.llm, entry=world.url, environment={"name": "walk"})
+    async with asyncio.timeout(SECONDS):
+        with full_beyond(15_000):  # holds some of them
+            await controller.perform(house.command(episodes=20, **made))
+            while (first := (await link.next(EpisodeEnded, after=well)).episode).outcome == "terminated":
+                well += 1
+        records, end = await house.end()
+    assert 0 < well < 20
+    assert (first.outcome, first.reason) == ("failed", "data manager: OSError: [Errno 27] File too large")
+    assert len(records) == len(house.lines()) == 20
+    assert (end.end, end.first_failure) == ("max_episodes", f"episode {well}: {first.reason}")
+    steps = steps_of(house)
+    whole = [record.index for record in records if record.outcome == "terminated"]
+    assert steps[steps.episode.isin(whole)].step_id.tolist() == [1, 2, 3] * len(whole)
+
+
+async def test_an_episode_that_cannot_be_noted_ends_the_part(house, world):
+    noted, arrived, go = noted_before(house), asyncio.Event(), asyncio.Event()
+
+    async def gate(body):
+        arrived.set()
+        await go.wait()
+
+    world.gate = gate
+    controller = await house.start("simulation")
+    made = talking(world.llm, entry=world.url, environment={"name": "walk"})
+    await controller.perform(house.command(episodes=200, done=noted, **made))
+    await asyncio.wait_for(arrived.wait(), SECONDS)
+    with full_beyond(15_000):
+        go.set()
+        records, end = await house.end(seconds=SECONDS)
+    assert (records, end.end) == ([], "stopped")
+    assert end.first_failure == "cannot record episode 100: OSError: [Errno 27] File too large"
+    assert len(house.lines()) == len(noted)
+
+
+async def test_a_call_of_an_environment_in_python_has_its_time_where_the_phase_sets_none(
+    house, world, monkeypatch
+):
+    monkeypatch.setattr("governor.episodes.text.phase.CALL_SECONDS", 0.5)
+    made = talking(world.llm, entry="text_walks:Walk", environment={"fault": "hang"})
+    records, _ = await house.play(episodes=1, seconds=SECONDS, **made)
+    assert [(r.outcome, r.reason) for r in records] == [
+        ("timed_out", "environment: step: no answer within 0.5 s; its process is killed")
+    ]

@@ -1,0 +1,21 @@
+"""A run file that has all there is in one, for tests that change a word of it."""
+
+GOOD = """\
+name: frozen-lake
+seed: 7
+conductors:
+  environments:
+    lake: {entry: "gymnasium:FrozenLake-v1", params: {is_slippery: false}, pool: 4}
+  agents:
+    walker: {entry: "q_learner:QLearner", params: {alpha: 0.5}}
+phases:
+  - name: train
+    simulate: {environment: lake, agents: [walker], episodes: 400, workers: 2, episode_timeout: 1min}
+    until: [{metric: return, average_over: 50, at_least: 0.95}]
+  - name: analyse
+    on_failure: continue
+    tasks:
+      - {id: load, call: "analysis:load", timeout: 30s}
+      - {id: fit, call: "analysis:fit", depends_on: [load], repeat: 8, timeout: 60s, retries: 1, resources: {cpus: 1}}
+limits: {wall_clock: 15min}
+"""

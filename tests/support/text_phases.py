@@ -1,0 +1,29 @@
+"""Phases that a language model plays, in a `House`."""
+
+import pandas as pd
+
+from governor.messages import Made
+
+SECONDS = 60
+
+
+def talking(url, *, entry, environment=None, **params):
+    """What a command says of a phase that a language model plays."""
+    return {
+        "transport": "in_process",
+        "made_environment": Made(entry=entry, params=environment or {}),
+        "made_agents": (Made(entry="openai:m", params={"base_url": url, "retries": 0, **params}),),
+    }
+
+
+def steps_of(house):
+    return pd.read_parquet(house.folder / "run/episodes/train.parquet")
+
+
+async def play(house, world, name="walk", **more):
+    """A phase in the world's environments of this name."""
+    environment = {"name": name, **more.pop("environment", {})}
+    agent = more.pop("agent", {})
+    return await house.play(
+        seconds=SECONDS, **talking(world.llm, entry=world.url, environment=environment, **agent), **more
+    )
