@@ -33,7 +33,7 @@ def entries(
 
     `detail` and `assignment` add what the machine does not know.
     """
-    data = msgspec.to_builtins(event)
+    data = msgspec.to_builtins(event, order="deterministic")  # a set is in one order, in every process
     del data["run"]
     if isinstance(event, ConductorExited):
         data["expected"] = before.name == "stopping"

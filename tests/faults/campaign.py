@@ -1,0 +1,270 @@
+"""The fault campaign: real runs, random faults, and what must hold after each. `make faults` plays it.
+
+    python tests/faults/campaign.py --seed 5 --first 0 --count 1000 [--table docs/faults.md]
+
+The driver stands outside the daemon's process tree. One house after the other: a daemon that lives on serves the next
+scenario too, one that was killed is started again on what it left. A house in which something was found is kept.
+What was played is in the ledger: the same command again goes on where it was cut short.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import os
+import shutil
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import faults
+import psutil
+from checks import FINE, Seen, judge, left_files, on_record
+from house import House
+from ledger import Entry, Ledger
+from plan import scenario
+from report import findings, page, table
+from runs import run_file
+
+from governor.executor import Executor
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from plan import Scenario
+
+HANG_SECONDS: Final = 120.0
+GONE_SECONDS: Final = 3.0
+SCENARIOS_PER_HOUSE: Final = 25
+BADLY: Final = frozenset({"finished", "failed"})
+ALLOWED: Final = {"no_files": BADLY}
+"""Where a fault may cost the run: an end that says why."""
+
+
+class Play:
+    """One scenario in a house with a daemon."""
+
+    def __init__(self, house: House, chosen: Scenario) -> None:
+        self.house = house
+        self.chosen = chosen
+        self.uid = ""
+        self.seen = Seen()
+        self.news = asyncio.Condition()
+        self.news_at: list[float] = []
+        self.since = 0.0
+        self.log_size = 0
+        self.entry = Entry(seed=chosen.seed, number=chosen.number, fault=chosen.fault.name, run=chosen.run)
+
+    async def run(self) -> Entry:
+        began = time.monotonic()
+        try:
+            async with asyncio.timeout(HANG_SECONDS):
+                await self._play()
+        except TimeoutError:
+            self.entry.hangs = 1
+            self.entry.violations.append(f"hangs: {await self._explained()}")
+        self.entry.seconds = round(time.monotonic() - began, 2)
+        return self.entry
+
+    async def _play(self) -> None:
+        house, chosen = self.house, self.chosen
+        if not house.is_up:
+            await house.start()
+        async with Executor(house.endpoint, timeout=20.0, patience=HANG_SECONDS) as executor:
+            run = run_file(chosen.run, chosen.run_seed)
+            self.uid = await faults.submit(house, executor, run, chosen)
+            watching = asyncio.create_task(self._watch(executor))
+            try:
+                await self._strike(watching)
+                await watching
+            finally:
+                watching.cancel()
+                await asyncio.wait({watching})
+            result = await executor.result(self.uid)
+        self.entry.outcome, self.entry.reason = result.outcome, result.reason
+        recorded, damage = on_record(house.state / "governor.db", self.uid)
+        found = judge(
+            uid=self.uid,
+            seen=self.seen,
+            recorded=recorded,
+            damage=damage,
+            result=result,
+            run_folder=house.state / "runs" / self.uid,
+            allowed=ALLOWED.get(chosen.fault.action, FINE),
+        )
+        self.entry.lost, self.entry.doubled = len(found.lost), len(found.doubled)
+        self.entry.violations += found.all
+        self.entry.violations += left_files(house.runtime, house.state)
+        if (back := next((at for at in self.news_at if at >= self.since), None)) is not None:
+            rays_own = house.ray_start_seconds(since=self.log_size)
+            self.entry.recovery = round(max(back - self.since - rays_own, 0.0), 3)
+
+    async def _watch(self, executor: Executor) -> None:
+        marks = self.house.state / "runs" / self.uid / "marks"
+        async for event in executor.watch(self.uid):
+            self.seen.events.append(event)
+            if event.kind == "task.ended":
+                size = marks.stat().st_size if marks.exists() else 0
+                self.seen.marks[event.data["record"]["task"], event.data["record"]["run"]] = size
+            if event.kind in faults.PROGRESS:
+                self.news_at.append(time.monotonic())
+            async with self.news:
+                self.news.notify_all()
+
+    async def _strike(self, watching: asyncio.Task[None]) -> None:
+        """At its moment, or when the run is over before."""
+        house, chosen = self.house, self.chosen
+        due = asyncio.create_task(self._moment())
+        await asyncio.wait({due, watching}, return_when=asyncio.FIRST_COMPLETED)
+        due.cancel()
+        await asyncio.sleep(chosen.jitter)
+        self.log_size = house.log_size
+        began = time.monotonic()
+        struck = await faults.strike(house, self.uid, chosen, watching)
+        self.entry.skipped = struck.skipped
+        self.since = time.monotonic() if chosen.fault.action.startswith("stop") else began
+        if struck.daemon_dies:
+            await self._next_daemon()
+
+    async def _moment(self) -> None:
+        state = self.chosen.fault.victim if self.chosen.fault.action == "term" else ""
+        async with self.news:
+            await self.news.wait_for(
+                lambda: (
+                    any(event.data.get("to") == state for event in self.seen.events)
+                    if state
+                    else len(self.seen.events) >= self.chosen.after
+                )
+            )
+
+    async def _next_daemon(self) -> None:
+        house = self.house
+        await house.ended(60.0)
+        left = await house.gone(GONE_SECONDS)
+        self.entry.orphans = len(left)
+        self.entry.violations += [f"left behind: {each}" for each in left]
+        self.since = time.monotonic()
+        await house.start()
+
+    async def _explained(self) -> str:
+        with contextlib.suppress(Exception):
+            async with Executor(self.house.endpoint, timeout=5.0, patience=0.0) as executor:
+                told = await executor.explain(self.uid)
+                return "; ".join(line.what for line in told.lines)
+        return "the daemon does not answer" if self.house.is_up else "the daemon is down"
+
+
+async def play(house: House, chosen: Scenario) -> Entry:
+    """Afterwards nothing of the run is in work, and the daemon may live."""
+    entry = await Play(house, chosen).run()
+    house.step_clock(0.0)
+    return entry
+
+
+class Campaign:
+    def __init__(self, ledger: Ledger, *, root: Path, seed: int) -> None:
+        self._ledger = ledger
+        self._root = root
+        self._seed = seed
+        self._house: House | None = None
+        self._left = 0
+
+    async def play(self, numbers: Iterable[int]) -> None:
+        try:
+            for number in numbers:
+                entry = await self._play(number)
+                self._ledger.write(entry)
+                told = "; ".join(entry.violations) or entry.skipped or "fine"
+                print(
+                    f"{entry.seed}/{number} {entry.fault}, {entry.run}: {entry.outcome} in {entry.seconds:.1f} s, "
+                    f"back after {entry.recovery}: {told}",
+                    flush=True,
+                )
+        finally:
+            await self._leave(keep=False)
+
+    async def _play(self, number: int) -> Entry:
+        chosen = scenario(self._seed, number)
+        small = chosen.fault.action == "disk_full"
+        if small and not may_mount():
+            return Entry(
+                seed=self._seed,
+                number=number,
+                fault=chosen.fault.name,
+                run=chosen.run,
+                skipped="no right to mount",
+            )
+        if self._house is None or not self._left or small:
+            await self._leave(keep=False)
+            self._house = House(
+                Path(tempfile.mkdtemp(prefix=f"gf{number}-", dir=self._root)), small_disk=small
+            )
+            self._left = 1 if small else SCENARIOS_PER_HOUSE
+        self._left -= 1
+        try:
+            entry = await play(self._house, chosen)
+        except Exception as error:  # noqa: BLE001  # whatever it is: it was found
+            entry = Entry(seed=self._seed, number=number, fault=chosen.fault.name, run=chosen.run)
+            entry.violations.append(f"{type(error).__name__}: {error}")
+        if entry.violations:
+            await self._leave(keep=True)
+        elif not self._left:
+            entry.violations += await self._leave(keep=False)
+            entry.orphans = len(entry.violations)
+        return entry
+
+    async def _leave(self, *, keep: bool) -> list[str]:
+        """Ends a house; what lives 3 s after the daemon's end."""
+        house, self._house = self._house, None
+        if house is None:
+            return []
+        try:
+            with contextlib.suppress(TimeoutError, psutil.Error):
+                await house.stop()
+            left = await house.gone(GONE_SECONDS)
+        finally:
+            house.close()
+        if keep or left:
+            print(f"kept: {house.folder}", flush=True)
+        else:
+            await asyncio.to_thread(shutil.rmtree, house.folder)
+        return [f"left behind: {each}" for each in left]
+
+
+def may_mount() -> bool:
+    return os.geteuid() == 0 and shutil.which("mount") is not None
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--first", type=int, default=0)
+    parser.add_argument("--count", type=int, default=1000)
+    parser.add_argument("--ledger", type=Path, default=Path("faults.sqlite"))
+    parser.add_argument("--again", action="store_true", help="play also what is in the ledger already")
+    parser.add_argument("--table", type=Path, help="write the table of the ledger there")
+    parser.add_argument("--root", type=Path, default=Path(tempfile.gettempdir()), help="where houses are")
+    chosen = parser.parse_args(arguments)
+    ledger = Ledger(chosen.ledger)
+    done = set() if chosen.again else ledger.numbers(chosen.seed)
+    numbers = [n for n in range(chosen.first, chosen.first + chosen.count) if n not in done]
+    campaign = Campaign(ledger, root=chosen.root, seed=chosen.seed)
+    with contextlib.suppress(KeyboardInterrupt):
+        asyncio.run(campaign.play(numbers))
+    entries = ledger.entries(chosen.seed)
+    ledger.close()
+    print(table(entries))
+    found = findings(entries)
+    print("\n".join(found))
+    if chosen.table is not None:
+        chosen.table.write_text(page(entries, seed=chosen.seed))
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,217 @@
+"""A daemon to do harm to: started, ended and looked at from outside its process tree.
+
+Its processes are known by a variable of their environment, which every descendant inherits, in a session of its own too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import psutil
+
+from governor.executor import Executor
+
+if TYPE_CHECKING:
+    import signal
+    from collections.abc import Iterator
+
+HERE: Final = Path(__file__).parent
+MARK: Final = "GOVERNOR_FAULT_HOUSE"
+READY_SECONDS: Final = 60.0
+STATE_BYTES: Final = 64 << 20
+"""Room of a state folder that is to be filled."""
+
+
+class House:
+    """`small_disk`: the state folder is a file system of its own, which can be filled."""
+
+    def __init__(self, folder: Path, *, small_disk: bool = False) -> None:
+        self.folder = folder
+        self.state = folder / "s"
+        self.runtime = folder / "r"
+        self.clock = folder / "clock"
+        self._small_disk = small_disk
+        self._process: asyncio.subprocess.Process | None = None
+        self._environ = {
+            **os.environ,
+            MARK: str(folder),
+            "PYTHONPATH": str(HERE.parents[1]),
+            "RUN_GOVERNOR_CLOCK": str(self.clock),
+        }
+        self._environ.pop("NOTIFY_SOCKET", None)
+        folder.mkdir(parents=True, exist_ok=True)
+        self.state.mkdir(exist_ok=True)
+        shutil.copy(HERE / "user_code.py", folder)
+        self.step_clock(0.0)
+        if small_disk:
+            subprocess.run(
+                ["mount", "-t", "tmpfs", "-o", f"size={STATE_BYTES}", "governor-faults", self.state],
+                check=True,
+            )
+
+    @property
+    def endpoint(self) -> str:
+        return f"ipc://{self.runtime}/broker.sock"
+
+    @property
+    def guard(self) -> psutil.Process:
+        """What was started: whoever stands guard over the daemon."""
+        if self._process is None:
+            raise RuntimeError("the daemon was not started")
+        return psutil.Process(self._process.pid)
+
+    async def start(self) -> int:
+        """Returns the daemon's pid when it answers. Raises RuntimeError when it ends instead."""
+        with (self.folder / "log").open("ab") as log:
+            self._process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "governor", "serve", "--state-dir", str(self.state)),
+                *("--runtime-dir", str(self.runtime), "--log-format", "json", "--ray-cpus", "2"),
+                env=self._environ,
+                cwd=self.folder,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        async with asyncio.timeout(READY_SECONDS):
+            while self._process.returncode is None:
+                with contextlib.suppress(Exception):  # not up yet
+                    async with Executor(self.endpoint, patience=0.0) as executor:
+                        return (await executor.status()).pid
+        raise RuntimeError(f"the daemon ended with {self._process.returncode}; see {self.folder / 'log'}")
+
+    @property
+    def is_up(self) -> bool:
+        return self._process is not None and self._process.returncode is None
+
+    async def ended(self, seconds: float) -> int:
+        """Its exit code. Raises TimeoutError."""
+        if self._process is None:
+            raise RuntimeError("the daemon was not started")
+        async with asyncio.timeout(seconds):
+            return await self._process.wait()
+
+    async def stop(self, seconds: float = 60.0) -> None:
+        """In order, and by force where that takes too long. Raises TimeoutError after the force."""
+        if not self.is_up:
+            return
+        self.guard.terminate()
+        try:
+            await self.ended(seconds)
+        except TimeoutError:
+            self.kill_all()
+            raise
+
+    def processes(self) -> list[psutil.Process]:
+        """All that lives of this house, zombies left out."""
+        found = []
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                if (
+                    process.environ().get(MARK) == str(self.folder)
+                    and process.status() != psutil.STATUS_ZOMBIE
+                ):
+                    found.append(process)
+        return found
+
+    async def gone(self, seconds: float) -> list[str]:
+        """What still lives after `seconds`."""
+        left = self.processes()
+        await asyncio.to_thread(psutil.wait_procs, left, timeout=seconds)
+        return [f"{each.pid} {_told(each)}" for each in self.processes()]
+
+    def kill_all(self) -> None:
+        for process in self.processes():
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+
+    def close(self) -> None:
+        """The folder stays."""
+        self.kill_all()
+        if self._small_disk:
+            subprocess.run(["umount", "-l", self.state], check=True)
+
+    # -- what is done to it ---------------------------------------------------------------------------------
+
+    async def victims(self, name: str, uid: str) -> list[psutil.Process]:
+        """The processes that go by this name: all Ray workers, all conductors of a kind, else one. None where none is up."""
+        if name == "guard":
+            return [self.guard]
+        async with Executor(self.endpoint, timeout=5.0, patience=5.0) as executor:
+            report = await executor.status(uid)
+        if name == "daemon":
+            return [psutil.Process(report.pid)]
+        pids = {
+            each.pid for run in report.runs for each in run.conductors if each.name.partition(".")[0] == name
+        }
+        return [process for process in self.processes() if process.pid in pids or _goes_by(process, name)]
+
+    def step_clock(self, seconds: float) -> None:
+        """What the daemon takes for the wall clock is off by so much, from now on."""
+        beside = self.clock.with_suffix(".new")
+        beside.write_text(str(seconds))
+        beside.replace(self.clock)
+
+    @contextlib.contextmanager
+    def full_disk(self) -> Iterator[None]:
+        """Not a byte more goes into the state folder."""
+        ballast = self.state / "ballast"
+        with ballast.open("wb", buffering=0) as file, contextlib.suppress(OSError):
+            for size in (1 << 20, 4096, 1):
+                with contextlib.suppress(OSError):
+                    while True:
+                        file.write(bytes(size))
+        try:
+            yield
+        finally:
+            ballast.unlink()
+
+    def ray_start_seconds(self, *, since: int) -> float:
+        """What Ray heads took to start, of the log from byte `since` on."""
+        took = 0.0
+        with (self.folder / "log").open("rb") as log:
+            log.seek(since)
+            for line in log:
+                if b"ray_head.started" in line:
+                    took += json.loads(line).get("seconds", 0.0)
+        return took
+
+    @property
+    def log_size(self) -> int:
+        return (self.folder / "log").stat().st_size
+
+
+def _goes_by(process: psutil.Process, name: str) -> bool:
+    with contextlib.suppress(psutil.Error):
+        match name:
+            case "broker":
+                return process.name() == "broker"
+            case "forkserver":
+                return process.name() == "gov-forkserver"
+            case "raylet" | "gcs_server":
+                return process.name() == name
+            case "ray_head":
+                return "governor.tasks.fleet.head" in process.cmdline()
+            case "ray_worker":
+                return process.name().startswith("ray::Runner")
+    return False
+
+
+def _told(process: psutil.Process) -> str:
+    with contextlib.suppress(psutil.Error):
+        return f"{process.name()} {' '.join(process.cmdline())[:80]}"
+    return "?"
+
+
+def hold(processes: list[psutil.Process], number: signal.Signals) -> None:
+    for process in processes:
+        with contextlib.suppress(psutil.Error):
+            process.send_signal(number)

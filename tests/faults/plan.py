@@ -1,0 +1,88 @@
+"""What is done to which run, when: scenario `number` of a campaign is a function of its seed and number alone.
+
+So any range can be played again by itself, and a scenario that found something is found again by its number.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from typing import Final
+
+CONDUCTORS: Final = ("environment", "agent", "simulation", "tasks")
+RAY: Final = ("ray_worker", "raylet", "gcs_server", "ray_head")
+HOUSE: Final = ("guard", "daemon", "broker", "forkserver")
+
+RUNS: Final = {
+    "simulation": frozenset({"environment", "agent", "simulation"}),
+    "in_process": frozenset({"simulation"}),
+    "tasks": frozenset({"tasks", *RAY}),
+    "both": frozenset({*CONDUCTORS, *RAY}),
+}
+"""Each kind of run, and who works for it besides the house."""
+
+SHORT: Final = (0.2, 1.5)
+"""Seconds that a process is stopped for less than anybody may take it for dead."""
+LONG: Final = (12.0, 16.0)
+"""And for longer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """`action` on `victim`: kill, stop_short, stop_long, term, submit_killed, watch_killed, disk_full, clock, no_files."""
+
+    action: str
+    victim: str = ""
+
+    @property
+    def name(self) -> str:
+        return f"{self.action} {self.victim}".strip()
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """After event `after` of the run, and `jitter` seconds more. `hold`: how long what is held stays so. For a fault whose
+    victim is a state, when the run is in it.
+    """
+
+    seed: int
+    number: int
+    run: str
+    fault: Fault
+    after: int
+    jitter: float
+    hold: float
+    run_seed: int
+
+
+KINDS: Final = (
+    *(Fault("kill", victim) for victim in (*HOUSE, *CONDUCTORS, *RAY)),
+    *(Fault("stop_short", victim) for victim in ("daemon", "broker", *CONDUCTORS, *RAY)),
+    *(Fault("stop_long", victim) for victim in ("daemon", "broker", *CONDUCTORS, "raylet", "gcs_server")),
+    *(Fault("term", state) for state in ("starting", "running", "finalizing", "stopping")),
+    Fault("submit_killed"),
+    Fault("watch_killed"),
+    Fault("disk_full"),
+    Fault("clock"),
+    Fault("no_files"),
+)
+
+
+def scenario(seed: int, number: int) -> Scenario:
+    """The kinds come in turn, so that any stretch of a campaign has about as many of each."""
+    chance = random.Random(f"{seed}/{number}")  # no secret
+    turn, place = divmod(number, len(KINDS))
+    order = list(KINDS)
+    random.Random(f"{seed}/turn {turn}").shuffle(order)  # as above
+    fault = order[place]
+    fitting = [name for name, works in RUNS.items() if fault.victim in works]
+    return Scenario(
+        seed=seed,
+        number=number,
+        run=chance.choice(fitting or sorted(RUNS)),
+        fault=fault,
+        after=chance.randint(1, 80),
+        jitter=chance.random() * 0.2,
+        hold=chance.uniform(*(LONG if fault.action == "stop_long" else SHORT)),
+        run_seed=chance.randrange(2**16),
+    )

@@ -1,0 +1,77 @@
+"""The table of a campaign."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING, Final
+
+HEAD: Final = """\
+# Fault campaign
+
+Made by `make faults`, which refreshes this page: real runs, and a fault at a random moment of each. `tests/faults/plan.py`
+has the kinds, `tests/faults/checks.py` what must hold afterwards.
+
+* *struck*: the victim was there at that moment. *lost*: what was told or on record is not in journal or result. *doubled*:
+  an episode or task that was done again after its end. *orphans*: processes alive 3 s after the daemon's end. *hangs*: runs that did
+  not end within two minutes. *other*: any other fault that the checks name.
+* p50 and p99 are seconds from the fault, or from the start of the next daemon, to the first news of the run, without what Ray
+  itself took to start.
+"""
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from ledger import Entry
+
+
+def table(entries: Iterable[Entry]) -> str:
+    """A line for each kind of fault, and one for all. Recovery in seconds, without the start of Ray itself."""
+    kinds: defaultdict[str, list[Entry]] = defaultdict(list)
+    for entry in entries:
+        kinds[entry.fault].append(entry)
+    rows = [_row(kind, kinds[kind]) for kind in sorted(kinds)]
+    rows.append(_row("**all**", [entry for kind in kinds.values() for entry in kind]))
+    head = ("fault", "runs", "struck", "lost", "doubled", "orphans", "hangs", "other", "p50 s", "p99 s")
+    lines = ["| " + " | ".join(head) + " |", "|---" + "|---:" * (len(head) - 1) + "|"]
+    return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in rows)]) + "\n"
+
+
+def page(entries: Sequence[Entry], *, seed: int) -> str:
+    """The document with the table."""
+    about = (
+        f"Seed {seed}, scenarios {entries[0].number} to {entries[-1].number}."
+        if entries
+        else "Nothing was played."
+    )
+    found = findings(entries)
+    told = "\n".join(f"* {line}" for line in found) or "Nothing was found."
+    return f"{HEAD}\n{about}\n\n{table(entries)}\n## Found\n\n{told}\n"
+
+
+def findings(entries: Iterable[Entry]) -> list[str]:
+    """One line for each scenario in which something was found."""
+    return [
+        f"{entry.seed}/{entry.number} {entry.fault}, {entry.run}: {'; '.join(entry.violations)[:600]}"
+        for entry in entries
+        if entry.violations
+    ]
+
+
+def _row(kind: str, entries: Sequence[Entry]) -> tuple[str, ...]:
+    times = sorted(entry.recovery for entry in entries if entry.recovery is not None)
+    counted = sum(entry.lost + entry.doubled + entry.orphans + entry.hangs for entry in entries)
+    other = sum(len(entry.violations) for entry in entries) - counted
+    figures = (
+        len(entries),
+        sum(not entry.skipped for entry in entries),
+        sum(entry.lost for entry in entries),
+        sum(entry.doubled for entry in entries),
+        sum(entry.orphans for entry in entries),
+        sum(entry.hangs for entry in entries),
+        other,
+    )
+    return (kind, *map(str, figures), _part(times, 0.5), _part(times, 0.99))
+
+
+def _part(times: Sequence[float], part: float) -> str:
+    return f"{times[min(int(part * len(times)), len(times) - 1)]:.2f}" if times else "-"

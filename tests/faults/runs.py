@@ -1,0 +1,56 @@
+"""The run files of the campaign: a few seconds each, with all that a run can have."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+EPISODES: Final = 120
+TASKS: Final = 16
+PATIENCE: Final = {
+    "restart": {"conductors": 20},
+    "deadlines": {"start": "60s", "finalize": "60s", "stop": "10s"},
+}
+"""Faults come close together here: the budget of restarts is not what is tried."""
+
+
+def run_file(kind: str, seed: int) -> dict[str, Any]:
+    """`kind` is one of `plan.RUNS`."""
+    phase: dict[str, Any] = {"name": "work"}
+    if kind != "tasks":
+        phase["simulate"] = {
+            "environment": "lake",
+            "agents": ["walker"],
+            "episodes": EPISODES,
+            "workers": 2,
+            "episode_timeout": "60s",
+            "transport": "in_process" if kind == "in_process" else "conductors",
+        }
+    if kind in ("tasks", "both"):
+        phase["tasks"] = _graph()
+    made: dict[str, Any] = {"name": f"fault-{kind}", "seed": seed, "phases": [phase], **PATIENCE}
+    if kind != "tasks":
+        made["conductors"] = {
+            "environments": {"lake": {"entry": "gymnasium:FrozenLake-v1", "pool": 2}},
+            "agents": {"walker": {"entry": "user_code:Walker", "params": {"pace": 0.003}}},
+        }
+    return made
+
+
+def _graph() -> list[dict[str, Any]]:
+    """Three layers; what fails or crashes the first time, what is large, and what all of it leads to."""
+    calls = ("nap", "flaky", "nap", "crash", "nap", "large", "nap", "nap")
+    tasks = [_task(f"a{place}", call) for place, call in enumerate(calls)]
+    tasks += [_task(f"b{place}", "nap", needs=[f"a{place}", f"a{place + 1}"]) for place in range(TASKS - 9)]
+    last = _task("end", "large", needs=[f"b{place}" for place in range(TASKS - 9)])
+    return [*tasks, last]
+
+
+def _task(name: str, call: str, *, needs: list[str] | None = None) -> dict[str, Any]:
+    return {
+        "id": name,
+        "call": f"user_code:{call}",
+        "args": {"seconds": 0.15},
+        "depends_on": needs or [],
+        "timeout": "60s",
+        "retries": 6,
+    }
