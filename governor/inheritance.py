@@ -13,12 +13,12 @@ Rules:
 
 from __future__ import annotations
 
-import os
 import shutil
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from governor.errors import UsageError
+from governor.files import sync_to_disk
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -35,7 +35,7 @@ CUT_SHORT: Final = frozenset({"failed", "aborted"})
 """Ends of a phase that ended with its run."""
 WRITTEN_WHOLE: Final = frozenset({"results", "episodes", "agents", "checkpoints"})
 """Folders of a run whose files are never changed in place."""
-OF_ONE_RUN: Final = frozenset({"run.json", "result.json", "result.json.part"})
+OF_ONE_RUN: Final = frozenset({"run.json", "result.json"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,13 +179,13 @@ def gather(old: Path, folder: Path) -> None:
     for entry in old.iterdir():
         if entry.name not in OF_ONE_RUN:
             _take(entry, staging / entry.name, link=entry.name in WRITTEN_WHOLE)
-    _sync(staging)
+    sync_to_disk(staging)
 
 
 def take_place(folder: Path) -> None:
     """The files that were gathered get their name. Raises OSError."""
     staging_of(folder).rename(folder)
-    _sync(folder.parent)
+    sync_to_disk(folder.parent)
 
 
 def discard(folder: Path) -> None:
@@ -213,10 +213,10 @@ def _take(source: Path, target: Path, *, link: bool) -> None:
         target.mkdir(mode=0o700)
         for entry in source.iterdir():
             _take(entry, target / entry.name, link=link)
-        _sync(target)
+        sync_to_disk(target)
     elif source.is_file() and not (link and _linked(source, target)):
         shutil.copy2(source, target)
-        _sync(target)
+        sync_to_disk(target)
 
 
 def _linked(source: Path, target: Path) -> bool:
@@ -225,11 +225,3 @@ def _linked(source: Path, target: Path) -> bool:
     except OSError:  # a file system without links
         return False
     return True
-
-
-def _sync(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

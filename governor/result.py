@@ -5,13 +5,13 @@ It stands in the journal, and as `result.json` in the run's folder for whoever h
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from governor import clock
+from governor.files import write_whole
 from governor.messages import PhaseResult, RunOutcome, RunResult
 
 if TYPE_CHECKING:
@@ -61,15 +61,9 @@ def build_result(
 
 
 def save_result(result: RunResult, folder: Path) -> None:
-    """Writes `result.json`: to a temporary name, flushed to the disk, then renamed. Raises OSError."""
+    """Writes `result.json`, whole or not at all. Raises OSError."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    temporary = folder / "result.json.part"
-    content = msgspec.json.format(msgspec.json.encode(result), indent=2)
-    with temporary.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(folder / "result.json")
+    write_whole(folder / "result.json", msgspec.json.format(msgspec.json.encode(result), indent=2))
 
 
 def _phase(

@@ -20,6 +20,7 @@ import msgspec
 from governor import logs
 from governor.budget import Budget
 from governor.errors import JournalError, TryAgain
+from governor.files import write_whole
 from governor.messages import ConductorStatus, FlowControl, RunStatus, run_service
 from governor.performer import Performer
 from governor.progress import Progress
@@ -314,7 +315,8 @@ class RunGovernor:
         self._site.run_folder(assignment.uid).mkdir(mode=0o700, parents=True, exist_ok=True)
         self._site.socket_folder(assignment.uid).mkdir(mode=0o700, parents=True, exist_ok=True)
         run_file = self._site.run_folder(assignment.uid) / "run.json"
-        run_file.write_bytes(msgspec.json.format(msgspec.json.encode(assignment.run.raw()), indent=2))
+        content = msgspec.json.format(msgspec.json.encode(assignment.run.raw()), indent=2)
+        await asyncio.to_thread(write_whole, run_file, content)
         desk = RunDesk(
             uid=assignment.uid,
             journal=self._site.journal,

@@ -1,7 +1,7 @@
 """What an agent has learned: the version of its weights, and the file that keeps them.
 
 Rules:
-1. A version is the number of calls of `learn`, in all lives of the agent; an agent that knows better has an attribute
+1. A version is the number of calls of `learn`, in all lives of the agent and of who made its first state; an agent that knows better has an attribute
    `weight_version`, a whole number, which counts instead.
 2. At the end of an episode in train mode the state is written, unless that took more than one part in `SPARING` of the
    time since: then a later end does it. Written, it outlives this process; at most once in `SYNC_SECONDS`, and by `keep`,
@@ -29,14 +29,14 @@ SYNC_SECONDS: Final = 1.0
 class Learned:
     """Of one agent; for whoever holds it. `learn` is None for an agent that does not."""
 
-    def __init__(self, agent: Any, path: Path) -> None:
-        """`agent` has the state of `path` then. Raises what its `weight_version` raises."""
+    def __init__(self, agent: Any, path: Path, *, given: str | None = None) -> None:
+        """`agent` has the state of `path`, else of the file that it was `given`. Raises what its `weight_version` raises."""
         self.learn = self._learn if getattr(agent, "learn", None) is not None else None
         self._agent = agent
         self._path = path
         self._state_dict: Callable[[], dict[str, Any]] | None = getattr(agent, "state_dict", None)
         self._own = hasattr(agent, "weight_version")
-        self.version = int(agent.weight_version) if self._own else state_file.weight_version(path)
+        self.version = int(agent.weight_version) if self._own else state_file.weight_version(path, given)
         self._unsaved = False
         self._save_at = 0.0
         self._sync_at = 0.0

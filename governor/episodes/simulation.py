@@ -1,8 +1,8 @@
 """The simulation of one phase: hands out episodes to its workers, keeps their records, decides when it is over.
 
 Rules:
-1. Workers are daemon threads; each episode's steps and its line are on disk before it is reported, the lines in the order
-   in which they ended. When the last one has ended, the steps become one table, before the end is reported.
+1. Workers are daemon threads; each episode's steps and its line are on disk before it is judged and reported, the lines in
+   the order in which they ended; without room for them it is `failed`. When the last one has ended, the steps become one table, before the end is reported.
 2. A worker goes on while the governor acknowledges: at most `reports.UNACKNOWLEDGED` reports of each worker are
    unacknowledged, in process `stepping.UNACKNOWLEDGED`. The flow control of an acknowledgement takes effect when it arrives.
 3. A stop, whoever asks for it, cancels the episodes that are running at their next step; they are recorded as
@@ -139,20 +139,14 @@ class Simulation:
         with self._turn:
             self.replays += 1
 
-    def ended(self, record: EpisodeRecord) -> Future[Acknowledged]:
-        """Judges and keeps an episode; the future is its acknowledgement. Raises OSError of a full disk."""
-        self.judge(record)
-        return self.keep(record)
+    def may_end(self, record: EpisodeRecord) -> bool:
+        """Whether the phase may be over with this episode, which has then to be kept at once: asked once for each."""
+        with self._turn:
+            return self._rules.may_end(self._rules.marked(record))
 
-    def judge(self, record: EpisodeRecord) -> None:
-        """Whether the phase goes on after this episode: once for each, and before it is kept."""
-        if not self._is_left_out(record):
-            with self._turn:
-                self.obey(self._rules.ended(self._rules.marked(record)), end="until")
-
-    def keep(self, *records: EpisodeRecord) -> Future[Acknowledged]:
-        """Writes and reports episodes; the future is the acknowledgement of all. A stage of the phase is over when all of
-        its episodes are kept. Raises OSError of a full disk.
+    def ended(self, *records: EpisodeRecord) -> Future[Acknowledged]:
+        """Writes, judges and reports episodes, as they came to disk; the future is the acknowledgement of all. A stage of
+        the phase is over when all of its episodes are kept.
         """
         marked = [self._rules.marked(record) for record in records if not self._is_left_out(record)]
         if not marked:
@@ -160,7 +154,9 @@ class Simulation:
             nothing.set_result(Acknowledged())
             return nothing
         with self._turn:
-            self._file.append(*marked)
+            marked = self._file.append(*marked)
+            for record in marked:
+                self.obey(self._rules.ended(record), end="until")
             self._records += marked
             self._steps += sum(record.steps for record in marked)
             over = [
@@ -272,8 +268,8 @@ class Simulation:
                 recorder.close()
             if not self.abandoned:
                 await asyncio.to_thread(self._finalize, finalize or self._finalize_steps)
-            if not self.abandoned:
-                await self._report_end(seconds)
+        if not self.abandoned:
+            await self._report_end(seconds)
 
     def abandon(self) -> None:
         """The process ends. What is being played is not on record: whoever takes the run up plays it again."""
@@ -340,7 +336,9 @@ class Simulation:
         def live() -> None:
             try:
                 play(self, worker)
-            except Exception as error:  # a worker's own fault ends the part with its reason, not in silence
+            except (
+                BaseException
+            ) as error:  # a worker's own fault ends the part with its reason, not in silence
                 log.exception("simulation.worker_failed", worker=worker)
                 self.break_off(f"worker {worker}: {one_line(error)}")
             finally:

@@ -2,7 +2,7 @@
 
 Rules:
 1. While a phase runs, and after a crash, its steps are in streams (`stream`); `finalize` makes one Parquet file of them
-   (zstd), under its name only when it is whole, then removes the streams. What is read is the same before and after.
+   (zstd), under its name only when it is whole and synced, then removes the streams. What is read is the same before and after.
 2. Rows are in order of episode and step. An episode that was played again counts once: its last attempt.
 3. Memory holds the index of pieces, `PIECE.itemsize` bytes for each episode, and one row group of steps.
 """
@@ -28,6 +28,7 @@ from governor.episodes.records.stream import (
     texts,
 )
 from governor.errors import UsageError
+from governor.files import put_in_place
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Sequence
@@ -80,7 +81,7 @@ def finalize(run_folder: Path, phase: str, *, episodes: Collection[int] | None =
             except BaseException:
                 beside.unlink(missing_ok=True)
                 raise
-            beside.replace(path)
+            put_in_place(beside, path)
     # The oldest first: those that are left, should this end here, say what is newer.
     for _, _, stream in streams:
         stream.unlink()

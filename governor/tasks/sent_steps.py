@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
+from governor.files import append
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -28,14 +30,10 @@ class SentSteps:
         if stream not in self._files:
             self._files[stream] = self._create(worker)
         file = self._files[stream]
-        size = os.fstat(file).st_size
-        left = memoryview(data)
         try:
-            while left:
-                left = left[os.write(file, left) :]
+            append(file, data)
         except OSError:
-            os.ftruncate(file, size)
-            if size == 0:
+            if os.fstat(file).st_size == 0:
                 self._headless.add(stream)
             raise
 

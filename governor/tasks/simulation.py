@@ -29,8 +29,9 @@ import msgspec
 from governor import logs
 from governor.episodes.entries import one_line
 from governor.episodes.local.stepping import BUILD_SECONDS
+from governor.episodes.records.episode_file import unkept
 from governor.episodes.remote.worker import TRIES
-from governor.episodes.rules.conditions import COMPLETE, faults
+from governor.episodes.rules.conditions import faults
 from governor.episodes.simulation import Paused, Simulation
 from governor.messages import EpisodeRecord, TaskRecord, TaskSpec, encode
 from governor.tasks.exchange import episodes
@@ -294,8 +295,7 @@ class RaySimulation:
             except OSError as error:
                 reason = f"cannot record its steps: {one_line(error)}"
                 log.warning("episode.not_recorded", index=record.index, reason=reason)
-                if record.outcome in COMPLETE:
-                    return msgspec.structs.replace(record, outcome="failed", reason=reason)
+                return unkept(record, reason)
         return record
 
     # -- what has no end ------------------------------------------------------------------------------------

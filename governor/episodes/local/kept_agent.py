@@ -71,7 +71,7 @@ class KeptAgent:
                     state_path=self._path,
                     first_state=self.made.state,
                 )
-                self._learned = Learned(self._agent, self._path)
+                self._learned = Learned(self._agent, self._path, given=self.made.state)
                 self.spaces = (observation, action)
             elif self.spaces != (observation, action):
                 raise ConductorError(

@@ -3,20 +3,20 @@
 Rules:
 1. They are taken between two stages of a phase (`evaluation`): no episode runs, and the next ones wait for them. The
    agent is asked where it lives (`Copy`); it writes the file as it writes its own state: whole, synced, then named.
-2. ``index.json`` says what there is, with episodes, metric and time. It is written after the files, and before those that
-   are too old go: what it names is there.
-3. `due` asked twice gives what is missing: a later life takes the checkpoint that an earlier one did not come to.
+2. ``index.json`` says what there is, with episodes, metric and time. The states of all agents are taken under other names,
+   then the index, as ``index.json.new``: from then on the checkpoint counts, and all get their names, if need be in a later
+   life. What is too old goes after that. One that cannot be taken leaves what was there.
+3. One that is there is not taken again: a later life takes the checkpoint that an earlier one did not come to.
 """
 
 from __future__ import annotations
 
-import os
+import contextlib
 from typing import TYPE_CHECKING, Final, TypeAlias
-from urllib.parse import quote
 
 import msgspec
 
-from governor import clock
+from governor import clock, files
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     """Puts the state of an agent, by its name, at a path. Raises ConductorError with one line."""
 
 COPY_SECONDS: Final = 60.0
-SAFE: Final = " !#$&()+,;=@[]^{}~"
 INDEX: Final = "index.json"
+DECIDED: Final = "index.json.new"
 BEST: Final = "best"
 LAST: Final = "last"
 
@@ -43,14 +43,14 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     metric: float | None = None
 
 
-class Index(msgspec.Struct, kw_only=True):
-    every: list[Entry] = []
+class Index(msgspec.Struct, frozen=True, kw_only=True):
+    every: tuple[Entry, ...] = ()
     best: Entry | None = None
     last: Entry | None = None
 
 
 def folder_of(run_folder: Path, phase: str) -> Path:
-    return run_folder / "checkpoints" / quote(phase, safe=SAFE)
+    return run_folder / "checkpoints" / files.name_of(phase)
 
 
 class Checkpoints:
@@ -61,51 +61,87 @@ class Checkpoints:
         self._folder = folder
         self._agents = agents
         self._copy = copy
-        self._index = _read(folder / INDEX)
 
     async def every(self, episodes: int, *, metric: float | None) -> None:
         """Raises ConductorError, OSError, as all of these."""
-        index = self._index
+        index = self._known()
         if any(entry.episodes == episodes for entry in index.every):
             return
-        index.every.append(await self._take(str(episodes), episodes, metric))
-        surplus = len(index.every) - self._wanted.keep if self._wanted.keep is not None else 0
-        old, index.every = index.every[: max(surplus, 0)], index.every[max(surplus, 0) :]
-        self._write()
-        for entry in old:
-            for name in entry.files.values():
+        entry = await self._take(str(episodes), episodes, metric)
+        every = (*index.every, entry)
+        surplus = max(len(every) - self._wanted.keep, 0) if self._wanted.keep is not None else 0
+        self._put(entry, msgspec.structs.replace(index, every=every[surplus:]))
+        for old in every[:surplus]:
+            for name in old.files.values():
                 (self._folder / name).unlink(missing_ok=True)
 
     async def best(self, episodes: int, *, metric: float | None, sign: float) -> None:
         """Where it is better than the best one so far; `sign` is -1 where less is better."""
-        before = self._index.best
+        index = self._known()
+        before = index.best
         if not self._wanted.best or metric is None:
             return
         if before is None or before.metric is None or sign * metric > sign * before.metric:
-            self._index.best = await self._take(BEST, episodes, metric)
-            self._write()
+            entry = await self._take(BEST, episodes, metric)
+            self._put(entry, msgspec.structs.replace(index, best=entry))
 
     async def last(self, episodes: int) -> None:
         """Of a phase in which so many `episodes` have ended for training."""
-        before = self._index.last
+        index = self._known()
+        before = index.last
         if self._wanted.last and episodes and (before is None or before.episodes != episodes):
-            self._index.last = await self._take(LAST, episodes, None)
-            self._write()
+            entry = await self._take(LAST, episodes, None)
+            self._put(entry, msgspec.structs.replace(index, last=entry))
 
     async def _take(self, label: str, episodes: int, metric: float | None) -> Entry:
+        """The states, not yet under their names."""
+        entry = Entry(
+            episodes=episodes,
+            at=clock.wall(),
+            metric=metric,
+            files={name: f"{name}.{label}.state" for name in self._agents},
+        )
         self._folder.mkdir(parents=True, exist_ok=True)
-        files = {name: f"{name}.{label}.state" for name in self._agents}
-        for name, file in files.items():
-            await self._copy(name, self._folder / file)
-        return Entry(episodes=episodes, at=clock.wall(), metric=metric, files=files)
+        try:
+            for name, file in entry.files.items():
+                await self._copy(name, self._taken(file, entry))
+        except BaseException:
+            self._discard(entry)
+            raise
+        return entry
 
-    def _write(self) -> None:
-        beside = self._folder / f"{INDEX}.new"
-        with beside.open("wb") as file:
-            file.write(msgspec.json.format(msgspec.json.encode(self._index), indent=2))
-            file.flush()
-            os.fsync(file.fileno())
-        beside.replace(self._folder / INDEX)
+    def _taken(self, file: str, entry: Entry) -> Path:
+        """By episodes: what an agent that is given up writes after all is of no other checkpoint."""
+        return self._folder / f"{file}.{entry.episodes}.new"
+
+    def _discard(self, entry: Entry) -> None:
+        for file in entry.files.values():
+            self._taken(file, entry).unlink(missing_ok=True)
+
+    def _put(self, entry: Entry, index: Index) -> None:
+        """The checkpoint that was taken counts; `index` has it."""
+        content = msgspec.json.format(msgspec.json.encode(index), indent=2)
+        try:
+            files.write_whole(self._folder / DECIDED, content)
+        except OSError:
+            self._discard(entry)
+            raise
+        self._finish()
+
+    def _known(self) -> Index:
+        if (self._folder / DECIDED).exists():
+            self._finish()
+        return _read(self._folder / INDEX)
+
+    def _finish(self) -> None:
+        """What was decided gets its names."""
+        index = _read(self._folder / DECIDED)
+        for entry in filter(None, (*index.every, index.best, index.last)):
+            for file in entry.files.values():
+                with contextlib.suppress(FileNotFoundError):  # it has its name
+                    self._taken(file, entry).replace(self._folder / file)
+        (self._folder / DECIDED).replace(self._folder / INDEX)
+        files.sync_to_disk(self._folder)
 
 
 def _read(path: Path) -> Index:

@@ -1,7 +1,8 @@
 """``<run folder>/episodes/<phase>.jsonl``: one JSON line for each episode that ended, written before it is reported.
 
 Rules:
-1. A line is in the kernel when `append` returns, so it outlives this process. A write that fails leaves no trace.
+1. A line is in the kernel when `append` returns, so it outlives this process. Where there is no room for it the episode
+   is `failed`, and the line is written with the next ones.
 2. Opened again after a crash, the file keeps the lines of the episodes that were reported and drops the rest: those are
    played again (a torn last line, or one that was written but never reported).
 """
@@ -9,9 +10,12 @@ Rules:
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Self
-from urllib.parse import quote
 
 import msgspec
+
+from governor import files, logs
+from governor.episodes.entries import one_line
+from governor.episodes.rules.conditions import COMPLETE
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -22,39 +26,51 @@ if TYPE_CHECKING:
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(dict[str, Any]).decode
 
+log = logs.get_logger()
+
 
 def path_of(run_folder: Path, phase: str) -> Path:
-    """A phase may be called anything: what cannot stand in a file name is percent-encoded."""
-    return run_folder / "episodes" / f"{quote(phase, safe=' !#$&()+,;=@[]^{}~')}.jsonl"
+    return run_folder / "episodes" / f"{files.name_of(phase)}.jsonl"
+
+
+def unkept(record: EpisodeRecord, reason: str) -> EpisodeRecord:
+    """An episode that is not all on disk: `failed`, if it was not as bad before."""
+    if record.outcome not in COMPLETE:
+        return record
+    return msgspec.structs.replace(record, outcome="failed", reason=reason)
 
 
 class EpisodeFile:
     def __init__(self, *, path: Path, phase: str, mode: str, reported: Collection[int]) -> None:
-        """Raises OSError, as `append` does."""
+        """Raises OSError."""
         path.parent.mkdir(parents=True, exist_ok=True)
         kept = _kept(path, set(reported))
         if kept is not None:
-            beside = path.with_name(f"{path.name}.new")
-            beside.write_bytes(b"".join(kept))
-            beside.replace(path)
+            files.write_whole(path, b"".join(kept))
         self._extra = {"phase": phase, "mode": mode}
         self._file = path.open("ab", buffering=0)
+        self._behind = bytearray()
+        """Lines for which there was no room."""
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.append()
         self._file.close()
 
-    def append(self, *records: EpisodeRecord) -> None:
-        left = memoryview(b"".join(map(self._line, records)))
-        size = self._file.tell()
+    def append(self, *records: EpisodeRecord) -> list[EpisodeRecord]:
+        """The episodes as they are to be reported."""
         try:
-            while left:
-                left = left[self._file.write(left) :]  # a disk that fills up takes a part of it first
-        except OSError:
-            self._file.truncate(size)
-            raise
+            files.append(self._file.fileno(), self._behind)
+            self._behind.clear()
+            files.append(self._file.fileno(), b"".join(map(self._line, records)))
+        except OSError as error:
+            log.warning("episode.not_written", episodes=len(records), reason=one_line(error))
+            kept = [unkept(record, f"cannot write its line: {one_line(error)}") for record in records]
+            self._behind += b"".join(map(self._line, kept))
+            return kept
+        return [*records]
 
     def _line(self, record: EpisodeRecord) -> bytes:
         line = {**msgspec.structs.asdict(record), **self._extra}

@@ -2,8 +2,8 @@
 
 Rules:
 1. An episode is reported after its steps are in the kernel's hands. If they cannot be written, it is `failed`.
-2. What its end means for the phase is asked at once. It waits for others only where the last report was less than
-   `linger` seconds ago: a long episode never waits.
+2. It is judged as it is kept. It waits for others only where the last report was less than `linger` seconds ago, and the
+   phase is not over with it: a long episode never waits.
 3. At most `most` reports are not acknowledged: their episodes are played again when this process dies.
 """
 
@@ -14,11 +14,9 @@ from concurrent.futures import Future, wait
 from time import monotonic
 from typing import TYPE_CHECKING, Final, Protocol
 
-import msgspec
-
 from governor import logs
 from governor.episodes.entries import one_line
-from governor.episodes.rules.conditions import COMPLETE
+from governor.episodes.records.episode_file import unkept
 
 if TYPE_CHECKING:
     from governor.episodes.records.recording import StepRecorder
@@ -31,15 +29,15 @@ log = logs.get_logger()
 
 
 class Keeper(Protocol):
-    """Who judges and keeps episodes; `simulation.Simulation` is one."""
+    """Who keeps and judges episodes; `simulation.Simulation` is one."""
 
-    def judge(self, record: EpisodeRecord) -> None: ...
+    def may_end(self, record: EpisodeRecord) -> bool: ...
 
-    def keep(self, *records: EpisodeRecord) -> Future[Acknowledged]: ...
+    def ended(self, *records: EpisodeRecord) -> Future[Acknowledged]: ...
 
 
 class Reports:
-    """Of one worker, for its thread. All methods raise OSError where the file of the episodes cannot be written."""
+    """Of one worker, for its thread."""
 
     def __init__(self, keeper: Keeper, *, linger: float = LINGER_SECONDS, most: int = UNACKNOWLEDGED) -> None:
         self._keeper = keeper
@@ -52,8 +50,10 @@ class Reports:
     def add(self, record: EpisodeRecord, recorder: StepRecorder | None) -> None:
         """`recorder` has its end, not yet flushed; None where no step was taken."""
         self._held.append((record, recorder))
-        self._keeper.judge(record)
-        self.send_due()
+        if self._keeper.may_end(record):
+            self.send()
+        else:
+            self.send_due()
 
     def send_due(self) -> None:
         """May be called between steps, so that nothing waits for the end of a long episode."""
@@ -82,12 +82,9 @@ class Reports:
                 recorder.flush()
             except OSError as error:
                 log.warning("episode.not_recorded", episodes=len(recorder.lost), reason=one_line(error))
-        return self._keeper.keep(*(_as_kept(record, recorder) for record, recorder in held))
+        return self._keeper.ended(*(_as_kept(record, recorder) for record, recorder in held))
 
 
 def _as_kept(record: EpisodeRecord, recorder: StepRecorder | None) -> EpisodeRecord:
     fault = recorder.lost.pop(record.index, None) if recorder is not None else None
-    if fault is None or record.outcome not in COMPLETE:
-        return record
-    reason = f"cannot record its steps: {one_line(fault)}"
-    return msgspec.structs.replace(record, outcome="failed", reason=reason)
+    return record if fault is None else unkept(record, f"cannot record its steps: {one_line(fault)}")

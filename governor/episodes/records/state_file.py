@@ -3,12 +3,11 @@
 Rules:
 1. No pickle: numbers of any size, strings, bytes, None, lists, tuples, sets, dicts and arrays of numbers; whatever
    converts to such an array (a tensor on the CPU) comes back as an array. Anything else is a TypeError with its place.
-2. The file is whole or absent: written beside its name, synced (unless `save` is told otherwise), renamed.
+2. The file is whole or absent (`files`).
 """
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,6 +16,7 @@ import numpy as np
 
 from governor.episodes.arrays import ARRAY, WireError, pack, unpack
 from governor.errors import ConductorError
+from governor.files import write_whole
 
 TUPLE: Final = 2
 PAIRS: Final = 3
@@ -39,7 +39,7 @@ def loads(data: bytes) -> dict[str, Any]:
     try:
         document = _decoder.decode(data)
         version, state = document["version"], document["state"]
-    except (msgspec.MsgspecError, WireError, TypeError, KeyError) as error:
+    except (msgspec.MsgspecError, ValueError, TypeError, KeyError, RecursionError) as error:
         raise ConductorError(f"it is no agent's state: {error}") from error
     if version != VERSION or not isinstance(state, dict):
         raise ConductorError(f"it is an agent's state of version {version}; this is version {VERSION}")
@@ -48,15 +48,7 @@ def loads(data: bytes) -> dict[str, Any]:
 
 def save(path: Path, state: dict[str, Any], *, sync: bool = True, weight_version: int = 0) -> None:
     """Raises TypeError (see `dumps`) and OSError. Without `sync` it outlives this process, but not a loss of power."""
-    data = dumps(state, weight_version=weight_version)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(f"{path.name}.new")
-    with beside.open("wb") as file:
-        file.write(data)
-        if sync:
-            file.flush()
-            os.fsync(file.fileno())
-    beside.replace(path)
+    write_whole(path, dumps(state, weight_version=weight_version), sync=sync)
 
 
 def load(path: Path) -> dict[str, Any] | None:
@@ -90,8 +82,10 @@ def copy(path: Path, *, saved: Path, name: str) -> None:
     save(path, state, weight_version=weight_version(saved))
 
 
-def weight_version(path: Path) -> int:
-    """The version of the weights in a file that can be read; 0 where there is none, or it does not say."""
+def weight_version(path: Path, given: str | None = None) -> int:
+    """The version of the weights in the file that `first` takes; 0 where there is none, or it does not say."""
+    if given is not None and not path.exists():
+        path = Path(given)
     try:
         found = _decode_version(path.read_bytes())
     except (OSError, msgspec.MsgspecError):

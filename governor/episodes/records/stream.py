@@ -14,11 +14,12 @@ from __future__ import annotations
 
 import os
 from typing import TYPE_CHECKING, Any, Final
-from urllib.parse import quote
 
 import msgspec
 import numpy as np
 import pyarrow as pa
+
+from governor import files
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-SAFE: Final = " !#$&()+,;=@[]^{}~"
 SUFFIX: Final = ".arrow"
 
 
@@ -55,8 +55,7 @@ def folder_of(run_folder: Path) -> Path:
 
 
 def stem_of(phase: str) -> str:
-    """A phase may be called anything: what cannot stand in a file name is percent-encoded."""
-    return quote(phase, safe=SAFE)
+    return files.name_of(phase)
 
 
 def streams_of(run_folder: Path, phase: str) -> list[tuple[int, int, Path]]:
@@ -80,7 +79,7 @@ class Stream:
         self._schema = schema
         self._head = schema.serialize().size
         self._file = -1
-        self._size = 0
+        self._has_head = False
 
     def append(self, batch: pa.RecordBatch, runs: Sequence[Run]) -> None:
         """Raises OSError, and nothing of this batch is in the file then."""
@@ -89,20 +88,16 @@ class Stream:
         made = pa.BufferOutputStream()
         # Made anew each time, and never closed: the file has one schema, and no end but where it ends.
         pa.ipc.new_stream(made, self._schema).write_batch(batch, custom_metadata={_RUNS: _encode(runs)})
-        data = memoryview(made.getvalue())[self._head if self._size else 0 :]
-        try:
-            self._write(data)
-        except OSError:
-            os.ftruncate(self._file, self._size)
-            raise
-        self._size += len(data)
+        data = memoryview(made.getvalue())[self._head if self._has_head else 0 :]
+        files.append(self._file, data)
+        self._has_head = True
 
     def close(self) -> None:
         """May be called again."""
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
-            self._size = 0
+            self._has_head = False
 
     def _open(self) -> None:
         self._base.parent.mkdir(parents=True, exist_ok=True)
@@ -113,10 +108,6 @@ class Stream:
                 self._file = os.open(path, flags, 0o644)
             except FileExistsError:
                 self._incarnation += 1
-
-    def _write(self, left: memoryview) -> None:
-        while left:
-            left = left[os.write(self._file, left) :]  # a disk that fills up takes a part of it first
 
 
 def array(values: NDArray[Any], *, valid: NDArray[np.bool_] | None = None) -> pa.Array:

@@ -117,7 +117,13 @@ class AgentHost(Host):
             state_path=self._state_path,
             first_state=self._first_state,
         )
-        self._mind = Mind(make, state_path=self._state_path, entry=self._entry, name=self.name)
+        self._mind = Mind(
+            make,
+            state_path=self._state_path,
+            first_state=self._first_state,
+            entry=self._entry,
+            name=self.name,
+        )
         self._conform = spaces.conformer(action)
         self._plain = isinstance(observation, spaces.Discrete)
         self.spaces = (observation, action)

@@ -27,7 +27,9 @@ T = TypeVar("T")
 class Mind:
     """`make` builds an agent with its saved state. `act_many` is None for an agent that has none."""
 
-    def __init__(self, make: Callable[[], Agent], *, state_path: Path, entry: str, name: str) -> None:
+    def __init__(
+        self, make: Callable[[], Agent], *, state_path: Path, first_state: str | None, entry: str, name: str
+    ) -> None:
         """Raises ConductorError with one line, as all but `act`."""
         self.agent: Any = make()
         self._make = make
@@ -36,7 +38,7 @@ class Mind:
         self._brain: Brain | None = None
         self._bound = 0
         try:
-            self._learned = Learned(self.agent, state_path)
+            self._learned = Learned(self.agent, state_path, given=first_state)
         except Exception as error:
             raise ConductorError(f"agent {entry!r}: weight_version: {one_line(error)}") from error
         self.learns = self._learned.learn is not None

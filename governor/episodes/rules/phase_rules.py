@@ -35,6 +35,7 @@ class PhaseRules:
     def __init__(self, command: StartSimulation) -> None:
         self._command = command
         self._goal = Goal(command.until)
+        self._hope = Goal(command.until)
         self._judge = evaluation.Judge(command.evaluate)
         self._checkpoints: Checkpoints | None = None
         self._since: list[EpisodeRecord] = []
@@ -43,6 +44,8 @@ class PhaseRules:
         self.agenda = evaluation.Agenda(planned, known=known)
         self.on_record = strongest([self.ended(record) for record in command.done])
         """What the episodes of an earlier life say."""
+        for record in command.done:
+            self.may_end(record)
         seconds = wall_clock(command.until)
         self.seconds_left = None if seconds is None else max(0.0, seconds - played_seconds(command.done))
 
@@ -54,7 +57,14 @@ class PhaseRules:
         """Whether the agent explores and learns in this episode."""
         return self._command.mode == "train" and index < self._command.episodes
 
+    def may_end(self, record: EpisodeRecord) -> bool:
+        """Whether the phase is over with an episode that is still to be kept, if all are kept as they ended: once for each.
+        What `until` says of that alone; an evaluation ends with its stage, for which everyone waits.
+        """
+        return self._hope.ended(record) != "CONTINUE"
+
     def ended(self, record: EpisodeRecord) -> FlowControl:
+        """Of one that is kept."""
         if self._command.checkpoint is not None and not record.evaluation:
             self._since.append(record)
         return strongest((self._goal.ended(record), self._judge.ended(record)))

@@ -181,10 +181,10 @@ class Player:
     def trains(self, index: int) -> bool:  # noqa: ARG002  # who learns is refused in `make`
         return self.command.mode == "train"
 
-    def judge(self, record: EpisodeRecord) -> None:
-        """That is the driver's."""
+    def may_end(self, record: EpisodeRecord) -> bool:  # noqa: ARG002  # the driver says that
+        return False
 
-    def keep(self, *records: EpisodeRecord) -> Future[Acknowledged]:
+    def ended(self, *records: EpisodeRecord) -> Future[Acknowledged]:
         self._record = records[-1]
         acknowledged: Future[Acknowledged] = Future()
         acknowledged.set_result(Acknowledged())

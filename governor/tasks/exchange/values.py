@@ -1,7 +1,7 @@
 """Values of tasks: small JSON-like ones travel in the record, others go to files of the run.
 
 Rules:
-1. A file appears whole or not at all: written under another name, synced, renamed.
+1. A file appears whole or not at all (`files`).
 2. JSON-like is None, bool, int of 64 bits, float, str, list, tuple (which becomes a list) and dict with str keys, and
    numpy's scalars. All else is a file: ``.json`` for large JSON-like values, ``.npy`` for arrays, ``.pkl`` for the rest,
    by value where a class was defined in the driver's script.
@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import io
 import math
-import os
 import pickle
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
 
+from governor.files import write_whole
 from governor.tasks.api import TaskResult
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class _Folder:
 
     def put(self, name: str, data: bytes) -> str:
         if self._writes:
-            write(self._folder / name, data)
+            write_whole(self._folder / name, data)
         else:
             self.unwritten.append((name, data))
         return name
@@ -119,11 +119,6 @@ def read(data: bytes, *, suffix: str) -> Any:
             return pickle.loads(data)  # noqa: S301  # made by a runner of this run
 
 
-def temporary(path: Path) -> Path:
-    """The name under which a file is written before it is whole."""
-    return path.with_name(f".{path.name}.part")
-
-
 def _keep_object(value: Any, files: _Folder, stem: str) -> str:
     if type(value).__module__ == "numpy" and type(value).__name__ == "ndarray" and not value.dtype.hasobject:
         import numpy as np  # noqa: PLC0415  # the value is an array: numpy is loaded
@@ -149,22 +144,6 @@ def _pickled_by_value(value: Any, first: Exception) -> bytes:
             f"the returned {type(value).__name__} cannot be serialised: {type(first).__name__}: {first}"
         ) from first
     return pickled
-
-
-def write(path: Path, data: bytes) -> None:
-    """A file of the run, whole or not at all. Raises OSError."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = temporary(path)
-    with part.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    part.replace(path)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
 
 
 def is_shallow(plain: Any, levels: int = DEEPEST) -> bool:

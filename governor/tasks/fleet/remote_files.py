@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from governor import logs
+from governor.files import write_whole
 from governor.tasks.exchange import values
 from governor.tasks.exchange.wire import Bundle, File, Input, Over, Work, frames
 
@@ -74,7 +75,7 @@ class Intake:
         try:
             if not path.is_relative_to(self._folder) or path.suffix not in values.SUFFIXES:
                 raise PermissionError(f"{file.name!r} is no result of a task")
-            values.write(path, file.data)
+            write_whole(path, file.data)
         except (OSError, ValueError, MemoryError) as error:  # ValueError: a zero byte in the name
             log.warning("runner.unwritten_file", name=file.name, reason=str(error))
             self._unwritten = f"its result cannot be written: {type(error).__name__}: {error}"

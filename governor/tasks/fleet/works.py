@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
 
+from governor.files import temporary
 from governor.tasks.exchange import values
 from governor.tasks.exchange.wire import Input, Work
 
@@ -50,7 +51,7 @@ def sweep(folder: Path, task: str, run: int) -> None:
     """Removes what a killed attempt had half written; `folder` is that of its batch."""
     stem = folder / f"{file_name(task)}-{run}"
     for suffix in values.SUFFIXES:
-        values.temporary(stem.with_name(stem.name + suffix)).unlink(missing_ok=True)
+        temporary(stem.with_name(stem.name + suffix)).unlink(missing_ok=True)
 
 
 def file_name(text: str) -> str:

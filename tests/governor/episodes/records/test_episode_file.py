@@ -1,25 +1,48 @@
-"""The file of a phase's episodes: a line for each, whole or not at all."""
+"""Lines of episodes where the disk is full for a while."""
 
 import json
 
-import pytest
 from full_disk import full_beyond
 
-from governor.episodes.records.episode_file import EpisodeFile, path_of
+from governor.episodes.records.episode_file import EpisodeFile
 from governor.messages import EpisodeRecord
 
-
-def episode(index):
-    return EpisodeRecord(index=index, worker=0, seed=1, outcome="terminated", value=1.0, steps=2, seconds=0.5)
+REASON = "cannot write its line: OSError: [Errno 27] File too large"
 
 
-def test_a_line_that_does_not_fit_leaves_no_trace(tmp_path):
-    path = path_of(tmp_path, "train")
-    with EpisodeFile(path=path, phase="train", mode="train", reported=[]) as file:
-        file.append(episode(0))
-        size = path.stat().st_size
-        with full_beyond(size + 50), pytest.raises(OSError, match="File too large"):
-            file.append(episode(1))
-        assert path.stat().st_size == size
-        file.append(episode(2))
-    assert [json.loads(line)["index"] for line in path.read_text().splitlines()] == [0, 2]
+def episode(index, outcome="terminated"):
+    return EpisodeRecord(index=index, worker=0, seed=1, outcome=outcome, value=1.0, steps=5, seconds=0.1)
+
+
+def opened(path, *reported):
+    return EpisodeFile(path=path, phase="train", mode="train", reported=reported)
+
+
+def lines(path):
+    return [(line["index"], line["outcome"]) for line in map(json.loads, path.read_text().splitlines())]
+
+
+def test_lines_that_do_not_fit_fail_their_episodes_and_come_with_the_next(tmp_path):
+    path = tmp_path / "train.jsonl"
+    with opened(path) as file:
+        assert file.append(episode(0)) == [episode(0)]
+        with full_beyond(path.stat().st_size + 40):
+            for index, outcome in enumerate(("terminated", "cancelled", "truncated"), start=1):
+                (kept,) = file.append(episode(index, outcome))
+                assert (kept.outcome, kept.reason) == (
+                    ("cancelled", "") if outcome == "cancelled" else ("failed", REASON)
+                )
+            assert lines(path) == [(0, "terminated")]
+        assert file.append(episode(7)) == [episode(7)]
+    assert lines(path) == [
+        (0, "terminated"), (1, "failed"), (2, "cancelled"), (3, "failed"), (7, "terminated"),
+    ]  # fmt: skip
+
+
+def test_what_is_left_is_written_at_the_end(tmp_path):
+    path = tmp_path / "train.jsonl"
+    with opened(path) as file:
+        with full_beyond(40):
+            file.append(episode(0), episode(1))
+        assert lines(path) == []
+    assert lines(path) == [(0, "failed"), (1, "failed")]

@@ -48,3 +48,20 @@ def test_a_file_that_is_no_state_is_refused(tmp_path, data):
 
 def test_no_file_is_no_state(tmp_path):
     assert state_file.load(tmp_path / "none") is None
+
+
+@pytest.mark.parametrize("pairs", [[[1]], [[1, 2, 3]], [7], 7, [[[], 1]]])
+def test_pairs_that_are_none_are_refused(pairs):
+    data = state_file._encode(
+        {"version": 1, "state": {"visits": state_file._extension(state_file.PAIRS, pairs)}}
+    )
+    with pytest.raises(ConductorError, match="no agent's state"):
+        state_file.loads(data)
+
+
+def test_a_nest_that_is_too_deep_is_refused():
+    data = state_file._encode({})
+    for _ in range(2000):
+        data = state_file._encode(state_file.msgspec.msgpack.Ext(state_file.TUPLE, b"\x91" + data))
+    with pytest.raises(ConductorError, match="no agent's state"):
+        state_file.loads(data)

@@ -19,9 +19,9 @@ from runner_world import USER_CODE, hide, open_world
 from second_node import SecondNode
 
 from governor.errors import ConductorError
+from governor.files import write_whole
 from governor.messages import TaskSpec
 from governor.tasks.engine import Engine
-from governor.tasks.exchange import values
 from governor.tasks.exchange.wire import Begun, Input, Line, Loading, Over, Told
 from governor.tasks.fleet.cluster import Cluster, Node
 from governor.tasks.fleet.member import Elsewhere
@@ -177,7 +177,7 @@ async def test_files_of_far_runners_are_written_here_before_their_end_is_told(fa
 
 
 async def test_inputs_in_files_travel_with_the_work(far):
-    values.write(far.runners._folder / "results/old.json", b'["x"]')
+    write_whole(far.runners._folder / "results/old.json", b'["x"]')
     inputs = {"a": [Input(file="results/old.json")], "b": [Input(value=2)]}
     (over,) = await far.run("far_deeds:give_inputs", inputs=inputs)
     assert over.value == {"a": ["x"], "b": 2}

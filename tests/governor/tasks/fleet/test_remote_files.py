@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from governor.tasks.exchange import values
 from governor.tasks.exchange.wire import File, Input, Over, Work
 from governor.tasks.fleet import remote_files
 
@@ -28,7 +27,7 @@ def test_inputs_that_do_not_fit_into_memory_fail_their_run(tmp_path, monkeypatch
 
 @pytest.mark.asyncio
 async def test_results_that_do_not_fit_into_memory_fail_their_run(tmp_path, monkeypatch):
-    monkeypatch.setattr(values, "write", no_room)
+    monkeypatch.setattr(remote_files, "write_whole", no_room)
     told = []
     with ThreadPoolExecutor(1) as threads:
         intake = remote_files.Intake(
