@@ -114,9 +114,15 @@ class AgentConductor(Conductor):
         self._seats[place] = (wanted, seat)
         return control.Joined(seat=seat, endpoint=self.host.endpoint)
 
-    def _judge(self, stuck: control.Stuck) -> control.Taken:
-        """An agent that still is at the very request that went overdue hangs; it may as well be at another's."""
-        if self.host.is_at(stuck.seat.encode(), stuck.number):
-            self.host.abandon()
-            self.give_up(f"agent {self._plain!r} hangs: no answer by the episode's deadline")
-        return control.Taken()
+    def _judge(self, stuck: control.Stuck) -> control.Taken | control.NotDue:
+        """An agent that still is at the very request that went overdue hangs; it may as well be at another's, or at a slot
+        that has time left.
+        """
+        trace = self.host.at_work(stuck.seat.encode(), stuck.number)
+        if stuck.due and (trace is None or trace.slot not in {None, *stuck.due}):
+            return control.NotDue()
+        if trace is None:
+            return control.Taken()
+        self.host.abandon()
+        self.give_up(f"agent {self._plain!r} hangs: no answer by the episode's deadline")
+        return control.Taken(slot=trace.slot)

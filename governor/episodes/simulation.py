@@ -36,7 +36,7 @@ from governor.episodes.rules.statistics import summarize
 from governor.messages import Acknowledged, EpisodeEnded, EpisodeRecord, PartEnded, StartSimulation
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
+    from collections.abc import Callable, Coroutine, Sequence
 
     from governor.conductors.conductor import Link
     from governor.episodes.records.checkpoints import Copy
@@ -108,6 +108,11 @@ class Simulation:
     def trains(self, index: int) -> bool:
         """Whether the agent explores and learns in this episode."""
         return self._rules.trains(index)
+
+    def would_end(self, records: Sequence[EpisodeRecord]) -> bool:
+        """Whether the phase would be, if these training episodes ended now."""
+        with self._turn:
+            return self._rules.would_end(records)
 
     def take_restart(self) -> bool:
         """Whether the agent is to be built anew; true for one worker alone."""

@@ -19,6 +19,7 @@ from governor.episodes import spaces
 from governor.episodes.agents import make_agent
 from governor.episodes.arrays import WireError
 from governor.episodes.entries import load, one_line
+from governor.episodes.local.conforming import copier
 from governor.episodes.records import state_file
 from governor.episodes.remote import wire
 from governor.episodes.remote.brain import Trace
@@ -28,7 +29,7 @@ from governor.episodes.transition import Transition
 from governor.errors import ConductorError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
 log = logs.get_logger()
@@ -70,14 +71,16 @@ class AgentHost(Host):
         self._state_path = state_path
         self._first_state = first_state
         self._at_work: tuple[bytes, int] | None = None
+        self._slot_at_work: int | None = None
         self._mind: Mind
         self._seats: dict[bytes, dict[int, _Slot]] = {}
 
-    def is_at(self, seat: bytes, number: int) -> bool:
-        """Whether this very request, or the learning of its seat's steps, is in the agent's hands; for any thread."""
-        return self._at_work == (seat, number) or (
-            self.spaces is not None and self._mind.is_learning_of(seat)
-        )
+    def at_work(self, seat: bytes, number: int) -> Trace | None:
+        """What is in the agent's hands, if that is this very request or the learning of its seat's steps; for any thread."""
+        if self._at_work == (seat, number):
+            return Trace(seat, self._slot_at_work)
+        trace = self._mind.in_hand if self.spaces is not None else None
+        return trace if trace is not None and trace.seat == seat else None
 
     # -- called through `do`: in the thread -----------------------------------------------------------------
 
@@ -124,7 +127,7 @@ class AgentHost(Host):
             entry=self._entry,
             name=self.name,
         )
-        self._conform = spaces.conformer(action)
+        self._conform = copier(action)  # an agent may write its next action over the last one
         self._plain = isinstance(observation, spaces.Discrete)
         self.spaces = (observation, action)
 
@@ -167,7 +170,7 @@ class AgentHost(Host):
             case wire.Act():
                 return self._go_on(slots, request)
             case wire.Begin():
-                slots[0] = self._slot(peer, request.observation, train=request.train)
+                slots[0] = self._slot(peer, 0, request.observation, train=request.train)
                 return self._act(slots[0], request.number)
             case wire.Finish():
                 return self._end(peer, slots, request)
@@ -193,8 +196,8 @@ class AgentHost(Host):
         slot.observation = request.observation
         return self._act(slot, request.number)
 
-    def _slot(self, peer: bytes, observation: Any, *, train: bool) -> _Slot:
-        return _Slot(Trace(peer), observation, explore=train, learn=train and self._mind.learns)
+    def _slot(self, peer: bytes, number: int, observation: Any, *, train: bool) -> _Slot:
+        return _Slot(Trace(peer, number), observation, explore=train, learn=train and self._mind.learns)
 
     def _act(self, slot: _Slot, number: int) -> bytes:
         mind = self._mind
@@ -213,7 +216,7 @@ class AgentHost(Host):
         end = wire.TERMINATED * request.terminated | wire.TRUNCATED * request.truncated
         trace = self._learn(slots, 0, request.observation, request.reward, end).trace
         del slots[0]
-        return self._mind.ended([trace], lambda: _finished(request.number, trace), partial(self.reply, peer))
+        return self._mind.ended([trace], lambda: _finished(request.number, trace), self.reply, seat=peer)
 
     def _keep(self, peer: bytes, request: wire.Keep) -> bytes | None:
         trace = Trace(peer)
@@ -222,7 +225,7 @@ class AgentHost(Host):
             self._mind.keep(trace)
             return _finished(request.number, trace)
 
-        return self._mind.ended([], answer, partial(self.reply, peer))
+        return self._mind.ended([], answer, self.reply, seat=peer)
 
     def _learn(
         self, slots: dict[int, _Slot], number: int, observation: Any, reward: float, end: int
@@ -252,14 +255,16 @@ class AgentHost(Host):
         acting: dict[int, _Slot] = {}
         for row, (number, kind) in enumerate(zip(request.slots, request.kinds, strict=True)):
             if kind == wire.FIRST:
-                acting[row] = slots[number] = self._slot(peer, seen[row], train=request.train)
+                acting[row] = slots[number] = self._slot(peer, number, seen[row], train=request.train)
                 continue
+            self._slot_at_work = number
             slot = self._learn(slots, number, seen[row], request.rewards[row], request.ends[row])
             slot.observation = seen[row]
             if kind == wire.LAST:
                 ended[row] = slots.pop(number)
             else:
                 acting[row] = slot
+        self._slot_at_work = None
         rows = [row for row, slot in acting.items() if slot.trace.fault is None]
         actions, version = self._act_all([acting[row] for row in rows], explore=request.train)
         told = [row for row in rows if acting[row].trace.fault is None]
@@ -275,7 +280,7 @@ class AgentHost(Host):
         if not ended:
             return answer()
         traces = [slot.trace for slot in ended.values()]
-        return self._mind.ended(traces, answer, partial(self.reply, peer))
+        return self._mind.ended(traces, answer, self.reply, seat=peer)
 
     def _act_all(self, slots: Sequence[_Slot], *, explore: bool) -> tuple[list[Any], int]:
         """The actions of those slots that have no fault then."""
@@ -289,34 +294,40 @@ class AgentHost(Host):
             chosen, version = [error] * len(slots), 0
         actions = []
         for slot, action in zip(slots, chosen, strict=True):
-            try:
-                if isinstance(action, BaseException):
-                    raise action  # noqa: TRY301  # one place for what is a fault
-                slot.action = self._conform(action)
-                actions.append(slot.action)
-            except Abandoned:
-                raise
-            except BaseException as error:  # noqa: BLE001  # as in `_act`
-                slot.trace.fault = "agent.act", one_line(error)
+            if isinstance(action, BaseException):
+                slot.trace.fault = "agent.act", one_line(action)
+            else:
+                slot.action = action
+                actions.append(action)
         return actions, version
 
-    def _ask_all(self, slots: Sequence[_Slot], *, explore: bool) -> Sequence[Any]:
-        if self._mind.ask_many is None:
-            return [self._ask_one(slot, explore=explore) for slot in slots]
-        observations = np.array([slot.observation for slot in slots])
-        chosen: Sequence[Any] = self._mind.ask_many(observations, explore=explore)
+    def _ask_all(self, slots: Sequence[_Slot], *, explore: bool) -> list[Any]:
+        """The actions, each with its fault in its place."""
+        ask, ask_many = self._mind.ask, self._mind.ask_many
+        found = []
+        if ask_many is None:
+            for slot in slots:
+                self._slot_at_work = slot.trace.slot
+                found.append(self._tried(partial(ask, slot.observation, explore=explore)))
+            self._slot_at_work = None
+            return found
+        chosen = ask_many(np.array([slot.observation for slot in slots]), explore=explore)
         if len(chosen) != len(slots):
             raise ValueError(f"{len(chosen)} actions for {len(slots)} observations")
-        return chosen
+        return [self._tried(partial(_itself, action)) for action in chosen]
 
-    def _ask_one(self, slot: _Slot, *, explore: bool) -> Any:
-        """The action, or its fault in its place."""
+    def _tried(self, ask: Callable[[], Any]) -> Any:
+        """The action, before the agent can write another one over it; or its fault."""
         try:
-            return self._mind.ask(slot.observation, explore=explore)
+            return self._conform(ask())
         except Abandoned:
             raise
         except BaseException as error:  # noqa: BLE001  # as in `_act`
             return error
+
+
+def _itself(action: Any) -> Any:
+    return action
 
 
 def _finished(number: int, trace: Trace) -> bytes:

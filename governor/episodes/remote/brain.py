@@ -3,7 +3,9 @@
 Rules:
 1. The learner learns in a thread of its own, from one transition after the other, in the order in which they came.
 2. The actor is a second instance of the agent. While it acts it is never more than `bound` versions behind the learner:
-   a learner that would get ahead of an action waits for it, an actor that is too far behind waits for a snapshot.
+   a learner that would get ahead of an action waits for it, an actor that is too far behind waits for a snapshot. What a
+   call of `learn` adds is taken for one version: an agent whose own `weight_version` then grows by more is that much further
+   behind while an action goes on.
 3. What the learner raises is the fault of the episode that the transition is of; no further one of it is learned.
 4. A snapshot goes through bytes, as it would between machines: the learner may write to its arrays at any time. The actor
    takes it with `load_weights`, if it has that: `load_state_dict` would also set back what the actor draws numbers from.
@@ -27,21 +29,24 @@ if TYPE_CHECKING:
 
 
 class Trace:
-    """One episode on its way through the learner; `fault` is where and why no more of it is learned."""
+    """One episode on its way through the learner, of one slot of a seat or, with None, of whichever; `fault` is where and
+    why no more of it is learned.
+    """
 
-    __slots__ = ("fault", "seat")
+    __slots__ = ("fault", "seat", "slot")
 
-    def __init__(self, seat: bytes) -> None:
+    def __init__(self, seat: bytes, slot: int | None = None) -> None:
         self.seat = seat
+        self.slot = slot
         self.fault: tuple[str, str] | None = None
 
 
 class Brain:
-    """`at_work` is the seat whose transition the learner has in its hands."""
+    """`at_work` is the episode that the learner has in its hands; for any thread."""
 
     def __init__(self, *, learner: Any, learned: Learned, actor: Any, bound: int, name: str) -> None:
         """Raises what `state_dict` of the one and `load_state_dict` of the other raise."""
-        self.at_work: bytes | None = None
+        self.at_work: Trace | None = None
         self._learner = learner
         self._learned = learned
         self._bound = bound
@@ -76,9 +81,15 @@ class Brain:
         """Returns at once."""
         self._work.put(partial(self._learn, trace, transition))
 
-    def afterwards(self, call: Callable[[], None]) -> None:
-        """In the learner's thread, when all that came before is learned; it must not raise."""
-        self._work.put(call)
+    def afterwards(self, call: Callable[[], None], *, seat: bytes) -> None:
+        """In the learner's thread, when all that came before is learned, as work for this seat; it must not raise."""
+
+        def work() -> None:
+            self.at_work = Trace(seat)
+            call()
+            self.at_work = None
+
+        self._work.put(work)
 
     def close(self) -> None:
         """What came before is still learned. May be called in any thread but the learner's."""
@@ -105,7 +116,7 @@ class Brain:
                 lambda: not self._wanted and (not self._acting or self._ahead() < self._bound)
             )
             self._learning = True
-        self.at_work = trace.seat
+        self.at_work = trace
         try:
             self._learned.learn(transition)  # type: ignore[misc]  # a seat trains only where there is one
         except BaseException as error:  # noqa: BLE001  # user code: whatever it raises is that episode's fault

@@ -57,12 +57,14 @@ class Busy(Control, frozen=True):
 
 class Release(Control, frozen=True):
     """Gives a lease back. With `renew` the environment is built anew; `hung` says why it did not answer any more, so
-    that it is abandoned and another one takes its place.
+    that it is abandoned and another one takes its place. Of a vector `due` are the slots whose time is up: only if it is
+    in the code of one of them, else it is `NotDue`.
     """
 
     lease: str
     renew: bool = False
     hung: str = ""
+    due: tuple[int, ...] = ()
 
 
 class Join(Control, frozen=True):
@@ -88,10 +90,13 @@ class Joined(Control, frozen=True):
 
 
 class Stuck(Control, frozen=True):
-    """The agent did not answer request `number` of this seat by its deadline. If it is still at it, it hangs."""
+    """The agent did not answer request `number` of this seat by its deadline. If it is still at it, it hangs; `due` is as
+    that of `Release`.
+    """
 
     seat: str
     number: int
+    due: tuple[int, ...] = ()
 
 
 class Copy(Control, frozen=True):
@@ -101,9 +106,13 @@ class Copy(Control, frozen=True):
 
 
 class Taken(Control, frozen=True):
-    """Answer to `Release`, `Stuck` and `Copy`. `slot` is the one of a vector that a released environment was at last."""
+    """Answer to `Release`, `Stuck` and `Copy`. `slot` is the one of a vector in whose code what hangs is, if it is known."""
 
-    slot: int = 0
+    slot: int | None = None
+
+
+class NotDue(Control, frozen=True):
+    """Answer to `Release` and `Stuck`: nothing was done, it is at something whose time is not up."""
 
 
 class Failed(Control, frozen=True):
@@ -114,7 +123,7 @@ class Failed(Control, frozen=True):
 
 EnvironmentControl: TypeAlias = Acquire | Release
 AgentControl: TypeAlias = Join | Stuck | Copy
-ControlAnswer: TypeAlias = Leased | Busy | Joined | Taken | Failed
+ControlAnswer: TypeAlias = Leased | Busy | Joined | Taken | NotDue | Failed
 
 encode = msgspec.msgpack.Encoder().encode
 _environment: msgspec.msgpack.Decoder[EnvironmentControl] = msgspec.msgpack.Decoder(EnvironmentControl)

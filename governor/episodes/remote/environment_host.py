@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 class EnvironmentHost(Host):
     """`lease` is who may reset and step; the event loop sets it, the thread reads it. `at_work` is the slot whose code the
-    thread is in; the event loop may look at it.
+    thread is in, None between two requests; the event loop may look at it.
     """
 
     observation_space: spaces.SpaceSpec
@@ -33,7 +33,7 @@ class EnvironmentHost(Host):
     def __init__(self, *, entry: str, params: dict[str, Any], name: str, path: Path, vector: int = 1) -> None:
         super().__init__(name=name, path=path)
         self.lease: bytes | None = None
-        self.at_work = 0
+        self.at_work: int | None = None
         self._entry = entry
         self._params = params
         self._vector = vector
@@ -56,9 +56,10 @@ class EnvironmentHost(Host):
             request = wire.decode_environment_request(data)
         except WireError:
             return None
-        if peer != self.lease:
-            return wire.encode(wire.Fault(request.number, "environment", "the lease is over"))
+        self.at_work = 0  # before the lease is looked at: whoever ends it sees that it was in time
         try:
+            if peer != self.lease:
+                return wire.encode(wire.Fault(request.number, "environment", "the lease is over"))
             if isinstance(request, wire.Step):
                 return wire.encode(wire.Stepped(request.number, *self._step(0, request.action)))
             if isinstance(request, wire.Reset):
@@ -69,6 +70,8 @@ class EnvironmentHost(Host):
         except BaseException as error:  # noqa: BLE001  # user code: whatever it raises is this episode's fault
             where = "environment.step" if type(request) is wire.Step else "environment.reset"
             return wire.encode(wire.Fault(request.number, where, one_line(error)))
+        finally:
+            self.at_work = None
 
     def _many(self, request: wire.ResetMany | wire.StepMany) -> wire.SteppedMany:
         stepping = isinstance(request, wire.StepMany)

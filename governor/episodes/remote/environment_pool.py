@@ -1,7 +1,8 @@
 """The environments of one conductor and who holds them.
 
 Rules:
-1. A lease always comes back: by release, by the next turn of the same worker, by the next incarnation of its owner.
+1. A lease always comes back: by release, by the next turn of the same worker, by the next incarnation of its owner. An
+   environment that is still at a request then counts as one that hangs.
 2. An environment that hangs is abandoned with its thread and replaced by a fresh one. The threads that still hang are
    counted: at `HUNG_PER_PLACE` for each place the conductor gives itself up, and its successor starts clean.
 3. `acquire` waits only for a place that is being filled; when all are leased it says `Busy` at once.
@@ -15,7 +16,7 @@ from itertools import count
 from typing import TYPE_CHECKING, Any, Final
 
 from governor import logs
-from governor.episodes.remote.control import Acquire, Busy, Failed, Leased, Release, Taken
+from governor.episodes.remote.control import Acquire, Busy, Failed, Leased, NotDue, Release, Taken
 from governor.episodes.remote.environment_host import EnvironmentHost
 from governor.errors import ConductorError
 
@@ -82,7 +83,7 @@ class EnvironmentPool:
                 await self._changed.wait()
             return self._lease(self._free.pop(0), wanted)
 
-    async def release(self, wanted: Release) -> Taken:
+    async def release(self, wanted: Release) -> Taken | NotDue:
         """A lease that is over is no error: the release was sent twice, or its worker has moved on."""
         async with self._changed:
             lease = self._leases.get(wanted.lease)
@@ -92,13 +93,16 @@ class EnvironmentPool:
                 self._give_back(wanted.lease)
                 self._changed.notify_all()
                 return Taken()
+            slot = lease.host.at_work
+            if wanted.due and slot not in wanted.due:
+                return NotDue()
             lease.host.lease = None
             del self._leases[wanted.lease]
             if wanted.hung:
                 self._quarantine(lease.host, wanted.hung)
             else:
                 self._fill(lease.host)
-        return Taken(slot=lease.host.at_work)
+        return Taken(slot=slot)
 
     async def close(self) -> None:
         for filler in self._fillers:
@@ -127,7 +131,10 @@ class EnvironmentPool:
     def _give_back(self, key: str) -> None:
         host = self._leases.pop(key).host
         host.lease = None
-        self._free.append(host)
+        if host.at_work is None:
+            self._free.append(host)
+        else:
+            self._quarantine(host, "it was still at a request when its lease came back")
 
     def _quarantine(self, host: EnvironmentHost, why: str) -> None:
         host.abandon()

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from governor.episodes.arrays import WireError
 from governor.episodes.entries import one_line
 from governor.episodes.remote import wire
 
@@ -55,8 +54,6 @@ class Episode:
             return self._play(), ""
         except _Failed as fault:
             return "failed", str(fault)
-        except WireError as error:
-            return "failed", f"wire: {error}"
         except OSError as error:  # of the recorder alone: what ends a line is a LineError
             return "failed", f"cannot record its steps: {one_line(error)}"
         except TypeError as error:  # a value that msgpack cannot carry, from an encoder hook

@@ -4,8 +4,9 @@ Rules:
 1. `ask` ends in the answer, or in one of three: `Overdue` (the deadline passed), `PeerLost` (the process behind it is
    gone; the kernel tells, at once), `Interrupted` (this part is being stopped).
 2. After `Overdue` or `Interrupted` the peer may still be at it: `settle` waits a little longer and says whether it came
-   back. A line whose peer did not come back is closed.
-3. A line belongs to one thread.
+   back, `wait` goes on as `ask`. A line whose peer did not come back is closed.
+3. What arrives and is no message of ours is a `Fault`: the peer has answered, though nobody can tell what.
+4. A line belongs to one thread.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from math import ceil
 from time import monotonic
 from typing import TYPE_CHECKING
 
+from governor.episodes.arrays import WireError
 from governor.episodes.remote import wire
 from governor.episodes.remote.pipe import Hung, Pipe
 
@@ -75,6 +77,15 @@ class Line:
             raise PeerLost(self)
         try:
             self._pipe.send(data)
+        except Hung:
+            raise PeerLost(self) from None
+        return self.wait(deadline=deadline)
+
+    def wait(self, *, deadline: float | None) -> Answer:
+        """The answer to the last request."""
+        if self._pipe is None:
+            raise PeerLost(self)
+        try:
             return self._receive(self._pipe, deadline)
         except Hung:
             raise PeerLost(self) from None
@@ -85,11 +96,9 @@ class Line:
             raise PeerLost(self)
         self._poller.unregister(self._stop)
         try:
-            return self._receive(self._pipe, monotonic() + seconds)
+            return self.wait(deadline=monotonic() + seconds)
         except Overdue:
             return None
-        except Hung:
-            raise PeerLost(self) from None
         finally:
             self._poller.register(self._stop, select.POLLIN)
 
@@ -107,7 +116,10 @@ class Line:
                 raise Overdue(self)
             pipe.fill()
             while (data := pipe.next()) is not None:
-                answer = wire.decode_answer(data)
+                try:
+                    answer = wire.decode_answer(data)
+                except WireError as error:
+                    return wire.Fault(self.number, "wire", str(error))
                 if answer.number == self.number:
                     return answer
             if any(fd == self._stop for fd, _ in ready):

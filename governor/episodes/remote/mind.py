@@ -68,10 +68,11 @@ class Mind:
             self._use(actor)
         self._bound = max_staleness
 
-    def is_learning_of(self, seat: bytes) -> bool:
-        """For any thread."""
+    @property
+    def in_hand(self) -> Trace | None:
+        """What the learner beside the actor is at; for any thread."""
         brain = self._brain
-        return brain is not None and brain.at_work == seat
+        return None if brain is None else brain.at_work
 
     def act(self, call: Callable[[], T], *, explore: bool) -> tuple[T, int]:
         """What `call` gets of `ask` or `ask_many`, and the version of the weights that it asked: the latest one, unless it
@@ -95,10 +96,15 @@ class Mind:
             trace.fault = "agent.learn", one_line(error)
 
     def ended(
-        self, traces: Sequence[Trace], answer: Callable[[], bytes], reply: Callable[[bytes], None]
+        self,
+        traces: Sequence[Trace],
+        answer: Callable[[], bytes],
+        reply: Callable[[bytes, bytes], None],
+        *,
+        seat: bytes,
     ) -> bytes | None:
-        """The episodes that were trained with are learned and kept, as `learned` says; then there is an answer, or None
-        when it is replied later.
+        """The episodes that were trained with are learned and kept, as `learned` says; then there is an answer for the
+        `seat`, or None when it is replied later.
         """
         if self._brain is None:
             self._close(traces)
@@ -106,9 +112,9 @@ class Mind:
 
         def later() -> None:
             self._close(traces)
-            reply(answer())
+            reply(seat, answer())
 
-        self._brain.afterwards(later)
+        self._brain.afterwards(later, seat=seat)
         return None
 
     def copy(self, path: Path) -> None:

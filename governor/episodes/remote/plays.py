@@ -7,9 +7,11 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from governor.episodes.remote import wire
+from governor.messages import EpisodeRecord
 
 if TYPE_CHECKING:
     from governor.episodes.records.recording import StepRecorder
+    from governor.messages import EpisodeOutcome
 
 
 class Slot:
@@ -64,3 +66,16 @@ class Play:
         if not self.steps:
             return wire.FIRST
         return wire.LAST if self.end else wire.NEXT
+
+    def record(self, outcome: EpisodeOutcome, reason: str) -> EpisodeRecord:
+        """As if it ended now."""
+        return EpisodeRecord(
+            index=self.index,
+            worker=self.slot.number,
+            seed=self.seed,
+            outcome=outcome,
+            value=self.value,
+            steps=self.steps,
+            seconds=monotonic() - self.began,
+            reason=reason,
+        )

@@ -2,34 +2,34 @@
 
 Rules:
 1. The episodes, their order and the order of act and learn are those of `vector`, in process: a slot that is done begins
-   its next episode at once, the one that ended last first.
+   its next episode at once, the one that ended last first. Only where an end may be that of the phase it waits for it.
 2. A round is two round trips: the agent learns from the last step of each slot and acts for those that go on, then the
    environment steps them. Resets are a third one, in rounds in which an episode begins.
 3. A fault is one episode's alone. When a conductor dies, or an environment of the vector hangs, the episodes of the
-   others are played again, each in its slot: a death counts as a try, a neighbour's hang does not.
+   others are played again, each in its slot: a death counts as a try, a neighbour's hang does not. Past a deadline and
+   `SETTLE_SECONDS` what does not answer hangs if it is in the code of that very slot; else others have their time.
 4. An episode in train mode has ended when the agent has learned its last step.
 """
 
 from __future__ import annotations
 
 import sys
+from functools import partial
 from math import inf
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from governor.episodes.arrays import WireError
 from governor.episodes.entries import one_line
-from governor.episodes.remote import wire
+from governor.episodes.remote import control, wire
 from governor.episodes.remote.line import Interrupted, Overdue, PeerLost
 from governor.episodes.remote.plays import Play, Slot
 from governor.episodes.remote.worker import SETTLE_SECONDS, TRIES, NoPlace, OutOfReach, Stopped, Worker, live
 from governor.episodes.simulation import Paused
-from governor.messages import EpisodeRecord
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from governor.episodes.remote.line import Line
     from governor.episodes.simulation import Simulation
@@ -110,6 +110,8 @@ class VectorWorker(Worker):
         found: list[Play] = []
         if self._plays and self._resets != self.simulation.resets:
             return found  # when all have ended, the environment is built anew
+        if self._would_end():
+            return found
         while self._idle:
             slot = next((slot for slot in self._idle if slot.again), self._idle[-1])
             if slot.again:
@@ -122,6 +124,13 @@ class VectorWorker(Worker):
             self._idle.remove(slot)
             found.append(self._play_of(slot, index, tries))
         return found
+
+    def _would_end(self) -> bool:
+        """Whether the phase will be, when what has taken its last step has ended."""
+        if not self.simulation.command.until:
+            return False
+        ended = [play.record(_well(play), "") for play in self._plays if play.end]
+        return bool(ended) and self.simulation.would_end(ended)
 
     def _next_fresh(self, *, wait: bool) -> int | None:
         if wait:
@@ -259,7 +268,7 @@ class VectorWorker(Worker):
         if monotonic() >= play.deadline:
             self._end(play, "timed_out", self._overdue)
         else:
-            self._end(play, "terminated" if play.end & wire.TERMINATED else "truncated")
+            self._end(play, _well(play))
 
     def _end(self, play: Play, outcome: EpisodeOutcome, reason: str = "") -> None:
         """It is out of play; told later where the episode before it in its slot has not ended yet."""
@@ -271,17 +280,7 @@ class VectorWorker(Worker):
                 return
             self._record_begin(play)
         self._record_end(play, outcome)
-        record = EpisodeRecord(
-            index=play.index,
-            worker=slot.number,
-            seed=play.seed,
-            outcome=outcome,
-            value=play.value,
-            steps=play.steps,
-            seconds=monotonic() - play.began,
-            reason=reason,
-        )
-        self._reports.add(record, slot.recorder)
+        self._reports.add(play.record(outcome, reason), slot.recorder)
 
     def _end_late(self) -> None:
         late, self._late = self._late, []
@@ -314,16 +313,11 @@ class VectorWorker(Worker):
 
     def _answer(self, line: Line, request: Any, asked: Sequence[Play], kind: type[Any]) -> Any:
         """None when the answer is a fault of all that were asked for: they have failed. Raises _Lost."""
-        latest = max(play.deadline for play in asked)
         try:
-            answer: Any = line.ask(request, deadline=None if latest == inf else latest)
+            answer = self._heard(line, request, asked)
         except PeerLost:
             self._drop_lost(line)
             raise _Lost(dead=True) from None
-        except (Overdue, Interrupted) as silence:
-            answer = self._settled(line, asked, silence)
-        except WireError as error:
-            answer = wire.Fault(line.number, "wire", str(error))
         if type(answer) is kind:
             return answer
         where, reason = "wire", f"{type(answer).__name__} where {kind.__name__} was due"
@@ -335,27 +329,41 @@ class VectorWorker(Worker):
         self._idle = [slot for slot in self._slots if all(play.slot is not slot for play in self._plays)]
         return None
 
-    def _settled(self, line: Line, asked: Sequence[Play], silence: Overdue | Interrupted) -> Any:
-        """The answer after all; else who is to blame has ended. Raises _Lost."""
-        try:
-            answer = line.settle(seconds=SETTLE_SECONDS)
-        except PeerLost:
-            self._drop_lost(line)
-            raise _Lost(dead=True) from None
+    def _heard(self, line: Line, request: Any, asked: Sequence[Play]) -> Any:
+        """The answer. Raises PeerLost, and _Lost when who is to blame for the silence has ended."""
+        until = min(play.deadline for play in asked) + SETTLE_SECONDS
+        wait: Callable[..., wire.Answer] = partial(line.ask, request)
+        while True:
+            try:
+                return wait(deadline=None if until == inf else until)
+            except Interrupted:
+                return self._settled(line)
+            except Overdue:
+                until = self._judged(line, asked, now=max(until, monotonic()))
+                wait = line.wait
+
+    def _settled(self, line: Line) -> Any:
+        """The answer after all. Raises PeerLost, and _Lost when all have been cancelled."""
+        answer = line.settle(seconds=SETTLE_SECONDS)
         if answer is not None:
             return answer
-        blamed = list(asked)
-        if line is self._environment:
-            slot = self._first + self._give_up(line)
-            blamed = [play for play in asked if play.slot.number == slot] or blamed
-        else:
-            self._give_up(line)
-        if isinstance(silence, Interrupted):
-            for play in list(self._plays):
-                self._end(play, "cancelled")
-        else:
-            for play in blamed:
-                self._end(play, "timed_out", f"{self._overdue}, and {line.name} hangs")
+        self._give_up(line)
+        for play in list(self._plays):
+            self._end(play, "cancelled")
+        raise _Lost(dead=False)
+
+    def _judged(self, line: Line, asked: Sequence[Play], *, now: float) -> float:
+        """Until when others have their time. Raises _Lost when who is to blame has ended."""
+        first = self._first if line is self._environment else 0
+        due = tuple(p.slot.number - first for p in asked if p.deadline + SETTLE_SECONDS <= now)
+        later = [p.deadline + SETTLE_SECONDS for p in asked if p.deadline + SETTLE_SECONDS > now]
+        answer = self._give_up(line, due=due if later else ())
+        if isinstance(answer, control.NotDue):
+            return min(later)
+        slot = answer.slot if isinstance(answer, control.Taken) else None
+        overdue = [play for play in asked if play.deadline <= now]
+        for play in [play for play in overdue if play.slot.number - first == slot] or overdue:
+            self._end(play, "timed_out", f"{self._overdue}, and {line.name} hangs")
         raise _Lost(dead=False)
 
     @property
@@ -372,3 +380,7 @@ class VectorWorker(Worker):
         if line is None:
             raise _Lost(dead=False)
         return line
+
+
+def _well(play: Play) -> EpisodeOutcome:
+    return "terminated" if play.end & wire.TERMINATED else "truncated"

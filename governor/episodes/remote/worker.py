@@ -13,14 +13,14 @@ from __future__ import annotations
 from concurrent.futures import CancelledError
 from itertools import count
 from time import monotonic
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from governor import logs
 from governor.episodes import spaces
 from governor.episodes.records.reports import LINGER_SECONDS, Reports
 from governor.episodes.remote import control, wire
 from governor.episodes.remote.episode import Episode
-from governor.episodes.remote.line import Interrupted, Line, LineError, Overdue, PeerLost
+from governor.episodes.remote.line import Interrupted, Line, Overdue, PeerLost
 from governor.episodes.simulation import Paused
 from governor.messages import EpisodeRecord
 from transport.errors import ConnectionLost, RequestError, ServiceNotFound, WorkerLost
@@ -117,16 +117,27 @@ class Worker:
         if line is None or self.simulation.command.mode != "train":
             return
         try:
-            try:
-                kept: Any = line.ask(wire.Keep(line.next()), deadline=monotonic() + KEEP_SECONDS)
-            except Interrupted:
-                kept = line.settle(seconds=KEEP_SECONDS)
-        except LineError as error:
+            reason = self._keep_through(line)
+        except PeerLost as error:
             log.warning("agent.not_kept", reason=str(error))
             return
-        if isinstance(kept, wire.Fault):
+        if reason:
             name = self.simulation.command.agents[0]
-            self.simulation.break_off(f"agent {name!r} cannot be saved: {kept.reason}")
+            self.simulation.break_off(f"agent {name!r} cannot be saved: {reason}")
+
+    def _keep_through(self, line: Line) -> str:
+        """Why it could not be kept, in one line. Raises PeerLost."""
+        answer: wire.Answer | None = None
+        try:
+            answer = line.ask(wire.Keep(line.next()), deadline=monotonic() + KEEP_SECONDS)
+        except Overdue:
+            pass
+        except Interrupted:
+            answer = line.settle(seconds=KEEP_SECONDS)
+        if answer is None:
+            self._give_up(line)
+            return f"it takes longer than {KEEP_SECONDS:g} s"
+        return answer.reason if isinstance(answer, wire.Fault) else ""
 
     # -- one episode ----------------------------------------------------------------------------------------
 
@@ -227,13 +238,16 @@ class Worker:
         self._give_up(line)
         return False
 
-    def _give_up(self, line: Line) -> int:
-        """Of an environment that hangs, the slot whose code it is in."""
+    def _give_up(self, line: Line, *, due: tuple[int, ...] = ()) -> control.ControlAnswer | None:
+        """What hangs is told to its conductor, and its line dropped; with `due` not if the answer is `NotDue`."""
         if line is self._environment:
-            return self._drop_environment(hung=f"{line.name} did not answer by the deadline of its episode")
-        self._tell(self._agent_service, control.Stuck(seat=line.identity, number=line.number))
-        self._drop_agent()
-        return 0
+            hung = f"{line.name} did not answer by the deadline of its episode"
+            return self._drop_environment(hung=hung, due=due)
+        stuck = control.Stuck(seat=line.identity, number=line.number, due=due)
+        answer = self._tell(self._agent_service, stuck)
+        if not isinstance(answer, control.NotDue):
+            self._drop_agent()
+        return answer
 
     # -- lines ----------------------------------------------------------------------------------------------
 
@@ -303,14 +317,18 @@ class Worker:
         else:
             self._drop_agent()
 
-    def _drop_environment(self, *, renew: bool = False, hung: str = "") -> int:
-        """The slot that it was at last."""
-        line, self._environment = self._environment, None
+    def _drop_environment(
+        self, *, renew: bool = False, hung: str = "", due: tuple[int, ...] = ()
+    ) -> control.ControlAnswer | None:
+        line = self._environment
         if line is None:
-            return 0
-        line.close()
-        release = control.Release(lease=line.identity, renew=renew, hung=hung)
-        return self._tell(self._environment_service, release)
+            return None
+        release = control.Release(lease=line.identity, renew=renew, hung=hung, due=due)
+        answer = self._tell(self._environment_service, release)
+        if not isinstance(answer, control.NotDue):
+            line.close()
+            self._environment = None
+        return answer
 
     def _drop_agent(self) -> None:
         line, self._agent = self._agent, None
@@ -339,17 +357,16 @@ class Worker:
                 raise OutOfReach(answer.reason)
             return answer
 
-    def _tell(self, service: str, message: control.Release | control.Stuck) -> int:
+    def _tell(self, service: str, message: control.Release | control.Stuck) -> control.ControlAnswer | None:
         """What is heard is done; a conductor that is away has forgotten what it would be told about."""
         if self.simulation.abandoned:
-            return 0
+            return None
         try:
             body = self._request(service, message, seconds=RELEASE_SECONDS, stoppable=False).result()
         except RequestError as error:
             log.info("simulation.not_heard", service=service, reason=str(error))
-            return 0
-        answer = control.decode_answer(body[0])
-        return answer.slot if isinstance(answer, control.Taken) else 0
+            return None
+        return control.decode_answer(body[0])
 
     def _request(
         self, service: str, message: control.Control, *, seconds: float, stoppable: bool = True

@@ -105,6 +105,15 @@ class Goal:
         self._limit = min((each.steps for each in conditions if each.steps is not None), default=None)
         self._steps = 0
 
+    def foreseen(self, records: Iterable[EpisodeRecord]) -> FlowControl:
+        """What would be said at the ends of these, which have not come."""
+        windows, steps = self._windows, self._steps
+        self._windows = [(condition, metric, window.copy()) for condition, metric, window in windows]
+        try:
+            return strongest([self.ended(record) for record in records])
+        finally:
+            self._windows, self._steps = windows, steps
+
     def ended(self, record: EpisodeRecord) -> FlowControl:
         """STOP_SIMULATION when a condition holds now, else CONTINUE."""
         if record.evaluation:

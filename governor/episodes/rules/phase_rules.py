@@ -19,7 +19,7 @@ from governor.errors import ConductorError
 from transport.errors import RequestError
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine
+    from collections.abc import Coroutine, Sequence
     from pathlib import Path
 
     from governor.episodes.records.checkpoints import Copy
@@ -68,6 +68,10 @@ class PhaseRules:
         if self._command.checkpoint is not None and not record.evaluation:
             self._since.append(record)
         return strongest((self._goal.ended(record), self._judge.ended(record)))
+
+    def would_end(self, records: Sequence[EpisodeRecord]) -> bool:
+        """Whether one of these training episodes would stop the phase, if they ended now; they have not."""
+        return self._hope.foreseen(records) != "CONTINUE"
 
     @property
     def metrics(self) -> dict[str, float]:

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+from importlib import import_module
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from governor.episodes.remote import wire
 from governor.episodes.remote.agent_host import AgentHost
 from governor.episodes.remote.line import Line
-from governor.episodes.spaces import Discrete
+from governor.episodes.spaces import Discrete, describe
 
 SPACES = {"observation": Discrete(n=1000, start=0), "action": Discrete(n=2, start=0)}
 
@@ -82,3 +83,60 @@ async def test_who_has_no_seat_is_told(host, line):
     answer = stranger.ask(wire.Begin(stranger.next(), 1, True), deadline=None)
     stranger.close()
     assert answer == wire.Fault(1, "agent", "nobody sits there")
+
+
+@pytest.fixture
+async def echo(tmp_path, monkeypatch):
+    """A host of an agent that gives the same array for each action, as a function that makes a line to a seat of it."""
+    monkeypatch.syspath_prepend(os.path.dirname(os.path.dirname(__file__)))  # noqa: PTH120  # as above
+    world = import_module("conductor_world")
+    stop, lines, hosts = os.eventfd(0, os.EFD_NONBLOCK), [], {}
+    space = describe(world.Echo.action_space, role="action_space")
+
+    async def line_to(agent, seat):
+        host = hosts.get(agent)
+        if host is None:
+            host = hosts[agent] = AgentHost(
+                entry=f"conductor_world:{agent}",
+                params={},
+                seed=7,
+                state_path=tmp_path / "echo.state",
+                name="agent.echo",
+                path=tmp_path / "e",
+            )
+            await host.start()
+        await host.do(
+            lambda: host.seat(seat.encode(), observation=space, action=space, renew=False, old=None)
+        )
+        lines.append(Line(name="agent", endpoint=host.endpoint, identity=seat, stop=stop))
+        return lines[-1], getattr(world, agent)
+
+    yield line_to
+    for line in lines:
+        line.close()
+    for host in hosts.values():
+        await host.close(seconds=5)
+    os.close(stop)
+
+
+@pytest.mark.parametrize("agent", ["OneBuffer", "ManyOneBuffer"])
+async def test_an_agent_may_write_the_action_of_the_next_slot_over_the_last_ones(echo, agent):
+    line, kind = await echo(agent, "seat-1")
+    seen = np.array([[0.25], [0.5]], np.float32)
+    wanted = wire.ActMany(line.next(), [0, 1], [wire.FIRST] * 2, seen, [0.0] * 2, [0] * 2, True)
+    assert line.ask(wanted, deadline=None).actions.tolist() == [[0.25], [0.5]]
+    first = wire.ActMany(line.next(), [2], [wire.FIRST], seen[1:] * 2, [0.0], [0], True)
+    assert line.ask(first, deadline=None).actions.tolist() == [[1.0]]
+    last = wire.ActMany(line.next(), [0, 1], [wire.LAST] * 2, seen, [0.0] * 2, [wire.TERMINATED] * 2, True)
+    assert line.ask(last, deadline=None).faults == []
+    assert kind.heard == [(0.25, 0.25), (0.5, 0.5)]
+
+
+async def test_it_may_write_the_action_of_another_seat_over_it_too(echo):
+    line, kind = await echo("OneBuffer", "seat-1")
+    other, _ = await echo("OneBuffer", "seat-2")
+    seen = np.array([[0.25], [0.5]], np.float32)
+    for each, observation in zip((line, other), seen, strict=True):
+        each.ask(wire.Begin(each.next(), observation, True), deadline=None)
+    assert line.ask(wire.Finish(line.next(), seen[0], 0.0, True, False), deadline=None) == wire.Finished(2)
+    assert kind.heard == [(0.25, 0.25)]

@@ -51,7 +51,7 @@ def test_an_actor_that_is_too_far_behind_gets_a_snapshot_first(brain, learner):
     learned = threading.Event()
     for _ in range(3):
         brain.learn(Trace(b"seat"), None)
-    brain.afterwards(learned.set)
+    brain.afterwards(learned.set, seat=b"seat")
     assert learned.wait(20)
     assert brain.act(lambda: brain.version, latest=False) == 3
 
@@ -59,7 +59,7 @@ def test_an_actor_that_is_too_far_behind_gets_a_snapshot_first(brain, learner):
 def test_who_does_not_explore_acts_with_all_that_was_learned(brain, learner):
     learned = threading.Event()
     brain.learn(Trace(b"seat"), None)
-    brain.afterwards(learned.set)
+    brain.afterwards(learned.set, seat=b"seat")
     assert learned.wait(20)
     assert brain.act(lambda: brain.version, latest=False) == 0
     assert brain.act(lambda: brain.version, latest=True) == 1

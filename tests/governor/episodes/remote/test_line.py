@@ -135,3 +135,23 @@ def test_a_peer_that_is_none_of_ours_is_refused(line, peer):
         stranger.send(b"\xff" * 8)
         with pytest.raises(PeerLost):
             line.ask(reset(line), deadline=monotonic() + 10)
+
+
+NONSENSE = (b"\xc1", b"\x94\x03\x01\xc7\x00\x63\xc0")
+"""No message at all, and one with an extension that is none of ours."""
+
+
+@pytest.mark.parametrize("nonsense", NONSENSE)
+def test_what_is_no_message_of_ours_is_a_fault_in_time_or_late(line, peer, nonsense):
+    with pytest.raises(Overdue):
+        line.ask(reset(line), deadline=monotonic())
+    for _ in range(2):
+        peer.read()
+    peer.pipe.send(nonsense)
+    late = line.settle(seconds=5)
+    assert (type(late), late.number, late.where) == (wire.Fault, 1, "wire")
+    peer.pipe.send(nonsense)
+    answer = line.ask(reset(line), deadline=monotonic() + 5)
+    assert (type(answer), answer.number, answer.where) == (wire.Fault, 2, "wire")
+    peer.answer(wire.Observed(2, 20), wire.Observed(3, 30))
+    assert line.ask(reset(line), deadline=monotonic() + 5) == wire.Observed(3, 30)

@@ -1,0 +1,97 @@
+"""Environments and agents for conductors in the test's own process, which may hold them up and look at what they did."""
+
+import threading
+import time
+
+import numpy as np
+from gymnasium.spaces import Box
+from walk_world import Agent, Unlucky, Walk
+
+
+class Held:
+    """Who comes to `hold` is held there until it is `let_go`; to be mixed in."""
+
+    @classmethod
+    def fresh(cls):
+        cls.there, cls.go = threading.Event(), threading.Event()
+
+    @classmethod
+    def let_go(cls):
+        cls.go.set()
+
+    def hold(self):
+        self.there.set()
+        self.go.wait(30)
+
+
+class HeldWalk(Held, Walk):
+    """In the step with action 1."""
+
+    def step(self, action):
+        if action:
+            self.hold()
+        return super().step(action)
+
+
+class HeldAgent(Held, Agent):
+    """When it sees a 1."""
+
+    def act(self, observation, *, explore):
+        if observation == 1:
+            self.hold()
+        return 0
+
+
+class HeldState(Held, Agent):
+    """In the state number `at` of those that are asked for once it has learned; that one is never given."""
+
+    def state_dict(self):
+        if self.learned:
+            self.at -= 1
+            if self.at == 0:
+                self.hold()
+                raise RuntimeError("let go")
+        return super().state_dict()
+
+
+class Dawdles(Unlucky):
+    """The first step takes as many seconds as `slow` has for the start of the episode; all but the unlucky one end with it."""
+
+    def __init__(self, *, slow, **more):
+        super().__init__(**more)
+        self.slow = dict(slow)
+
+    def step(self, action):
+        if self.start != self.unlucky:
+            self.length = 1
+        if not self.steps:
+            time.sleep(self.slow.get(self.start, 0))
+        return super().step(action)
+
+
+class Echo:
+    """Its observations and actions are one number in an array; the agent should say what it saw."""
+
+    observation_space = action_space = Box(-1, 1, (1,), np.float32)
+
+
+class OneBuffer:
+    """Gives the same array for each action; `heard` is what it learned, as (observation, action)."""
+
+    def __init__(self, *, observation_space, action_space, seed):
+        self.action = np.zeros(1, np.float32)
+        type(self).heard = []
+
+    def act(self, observation, *, explore):
+        self.action[:] = observation
+        return self.action
+
+    def learn(self, transition):
+        self.heard.append((float(transition.observation[0]), float(transition.action[0])))
+
+
+class ManyOneBuffer(OneBuffer):
+    def act_many(self, observations, *, explore):
+        self.actions = getattr(self, "actions", np.zeros((9, 1), np.float32))
+        self.actions[: len(observations)] = observations
+        return self.actions[: len(observations)]

@@ -1,0 +1,215 @@
+"""What hangs is found when its own time is up, and nobody else is blamed for it."""
+
+import asyncio
+import os
+from importlib import import_module
+from time import monotonic
+
+import numpy as np
+import pytest
+
+from governor.episodes.remote import control, wire
+from governor.episodes.remote.environment_pool import EnvironmentPool
+from governor.episodes.remote.line import Line
+from governor.episodes.rules.seeds import episode_seed
+from governor.episodes.spaces import Discrete
+from governor.messages import EpisodeEnded
+
+SPACES = {"observation": Discrete(n=1000, start=0), "action": Discrete(n=2, start=0)}
+
+
+@pytest.fixture
+def held(house):  # it puts the module on the path
+    """The class of this name, whose instances are let go at the end."""
+    found = []
+
+    def fresh(name):
+        kind = getattr(import_module("conductor_world"), name)
+        kind.fresh()
+        found.append(kind)
+        return kind
+
+    yield fresh
+    for kind in found:
+        kind.let_go()
+
+
+@pytest.fixture
+def line_to():
+    stop, made = os.eventfd(0, os.EFD_NONBLOCK), []
+
+    def connect(endpoint, identity):
+        made.append(Line(name="peer", endpoint=endpoint, identity=identity, stop=stop))
+        return made[-1]
+
+    yield connect
+    for line in made:
+        line.close()
+    os.close(stop)
+
+
+@pytest.fixture
+async def pool(house):
+    lost = []
+    made = EnvironmentPool(
+        entry="conductor_world:HeldWalk",
+        params={},
+        size=1,
+        name="lake",
+        folder=house.folder,
+        on_lost=lost.append,
+        vector=2,
+    )
+    await made.start()
+    yield made
+    await made.close()
+    assert lost == []
+
+
+def start_of(index):
+    return int(np.random.default_rng(episode_seed(7, 0, index)).integers(100))
+
+
+def acquire(**more):
+    return control.Acquire(**{"owner": "simulation", "incarnation": 1, "worker": 0, "turn": 0, **more})
+
+
+def ask(line, kind, *args):
+    """The answer, to be awaited; the request is on its way when this has been called."""
+    return asyncio.create_task(asyncio.to_thread(line.ask, kind(line.next(), *args), deadline=None))
+
+
+# -- of a vector, the slot whose time is up --------------------------------------------------------------------
+
+
+async def test_an_environment_that_is_at_another_slot_is_not_given_up(held, pool, line_to):
+    walk = held("HeldWalk")
+    lease = await pool.acquire(acquire())
+    line = line_to(lease.endpoint, lease.lease)
+    await ask(line, wire.ResetMany, [0, 1], [3, 4])
+    stepped = ask(line, wire.StepMany, [0, 1], np.array([0, 1]))
+    assert await asyncio.to_thread(walk.there.wait, 20)
+    late = control.Release(lease=lease.lease, hung="late", due=(0,))
+    assert await pool.release(late) == control.NotDue()
+    walk.let_go()
+    assert (await stepped).rewards == [0.0, 1.0]
+    assert pool.hanging == []
+
+
+async def test_an_environment_that_is_at_a_slot_that_is_due_is_given_up(held, pool, line_to):
+    walk = held("HeldWalk")
+    lease = await pool.acquire(acquire())
+    line = line_to(lease.endpoint, lease.lease)
+    await ask(line, wire.ResetMany, [0, 1], [3, 4])
+    stepped = ask(line, wire.StepMany, [0, 1], np.array([0, 1]))
+    assert await asyncio.to_thread(walk.there.wait, 20)
+    late = control.Release(lease=lease.lease, hung="late", due=(0, 1))
+    assert await pool.release(late) == control.Taken(slot=1)
+    assert pool.hanging == ["late"]
+    other = await asyncio.wait_for(pool.acquire(acquire(turn=1)), 20)
+    assert other.endpoint != lease.endpoint
+    walk.let_go()
+    await asyncio.gather(stepped, return_exceptions=True)
+
+
+@pytest.mark.parametrize(
+    ("due", "answer"),
+    [((7,), control.NotDue()), ((7, 8), control.Taken(slot=8)), ((), control.Taken(slot=8))],
+)
+async def test_an_agent_is_given_up_only_when_the_slot_that_it_is_at_is_due(
+    house, held, line_to, due, answer
+):
+    agent = held("HeldAgent")
+    conductor = await house.start("agent.walker", entry="conductor_world:HeldAgent", params={})
+    await conductor.host.do(lambda: conductor.host.seat(b"seat-1", **SPACES, renew=False, old=None))
+    line = line_to(conductor.host.endpoint, "seat-1")
+    rows = [7, 8], [wire.FIRST] * 2, np.array([0, 1]), [0.0] * 2, [0] * 2, True
+    acted = ask(line, wire.ActMany, *rows)
+    assert await asyncio.to_thread(agent.there.wait, 20)
+    assert conductor._judge(control.Stuck(seat="seat-1", number=line.number, due=due)) == answer
+    assert conductor.failed.done() == isinstance(answer, control.Taken)
+    agent.let_go()
+    await asyncio.gather(acted, return_exceptions=True)
+
+
+async def test_a_hang_is_found_when_its_own_time_is_up_not_its_neighbours(house):
+    """The neighbour's episode begins 1.7 s after the one that hangs: both may take 2 s."""
+    first = start_of(0)
+    world = {"entry": "conductor_world:Dawdles", "start": first, "slow": [(first, 1.7)]}
+    await house.pair(vector=2, fault="sleep", at=2, **world)
+    records, _ = await house.play(episodes=4, vector=2, episode_timeout=2.0, mode="eval")
+    (hung,) = [record for record in records if record.outcome != "terminated"]
+    assert (hung.index, hung.outcome, hung.steps) == (0, "timed_out", 1)
+    assert hung.seconds < 3.5
+
+
+async def test_a_neighbour_that_takes_its_time_is_waited_for(house):
+    """It is at the first step of its episode when the other one's time is up, 1.2 s, and what is granted beyond it."""
+    first, later = start_of(0), start_of(2)
+    world = {"entry": "conductor_world:Dawdles", "start": first, "slow": [(first, 1.0), (later, 1.0)]}
+    await house.pair(vector=2, **world)
+    records, end = await house.play(episodes=4, vector=2, episode_timeout=1.2, mode="eval")
+    assert {record.reason for record in records if record.index == 0} == {"longer than 1.2 s"}
+    assert not [record for record in records if "hangs" in record.reason]
+    assert "episodes_played_again" not in end.metrics
+
+
+# -- an agent's state ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("staleness", [0, 8])
+async def test_an_agent_that_hangs_in_its_state_makes_its_conductor_give_up(house, held, staleness):
+    held("HeldState")
+    await house.pair(agent="conductor_world:HeldState", agent_params={"at": 1})
+    controller = await house.start("simulation")
+    await controller.perform(house.command(episodes=1, episode_timeout=0.3, max_staleness=staleness))
+    ended = await asyncio.wait_for(house.links["simulation"].next(EpisodeEnded), 20)
+    assert ended.episode.reason == "longer than 0.3 s, and agent 'walker' hangs"
+    assert house.failures["agent.walker"].done()
+
+
+@pytest.mark.parametrize("staleness", [0, 8])
+async def test_what_cannot_be_kept_in_time_is_the_parts_failure(house, held, monkeypatch, staleness):
+    """Its first state is that of an episode's end, the second one is asked for when the phase is over."""
+    monkeypatch.setattr("governor.episodes.learned.SPARING", 10**6)
+    monkeypatch.setattr("governor.episodes.remote.worker.KEEP_SECONDS", 0.2)
+    held("HeldState")
+    await house.pair(agent="conductor_world:HeldState", agent_params={"at": 2})
+    records, end = await house.play(episodes=2, max_staleness=staleness)
+    assert [record.outcome for record in records] == ["terminated"] * 2
+    assert (end.failures, end.first_failure) == (
+        1,
+        "agent 'walker' cannot be saved: it takes longer than 0.2 s",
+    )
+    assert "hangs" in await asyncio.wait_for(house.failures["agent.walker"], 20)
+
+
+# -- an environment whose owner is gone ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("later", [{"incarnation": 2}, {"turn": 1}])
+async def test_who_comes_next_gets_another_environment_than_the_one_that_still_hangs(
+    held, pool, line_to, later
+):
+    walk = held("HeldWalk")
+    lease = await pool.acquire(acquire())
+    line = line_to(lease.endpoint, lease.lease)
+    await ask(line, wire.Reset, 3)
+    stepped = ask(line, wire.Step, 1)
+    assert await asyncio.to_thread(walk.there.wait, 20)
+    other = await asyncio.wait_for(pool.acquire(acquire(**later)), 20)
+    assert other.endpoint != lease.endpoint
+    second = line_to(other.endpoint, other.lease)
+    request = wire.Reset(second.next(), 3)
+    answer = await asyncio.to_thread(second.ask, request, deadline=monotonic() + 20)
+    assert isinstance(answer, wire.Observed)
+    assert len(pool.hanging) == 1
+    walk.let_go()
+    await asyncio.gather(stepped, return_exceptions=True)
+
+
+async def test_who_comes_next_gets_the_same_environment_where_it_is_at_rest(pool, line_to):
+    lease = await pool.acquire(acquire())
+    await ask(line_to(lease.endpoint, lease.lease), wire.Reset, 3)
+    other = await pool.acquire(acquire(incarnation=2))
+    assert other.endpoint == lease.endpoint

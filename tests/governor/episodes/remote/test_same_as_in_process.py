@@ -1,0 +1,29 @@
+"""Which episodes there are, and what an agent hears of them, is the same on either transport."""
+
+import pytest
+from in_process_commands import vector
+
+from governor.messages import Until
+
+
+def told(records):
+    return sorted((r.index, r.outcome, r.value, r.steps) for r in records)
+
+
+@pytest.mark.parametrize(
+    ("size", "until"),
+    [
+        (2, Until(steps=15)),
+        (1, Until(steps=15)),
+        (3, Until(metric="return", at_least=5.0, average_over=4)),
+        (3, Until(metric="return", at_least=6.0, average_over=4)),
+    ],
+)
+async def test_no_episode_begins_behind_the_one_that_ends_the_phase(house, size, until):
+    more = {"episodes": 9, "until": (until,)}
+    inner, first = await house.play(name="inner", **more, **vector(size))
+    (house.folder / "run/agents/walker.state").unlink()
+    await house.pair(vector=size)
+    outer, second = await house.play(**more, vector=size, incarnation=2)
+    assert told(outer) == told(inner)
+    assert first.end == second.end
