@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 from full_disk import full_beyond
-from in_process_commands import noted_before, outcomes
+from in_process_commands import outcomes
 
 from governor.episodes import trajectories
 from governor.episodes.records.recording import Columns, StepRecorder
@@ -107,27 +107,6 @@ async def test_a_disk_that_fills_up_in_a_long_episode_ends_it(house, transport):
         records, end = await house.play(episodes=1, max_steps=5000, **command)
     assert (records[0].outcome, records[0].reason, records[0].steps) == ("failed", FULL, 4096)
     assert (end.end, end.failures) == ("max_episodes", 1)
-
-
-@EACH
-async def test_an_episode_that_cannot_be_noted_ends_the_part_and_what_was_reported_is_on_disk(
-    house, monkeypatch, transport
-):
-    monkeypatch.setattr("governor.episodes.local.stepping.UNACKNOWLEDGED", 0)
-    command = await house.stage(transport)
-    noted = noted_before(house)
-    controller = await house.start("simulation", flow="PAUSE")
-    command = house.command(episodes=5000, done=noted, **command)
-    await controller.perform(command)
-    link = house.links["simulation"]
-    await asyncio.wait_for(link.next(EpisodeEnded), 20)
-    link.flow = "CONTINUE"
-    with full_beyond(15_000):
-        await controller.perform(command)
-        records, end = await house.end()
-    assert end.end == "stopped"
-    assert "File too large" in end.first_failure
-    assert len(house.lines()) == len(noted) + len(records)
 
 
 async def test_steps_that_cannot_be_finalized_are_the_parts_failure(house):
