@@ -99,8 +99,8 @@ def _guard(daemon: int) -> int:
             os.kill(os.getpid(), signal.SIGSTOP)
         elif number != signal.SIGCHLD:
             _forward(daemon, number)
-        status = _reap().get(daemon)
-    survivors = _sweep()
+        status = reap().get(daemon)
+    survivors = sweep()
     if survivors:
         sys.stderr.write(
             f"governor: still alive after SIGKILL: pid {', '.join(map(str, sorted(survivors)))}\n"
@@ -115,7 +115,7 @@ def _forward(daemon: int, number: int) -> None:
     os.kill(daemon, number)
 
 
-def _reap() -> dict[int, int]:
+def reap() -> dict[int, int]:
     """Every child that has ended: pid -> wait status."""
     ended: dict[int, int] = {}
     while True:
@@ -128,11 +128,11 @@ def _reap() -> dict[int, int]:
         ended[pid] = status
 
 
-def _sweep() -> set[int]:
+def sweep() -> set[int]:
     """Kills and reaps descendants until none is left; the pids of those that live on after SWEEP_SECONDS."""
     deadline = time.monotonic() + SWEEP_SECONDS
     while True:
-        _reap()
+        reap()
         left = descendants(os.getpid())
         if not left:
             return set()
@@ -143,7 +143,7 @@ def _sweep() -> set[int]:
                 continue
         remaining = deadline - time.monotonic()
         if remaining <= 0 or (signal.sigtimedwait({signal.SIGCHLD}, remaining) is None):
-            _reap()
+            reap()
             return descendants(os.getpid())
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator
 
-from governor.episodes.text import base_urls
+from governor.episodes.text import base_urls, headers
 from governor.episodes.text.entries import is_language_model, is_over_http
 from governor.errors import UsageError
 from governor.run_fields import Count, Duration, Params  # noqa: TC001  # pydantic reads them at run time
@@ -35,9 +35,16 @@ def _address(value: str) -> str:
 
 
 def _variable(value: str) -> str:
-    if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", value):  # not shown: it may be the key
-        raise ValueError("must be the name of an environment variable that holds the key, not the key itself")
+    if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", value):  # not shown: it may be the secret
+        raise ValueError("must be the name of an environment variable that holds it, not the secret itself")
     return value
+
+
+def _headers(value: dict[str, str]) -> dict[str, str]:
+    try:
+        return headers.checked(value)
+    except UsageError as error:
+        raise ValueError(str(error)) from None
 
 
 def _extra(value: dict[str, Any]) -> dict[str, Any]:
@@ -69,6 +76,10 @@ Addresses: TypeAlias = Annotated[
 ]
 
 
+Variable: TypeAlias = Annotated[str, AfterValidator(_variable)]
+Headers: TypeAlias = Annotated[dict[str, str], BeforeValidator(_headers)]
+
+
 class _Params(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
@@ -77,7 +88,7 @@ class LanguageModel(_Params):
     """`params` of an agent ``openai:MODEL``. Over several base URLs episodes are spread. Seconds for `timeout`, of each try."""
 
     base_url: Addresses
-    api_key_env: Annotated[str, AfterValidator(_variable)] | None = None
+    api_key_env: Variable | None = None
     temperature: Annotated[float, Field(ge=0)] = 0.3
     max_tokens: Count | None = None
     timeout: Duration = 60.0
@@ -90,13 +101,16 @@ class LanguageModel(_Params):
 
 class HTTPEnvironment(_Params):
     """`params` of an environment ``http(s)://...``. `ids`, or so many of them from 0 on, are played in turn; without them
-    each episode has its own number. `timeout` is in seconds, for each call.
+    each episode has its own number. `timeout` is in seconds, for each try. `headers_env` names the variables that hold the
+    values of further headers.
     """
 
     name: Annotated[str, Field(min_length=1)] | None = None
     ids: Annotated[int | tuple[str, ...] | None, PlainValidator(_ids)] = None
     timeout: Duration = 30.0
     retries: Annotated[int, Field(ge=0, le=1000)] = 2
+    headers: Headers = {}
+    headers_env: Annotated[dict[str, Variable], BeforeValidator(_headers)] = {}
 
     def id_of(self, episode: int) -> str:
         match self.ids:
@@ -126,12 +140,13 @@ def faults(
     for index, phase in enumerate(phases):
         simulate = phase.get("simulate") if isinstance(phase, dict) else None
         if isinstance(simulate, dict):
-            yield from _pairing(simulate, ("phases", index, "simulate"), environments, agents)
+            yield from _pairing(phase, ("phases", index), environments, agents)
 
 
 def _pairing(
-    simulate: Mapping[str, Any], place: Path, environments: Mapping[str, Any], agents: Mapping[str, Any]
+    phase: Mapping[str, Any], path: Path, environments: Mapping[str, Any], agents: Mapping[str, Any]
 ) -> Iterator[tuple[Path, str]]:
+    simulate, place = phase["simulate"], (*path, "simulate")
     named, chosen = simulate.get("agents"), simulate.get("environment")
     given = named.values() if isinstance(named, dict) else named if isinstance(named, list | tuple) else ()
     names = [name for name in given if isinstance(name, str)]
@@ -150,6 +165,11 @@ def _pairing(
         yield (*place, "agents"), f"agent {model!r} is a language model and plays alone: name no other agent"
     if simulate.get("transport", "conductors") != "in_process":
         yield place, f"agent {model!r} is a language model: that needs transport: in_process"
+    if phase.get("checkpoint") is not None:
+        yield (
+            (*path, "checkpoint"),
+            f"agent {model!r} is a language model: no state of it is here to keep (if it is inherited, say 'checkpoint: null')",
+        )
     if entry.startswith("gymnasium:"):
         yield (
             (*place, "environment"),
@@ -180,19 +200,28 @@ def _params(section: Any, place: Path, model: type[BaseModel], shape: Shape) -> 
 
 
 def missing_keys(data: Any, environ: Mapping[str, str]) -> Iterator[tuple[Path, str]]:
-    """The variables of keys that are not set here, of a run given as plain data."""
-    conductors = data.get("conductors") if isinstance(data, dict) else None
-    agents = conductors.get("agents") if isinstance(conductors, dict) else None
-    for name, section in agents.items() if isinstance(agents, dict) else ():
-        params = section.get("params") if is_language_model(_entry(section)) else None
-        variable = params.get("api_key_env") if isinstance(params, dict) else None
+    """The variables of keys and headers that are not set here, of a run given as plain data."""
+    for path, variable in _variables(_mapping(_mapping(data).get("conductors"))):
         if isinstance(variable, str) and re.fullmatch(r"\w+", variable) and not environ.get(variable):
-            yield (
-                ("conductors", "agents", name, "params", "api_key_env"),
-                f"the environment variable {variable} is not set: export it where the run is started",
-            )
+            yield path, f"the environment variable {variable} is not set: export it where the run is started"
+
+
+def _variables(conductors: Mapping[str, Any]) -> Iterator[tuple[Path, Any]]:
+    for name, section in _mapping(conductors.get("agents")).items():
+        if is_language_model(_entry(section)):
+            path: Path = ("conductors", "agents", name, "params", "api_key_env")
+            yield path, _mapping(section.get("params")).get("api_key_env")
+    for name, section in _mapping(conductors.get("environments")).items():
+        if is_over_http(_entry(section)):
+            path = ("conductors", "environments", name, "params", "headers_env")
+            for header, variable in _mapping(_mapping(section.get("params")).get("headers_env")).items():
+                yield (*path, header), variable
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, dict) else {}
 
 
 def _entry(section: Any) -> str:
-    entry = section.get("entry") if isinstance(section, dict) else None
+    entry = _mapping(section).get("entry")
     return entry if isinstance(entry, str) else ""

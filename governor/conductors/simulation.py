@@ -79,6 +79,10 @@ class SimulationController(Conductor):
             command.made_environment is None or len(command.made_agents) != len(command.agents)
         ):
             wrong.append("the command does not say what its environment and agents are made of")
+        if command.checkpoint is not None and any(
+            is_language_model(made.entry) for made in command.made_agents
+        ):
+            wrong.append("no checkpoint can be taken of a language model")
         if wrong:
             return _refused(wrong)
         self._current = Simulation(command=command, spec=self.spec, link=self.link)

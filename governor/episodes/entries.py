@@ -89,25 +89,28 @@ async def in_daemon_thread(work: Callable[[], T], *, name: str) -> T:
     """Runs blocking user code beside the event loop. Unlike `asyncio.to_thread`, a hang does not block the exit."""
     loop = asyncio.get_running_loop()
     ended: asyncio.Future[T] = loop.create_future()
+    threading.Thread(target=answer, args=(loop, ended, work), name=name, daemon=True).start()
+    return await ended
 
-    def settle(result: T | None, error: BaseException | None) -> None:
+
+def answer(loop: asyncio.AbstractEventLoop, ended: asyncio.Future[T], work: Callable[[], T]) -> None:
+    """Runs `work` in this thread; what it comes to goes to `ended`, a future of `loop`."""
+    result: Any = None
+    failure: Exception | None = None
+    try:
+        result = work()
+    except BaseException as error:  # noqa: BLE001  # also SystemExit of user code: it goes to who waits
+        failure = error if isinstance(error, Exception) else ConductorError(one_line(error))
+
+    def settle() -> None:
         if ended.done():
             return
-        if error is not None:
-            ended.set_exception(error)
+        if failure is not None:
+            ended.set_exception(failure)
         else:
-            ended.set_result(result)  # type: ignore[arg-type]  # there is a result where there is no error
+            ended.set_result(result)
 
-    def run() -> None:
-        result, failure = None, None
-        try:
-            result = work()
-        except BaseException as error:  # noqa: BLE001  # also SystemExit of user code: it goes to who waits
-            failure = error if isinstance(error, Exception) else ConductorError(one_line(error))
-        tell(loop, lambda: settle(result, failure))
-
-    threading.Thread(target=run, name=name, daemon=True).start()
-    return await ended
+    tell(loop, settle)
 
 
 def tell(loop: asyncio.AbstractEventLoop, call: Callable[[], None]) -> None:

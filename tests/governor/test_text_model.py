@@ -76,6 +76,16 @@ def test_what_does_not_go_together_is_named_with_what_would(more, place, says):
     assert says in found[place]
 
 
+def test_it_is_evaluated_but_has_no_checkpoints():
+    data = run()
+    data["phases"][0] |= {"mode": "train", "evaluate": {"every": 1, "episodes": 2}}
+    assert list(run_check.faults(data)) == []
+    data["phases"][0]["checkpoint"] = {"last": True}
+    ((path, message),) = run_check.faults(data)
+    assert run_check.spell(path) == "phases[0].checkpoint"
+    assert "agent 'model' is a language model: no state of it is here to keep" in message
+
+
 def test_a_language_model_is_no_player_among_several():
     data = run(agents={"walker": {"entry": "a:B"}})
     data["phases"][0]["simulate"]["agents"] = {"left": "walker", "right": "model"}
@@ -92,7 +102,7 @@ def test_a_language_model_is_no_player_among_several():
         ({"base_url": None}, "base_url", "must be"),
         ({"base_url": "localhost"}, "base_url[0]", "is no base URL"),
         ({"base_url": []}, "base_url", "at least 1"),
-        ({"api_key_env": "sk-1234"}, "api_key_env", "not the key itself"),
+        ({"api_key_env": "sk-1234"}, "api_key_env", "not the secret itself"),
         ({"temperatur": 1.0}, "temperatur", "did you mean 'temperature'?"),
         ({"temperature": -1.0}, "temperature", "greater than or equal to 0"),
         ({"timeout": "soon"}, "timeout", "duration"),

@@ -64,7 +64,7 @@ class Parrot:
     def __init__(self, answer=lambda messages: Answer("go", "stop", 7, 1, 1)):
         self._answer = answer
 
-    async def answer(self, messages, *, session, timeout=None):  # noqa: ASYNC109 - the protocol's
+    async def answer(self, messages, *, session):
         return self._answer(messages)
 
 

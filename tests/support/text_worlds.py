@@ -103,6 +103,14 @@ class Corridor:
         )
         return 1.0, False, False, {"child": child.pid}
 
+    def do_stop(self):
+        os.killpg(0, signal.SIGSTOP)
+
+    def do_orphan(self):
+        code = "import subprocess, sys; print(subprocess.Popen([sys.executable, '-c', '']).pid)"
+        pid = int(subprocess.check_output([sys.executable, "-c", code]))
+        return 1.0, False, False, {"child": pid}
+
     def do_stranger(self):
         return self.do_child(session=True)
 

@@ -35,7 +35,9 @@ class ActorAccess:
             raise UsageError(
                 f"the actor leads nowhere: transport {actor.transport!r}, base_url {actor.base_url!r}"
             )
-        return self._http.environment(base_url=actor.base_url, env_name=actor.env_name, env_id=actor.env_id)
+        return self._http.environment(
+            base_url=actor.base_url, env_name=actor.env_name, env_id=actor.env_id, headers=actor.headers
+        )
 
     async def release(self, actor: ActorHandle, environment: TextEnvironment | None) -> None:
         """Closes what was started for this handle alone; the rest is its pool's. Raises ProcessError."""

@@ -15,13 +15,14 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import cycle, islice
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from governor import logs
 from governor.episodes.entries import one_line
 from governor.episodes.text.episode import reason_of
+from governor.episodes.text.headers import checked
 from governor.episodes.text.process import TextProcess
 from governor.errors import ConductorError, TryAgain, UsageError
 
@@ -36,7 +37,7 @@ log = logs.get_logger()
 class ActorHandle:
     """One task and the environment that it is to be played in; a lease, if it comes from a pool.
 
-    `transport` is "http" (at `base_url`) or "inproc" (`local_env`, a `TextEnvironment`). In the phase of a run, `episode` is
+    `transport` is "http" (at `base_url`, with `headers`) or "inproc" (`local_env`, a `TextEnvironment`). In the phase of a run, `episode` is
     the number of the episode and `seed` its seed: an environment that has `reset` gets it.
     """
 
@@ -48,6 +49,7 @@ class ActorHandle:
     local_env: Any = None
     episode: int | None = None
     seed: int | None = None
+    headers: Mapping[str, str] | None = field(default=None, repr=False)
 
 
 class EpisodeTask(NamedTuple):
@@ -58,24 +60,29 @@ class EpisodeTask(NamedTuple):
     group_id: str = ""
 
 
-class Site(NamedTuple):
+@dataclass(slots=True, frozen=True)
+class Site:
     """Where an environment answers: the fields of an ActorHandle without its task. `reusable`: for the next task too."""
 
     transport: str
     base_url: str | None = None
     local_env: Any = None
     reusable: bool = True
+    headers: Mapping[str, str] | None = field(default=None, repr=False)
 
 
 MakeSite: TypeAlias = Callable[[], Awaitable[Site]]
 
 
-def http_sites(*base_urls: str) -> MakeSite:
-    """Environments on servers that are up already; places take the servers in turn."""
+def http_sites(*base_urls: str, headers: Mapping[str, str] | None = None) -> MakeSite:
+    """Environments on servers that are up already; places take the servers in turn. Each request carries `headers`, whose
+    values are never shown. Raises UsageError for one that no request can carry.
+    """
+    sent = checked(headers or {})
     urls = cycle(base_urls)
 
     async def make() -> Site:
-        return Site("http", next(urls))
+        return Site("http", next(urls), headers=sent)
 
     return make
 
@@ -279,7 +286,8 @@ class ActorPool:
     def _lease(self) -> ActorHandle:
         task = EpisodeTask(*self._ahead.popleft())  # first: what is no task costs no place
         place = self._free.popleft()
-        handle = ActorHandle(task.env_name, task.env_id, task.group_id, *place.site[:3])
+        site = place.site
+        handle = ActorHandle(*task, site.transport, site.base_url, site.local_env, headers=site.headers)
         self._leases[id(handle)] = _Lease(handle, place)
         return handle
 

@@ -1,8 +1,10 @@
 """The process of one text environment: `python -m governor.episodes.text.child FD PARENT`, started by `process`.
 
 It reads the order and then calls from FD, one at a time, and writes one JSON answer for each: ``{"value": ...}`` or
-``{"fault": "one line"}``. It dies with its parent, and leaves without its runtime's clean-up, which threads of user code
-could hold up.
+``{"fault": "one line"}``. It leaves without its runtime's clean-up, which threads of user code could hold up.
+
+User code runs in a fork of it. The process that was started is that one's keeper: it ends as that one has ended, or when it
+is told to, or its parent dies, and leaves nothing that user code has started, in sessions of its own neither.
 """
 
 from __future__ import annotations
@@ -12,23 +14,27 @@ import inspect
 import json
 import os
 import pickle
+import resource
+import signal
 import socket
 import sys
 import threading
 from contextlib import suppress
 from multiprocessing import spawn
-from typing import Any
+from typing import Any, Final
 
-from governor import prctl
+from governor import guard, prctl
 from governor.episodes.entries import load, one_line
-from governor.episodes.text.process import SIZE
+from governor.episodes.text.process import KILL_ALL, SIZE
 
 STEP_NAMES = ("reward", "terminated", "truncated", "info")
+_FOR_KEEPER: Final = frozenset({signal.SIGCHLD, signal.SIGTERM, KILL_ALL})
+"""SIGTERM is for its group: the fork ends by it, or not, and the keeper after that."""
 
 
 def main() -> None:
     """Serves until the socket ends, or `close`."""
-    prctl.die_with_parent(expected=int(sys.argv[2]))
+    _fork_below_keeper(parent=int(sys.argv[2]), descriptor=int(sys.argv[1]))
     with socket.socket(fileno=int(sys.argv[1])) as sock:
         sock.set_inheritable(False)
         os.register_at_fork(after_in_child=sock.close)
@@ -52,6 +58,47 @@ def main() -> None:
             with suppress(Exception):  # it is thrown away: what it says when it goes helps nobody
                 _finished(close())
     _leave()
+
+
+def _fork_below_keeper(*, parent: int, descriptor: int) -> None:
+    """Returns in the fork; the keeper does not return."""
+    keeper = os.getpid()
+    prctl.adopt_orphans()
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, _FOR_KEEPER)
+    prctl.die_with_parent(expected=parent, by=KILL_ALL)
+    player = os.fork()
+    if player == 0:
+        prctl.die_with_parent(expected=keeper)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        return
+    os.close(descriptor)
+    signal.signal(signal.SIGCHLD, lambda *_: None)  # its default disposition drops it
+    status = guard.reap().get(player)
+    while status is None and signal.sigwaitinfo(_FOR_KEEPER).si_signo != KILL_ALL:
+        status = guard.reap().get(player)
+    if _has_children():
+        guard.sweep()
+    _end_as(-signal.SIGKILL if status is None else os.waitstatus_to_exitcode(status))
+
+
+def _has_children() -> bool:
+    """Without a look at all processes, as a sweep takes it."""
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return False
+    return True
+
+
+def _end_as(code: int) -> None:
+    """`code` is minus the signal that has ended the fork, or its exit code."""
+    if code < 0:
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the fork has left its own
+        with suppress(OSError):  # SIGKILL has no handler
+            signal.signal(-code, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {-code})
+        os.kill(os.getpid(), -code)
+    os._exit(code)
 
 
 def _make(pickled: bytes, script: dict[str, Any]) -> Any:

@@ -43,31 +43,21 @@ class TextEnvironment(Protocol):
 
 
 class EnvironmentFault(GovernorError):
-    """The environment's own error: it refused, raised, or answered what makes no sense.
-
-    `permanent`: asking it again would not help.
-    """
+    """The environment's own error: it refused, raised, or answered what makes no sense."""
 
     code = "environment"
 
-    def __init__(self, reason: str, *, permanent: bool = True) -> None:
+    def __init__(self, reason: str) -> None:
         self.reason = reason
-        self.permanent = permanent
         super().__init__(reason)
 
 
 class EnvironmentUnreachable(EnvironmentFault):
     """Transport errors or 5xx, after the retries that were allowed."""
 
-    def __init__(self, reason: str, *, permanent: bool = False) -> None:
-        super().__init__(reason, permanent=permanent)
-
 
 class EnvironmentHung(EnvironmentFault):
     """No answer by the deadline: it may be anywhere, and is not to be used again."""
-
-    def __init__(self, reason: str, *, permanent: bool = False) -> None:
-        super().__init__(reason, permanent=permanent)
 
 
 class EnvironmentCrashed(EnvironmentFault):

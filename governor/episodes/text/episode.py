@@ -37,13 +37,7 @@ CUT_OFF: Final = "length"
 
 
 class Model(Protocol):
-    async def answer(
-        self,
-        messages: list[Message],
-        *,
-        session: Any,
-        timeout: float | None = None,  # noqa: ASYNC109
-    ) -> Answer: ...
+    async def answer(self, messages: list[Message], *, session: Any) -> Answer: ...
 
 
 class Hooks(Protocol):
@@ -118,7 +112,9 @@ class TextEpisode:
                 return await self._play()
         except EnvironmentFault as fault:
             return self._judge(fault)
-        except Exception as error:  # noqa: BLE001  # of user code: it ends this episode alone
+        except (Exception, asyncio.CancelledError) as error:  # of user code: it ends this episode alone
+            if is_cancellation(error):
+                raise
             if deadline.expired():
                 return "timed_out", f"not done within {self._rules.timeout:g} s, at work: the {self.at}"
             if self._asking:
@@ -201,6 +197,12 @@ class TextEpisode:
             weight_version=answer.weight_version,
             info=step.info,
         )
+
+
+def is_cancellation(error: BaseException) -> bool:
+    """Whether this task is cancelled. User code also raises CancelledError by itself, for instance of a task of its own."""
+    task = asyncio.current_task()
+    return isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling() > 0
 
 
 def reason_of(error: BaseException) -> str:

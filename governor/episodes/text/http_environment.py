@@ -28,10 +28,13 @@ from governor.episodes.text.environment import (
     prompt_of,
     step_of,
 )
+from governor.episodes.text.headers import checked as checked_headers
 from governor.episodes.text.http_retries import pause, retry_after, status_reason
 from governor.errors import UsageError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from governor.episodes.text.environment import Message, TextStep
 
 KEY_HEADER: Final = "Idempotency-Key"
@@ -68,9 +71,15 @@ class HTTPEnvironments:
         self._session: aiohttp.ClientSession | None = None
         self._closed = False
 
-    def environment(self, *, base_url: str, env_name: str, env_id: str) -> HTTPEnvironment:
-        """The environment at ``{base_url}/{env_name}/{env_id}``. Raises UsageError for a bad address."""
-        return HTTPEnvironment(self, base_url=base_url, env_name=env_name, env_id=env_id)
+    def environment(
+        self, *, base_url: str, env_name: str, env_id: str, headers: Mapping[str, str] | None = None
+    ) -> HTTPEnvironment:
+        """The environment at ``{base_url}/{env_name}/{env_id}``; each request carries `headers`. Raises UsageError for a bad
+        address or header.
+        """
+        return HTTPEnvironment(
+            self, base_url=base_url, env_name=env_name, env_id=env_id, headers=checked_headers(headers or {})
+        )
 
     async def aclose(self) -> None:
         """Closes the connections; calls on their way fail. May be called again."""
@@ -78,11 +87,24 @@ class HTTPEnvironments:
         if self._session is not None:
             await self._session.close()
 
-    async def ask(self, method: str, url: URL, *, seconds: float, key: str = "", body: Any = None) -> bytes:
+    async def ask(
+        self,
+        method: str,
+        url: URL,
+        *,
+        seconds: float,
+        headers: dict[str, str],
+        key: str = "",
+        body: Any = None,
+    ) -> bytes:
         """The body of the answer; `seconds` for each try. Raises EnvironmentFault."""
+        if key:
+            headers = {**headers, KEY_HEADER: key}
         for retry in range(self._retries + 1):
             try:
-                return await self._once(method, url, seconds=seconds, key=key, body=body, retry=retry)
+                return await self._once(
+                    method, url, seconds=seconds, headers=headers, key=key, body=body, retry=retry
+                )
             except _Failed as failed:
                 again = failed.again and (not key or failed.unsent or self._honours(url))
                 if retry == self._retries or not again:
@@ -91,13 +113,23 @@ class HTTPEnvironments:
             await asyncio.sleep(wait)
         raise AssertionError("the last try returns or raises")
 
-    async def _once(self, method: str, url: URL, *, seconds: float, key: str, body: Any, retry: int) -> bytes:
+    async def _once(
+        self,
+        method: str,
+        url: URL,
+        *,
+        seconds: float,
+        headers: dict[str, str],
+        key: str,
+        body: Any,
+        retry: int,
+    ) -> bytes:
         where = f"{method} {url}"
         try:
             async with (
                 asyncio.timeout(seconds),
                 self._opened().request(
-                    method, url, json=body, headers={KEY_HEADER: key} if key else None, allow_redirects=False
+                    method, url, json=body, headers=headers, allow_redirects=False
                 ) as response,
             ):
                 if key and response.headers.get(KEY_HEADER) == key:
@@ -139,8 +171,17 @@ class HTTPEnvironments:
 class HTTPEnvironment:
     """One text environment behind a server. Nothing of it lives here: `aclose` has nothing to do."""
 
-    def __init__(self, connections: HTTPEnvironments, *, base_url: str, env_name: str, env_id: str) -> None:
+    def __init__(
+        self,
+        connections: HTTPEnvironments,
+        *,
+        base_url: str,
+        env_name: str,
+        env_id: str,
+        headers: dict[str, str],
+    ) -> None:
         self._connections = connections
+        self._headers = headers
         try:
             base = f"{checked(base_url)}/{quote(str(env_name), safe='')}/{quote(str(env_id), safe='')}"
         except UnicodeError as error:
@@ -152,12 +193,17 @@ class HTTPEnvironment:
         return f"HTTPEnvironment({str(self._step_url.parent)!r})"
 
     async def get_task_prompt(self, *, timeout: float) -> list[Message]:  # noqa: ASYNC109 - one deadline, owned here
-        data = await self._connections.ask("GET", self._prompt_url, seconds=timeout)
+        data = await self._connections.ask("GET", self._prompt_url, seconds=timeout, headers=self._headers)
         return prompt_of(decoded(data, where="get_task_prompt"))
 
     async def step(self, action: str, *, key: str, timeout: float) -> TextStep:  # noqa: ASYNC109 - as above
         data = await self._connections.ask(
-            "POST", self._step_url, seconds=timeout, key=key, body={"action": action}
+            "POST",
+            self._step_url,
+            seconds=timeout,
+            headers=self._headers,
+            key=key,
+            body={"action": action},
         )
         return step_of(decoded(data, where="step"))
 

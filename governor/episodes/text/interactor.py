@@ -19,10 +19,11 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 from governor import logs
 from governor.episodes.text.actor_access import ActorAccess
 from governor.episodes.text.actor_pool import PoolBusy
-from governor.episodes.text.episode import Rules, TextEpisode, reason_of
+from governor.episodes.text.episode import Rules, TextEpisode, is_cancellation, reason_of
 from governor.episodes.text.episode_handler import HandlerCalls
 from governor.episodes.text.llm import MOST_CONCURRENT, ChatModel
 from governor.episodes.text.session_log import SessionLog, session_id
+from governor.episodes.text.user_calls import to_its_end
 from governor.errors import UsageError
 from governor.messages import EpisodeOutcome
 
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from governor.episodes.text.llm import BaseURLProvider
 EPISODE_SECONDS: Final = 36_000.0
 END_SECONDS: Final = 30.0
-"""How long `on_episode_end` and the data manager's `end_session` may take, each."""
+"""How long `on_episode_end`, the data manager's `end_session` and the pool's `done` may take, each."""
 
 ENDED_WELL: Final = frozenset({"terminated", "truncated"})
 End: TypeAlias = tuple[EpisodeOutcome, str]
@@ -105,7 +106,7 @@ class Interactor:
         chat_model: Model | None = None,
         on_record: Callable[[ActorHandle, TextEpisodeRecord], None] | None = None,
     ) -> None:
-        """`env_http_timeout_s` bounds each call of an environment, over HTTP and in process; `episode_timeout` an episode.
+        """`env_http_timeout_s` bounds each try of a call over HTTP, and each call in process; `episode_timeout` an episode.
 
         `chat_model` answers instead of a ChatModel made from `base_url_provider`, `api_key`, `model` and `temperature`;
         who brings it closes it. `on_record` is called with each record before the actor goes back to the pool.
@@ -219,13 +220,18 @@ class Interactor:
         try:
             end = await episode.play()
         finally:
+            await to_its_end(self._end(actor, episode, hooks, end, begun=begun), name="interactor.end")
+
+    async def _end(
+        self, actor: ActorHandle, episode: TextEpisode, hooks: HandlerCalls, end: End, *, begun: float
+    ) -> None:
+        try:
+            end = await self._finish(actor, episode, hooks, end)
+        finally:
             try:
-                end = await self._finish(actor, episode, hooks, end)
+                self._keep(actor, episode, end, perf_counter() - begun)
             finally:
-                try:
-                    self._keep(actor, episode, end, perf_counter() - begun)
-                finally:
-                    await self._give_back(actor, episode.broken)
+                await _bounded("pool", partial(self._give_back, actor, episode.broken))
 
     async def _finish(self, actor: ActorHandle, episode: TextEpisode, hooks: HandlerCalls, end: End) -> End:
         """A fault of a hook or of the data manager fails an episode that had ended well."""
@@ -261,12 +267,9 @@ class Interactor:
 
     async def _give_back(self, actor: ActorHandle, broken: str) -> None:
         quarantine = getattr(self.pool, "quarantine", None)
-        try:
-            if broken and quarantine is not None:
-                quarantine(actor, broken)
-            await self.pool.done(actor)
-        except Exception as error:  # noqa: BLE001  # of a user's pool: the other places go on
-            log.warning("pool.done_failed", environment=actor.env_name, reason=reason_of(error))
+        if broken and quarantine is not None:
+            quarantine(actor, broken)
+        await self.pool.done(actor)
 
 
 async def _bounded(who: str, call: Callable[[], Awaitable[None]]) -> str:
@@ -275,7 +278,9 @@ async def _bounded(who: str, call: Callable[[], Awaitable[None]]) -> str:
     try:
         async with limit:
             await call()
-    except Exception as error:  # noqa: BLE001  # of user code: it ends this episode alone
+    except (Exception, asyncio.CancelledError) as error:  # of user code: it ends this episode alone
+        if is_cancellation(error):
+            raise
         reason = f"no end within {END_SECONDS:g} s" if limit.expired() else reason_of(error)
         log.warning("episode.end_failed", at=who, reason=reason)
         return f"{who}, after the end: {reason}"

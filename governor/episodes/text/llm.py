@@ -5,6 +5,7 @@ Rules:
    address. A client for each session costs 28 ms and 0.9 MB; `with_options` for each request three times the time.
 2. The client's own retries are off: they are counted and bounded here. What may pass by itself is asked again: 408, 429,
    5xx, transport errors, time-outs, answers that break off or make no sense. Other refusals are final at once.
+   Answers have a largest size.
 3. A place among the `concurrency` is held while a request is on its way, not during the pause before a retry.
 4. A model that ends at once has answered, with an empty text: dropping such answers would change what is learnt from.
 """
@@ -12,6 +13,7 @@ Rules:
 from __future__ import annotations
 
 import asyncio
+from contextlib import aclosing
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
@@ -27,7 +29,9 @@ from governor.episodes.text.base_urls import (
     StaticBaseURLProvider,
     checked,
 )
+from governor.episodes.text.http_environment import LARGEST_ANSWER
 from governor.episodes.text.http_retries import brief, pause, retry_after, status_reason
+from governor.episodes.text.usage import Usage
 from governor.errors import GovernorError, UsageError
 
 if TYPE_CHECKING:
@@ -38,7 +42,6 @@ __all__ = [
     "BaseURLProvider",
     "ChatModel",
     "ModelFault",
-    "ModelTimedOut",
     "SessionSuffixBaseURLProvider",
     "StaticBaseURLProvider",
     "Usage",
@@ -47,23 +50,20 @@ MOST_CONCURRENT: Final = 1000
 """The connections that the client keeps."""
 _REQUEST_TIMEOUT: Final = 408
 _TOO_MANY_REQUESTS: Final = 429
+_MOST_TOKENS: Final = 1 << 40
+"""No answer has more; sums stay in 64 bits."""
 _OUT_OF_QUOTA: Final = "insufficient_quota"
 """A 429 that no wait will cure."""
 
 
 class ModelFault(GovernorError):
-    """The model gave no answer; `permanent`: it was refused, and asking again would not help."""
+    """The model gave no answer: it refused, or the tries are used up."""
 
     code = "model"
 
-    def __init__(self, reason: str, *, permanent: bool = False) -> None:
+    def __init__(self, reason: str) -> None:
         self.reason = reason
-        self.permanent = permanent
         super().__init__(reason)
-
-
-class ModelTimedOut(ModelFault):
-    """The time that the caller gave for the answer is over."""
 
 
 class _Again(Exception):
@@ -84,16 +84,6 @@ class Answer:
     weight_version: int | None
     prompt_tokens: int
     completion_tokens: int
-
-
-@dataclass(slots=True)
-class Usage:
-    """Sums: tokens of the answers given; requests sent, `retries` of them again."""
-
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-    requests: int = 0
-    retries: int = 0
 
 
 class ChatModel:
@@ -146,36 +136,25 @@ class ChatModel:
             api_key=api_key,
             base_url="http://named.in.each.request.invalid",
             max_retries=0,
-            http_client=openai.DefaultAioHttpClient(),
+            http_client=openai.DefaultAioHttpClient(event_hooks={"response": [_read_bounded]}),
         )
 
-    async def answer(self, messages: list[Message], *, session: Any, timeout: float | None = None) -> Answer:  # noqa: ASYNC109 - one deadline, owned here
-        """The model's next message after `messages`.
-
-        `timeout`: seconds for everything, the wait for a place and the retries included. Raises ModelTimedOut after
-        them, or as soon as the next try could not begin before; ModelFault when the tries are used up, or at once
-        for what is permanent.
+    async def answer(self, messages: list[Message], *, session: Any) -> Answer:
+        """The model's next message after `messages`. Raises ModelFault when the tries are used up, or at once for what
+        would not pass. Its caller bounds the time of all tries together.
         """
         url = self._url(session)
-        last = "no place among the requests was free"
-        try:
-            async with asyncio.timeout(timeout) as limit:
-                for retry in range(self._retries + 1):
-                    try:
-                        async with self._places:
-                            last = last if retry else "the first request is not answered"
-                            return await self._ask(url, messages)
-                    except _Again as failed:
-                        last = failed.reason
-                        if retry < self._retries:
-                            await _rest(
-                                pause(retry, backoff=self._backoff, told=failed.told), until=limit.when()
-                            )
-                            self.usage.retries += 1
-        except TimeoutError:
-            raise ModelTimedOut(f"no answer of the model within {timeout:g} s: {last}") from None
+        for retry in range(self._retries + 1):
+            try:
+                async with self._places:
+                    return await self._ask(url, messages)
+            except _Again as failed:
+                last = failed
+            if retry < self._retries:
+                await asyncio.sleep(pause(retry, backoff=self._backoff, told=last.told))
+                self.usage.retries += 1
         tries = "once" if self._retries == 0 else f"{self._retries + 1} times"
-        raise ModelFault(f"no answer of the model, asked {tries}: {last}")
+        raise ModelFault(f"no answer of the model, asked {tries}: {last.reason}") from last
 
     async def aclose(self) -> None:
         """Closes the connections; requests on their way fail. May be called again."""
@@ -185,7 +164,7 @@ class ChatModel:
         try:
             return f"{checked(self._provider.get_base_url(session))}/chat/completions"
         except Exception as error:  # providers may be the user's
-            raise ModelFault(f"no base URL for the session: {one_line(error)}", permanent=True) from error
+            raise ModelFault(f"no base URL for the session: {one_line(error)}") from error
 
     async def _ask(self, url: str, messages: list[Message]) -> Answer:
         """One try. Raises _Again or ModelFault."""
@@ -206,18 +185,28 @@ class ChatModel:
         except (openai.APIConnectionError, aiohttp.ClientError, OSError) as error:
             raise _Again(f"transport: {one_line(_root(error))}") from error
         except Exception as error:  # messages that are no JSON, a closed client, an impossible host
-            raise ModelFault(f"the request cannot be made: {one_line(error)}", permanent=True) from error
+            raise ModelFault(f"the request cannot be made: {one_line(error)}") from error
+        if len(got.content) > LARGEST_ANSWER:
+            raise ModelFault(f"the answer is larger than {LARGEST_ANSWER} bytes")
         answer = read(got.content, got.response.headers)
         self.usage.prompt_tokens += answer.prompt_tokens
         self.usage.completion_tokens += answer.completion_tokens
         return answer
 
 
-async def _rest(seconds: float, *, until: float | None) -> None:
-    """Raises TimeoutError at once if the pause would not end before the loop's time `until`."""
-    if until is not None and asyncio.get_running_loop().time() + seconds >= until:
-        raise TimeoutError
-    await asyncio.sleep(seconds)
+async def _read_bounded(response: Any) -> None:
+    """A hook of the HTTP client, which would read bodies without end, refusals too: not much more than
+    `LARGEST_ANSWER` is read, and what comes after it is dropped with the connection.
+    """
+    pieces, size = [], 0
+    async with aclosing(response.aiter_bytes()) as body:
+        async for piece in body:
+            pieces.append(piece)
+            size += len(piece)
+            if size > LARGEST_ANSWER:
+                break
+    await response.aclose()
+    response._content = b"".join(pieces)  # noqa: SLF001  # where `aread`, which has no bound, keeps it
 
 
 def _refusal(error: openai.APIStatusError) -> Exception:
@@ -226,7 +215,7 @@ def _refusal(error: openai.APIStatusError) -> Exception:
     reason = status_reason(error.status_code, "" if text is None else text)
     transient = error.status_code in {_REQUEST_TIMEOUT, _TOO_MANY_REQUESTS} or error.status_code >= 500
     if not transient or error.code == _OUT_OF_QUOTA:
-        return ModelFault(f"the model refused: {reason}", permanent=True)
+        return ModelFault(f"the model refused: {reason}")
     return _Again(reason, told=retry_after(error.response.headers, now=datetime.now(UTC)))
 
 
@@ -280,11 +269,19 @@ def read(body: bytes, headers: Any) -> Answer:
 
 
 def _count(value: object) -> int:
-    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else 0
+    tokens = _whole(value)
+    return tokens if tokens is not None and 0 <= tokens < _MOST_TOKENS else 0
 
 
 def _version(value: object) -> int | None:
     """SGLang gives it as text, "default" before the first update."""
     if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 19:
         return int(value)
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
+    return _whole(value)
+
+
+def _whole(value: object) -> int | None:
+    """None for what is no whole number of 64 bits: nothing larger can be put on record."""
+    if isinstance(value, int) and not isinstance(value, bool) and -(1 << 63) <= value < 1 << 63:
+        return value
+    return None

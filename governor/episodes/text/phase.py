@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 
 from governor.episodes import trajectories
+from governor.episodes.rules import evaluation
 from governor.episodes.text.actor_pool import ActorPool, http_sites, process_sites
 from governor.episodes.text.base_urls import SessionSuffixBaseURLProvider, StaticBaseURLProvider
 from governor.episodes.text.entries import LANGUAGE_MODEL, is_over_http
@@ -26,6 +27,7 @@ from governor.episodes.text.interactor import EPISODE_SECONDS, Interactor
 from governor.episodes.text.llm import MOST_CONCURRENT, ChatModel
 from governor.episodes.text.sessions import DataManager
 from governor.episodes.text.turns import Turns
+from governor.episodes.text.usage import KeptUsage
 from governor.errors import ConductorError, GovernorError
 from governor.text_model import MAX_STEPS, HTTPEnvironment, LanguageModel
 
@@ -33,9 +35,11 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from governor.episodes.simulation import Simulation
+    from governor.episodes.text.actor_pool import ActorHandle
     from governor.episodes.text.base_urls import BaseURLProvider
-    from governor.episodes.text.llm import Usage
+    from governor.episodes.text.interactor import TextEpisodeRecord
     from governor.episodes.text.sessions import Session
+    from governor.episodes.text.usage import Usage
     from governor.messages import Made
 
 CALL_SECONDS: Final = 30.0
@@ -113,11 +117,18 @@ class TextPhase:
                 extra_body=settings.extra | _given(max_tokens=settings.max_tokens),
             )
             stack.push_async_callback(model.aclose)
+            usage = KeptUsage(self._folder, command.name)
+            model.usage = usage.sums
             places = self._places()
             stack.push_async_callback(places.aclose)
             turns = Turns(
                 self._simulation, places, env_name=server.name or command.environment, id_of=server.id_of
             )
+
+            def ended(actor: ActorHandle, record: TextEpisodeRecord) -> None:
+                usage.keep()
+                turns.ended(actor, record)
+
             manager = DataManager(self._folder, phase=command.name)
             stack.callback(manager.close)
             interactor = Interactor(
@@ -134,7 +145,7 @@ class TextPhase:
                 http_retries=server.retries,
                 episode_timeout=command.episode_timeout or EPISODE_SECONDS,
                 chat_model=model,
-                on_record=turns.ended,
+                on_record=ended,
             )
             stack.push_async_callback(interactor.aclose)
             try:
@@ -142,7 +153,8 @@ class TextPhase:
             finally:
                 await turns.settle()  # nothing may be told to a loop that is closed
                 self._played |= turns.sessions
-                self._simulation.figures |= _figures(model.usage)
+                usage.keep()
+                self._simulation.figures |= _figures(usage.sums)
 
     async def _until_stopped(self, playing: asyncio.Task[Any]) -> None:
         loop, stop_signal = asyncio.get_running_loop(), self._simulation.stop_signal
@@ -166,10 +178,11 @@ class TextPhase:
 
     def _places(self) -> ActorPool:
         command, made = self._simulation.command, self._environment
-        left = command.episodes - len({record.index for record in command.done})
+        planned = evaluation.stages(command.episodes, command.evaluate, None)
+        left = sum(len(stage.indexes) for stage in planned) - len({record.index for record in command.done})
         return ActorPool(
             repeat(("", ""), left),  # what is played says `Turns`
-            http_sites(made.entry)
+            http_sites(made.entry, headers=_headers(HTTPEnvironment.model_validate(made.params)))
             if self._is_over_http
             else process_sites(made.entry, made.params, reuse=None),
             pool_size=command.workers,
@@ -181,13 +194,20 @@ def _given(**values: Any) -> dict[str, Any]:
 
 
 def _key(variable: str | None) -> str:
-    if variable is None:
-        return "EMPTY"
-    if not (key := os.environ.get(variable)):
-        raise ConductorError(
-            f"the environment variable {variable} is not set, which is to hold the key of the model"
-        )
-    return key
+    return "EMPTY" if variable is None else _value_of(variable, "the key of the model")
+
+
+def _headers(server: HTTPEnvironment) -> dict[str, str]:
+    secret = {
+        name: _value_of(variable, f"the header {name}") for name, variable in server.headers_env.items()
+    }
+    return {**server.headers, **secret}
+
+
+def _value_of(variable: str, what: str) -> str:
+    if not (value := os.environ.get(variable)):
+        raise ConductorError(f"the environment variable {variable} is not set, which is to hold {what}")
+    return value
 
 
 class _Spread:

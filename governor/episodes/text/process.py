@@ -3,8 +3,9 @@
 Rules:
 1. User code runs in the child alone (`child`). The order goes there pickled; what comes back is JSON, checked like
    an answer over HTTP.
-2. A call that is not answered in time, or is cancelled, kills the process with its group: where it stands nobody knows.
-3. The child dies with the thread that started it, and leads a session of its own; `aclose` leaves none of its descendants.
+2. A call that is not answered in time, or is cancelled, kills the process: where it stands nobody knows.
+3. The child dies with the thread that started it, and leads a session of its own; its descendants die with it, by the keeper
+   in it (`child`), also when this process gets SIGKILL.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from governor.episodes.text.environment import (
     prompt_of,
     step_of,
 )
+from governor.episodes.text.user_calls import to_its_end
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -44,6 +46,8 @@ LARGEST_ANSWER: Final = 1 << 26
 """Bytes."""
 SIZE: Final = struct.Struct(">I")
 """The length of what follows, before each message."""
+KILL_ALL: Final = signal.SIGUSR1
+"""For the keeper; it gets it from the kernel when this process dies."""
 
 
 class TextProcess:
@@ -77,6 +81,7 @@ class TextProcess:
 
     @property
     def pid(self) -> int | None:
+        """Of the keeper; user code runs in a child of it."""
         return self._child.pid if self._child else None
 
     async def start(self, *, timeout: float) -> None:  # noqa: ASYNC109 - one deadline, owned here
@@ -91,9 +96,7 @@ class TextProcess:
                 self._child = _Child(self.name, theirs.fileno())
             except OSError as error:
                 self._writer.transport.abort()
-                raise EnvironmentFault(
-                    f"{self.name}: no process: {one_line(error)}", permanent=False
-                ) from error
+                raise EnvironmentFault(f"{self.name}: no process: {one_line(error)}") from error
         self._watch = asyncio.create_task(self._child.wait(), name=f"wait for the end of {self.name}")
         try:
             self.has_reset = await self._call(order, "start", timeout)
@@ -113,18 +116,21 @@ class TextProcess:
         return step_of(await self._call(pickle.dumps(("step", action)), "step", timeout))
 
     async def aclose(self) -> None:
-        """Lets the environment close itself, then leaves nothing of it, in `sum(RUNGS)` seconds at most.
+        """Lets the environment close itself, then leaves nothing of it, in `sum(RUNGS)` seconds at most; who is cancelled
+        meanwhile waits for that.
 
         Raises ProcessError when something is alive all the same.
         """
         child, self._child = self._child, None
         self.broken = self.broken or "closed"
-        if child is None:
-            return
+        if child is not None:
+            await to_its_end(self._bring_down(child), name=f"close {self.name}")
+
+    async def _bring_down(self, child: _Child) -> None:
         try:
             await kill_ladder.bring_down(child, self._ask_to_close, RUNGS)
         finally:
-            child.signal(signal.SIGKILL)  # alive only if this was cancelled, or failed
+            child.signal(signal.SIGKILL)  # alive only if this failed
             self._writer.transport.abort()
             with contextlib.suppress(OSError):
                 await self._writer.wait_closed()
@@ -178,7 +184,7 @@ class TextProcess:
     def _break(self, fault: EnvironmentFault) -> EnvironmentFault:
         self.broken = fault.reason
         if self._child is not None:
-            self._child.signal(signal.SIGKILL)
+            self._child.kill()
         return fault
 
     async def _exit_code(self) -> int:
@@ -188,7 +194,7 @@ class TextProcess:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(1.0):
                 return await self._child.wait()
-        self._child.signal(signal.SIGKILL)
+        self._child.kill()
         return await self._child.wait()
 
 
@@ -228,6 +234,12 @@ class _Child:
             return False
         os.killpg(self.pid, number)
         return True
+
+    def kill(self) -> None:
+        """By its keeper, which finds all that user code has started."""
+        if self.exit_code is None:
+            os.kill(self.pid, KILL_ALL)
+            os.kill(self.pid, signal.SIGCONT)  # user code may have stopped its whole group
 
     def release(self) -> None:
         if self.exit_code is not None:

@@ -7,15 +7,16 @@ import inspect
 import threading
 from functools import partial
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
-from governor.episodes.entries import in_daemon_thread, one_line, tell
-from governor.errors import ConductorError
+from governor.episodes.entries import answer, in_daemon_thread
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Coroutine
 
     Work: TypeAlias = tuple[Callable[[], Any], asyncio.Future[Any]]
+
+T = TypeVar("T")
 
 
 async def call(function: Callable[..., Any], /, *args: Any, **named: Any) -> Any:
@@ -25,6 +26,20 @@ async def call(function: Callable[..., Any], /, *args: Any, **named: Any) -> Any
     thread = f"user.{getattr(function, '__name__', 'call')}"
     found = await in_daemon_thread(partial(function, *args, **named), name=thread)
     return await found if inspect.isawaitable(found) else found
+
+
+async def to_its_end(work: Coroutine[Any, Any, T], *, name: str) -> T:
+    """What `work`, which must be bounded, comes to. Who is cancelled waits for it, and is cancelled then."""
+    task = asyncio.create_task(work, name=name)
+    cancelled = False
+    while not task.done():
+        try:
+            await asyncio.wait({task})
+        except asyncio.CancelledError:
+            cancelled = True
+    if cancelled:
+        raise asyncio.CancelledError from (None if task.cancelled() else task.exception())
+    return task.result()
 
 
 class CallThread:
@@ -60,18 +75,4 @@ class CallThread:
     def _live(self, loop: asyncio.AbstractEventLoop) -> None:
         while (work := self._work.get()) is not None:
             function, ended = work
-            result, failure = None, None
-            try:
-                result = function()
-            except BaseException as error:  # noqa: BLE001  # also SystemExit of user code: it goes to who waits
-                failure = error if isinstance(error, Exception) else ConductorError(one_line(error))
-            tell(loop, partial(_settle, ended, result, failure))
-
-
-def _settle(ended: asyncio.Future[Any], result: Any, failure: Exception | None) -> None:
-    if ended.done():
-        return
-    if failure is not None:
-        ended.set_exception(failure)
-    else:
-        ended.set_result(result)
+            answer(loop, ended, function)

@@ -82,7 +82,7 @@ async def test_a_failed_episode_is_in_the_result_as_nan_with_its_reason(stage):
     assert "404" in episodes["gone_1"].reason
 
 
-async def test_a_permanent_error_of_the_model_is_not_asked_for_again(stage):
+async def test_a_refusal_of_the_model_is_not_asked_for_again(stage):
     stage.world.answer = lambda _: {"status": 401}
     result, episodes = await stage.play("walk_1")
     assert math.isnan(result["walk_1"])

@@ -6,8 +6,6 @@ import pytest
 
 from governor.episodes.text.environment import (
     EnvironmentFault,
-    EnvironmentHung,
-    EnvironmentUnreachable,
     TextStep,
     decoded,
     prompt_of,
@@ -44,7 +42,6 @@ def test_a_step():
 def test_no_step(value, said):
     with pytest.raises(EnvironmentFault, match=said) as caught:
         step_of(value)
-    assert caught.value.permanent
     assert "\n" not in caught.value.reason
 
 
@@ -85,11 +82,4 @@ def test_json_with_what_python_servers_write():
 def test_no_json(data):
     with pytest.raises(EnvironmentFault, match="step: malformed JSON: ") as caught:
         decoded(data, where="step")
-    assert caught.value.permanent
     assert len(caught.value.reason) < 1000
-
-
-def test_faults_that_may_pass_and_that_will_not():
-    assert EnvironmentFault("r").permanent
-    assert not EnvironmentUnreachable("r").permanent
-    assert not EnvironmentHung("r").permanent

@@ -42,7 +42,7 @@ async def test_environments_of_a_server_from_start_to_end(house, world):
     assert (set(steps.env_name), set(steps.llm_model)) == ({"walk"}, {"m"})
     assert set(steps.outcome) == {"terminated"}
     left = sorted(path.name for path in (house.folder / "run/episodes").iterdir())
-    assert left == ["train.jsonl", "train.parquet"]
+    assert left == ["train.jsonl", "train.parquet", "train.usage"]
 
 
 async def test_its_steps_are_exported_as_those_of_other_phases(house, world, tmp_path):

@@ -1,0 +1,50 @@
+"""What a model was asked: tokens and requests, and their sums over all lives of a phase.
+
+Rule: the sums are in the kernel before the end of an episode is reported. A process that is killed loses what the episodes
+that were running then had asked; a disk that is full loses no episode.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from governor import logs
+from governor.episodes.entries import one_line
+from governor.episodes.records import episode_file
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+log = logs.get_logger()
+
+
+@dataclass(slots=True)
+class Usage:
+    """Sums: tokens of the answers given; requests sent, `retries` of them again."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    requests: int = 0
+    retries: int = 0
+
+
+class KeptUsage:
+    """``<run folder>/episodes/<phase>.usage``; `sums` begin where an earlier life has ended."""
+
+    def __init__(self, run_folder: Path, phase: str) -> None:
+        self._path = episode_file.path_of(run_folder, phase).with_suffix(".usage")
+        try:
+            self.sums = msgspec.json.decode(self._path.read_bytes(), type=Usage)
+        except (OSError, msgspec.MsgspecError):
+            self.sums = Usage()
+
+    def keep(self) -> None:
+        beside = self._path.with_name(f".{self._path.name}.part")
+        try:
+            beside.write_bytes(msgspec.json.encode(self.sums))
+            beside.replace(self._path)
+        except OSError as error:
+            log.warning("usage.not_kept", path=str(self._path), reason=one_line(error))

@@ -1,0 +1,142 @@
+"""Headers of the user's for environments over HTTP: on each request, and nowhere to be seen."""
+
+import asyncio
+import re
+
+import pytest
+from click.testing import CliRunner
+from structlog.testing import capture_logs
+from text_servers import ChatServer, EnvironmentServer
+from text_stage import SECONDS, Parrot
+from text_world import Notes
+
+from governor.cli import cli
+from governor.episodes import ActorPool, Interactor, StaticBaseURLProvider, http_sites
+from governor.episodes.text.http_environment import HTTPEnvironments
+from governor.errors import UsageError
+from governor.messages import Made
+
+SECRET = "Bearer s3cr3t"
+HEADERS = {"Authorization": SECRET, "X-Team": "a"}
+
+
+def sent(server):
+    return {(got[2].get("Authorization"), got[2].get("X-Team")) for got in server.requests}
+
+
+async def test_each_request_of_an_interactor_carries_them_and_nothing_shows_them():
+    async with EnvironmentServer() as server:
+        server.then(500, 404)
+        pool = ActorPool(
+            [("walk", "1", "g"), ("walk", "2", "g")], http_sites(server.url, headers=HEADERS), pool_size=1
+        )
+        provider = StaticBaseURLProvider("http://x.invalid")
+        interactor = Interactor(
+            pool, provider, "k", "m", Notes(), http_retry_backoff_s=0.0, chat_model=Parrot()
+        )
+        with capture_logs() as caught:
+            await asyncio.wait_for(interactor.run_all_environments(), SECONDS)
+        assert sent(server) == {(SECRET, "a")}
+        assert [one.outcome for one in interactor.episodes] == ["failed", "terminated"]
+        steps = [got for got in server.requests if got[0] == "POST"]
+        assert len({got[2]["Idempotency-Key"] for got in steps}) == len(steps) == 3
+        shown = f"{caught} {pool} {pool._leases} {pool._free} {interactor.episodes}"
+        assert "s3cr3t" not in shown
+        await interactor.aclose()
+        await pool.aclose()
+
+
+async def test_a_handle_and_an_environment_do_not_show_them():
+    pool = ActorPool([("walk", "1", "g")], http_sites("http://x.invalid", headers=HEADERS))
+    await pool.start()
+    actor = await pool.acquire()
+    connections = HTTPEnvironments()
+    environment = connections.environment(
+        base_url="http://x", env_name="a", env_id="1", headers=actor.headers
+    )
+    assert actor.headers == HEADERS
+    assert "s3cr3t" not in f"{actor} {pool._leases} {environment}"
+    await pool.aclose()
+    await connections.aclose()
+
+
+@pytest.mark.parametrize(
+    ("headers", "said"),
+    [
+        ({"No Name": SECRET}, "'No Name' is no name of a header"),
+        ({3: SECRET}, "3 is no name of a header"),
+        ({"idempotency-KEY": SECRET}, "the header idempotency-KEY is not yours to set"),
+        ({"A": f"{SECRET}\r\nB: c"}, "the value of the header A is no text on one line"),
+        ({"A": 1234}, "the value of the header A is no text on one line"),
+        (SECRET, "headers should be a mapping of names to texts"),
+    ],
+)
+def test_what_no_request_can_carry_is_refused_without_being_shown(headers, said):
+    with pytest.raises(UsageError, match=said) as caught:
+        http_sites("http://x", headers=headers)
+    assert not re.search("s3cr3t|1234", str(caught.value))
+
+
+# in runs
+
+
+async def test_those_of_a_run_and_of_its_variables(house, monkeypatch):
+    monkeypatch.setenv("GAME_AUTH", SECRET)
+    params = {"headers": {"X-Team": "a"}, "headers_env": {"Authorization": "GAME_AUTH"}}
+    async with ChatServer() as model, EnvironmentServer() as server:
+        records, _ = await house.play(episodes=2, seconds=SECONDS, **phase(model, server, params))
+        assert [record.outcome for record in records] == ["terminated"] * 2
+        assert sent(server) == {(SECRET, "a")}
+        assert all("X-Team" not in got[2] for got in model.requests)
+
+
+async def test_a_variable_that_is_not_there_ends_the_part_with_its_name(house, monkeypatch):
+    monkeypatch.delenv("GAME_AUTH", raising=False)
+    async with ChatServer() as model, EnvironmentServer() as server:
+        made = phase(model, server, {"headers_env": {"Authorization": "GAME_AUTH"}})
+        records, end = await house.play(episodes=2, seconds=SECONDS, **made)
+    assert (records, end.end) == ([], "stopped")
+    assert "GAME_AUTH is not set, which is to hold the header Authorization" in end.first_failure
+
+
+def phase(model, server, params):
+    return {
+        "transport": "in_process",
+        "made_environment": Made(entry=server.url, params=params),
+        "made_agents": (Made(entry="openai:m", params={"base_url": model.url, "retries": 0}),),
+    }
+
+
+FILE = """\
+name: t
+conductors:
+  environments: {{game: {{entry: "http://127.0.0.1:9", params: {params}}}}}
+  agents: {{model: {{entry: "openai:m", params: {{base_url: "http://127.0.0.1:9/v1"}}}}}}
+phases:
+  - {{name: play, simulate: {{environment: game, agents: [model], episodes: 3, transport: in_process}}}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("params", "says"),
+    [
+        ('{headers: {Authorization: "Bearer s3cr3t"}}', "no faults"),
+        ('{headers: "Bearer s3cr3t"}', "params.headers: headers should be a mapping"),
+        ("{headers: {Authorization: [s3cr3t]}}", "the value of the header Authorization is no text"),
+        ('{headers_env: "Bearer s3cr3t"}', "params.headers_env: headers should be a mapping"),
+        (
+            '{headers_env: {A: "Bearer s3cr3t"}}',
+            "params.headers_env.A: must be the name of an environment variable",
+        ),
+        (
+            "{headers_env: {A: NOT_SET_HERE}}",
+            "params.headers_env.A: the environment variable NOT_SET_HERE is not set",
+        ),
+    ],
+)
+def test_the_check_names_what_is_wrong_and_shows_no_value(tmp_path, params, says):
+    (tmp_path / "run.yaml").write_text(FILE.format(params=params))
+    done = CliRunner().invoke(cli, ["check", str(tmp_path / "run.yaml")], prog_name="governor")
+    said = re.sub(r"\s+", " ", done.output)
+    assert says in said
+    assert "s3cr3t" not in said

@@ -1,0 +1,99 @@
+"""The rules of a phase where a language model plays: evaluation, checkpoints, sums over several lives."""
+
+import asyncio
+
+import pandas as pd
+import pytest
+from text_world import TextWorld
+
+from governor.messages import Checkpoint, EpisodeEnded, Evaluate, Made, Refused
+
+SECONDS = 60
+NAMES = ("tokens_prompt", "tokens_completion", "llm_requests", "llm_retries")
+
+
+@pytest.fixture
+async def world():
+    async with TextWorld() as made:
+        yield made
+
+
+def talking(world, name="walk", *, entry=None, **params):
+    environment = {} if entry else {"name": name}
+    return {
+        "transport": "in_process",
+        "made_environment": Made(entry=entry or world.url, params=environment),
+        "made_agents": (Made(entry="openai:m", params={"base_url": world.llm, "retries": 0, **params}),),
+    }
+
+
+@pytest.mark.parametrize("entry", [None, "text_walks:Walk"], ids=["http", "python"])
+async def test_evaluations_are_played(house, world, entry):
+    evaluate = Evaluate(every=2, episodes=3)
+    records, end = await house.play(
+        seconds=SECONDS, episodes=4, workers=2, evaluate=evaluate, **talking(world, entry=entry)
+    )
+    assert (end.end, end.failures) == ("max_episodes", 0)
+    # Side by side episodes may end in any order within a stage, and no stage begins before the last one is over.
+    assert [
+        sorted(record.index for record in records[a:b]) for a, b in ((0, 2), (2, 5), (5, 7), (7, 10))
+    ] == [
+        [0, 1],
+        [4, 5, 6],
+        [2, 3],
+        [7, 8, 9],
+    ]
+    assert {record.index: record.evaluation for record in records if record.evaluation} == {
+        4: 1, 5: 1, 6: 1, 7: 2, 8: 2, 9: 2,
+    }  # fmt: skip
+    assert (end.metrics["evaluations"], end.metrics["evaluation_return_mean"]) == (2, 3.0)
+    assert end.metrics["episodes_ended"] == 4
+    steps = pd.read_parquet(house.folder / "run/episodes/train.parquet")
+    assert set(steps.episode) == set(range(10))
+
+
+async def test_an_evaluation_ends_the_phase(house, world):
+    evaluate = Evaluate(every=2, episodes=1, at_least=3.0)
+    records, end = await house.play(
+        seconds=SECONDS, episodes=40, evaluate=evaluate, **talking(world, temperature=0.0)
+    )
+    assert (len(records), end.end) == (3, "until")
+
+
+async def test_a_checkpoint_is_refused_at_once(house, world):
+    controller = await house.start("simulation")
+    told = await controller.perform(house.command(checkpoint=Checkpoint(last=True), **talking(world)))
+    assert isinstance(told, Refused)
+    assert "no checkpoint can be taken of a language model" in told.message
+
+
+async def test_tokens_are_summed_over_the_lives_of_a_phase(house, world):
+    records, end = await house.play(seconds=SECONDS, episodes=2, **talking(world))
+    assert [end.metrics[name] for name in NAMES] == [30, 12, 6, 0]
+    _, end = await house.play(
+        seconds=SECONDS, episodes=3, done=tuple(records), incarnation=2, **talking(world)
+    )
+    assert [end.metrics[name] for name in NAMES] == [45, 18, 9, 0]
+
+
+async def test_what_a_killed_life_had_asked_when_its_episode_was_reported_counts(house, world):
+    controller = await house.start("simulation")
+    world.gate = lambda body: world.hold.wait() if len(world.asked) > 4 else no_wait()
+    await controller.perform(house.command(episodes=2, **talking(world)))
+    link = house.links["simulation"]
+    await asyncio.wait_for(link.next(EpisodeEnded), SECONDS)
+    kept = (house.folder / "run/episodes/train.usage").read_bytes()
+    assert kept == b'{"prompt_tokens":15,"completion_tokens":6,"requests":3,"retries":0}'
+    await controller.close()
+
+
+async def test_a_file_of_sums_that_is_broken_is_begun_anew(house, world):
+    folder = house.folder / "run/episodes"
+    folder.mkdir(parents=True)
+    (folder / "train.usage").write_bytes(b'{"prompt_tokens": "many"')
+    _, end = await house.play(seconds=SECONDS, episodes=1, **talking(world))
+    assert [end.metrics[name] for name in NAMES] == [15, 6, 3, 0]
+
+
+async def no_wait():
+    pass
