@@ -70,7 +70,8 @@ SILENCE_SECONDS: Final = 15.0
 """Without a sign of life (the daemon gives one every 5 s) a watch is taken up anew."""
 PATIENCE_SECONDS: Final = 30.0
 BACK_OFF_SECONDS: Final = 0.2
-STALE_SECONDS: Final = 1.0
+STALE_SECONDS: Final = 3.0
+"""A broker that is restarted is back by then, with its forkserver too."""
 RESUME_SECONDS: Final = 120.0
 """For a daemon to copy what tasks left in the folder of a run."""
 
@@ -217,7 +218,7 @@ class Executor:
         return self._expect(bytes(whole), expected, source=source)
 
     async def _refuse_stale_socket(self) -> None:
-        """A broker that is restarted is back within a second; a socket that nobody binds again is stale."""
+        """A broker that is restarted is soon back; a socket that nobody binds again is stale."""
         path = self.endpoint.removeprefix("ipc://")
         if path == self.endpoint:
             return

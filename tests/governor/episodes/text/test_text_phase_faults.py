@@ -138,7 +138,7 @@ async def test_a_disk_that_fills_up_fails_the_episodes_that_do_not_fit(house, wo
     assert steps[steps.episode.isin(whole)].step_id.tolist() == [1, 2, 3] * len(whole)
 
 
-async def test_an_episode_that_cannot_be_noted_ends_the_part(house, world):
+async def test_an_episode_that_cannot_be_noted_is_failed_and_the_part_goes_on(house, world):
     noted, arrived, go = noted_before(house), asyncio.Event(), asyncio.Event()
 
     async def gate(body):
@@ -153,9 +153,9 @@ async def test_an_episode_that_cannot_be_noted_ends_the_part(house, world):
     with full_beyond(15_000):
         go.set()
         records, end = await house.end(seconds=SECONDS)
-    assert (records, end.end) == ([], "stopped")
-    assert end.first_failure == "cannot record episode 100: OSError: [Errno 27] File too large"
-    assert len(house.lines()) == len(noted)
+    assert [record.outcome for record in records] == ["failed"] * 100
+    assert all("File too large" in record.reason for record in records)
+    assert end.end == "max_episodes"
 
 
 async def test_a_call_of_an_environment_in_python_has_its_time_where_the_phase_sets_none(
