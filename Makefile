@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: run test lint types imports bench clean
+.PHONY: run test lint types imports faults bench clean
 
 run: $(VENV)/.run
 	$(BIN)/governor run examples/frozen_lake/run.yaml
@@ -20,6 +20,11 @@ types: $(VENV)/.dev
 
 imports: $(VENV)/.dev
 	$(BIN)/lint-imports
+
+# FAULTS="--seed 2 --count 50" plays others; what was played is in faults.sqlite and is not played again.
+FAULTS ?= --seed 1 --count 1000 --table docs/faults.md
+faults: $(VENV)/.dev
+	$(BIN)/python tests/faults/campaign.py $(FAULTS)
 
 bench: $(VENV)/.dev
 	$(BIN)/python benchmarks/run_all.py

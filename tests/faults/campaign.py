@@ -165,49 +165,42 @@ async def play(house: House, chosen: Scenario) -> Entry:
 
 
 class Campaign:
-    def __init__(self, ledger: Ledger, *, root: Path, seed: int) -> None:
+    def __init__(self, ledger: Ledger, *, root: Path) -> None:
         self._ledger = ledger
         self._root = root
-        self._seed = seed
         self._house: House | None = None
         self._left = 0
 
-    async def play(self, numbers: Iterable[int]) -> None:
+    async def play(self, scenarios: Iterable[Scenario]) -> None:
         try:
-            for number in numbers:
-                entry = await self._play(number)
+            for chosen in scenarios:
+                entry = await self._play(chosen)
                 self._ledger.write(entry)
                 told = "; ".join(entry.violations) or entry.skipped or "fine"
                 print(
-                    f"{entry.seed}/{number} {entry.fault}, {entry.run}: {entry.outcome} in {entry.seconds:.1f} s, "
+                    f"{entry.seed}/{entry.number} {entry.fault}, {entry.run}: {entry.outcome} in {entry.seconds:.1f} s, "
                     f"back after {entry.recovery}: {told}",
                     flush=True,
                 )
         finally:
             await self._leave(keep=False)
 
-    async def _play(self, number: int) -> Entry:
-        chosen = scenario(self._seed, number)
+    async def _play(self, chosen: Scenario) -> Entry:
+        entry = Entry(seed=chosen.seed, number=chosen.number, fault=chosen.fault.name, run=chosen.run)
         small = chosen.fault.action == "disk_full"
         if small and not may_mount():
-            return Entry(
-                seed=self._seed,
-                number=number,
-                fault=chosen.fault.name,
-                run=chosen.run,
-                skipped="no right to mount",
-            )
+            entry.skipped = "no right to mount"
+            return entry
         if self._house is None or not self._left or small:
             await self._leave(keep=False)
             self._house = House(
-                Path(tempfile.mkdtemp(prefix=f"gf{number}-", dir=self._root)), small_disk=small
+                Path(tempfile.mkdtemp(prefix=f"gf{chosen.number}-", dir=self._root)), small_disk=small
             )
             self._left = 1 if small else SCENARIOS_PER_HOUSE
         self._left -= 1
         try:
             entry = await play(self._house, chosen)
         except Exception as error:  # noqa: BLE001  # whatever it is: it was found
-            entry = Entry(seed=self._seed, number=number, fault=chosen.fault.name, run=chosen.run)
             entry.violations.append(f"{type(error).__name__}: {error}")
         if entry.violations:
             await self._leave(keep=True)
@@ -253,9 +246,9 @@ def main(arguments: list[str] | None = None) -> int:
     ledger = Ledger(chosen.ledger)
     done = set() if chosen.again else ledger.numbers(chosen.seed)
     numbers = [n for n in range(chosen.first, chosen.first + chosen.count) if n not in done]
-    campaign = Campaign(ledger, root=chosen.root, seed=chosen.seed)
+    campaign = Campaign(ledger, root=chosen.root)
     with contextlib.suppress(KeyboardInterrupt):
-        asyncio.run(campaign.play(numbers))
+        asyncio.run(campaign.play(scenario(chosen.seed, number) for number in numbers))
     entries = ledger.entries(chosen.seed)
     ledger.close()
     print(table(entries))

@@ -6,7 +6,7 @@ So any range can be played again by itself, and a scenario that found something 
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 CONDUCTORS: Final = ("environment", "agent", "simulation", "tasks")
@@ -68,6 +68,45 @@ KINDS: Final = (
 )
 
 
+SHORT_FORM: Final = (
+    ("kill daemon", "simulation"),
+    ("kill guard", "in_process"),
+    ("kill broker", "simulation"),
+    ("kill forkserver", "in_process"),
+    ("kill environment", "simulation"),
+    ("kill agent", "simulation"),
+    ("kill simulation", "in_process"),
+    ("stop_short daemon", "simulation"),
+    ("stop_short broker", "simulation"),
+    ("stop_long environment", "simulation"),
+    ("term starting", "in_process"),
+    ("term running", "simulation"),
+    ("term finalizing", "in_process"),
+    ("submit_killed", "in_process"),
+    ("watch_killed", "in_process"),
+    ("clock", "in_process"),
+    ("no_files", "simulation"),
+    ("kill ray_worker", "tasks"),
+    ("kill tasks", "both"),
+    ("disk_full", "in_process"),
+)
+"""Faults by their names, and the runs that they strike: what `make test` plays."""
+
+
+def short_form(seed: int) -> list[Scenario]:
+    """In the order of `SHORT_FORM`, each at a moment of its seed."""
+    kinds = {fault.name: fault for fault in KINDS}
+    return [
+        replace(scenario(seed, number), fault=kinds[name], run=run, hold=_hold(kinds[name], seed, number))
+        for number, (name, run) in enumerate(SHORT_FORM)
+    ]
+
+
+def _hold(fault: Fault, seed: int, number: int) -> float:
+    chance = random.Random(f"{seed}/{number}/hold")  # no secret
+    return chance.uniform(*(LONG if fault.action == "stop_long" else SHORT))
+
+
 def scenario(seed: int, number: int) -> Scenario:
     """The kinds come in turn, so that any stretch of a campaign has about as many of each."""
     chance = random.Random(f"{seed}/{number}")  # no secret
@@ -83,6 +122,6 @@ def scenario(seed: int, number: int) -> Scenario:
         fault=fault,
         after=chance.randint(1, 80),
         jitter=chance.random() * 0.2,
-        hold=chance.uniform(*(LONG if fault.action == "stop_long" else SHORT)),
+        hold=_hold(fault, seed, number),
         run_seed=chance.randrange(2**16),
     )

@@ -1,0 +1,29 @@
+"""The short form of the fault campaign: one fault of most kinds, each at a moment of its own."""
+
+from pathlib import Path
+
+import pytest
+from campaign import Campaign
+from ledger import Ledger
+from plan import SHORT_FORM, scenario, short_form
+from report import findings, table
+
+SEED = 1
+
+
+def test_a_scenario_is_a_function_of_its_seed_and_number():
+    assert scenario(3, 17) == scenario(3, 17)
+    assert len({scenario(3, number) for number in range(200)}) == 200
+    faults = [scenario(3, number).fault for number in range(200)]
+    assert min(faults.count(fault) for fault in set(faults)) >= 200 // len(set(faults))
+
+
+@pytest.mark.ray
+@pytest.mark.system
+async def test_nothing_is_lost_doubled_or_left_behind(tmp_path_factory):
+    ledger = Ledger(tmp_path_factory.mktemp("faults") / "ledger.sqlite")
+    await Campaign(ledger, root=Path("/tmp")).play(short_form(SEED))
+    entries = ledger.entries(SEED)
+    ledger.close()
+    assert len(entries) == len(SHORT_FORM)
+    assert findings(entries) == [], table(entries)
