@@ -2,7 +2,7 @@
 
 Rules:
 1. For `serve` and `run` the guard stands first, before any thread and any heavy import: from there on this code runs
-   in the daemon, a child of the guard. All other verbs are plain clients.
+   in the daemon, below guard and deputy. All other verbs are plain clients.
 2. Children import this module again (multiprocessing looks at the parent's main module): nothing happens at import.
 """
 

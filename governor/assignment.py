@@ -30,20 +30,27 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assignment:
-    """`folder` is where `entry` and `call` are imported from."""
+    """`folder` is where `entry` and `call` are imported from; `worked` and `restarts_used` are as in the plan."""
 
     uid: str
     run: Run
     folder: str
     first_phase: int = 0
+    worked: float = 0.0
+    restarts_used: int = 0
 
     @classmethod
-    def of(cls, row: RunRow, *, first_phase: int = 0) -> Assignment:
-        return cls(uid=row.uid, run=parse(row.spec, row.name), folder=row.folder, first_phase=first_phase)
+    def of(cls, row: RunRow) -> Assignment:
+        return cls(uid=row.uid, run=parse(row.spec, row.name), folder=row.folder)
 
     @property
     def plan(self) -> RunPlan:
-        return replace(self.run.to_plan(self.uid), first_phase=self.first_phase)
+        return replace(
+            self.run.to_plan(self.uid),
+            first_phase=self.first_phase,
+            worked=self.worked,
+            restarts_used=self.restarts_used,
+        )
 
     def settings(self, conductor: str) -> dict[str, Any]:
         """The conductor's own section of the run file."""

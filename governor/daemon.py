@@ -18,7 +18,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import fields
 from typing import TYPE_CHECKING, Final
 
-from governor import logs, premises, recovery
+from governor import logs, premises, reaping
 from governor.broker_process import BrokerProcess, answering
 from governor.conductors import process
 from governor.errors import ConfigError, ExitCode, JournalError, TryAgain
@@ -26,6 +26,7 @@ from governor.front_desk import FrontDesk
 from governor.journal import Journal
 from governor.messages import SERVICE
 from governor.ray_service import RayService
+from governor.recovery import Recovery
 from governor.run_governor import RunGovernor
 from governor.run_queue import RunQueue
 from governor.site import Site
@@ -34,7 +35,7 @@ from transport.client import Client
 from transport.worker import Worker
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Coroutine
+    from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 
     from governor.assignment import Assignment
     from governor.config import Config
@@ -54,7 +55,7 @@ log = logs.get_logger()
 class Daemon:
     """`serve` until a signal, or `running` as a context within somebody else's loop.
 
-    `reload` reads the configuration anew, for SIGHUP.
+    `reload` reads the configuration anew, for SIGHUP. `held` are runs that can't be taken up yet, and what they wait for.
     """
 
     def __init__(
@@ -70,6 +71,7 @@ class Daemon:
         self._signals = 0
         self._tasks: set[asyncio.Task[None]] = set()
         self._crash: BaseException | None = None
+        self.held: Mapping[str, str] = {}
         self._stopping = False
 
     @property
@@ -108,12 +110,19 @@ class Daemon:
         async with AsyncExitStack() as stack:
             config = self.config
             premises.take(config)
+            stack.callback(reaping.unmark, config.state_dir)
             stack.callback(process.shut_down)
             stack.enter_context(StateLock(config.state_dir))
             stack.enter_context(runtime_lock(config.runtime_dir))
+            journal = Journal(config.state_dir / "governor.db")
+            stack.push_async_callback(journal.close)
+            recovery = Recovery(journal=journal, state_dir=config.state_dir)
+            self.held = recovery.held
+            await recovery.clear_away()
+            await stack.enter_async_context(recovery.heartbeat.beating(in_order=self._ends_in_order))
             premises.clear(config.runtime_dir)
             stack.callback(premises.clear, config.runtime_dir)
-            site = await self._open(stack)
+            site = await self._open(stack, journal)
             self.governors = [
                 RunGovernor(
                     config.worker_endpoint,
@@ -124,11 +133,10 @@ class Daemon:
                 )
                 for number in range(config.slots)
             ]
-            left = await recovery.unfinished(
-                site.journal, runs_folder=site.runs_folder, runtime_folder=config.runtime_dir
-            )
-            for assignment in left:
+            for assignment in await recovery.take_up(site.runs_folder):
                 self.queue.append(assignment)
+            if recovery.survivors:
+                self._spawn(self._take_up_the_rest(recovery, site), "recovery")
             slots = [
                 asyncio.create_task(self._govern(governor), name=governor.uid) for governor in self.governors
             ]
@@ -149,10 +157,17 @@ class Daemon:
             finally:
                 await self._go_down(slots, site)
 
-    async def _open(self, stack: AsyncExitStack) -> Site:
+    async def _take_up_the_rest(self, recovery: Recovery, site: Site) -> None:
+        for assignment in await recovery.take_up_the_rest(site.runs_folder):
+            self.queue.append(assignment)
+        self.dispatch()
+
+    def _ends_in_order(self) -> bool:
+        """A crash is a death for the runs that were in work; a disk that takes no record is none."""
+        return self._crash is None or isinstance(self._crash, JournalError)
+
+    async def _open(self, stack: AsyncExitStack, journal: Journal) -> Site:
         config = self.config
-        journal = Journal(config.state_dir / "governor.db")
-        stack.push_async_callback(journal.close)
         runs = config.state_dir / "runs"
         premises.own(runs)
         ray = RayService(config.ray, state_folder=config.state_dir, runtime_folder=config.runtime_dir)

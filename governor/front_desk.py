@@ -57,7 +57,7 @@ from governor.run_file import parse
 from governor.version import __version__
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from governor.journal import Journal
@@ -85,6 +85,7 @@ class House(Protocol):
 
     governors: list[RunGovernor]
     queue: RunQueue
+    held: Mapping[str, str]
 
     @property
     def is_stopping(self) -> bool: ...
@@ -339,7 +340,8 @@ class FrontDesk:
             before = self._house.queue.position(row.uid)
             state, waits_for = "queued", f"a free slot ({before} runs before it)"
         else:
-            state, waits_for = "interrupted", "the next start of the daemon"
+            state = "interrupted"
+            waits_for = self._house.held.get(row.uid, "the next start of the daemon")
         result = self._journal.result(row.uid) if row.ended_at is not None else None
         last = next((phase for phase in reversed(result.phases) if phase.metrics), None) if result else None
         return RunStatus(

@@ -1,12 +1,14 @@
-"""The guard: a small parent of the daemon that leaves nothing behind, however the daemon ends.
+"""The guard: two small parents above the daemon that leave nothing behind, whichever of the three is killed.
 
-Outside systemd nobody kills what escapes its process group. The guard is a subreaper, so that every orphan below it
-becomes its child, and the daemon is its child too. Rules:
+Outside systemd nobody kills what escapes its process group. A guard is a subreaper, so that every orphan below it
+becomes its child, and the daemon is its child too. One alone would leave its orphans to init when it gets SIGKILL;
+so there are two, guard -> deputy -> daemon, with the same loop. Rules:
 * Stdlib only, one thread, forked before anything heavy is imported.
-* The daemon has a process group of its own and hears each signal once, from the guard: a Ctrl-C of the terminal and a
+* The daemon has a process group of its own and hears each signal once, down the line: a Ctrl-C of the terminal and a
   signal to the job's group reach the guard alone.
-* Ctrl-Z stops both; `fg` and `bg` wake both.
-* The daemon dies with the guard (PDEATHSIG), also when the guard gets SIGKILL.
+* Ctrl-Z stops guard and daemon; `fg` and `bg` wake both.
+* The daemon dies: the deputy sweeps. The deputy dies: the daemon dies with it (PDEATHSIG), the guard sweeps. The guard
+  dies: the kernel tells the deputy (PDEATHSIG too), which sweeps, the daemon among them, however busy that is.
 * The exit code is the daemon's; 128 + n when signal n ended it, as shells say it.
 """
 
@@ -35,7 +37,9 @@ _FORWARDED = (
     signal.SIGWINCH,
     signal.SIGCONT,
 )
-_TAKEN = frozenset({*_FORWARDED, signal.SIGTSTP, signal.SIGCHLD})
+_GUARD_DIED = signal.SIGRTMIN
+"""From the kernel, to the deputy; nobody sends it otherwise."""
+_TAKEN = frozenset({*_FORWARDED, signal.SIGTSTP, signal.SIGCHLD, _GUARD_DIED})
 
 SWEEP_SECONDS = 10.0
 """How long the guard tries to see every descendant dead before it names the survivors and goes."""
@@ -60,46 +64,53 @@ def stand_guard() -> None:
         return
     if threading.active_count() > 1:
         raise RuntimeError("stand_guard() must be called before any thread is started")
-    prctl.adopt_orphans()
     sys.stdout.flush()
     sys.stderr.flush()
-    # Blocked before the fork: no signal can fall between it and the wait below.
+    # Blocked before the forks: no signal can fall between them and the waits below.
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, _TAKEN)
+    prctl.die_with_parent(expected=_fork_below(is_deputy=False), told_by=_GUARD_DIED)
+    prctl.die_with_parent(expected=_fork_below(is_deputy=True))
+    # A background group of the terminal: writing goes through also under `stty tostop`, reading fails instead
+    # of stopping the daemon in silence.
+    signal.signal(signal.SIGTTOU, signal.SIG_IGN)
+    signal.signal(signal.SIGTTIN, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
+def _fork_below(*, is_deputy: bool) -> int:
+    """Returns in a child of its own process group, with the parent's pid; the parent becomes its guard."""
+    prctl.adopt_orphans()
     guard = os.getpid()
-    daemon = os.fork()
-    if daemon == 0:
-        prctl.die_with_parent(expected=guard)
+    child = os.fork()
+    if child == 0:
         os.setpgid(0, 0)
-        # A background group of the terminal: writing goes through also under `stty tostop`, reading fails instead
-        # of stopping the daemon in silence.
-        signal.signal(signal.SIGTTOU, signal.SIG_IGN)
-        signal.signal(signal.SIGTTIN, signal.SIG_IGN)
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        return
+        return guard
+    code = 70
     try:
-        prctl.name_process("governor-guard")
-        code = _guard(daemon)
-    except BaseException:  # noqa: BLE001 - a fault of the guard's own must not leave a daemon without guard
+        prctl.name_process("governor-deputy" if is_deputy else "governor-guard")
+        code = _guard(child, is_deputy=is_deputy)
+    except BaseException:  # noqa: BLE001 - nothing is left without guard: the other one sweeps
         sys.excepthook(*sys.exc_info())
-        os.kill(daemon, signal.SIGKILL)
-        code = 70
     os._exit(code)
 
 
-def _guard(daemon: int) -> int:
-    """Forwards signals and reaps orphans until `daemon` ends; sweeps; the exit code."""
+def _guard(child: int, *, is_deputy: bool) -> int:
+    """Forwards signals and reaps orphans until `child` ends, or the guard above; sweeps; the exit code."""
     # The default disposition of SIGWINCH and SIGCONT drops them while blocked, that of SIGCHLD too, unless handled.
     for quiet in (signal.SIGCHLD, signal.SIGWINCH, signal.SIGCONT):
         signal.signal(quiet, lambda *_: None)
     status: int | None = None
     while status is None:
         number = signal.sigwaitinfo(_TAKEN).si_signo
-        if number == signal.SIGTSTP:
-            _forward(daemon, number)
+        if number == _GUARD_DIED:
+            _forward(child, signal.SIGKILL)  # before all others: it shall put none of their deaths on record
+            status = signal.SIGKILL
+            break
+        if number != signal.SIGCHLD:
+            _forward(child, number)
+        if number == signal.SIGTSTP and not is_deputy:
             os.kill(os.getpid(), signal.SIGSTOP)
-        elif number != signal.SIGCHLD:
-            _forward(daemon, number)
-        status = reap().get(daemon)
+        status = reap().get(child)
     survivors = sweep()
     if survivors:
         sys.stderr.write(
@@ -110,9 +121,9 @@ def _guard(daemon: int) -> int:
     return code if code >= 0 else 128 - code
 
 
-def _forward(daemon: int, number: int) -> None:
+def _forward(child: int, number: int) -> None:
     # Not reaped yet, or it would not be asked for: the pid cannot be someone else's.
-    os.kill(daemon, number)
+    os.kill(child, number)
 
 
 def reap() -> dict[int, int]:
@@ -147,21 +158,29 @@ def sweep() -> set[int]:
             return descendants(os.getpid())
 
 
-def descendants(root: int) -> set[int]:
-    """All pids below `root`, by the parents that /proc tells; zombies too."""
+def descendants(*roots: int) -> set[int]:
+    """All pids below these, by the parents that /proc tells; zombies too."""
     children: dict[int, list[int]] = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                # The name in parentheses may hold blanks and parentheses; the parent is the second field after it.
-                parent = int((entry / "stat").read_text(errors="replace").rpartition(")")[2].split()[1])
-            except (OSError, IndexError):
-                continue
-            children.setdefault(parent, []).append(int(entry.name))
+    for pid, parent in parents().items():
+        children.setdefault(parent, []).append(pid)
     found: set[int] = set()
-    open_ends = [root]
+    open_ends = list(roots)
     while open_ends:
         below = [pid for pid in children.get(open_ends.pop(), []) if pid not in found]
         found.update(below)
         open_ends.extend(below)
+    return found
+
+
+def parents() -> dict[int, int]:
+    """Every process that /proc shows, and its parent."""
+    found: dict[int, int] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                # The name in parentheses may hold blanks and parentheses; the parent is the second field after it.
+                fields = (entry / "stat").read_text(errors="replace").rpartition(")")[2].split()
+                found[int(entry.name)] = int(fields[1])
+            except (OSError, IndexError):
+                continue
     return found

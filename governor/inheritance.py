@@ -111,7 +111,7 @@ def survey(journal: Journal, row: RunRow, run: Run, folder: Path) -> Inheritance
 def _stories(journal: Journal, uid: str) -> dict[int, dict[str, dict[str, Any]]]:
     """For each phase the last event of each kind; those of its parts under their own names."""
     found: dict[int, dict[str, dict[str, Any]]] = {}
-    for event in journal.events_of(uid, ("phase.started", "part.ended", "phase.ended")):
+    for event in journal.standing_events_of(uid, ("phase.started", "part.ended", "phase.ended")):
         data = event.data
         name = f"part.ended {data['part']}" if event.kind == "part.ended" else event.kind
         index = data["phase"] if event.kind == "part.ended" else data["index"]

@@ -220,6 +220,23 @@ class Journal:
         )
         return [event for row in rows for event in read_events(row)]
 
+    def standing_events_of(self, uid: str, kinds: tuple[str, ...]) -> list[RunEvent]:
+        """As `events_of`, without what was before the run began anew: that was discarded."""
+        begun = self._last_of(uid, ("run.restarted",))
+        return [event for event in self.events_of(uid, kinds) if event.seq > begun]
+
+    def last_record(self, uid: str) -> int:
+        """The number of the last event that tells of an ended episode or task; 0 where there is none."""
+        return self._last_of(uid, ("episode.ended", "task.ended"))
+
+    def _last_of(self, uid: str, kinds: tuple[str, ...]) -> int:
+        marks = ", ".join("?" * len(kinds))
+        (last,) = self._reading.execute(
+            f"SELECT max(last) FROM runs JOIN events ON run = position WHERE uid = ? AND kind IN ({marks})",  # noqa: S608
+            (uid, *kinds),
+        ).fetchone()
+        return last or 0
+
     def episodes(self, uid: str, phase: int) -> list[EpisodeRecord]:
         """The ended episodes of a phase, in the order in which they ended."""
         rows = self._reading.execute(RECORDS_OF_PHASE, (uid, "episode", phase))

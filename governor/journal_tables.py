@@ -296,6 +296,18 @@ class Transaction:
             self._insert_events(uid, f"{kind}.ended", len(fresh), records=position)
         return fresh
 
+    def restarted(self, uid: str) -> None:
+        """The run begins anew: its events stay, and with them what they tell of, but nothing of it counts any more."""
+        run = self._numbers(uid).run
+        discarded = {}
+        for kind, table in (("episode", "ended_episodes"), ("task", "ended_tasks")):
+            discarded[f"{kind}s"] = self._connection.execute(
+                f"DELETE FROM {table} WHERE run = ?",  # noqa: S608  # our own names
+                (run,),
+            ).rowcount
+        self._connection.execute("UPDATE records SET kind = 'discarded ' || kind WHERE run = ?", (run,))
+        self.event(uid, "run.restarted", {"discarded": discarded})
+
     def _not_yet_ended(self, statement: str, keys: Sequence[tuple[Any, ...]]) -> list[bool]:
         """Takes note of the keys; which of them are new. All at once costs a third, as long as all are."""
         connection = self._connection

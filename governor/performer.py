@@ -180,7 +180,8 @@ class Performer:
                 conductor=life.name,
                 incarnation=life.incarnation,
                 pid=child.pid,
-                created_at=child.created_at,
+                ticks=child.birth.ticks,
+                boot=child.birth.boot,
             ),
             {"kind": effect.kind},
         )

@@ -26,9 +26,9 @@ def _prctl(option: int, argument: int | bytes) -> None:
         raise OSError(code, f"prctl({option}): {os.strerror(code)}")
 
 
-def die_with_parent(*, expected: int, by: int = signal.SIGKILL) -> None:
-    """The signal `by` for this process when its parent dies; ends it now if the parent is not `expected` any more."""
-    _prctl(_PR_SET_PDEATHSIG, by)
+def die_with_parent(*, expected: int, told_by: int = signal.SIGKILL) -> None:
+    """The signal `told_by` for this process when its parent dies; ends it now if the parent is not `expected` any more."""
+    _prctl(_PR_SET_PDEATHSIG, told_by)
     if os.getppid() != expected:
         os.kill(os.getpid(), signal.SIGKILL)
 

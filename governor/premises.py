@@ -10,6 +10,7 @@ from multiprocessing import util
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from governor import reaping
 from governor.conductors import process
 from governor.errors import ConfigError, NotPermitted
 
@@ -18,9 +19,12 @@ if TYPE_CHECKING:
 
 
 def take(config: Config) -> None:
-    """Makes both folders, and begins to warm the forkserver up. May be called again. Raises NotPermitted, ConfigError."""
+    """Makes both folders, marks what is started from now on as this house's, and begins to warm the forkserver up. May be
+    called again. Raises NotPermitted, ConfigError.
+    """
     for folder in (config.state_dir, config.runtime_dir):
         own(folder)
+    reaping.mark(config.state_dir)
     process.warm_up(folder=config.runtime_dir)
 
 

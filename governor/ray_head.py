@@ -28,6 +28,7 @@ import psutil
 
 from governor import logs
 from governor.errors import ProcessError
+from governor.reaping import house_of
 from governor.tasks.exchange import reaper
 
 START_SECONDS: Final = 60.0
@@ -38,6 +39,8 @@ RAY_SUFFIX_BYTES: Final = 77
 OBJECT_STORE_BYTES: Final = 256 * 1024 * 1024
 """Values of tasks travel in records and files: the object store holds next to nothing."""
 LAST_LINES: Final = 20
+FAR_FOLDER: Final = Path("/tmp")  # noqa: S108  # made by mkdtemp
+"""Where Ray's temp folder goes if its sockets would not fit into the runtime folder."""
 
 log = logs.get_logger()
 
@@ -77,6 +80,7 @@ class RayHead:
     ) -> None:
         self._token = token or secrets.token_hex(32)
         self._token_path = state_folder / "ray-token"
+        self._state_folder = state_folder
         self._runtime_folder = runtime_folder
         self._num_cpus = num_cpus
         self._temp: Path | None = None
@@ -170,7 +174,18 @@ class RayHead:
         if fits <= SOCKET_PATH_BYTES:
             self._runtime_folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             return Path(tempfile.mkdtemp(prefix="ray-", dir=self._runtime_folder))
-        return Path(tempfile.mkdtemp(prefix="ray-", dir="/tmp"))
+        return Path(tempfile.mkdtemp(prefix=_far_prefix(house_of(self._state_folder)), dir=FAR_FOLDER))
+
+
+def remove_left_over(house: str) -> None:
+    """Temp folders of earlier heads of this house, where they are not in the runtime folder. Blocks."""
+    for folder in FAR_FOLDER.glob(f"{_far_prefix(house)}*"):
+        if folder.lstat().st_uid == os.getuid():
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _far_prefix(house: str) -> str:
+    return f"ray-{house[:8]}-"
 
 
 async def _last_lines(stream: asyncio.StreamReader | None) -> list[str]:

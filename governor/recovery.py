@@ -1,21 +1,24 @@
-"""What an earlier invocation of the daemon left unfinished, and how it goes on.
+"""What an earlier invocation of the daemon left unfinished: processes, records, files; and how its runs go on.
 
-A run that had not ended goes on in its first unfinished phase; ended episodes and tasks of that phase are on record and
-are not done again. Before that its old processes are proven dead: by pid and creation time, so that a number that has
-a new owner is left alone.
+In this order: a run that was in work when the daemon died gets its interruption on record; what is left alive is killed
+and seen dead; then the run file decides. A run goes on in its first unfinished phase, without the episodes and tasks
+that have ended; or begins anew; or has failed. Nothing of it is taken up while a process lives that may still work on it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
-from typing import TYPE_CHECKING, Final
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final
 
-import psutil
-
-from governor import inheritance, logs
+from governor import inheritance, logs, ray_head, reaping, run_history
 from governor.assignment import Assignment
+from governor.births import Birth
+from governor.conductors.readiness import readable
 from governor.errors import RunFileError
+from governor.heartbeat import Heartbeat
 from governor.result import build_result, save_result
 
 if TYPE_CHECKING:
@@ -24,87 +27,180 @@ if TYPE_CHECKING:
     from governor.journal import Journal
     from governor.journal_tables import RunRow, Transaction
     from governor.messages import RunOutcome
+    from governor.run_history import History
+    from governor.run_model import Run
 
-SAME_BIRTH_SECONDS: Final = 0.01
-"""Creation times of one process, read twice, differ by less."""
-DEATH_SECONDS: Final = 5.0
+DEATHS: Final = 5
+"""Deaths of the daemon in a row, without a new record of an episode or task, after which a run has failed: it must not
+keep the house down."""
+NOT_ON_RECORD: Final = "the daemon went down in order, but could not record it"
 
 log = logs.get_logger()
 
 
-def kill_left_over(journal: Journal, row: RunRow) -> list[int]:
-    """Kills what is still alive of the run's recorded processes, and gives their pids. Blocks until they are dead."""
-    alive: list[psutil.Process] = []
-    for event in journal.events_of(row.uid, ("conductor.started",)):
-        try:
-            candidate = psutil.Process(event.data["pid"])
-            if abs(candidate.create_time() - event.data["created_at"]) < SAME_BIRTH_SECONDS:
-                alive += [*candidate.children(recursive=True), candidate]
-        except psutil.NoSuchProcess:
-            continue
-    for process in alive:
-        try:
-            process.kill()
-        except psutil.NoSuchProcess:
-            continue
-    psutil.wait_procs(alive, timeout=DEATH_SECONDS)
-    return [process.pid for process in alive]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _End:
+    outcome: RunOutcome
+    reason: str
 
 
-def first_unfinished_phase(journal: Journal, uid: str, *, phases: int) -> int:
+class Recovery:
+    """What a start has to do: `clear_away`, then `take_up`; where there are `survivors`, `take_up_the_rest` beside the work.
+
+    `held` are the runs that wait for the death of the survivors, and what they say of it.
+    """
+
+    def __init__(self, *, journal: Journal, state_dir: Path) -> None:
+        self.heartbeat = Heartbeat(state_dir)
+        self.survivors: list[reaping.LeftOver] = []
+        self.held: dict[str, str] = {}
+        self._journal = journal
+        self._house = reaping.house_of(state_dir)
+
+    async def clear_away(self) -> None:
+        """Records the deaths, kills what is left alive, and removes Ray's folders."""
+        journal = self._journal
+        unended = [row.uid for row in journal.unended()]
+        await self._record_deaths([uid for uid in unended if self._history(uid).at_work])
+        recorded = [birth for uid in unended for birth in _births(journal, uid)]
+        dead, self.survivors = await asyncio.to_thread(reaping.kill_left_over, self._house, recorded)
+        if dead:
+            log.warning("process.left_over", killed=[str(process) for process in dead])
+        for process in self.survivors:
+            log.error("process.survives", pid=process.pid, command=process.command)
+        await asyncio.to_thread(ray_head.remove_left_over, self._house)
+
+    async def take_up(self, runs_folder: Path) -> list[Assignment]:
+        """What is to be queued, in the order of submission; of runs that were in work only where nobody survives."""
+        await asyncio.to_thread(inheritance.settle, self._journal, runs_folder)
+        rows = self._journal.unended()
+        if self.survivors:
+            pids = ", ".join(map(str, self.survivors))
+            self.held |= {row.uid: f"the death of pid {pids}" for row in rows if row.started_at is not None}
+        return await self._take_up([row for row in rows if row.uid not in self.held], runs_folder)
+
+    async def take_up_the_rest(self, runs_folder: Path) -> list[Assignment]:
+        """Returns once every survivor is dead."""
+        try:
+            for process in self.survivors:
+                await readable(process.handle)
+        finally:
+            for process in self.survivors:
+                os.close(process.handle)
+        log.info("process.left_over", killed=[str(process) for process in self.survivors])
+        rows = [row for row in self._journal.unended() if row.uid in self.held]
+        taken = await self._take_up(rows, runs_folder)
+        self.held.clear()
+        return taken
+
+    async def _record_deaths(self, uids: list[str]) -> None:
+        """`run.interrupted` for runs that were in work when the daemon went down without a word."""
+        data: dict[str, Any] = {"by": "recovery", "reason": NOT_ON_RECORD, "died": False}
+        if (last := self.heartbeat.last) is not None:
+            data |= {"reason": last.obituary, "died": True, "at": last.at}
+
+        def change(transaction: Transaction) -> None:
+            for uid in uids:
+                transaction.event(uid, "run.interrupted", data)
+
+        if uids:
+            await self._journal.write(change)
+        for uid in uids:
+            log.warning("run.interrupted", run=uid, reason=data["reason"])
+
+    async def _take_up(self, rows: list[RunRow], runs_folder: Path) -> list[Assignment]:
+        """One that was being finalized is brought to the end that had been decided. One whose run file this governor can't
+        read any more stays as it is, and is named in the log.
+        """
+        journal = self._journal
+        found: list[Assignment] = []
+        for row in rows:
+            try:
+                assignment = Assignment.of(row)
+            except RunFileError as error:
+                log.error("run.unreadable", run=row.uid, reason=str(error))  # noqa: TRY400  # the reason says it all
+                continue
+            run, folder = assignment.run, runs_folder / row.uid
+            # Where all is done anew, what the next life records is nothing new.
+            last_record = 0 if run.resume == "restart" else journal.last_record(row.uid)
+            history = self._history(row.uid, last_record=last_record)
+            await asyncio.to_thread(_remove_half_written, folder)
+            end = _decided(journal, row) or _verdict(run, history)
+            if end is not None:
+                await _close(journal, assignment, end, folder=folder)
+                log.info("run.closed", run=row.uid, outcome=end.outcome, reason=end.reason)
+                continue
+            if run.resume == "restart" and row.started_at is not None:
+                await _begin_anew(journal, row.uid, history, folder=folder)
+            phase = _first_unfinished_phase(journal, row.uid, phases=len(run.phases))
+            if row.started_at is not None:
+                log.info("run.goes_on", run=row.uid, phase=phase, worked=history.worked)
+            found.append(
+                replace(assignment, first_phase=phase, worked=history.worked, restarts_used=history.restarts)
+            )
+        return found
+
+    def _history(self, uid: str, *, last_record: int = 0) -> History:
+        return run_history.read(self._journal.events_of(uid, run_history.KINDS), last_record=last_record)
+
+
+def _births(journal: Journal, uid: str) -> list[Birth]:
+    started = [event.data for event in journal.events_of(uid, ("conductor.started",))]
+    return [Birth(pid=it["pid"], ticks=it["ticks"], boot=it["boot"]) for it in started if "ticks" in it]
+
+
+def _verdict(run: Run, history: History) -> _End | None:
+    """The end of a run that is not to go on."""
+    if history.deaths >= DEATHS:
+        reason = f"the daemon died {history.deaths} times in a row with it, and nothing new was on record in between"
+        return _End(outcome="failed", reason=reason)
+    if history.begun and run.resume == "never":
+        reason = "the daemon went down while it was in work, and its run file says resume: never"
+        return _End(outcome="failed", reason=reason)
+    return None
+
+
+def _decided(journal: Journal, row: RunRow) -> _End | None:
+    """Outcome and reason of a run that was being finalized when the daemon went down."""
+    if row.outcome is not None:
+        return _End(outcome=row.outcome, reason=row.reason)
+    transitions = journal.events_of(row.uid, ("run.transition",))
+    last = next((event.data for event in reversed(transitions) if event.data["to"] == "finalizing"), None)
+    return None if last is None else _End(outcome=last["outcome"], reason=last["reason"])
+
+
+async def _begin_anew(journal: Journal, uid: str, history: History, *, folder: Path) -> None:
+    """Discards what is done, on record first: should the daemon die in between, the files go at the next start."""
+    if history.begun:
+        await journal.write(lambda transaction: transaction.restarted(uid))
+    await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+
+
+def _first_unfinished_phase(journal: Journal, uid: str, *, phases: int) -> int:
     """The phase to go on with. The last one when all have ended: its end comes at once, from the record."""
-    ended = {event.data["index"] for event in journal.events_of(uid, ("phase.ended",))}
+    ended = {event.data["index"] for event in journal.standing_events_of(uid, ("phase.ended",))}
     return next((index for index in range(phases) if index not in ended), phases - 1)
 
 
-def decided(journal: Journal, uid: str) -> tuple[RunOutcome, str] | None:
-    """Outcome and reason of a run that was being finalized when the daemon went down."""
-    transitions = journal.events_of(uid, ("run.transition",))
-    last = next((event.data for event in reversed(transitions) if event.data["to"] == "finalizing"), None)
-    return None if last is None else (last["outcome"], last["reason"])
-
-
-async def unfinished(journal: Journal, *, runs_folder: Path, runtime_folder: Path) -> list[Assignment]:
-    """Every run without an end, ready to be queued in the order of submission.
-
-    One that was being finalized is brought to the end that had been decided. One whose run file this governor can't
-    read any more stays as it is, and is named in the log.
-    """
-    await asyncio.to_thread(inheritance.settle, journal, runs_folder)
-    found: list[Assignment] = []
-    for row in journal.unended():
-        killed = kill_left_over(journal, row)
-        shutil.rmtree(runtime_folder / row.uid, ignore_errors=True)
-        try:
-            assignment = Assignment.of(row)
-        except RunFileError as error:
-            log.error("run.unreadable", run=row.uid, reason=str(error))  # noqa: TRY400  # the reason says it all
-            continue
-        end = (row.outcome, row.reason) if row.outcome is not None else decided(journal, row.uid)
-        if end is not None:
-            await _close(journal, assignment, *end, folder=runs_folder / row.uid)
-            log.info("run.closed", run=row.uid, outcome=end[0], reason=end[1], killed=killed)
-            continue
-        phase = first_unfinished_phase(journal, row.uid, phases=len(assignment.run.phases))
-        if row.started_at is not None:
-            log.info("run.goes_on", run=row.uid, phase=phase, killed=killed)
-        found.append(Assignment.of(row, first_phase=phase))
-    return found
-
-
-async def _close(
-    journal: Journal, assignment: Assignment, outcome: RunOutcome, reason: str, *, folder: Path
-) -> None:
-    """Its outcome had been decided, and the daemon went down before it was durable, or the last process gone."""
+async def _close(journal: Journal, assignment: Assignment, end: _End, *, folder: Path) -> None:
+    """It has no work left: its outcome is made durable, and its end recorded."""
     uid = assignment.uid
     result = build_result(
-        journal=journal, assignment=assignment, outcome=outcome, reason=reason, folder=folder
+        journal=journal, assignment=assignment, outcome=end.outcome, reason=end.reason, folder=folder
     )
     await asyncio.to_thread(save_result, result, folder)
 
     def change(transaction: Transaction) -> None:
         kept = transaction.outcome(result)
-        transaction.event(uid, "run.ended", {"outcome": kept, "reason": reason, "by": "recovery"})
+        transaction.event(uid, "run.ended", {"outcome": kept, "reason": end.reason, "by": "recovery"})
         transaction.ended(uid)
 
     await journal.write(change)
+
+
+def _remove_half_written(folder: Path) -> None:
+    """Files of ours that have not got their name. What users' code has put into the folder is not ours. Blocks."""
+    (folder / "result.json.part").unlink(missing_ok=True)
+    for name in inheritance.WRITTEN_WHOLE:
+        for path in (folder / name).rglob("*.part"):
+            path.unlink(missing_ok=True)

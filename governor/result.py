@@ -33,7 +33,7 @@ def build_result(
     ends: dict[int, str] = {}
     metrics: dict[int, dict[str, float]] = {}
     begun: list[int] = []
-    for event in journal.events_of(uid, ("phase.started", "part.ended", "phase.ended")):
+    for event in journal.standing_events_of(uid, ("phase.started", "part.ended", "phase.ended")):
         data = event.data
         match event.kind:
             case "phase.started" if data["index"] not in begun:

@@ -333,7 +333,7 @@ class RunGovernor:
         limits, journal, uid = assignment.run.limits, self._site.journal, assignment.uid
         if limits.steps is None and limits.episodes is None:
             return None
-        inherited = journal.events_of(uid, ("run.inherited",))
+        inherited = journal.standing_events_of(uid, ("run.inherited",))
         kept = {each["phase"]: each["episodes"] for event in inherited for each in event.data["kept"]}
         phases = range(len(assignment.run.phases))
         return Budget(

@@ -250,7 +250,8 @@ class RunDeadlines(_Section):
 
 class Run(_Section):
     """One experiment run: build one in Python, or `governor.run_file.load` a file. `models` are the model endpoints of
-    its tasks: a runner works with one of them, ``context.model``.
+    its tasks: a runner works with one of them, ``context.model``. `resume` is what becomes of it after the daemon has gone
+    down with it.
     """
 
     name: Name
@@ -261,6 +262,7 @@ class Run(_Section):
     restart: Restart = Restart()
     models: Models = ()
     deadlines: RunDeadlines = RunDeadlines()
+    resume: Literal["continue", "restart", "never"] = "continue"
 
     @model_validator(mode="before")
     @classmethod

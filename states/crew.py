@@ -43,7 +43,7 @@ class Crew:
     @classmethod
     def of(cls, plan: RunPlan) -> Crew:
         members = tuple(Member(name=conductor.name, kind=conductor.kind) for conductor in plan.conductors)
-        return cls(members=members, restarts_left=plan.restarts)
+        return cls(members=members, restarts_left=max(plan.restarts - plan.restarts_used, 0))
 
     def member(self, name: str) -> Member | None:
         return next((member for member in self.members if member.name == name), None)

@@ -71,9 +71,12 @@ class ConductorEvent(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConductorStarted(ConductorEvent):
+    """`ticks` and `boot` tell the process from a later owner of its number."""
+
     kind: ClassVar[str] = "conductor.started"
     pid: int
-    created_at: float
+    ticks: int
+    boot: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

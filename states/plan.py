@@ -43,7 +43,8 @@ class Deadlines:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunPlan:
     """`restarts` is the number of conductor restarts that the whole run may use; `wall_clock` its limit in seconds;
-    `first_phase` the phase to begin with, above 0 when an earlier invocation finished some.
+    `first_phase` the phase to begin with, above 0 when an earlier invocation finished some. Earlier invocations have
+    `worked` so many seconds on it, and used so many restarts (`restarts_used`).
     """
 
     uid: str
@@ -54,3 +55,5 @@ class RunPlan:
     wall_clock: float | None = None
     deadlines: Deadlines = Deadlines()
     first_phase: int = 0
+    worked: float = 0.0
+    restarts_used: int = 0

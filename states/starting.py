@@ -41,7 +41,7 @@ def assign(state: Pristine, event: RunAssigned) -> Answer:
     crew = Crew.of(plan)
     effects: list[Effect] = [Wake(name="start", at=event.at + plan.deadlines.start)]
     if plan.wall_clock is not None:
-        effects.append(Wake(name="wall_clock", at=event.at + plan.wall_clock))
+        effects.append(Wake(name="wall_clock", at=event.at + max(plan.wall_clock - plan.worked, 0.0)))
     effects += [
         StartConductor(conductor=member.name, kind=member.kind, incarnation=member.incarnation)
         for member in crew.members

@@ -28,7 +28,7 @@ def line(event: RunEvent, view: RunView) -> str:
     return clean(f"{event.kind:<18} {_words(event.kind, event.data, view)}")
 
 
-def _words(kind: str, data: dict[str, Any], view: RunView) -> str:  # noqa: C901, PLR0911  # one case for each kind
+def _words(kind: str, data: dict[str, Any], view: RunView) -> str:  # noqa: C901, PLR0911, PLR0912  # one case for each kind
     match kind:
         case "run.accepted":
             return f"{data.get('name', '')} as {view.uid}"
@@ -40,6 +40,11 @@ def _words(kind: str, data: dict[str, Any], view: RunView) -> str:  # noqa: C901
                 for what in ("episodes", "tasks")
             ]
             return f"{' and '.join(kept)} of {data.get('parent')} are kept"
+        case "run.interrupted":
+            return str(data.get("reason", ""))
+        case "run.restarted":
+            gone = data.get("discarded", {})
+            return f"anew: {gone.get('episodes', 0)} episodes and {gone.get('tasks', 0)} tasks are discarded"
         case "run.assigned":
             return "a slot is free for it"
         case "run.ended":

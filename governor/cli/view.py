@@ -53,7 +53,7 @@ class RunView:
             uid=status.uid, name=status.name, phases=status.phases, state=status.state, parent=status.parent
         )
 
-    def on(self, event: RunEvent) -> None:  # noqa: C901  # one case for each kind
+    def on(self, event: RunEvent) -> None:  # noqa: C901, PLR0912  # one case for each kind
         """Takes one event; events come in the order of their numbers."""
         self.seq = event.seq
         data = event.data
@@ -64,6 +64,12 @@ class RunView:
                 for kept in data.get("kept", ()):
                     episodes = kept.get("episodes", 0) - kept.get("evaluated", 0)
                     self.earlier[kept.get("phase", 0)] = (episodes, kept.get("tasks", 0))
+            case "run.interrupted":
+                self.state = "pristine"
+                self.starting.clear()
+                self.running.clear()
+            case "run.restarted":
+                self.earlier.clear()
             case "run.transition":
                 self.state = data.get("to", self.state)
             case "conductor.started":

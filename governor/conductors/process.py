@@ -14,13 +14,12 @@ import atexit
 import contextlib
 import os
 import signal
-import time
 from types import SimpleNamespace
 
 import aiomultiprocess
 import aiomultiprocess.core
-import psutil
 
+from governor.births import NEVER, Birth, boot_id
 from governor.conductors import child, forkserver
 from governor.conductors.forkserver import PRELOAD, Forkserver, warm, warm_now, warm_up
 from governor.conductors.readiness import is_readable, readable
@@ -40,12 +39,11 @@ class ChildProcess:
         self._process = process
         self._server = server
         self._exit_code: int | None = None
-        try:
-            self._pidfd: int | None = os.pidfd_open(self.pid)
-            self.created_at: float = psutil.Process(self.pid).create_time()
-        except (ProcessLookupError, psutil.NoSuchProcess):  # ended already, and reaped by the forkserver
-            self._pidfd = None
-            self.created_at = time.time()
+        self._pidfd: int | None = None
+        self.birth = Birth(pid=self.pid, ticks=NEVER, boot=boot_id())
+        with contextlib.suppress(ProcessLookupError):  # ended already, and reaped by the forkserver
+            self._pidfd = os.pidfd_open(self.pid)
+            self.birth = Birth.of(self.pid)
 
     def __repr__(self) -> str:
         state = "alive" if self.exit_code is None else f"exit code {self.exit_code}"
@@ -96,8 +94,8 @@ class ChildProcess:
             self._pidfd = None
 
     def _kill_rest_of_group(self) -> None:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            if psutil.Process(self.pid).create_time() != self.created_at:
+        with contextlib.suppress(ProcessLookupError):
+            if Birth.of(self.pid) != self.birth:
                 return  # the number has a new owner, so the group is gone
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)

@@ -27,12 +27,22 @@ def family() -> list[int]:
     return [plain.pid, away.pid, int(away.stdout.readline()), int(orphan_maker.stdout)]
 
 
+GUARD = os.getpid()
+"""Of the process that was started: it becomes the guard."""
+
+
 def main(mode: str) -> int:
     stand_guard()
     signals = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGWINCH}
     signal.signal(signal.SIGWINCH, lambda *_: None)
     signal.pthread_sigmask(signal.SIG_BLOCK, signals)
-    known = {"daemon": os.getpid(), "guard": os.getppid(), "group": os.getpgrp(), "family": family()}
+    known = {
+        "daemon": os.getpid(),
+        "deputy": os.getppid(),
+        "guard": GUARD,
+        "group": os.getpgrp(),
+        "family": family(),
+    }
     sys.stdout.write(json.dumps(known) + "\n")
     sys.stdout.flush()
     if mode == "exit":

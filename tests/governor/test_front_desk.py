@@ -47,6 +47,7 @@ class House:
     def __init__(self):
         self.governors = []
         self.queue = RunQueue(limit=3)
+        self.held = {}
         self.is_stopping = False
         self.dispatched = 0
 

@@ -28,7 +28,7 @@ def environ(**more: str) -> dict[str, str]:
 
 
 class Tree:
-    """A guard, its daemon and their family, watched through pidfds: a pidfd is readable when its process is dead."""
+    """A guard, its deputy, its daemon and their family, watched through pidfds: a pidfd is readable when its process is dead."""
 
     def __init__(self, mode: str) -> None:
         self.popen = subprocess.Popen(
@@ -41,7 +41,7 @@ class Tree:
         )
         self.known = json.loads(self.popen.stdout.readline())
         self.pidfds = []
-        for pid in [self.known["daemon"], *self.known["family"]]:
+        for pid in [self.known["daemon"], *self.known["family"], self.known["deputy"]]:
             try:
                 self.pidfds.append(os.pidfd_open(pid))
             except ProcessLookupError:
@@ -116,10 +116,27 @@ class TestEnds:
         assert it.popen.wait(timeout=10) == 0
         assert it.all_dead()
 
-    def test_kill_9_of_the_guard_kills_the_daemon(self, tree):
+    @pytest.mark.parametrize("victim", ["guard", "deputy", "daemon"])
+    def test_kill_9_of_any_of_the_three_leaves_nothing(self, tree, victim):
+        """Grandchildren in sessions of their own, and an orphan, among them."""
         it = tree("serve")
+        os.kill(it.known[victim], signal.SIGKILL)
+        assert it.all_dead(timeout=3)
+        assert it.popen.wait(timeout=3) == (-9 if victim == "guard" else 137)
+
+    @pytest.mark.parametrize("stopped", ["deputy", "daemon"])
+    def test_kill_9_of_the_guard_leaves_nothing_of_those_that_stand_still(self, tree, stopped):
+        it = tree("serve")
+        os.kill(it.known[stopped], signal.SIGSTOP)
         it.popen.kill()
-        assert is_readable(it.pidfds[0], timeout=5)
+        assert it.all_dead(timeout=3)
+
+    def test_kill_9_of_the_guard_after_ctrl_z_leaves_nothing(self, tree):
+        it = tree("serve")
+        it.popen.send_signal(signal.SIGTSTP)
+        assert stops(it.popen.pid)
+        it.popen.kill()
+        assert it.all_dead(timeout=3)
 
     def test_a_stopped_daemon_can_be_killed(self, tree):
         it = tree("stop")
@@ -176,13 +193,13 @@ class TestSignals:
         it = tree("serve")
         orphan = it.known["family"][3]
         stat = Path(f"/proc/{orphan}/stat").read_text()
-        assert int(stat.rpartition(")")[2].split()[1]) == it.known["guard"]
+        assert int(stat.rpartition(")")[2].split()[1]) == it.known["deputy"]
         os.kill(orphan, signal.SIGKILL)
         assert is_readable(it.pidfds[4], timeout=5)
         it.popen.send_signal(signal.SIGUSR1)
         assert it.line() == "SIGUSR1"
         it.popen.send_signal(signal.SIGHUP)
-        assert it.line() == "SIGHUP"  # one round of the guard after the orphan's death is over
+        assert it.line() == "SIGHUP"  # one round of the deputy after the orphan's death is over
         assert not Path(f"/proc/{orphan}").exists()
 
 
@@ -217,7 +234,8 @@ class Terminal:
         return not select.select([self.fd], [], [], 0.1)[0]
 
     def close(self) -> None:
-        for pid in (self.known["daemon"], *self.known["family"], self.known["guard"], self.pid):
+        known = self.known
+        for pid in (known["daemon"], *known["family"], known["deputy"], known["guard"], self.pid):
             try:
                 os.kill(pid, signal.SIGKILL)
             except ProcessLookupError:

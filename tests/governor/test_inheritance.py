@@ -245,7 +245,7 @@ async def test_entered_it_is_a_run_that_recovery_goes_on_with(journal, old):
             {"phase": 1, "episodes": 0, "evaluated": 0, "tasks": 1},
         ],
     }
-    assert recovery.first_unfinished_phase(journal, "new", phases=2) == kept.first_phase == 1
+    assert recovery._first_unfinished_phase(journal, "new", phases=2) == kept.first_phase == 1
 
 
 async def test_of_a_whole_phase_behind_a_broken_one_the_records_are_kept_and_its_end_is_told_anew(

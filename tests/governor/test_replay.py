@@ -33,7 +33,7 @@ ABOUT = {"run": "abc", "at": 1.0}
 TASKS = {**ABOUT, "conductor": "tasks", "incarnation": 1}
 BEGUN = (
     RunAssigned(**ABOUT, plan=PLAN),
-    ConductorStarted(**TASKS, pid=7, created_at=1.0),
+    ConductorStarted(**TASKS, pid=7, ticks=1, boot="b"),
     ConductorReady(**TASKS),
 )
 DONE = (

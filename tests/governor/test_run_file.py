@@ -62,6 +62,7 @@ def test_to_plan():
         ("seed: 7", "seed: true", 2, "seed", "must be a whole number, not true"),
         ("seed: 7", "seed: -1", 2, "seed", "greater than or equal to 0"),
         ("seed: 7", "seed: 7\nseed: 8", 3, "seed", "stands twice"),
+        ("seed: 7", "resume: no", 2, "resume", "must be one of continue, restart, never"),
         ("pool: 4", "pol: 4", 5, "conductors.environments.lake.pol", "did you mean 'pool'?"),
         ("    lake:", "    my lake:", 5, "conductors.environments.my lake", "must be letters"),
         ("pool: 4", "pool: 1", 10, "phases[0].simulate.workers", "need a pool of 2"),

@@ -46,7 +46,7 @@ def passed(name, conductor="", incarnation=0, *, at=0.0, run="r1"):
 def started(conductor, incarnation=1, *, pid=None, at=0.0, run="r1"):
     pid = pid or 100 * incarnation + NAMES.index(conductor)
     return e.ConductorStarted(
-        run=run, at=at, conductor=conductor, incarnation=incarnation, pid=pid, created_at=0
+        run=run, at=at, conductor=conductor, incarnation=incarnation, pid=pid, ticks=1, boot="b"
     )
 
 

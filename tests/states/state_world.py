@@ -120,7 +120,7 @@ class World:
         assert not others, f"{key} would meet its predecessor"
         self.pids += 1
         process.life, process.pid = "alive", self.pids
-        self.inbox.append(self._of(process, e.ConductorStarted, pid=process.pid, created_at=self.now))
+        self.inbox.append(self._of(process, e.ConductorStarted, pid=process.pid, ticks=1, boot="b"))
 
     def _dies(self, key, code=-9, reason=""):
         process = self.processes[key]

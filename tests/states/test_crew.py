@@ -25,6 +25,13 @@ def test_a_crew_begins_with_all_members_starting_and_the_whole_budget(crew):
     assert not crew.all_ready
 
 
+@pytest.mark.parametrize(("used", "left"), [(1, 1), (2, 0), (7, 0)])
+def test_restarts_of_earlier_invocations_are_used_up(used, left):
+    crew = Crew.of(replace(PLAN, restarts_used=used))
+    assert crew.restarts_left == left
+    assert (crew.gone(LAKE).restart(LAKE, at=0, within=60) is None) == (left == 0)
+
+
 def test_it_is_all_ready_with_the_last_one(crew):
     crew = crew.ready(LAKE).ready(SIMULATION)
     assert not crew.all_ready

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 from state_scenes import LAKE, PLAN, SIMULATION, TASKS, Slot, abort, assigned, exited, stop, stopping
 
 from states import Pristine, Starting
@@ -26,6 +27,12 @@ def test_a_run_is_taken_and_all_conductors_are_started_side_by_side_under_one_de
     assert isinstance(slot.state, Starting)
     assert slot.state.run is PLAN
     assert slot.cause == "run lake assigned"
+
+
+@pytest.mark.parametrize(("worked", "left"), [(0.0, 900), (899.5, 0.5), (5000.0, 0)])
+def test_the_wall_clock_counts_the_time_of_earlier_invocations(worked, left):
+    effects = Slot().tell(assigned(replace(PLAN, wall_clock=900, worked=worked), at=100))
+    assert Wake(name="wall_clock", at=100 + left) in effects
 
 
 def test_the_wall_clock_of_a_run_begins_with_its_assignment():

@@ -111,7 +111,7 @@ def told():
     for conductor in (*NAMES, "agent.nobody"):
         for n in (0, 1, 2, 3):
             named = {"run": "r1", "at": 5.0, "conductor": conductor, "incarnation": n}
-            yield events.ConductorStarted(**named, pid=1000 + n, created_at=1.0)
+            yield events.ConductorStarted(**named, pid=1000 + n, ticks=1, boot="b")
             yield events.ConductorReady(**named)
             yield events.ConductorFailed(**named, reason="boom")
             yield from (events.ConductorExited(**named, exit_code=code) for code in (None, 0, 1, -9, -99))

@@ -9,12 +9,16 @@ import shutil
 import signal
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 import psutil
 import pytest
 
+from governor import ray_head
+from governor.conductors.readiness import is_readable
 from governor.executor import Executor
+from governor.reaping import house_of
 from governor.replay import Replay
 
 HERE = Path(__file__).parent
@@ -37,7 +41,7 @@ WALK = {
 
 
 class Tree:
-    """One `governor serve` with its guard; `daemon` is the guard's child."""
+    """One `governor serve` with its guard; `deputy` is the guard's child, `daemon` the deputy's."""
 
     def __init__(self, house: House, process: asyncio.subprocess.Process) -> None:
         self.house = house
@@ -45,8 +49,34 @@ class Tree:
         self.executor: Executor
 
     @property
+    def deputy(self) -> psutil.Process:
+        [deputy] = psutil.Process(self.process.pid).children()
+        return deputy
+
+    @property
     def daemon(self) -> psutil.Process:
-        return psutil.Process(self.process.pid).children()[0]
+        """The deputy's first child: orphans that it has adopted come behind."""
+        return self.deputy.children()[0]
+
+    @contextlib.contextmanager
+    def deaths(self):
+        """To be entered while it lives; then it tells who of the whole tree lives on. Who is dead need not be reaped."""
+        root = psutil.Process(self.process.pid)
+        handles = {os.pidfd_open(process.pid): process for process in root.children(recursive=True)}
+
+        def alive(*, within: float) -> list[psutil.Process]:
+            end = time.monotonic() + within
+            return [
+                process
+                for handle, process in handles.items()
+                if not is_readable(handle, timeout=max(0.0, end - time.monotonic()))
+            ]
+
+        try:
+            yield alive
+        finally:
+            for handle in handles:
+                os.close(handle)
 
     async def pid_of(self, uid: str, conductor: str) -> int:
         [run] = (await self.executor.status(uid)).runs
@@ -143,6 +173,8 @@ def house():
     made = House(folder)
     yield made
     assert made.processes() == []
+    if (folder / "s").exists():  # a daemon that was killed, and had no successor
+        ray_head.remove_left_over(house_of(folder / "s"))
     shutil.rmtree(folder)
 
 

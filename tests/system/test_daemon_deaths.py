@@ -7,9 +7,9 @@ import os
 import signal
 from collections import Counter
 
-import psutil
 import pytest
 
+from governor.episodes.records import state_file
 from governor.errors import AlreadyEnded, ExitCode
 
 pytestmark = pytest.mark.system
@@ -37,17 +37,18 @@ async def test_after_a_kill_nothing_is_left_and_the_next_start_finishes_the_run(
     async with house.serve() as tree:
         uid = await tree.executor.submit(walk(), folder=house.folder)
         await tree.until(uid, "episode.ended")
-        tree_of_it = psutil.Process(tree.process.pid).children(recursive=True)
-        pid = tree.daemon.pid if victim == "daemon" else tree.process.pid
-        os.kill(pid, signal.SIGKILL)
-        assert await tree.process.wait() == (137 if victim == "daemon" else -9)
-        _, alive = await asyncio.to_thread(psutil.wait_procs, tree_of_it, timeout=3)
-        assert alive == []
+        with tree.deaths() as alive:
+            pid = tree.daemon.pid if victim == "daemon" else tree.process.pid
+            os.kill(pid, signal.SIGKILL)
+            assert await tree.process.wait() == (137 if victim == "daemon" else -9)
+            assert await asyncio.to_thread(alive, within=3) == []
     async with house.serve() as tree:
         events, result = await tree.end(uid)
     assert result.outcome == "finished", result.reason
     played = Counter(e.data["episode"]["index"] for e in events if e.kind == "episode.ended")
     assert played == Counter(range(600))
+    [interrupted] = [event for event in events if event.kind == "run.interrupted"]
+    assert (interrupted.data["died"], "the daemon died" in interrupted.data["reason"]) == (True, True)
 
 
 async def test_a_second_daemon_on_the_same_state_directory_is_refused(house):
@@ -101,3 +102,25 @@ async def test_a_run_outlives_its_watcher_and_a_later_watch_has_no_gap(house, wa
             rest = [event async for event in tree.executor.watch(uid, after=first.seq)]
         assert [event.seq for event in rest] == list(range(first.seq + 1, first.seq + 1 + len(rest)))
         assert rest[-1].kind == "run.ended"
+
+
+async def test_a_run_that_is_to_begin_anew_has_nothing_of_its_first_life_but_the_events(house, walk):
+    async with house.serve() as tree:
+        uid = await tree.executor.submit({**walk(episodes=200), "resume": "restart"}, folder=house.folder)
+        await tree.until(uid, "episode.ended")
+        tree.daemon.kill()
+        await tree.process.wait()
+    async with house.serve() as tree:
+        events, result = await tree.end(uid)
+    assert (result.outcome, result.phases[0].episodes) == ("finished", {"terminated": 200}), result.reason
+    [anew] = [event for event in events if event.kind == "run.restarted"]
+    before, after = (
+        [e.data["episode"] for e in events if e.kind == "episode.ended" and (e.seq > anew.seq) == late]
+        for late in (False, True)
+    )
+    assert len(before) == anew.data["discarded"]["episodes"] > 0
+    assert Counter(episode["index"] for episode in after) == Counter(range(200))
+    lines = (house.folder / "s" / "runs" / uid / "episodes" / "train.jsonl").read_text().splitlines()
+    assert len(lines) == 200
+    learned = state_file.load(house.folder / "s" / "runs" / uid / "agents" / "walker.state")
+    assert learned["steps"] == sum(episode["steps"] for episode in after)

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -101,3 +102,14 @@ def collect(context, inputs):
 def where(context):
     """On which runner, and with which model."""
     return {"pid": os.getpid(), "model": context.model}
+
+
+def scatter(pipe):
+    """Starts what is hard to find again, tells its pids, and stays."""
+    away = {"start_new_session": True, "stdout": subprocess.DEVNULL}
+    bare = subprocess.Popen(["sleep", "600"], env={"PATH": os.defpath}, **away)
+    child = subprocess.Popen(["sleep", "600"], **away)
+    orphan = "import subprocess as s; print(s.Popen(['sleep', '600'], start_new_session=True, stdout=s.DEVNULL).pid)"
+    told = subprocess.run([sys.executable, "-c", orphan], check=True, stdout=subprocess.PIPE, text=True)
+    Path(pipe).write_text(f"{os.getpid()} {bare.pid} {child.pid} {told.stdout}")
+    time.sleep(600)

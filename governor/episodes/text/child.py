@@ -65,7 +65,7 @@ def _fork_below_keeper(*, parent: int, descriptor: int) -> None:
     keeper = os.getpid()
     prctl.adopt_orphans()
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, _FOR_KEEPER)
-    prctl.die_with_parent(expected=parent, by=KILL_ALL)
+    prctl.die_with_parent(expected=parent, told_by=KILL_ALL)
     player = os.fork()
     if player == 0:
         prctl.die_with_parent(expected=keeper)

@@ -60,6 +60,30 @@ def test_what_was_on_record_when_a_phase_begins_again_counts():
     assert counts == [(0, 0), (5, 2), (6, 2), (6, 3), (6, 3)]
 
 
+def test_a_run_that_the_daemon_died_with_waits_for_a_slot_and_counts_from_nothing_where_it_begins_anew():
+    view = RunView(uid="u")
+    started = {"phase": "train", "index": 0, "mode": "train", "episodes": 9, "tasks": 4}
+    told = [
+        ("run.transition", {"to": "starting"}),
+        ("conductor.started", {"conductor": "tasks"}),
+        ("phase.started", started),
+        ("task.started", {"task": "t", "run": 0}),
+        ("task.ended", {"phase": 0, "record": {"task": "t", "run": 1, "outcome": "succeeded"}}),
+        ("run.interrupted", {"reason": "the daemon died", "died": True}),
+        ("run.restarted", {"discarded": {"episodes": 0, "tasks": 1}}),
+        ("phase.started", started),
+    ]
+    said = []
+    for number, (kind, data) in enumerate(told, 1):
+        event = RunEvent(uid="u", seq=number, at=0, kind=kind, data=data)
+        view.on(event)
+        said.append((line(event, view), view.waits_for, view.tasks_ended))
+    assert said[4][1:] == ("tasks to be ready", 1)
+    assert said[5] == ("run.interrupted    the daemon died", "a free slot", 1)
+    assert said[6][0] == "run.restarted      anew: 0 episodes and 1 tasks are discarded"
+    assert said[7][2] == 0
+
+
 def test_episodes_of_an_evaluation_do_not_count_but_their_faults_do():
     view = RunView(uid="u")
     kept = [{"phase": 0, "episodes": 9, "evaluated": 4, "tasks": 0}]

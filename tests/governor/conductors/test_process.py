@@ -15,6 +15,7 @@ import aiomultiprocess.core
 import psutil
 import pytest
 
+from governor.births import Birth
 from governor.conductors import forkserver, process
 from governor.conductors.readiness import is_readable, readable
 from governor.errors import ProcessError
@@ -134,7 +135,7 @@ class TestChild:
         assert told["pid"] == told["pgid"] == child.pid
         assert told["ppid"] == report.pid
         assert told["comm"] == "environment.lake"[:15]
-        assert abs(child.created_at - time.time()) < 10
+        assert child.birth == Birth.of(child.pid)
         await child.wait()
 
     async def test_it_ignores_ctrl_c_alone(self, news):

@@ -1,0 +1,54 @@
+"""Who a process is, beyond its number: the tick of its start, and the boot that this tick counts from.
+
+No wall clock is in it, so that setting the clock makes nobody a stranger, and no later owner of the number the one.
+"""
+
+from __future__ import annotations
+
+import os
+from functools import cache
+from pathlib import Path
+from typing import Final, Self
+
+import msgspec
+
+_STARTTIME: Final = 19
+"""Its place in /proc/PID/stat behind the name, which may hold blanks and brackets."""
+NEVER: Final = -1
+"""The tick of a process that nobody has seen alive: that of no other one."""
+
+
+class Birth(msgspec.Struct, frozen=True, kw_only=True):
+    pid: int
+    ticks: int
+    boot: str
+
+    @classmethod
+    def of(cls, pid: int) -> Self:
+        """Of a process that lives, or has not been reaped. Raises ProcessLookupError when there is none."""
+        try:
+            fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+        except FileNotFoundError:
+            raise ProcessLookupError(f"no process {pid}") from None
+        return cls(pid=pid, ticks=int(fields[_STARTTIME]), boot=boot_id())
+
+    def open(self) -> int | None:
+        """A pidfd of this very process; None when it is gone."""
+        if self.boot != boot_id():
+            return None
+        try:
+            handle = os.pidfd_open(self.pid)
+        except ProcessLookupError:
+            return None
+        try:
+            if Birth.of(self.pid) == self:
+                return handle
+        except ProcessLookupError:
+            pass
+        os.close(handle)
+        return None
+
+
+@cache
+def boot_id() -> str:
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()

@@ -1,0 +1,62 @@
+"""What the invocations of the daemon have made of a run so far, read from its events. Pure.
+
+Times are those of the events themselves, monotonic seconds: they are compared within one invocation alone, so neither
+a clock that is set nor a reboot counts, and no time in which no daemon was at work.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from states.events import EVENTS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from governor.messages import RunEvent
+
+KINDS: Final = (*(event.kind for event in EVENTS), "run.interrupted", "run.restarted")
+"""The events that `read` wants."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class History:
+    """`begun`: it has been in work, and its work was not discarded since. `at_work`: its last invocation recorded neither
+    its end nor an interruption. `worked`: seconds in work, `restarts` of its conductors: of all invocations. `deaths`: of
+    the daemon, in a row, without a new record of an episode or task between them.
+    """
+
+    begun: bool = False
+    at_work: bool = False
+    worked: float = 0.0
+    restarts: int = 0
+    deaths: int = 0
+
+
+def read(events: Iterable[RunEvent], *, last_record: int = 0) -> History:
+    """`last_record`: the number of the last event that tells of an ended episode or task."""
+    begun = at_work = False
+    worked = 0.0
+    since = until = (
+        None  # until it was in work for the first time: events that it inherited have another's times
+    )
+    restarts = deaths = 0
+    for event in events:
+        data = event.data
+        match event.kind:
+            case "run.assigned":
+                worked += (until or 0.0) - (since or 0.0)
+                since = until = data["at"]
+                begun = at_work = True
+            case "run.interrupted":
+                at_work = False
+                deaths = deaths + 1 if data.get("died") and event.seq > last_record else 0
+            case "run.restarted":
+                begun = False
+            case "conductor.exited" if not data.get("expected"):
+                restarts += 1
+        if until is not None:
+            until = max(until, data.get("at", until))
+    worked += (until or 0.0) - (since or 0.0)
+    return History(begun=begun, at_work=at_work, worked=worked, restarts=restarts, deaths=deaths)

@@ -1,0 +1,129 @@
+"""Processes of an earlier invocation are known by what they inherited, killed with all below them, and seen dead."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from governor import reaping
+from governor.births import Birth
+from governor.conductors.readiness import is_readable
+
+HOUSE = "0123456789abcdef"
+SLEEP = ["sleep", "600"]
+TELL = "import os, subprocess as s, sys; p = s.Popen(['sleep', '600'], stdout=s.DEVNULL, start_new_session=True, env={}); print(p.pid, flush=True); sys.stdin.read()"
+
+
+@pytest.fixture
+def begin():
+    """Starts a process with this value of the house's variable."""
+    started = []
+
+    def start(value, *, command=SLEEP, house=HOUSE, **more):
+        environ = {**os.environ, **({} if value is None else {reaping.VARIABLE + house: value})}
+        process = subprocess.Popen(command, env=environ, start_new_session=True, **more)
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def own():
+    me = Birth.of(os.getpid())
+    return f"{me.pid}.{me.ticks}"
+
+
+def dead(*processes):
+    return [process.wait(timeout=0) == -9 for process in processes]
+
+
+def test_those_of_another_invocation_are_killed_and_nobody_else(begin):
+    left = [begin("1.1"), begin("77.5")]
+    others = [begin(own()), begin(None), begin("1.1", house="f" * 16)]
+    killed, alive = reaping.kill_left_over(HOUSE)
+    assert {process.pid for process in killed} == {process.pid for process in left}
+    assert "sleep 600" in str(killed[0])
+    assert alive == []
+    assert dead(*left) == [True, True]
+    assert [process.poll() for process in others] == [None] * 3
+
+
+def test_what_is_below_them_dies_too_also_in_a_session_and_with_an_environment_of_its_own(begin):
+    parent = begin("1.1", command=[sys.executable, "-c", TELL], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    handle = os.pidfd_open(int(parent.stdout.readline()))
+    try:
+        reaping.kill_left_over(HOUSE)
+        assert is_readable(handle)
+    finally:
+        os.close(handle)
+
+
+def test_one_on_record_is_killed_without_any_mark(begin):
+    process = begin(None)
+    reaping.kill_left_over(HOUSE, [Birth.of(process.pid)])
+    assert dead(process) == [True]
+
+
+def test_nobody_kills_himself_or_those_above(begin):
+    """As where a daemon was started by what an earlier one has left."""
+    code = "import sys; from governor import reaping; print(reaping.kill_left_over(sys.argv[1]))"
+    process = begin("1.1", command=[sys.executable, "-c", code, HOUSE], stdout=subprocess.PIPE)
+    assert process.communicate(timeout=30)[0] == b"([], [])\n"
+    me = Birth.of(os.getpid())
+    assert reaping.kill_left_over(HOUSE, [me, Birth.of(os.getppid())]) == ([], [])
+
+
+def test_who_lives_on_is_named_and_its_handle_tells_of_its_death(begin, monkeypatch):
+    process = begin("1.1")
+    monkeypatch.setattr(reaping, "KILL_SECONDS", 0.1)
+    monkeypatch.setattr(reaping, "kill", lambda handle: None)
+    killed, [survivor] = reaping.kill_left_over(HOUSE)
+    assert (killed, survivor.pid) == ([], process.pid)
+    assert not is_readable(survivor.handle)
+    process.kill()
+    assert is_readable(survivor.handle, timeout=5)
+    os.close(survivor.handle)
+
+
+def test_it_leaves_no_descriptor_open(begin):
+    begin("1.1")
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    reaping.kill_left_over(HOUSE)
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
+def test_a_house_is_its_folder_by_whatever_path(tmp_path):
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    (tmp_path / "link").symlink_to("a")
+    house = reaping.house_of(tmp_path / "a")
+    assert len(house) == 16
+    assert reaping.house_of(tmp_path / "link") == house != reaping.house_of(tmp_path / "b")
+
+
+class TestBirth:
+    def test_it_is_the_same_for_one_process_and_holds_no_wall_clock(self, begin):
+        process = begin(None)
+        birth = Birth.of(process.pid)
+        assert birth == Birth.of(process.pid)
+        os.close(birth.open())
+
+    def test_a_later_owner_of_the_number_or_another_boot_is_somebody_else(self, begin):
+        birth = Birth.of(begin(None).pid)
+        assert Birth(pid=birth.pid, ticks=birth.ticks - 1, boot=birth.boot).open() is None
+        assert Birth(pid=birth.pid, ticks=birth.ticks, boot="another").open() is None
+
+    def test_nobody_is_there_any_more(self):
+        process = subprocess.Popen(["true"])
+        birth = Birth.of(process.pid)
+        process.wait()
+        assert birth.open() is None
+        with pytest.raises(ProcessLookupError):
+            Birth.of(process.pid)

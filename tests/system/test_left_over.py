@@ -1,0 +1,162 @@
+"""Whoever of guard, deputy and daemon is killed, nothing stays alive, whatever the tasks have started; and what escapes
+the death of all of them is found by the next start.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+
+import psutil
+import pytest
+
+from governor import ray_head
+from governor.conductors.readiness import readable
+from governor.reaping import VARIABLE, house_of
+
+pytestmark = pytest.mark.system
+
+SECONDS = 3.0
+"""From a kill to the death of everything."""
+
+
+async def scattered(house, tree, **run):
+    """A run whose task has started processes in sessions of their own, one of them without any environment: its uid, and
+    the pids of them and of the task.
+    """
+    pipe = house.folder / "pids"
+    os.mkfifo(pipe)
+    task = {"id": "t", "call": "user_code:scatter", "args": {"pipe": str(pipe)}}
+    uid = await tree.executor.submit(
+        {"name": "s", "phases": [{"name": "p", "tasks": [task]}], **run}, folder=house.folder
+    )
+    reading = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    async with asyncio.timeout(60):
+        await readable(reading)
+    pids = [int(pid) for pid in os.read(reading, 4096).split()]
+    os.close(reading)
+    return uid, pids
+
+
+def sleeper(environ):
+    return subprocess.Popen(["sleep", "600"], env=environ, start_new_session=True)
+
+
+def logged(house, event):
+    lines = [json.loads(line) for line in (house.folder / "log").read_text().splitlines() if line[:1] == "{"]
+    return [line for line in lines if line["event"] == event]
+
+
+@pytest.mark.ray
+@pytest.mark.parametrize("victim", ["guard", "daemon"])
+async def test_nothing_outlives_a_kill_with_ray_at_work(house, victim):
+    async with house.serve() as tree:
+        _, pids = await scattered(house, tree)
+        with tree.deaths() as alive:
+            assert set(pids) <= {process.pid for process in alive(within=0)}
+            os.kill(tree.process.pid if victim == "guard" else tree.daemon.pid, signal.SIGKILL)
+            await tree.process.wait()
+            assert await asyncio.to_thread(alive, within=SECONDS) == []
+
+
+@pytest.mark.ray
+async def test_what_escapes_the_death_of_all_three_is_killed_before_the_next_daemon_is_ready(house):
+    async with house.serve() as tree:
+        uid, _ = await scattered(house, tree, resume="never")
+        rays = list(ray_head.FAR_FOLDER.glob(f"ray-{house_of(house.folder / 's')[:8]}-*"))
+        root, daemon = psutil.Process(tree.process.pid), os.pidfd_open(tree.daemon.pid)
+        with tree.deaths() as alive:
+            root.suspend()  # it shall not sweep
+            tree.deputy.kill()
+            root.kill()
+            await tree.process.wait()
+            await readable(daemon)
+            os.close(daemon)
+            assert house.processes() != [], "nobody has escaped, so this test says nothing"
+            async with house.serve() as second:
+                assert alive(within=0) == []
+                assert not any(ray.exists() for ray in rays)
+                events, result = await second.end(uid)
+    assert logged(house, "process.left_over")[0]["killed"]
+    [interrupted] = [event for event in events if event.kind == "run.interrupted"]
+    assert interrupted.data["died"]
+    assert "the daemon died" in interrupted.data["reason"]
+    assert result.outcome == "failed"
+    assert "resume: never" in result.reason
+
+
+async def test_a_start_kills_what_has_the_mark_of_an_earlier_invocation_and_nobody_else(house, walk):
+    async with house.serve() as tree:
+        forkserver = tree.daemon.children()[0]
+        name = VARIABLE + house_of(house.folder / "s")
+        marked = {**os.environ, name: forkserver.environ()[name]}
+        tree.daemon.kill()
+        await tree.process.wait()
+    other = {**os.environ, VARIABLE + "0" * 16: marked[name]}
+    started = [sleeper(marked), sleeper(other)]
+    try:
+        async with house.serve() as tree:
+            assert started[0].wait(timeout=0) == -signal.SIGKILL, "it was ready before that one was dead"
+            assert started[1].poll() is None
+            uid = await tree.executor.submit(walk(episodes=5), folder=house.folder)
+            _, result = await tree.end(uid)
+            assert result.outcome == "finished", result.reason
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
+
+
+async def test_a_process_that_cannot_be_killed_holds_back_what_was_in_work_until_it_dies(house, walk):
+    async with house.serve() as tree:
+        held = await tree.executor.submit(walk(episodes=300), folder=house.folder)
+        await tree.until(held, "episode.ended")
+        name = VARIABLE + house_of(house.folder / "s")
+        marked = {**os.environ, name: tree.daemon.children()[0].environ()[name]}
+        tree.daemon.kill()
+        await tree.process.wait()
+    stays = sleeper(marked)
+    immortal = "from governor import reaping; reaping.KILL_SECONDS = 0.1; reaping.kill = lambda handle: None;"
+    begin = f"{immortal} from governor.__main__ import main; main()"
+    python, _, _, *arguments = house.arguments()
+    house.arguments = lambda *_: [python, "-c", begin, *arguments]
+    try:
+        async with house.serve() as tree:
+            [run] = (await tree.executor.status(held)).runs
+            assert run.state == "interrupted"
+            assert run.waits_for == f"the death of pid {stays.pid} (sleep 600)"
+            fresh = await tree.executor.submit(walk(episodes=5), folder=house.folder)
+            _, result = await tree.end(fresh)
+            assert result.outcome == "finished", result.reason
+            [run] = (await tree.executor.status(held)).runs
+            assert run.state == "interrupted"
+            stays.kill()
+            _, result = await tree.end(held)
+            assert result.outcome == "finished", result.reason
+    finally:
+        stays.kill()
+        stays.wait()
+
+
+async def test_a_run_goes_on_with_the_time_that_it_has_used(house, walk):
+    beat = house.folder / "s" / "governor.beat"
+    async with house.serve() as tree:
+        uid = await tree.executor.submit(
+            {**walk(restarts=3), "limits": {"wall_clock": "1h"}}, folder=house.folder
+        )
+        await tree.until(uid, "episode.ended")
+        os.kill(await tree.pid_of(uid, "agent.walker"), signal.SIGKILL)
+        again = await tree.until(uid, "conductor.ready", conductor="agent.walker", incarnation=2)
+        tree.daemon.kill()
+        await tree.process.wait()
+    assert beat.exists()
+    async with house.serve() as tree:
+        events, result = await tree.end(uid)
+    assert result.outcome == "finished", result.reason
+    first, second = (event for event in events if event.kind == "run.assigned")
+    assert second.data["plan"]["worked"] >= again.data["at"] - first.data["at"] > 0
+    assert second.data["plan"]["restarts_used"] == 1
+    assert not beat.exists(), "it ended in order"
