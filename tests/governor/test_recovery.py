@@ -135,7 +135,7 @@ class TestInterruption:
         [event] = journal.events_of("r1", ("run.interrupted",))
         assert event.data == {
             "reason": "the daemon died (pid 77): it was killed, or crashed",
-            "died": True,
+            "by": "recovery", "died": True,
             "at": 160.0,
         }
         assert (first.uid, first.worked, second.uid, second.worked) == ("r1", 60.0, "waits", 0.0)
