@@ -44,7 +44,7 @@ def make_agent(
             seed=seed,
             **params,
         )
-    except Exception as error:
+    except BaseException as error:  # user code, which may also exit
         raise ConductorError(f"agent {entry!r} does not start: {one_line(error)}") from error
     if not hasattr(agent, "act"):
         raise ConductorError(f"agent {entry!r} has no act")
@@ -54,7 +54,7 @@ def make_agent(
     if state is not None and hasattr(agent, "load_state_dict"):
         try:
             agent.load_state_dict(state)
-        except Exception as error:
+        except BaseException as error:  # likewise
             raise ConductorError(f"agent {entry!r}: load_state_dict: {one_line(error)}") from error
     made: Agent = agent
     return made

@@ -50,7 +50,7 @@ def load(entry: str) -> Callable[..., Any]:
         found: Any = import_module(module_name)
         for name in attribute.split("."):
             found = getattr(found, name)
-    except Exception as error:
+    except BaseException as error:  # user code, which may also exit
         raise ConductorError(f"entry {entry!r} does not load: {one_line(error)}") from error
     if not callable(found):
         raise ConductorError(f"entry {entry!r} is a {type(found).__name__}, not a class")
@@ -72,7 +72,7 @@ def make_environment(entry: str, params: dict[str, Any]) -> Environment:
     factory = load(entry)
     try:
         environment = factory(**params)
-    except Exception as error:
+    except BaseException as error:  # as in `load`
         raise ConductorError(f"environment {entry!r} does not start: {one_line(error)}") from error
     missing = [
         name

@@ -59,9 +59,12 @@ class Learned:
             raise ConductorError(f"{name} has no state_dict")
         state_file.save(path, self._state_dict(), weight_version=self.version)
 
-    def _learn(self, transition: Transition, **who: str) -> None:
-        """`who` is told to an agent of several players that asks."""
-        self._agent.learn(transition, **who)
+    def _learn(self, transition: Transition, player: str | None = None) -> None:
+        """`player` is told to an agent of several players that asks."""
+        if player is None:
+            self._agent.learn(transition)
+        else:
+            self._agent.learn(transition, player=player)
         self.version = int(self._agent.weight_version) if self._own else self.version + 1
 
     def _save(self, *, sync: bool) -> None:

@@ -113,26 +113,24 @@ def build(spec: SpaceSpec, *, seed: int | None = None) -> gymnasium.Space[Any]:
 
 def blank(spec: SpaceSpec) -> Any:
     """Zeros in the form of what travels."""
+    dtype, shape = storage(spec)
+    return 0 if isinstance(spec, Discrete) else np.zeros(shape, dtype)
+
+
+def storage(spec: SpaceSpec) -> tuple[np.dtype[Any], tuple[int, ...]]:
+    """The form of what travels and is recorded."""
     match spec:
         case Discrete():
-            return 0
+            return np.dtype(np.int64), ()
+        case Box() | MultiDiscrete():
+            return np.dtype(spec.dtype), spec.shape
         case MultiBinary():
-            return np.zeros(spec.shape, np.int8)
-        case _:
-            return np.zeros(spec.shape, spec.dtype)
+            return np.dtype(np.int8), spec.shape
 
 
 def conformer(spec: SpaceSpec) -> Conformer:
     """A function that brings a value of user code into the form that travels, or raises ValueError."""
-    match spec:
-        case Discrete():
-            return _discrete(spec)
-        case Box():
-            return _array(np.dtype(spec.dtype), spec.shape)
-        case MultiDiscrete():
-            return _array(np.dtype(spec.dtype), spec.shape)
-        case MultiBinary():
-            return _array(np.dtype(np.int8), spec.shape)
+    return _discrete(spec) if isinstance(spec, Discrete) else _array(*storage(spec))
 
 
 def _discrete(spec: Discrete) -> Conformer:
@@ -187,6 +185,8 @@ def _short(value: Any) -> str:
 
 def finite_reward(value: Any) -> float:
     """Raises ValueError in one line."""
+    if type(value) is float and isfinite(value):
+        return value
     try:
         reward = None if isinstance(value, (str, bytes)) else float(value)
     except (TypeError, ValueError):

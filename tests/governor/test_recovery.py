@@ -135,7 +135,8 @@ class TestInterruption:
         [event] = journal.events_of("r1", ("run.interrupted",))
         assert event.data == {
             "reason": "the daemon died (pid 77): it was killed, or crashed",
-            "by": "recovery", "died": True,
+            "by": "recovery",
+            "died": True,
             "at": 160.0,
         }
         assert (first.uid, first.worked, second.uid, second.worked) == ("r1", 60.0, "waits", 0.0)
@@ -295,8 +296,8 @@ class TestFiles:
 
     async def test_what_was_half_written_goes_and_what_users_wrote_stays(self, journal, tmp_path):
         folder = tmp_path / "runs" / "r1"
-        ours = ["result.json.part", "results/a/.t-0.pkl.part", "agents/w.state.new", "episodes/p.jsonl.new"]
-        stay = ["model.part", "mine/data.new", "results/t-0.pkl", "agents/w.state", "episodes/p.jsonl"]
+        ours = ["result.json.part", "results/a/.t-0.pkl.part", "agents/.w.state.part", "episodes/.p.jsonl.part"]
+        stay = ["model.part", "mine/data.part", "checkpoints/p/index.json.new", "results/t-0.pkl", "agents/w.state", "episodes/p.jsonl"]
         for name in (*ours, *stay):
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             (folder / name).touch()

@@ -22,6 +22,27 @@ def vector(size, **more):
     return {**command, "made_environment": msgspec.structs.replace(command["made_environment"], vector=size)}
 
 
+BOTH = ("romeo", "juliet")
+PLAYERS = {"red": "romeo", "blue": "juliet"}
+
+
+def parallel(
+    *, env="Pair", agents=BOTH, agent="Always", players=PLAYERS, params=None, vector=1, **env_params
+):
+    """`params` are those of each agent, by its name."""
+    params = params or {}
+    entry = env if ":" in env else f"parallel_world:{env}"
+    return {
+        "transport": "in_process",
+        "agents": tuple(agents),
+        "players": players,
+        "made_environment": Made(entry=entry, params=env_params, vector=vector),
+        "made_agents": tuple(
+            Made(entry=f"parallel_world:{agent}", params=params.get(name, {})) for name in agents
+        ),
+    }
+
+
 def outcomes(records):
     return [record.outcome for record in records]
 

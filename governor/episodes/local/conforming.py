@@ -1,21 +1,26 @@
-"""`spaces.conformer` for a loop that holds environment and agent itself: the same values and faults, at a third of the cost.
+"""What user code gives, in the form of its space, for a loop that holds environment and agent itself.
 
 Rules:
-1. What has the type, dtype and shape of its space already is only looked at for NaN; all else goes the long way. (Of the
-   dtypes of numbers numpy has one object each, unless their byte order is foreign.)
+1. The values and faults are those of `spaces.conformer`, at a third of the cost: what has the type, dtype and shape of its
+   space already is only looked at for NaN; all else goes the long way. (Of the dtypes of numbers numpy has one object
+   each, unless their byte order is foreign.)
 2. The sum of floats is NaN if one of them is: that, and not `isnan().any()` (1.1 µs for 4 floats, the sum 0.12), sends
    a value the long way, which decides. Infinities of both signs go it too, and are found to be no fault.
 3. What comes back shares no memory with what was given, as if it had crossed to another process: many environments
    write their next observation over the last one.
+4. An observation comes with its bytes, which are recorded: what an agent makes of the array is its own affair.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable
+from math import isfinite
+from struct import Struct
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import numpy as np
 
-from governor.episodes.spaces import Conformer, Discrete, MultiBinary, SpaceSpec, conformer
+from governor.episodes.spaces import Conformer, Discrete, SpaceSpec, conformer, finite_reward, storage
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -23,26 +28,91 @@ if TYPE_CHECKING:
 FEW: Final = 32
 """Up to here Python sums the numbers faster than BLAS is called (0.4 µs)."""
 
+Observer: TypeAlias = Callable[[Any], tuple[Any, Any]]
+"""The value, and what is recorded of it. Raises ValueError."""
+
+Stepper: TypeAlias = Callable[[Any], tuple[Any, Any, float, bool, bool]]
+"""Observation, what is recorded of it, reward, terminated, truncated. Raises ValueError and what the environment raises."""
+
 
 def copier(spec: SpaceSpec) -> Conformer:
     """A function that brings a value of user code into the form of its space, in memory of its own, or raises ValueError."""
-    slow = conformer(spec)
     if isinstance(spec, Discrete):
-        return slow
-    dtype = np.dtype(np.int8 if isinstance(spec, MultiBinary) else spec.dtype)
-    shape = spec.shape
+        return conformer(spec)
+    observe = _array_observer(spec)
+    return lambda value: observe(value)[0]
+
+
+def observer(spec: SpaceSpec) -> Observer:
+    """As `copier`, for observations."""
+    return _number_observer(spec) if isinstance(spec, Discrete) else _array_observer(spec)
+
+
+def _number_observer(spec: Discrete) -> Observer:
+    conform = conformer(spec)
+
+    def observe(value: Any) -> tuple[int, int]:
+        number = conform(value)
+        return number, number
+
+    return observe
+
+
+def _array_observer(spec: SpaceSpec) -> Observer:
+    slow = conformer(spec)
+    dtype, shape = storage(spec)
     real = dtype.kind == "f"
-    few = len(shape) == 1 and shape[0] <= FEW
-    vdot = np.vdot
-    ndarray = np.ndarray
+    few = real and len(shape) == 1 and shape[0] <= FEW and dtype.char in "efd"
+    numbers = Struct(f"{shape[0]}{dtype.char}").unpack if few else None
+    vdot, ndarray = np.vdot, np.ndarray
 
-    def copy(value: Any) -> NDArray[Any]:
-        if type(value) is ndarray and value.dtype is dtype and value.shape == shape:
-            if real:
-                total = sum(value.tolist()) if few else vdot(value, value)
-                if total != total:  # noqa: PLR0124  # NaN alone differs from itself
-                    slow(value)
-            return value.copy()
-        return slow(value).copy()  # type: ignore[no-any-return]  # an array: the space is not Discrete
+    def observe(value: Any) -> tuple[NDArray[Any], bytes]:
+        if type(value) is not ndarray or value.dtype is not dtype or value.shape != shape:
+            value = slow(value)
+            return value.copy(), value.tobytes()
+        kept = value.tobytes()
+        if real:
+            total = sum(numbers(kept)) if numbers is not None else vdot(value, value)
+            if total != total:  # noqa: PLR0124  # NaN alone differs from itself
+                slow(value)
+        return value.copy(), kept
 
-    return copy
+    return observe
+
+
+def first_observation(environment: Any, seed: int, observed: Observer) -> tuple[Any, Any]:
+    """Resets; raises ValueError and whatever the environment raises."""
+    returned = environment.reset(seed=seed)
+    try:
+        observation, _ = returned
+    except (TypeError, ValueError):
+        raise ValueError("it did not return (observation, info)") from None
+    try:
+        return observed(observation)
+    except ValueError as error:
+        raise ValueError(f"observation: {error}") from None
+
+
+def stepper(environment: Any, observed: Observer, *, plain: bool) -> Stepper:
+    """Steps `environment`, and looks at its five values; `plain`: its actions are numbers, not arrays."""
+    step = environment.step
+
+    def checked_step(action: Any) -> tuple[Any, Any, float, bool, bool]:
+        returned = step(action if plain else action.copy())
+        try:
+            value, reward, terminated, truncated, _ = returned
+        except (TypeError, ValueError):
+            raise ValueError("it did not return (observation, reward, terminated, truncated, info)") from None
+        try:
+            observation, kept = observed(value)
+        except ValueError as error:
+            raise ValueError(f"observation: {error}") from None
+        if type(reward) is not float or not isfinite(reward):
+            reward = finite_reward(reward)
+        if terminated is not False and terminated is not True:
+            terminated = bool(terminated)
+        if truncated is not False and truncated is not True:
+            truncated = bool(truncated)
+        return observation, kept, reward, terminated, truncated
+
+    return checked_step

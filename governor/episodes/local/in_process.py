@@ -114,23 +114,30 @@ class InProcess:
         else:
             worker = Worker(simulation, places[0], agent, self._made)
         try:
-            self._live(simulation, worker, places[0])
-        except SeveralPlayers as found:
-            worker = ParallelWorker(simulation, places[0], self._agents, self._made, built=found.environment)
-            self._live(simulation, worker, places[0])
+            try:
+                self._live(simulation, worker, places[0])
+            except SeveralPlayers as found:
+                worker = ParallelWorker(
+                    simulation, places[0], self._agents, self._made, built=found.environment
+                )
+                self._live(simulation, worker, places[0])
+        except WrittenOff:
+            log.info("simulation.worker_came_back", worker=number)
 
     def _live(self, simulation: Simulation, worker: Worker, place: Place) -> None:
-        """Raises SeveralPlayers before anything is played."""
+        """Raises SeveralPlayers before anything is played, and WrittenOff. Whatever else ends it ends the part."""
         self._workers[place.owner] = worker
         try:
-            try:
-                worker.play_all()
-            except ConductorError as error:
-                simulation.break_off(error.reason)
-            worker.close()
-            self._left(place)
-        except WrittenOff:
-            log.info("simulation.worker_came_back", worker=place.owner)
+            worker.play_all()
+        except (SeveralPlayers, WrittenOff):
+            raise
+        except ConductorError as error:
+            simulation.break_off(error.reason)
+        except BaseException as error:  # what is left is to be done all the same
+            log.exception("simulation.worker_failed", worker=place.owner)
+            simulation.break_off(f"worker {place.owner}: {one_line(error)}")
+        worker.close()
+        self._left(place)
 
     def _left(self, place: Place) -> None:
         """The last worker saves what the agents have learned: before the end of the part is reported."""
@@ -143,7 +150,7 @@ class InProcess:
             place.enter(SAVE, seconds=BUILD_SECONDS)
             try:
                 agent.keep()
-            except Exception as error:  # noqa: BLE001  # user code, and the disk
+            except BaseException as error:  # noqa: BLE001  # user code, and the disk
                 self._simulation.break_off(f"agent {name!r} cannot be saved: {one_line(error)}")
             place.leave()
 
@@ -195,9 +202,14 @@ class InProcess:
             return
         reported = []
         for place in hung:
+            worker = self._workers[place.owner]
             with contextlib.suppress(OSError):  # of a full disk: the next incarnation plays it again
-                reported.append(asyncio.wrap_future(self._workers[place.owner].reports.hand_in()))
-                if place.index is not None and not simulation.stopping:
+                timed_out = place.index is not None and not simulation.stopping
+                if timed_out:
+                    worker.recorder_at(place).end(outcome="timed_out", flush=False)
+                reported.append(asyncio.wrap_future(worker.reports.hand_in()))
+                if timed_out:
+                    worker.recorder_at(place).flush()
                     reported.append(asyncio.wrap_future(simulation.ended(self._timed_out(place))))
         simulation.abandon()
         if reported:

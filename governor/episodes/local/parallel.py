@@ -12,14 +12,12 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
-from functools import partial
-from math import isfinite
 from time import monotonic
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from governor.episodes import spaces
 from governor.episodes.entries import make_environment, one_line
-from governor.episodes.local.conforming import copier
+from governor.episodes.local.conforming import observer
 from governor.episodes.local.place import ACT, BUILD, JOIN, LEARN, SAVE, STEP
 from governor.episodes.local.stepping import BUILD_SECONDS, NotRecorded, Worker
 from governor.episodes.spaces import finite_reward
@@ -27,38 +25,30 @@ from governor.episodes.transition import Transition
 from governor.errors import ConductorError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Iterable, Mapping
 
-    from governor.episodes.local.kept_agent import KeptAgent
+    from governor.episodes.local.conforming import Observer
+    from governor.episodes.local.kept_agent import Calls, KeptAgent
     from governor.episodes.local.place import Place
     from governor.episodes.simulation import Simulation
-    from governor.episodes.spaces import Conformer, SpaceSpec
+    from governor.episodes.spaces import SpaceSpec
     from governor.messages import EpisodeOutcome, Made
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Player:
-    """Who plays a player, and the form of its values. `told` are the methods of its agent that ask who it is."""
+    """Who plays a player, and the form of its values; `plain`: its actions are numbers, not arrays."""
 
     name: str
     agent: KeptAgent
-    observed: Conformer
-    conform: Conformer
+    observed: Observer
     plain: bool
-    told: frozenset[str]
-
-
-class _Turn(NamedTuple):
-    """What a player does in one episode."""
-
-    act: Callable[[Any], Any]
-    learn: Callable[[Transition], Any] | None
 
 
 class _Step(NamedTuple):
-    """What came of a step: for who acted, and the observations of who has just joined too."""
+    """What came of a step: for who acted, and the observations of who has just joined too, each with what is recorded."""
 
-    observations: dict[str, Any]
+    observations: dict[str, tuple[Any, Any]]
     rewards: dict[str, float]
     terminated: dict[str, bool]
     truncated: dict[str, bool]
@@ -147,10 +137,8 @@ class ParallelWorker(Worker):
         return _Player(
             name=player,
             agent=agent,
-            observed=copier(observation),
-            conform=spaces.conformer(action),
+            observed=observer(observation),
             plain=isinstance(action, spaces.Discrete),
-            told=frozenset(method for method in ("act", "learn") if agent.takes_player(method)),
         )
 
     def _renew(self) -> None:
@@ -175,14 +163,17 @@ class ParallelWorker(Worker):
     def _loop(self, seed: int, deadline: float, *, explore: bool) -> EpisodeOutcome:
         place, simulation = self._place, self._simulation
         limit = simulation.command.max_steps or sys.maxsize
-        turns = self._turns(explore=explore)
+        calls = self._calls_of_players(explore=explore)
         gone: set[str] = set()
         finished = True
         seen = self._reset(seed)
         place.values = dict.fromkeys(seen, 0.0)
         while True:
-            actions = {name: self._act(name, turns[name], observation) for name, observation in seen.items()}
-            step = self._step(actions, gone)
+            chosen = {
+                name: self._act(name, calls[name], observation) for name, (observation, _) in seen.items()
+            }
+            actions = {name: action for name, (action, _) in chosen.items()}
+            step = self._step_with(actions, gone)
             if monotonic() >= deadline:
                 return "timed_out"
             place.steps += 1
@@ -190,7 +181,7 @@ class ParallelWorker(Worker):
                 step = step._replace(truncated=dict.fromkeys(actions, True))
             self._count(step.rewards)
             try:
-                self._recorder.step_players(seen, actions, step.rewards, step.terminated, step.truncated)
+                self._recorder.step_players(self._rows(seen, chosen, step))
             except OSError as error:
                 raise NotRecorded(one_line(error)) from error
             left = step.left()
@@ -200,24 +191,21 @@ class ParallelWorker(Worker):
             over = not following or place.steps >= limit
             if not over and simulation.stopping:
                 return "cancelled"
-            self._learn(turns, seen, actions, step)
+            self._learn(calls, seen, actions, step)
             if over:
                 return "terminated" if finished else "truncated"
             seen = following
 
-    def _turns(self, *, explore: bool) -> dict[str, _Turn]:
+    def _calls_of_players(self, *, explore: bool) -> dict[str, Calls]:
+        """By player."""
         alone = self._simulation.command.workers == 1
-        calls = {name: agent.calls(self._number, alone=alone) for name, agent in self._agents.items()}
-        turns = {}
-        for player in self._players.values():
-            call = calls[player.agent.name]
-            who = {method: {"player": player.name} for method in player.told}
-            learn = partial(call.learn, **who.get("learn", {})) if explore and call.learn else None
-            turns[player.name] = _Turn(partial(call.act, explore=explore, **who.get("act", {})), learn)
-        return turns
+        return {
+            name: player.agent.calls(self._number, alone=alone, explore=explore, player=name)
+            for name, player in self._players.items()
+        }
 
-    def _reset(self, seed: int) -> dict[str, Any]:
-        """What each player observes. Raises ValueError and whatever the environment raises."""
+    def _reset(self, seed: int) -> dict[str, tuple[Any, Any]]:
+        """What each player observes, and what is recorded of it. Raises ValueError and whatever the environment raises."""
         returned = self._environment.reset(seed=seed)
         try:
             observations, _ = returned
@@ -228,12 +216,12 @@ class ParallelWorker(Worker):
             raise ValueError("it has no player")
         return self._observed_by(live, observations)
 
-    def _act(self, name: str, turn: _Turn, observation: Any) -> Any:
-        player = self._players[name]
-        self._enter_agent(player.agent.name, f"{ACT} of {name}")
-        return player.conform(turn.act(observation))
+    def _act(self, name: str, calls: Calls, observation: Any) -> tuple[Any, int]:
+        """The action, and the version of the weights that it was taken with."""
+        self._enter_agent(self._players[name].agent.name, f"{ACT} of {name}")
+        return calls.act(observation), calls.acted.version
 
-    def _step(self, actions: dict[str, Any], gone: set[str]) -> _Step:
+    def _step_with(self, actions: dict[str, Any], gone: set[str]) -> _Step:
         self._place.where = STEP
         given = {
             name: action if self._players[name].plain else action.copy() for name, action in actions.items()
@@ -260,7 +248,7 @@ class ParallelWorker(Worker):
             truncated,
         )
 
-    def _observed_by(self, names: Iterable[str], observations: Any) -> dict[str, Any]:
+    def _observed_by(self, names: Iterable[str], observations: Any) -> dict[str, tuple[Any, Any]]:
         found = {}
         for name in names:
             player = self._players.get(name)
@@ -279,19 +267,38 @@ class ParallelWorker(Worker):
             values[name] = values.get(name, 0.0) + reward
         self._place.value = sum(values.values())
 
+    def _rows(
+        self, seen: Mapping[str, tuple[Any, Any]], chosen: Mapping[str, tuple[Any, int]], step: _Step
+    ) -> dict[str, tuple[Any, ...]]:
+        return {
+            name: (
+                seen[name][1],
+                action if self._players[name].plain else action.tobytes(),
+                step.rewards[name],
+                step.terminated[name],
+                step.truncated[name],
+                version,
+            )
+            for name, (action, version) in chosen.items()
+        }
+
     def _learn(
-        self, turns: Mapping[str, _Turn], seen: Mapping[str, Any], actions: Mapping[str, Any], step: _Step
+        self,
+        calls: Mapping[str, Calls],
+        seen: Mapping[str, tuple[Any, Any]],
+        actions: Mapping[str, Any],
+        step: _Step,
     ) -> None:
         for name, action in actions.items():
-            learn = turns[name].learn
+            learn = calls[name].learn
             if learn is not None:
                 self._enter_agent(self._players[name].agent.name, f"{LEARN} of {name}")
                 learn(
                     Transition(
-                        observation=seen[name],
+                        observation=seen[name][0],
                         action=action,
                         reward=step.rewards[name],
-                        next_observation=step.observations[name],
+                        next_observation=step.observations[name][0],
                         terminated=step.terminated[name],
                         truncated=step.truncated[name],
                     )
@@ -333,8 +340,6 @@ def _of(values: Any, player: str, what: str) -> Any:
 
 
 def _reward(player: str, reward: Any) -> float:
-    if type(reward) is float and isfinite(reward):
-        return reward
     try:
         return finite_reward(reward)
     except ValueError as error:

@@ -13,33 +13,31 @@ Rules:
 from __future__ import annotations
 
 import sys
-from math import isfinite
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from governor import logs
 from governor.episodes import spaces
 from governor.episodes.entries import make_environment, one_line
-from governor.episodes.local.conforming import copier
+from governor.episodes.local.conforming import first_observation, observer, stepper
 from governor.episodes.local.place import ACT, BUILD, JOIN, LEARN, RESET, SAVE, STEP, record
 from governor.episodes.records.reports import Reports
 from governor.episodes.rules.conditions import COMPLETE
 from governor.episodes.simulation import Paused
-from governor.episodes.spaces import finite_reward
 from governor.episodes.transition import Transition
 from governor.errors import ConductorError
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
-    from governor.episodes.local.kept_agent import KeptAgent
+    from governor.episodes.local.kept_agent import Calls, KeptAgent
     from governor.episodes.local.place import Place
     from governor.episodes.records.recording import StepRecorder
-    from governor.episodes.spaces import Conformer, SpaceSpec
+    from governor.episodes.spaces import SpaceSpec
     from governor.messages import Acknowledged, EpisodeOutcome, EpisodeRecord, Made, StartSimulation
 
 UNACKNOWLEDGED: Final = 256
-HOLD_SECONDS: Final = (0.01, 0.1)
+HOLD_SECONDS: Final = (0.03, 0.1)
 """For each worker of the phase, and at most."""
 BUILD_SECONDS: Final = 60.0
 """For an environment or an agent to be built."""
@@ -92,6 +90,8 @@ class Worker:
         self._made = made
         self._environment: Any = None
         self._resets = simulation.resets
+        self._calls: Calls | None = None
+        self._calls_of: tuple[int, bool] | None = None
         linger = min(HOLD_SECONDS[0] * simulation.command.workers, HOLD_SECONDS[1])
         self.reports = Reports(simulation, linger=linger, most=UNACKNOWLEDGED)
 
@@ -129,6 +129,10 @@ class Worker:
         recorder.end(outcome=ended.outcome, flush=False)
         self.reports.add(ended, recorder)
 
+    def recorder_at(self, place: Place) -> StepRecorder:  # noqa: ARG002  # there is one alone
+        """Of what is played there; also for who has written the worker off."""
+        return self._recorder
+
     def close(self) -> None:
         """Gives the environment back."""
         environment, self._environment = self._environment, None
@@ -141,7 +145,7 @@ class Worker:
             place.enter(BUILD, seconds=BUILD_SECONDS)
             try:
                 close()
-            except Exception as error:  # noqa: BLE001  # user code
+            except BaseException as error:  # noqa: BLE001  # user code, which may also exit
                 log.info("environment.close_failed", reason=one_line(error))
             place.leave()
 
@@ -149,6 +153,7 @@ class Worker:
 
     def _build(self) -> None:
         self._environment = self._make(self._place)
+        self._step = stepper(self._environment, self._observed, plain=self._plain)
         self._recorder = self._simulation.recorder(self._number, self._observation, self._action)
 
     def _make(self, place: Place) -> Any:
@@ -165,8 +170,7 @@ class Worker:
         place.where = JOIN
         self._agent.join(self._number, self._observation, self._action)
         self._plain = isinstance(self._action, spaces.Discrete)
-        self._observed = copier(self._observation)
-        self._conform = spaces.conformer(self._action)
+        self._observed = observer(self._observation)
         place.leave()
         return environment
 
@@ -177,6 +181,15 @@ class Worker:
             self._agent.renew()
         self._build()
 
+    def _calls_for(self, *, explore: bool) -> Calls:
+        """Episodes that are evaluated run among themselves."""
+        key = self._agent.lives, explore
+        if self._calls is None or self._calls_of != key:
+            alone = self._simulation.command.workers == 1
+            self._calls = self._agent.calls(self._number, alone=alone, explore=explore)
+            self._calls_of = key
+        return self._calls
+
     # -- one episode ----------------------------------------------------------------------------------------
 
     def _play(self, index: int) -> EpisodeRecord:
@@ -184,8 +197,8 @@ class Worker:
         place, recorder = self._place, self._recorder
         seed = self._simulation.seed_of(index)
         timeout = self._simulation.command.episode_timeout
-        deadline = place.enter(RESET, seconds=timeout, index=index, seed=seed)
         recorder.begin(episode=index, seed=seed)
+        deadline = place.enter(RESET, seconds=timeout, index=index, seed=seed)
         outcome, reason = self._play_through(seed, deadline)
         return record(place, outcome, reason)
 
@@ -212,49 +225,32 @@ class Worker:
     def _reason(self, outcome: EpisodeOutcome) -> str:
         return f"longer than {self._simulation.command.episode_timeout:g} s" if outcome == "timed_out" else ""
 
-    def _loop(self, seed: int, deadline: float, *, explore: bool) -> EpisodeOutcome:  # noqa: C901, PLR0912  # a call for each part would cost a tenth of a step
-        simulation, place = self._simulation, self._place
+    def _loop(self, seed: int, deadline: float, *, explore: bool) -> EpisodeOutcome:
+        """It records its rows itself: a call more is a hundredth of a step."""
+        simulation, place, recorder, plain = self._simulation, self._place, self._recorder, self._plain
         command = simulation.command
-        act, learn, _, acted = self._agent.calls(self._number, alone=command.workers == 1)
-        if not explore:
-            learn = None
-        step, keep = self._environment.step, self._recorder.step
-        observed, conform, plain = self._observed, self._conform, self._plain
+        act, learn, _, acted = self._calls_for(explore=explore)
+        step = self._step
+        rows, most = recorder.steps, recorder.most
         limit = command.max_steps or sys.maxsize
         now = monotonic
         value, steps = 0.0, 0
-        observation = first_observation(self._environment, seed, observed)
+        observation, seen = first_observation(self._environment, seed, self._observed)
         while True:
             place.where = ACT
-            action = conform(act(observation, explore=explore))
+            action = act(observation)
             place.where = STEP
-            returned = step(action if plain else action.copy())
-            try:
-                following, reward, terminated, truncated, _ = returned
-            except (TypeError, ValueError):
-                raise ValueError(
-                    "it did not return (observation, reward, terminated, truncated, info)"
-                ) from None
-            try:
-                following = observed(following)
-            except ValueError as error:
-                raise ValueError(f"observation: {error}") from None
-            if type(reward) is not float or not isfinite(reward):
-                reward = finite_reward(reward)
-            if terminated is not False and terminated is not True:
-                terminated = bool(terminated)
-            if truncated is not False and truncated is not True:
-                truncated = bool(truncated)
+            following, seen_next, reward, terminated, truncated = step(action)
             if now() >= deadline:
                 return "timed_out"
             place.value = value = value + reward
             place.steps = steps = steps + 1
             if steps >= limit:
                 truncated = True
-            try:
-                keep(observation, action, reward, terminated, truncated, acted.version)
-            except OSError as error:
-                raise NotRecorded(one_line(error)) from error
+            done = action if plain else action.tobytes()
+            rows.append((seen, done, reward, terminated, truncated, acted.version))
+            if len(rows) >= most:
+                flush(recorder)
             over = terminated or truncated
             if not over and simulation.stopping:
                 return "cancelled"
@@ -272,17 +268,12 @@ class Worker:
                 )
             if over:
                 return "terminated" if terminated else "truncated"
-            observation = following
+            observation, seen = following, seen_next
 
 
-def first_observation(environment: Any, seed: int, observed: Conformer) -> Any:
-    """Resets; raises ValueError and whatever the environment raises."""
-    returned = environment.reset(seed=seed)
+def flush(recorder: StepRecorder) -> None:
+    """Writes a piece of a long episode. Raises NotRecorded."""
     try:
-        observation, _ = returned
-    except (TypeError, ValueError):
-        raise ValueError("it did not return (observation, info)") from None
-    try:
-        return observed(observation)
-    except ValueError as error:
-        raise ValueError(f"observation: {error}") from None
+        recorder.flush()
+    except OSError as error:
+        raise NotRecorded(one_line(error)) from error

@@ -10,6 +10,7 @@ Rules:
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -20,7 +21,7 @@ import numpy as np
 import pyarrow as pa
 
 from governor.episodes.records.stream import Run, Stream, array
-from governor.episodes.spaces import Box, Discrete, MultiBinary, MultiDiscrete, SpaceSpec
+from governor.episodes.spaces import Discrete, SpaceSpec, storage
 from governor.errors import ConductorError
 
 if TYPE_CHECKING:
@@ -34,7 +35,6 @@ RESERVED: Final = frozenset(
     {"phase", "worker", "episode", "attempt", "seed", "step", "weight_version", "outcome"}
 )
 """Columns that every table of steps has, so that no player can be called like one."""
-_WEIGHTS: Final = pa.field("weight_version", pa.int64(), nullable=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,12 +52,13 @@ class Seat:
             pa.field("reward", pa.float64(), nullable=False),
             pa.field("terminated", pa.bool_(), nullable=False),
             pa.field("truncated", pa.bool_(), nullable=False),
+            pa.field("weight_version", pa.int64(), nullable=False),
         ]
 
     @cached_property
     def row_bytes(self) -> int:
-        sides = (_storage(self.observation), _storage(self.action))
-        return sum(dtype.itemsize * prod(shape) for dtype, shape in sides) + 10
+        sides = (storage(self.observation), storage(self.action))
+        return sum(dtype.itemsize * prod(shape) for dtype, shape in sides) + 18
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,8 +89,8 @@ class Columns:
     @cached_property
     def schema(self) -> pa.Schema:
         if self.alone is not None:
-            return pa.schema([*self.alone.fields, _WEIGHTS])
-        return pa.schema([*(pa.field(name, pa.struct(seat.fields)) for name, seat in self.players), _WEIGHTS])
+            return pa.schema(self.alone.fields)
+        return pa.schema([pa.field(name, pa.struct(seat.fields)) for name, seat in self.players])
 
     @property
     def rows(self) -> int:
@@ -99,7 +100,8 @@ class Columns:
 
 
 class StepRecorder:
-    """The steps of one worker in one phase; for one thread. Episodes come one after the other.
+    """The steps of one worker in one phase; for one thread, `end` and `flush` also for who has written that thread off.
+    Episodes come one after the other.
 
     Steps that went to disk before a fault stay there, and those that did not are dropped: the next episode begins with
     empty columns.
@@ -108,13 +110,15 @@ class StepRecorder:
     def __init__(self, folder: Path, *, phase: str, worker: int, columns: Columns) -> None:
         """`folder` is the run's. Nothing is written before there is something to write."""
         self.columns = columns
-        self._rows = columns.rows
         self._stream = Stream(folder, phase=phase, worker=worker, schema=columns.schema)
         self._players = [(name, _Table(seat)) for name, seat in columns.players]
         self._alone = _Table(columns.alone) if columns.alone is not None else None
         self._plain_observation = self._alone is not None and self._alone.observation.plain
         self._plain_action = self._alone is not None and self._alone.action.plain
-        self._steps: list[tuple[Any, ...]] = []
+        self.steps: list[tuple[Any, ...]] = []
+        """Rows that wait for `flush`, which is due at `most`: a loop to which the call of `step` is too dear adds its own."""
+        self.most = columns.rows
+        self._lock = threading.RLock()
         self._first_row = 0
         self._first_step = 0
         self._runs: list[Run] = []
@@ -129,11 +133,12 @@ class StepRecorder:
         """The same episode once more is its next attempt: the last one counts."""
         if self._playing:
             raise RuntimeError(f"episode {self._episode} has not ended")
-        self._attempt = self._attempt + 1 if episode == self._episode else 1
-        self.lost.pop(episode, None)
-        self._episode, self._seed = episode, seed
-        self._first_row, self._first_step = len(self._steps), 0
-        self._playing = True
+        with self._lock:
+            self._attempt = self._attempt + 1 if episode == self._episode else 1
+            self.lost.pop(episode, None)
+            self._episode, self._seed = episode, seed
+            self._first_row, self._first_step = len(self.steps), 0
+            self._playing = True
 
     def step(  # noqa: PLR0917  # names cost a tenth of the call
         self,
@@ -145,8 +150,7 @@ class StepRecorder:
         weight_version: int = 0,
     ) -> None:
         """`action`, taken at `observation`, brought the rest. Raises OSError when a piece of a long episode cannot be written."""
-        steps = self._steps
-        steps.append(
+        self.steps.append(
             (
                 observation if self._plain_observation else observation.tobytes(),
                 action if self._plain_action else action.tobytes(),
@@ -156,58 +160,41 @@ class StepRecorder:
                 weight_version,
             )
         )
-        if len(steps) == self._rows:
+        if len(self.steps) >= self.most:
             self.flush()
 
-    def step_players(  # noqa: PLR0917  # as above
-        self,
-        observations: Mapping[str, Any],
-        actions: Mapping[str, Any],
-        rewards: Mapping[str, float],
-        terminated: Mapping[str, bool],
-        truncated: Mapping[str, bool],
-        weight_version: int = 0,
-    ) -> None:
-        """As `step`, for an environment of several agents: those in `actions` took part."""
-        took_part = [
-            (
-                table.observation.kept(observations[name]),
-                table.action.kept(actions[name]),
-                rewards[name],
-                terminated[name],
-                truncated[name],
-            )
-            if name in actions
-            else None
-            for name, table in self._players
-        ]
-        self._steps.append((*took_part, weight_version))
-        if len(self._steps) == self._rows:
+    def step_players(self, rows: Mapping[str, tuple[Any, ...]]) -> None:
+        """As `step`, for an environment of several agents: the row of each that took part, arrays as bytes."""
+        self.steps.append(tuple(rows.get(name) for name, _ in self._players))
+        if len(self.steps) >= self.most:
             self.flush()
 
     def end(self, *, outcome: str, flush: bool = True) -> None:
         """Raises OSError. Without `flush` several short episodes become one write; they may be reported after `flush()`."""
-        self._runs.append(self._run(outcome, len(self._steps)))
-        self._playing = False
-        if flush:
-            self.flush()
+        with self._lock:
+            if self._playing:  # else the watch was quicker, and has found it hanging
+                self._runs.append(self._run(outcome, len(self.steps)))
+                self._playing = False
+            if flush:
+                self.flush()
 
     def flush(self) -> None:
         """All that was recorded is in the kernel. Raises OSError: what was not yet there is dropped."""
-        steps, self._steps = self._steps, []
-        rows = len(steps)
-        runs = self._runs
-        if self._playing and rows > self._first_row:
-            runs.append(self._run("", rows))
-        self._first_step += rows - self._first_row
-        self._first_row = 0
-        self._runs = []
-        if runs:
-            try:
-                self._stream.append(self._batch(steps), runs)
-            except OSError as error:
-                self.lost.update((run.episode, error) for run in runs)
-                raise
+        with self._lock:
+            rows = len(self.steps)
+            steps = self.steps[:rows]  # no more, should their loop add one now
+            del self.steps[:rows]
+            runs, self._runs = self._runs, []
+            if self._playing and rows > self._first_row:
+                runs.append(self._run("", rows))
+            self._first_step += rows - self._first_row
+            self._first_row = 0
+            if runs:
+                try:
+                    self._stream.append(self._batch(steps), runs)
+                except OSError as error:
+                    self.lost.update((run.episode, error) for run in runs)
+                    raise
 
     def close(self) -> None:
         """What `end` has not kept is dropped. May be called again."""
@@ -223,28 +210,24 @@ class StepRecorder:
             outcome=outcome,
         )
 
-    def _batch(self, steps: list[tuple[Any, ...]]) -> pa.RecordBatch:
-        *values, versions = zip(*steps, strict=True) if steps else [()] * (len(self._players) or 5) + [()]
+    def _batch(self, steps: list[Any]) -> pa.RecordBatch:
         if self._alone is not None:
-            arrays = self._alone.arrays(*values)
+            arrays = self._alone.arrays(steps)
         else:
-            arrays = [table.struct(rows) for (_, table), rows in zip(self._players, values, strict=True)]
-        weights = np.fromiter(versions, np.int64, len(steps))
-        return pa.RecordBatch.from_arrays([*arrays, array(weights)], schema=self.columns.schema)
+            by_player = zip(*steps, strict=True) if steps else [()] * len(self._players)
+            arrays = [table.struct(rows) for (_, table), rows in zip(self._players, by_player, strict=True)]
+        return pa.RecordBatch.from_arrays(arrays, schema=self.columns.schema)
 
 
 class _Column:
     """Values of one space: numbers as they are (`plain`), arrays as bytes."""
 
     def __init__(self, spec: SpaceSpec) -> None:
-        dtype, shape = _storage(spec)
+        dtype, shape = storage(spec)
         self.plain = isinstance(spec, Discrete)
         self.blank: Any = 0 if self.plain else bytes(dtype.itemsize * prod(shape))
         self._dtype = dtype
         self._kind = _field("", spec).type
-
-    def kept(self, value: Any) -> Any:
-        return value if self.plain else value.tobytes()
 
     def arrow(self, values: Sequence[Any]) -> pa.Array:
         rows = len(values)
@@ -264,44 +247,30 @@ class _Table:
     def __init__(self, seat: Seat) -> None:
         self.observation, self.action = _Column(seat.observation), _Column(seat.action)
         self._fields = seat.fields
-        self._blank = (self.observation.blank, self.action.blank, 0.0, False, False)
+        self._blank = (self.observation.blank, self.action.blank, 0.0, False, False, 0)
 
-    def arrays(
-        self,
-        observations: Sequence[Any],
-        actions: Sequence[Any],
-        rewards: Sequence[float],
-        terminated: Sequence[bool],
-        truncated: Sequence[bool],
-    ) -> list[pa.Array]:
+    def arrays(self, rows: Sequence[tuple[Any, ...]]) -> list[pa.Array]:
+        columns = zip(*rows, strict=True) if rows else [()] * len(self._blank)
+        observations, actions, rewards, terminated, truncated, versions = columns
         return [
             self.observation.arrow(observations),
             self.action.arrow(actions),
-            array(np.fromiter(rewards, np.float64, len(rewards))),
-            array(np.fromiter(terminated, np.bool_, len(terminated))),
-            array(np.fromiter(truncated, np.bool_, len(truncated))),
+            array(np.fromiter(rewards, np.float64, len(rows))),
+            array(np.fromiter(terminated, np.bool_, len(rows))),
+            array(np.fromiter(truncated, np.bool_, len(rows))),
+            array(np.fromiter(versions, np.int64, len(rows))),
         ]
 
     def struct(self, rows: Sequence[tuple[Any, ...] | None]) -> pa.Array:
         """None is the row of a player that did not act."""
         absent = np.fromiter((row is None for row in rows), np.bool_, len(rows))
-        values = zip(*(row or self._blank for row in rows), strict=True) if rows else [()] * len(self._blank)
-        return pa.StructArray.from_arrays(self.arrays(*values), fields=self._fields, mask=array(absent))
-
-
-def _storage(spec: SpaceSpec) -> tuple[np.dtype[Any], tuple[int, ...]]:
-    match spec:
-        case Discrete():
-            return np.dtype(np.int64), ()
-        case Box() | MultiDiscrete():
-            return np.dtype(spec.dtype), spec.shape
-        case MultiBinary():
-            return np.dtype(np.int8), spec.shape
+        values = self.arrays([row or self._blank for row in rows])
+        return pa.StructArray.from_arrays(values, fields=self._fields, mask=array(absent))
 
 
 def _field(name: str, spec: SpaceSpec) -> pa.Field:
     """The shape of a value stands in the field's metadata, as JSON: the column has it flat, in C order."""
-    dtype, shape = _storage(spec)
+    dtype, shape = storage(spec)
     if isinstance(spec, Discrete):
         return pa.field(name, pa.int64(), nullable=False)
     # A list of the fixed size 0 ends the process when Arrow writes it to Parquet.

@@ -228,3 +228,11 @@ class ByLot(Always):
 
     def load_state_dict(self, state):
         self.learned, self.rng.bit_generator.state = state["learned"], state["rng"]
+
+
+class Zeroes(Always):
+    """What it sees, once it has seen it."""
+
+    def act(self, observation, *, explore):
+        observation *= 0
+        return super().act(observation, explore=explore)

@@ -1,8 +1,10 @@
+import re
+
 import numpy as np
 import pytest
 
 from governor.episodes import spaces
-from governor.episodes.local.conforming import copier
+from governor.episodes.local.conforming import copier, observer
 from governor.episodes.spaces import Box, Discrete, MultiBinary, MultiDiscrete
 
 
@@ -65,3 +67,18 @@ def test_it_is_the_conformer_of_the_other_transport(space):
         np.testing.assert_array_equal(ours, theirs)
         if isinstance(ours, np.ndarray) and isinstance(value, np.ndarray):
             assert not np.shares_memory(ours, value)
+
+
+@pytest.mark.parametrize("space", SPACES, ids=repr)
+@pytest.mark.filterwarnings("ignore:invalid value encountered in cast", "ignore:overflow encountered in cast")
+def test_an_observation_comes_with_what_is_recorded_of_it(space):
+    for value in VALUES:
+        try:
+            seen = copier(space)(value)
+        except ValueError as error:
+            with pytest.raises(ValueError, match=re.escape(str(error))):
+                observer(space)(value)
+            continue
+        again, kept = observer(space)(value)
+        np.testing.assert_array_equal(again, seen)
+        assert kept == (seen if isinstance(seen, int) else seen.tobytes())

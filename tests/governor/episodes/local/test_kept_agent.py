@@ -63,10 +63,11 @@ def test_it_has_one_pair_of_spaces(agent):
     agent.join(1, TWO, TWO)
     with pytest.raises(ConductorError, match="was built for other spaces"):
         agent.join(1, Discrete(n=3, start=0), TWO)
+    assert agent.holder is None
 
 
 def test_a_worker_that_is_with_it_is_known_where_there_are_several(agent):
     seen = []
-    agent._agent.act = lambda _, *, explore: seen.append(agent.holder)
-    agent.calls(3, alone=False).act(0, explore=True)
+    agent._agent.act = lambda _, *, explore: seen.append(agent.holder) or 1
+    assert agent.calls(3, alone=False).act(0) == 1
     assert (seen, agent.holder) == ([3], None)

@@ -6,33 +6,13 @@ import json
 import msgspec
 import pytest
 from full_disk import full_beyond
-from in_process_commands import episodes, outcomes
+from in_process_commands import BOTH, PLAYERS, episodes, outcomes, parallel
 from recorded_steps import rows
 
 from governor.episodes.local import in_process
 from governor.episodes.records import state_file
 from governor.errors import ConductorError
-from governor.messages import Done, EpisodeEnded, EpisodeRecord, Made, PartEnded, Refused, StopPart
-
-BOTH = ("romeo", "juliet")
-PLAYERS = {"red": "romeo", "blue": "juliet"}
-
-
-def parallel(
-    *, env="Pair", agents=BOTH, agent="Always", players=PLAYERS, params=None, vector=1, **env_params
-):
-    """`params` are those of each agent, by its name."""
-    params = params or {}
-    entry = env if ":" in env else f"parallel_world:{env}"
-    return {
-        "transport": "in_process",
-        "agents": tuple(agents),
-        "players": players,
-        "made_environment": Made(entry=entry, params=env_params, vector=vector),
-        "made_agents": tuple(
-            Made(entry=f"parallel_world:{agent}", params=params.get(name, {})) for name in agents
-        ),
-    }
+from governor.messages import Done, EpisodeEnded, EpisodeRecord, PartEnded, Refused, StopPart
 
 
 def learned(path):

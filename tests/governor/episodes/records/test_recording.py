@@ -86,23 +86,19 @@ def test_several_agents_have_a_struct_each_and_null_when_they_did_not_act(tmp_pa
     discrete, box = (spaces.describe(one, role="x") for one in (gym.Discrete(9), gym.Box(-1, 1, (2,))))
     made = recorder(tmp_path, made=Columns.of_players({"red": (discrete, discrete), "blue": (box, discrete)}))
     made.begin(episode=0, seed=0)
-    both = {"red": 1, "blue": np.array([0.5, 0.25], np.float32)}
-    no = {"red": False, "blue": False}
-    made.step_players(both, {"red": 2, "blue": 3}, {"red": 1.0, "blue": -1.0}, {**no, "blue": True}, no, 4)
-    made.step_players({"red": 5}, {"red": 6}, {"red": 2.0}, {"red": True}, {"red": False})
+    seen = np.array([0.5, 0.25], np.float32).tobytes()
+    made.step_players({"red": (1, 2, 1.0, False, False, 4), "blue": (seen, 3, -1.0, True, False, 7)})
+    made.step_players({"red": (5, 6, 2.0, True, False, 5)})
     made.end(outcome="terminated")
     made.close()
     if finalized:
         trajectories.finalize(tmp_path, "train")
-    red = {"action": 2, "reward": 1.0, "terminated": False, "truncated": False}
-    assert rows(tmp_path, "red", "blue", "weight_version", "step") == [
-        (
-            {"observation": 1, **red},
-            {"observation": [0.5, 0.25], **red, "action": 3, "reward": -1.0, "terminated": True},
-            4,
-            0,
-        ),
-        ({"observation": 5, **red, "action": 6, "reward": 2.0, "terminated": True}, None, 0, 1),
+    red = {"action": 2, "reward": 1.0, "terminated": False, "truncated": False, "weight_version": 4}
+    blue = {"action": 3, "reward": -1.0, "terminated": True, "weight_version": 7}
+    later = {"observation": 5, "action": 6, "reward": 2.0, "terminated": True, "weight_version": 5}
+    assert rows(tmp_path, "red", "blue", "step") == [
+        ({"observation": 1, **red}, {"observation": [0.5, 0.25], **red, **blue}, 0),
+        ({**red, **later}, None, 1),
     ]
 
 
@@ -252,3 +248,32 @@ def test_an_array_that_is_none_of_its_space_is_not_taken_for_one(tmp_path):
     made.step(np.zeros(2, np.float64), 0, 0.0, True, False)
     with pytest.raises(ValueError, match="no arrays of float32"):
         made.end(outcome="terminated")
+
+
+def test_who_comes_back_after_the_end_adds_nothing(tmp_path):
+    """A thread that hung: the watch has told of its episode's end."""
+    made = recorder(tmp_path)
+    made.begin(episode=0, seed=0)
+    made.step(1, 0, 0.5, False, False)
+    made.end(outcome="timed_out")
+    made.step(2, 0, 0.5, True, False)
+    made.end(outcome="terminated")
+    assert rows(tmp_path, "observation", "outcome") == [(1, "timed_out")]
+
+
+def test_a_step_that_is_added_during_a_flush_waits_for_the_next(tmp_path):
+    class Steps(list):
+        def __len__(self):
+            counted = super().__len__()
+            if counted == 2:
+                self.append((7, 0, 0.5, True, False, 0))
+            return counted
+
+    made = recorder(tmp_path)
+    made.begin(episode=0, seed=0)
+    made.step(5, 0, 0.5, False, False)
+    made.step(6, 0, 0.5, False, False)
+    made.steps = Steps(made.steps)
+    made.flush()
+    made.end(outcome="terminated")
+    assert rows(tmp_path, "step", "observation") == [(0, 5), (1, 6), (2, 7)]

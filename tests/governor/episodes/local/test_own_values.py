@@ -1,0 +1,97 @@
+"""What crosses between environment, agent and record in process is everybody's own, as if it crossed between processes."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from in_process_commands import inside, parallel, vector
+from recorded_steps import rows
+
+from governor.episodes import spaces, trajectories
+from governor.episodes.local.kept_agent import KeptAgent
+from governor.messages import Made
+
+
+def told(records):
+    return sorted((r.index, r.outcome, r.value, r.steps) for r in records)
+
+
+@pytest.mark.parametrize("agent", ["InPlace", "InPlaceMany"])
+@pytest.mark.parametrize("made", [inside, lambda **more: vector(3, **more)], ids=["alone", "vector"])
+async def test_the_observation_on_record_is_what_the_agent_was_given(house, made, agent):
+    records, _ = await house.play(
+        episodes=4, mode="eval", **made(entry="walk_world:Line", agent=f"walk_world:{agent}")
+    )
+    assert [(r.outcome, r.steps) for r in records] == [("terminated", 3)] * 4
+    steps = trajectories.read(house.folder / "run", "train").to_pandas()
+    seen, done = np.stack(steps.observation), np.stack(steps.action)
+    assert seen.all()
+    assert (seen[:, 0] == done[:, 0]).all()
+
+
+async def test_so_is_that_of_each_of_several_players(house):
+    await house.play(episodes=1, **parallel(env="Overwrites", agent="Zeroes"))
+    seen = [
+        (red and red["observation"], blue["observation"])
+        for red, blue in rows(house.folder / "run", "red", "blue")
+    ]
+    assert seen == [([0, 0], [0, 0]), ([1, 1], [1, 1]), ([2, 2], [2, 2]), (None, [3, 3]), (None, [4, 4])]
+
+
+async def test_each_player_has_the_version_of_its_own_agent(house):
+    await house.play(episodes=2, **parallel())
+    versions = [
+        (red and red["weight_version"], blue["weight_version"])
+        for red, blue in rows(house.folder / "run", "red", "blue")
+    ]
+    assert versions == [
+        (0, 0), (1, 1), (2, 2), (None, 3), (None, 4), (3, 5), (4, 6), (5, 7), (None, 8), (None, 9),
+    ]  # fmt: skip
+
+
+async def test_a_vector_asks_the_agent_in_the_order_of_the_conductors(house):
+    logs = [house.folder / name for name in ("inner", "outer")]
+    inner, _ = await house.play(
+        episodes=4,
+        max_steps=6,
+        name="inner",
+        **vector(2, agent="walk_world:Ordered", agent_params={"log": str(logs[0])}),
+    )
+    (house.folder / "run/agents/walker.state").unlink()
+    await house.pair(vector=2, agent="walk_world:Ordered", agent_params={"log": str(logs[1])})
+    outer, _ = await house.play(episodes=4, max_steps=6, vector=2, incarnation=2)
+    assert logs[0].read_text() == logs[1].read_text()
+    assert logs[0].read_text().startswith("act 0, act 0, learn ")
+    assert told(inner) == told(outer)
+
+
+def shared_agent(tmp_path, entry):
+    space = spaces.Box(shape=(2,), dtype="<f4", low=bytes(8), high=bytes(8))
+    action = spaces.Box(shape=(1,), dtype="<f4", low=bytes(4), high=bytes(4))
+    agent = KeptAgent(name="walker", made=Made(entry=entry), seed=7, state_path=tmp_path / "walker.state")
+    agent.join(0, space, action)
+    return agent
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_an_action_stays_what_it_was_when_the_agent_acts_for_another(tmp_path, house_path, alone):
+    agent = shared_agent(tmp_path, "walk_world:InPlaceMany")
+    first, second = (agent.calls(number, alone=alone, explore=False) for number in (0, 1))
+    one = first.act(np.full(2, 0.25, np.float32))
+    (two,) = first.act_many(np.full((1, 2), 0.5, np.float32))
+    second.act(np.full(2, 0.75, np.float32))
+    second.act_many(np.full((1, 2), 0.75, np.float32))
+    assert (one.tolist(), two.tolist()) == ([0.25], [0.5])
+
+
+def test_of_many_actions_each_may_be_a_fault(tmp_path, house_path):
+    agent = shared_agent(tmp_path, "walk_world:InPlaceMany")
+    calls = agent.calls(0, alone=True, explore=False)
+    good, bad = calls.act_many(np.array([[0.5, 0], [np.nan, 0]], np.float32))
+    assert good.tolist() == [0.5]
+    assert str(bad) == "it holds NaN"
+
+
+@pytest.fixture
+def house_path(monkeypatch):
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[1]))

@@ -1,0 +1,88 @@
+"""However a worker ends in process: what it has played and what was learned is kept, and the reason is told."""
+
+import asyncio
+
+import pytest
+from in_process_commands import episodes, inside, outcomes, parallel, vector
+
+from governor.episodes import trajectories
+from governor.episodes.local.stepping import Worker
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        inside(fault="sleep"),
+        vector(2, fault="sleep"),
+        parallel(fault="sleep", at=3),
+        inside(agent_params={"fault": "sleep", "at": 3}),
+    ],
+    ids=["alone", "vector", "players", "agent"],
+)
+async def test_the_steps_of_an_episode_that_hangs_are_on_record(house, more):
+    controller = await house.start("simulation")
+    await controller.perform(house.command(episodes=1, episode_timeout=0.5, **more))
+    await asyncio.wait_for(controller.failed, 20)
+    (record,) = episodes(house.links["simulation"])
+    assert (record.outcome, record.steps) == ("timed_out", 2)
+    steps = trajectories.read(house.folder / "run", "train").to_pandas()
+    assert steps[["episode", "step", "outcome"]].to_numpy().tolist() == [
+        [0, 0, "timed_out"],
+        [0, 1, "timed_out"],
+    ]
+
+
+async def test_what_was_learned_is_kept_also_when_the_environment_exits_as_it_is_closed(house, monkeypatch):
+    monkeypatch.setattr("governor.episodes.learned.SPARING", 10**9)
+    records, end = await house.play(episodes=5, **inside(entry="walk_world:Exits", at="close"))
+    assert outcomes(records) == ["terminated"] * 5
+    assert (end.end, end.failures) == ("max_episodes", 0)
+    assert house.state()["learned"] == 25
+
+
+@pytest.mark.parametrize("made", [inside, lambda **more: vector(2, **more)], ids=["alone", "vector"])
+async def test_whatever_ends_a_worker_its_environment_is_closed_and_its_agent_kept(house, monkeypatch, made):
+    monkeypatch.setattr("governor.episodes.learned.SPARING", 10**9)
+    ends = []
+
+    def ended(self, recorder, record):
+        ends.append(record)
+        if len(ends) == 3:
+            raise RuntimeError("a fault of ours")
+        real(self, recorder, record)
+
+    real = Worker._ended
+    monkeypatch.setattr(Worker, "_ended", ended)
+    closed = house.folder / "closed"
+    _, end = await house.play(episodes=9, **made(entry="walk_world:Closes", path=str(closed)))
+    assert (end.end, end.first_failure) == ("stopped", "worker 0: RuntimeError: a fault of ours")
+    assert closed.exists()
+    assert house.state()["learned"] >= 15
+
+
+@pytest.mark.parametrize(
+    ("more", "reason"),
+    [
+        (
+            {"entry": "walk_world:Exits", "at": "begin"},
+            "environment 'walk_world:Exits' does not start: SystemExit: no licence",
+        ),
+        (
+            {"agent": "walk_world:ExitingAgent", "agent_params": {"fault": "begin"}},
+            "agent 'walk_world:ExitingAgent' does not start: SystemExit: no licence",
+        ),
+    ],
+)
+async def test_who_exits_instead_of_starting_is_named(house, more, reason):
+    records, end = await house.play(**inside(**more))
+    assert records == []
+    assert (end.end, end.failures, end.first_failure) == ("stopped", 1, reason)
+
+
+async def test_so_is_an_agent_that_exits_over_its_state(house):
+    agent = {"agent": "walk_world:ExitingAgent"}
+    _, end = await house.play(episodes=1, **inside(agent_params={"fault": "state"}, **agent))
+    assert end.first_failure == "agent 'walker' cannot be saved: SystemExit: no disk"
+    await house.play(episodes=1, incarnation=2, **inside())
+    _, end = await house.play(episodes=2, incarnation=3, **inside(agent_params={"fault": ""}, **agent))
+    assert end.first_failure == "agent 'walk_world:ExitingAgent': load_state_dict: SystemExit: no such state"
