@@ -170,7 +170,7 @@ def test_vectors_and_sessions_in_csv_and_json(run, monkeypatch):
         (["--of", "steps", "--phase", "nope"], "no steps on record of phase 'nope'"),
         (["--of", "steps", "--phase", "analyse"], "no steps on record of phase 'analyse'"),
         (["--of", "tasks", "--phase", "train"], "no tasks on record of phase 'train'"),
-        (["--of", "steps", "--output", "/nowhere/at/all"], "/nowhere/at/all.part: No such file or directory"),
+        (["--of", "steps", "--output", "/nowhere/at/all"], "/nowhere/at/all: No such file or directory"),
         (["--of", "steps", "--output", "/"], "/: Is a directory"),
     ],
 )
