@@ -90,6 +90,7 @@ class Assignment:
             chunk=simulate.chunk,
             vector=conductors.environments[simulate.environment].vector,
             max_staleness=simulate.max_staleness,
+            build_seconds=self.run.deadlines.start,
         )
 
     def tasks(self, phase: int, *, done: list[TaskRecord]) -> StartTasks:

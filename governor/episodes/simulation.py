@@ -264,7 +264,8 @@ class Simulation:
             self._rules.open(Path(self.spec.run_folder), copy or through_conductors(self.link, self.spec.uid))
             await self._settle(self._rules.settle_behind())
             self.obey(self._rules.on_record, end="until")
-            await asyncio.gather(*(self._thread(play, n) for n in range(threads or command.workers)))
+            if self._rules.agenda.stage is not None:  # else nothing is left, and nothing is built for it
+                await asyncio.gather(*(self._thread(play, n) for n in range(threads or command.workers)))
             seconds = monotonic() - self._began
             if clock is not None:
                 clock.cancel()

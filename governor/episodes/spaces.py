@@ -196,3 +196,13 @@ def finite_reward(value: Any) -> float:
     if not isfinite(reward):
         raise ValueError(f"the reward is {reward}")
     return reward
+
+
+def flag(value: Any, name: str) -> bool:
+    """`terminated` or `truncated` of an environment. Raises ValueError in one line."""
+    if value is True or value is False:
+        return bool(value)
+    array = np.asarray(value)
+    if array.size != 1 or array.dtype.kind not in "biu":
+        raise ValueError(f"{name} is a {type(value).__name__}, not a bool")
+    return bool(array.reshape(())[()])

@@ -164,7 +164,8 @@ class StartSimulation(Message, frozen=True):
     count, and are not played again. `made_environment` and `made_agents` (in the order of `agents`) are there when
     `transport` is ``in_process`` or ``ray``. `players` says which agent plays whom, where the run file does. `chunk`: episodes
     that a runner gets at a time, None: as many as make a second. `vector` is how many environments a
-    worker has in one; `max_staleness` is in versions of the weights.
+    worker has in one; `max_staleness` is in versions of the weights. `build_seconds`: for an environment or an agent
+    that is made here, and not by a conductor of its own.
     """
 
     phase: int
@@ -188,6 +189,7 @@ class StartSimulation(Message, frozen=True):
     chunk: int | None = None
     vector: int = 1
     max_staleness: int = 0
+    build_seconds: float = 60.0
 
 
 class TaskSpec(msgspec.Struct, frozen=True, kw_only=True, gc=False):

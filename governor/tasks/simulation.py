@@ -28,7 +28,6 @@ import msgspec
 
 from governor import logs
 from governor.episodes.entries import one_line
-from governor.episodes.local.stepping import BUILD_SECONDS
 from governor.episodes.records.episode_file import unkept
 from governor.episodes.remote.worker import TRIES
 from governor.episodes.rules.conditions import faults
@@ -76,7 +75,9 @@ class Chunk:
     `told`, which gives the record of each run and its payload, and None at the end.
     """
 
-    def __init__(self, engine: Engine, batch: BatchSpec, *, timeout: float | None) -> None:
+    def __init__(
+        self, engine: Engine, batch: BatchSpec, *, timeout: float | None, build_seconds: float
+    ) -> None:
         self.told: SimpleQueue[tuple[TaskRecord, bytes] | None] = SimpleQueue()
         self.begun = -1
         """The run that began last."""
@@ -86,6 +87,7 @@ class Chunk:
         self._engine = engine
         self._batch = batch
         self._timeout = timeout
+        self._build_seconds = build_seconds
         self._alarm: asyncio.TimerHandle | None = None
 
     def begin(self) -> None:
@@ -116,7 +118,7 @@ class Chunk:
 
     def _watch(self) -> None:
         """Over the run in work. An alarm that is set for an earlier one rings too early, and is set anew."""
-        limit = BUILD_SECONDS if self.begun == 0 else self._timeout
+        limit = self._build_seconds if self.begun == 0 else self._timeout
         due = math.inf if limit is None else self.began + limit + LATE_SECONDS
         if self._alarm is not None:
             if monotonic() < self._alarm.when() <= due:
@@ -267,7 +269,12 @@ class RaySimulation:
             rank=(float(command.phase), 0),
             grace=GRACE_SECONDS,
         )
-        chunk = Chunk(self._engine, batch, timeout=command.episode_timeout)
+        chunk = Chunk(
+            self._engine,
+            batch,
+            timeout=command.episode_timeout,
+            build_seconds=command.build_seconds,
+        )
 
         async def begin() -> None:
             if self.simulation.stopping:
@@ -364,7 +371,7 @@ class RaySimulation:
         simulation = self.simulation
         what = f"environment {simulation.command.environment!r} and its agent"
         if overdue:
-            simulation.break_off(f"{what} have not been made within {BUILD_SECONDS:g} s")
+            simulation.break_off(f"{what} have not been made within {simulation.command.build_seconds:g} s")
         elif lost is not None and lost.outcome == "crashed":
             with self._lock:
                 self._builds_lost += 1

@@ -296,8 +296,20 @@ class TestFiles:
 
     async def test_what_was_half_written_goes_and_what_users_wrote_stays(self, journal, tmp_path):
         folder = tmp_path / "runs" / "r1"
-        ours = ["result.json.part", "results/a/.t-0.pkl.part", "agents/.w.state.part", "episodes/.p.jsonl.part"]
-        stay = ["model.part", "mine/data.part", "checkpoints/p/index.json.new", "results/t-0.pkl", "agents/w.state", "episodes/p.jsonl"]
+        ours = [
+            "result.json.part",
+            "results/a/.t-0.pkl.part",
+            "agents/.w.state.part",
+            "episodes/.p.jsonl.part",
+        ]
+        stay = [
+            "model.part",
+            "mine/data.part",
+            "checkpoints/p/index.json.new",
+            "results/t-0.pkl",
+            "agents/w.state",
+            "episodes/p.jsonl",
+        ]
         for name in (*ours, *stay):
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             (folder / name).touch()

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import numpy as np
 
-from governor.episodes.spaces import Conformer, Discrete, SpaceSpec, conformer, finite_reward, storage
+from governor.episodes.spaces import Conformer, Discrete, SpaceSpec, conformer, finite_reward, flag, storage
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -110,9 +110,9 @@ def stepper(environment: Any, observed: Observer, *, plain: bool) -> Stepper:
         if type(reward) is not float or not isfinite(reward):
             reward = finite_reward(reward)
         if terminated is not False and terminated is not True:
-            terminated = bool(terminated)
+            terminated = flag(terminated, "terminated")
         if truncated is not False and truncated is not True:
-            truncated = bool(truncated)
+            truncated = flag(truncated, "truncated")
         return observation, kept, reward, terminated, truncated
 
     return checked_step

@@ -24,7 +24,7 @@ from governor.episodes.entries import in_daemon_thread, one_line
 from governor.episodes.local.kept_agent import KeptAgent
 from governor.episodes.local.parallel import ParallelWorker
 from governor.episodes.local.place import SAVE, Place, WrittenOff
-from governor.episodes.local.stepping import BUILD_SECONDS, SeveralPlayers, Worker
+from governor.episodes.local.stepping import CLOSE_SECONDS, SeveralPlayers, Worker
 from governor.episodes.local.vector import VectorWorker
 from governor.episodes.records.checkpoints import COPY_SECONDS
 from governor.episodes.rules.seeds import agent_seed
@@ -41,6 +41,8 @@ LEAVE_SECONDS: Final = 5.0
 FAREWELL_SECONDS: Final = 5.0
 """For the governor to acknowledge what has ended."""
 SAVE_SECONDS: Final = 2.0
+"""In a process that is given up; `KEEP_SECONDS` at the end of a phase."""
+KEEP_SECONDS: Final = 60.0
 
 log = logs.get_logger()
 
@@ -147,7 +149,7 @@ class InProcess:
                 return
         for name, agent in self._agents.items():
             place.agent = name
-            place.enter(SAVE, seconds=BUILD_SECONDS)
+            place.enter(SAVE, seconds=KEEP_SECONDS)
             try:
                 agent.keep()
             except BaseException as error:  # noqa: BLE001  # user code, and the disk
@@ -166,7 +168,9 @@ class InProcess:
 
     async def _watch_until(self, stop: asyncio.Future[Any]) -> None:
         """Goes on behind the stop, and gives who does not come back then less time."""
-        allowance = min(BUILD_SECONDS, self._simulation.command.episode_timeout or inf) + GRACE_SECONDS
+        command = self._simulation.command
+        shortest = min(CLOSE_SECONDS, command.build_seconds, command.episode_timeout or inf)
+        allowance = shortest + GRACE_SECONDS
         never = asyncio.get_running_loop().create_future()
         stopped = inf
         while True:

@@ -19,8 +19,8 @@ from governor.episodes import spaces
 from governor.episodes.entries import make_environment, one_line
 from governor.episodes.local.conforming import observer
 from governor.episodes.local.place import ACT, BUILD, JOIN, LEARN, SAVE, STEP
-from governor.episodes.local.stepping import BUILD_SECONDS, NotRecorded, Worker
-from governor.episodes.spaces import finite_reward
+from governor.episodes.local.stepping import NotRecorded, Worker
+from governor.episodes.spaces import finite_reward, flag
 from governor.episodes.transition import Transition
 from governor.errors import ConductorError
 
@@ -81,7 +81,7 @@ class ParallelWorker(Worker):
         from governor.episodes.records.recording import Columns  # noqa: PLC0415  # Arrow: not for the forkserver
 
         place, made = self._place, self._made
-        place.enter(BUILD, seconds=BUILD_SECONDS)
+        place.enter(BUILD, seconds=self._simulation.command.build_seconds)
         environment, self._built = self._built, None
         if environment is None:
             environment = make_environment(made.entry, made.params)
@@ -233,8 +233,8 @@ class ParallelWorker(Worker):
             raise ValueError(
                 "it did not return (observations, rewards, terminations, truncations, infos)"
             ) from None
-        terminated = {name: bool(_of(terminations, name, "termination")) for name in actions}
-        truncated = {name: bool(_of(truncations, name, "truncation")) for name in actions}
+        terminated = {name: flag(_of(terminations, name, "termination"), "termination") for name in actions}
+        truncated = {name: flag(_of(truncations, name, "truncation"), "truncation") for name in actions}
         live = [name for name in self._environment.agents if name not in gone]
         for name in actions:
             if name not in live and not (terminated[name] or truncated[name]):

@@ -17,8 +17,9 @@ STEP: Final = "environment.step"
 ACT: Final = "agent.act"
 LEARN: Final = "agent.learn"
 SAVE: Final = "agent.state_dict"
-BUILD: Final = "environment"
-JOIN: Final = "agent"
+BUILD: Final = "environment.__init__"
+CLOSE: Final = "environment.close"
+JOIN: Final = "agent.__init__"
 
 
 class WrittenOff(Exception):

@@ -20,7 +20,7 @@ from governor import logs
 from governor.episodes import spaces
 from governor.episodes.entries import make_environment, one_line
 from governor.episodes.local.conforming import first_observation, observer, stepper
-from governor.episodes.local.place import ACT, BUILD, JOIN, LEARN, RESET, SAVE, STEP, record
+from governor.episodes.local.place import ACT, BUILD, CLOSE, JOIN, LEARN, RESET, SAVE, STEP, record
 from governor.episodes.records.reports import Reports
 from governor.episodes.rules.conditions import COMPLETE
 from governor.episodes.simulation import Paused
@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 UNACKNOWLEDGED: Final = 256
 HOLD_SECONDS: Final = (0.03, 0.1)
 """For each worker of the phase, and at most."""
-BUILD_SECONDS: Final = 60.0
-"""For an environment or an agent to be built."""
+CLOSE_SECONDS: Final = 5.0
+"""For an environment to be closed."""
 
 log = logs.get_logger()
 
@@ -142,7 +142,7 @@ class Worker:
         """What an environment says when it goes helps nobody."""
         close = getattr(environment, "close", None)
         if close is not None:
-            place.enter(BUILD, seconds=BUILD_SECONDS)
+            place.enter(CLOSE, seconds=CLOSE_SECONDS)
             try:
                 close()
             except BaseException as error:  # noqa: BLE001  # user code, which may also exit
@@ -158,7 +158,7 @@ class Worker:
 
     def _make(self, place: Place) -> Any:
         """An environment, and what is to be known of its spaces; the agent has joined then."""
-        place.enter(BUILD, seconds=BUILD_SECONDS)
+        place.enter(BUILD, seconds=self._simulation.command.build_seconds)
         environment: Any = make_environment(self._made.entry, self._made.params)
         if hasattr(environment, "possible_agents"):
             raise SeveralPlayers(environment)

@@ -111,7 +111,12 @@ class EnvironmentHost(Host):
             observation, reward, terminated, truncated, _ = returned
         except (TypeError, ValueError):
             raise ValueError("it did not return (observation, reward, terminated, truncated, info)") from None
-        return self._observation(observation), spaces.finite_reward(reward), bool(terminated), bool(truncated)
+        return (
+            self._observation(observation),
+            spaces.finite_reward(reward),
+            spaces.flag(terminated, "terminated"),
+            spaces.flag(truncated, "truncated"),
+        )
 
     def _observation(self, value: Any) -> Any:
         try:

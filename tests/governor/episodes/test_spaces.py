@@ -76,3 +76,11 @@ def test_a_reward_is_a_finite_number(value, said):
     with pytest.raises(ValueError, match=said):
         spaces.finite_reward(value)
     assert spaces.finite_reward(np.float32(0.5)) == spaces.finite_reward(np.array([0.5])[0]) == 0.5
+
+
+@pytest.mark.parametrize("value", ["no", None, 0.5, [True, False]])
+def test_a_flag_is_a_bool(value):
+    with pytest.raises(ValueError, match=r"truncated is a \w+, not a bool"):
+        spaces.flag(value, "truncated")
+    assert [spaces.flag(each, "truncated") for each in (True, np.bool_(True), 1, np.array([1]))] == [True] * 4
+    assert not spaces.flag(np.False_, "truncated")

@@ -478,3 +478,8 @@ class ExitingAgent(Agent):
 
     def load_state_dict(self, state):
         raise SystemExit("no such state")
+
+
+class NeverCloses(Walk):
+    def close(self):
+        threading.Event().wait()

@@ -329,9 +329,8 @@ async def test_what_cannot_be_made_ends_the_phase_with_its_reason(phases, more, 
     assert end.first_failure.startswith(reason)
 
 
-async def test_what_is_not_made_in_time_ends_the_phase_with_its_reason(phases, monkeypatch, tmp_path):
-    monkeypatch.setattr("governor.tasks.simulation.BUILD_SECONDS", 0.5)
-    records, end = await phases.play(with_params(phases.command(), building=600.0))
+async def test_what_is_not_made_in_time_ends_the_phase_with_its_reason(phases):
+    records, end = await phases.play(with_params(phases.command(build_seconds=0.5), building=600.0))
     assert records == []
     assert end.end == "stopped"
     assert end.first_failure == "environment 'field' and its agent have not been made within 0.5 s"

@@ -91,14 +91,30 @@ async def test_what_was_learned_before_a_hang_is_kept(house, monkeypatch):
     assert outcomes(episodes(house.links["simulation"])) == ["terminated", "terminated", "timed_out"]
 
 
-async def test_the_hang_of_an_environment_that_is_built_gives_up_too(house, monkeypatch):
-    monkeypatch.setattr("governor.episodes.local.stepping.BUILD_SECONDS", 0.2)
-    monkeypatch.setattr(in_process, "BUILD_SECONDS", 0.2)
+async def test_the_hang_of_an_environment_that_is_built_gives_up_too(house):
     controller = await house.start("simulation")
-    await controller.perform(house.command(**inside(entry="walk_world:Sleeper")))
+    await controller.perform(house.command(build_seconds=0.2, **inside(entry="walk_world:Sleeper")))
     reason = await asyncio.wait_for(controller.failed, 20)
-    assert reason.startswith("environment 'lake' hangs: it has not come back from environment for ")
+    assert reason.startswith("environment 'lake' hangs: it has not come back from environment.__init__ for ")
     assert house.links["simulation"].events == []
+
+
+async def test_an_environment_that_hangs_when_it_is_closed_costs_one_process_and_no_episode(
+    house, monkeypatch
+):
+    monkeypatch.setattr("governor.episodes.local.stepping.CLOSE_SECONDS", 0.2)
+    monkeypatch.setattr(in_process, "CLOSE_SECONDS", 0.2)
+    made = inside(entry="walk_world:NeverCloses")
+    controller = await house.start("simulation")
+    await controller.perform(house.command(**made))
+    reason = await asyncio.wait_for(controller.failed, 20)
+    assert reason.startswith("environment 'lake' hangs: it has not come back from environment.close for ")
+    played = episodes(house.links["simulation"])
+    assert outcomes(played) == ["terminated"] * 3
+    again = await house.start("simulation", incarnation=2)
+    await again.perform(house.command(done=tuple(played), **made))
+    records, end = await house.end()
+    assert (records, end.end) == ([], "max_episodes")
 
 
 async def test_a_stop_does_not_wait_for_ever(house, monkeypatch):
