@@ -240,6 +240,7 @@ async def measure(seconds: float) -> list[Row]:
                     figure=p50(ratios),
                     unit="",
                     at_least=0.8,
+                    if_missed="a step is looked at, copied for the agent and kept: about 2 µs where CartPole takes 6.5",
                     note=f"{spread(ratios, '')}; {p50(rates):,.0f} steps/s; {metrics['steps_mean']:.0f} steps an episode",
                 )
             )
