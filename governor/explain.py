@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Final
 
 from governor import durations
 from governor.messages import ExplainedLine, RunEvent
+from states.amounts import amount
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from governor.messages import RunStatus
+    from governor.messages import LimitUse, RunStatus
     from governor.run_model import Phase
 
 KINDS: Final = ("run.transition", "phase.started", "conductor.started", "conductor.ready", "conductor.exited")
@@ -58,12 +59,22 @@ def explain(
     ]
     if phase is not None and status.state == "running":
         lines += _work(status, phase, since=_last(events, "phase.started"))
+    if status.limits:
+        lines.append(ExplainedLine(what=f"limits: {used(status.limits)}"))
     lines += _conductors(status, events, deadlines)
     if latest is not None:
         lines.append(
             ExplainedLine(what=f"last on record: number {latest.seq}, {latest.kind}", since=latest.at)
         )
     return tuple(lines)
+
+
+def used(limits: Sequence[LimitUse]) -> str:
+    """``tasks 5 of 100, memory 1.25 GiB of 2 GiB``."""
+    return ", ".join(
+        f"{each.limit} {'?' if each.used is None else amount(each.limit, each.used)} of {amount(each.limit, each.allowed)}"
+        for each in limits
+    )
 
 
 def _work(status: RunStatus, phase: Phase, *, since: float | None) -> list[ExplainedLine]:

@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 import msgspec
 
 from governor import logs, messages
+from governor.budget import Recorded
 from governor.errors import ExitCode, JournalError
 from governor.messages import (
     Acknowledged,
     EpisodeEnded,
-    EpisodeRecord,
     FlowControl,
     Log,
     Refused,
@@ -32,6 +32,7 @@ from governor.messages import (
     decode_report,
     encode,
 )
+from governor.run_model import TASKS
 from states import events
 
 if TYPE_CHECKING:
@@ -45,7 +46,6 @@ if TYPE_CHECKING:
     from transport.worker import Request
 
 log = logs.get_logger()
-Recorded = EpisodeEnded | TaskStarted | TaskAttemptEnded | TaskEnded
 _KINDS: Final = {TaskStarted: "task.started", TaskAttemptEnded: "task.attempt_ended"}
 
 
@@ -128,6 +128,8 @@ class RunDesk:
                 moved: Event = events.ConductorReady(
                     run=self._uid, at=at, conductor=report.conductor, incarnation=report.incarnation
                 )
+                if self._budget is not None and report.conductor == TASKS:
+                    self._budget.task_conductor_ready()
                 await self._governor.take(moved, detail={"detail": detail})
             case messages.ConductorFailed(reason=reason, traceback=traceback):
                 moved = events.ConductorFailed(
@@ -171,15 +173,17 @@ class RunDesk:
                     self._progress.task_rested(task, run)
                 case TaskEnded(record=record):
                     self._progress.task_ended(record.task, record.run)
-        await self._spend([event.episode for event in new if isinstance(event, EpisodeEnded)])
+        await self._spend(new)
 
-    async def _spend(self, episodes: list[EpisodeRecord]) -> None:
+    async def _spend(self, new: list[Recorded]) -> None:
         """The governor has answered before the report is: with its flow control no further episode begins."""
-        exceeded = self._budget.spend(episodes) if self._budget is not None and episodes else None
+        exceeded = self._budget.spend(new) if self._budget is not None else None
         if exceeded is None:
             return
-        limit, value = exceeded
-        moved = events.LimitExceeded(run=self._uid, at=self._governor.now(), limit=limit, value=value)
+        limit, value, reached = exceeded
+        moved = events.LimitExceeded(
+            run=self._uid, at=self._governor.now(), limit=limit, value=value, reached=reached
+        )
         await self._governor.take(moved, detail={})
 
 

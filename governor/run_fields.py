@@ -16,7 +16,7 @@ from pydantic import (
     WithJsonSchema,
 )
 
-from governor import durations
+from governor import durations, sizes
 
 MAX_COUNT = 10_000_000
 _MAX_DEPTH = 100
@@ -81,6 +81,19 @@ AnyDuration: TypeAlias = Annotated[
     ),
 ]
 """0 is one, too."""
+Size: TypeAlias = Annotated[
+    int,
+    BeforeValidator(sizes.limit),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "integer", "minimum": sizes.LEAST, "maximum": sizes.MOST},
+                {"type": "string", "pattern": sizes.PATTERN},
+            ]
+        }
+    ),
+]
+"""Bytes, as a limit."""
 Count: TypeAlias = Annotated[int, Field(ge=1, le=MAX_COUNT)]
 Params: TypeAlias = Annotated[dict[str, Any], AfterValidator(_plain)]
 Models: TypeAlias = Annotated[

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from governor import logs
-from governor.budget import Budget
+from governor.budget import OF_ATTEMPTS, Budget
 from governor.errors import JournalError, TryAgain
 from governor.files import write_whole
 from governor.messages import ConductorStatus, FlowControl, RunStatus, run_service
@@ -26,6 +26,7 @@ from governor.performer import Performer
 from governor.progress import Progress
 from governor.record import entries
 from governor.run_desk import RunDesk
+from governor.usage import Meter
 from states import Dropped, Pristine, Refused, Running, State, Step, advance
 from states.base import Crewed
 from states.effects import BeginPhase, EndPhase, EndRun
@@ -85,6 +86,8 @@ class RunGovernor:
         self._progress: Progress | None = None
         self._performer: Performer | None = None
         self._desk: Worker | None = None
+        self._budget: Budget | None = None
+        self._meter: Meter | None = None
 
     def __repr__(self) -> str:
         run = f", run={self.experiment_run_id}" if self.assignment else ""
@@ -181,6 +184,7 @@ class RunGovernor:
                 )
                 for m in members
             ),
+            limits=self._meter.uses(self._budget) if self._meter else (),
         )
 
     @property
@@ -317,21 +321,28 @@ class RunGovernor:
         run_file = self._site.run_folder(assignment.uid) / "run.json"
         content = msgspec.json.format(msgspec.json.encode(assignment.run.raw()), indent=2)
         await asyncio.to_thread(write_whole, run_file, content)
+        self._budget = self._budget_of(assignment)
         desk = RunDesk(
             uid=assignment.uid,
             journal=self._site.journal,
             progress=self._progress,
             governor=self,
-            budget=self._budget(assignment),
+            budget=self._budget,
         )
         self._desk = Worker(self.broker_uri, run_service(assignment.uid), desk.answer, credit=DESK_CREDIT)
         await self._desk.__aenter__()
         self._performer = Performer(assignment=assignment, site=self._site, post=self._post)
+        self._meter = Meter(
+            assignment=assignment,
+            folder=self._site.run_folder(assignment.uid),
+            conductors=self._performer,
+            post=self._post,
+        )
 
-    def _budget(self, assignment: Assignment) -> Budget | None:
+    def _budget_of(self, assignment: Assignment) -> Budget | None:
         """With what an earlier invocation has played of this run; what it has inherited was another run's to pay."""
         limits, journal, uid = assignment.run.limits, self._site.journal, assignment.uid
-        if limits.steps is None and limits.episodes is None:
+        if limits.steps is None and limits.episodes is None and limits.tasks is None:
             return None
         inherited = journal.standing_events_of(uid, ("run.inherited",))
         kept = {each["phase"]: each["episodes"] for event in inherited for each in event.data["kept"]}
@@ -339,6 +350,7 @@ class RunGovernor:
         return Budget(
             limits,
             done=(each for phase in phases for each in journal.episodes(uid, phase)[kept.get(phase, 0) :]),
+            told=() if limits.tasks is None else journal.events_of(uid, OF_ATTEMPTS),
         )
 
     async def _clear(self, step: Step) -> None:
@@ -356,11 +368,13 @@ class RunGovernor:
         await self._leave_run()
 
     async def _leave_run(self) -> None:
+        if self._meter is not None:
+            await self._meter.aclose()
         if self._performer is not None:
             await self._performer.aclose()
         if self._desk is not None:
             await self._desk.aclose()
-        self._performer = self._desk = self._progress = self.assignment = None
+        self._performer = self._desk = self._progress = self.assignment = self._budget = self._meter = None
         self.dead_children = []
 
     def _post(self, event: Event, detail: dict[str, Any] | None = None) -> None:

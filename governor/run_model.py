@@ -27,10 +27,12 @@ from governor.run_fields import (
     Name,
     Params,
     ShortName,
+    Size,
 )
 from states.plan import ConductorPlan, Deadlines, PhasePlan, RunPlan
 
 if TYPE_CHECKING:
+    from states.amounts import Limit
     from states.plan import Part
 
 SIMULATION = "simulation"
@@ -227,11 +229,28 @@ class Phase(_Section):
 
 
 class Limits(_Section):
-    """The run fails beyond them. `steps` and `episodes` count those of all phases, evaluation included."""
+    """The run fails beyond them. `steps` and `episodes` count those of all phases, evaluation included; `tasks` the attempts
+    of runs of tasks that have begun. `memory` is that of its processes on the daemon's machine, `disk` that of its folder.
+    """
 
     wall_clock: Duration | None = None
     steps: Annotated[int, Field(ge=1, lt=2**63)] | None = None
     episodes: Annotated[int, Field(ge=1, lt=2**63)] | None = None
+    tasks: Annotated[int, Field(ge=1, lt=2**63)] | None = None
+    memory: Size | None = None
+    disk: Size | None = None
+
+    @property
+    def amounts(self) -> list[tuple[Limit, int]]:
+        """Those that are set and are no time, and what they allow."""
+        named: dict[Limit, int | None] = {
+            "episodes": self.episodes,
+            "steps": self.steps,
+            "tasks": self.tasks,
+            "memory": self.memory,
+            "disk": self.disk,
+        }
+        return [(name, allowed) for name, allowed in named.items() if allowed is not None]
 
 
 class Restart(_Section):

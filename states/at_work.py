@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from states import finalizing, stopping
+from states.amounts import amount
 from states.base import Answer, Crewed, Dropped, Step
 from states.crew import obituary
 from states.effects import StopConductor
@@ -86,7 +87,8 @@ def deadline(state: AtWork, event: DeadlinePassed) -> Answer:
 
 
 def limit(state: AtWork, event: LimitExceeded) -> Answer:
-    reason = f"limit {event.limit} of {event.value} exceeded {state.where}"
+    allowed, reached = amount(event.limit, event.value), amount(event.limit, event.reached)
+    reason = f"limit {event.limit} of {allowed} exceeded {state.where}: {reached}"
     return finalize(state, outcome="failed", reason=reason, at=event.at)
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal, TypeAlias
 
+from states.amounts import Limit
 from states.plan import Outcome, Part, RunPlan
 
 DeadlineName: TypeAlias = Literal["start", "restart", "wall_clock", "close", "finalize", "retry", "stop"]
@@ -123,11 +124,14 @@ class PartEnded(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LimitExceeded(Event):
-    """The episodes of the run are more than a limit of the run file allows: `limit` is its name, `value` what it allows."""
+    """The run has used more than a limit of the run file allows: `limit` is its name, `value` what it allows, `reached` what
+    was counted or measured (bytes of memory and disk).
+    """
 
     kind: ClassVar[str] = "limit.exceeded"
-    limit: Literal["steps", "episodes"]
+    limit: Limit
     value: int
+    reached: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -75,7 +75,7 @@ TABLE: Final[Mapping[type[State], Mapping[type[Event], Rule]]] = {
         events.ConductorReady: Rule(starting.ready, (Running, Finalizing), "all conductors ready"),
         events.DeadlinePassed: Rule(starting.deadline, (Finalizing,), "deadline"),
         events.PartEnded: _LATE,
-        events.LimitExceeded: _LATE,
+        events.LimitExceeded: Rule(at_work.limit, (Finalizing,), "limit"),
         events.PartFailed: _LATE,
     },
     Running: {

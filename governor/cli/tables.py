@@ -12,6 +12,7 @@ from rich.text import Text
 
 from governor import durations
 from governor.cli.lines import clean, number
+from governor.explain import used
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -95,6 +96,8 @@ def status(report: StatusReport, *, conductors: bool) -> Group:
     for run in report.runs if conductors else ():
         if run.parent:
             parts += ["", Text(clean(f"{run.uid} resumes {run.parent}"))]
+        if run.limits:
+            parts += ["", Text(clean(f"{run.uid} has used: {used(run.limits)}"))]
         if run.conductors:
             table = _table("conductor", "kind", "state", "pid", "incarnation")
             for one in run.conductors:

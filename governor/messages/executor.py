@@ -87,9 +87,17 @@ class ConductorStatus(msgspec.Struct, frozen=True, kw_only=True):
     incarnation: int
 
 
+class LimitUse(msgspec.Struct, frozen=True, kw_only=True):
+    """Of a limit of the run file: what it allows, and what is used; None: not measured yet. Memory and disk in bytes."""
+
+    limit: Literal["steps", "episodes", "tasks", "memory", "disk"]
+    allowed: int
+    used: int | None = None
+
+
 class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
     """A run as `status` and `list` show it. `waits_for` answers "why is it waiting?" in one line; `parent` is the run that
-    it resumes.
+    it resumes; `limits` are there while it is in work.
     """
 
     uid: str
@@ -111,6 +119,7 @@ class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
     metrics: dict[str, float] = {}
     conductors: tuple[ConductorStatus, ...] = ()
     parent: str | None = None
+    limits: tuple[LimitUse, ...] = ()
 
 
 class ExplainedLine(msgspec.Struct, frozen=True, kw_only=True):

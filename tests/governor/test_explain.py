@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from governor.explain import explain
-from governor.messages import ConductorStatus, RunEvent, RunStatus
+from governor.messages import ConductorStatus, LimitUse, RunEvent, RunStatus
 from governor.run_file import parse
 
 RUN = parse(
@@ -83,6 +83,17 @@ def test_a_phase_tells_how_far_it_is_and_what_bounds_its_pieces():
         ("phase p, 1 of 1: 1 of 2 runs of tasks have ended, an attempt without a time-out", 30.0, None),
         ("last on record: number 4, episode.ended", 40.0, None),
     ]
+
+
+def test_what_is_used_of_each_limit_is_told():
+    limits = (
+        LimitUse(limit="tasks", allowed=100, used=5),
+        LimitUse(limit="memory", allowed=2 * 1024**3, used=1_342_177_280),
+        LimitUse(limit="disk", allowed=1024**2),
+    )
+    assert explained(status("running", limits=limits))[1] == (
+        "limits: tasks 5 of 100, memory 1.25 GiB of 2 GiB, disk ? of 1 MiB", None, None,
+    )  # fmt: skip
 
 
 def test_the_first_deadline_of_the_end_counts_and_many_conductors_are_counted():

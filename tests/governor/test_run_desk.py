@@ -102,9 +102,9 @@ def limited(desk, done=(), **limits):
 @pytest.mark.parametrize(
     ("limits", "exceeded"),
     [
-        ({"episodes": 2}, ("episodes", 2)),
-        ({"steps": 6}, ("steps", 6)),
-        ({"steps": 9, "episodes": 2}, ("episodes", 2)),
+        ({"episodes": 2}, ("episodes", 2, 3)),
+        ({"steps": 6}, ("steps", 6, 9)),
+        ({"steps": 9, "episodes": 2}, ("episodes", 2, 3)),
     ],
 )
 async def test_a_limit_moves_the_run_before_the_episode_beyond_it_is_acknowledged(desk, limits, exceeded):
@@ -113,8 +113,9 @@ async def test_a_limit_moves_the_run_before_the_episode_beyond_it_is_acknowledge
     assert desk.governor.taken == []
     await tell(desk, 3, ended(2))
     moved = [(event, on_record) for event, _, on_record in desk.governor.taken]
-    limit, value = exceeded
-    assert moved == [(events.LimitExceeded(run="r1", at=5.0, limit=limit, value=value), 3)]
+    limit, value, reached = exceeded
+    told = events.LimitExceeded(run="r1", at=5.0, limit=limit, value=value, reached=reached)
+    assert moved == [(told, 3)]
     await tell(desk, 4, ended(3))
     assert len(desk.governor.taken) == 1, "said once"
 

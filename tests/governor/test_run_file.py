@@ -132,6 +132,16 @@ def test_to_plan():
         ("timeout: 30s", "timeout: 0", 15, "phases[1].tasks[0].timeout", "longer than 0"),
         ("repeat: 8", "repeat: 0", 16, "phases[1].tasks[1].repeat", "greater than or equal to 1"),
         ("limits: {wall_clock: 15min}", "limits: 5", 17, "limits", "must be a mapping"),
+        (
+            "wall_clock: 15min",
+            "memory: 2 GiB of it",
+            17,
+            "limits.memory",
+            "is no size: write a number of bytes, or",
+        ),
+        ("wall_clock: 15min", "disk: 2", 17, "limits.disk", "is 2 bytes, and must be at least 1MiB: write a"),
+        ("wall_clock: 15min", "memroy: 2GiB", 17, "limits.memroy", "did you mean 'memory'?"),
+        ("wall_clock: 15min", "tasks: 0", 17, "limits.tasks", "greater than or equal to 1"),
     ],
 )
 def test_each_fault_has_its_place(tmp_path, old, new, line, path, said):  # noqa: PLR0917  # a row of the table
@@ -192,6 +202,18 @@ def test_parse_names_places_without_lines():
         run_file.parse({"name": "x", "phases": [{"name": "a", "simulate": 5}]}, "submitted run")
     assert str(caught.value).startswith("submitted run: 1 fault")
     assert caught.value.faults[0].line is None
+
+
+def test_sizes_of_limits_are_bytes(tmp_path):
+    file = tmp_path / "run.yaml"
+    sized = "limits: {wall_clock: 15min, tasks: 100, memory: 1.5GiB, disk: 2000000}"
+    file.write_text(GOOD.replace("limits: {wall_clock: 15min}", sized))
+    run, _ = run_file.load(file)
+    assert run.limits.amounts == [("tasks", 100), ("memory", 3 * 2**29), ("disk", 2_000_000)]
+    assert run_file.parse(run.raw(), "again") == run
+    jsonschema.validate(yaml.safe_load(file.read_text()), run_file.schema())
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(yaml.safe_load(file.read_text().replace("1.5GiB", "1.5 gigs")), run_file.schema())
 
 
 def test_the_schema_takes_what_the_models_take():

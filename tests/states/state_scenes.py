@@ -74,8 +74,8 @@ def ended(part, phase=0, *, end="done", failures=0, first="", at=0.0, run="r1"):
     )
 
 
-def exceeded(limit, value=5, *, at=0.0, run="r1"):
-    return e.LimitExceeded(run=run, at=at, limit=limit, value=value)
+def exceeded(limit, value=5, reached=6, *, at=0.0, run="r1"):
+    return e.LimitExceeded(run=run, at=at, limit=limit, value=value, reached=reached)
 
 
 def not_taken(part, phase=0, incarnation=1, *, reason="busy", at=0.0, run="r1"):

@@ -229,10 +229,19 @@ def test_the_wall_clock_limit_fails_the_run():
     ]
 
 
-def test_a_limit_of_its_episodes_fails_the_run():
+@pytest.mark.parametrize(
+    ("limit", "value", "reached", "said"),
+    [
+        ("episodes", 100, 103, "limit episodes of 100 exceeded in phase train: 103"),
+        ("tasks", 5000, 5001, "limit tasks of 5000 exceeded in phase train: 5001"),
+        ("memory", 2 * 1024**3, 2_469_606_195, "limit memory of 2 GiB exceeded in phase train: 2.3 GiB"),
+        ("disk", 500_000_000, 600 * 1024**2, "limit disk of 476.84 MiB exceeded in phase train: 600 MiB"),
+    ],
+)
+def test_a_limit_fails_the_run_and_says_what_is_allowed_and_what_was_reached(limit, value, reached, said):
     slot = running()
-    reason = "limit episodes of 100 exceeded in phase train"
-    assert slot.tell(exceeded("episodes", 100, at=9)) == [
+    reason = said
+    assert slot.tell(exceeded(limit, value, reached, at=9)) == [
         Wake(name="finalize", at=49),
         EndPhase(phase=0, name="train", end="failed"),
         StopPart(phase=0, part="simulation", conductor=SIMULATION, reason=reason),

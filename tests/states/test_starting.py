@@ -11,6 +11,7 @@ from state_scenes import (
     abort,
     assigned,
     ended,
+    exceeded,
     exited,
     passed,
     ready,
@@ -159,6 +160,12 @@ def test_one_that_would_not_die_ends_the_run():
         "conductor environment.lake (pid 7) could not be killed"
     )
     assert slot.state.crew.stuck_pids == (7,)
+
+
+def test_the_memory_of_a_start_is_limited_too():
+    slot = starting()
+    reason = "limit memory of 3 MiB exceeded while starting: 4.5 MiB"
+    assert slot.tell(exceeded("memory", 3 * 1024**2, 4_718_592, at=30)) == failed(reason, at=30)
 
 
 def test_the_wall_clock_limit_holds_while_starting_too():

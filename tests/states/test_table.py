@@ -122,7 +122,7 @@ def told():
         for part in ("simulation", "tasks"):
             yield from (ended(part, phase), ended(part, phase, failures=2, first="x"))
             yield not_taken(part, phase)
-    yield from (exceeded("steps"), exceeded("episodes", 10))
+    yield from (exceeded("steps"), exceeded("memory", 10))
     yield from (written("finished"), written("failed"), written("aborted"), not_written())
     yield from (removed(), removed("/run/x"))
 

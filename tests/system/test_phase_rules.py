@@ -41,12 +41,12 @@ async def test_a_limit_of_the_run_stops_its_phase_and_fails_it(house, walk):
             made = {**walk(episodes=1_000_000), "limits": {limit: value}}
             made["phases"][0]["simulate"]["transport"] = transport
             events, result = await tree.end(await tree.executor.submit(made, folder=house.folder))
-            reason = f"limit {limit} of {value} exceeded in phase train"
-            assert (result.outcome, result.reason) == ("failed", reason)
             [said] = [event for event in events if event.kind == "limit.exceeded"]
+            reason = f"limit {limit} of {value} exceeded in phase train: {said.data['reached']}"
+            assert (result.outcome, result.reason) == ("failed", reason)
             before = episodes_of(event for event in events if event.seq < said.seq)
             spent = len(before) if limit == "episodes" else sum(episode["steps"] for episode in before)
-            assert spent > value
+            assert spent == said.data["reached"] > value
             assert len(episodes_of(events)) < 100_000
 
 

@@ -37,6 +37,26 @@ class Dies:
         os._exit(9)
 
 
+class Hoarder(Walker):
+    """Takes 300 MiB with its first step."""
+
+    def learn(self, transition):
+        if not self.steps:
+            self.held = bytearray(b"x") * (300 * 1024**2)
+        super().learn(transition)
+
+
+def hoard(mebibytes):
+    held = bytearray(b"x") * (mebibytes * 1024**2)
+    time.sleep(600)
+    return len(held)
+
+
+def litter(context, mebibytes):
+    (Path(context.run_folder) / "litter").write_bytes(b"x" * (mebibytes * 1024**2))
+    time.sleep(600)
+
+
 def nap(seconds):
     time.sleep(seconds)
 

@@ -83,7 +83,7 @@ def kill_tree(pid: int, handle: int | None, marked: int = UNMARKED) -> list[int]
         while (passed := time.monotonic() - begin) < KILL_SECONDS:
             late, settled = _bearers(marked)
             if handle is not None and not _is_dead(handle):
-                late |= set(_descendants(pid))
+                late |= set(descendants(pid))
             late -= seen
             if not late and (settled or passed > SETTLE_SECONDS):
                 break
@@ -171,7 +171,7 @@ def _hurry(pid: int) -> None:
             continue
 
 
-def _descendants(pid: int) -> list[int]:
+def descendants(pid: int) -> list[int]:
     """All below it, read from the lists of children of its threads, not by a walk over all of /proc."""
     found: list[int] = []
     stack = [pid]

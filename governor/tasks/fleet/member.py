@@ -42,7 +42,9 @@ def _longer(pause: float) -> float:
 
 
 class Here:
-    """A runner on this machine: its pidfd and its pipe. Raises OSError when it is dead."""
+    """A runner on this machine: its pidfd, by which `governor.usage` finds it too, and its pipe. Raises OSError when it is
+    dead.
+    """
 
     def __init__(self, hello: Hello) -> None:
         self._hello = hello

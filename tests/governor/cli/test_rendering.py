@@ -8,7 +8,7 @@ from rich.console import Console
 from governor.cli import ask, display, tables
 from governor.cli.lines import line, number
 from governor.cli.view import RunView
-from governor.messages import RunEvent, RunList
+from governor.messages import LimitUse, RunEvent, RunList
 
 
 def told():
@@ -108,6 +108,14 @@ def test_status_and_list():
     assert "agent.walker" not in "\n".join(printed(tables.status(REPORT, conductors=False)))
     assert printed(tables.runs(RunList(runs=()))) == ["no runs"]
     assert printed(tables.runs(RUNS))[2].split()[:3] == ["u1", "lake", "running"]
+
+
+def test_a_run_with_limits_tells_what_it_has_used():
+    limits = (LimitUse(limit="tasks", allowed=9, used=4), LimitUse(limit="disk", allowed=2**31, used=2**20))
+    report = msgspec.structs.replace(REPORT, runs=(msgspec.structs.replace(STATUS, limits=limits),))
+    said = "u1 has used: tasks 4 of 9, disk 1 MiB of 2 GiB"
+    assert said in printed(tables.status(report, conductors=True))
+    assert said not in printed(tables.status(report, conductors=False))
 
 
 def test_a_run_that_resumes_another_names_it():

@@ -77,7 +77,7 @@ def test_a_root_whose_tree_cannot_be_read_dies_all_the_same(tree, monkeypatch):
     def broken(_):
         raise OSError(24, "too many open files")
 
-    monkeypatch.setattr(reaper, "_descendants", broken)
+    monkeypatch.setattr(reaper, "descendants", broken)
     with pytest.raises(OSError, match="too many"):
         reaper.kill_tree(process.pid, handle)
     assert process.wait(timeout=5) == -signal.SIGKILL
