@@ -188,7 +188,7 @@ class House:
 
     async def play(self, world: World, seconds: float) -> dict[str, float]:
         """Metrics of a phase that is stopped after `seconds`."""
-        service = conductor_service(UID, "simulation")
+        service = conductor_service(UID, "simulation", 1)
         self._phase += 1
         start = StartSimulation(
             phase=self._phase,

@@ -143,7 +143,7 @@ async def conducted(
             stack.callback(child.wait)
             stack.callback(child.kill)
             await governor.next(ConductorReady)
-        service = conductor_service(UID, "simulation")
+        service = conductor_service(UID, "simulation", 1)
         start = StartSimulation(
             phase=0,
             name="bench",

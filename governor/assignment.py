@@ -38,6 +38,7 @@ class Assignment:
     first_phase: int = 0
     worked: float = 0.0
     restarts_used: int = 0
+    incarnations: tuple[tuple[str, int], ...] = ()
 
     @classmethod
     def of(cls, row: RunRow) -> Assignment:
@@ -50,6 +51,7 @@ class Assignment:
             first_phase=self.first_phase,
             worked=self.worked,
             restarts_used=self.restarts_used,
+            incarnations=self.incarnations,
         )
 
     def settings(self, conductor: str) -> dict[str, Any]:

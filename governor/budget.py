@@ -14,6 +14,8 @@ from states.amounts import Limit
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from governor.assignment import Assignment
+    from governor.journal import Journal
     from governor.messages import EpisodeRecord, RunEvent
     from governor.run_model import Limits
 
@@ -113,3 +115,20 @@ class Budget:
                 self._attempts.ends(run, data["attempt"])
             case "task.ended":
                 self._attempts.over(run, record["attempts"])
+
+
+def budget_of(assignment: Assignment, journal: Journal) -> Budget | None:
+    """With what earlier invocations have played of this run; what it has inherited was another run's to pay. None where
+    nothing that is counted has a limit.
+    """
+    limits, uid = assignment.run.limits, assignment.uid
+    if limits.steps is None and limits.episodes is None and limits.tasks is None:
+        return None
+    inherited = journal.standing_events_of(uid, ("run.inherited",))
+    kept = {each["phase"]: each["episodes"] for event in inherited for each in event.data["kept"]}
+    phases = range(len(assignment.run.phases))
+    return Budget(
+        limits,
+        done=(each for phase in phases for each in journal.episodes(uid, phase)[kept.get(phase, 0) :]),
+        told=() if limits.tasks is None else journal.events_of(uid, OF_ATTEMPTS),
+    )

@@ -43,6 +43,8 @@ from states.effects import (
 from transport.errors import TransportError
 
 if TYPE_CHECKING:
+    from collections.abc import Coroutine
+
     from governor.assignment import Assignment
     from governor.conductors.process import ChildProcess
     from governor.site import Site
@@ -52,6 +54,13 @@ COMMAND_SECONDS: Final = 10.0
 TARGET: Final = "governor.conductors.conductor:main"
 
 log = logs.get_logger()
+
+
+class Fence(Protocol):
+    """Who takes the reports of conductors (`RunDesk`)."""
+
+    def open(self, conductor: str, incarnation: int) -> None: ...
+    async def close(self, conductor: str, incarnation: int) -> None: ...
 
 
 class Post(Protocol):
@@ -76,11 +85,12 @@ class _Life:
 class Performer:
     """Performs the effects of one run; `aclose` when the run is over."""
 
-    def __init__(self, *, assignment: Assignment, site: Site, post: Post) -> None:
+    def __init__(self, *, assignment: Assignment, site: Site, post: Post, fence: Fence) -> None:
         self._assignment = assignment
         self._uid = assignment.uid
         self._site = site
         self._post = post
+        self._fence = fence
         self._lives: dict[str, _Life] = {}
         self._timers: dict[tuple[str, str], asyncio.TimerHandle] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -119,6 +129,10 @@ class Performer:
                 self._spawn(self._remove_traces(), "traces")
             case _:
                 raise TypeError(f"no deed for {effect!r}")
+
+    def accompany(self, deed: Coroutine[None, None, None], name: str) -> None:
+        """A deed that lasts as long as the run."""
+        self._spawn(deed, name)
 
     async def aclose(self) -> None:
         """Forgets timers and waits for the deeds under way, all of which are bounded."""
@@ -162,6 +176,7 @@ class Performer:
             if effect.kind == "task":
                 settings = {**settings, "ray": await self._site.ray.settings()}
             await process.warm()
+            self._fence.open(life.name, life.incarnation)
             life.child = process.start(
                 name=f"{self._uid}.{effect.conductor}",
                 target=TARGET,
@@ -212,6 +227,7 @@ class Performer:
             life.descent = self._spawn(self._descend(life, child, "SIGKILL"), f"sweep.{life.name}")
         await asyncio.wait({life.descent})
         log.info("conductor.exited", run=self._uid, conductor=life.name, pid=child.pid, exit_code=code)
+        await self._fence.close(life.name, life.incarnation)
         if not life.stuck:
             self._exited(life, code, "")
 
@@ -256,7 +272,7 @@ class Performer:
 
         async def ask() -> object:
             command = Shutdown(grace=rungs.ask)
-            return await self._command(life.name, command, seconds=rungs.ask)
+            return await self._command(life.name, life.incarnation, command, seconds=rungs.ask)
 
         try:
             await bring_down(child, ask if first == "message" else None, rungs)
@@ -284,7 +300,9 @@ class Performer:
         else:
             command = self._assignment.tasks(effect.phase, done=journal.tasks(self._uid, effect.phase))
         try:
-            reply = await self._command(effect.conductor, command, seconds=COMMAND_SECONDS)
+            reply = await self._command(
+                effect.conductor, effect.incarnation, command, seconds=COMMAND_SECONDS
+            )
             reason = reply.message if isinstance(reply, Refused) else ""
         except TransportError as error:
             reason = str(error)
@@ -304,12 +322,14 @@ class Performer:
     async def _stop_part(self, effect: StopPart) -> None:
         command = StopPartCommand(phase=effect.phase, reason=effect.reason)
         try:
-            await self._command(effect.conductor, command, seconds=COMMAND_SECONDS)
+            await self._command(effect.conductor, effect.incarnation, command, seconds=COMMAND_SECONDS)
         except TransportError as error:  # the deadline `close` answers it
             log.warning("part.not_stopped", run=self._uid, part=effect.part, reason=str(error))
 
-    async def _command(self, conductor: str, command: ConductorCommand, *, seconds: float) -> object:
-        service = conductor_service(self._uid, conductor)
+    async def _command(
+        self, conductor: str, incarnation: int, command: ConductorCommand, *, seconds: float
+    ) -> object:
+        service = conductor_service(self._uid, conductor, incarnation)
         answer = await self._site.client.request(service, encode(command), timeout=seconds, idempotent=True)
         return decode_command_reply(answer[0])
 

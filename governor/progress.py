@@ -17,7 +17,7 @@ NAMED: Final = 3
 
 
 class Progress:
-    """Of the phase that the run is in; `totals` are what the run file asks for."""
+    """Of the phase that the run is in; `totals` are what the run file asks for. `moves` counts what has happened at all."""
 
     def __init__(self, assignment: Assignment) -> None:
         self._assignment = assignment
@@ -26,9 +26,11 @@ class Progress:
         self.episodes_ended = 0
         self.tasks_ended = 0
         self._running: dict[str, float] = {}
+        self.moves = 0
 
     def enter(self, phase: int, *, episodes: list[EpisodeRecord], tasks: list[TaskRecord]) -> None:
         """A phase begins; what had ended of it in an earlier invocation counts."""
+        self.moves += 1
         self.phase_index = phase
         episodes = [episode for episode in episodes if not episode.evaluation]
         self.episodes_ended = len(episodes)
@@ -38,16 +40,19 @@ class Progress:
 
     def episode(self, record: EpisodeRecord) -> None:
         """Those of an evaluation are not among the `episodes` of a phase."""
+        self.moves += 1
         if record.evaluation:
             return
         self.episodes_ended += 1
         self._returns.append(record.value)
 
     def task_started(self, task: str, run: int) -> None:
+        self.moves += 1
         self._running[f"{task}[{run}]"] = time.monotonic()
 
     def task_rested(self, task: str, run: int) -> None:
         """An attempt ended; another one may follow."""
+        self.moves += 1
         self._running.pop(f"{task}[{run}]", None)
 
     def task_ended(self, task: str, run: int) -> None:

@@ -136,7 +136,13 @@ class Recovery:
             if row.started_at is not None:
                 log.info("run.goes_on", run=row.uid, phase=phase, worked=history.worked)
             found.append(
-                replace(assignment, first_phase=phase, worked=history.worked, restarts_used=history.restarts)
+                replace(
+                    assignment,
+                    first_phase=phase,
+                    worked=history.worked,
+                    restarts_used=history.restarts,
+                    incarnations=_last_incarnations(journal, row.uid),
+                )
             )
         return found
 
@@ -180,6 +186,15 @@ def _first_unfinished_phase(journal: Journal, uid: str, *, phases: int) -> int:
     """The phase to go on with. The last one when all have ended: its end comes at once, from the record."""
     ended = {event.data["index"] for event in journal.standing_events_of(uid, ("phase.ended",))}
     return next((index for index in range(phases) if index not in ended), phases - 1)
+
+
+def _last_incarnations(journal: Journal, uid: str) -> tuple[tuple[str, int], ...]:
+    """The last one of each conductor that was started: numbers of incarnations are not used twice in a run."""
+    last: dict[str, int] = {}
+    for event in journal.events_of(uid, ("conductor.started",)):
+        conductor, incarnation = event.data["conductor"], event.data["incarnation"]
+        last[conductor] = max(incarnation, last.get(conductor, 0))
+    return tuple(sorted(last.items()))
 
 
 async def _close(journal: Journal, assignment: Assignment, end: _End, *, folder: Path) -> None:

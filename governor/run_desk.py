@@ -5,6 +5,8 @@ Rules:
    stood before one that could not be applied.
 2. Records (episodes, tasks) go into the journal as they come; what moves the run goes through the state machine.
 3. An acknowledgement is sent when all of the report is in the journal.
+4. The fence: reports are taken of the incarnation alone that was started last and was not found dead. When `close` returns,
+   nothing of it is being applied, and nothing will be: what its successor is told is done is all that is done.
 """
 
 from __future__ import annotations
@@ -78,6 +80,17 @@ class RunDesk:
         self._governor = governor
         self._applied: defaultdict[tuple[str, int], int] = defaultdict(int)
         self._turns: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._open: dict[str, int] = {}
+
+    def open(self, conductor: str, incarnation: int) -> None:
+        """Before its process is started."""
+        self._open[conductor] = incarnation
+
+    async def close(self, conductor: str, incarnation: int) -> None:
+        """It is dead. Waits for a report that is being applied, which may wait for the governor: not for its loop."""
+        async with self._turns[conductor]:
+            if self._open.get(conductor) == incarnation:
+                del self._open[conductor]
 
     async def answer(self, request: Request) -> Sequence[bytes]:
         """Handles one request to `run.<uid>`."""
@@ -90,8 +103,23 @@ class RunDesk:
             )
             return [encode(refusal)]
         async with self._turns[report.conductor]:
+            if self._open.get(report.conductor) != report.incarnation:
+                return [encode(self._fenced(report))]
             await self._apply(report)
         return [encode(Acknowledged(flow=self._governor.flow))]
+
+    def _fenced(self, report: Report) -> Refused:
+        conductor, incarnation = report.conductor, report.incarnation
+        log.warning(
+            "report.fenced",
+            run=self._uid,
+            conductor=conductor,
+            incarnation=incarnation,
+            seq=report.seq,
+            events=len(report.events),
+        )
+        reason = f"incarnation {incarnation} of conductor {conductor} is dead, or was never started"
+        return Refused(code="fenced", message=reason, exit_code=ExitCode.TRY_AGAIN)
 
     async def _apply(self, report: Report) -> None:
         who = (report.conductor, report.incarnation)

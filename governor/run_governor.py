@@ -17,13 +17,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from governor import logs
-from governor.budget import OF_ATTEMPTS, Budget
+from governor import clock, durations, logs
+from governor.budget import budget_of
 from governor.errors import JournalError, TryAgain
 from governor.files import write_whole
 from governor.messages import ConductorStatus, FlowControl, RunStatus, run_service
 from governor.performer import Performer
 from governor.progress import Progress
+from governor.pulse_taker import PulseTaker
 from governor.record import entries
 from governor.run_desk import RunDesk
 from governor.usage import Meter
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from governor.assignment import Assignment
+    from governor.budget import Budget
     from governor.conductors.process import ChildProcess
     from governor.journal_tables import RunRow, Transaction
     from governor.run_model import Run
@@ -47,6 +49,8 @@ if TYPE_CHECKING:
 STORY: Final = 12
 """Steps that a refusal tells."""
 DESK_CREDIT: Final = 64
+PROGRESS: Final = frozenset({"conductor.ready", "part.ended"})
+"""Events that are progress of a run; what is on record of its episodes and tasks is, too."""
 
 log = logs.get_logger()
 
@@ -159,13 +163,19 @@ class RunGovernor:
         state, progress = self.state, self._progress
         members = state.crew.members if isinstance(state, Crewed) else ()
         at_work = progress.at_work if progress else ""
+        waits_for = state.waits_for + (f" ({at_work})" if at_work else "")
+        stalled = (
+            self.now() - state.stalled if isinstance(state, Running) and state.stalled is not None else None
+        )
+        if stalled is not None:
+            waits_for += f"; no progress for {durations.text(stalled)}"
         return RunStatus(
             uid=row.uid,
             name=row.name,
             state=state.name,
             outcome=row.outcome,
             reason=row.reason,
-            waits_for=state.waits_for + (f" ({at_work})" if at_work else ""),
+            waits_for=waits_for,
             submitted_at=row.submitted_at,
             started_at=row.started_at,
             ended_at=row.ended_at,
@@ -185,6 +195,7 @@ class RunGovernor:
                 for m in members
             ),
             limits=self._meter.uses(self._budget) if self._meter else (),
+            stalled_since=None if stalled is None else clock.wall() - stalled,
         )
 
     @property
@@ -293,6 +304,8 @@ class RunGovernor:
                         self._performer.perform(effect)
 
     async def _changed(self, before: State, event: Event, step: Step) -> None:
+        if event.kind in PROGRESS and self._progress is not None:
+            self._progress.moves += 1
         if event.kind == "conductor.exited" and isinstance(before, Crewed) and not self.stopping:
             self.dead_children.append(getattr(event, "conductor", ""))
         if type(before) is type(step.state):
@@ -321,7 +334,7 @@ class RunGovernor:
         run_file = self._site.run_folder(assignment.uid) / "run.json"
         content = msgspec.json.format(msgspec.json.encode(assignment.run.raw()), indent=2)
         await asyncio.to_thread(write_whole, run_file, content)
-        self._budget = self._budget_of(assignment)
+        self._budget = budget_of(assignment, self._site.journal)
         desk = RunDesk(
             uid=assignment.uid,
             journal=self._site.journal,
@@ -331,26 +344,20 @@ class RunGovernor:
         )
         self._desk = Worker(self.broker_uri, run_service(assignment.uid), desk.answer, credit=DESK_CREDIT)
         await self._desk.__aenter__()
-        self._performer = Performer(assignment=assignment, site=self._site, post=self._post)
+        self._performer = Performer(assignment=assignment, site=self._site, post=self._post, fence=desk)
+        pulse = PulseTaker(
+            assignment=assignment,
+            client=self._site.client,
+            progress=self._progress,
+            state=lambda: self.state,
+            post=self._post,
+        )
+        self._performer.accompany(pulse.run(), "pulse")
         self._meter = Meter(
             assignment=assignment,
             folder=self._site.run_folder(assignment.uid),
             conductors=self._performer,
             post=self._post,
-        )
-
-    def _budget_of(self, assignment: Assignment) -> Budget | None:
-        """With what an earlier invocation has played of this run; what it has inherited was another run's to pay."""
-        limits, journal, uid = assignment.run.limits, self._site.journal, assignment.uid
-        if limits.steps is None and limits.episodes is None and limits.tasks is None:
-            return None
-        inherited = journal.standing_events_of(uid, ("run.inherited",))
-        kept = {each["phase"]: each["episodes"] for event in inherited for each in event.data["kept"]}
-        phases = range(len(assignment.run.phases))
-        return Budget(
-            limits,
-            done=(each for phase in phases for each in journal.episodes(uid, phase)[kept.get(phase, 0) :]),
-            told=() if limits.tasks is None else journal.events_of(uid, OF_ATTEMPTS),
         )
 
     async def _clear(self, step: Step) -> None:

@@ -29,7 +29,7 @@ from governor.run_fields import (
     ShortName,
     Size,
 )
-from states.plan import ConductorPlan, Deadlines, PhasePlan, RunPlan
+from states.plan import ConductorPlan, Deadlines, OnStall, PhasePlan, RunPlan
 
 if TYPE_CHECKING:
     from states.amounts import Limit
@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 
 SIMULATION = "simulation"
 TASKS = "tasks"
+SHORTEST_SILENCE = 5.0
+"""Seconds: the transport's own heartbeat takes 4 to tell a peer to connect anew."""
 
 
 class _Section(BaseModel):
@@ -231,6 +233,8 @@ class Phase(_Section):
 class Limits(_Section):
     """The run fails beyond them. `steps` and `episodes` count those of all phases, evaluation included; `tasks` the attempts
     of runs of tasks that have begun. `memory` is that of its processes on the daemon's machine, `disk` that of its folder.
+    After `stall_timeout` seconds without progress in a phase the run says so (`report`), its conductors are replaced
+    (`restart`), or it fails.
     """
 
     wall_clock: Duration | None = None
@@ -239,6 +243,8 @@ class Limits(_Section):
     tasks: Annotated[int, Field(ge=1, lt=2**63)] | None = None
     memory: Size | None = None
     disk: Size | None = None
+    stall_timeout: Duration | None = 600.0
+    on_stall: OnStall = "report"
 
     @property
     def amounts(self) -> list[tuple[Limit, int]]:
@@ -260,11 +266,14 @@ class Restart(_Section):
 
 
 class RunDeadlines(_Section):
-    """Seconds: until all conductors are ready, until the result is durable, until the last process is gone."""
+    """Seconds: until all conductors are ready, until the result is durable, until the last process is gone; and `silence`, in
+    which a conductor that lives has to give a sign of it.
+    """
 
     start: Duration = 60.0
     finalize: Duration = 60.0
     stop: Duration = 20.0
+    silence: Annotated[Duration, Field(ge=SHORTEST_SILENCE)] = 10.0
 
 
 class Run(_Section):
@@ -335,6 +344,8 @@ class Run(_Section):
             deadlines=Deadlines(
                 start=self.deadlines.start, finalize=self.deadlines.finalize, stop=self.deadlines.stop
             ),
+            stall_timeout=self.limits.stall_timeout,
+            on_stall=self.limits.on_stall,
         )
 
     def _built_inside(self) -> set[str]:

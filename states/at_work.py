@@ -13,13 +13,13 @@ from states import finalizing, stopping
 from states.amounts import amount
 from states.base import Answer, Crewed, Dropped, Step
 from states.crew import obituary
-from states.effects import StopConductor
 
 if TYPE_CHECKING:
     from states.events import (
         AbortRequested,
         ConductorExited,
         ConductorFailed,
+        ConductorSilent,
         ConductorStuck,
         DeadlinePassed,
         LimitExceeded,
@@ -62,6 +62,15 @@ def exited(state: AtWork, event: ConductorExited) -> Answer:
     return finalize(replace(state, crew=crew), outcome="failed", reason=reason, at=event.at)
 
 
+def silent(state: AtWork, event: ConductorSilent) -> Answer:
+    """A process that lives and does nothing is as good as dead: it is replaced as a dead one is."""
+    kill = state.crew.kill_silent(event)
+    if isinstance(kill, str):
+        return Dropped(state, kill)
+    crew, effect = kill
+    return Step(replace(state, crew=crew), (effect,))
+
+
 def stuck(state: AtWork, event: ConductorStuck) -> Answer:
     """It had to be replaced and would not die: its successor could meet it, so the run can't go on."""
     member = state.crew.current(event)
@@ -81,9 +90,8 @@ def deadline(state: AtWork, event: DeadlinePassed) -> Answer:
         return Dropped(state, f"deadline {event.name} means nothing {state.where}")
     if member.incarnation != event.incarnation or member.standing != "starting":
         return Dropped(state, "it was ready in time")
-    crew = state.crew.said(member.name, f"not ready within {state.plan.deadlines.start:g} s")
-    stop_it = StopConductor(conductor=member.name, incarnation=member.incarnation, first="SIGKILL")
-    return Step(replace(state, crew=crew), (stop_it,))
+    crew, kill = state.crew.kill(member.name, f"not ready within {state.plan.deadlines.start:g} s")
+    return Step(replace(state, crew=crew), (kill,))
 
 
 def limit(state: AtWork, event: LimitExceeded) -> Answer:

@@ -1,7 +1,7 @@
 """The conductors of a run as the machine knows them, and the budget of their restarts.
 
 A member is ``starting`` from the moment its start is wanted, ``ready``, ``gone`` (exited and reaped), or ``stuck`` (it
-would not die). Its incarnation counts starts; events of an earlier incarnation are stale.
+would not die). Its incarnation counts starts, over the invocations of the daemon; events of an earlier one are stale.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 from states.effects import Effect, StartConductor, StopConductor, Wake
 
 if TYPE_CHECKING:
-    from states.events import ConductorEvent, ConductorExited
+    from states.events import ConductorEvent, ConductorExited, ConductorSilent
     from states.plan import Kind, RunPlan
 
 Standing: TypeAlias = Literal["starting", "ready", "gone", "stuck"]
@@ -28,6 +28,7 @@ class Member:
     name: str
     kind: Kind
     incarnation: int = 1
+    restarts: int = 0
     standing: Standing = "starting"
     pid: int | None = None
     last_words: str = ""
@@ -42,7 +43,11 @@ class Crew:
 
     @classmethod
     def of(cls, plan: RunPlan) -> Crew:
-        members = tuple(Member(name=conductor.name, kind=conductor.kind) for conductor in plan.conductors)
+        last = dict(plan.incarnations)
+        members = tuple(
+            Member(name=conductor.name, kind=conductor.kind, incarnation=last.get(conductor.name, 0) + 1)
+            for conductor in plan.conductors
+        )
         return cls(members=members, restarts_left=max(plan.restarts - plan.restarts_used, 0))
 
     def member(self, name: str) -> Member | None:
@@ -63,6 +68,11 @@ class Crew:
     def is_ready(self, name: str) -> bool:
         member = self.member(name)
         return member is not None and member.standing == "ready"
+
+    def incarnation(self, name: str) -> int:
+        """The one that is there, or was there last; 0 of nobody."""
+        member = self.member(name)
+        return 0 if member is None else member.incarnation
 
     @property
     def all_ready(self) -> bool:
@@ -97,9 +107,11 @@ class Crew:
         member = self.member(name)
         if member is None or self.restarts_left == 0:
             return None
-        incarnation = member.incarnation + 1
-        delay = min(FIRST_BACK_OFF * 2.0 ** (member.incarnation - 1), LONGEST_BACK_OFF)
-        crew = self._with(name, standing="starting", incarnation=incarnation, pid=None, last_words="")
+        incarnation, restarts = member.incarnation + 1, member.restarts + 1
+        delay = min(FIRST_BACK_OFF * 2.0**member.restarts, LONGEST_BACK_OFF)
+        crew = self._with(
+            name, standing="starting", incarnation=incarnation, restarts=restarts, pid=None, last_words=""
+        )
         return (
             replace(crew, restarts_left=self.restarts_left - 1),
             (
@@ -107,6 +119,21 @@ class Crew:
                 Wake(name="restart", at=at + delay + within, conductor=name, incarnation=incarnation),
             ),
         )
+
+    def kill(self, name: str, reason: str) -> tuple[Crew, StopConductor]:
+        """Of no use as it is: its exit follows, with this reason."""
+        return self.said(name, reason), StopConductor(
+            conductor=name, incarnation=self.incarnation(name), first="SIGKILL"
+        )
+
+    def kill_silent(self, event: ConductorSilent) -> tuple[Crew, StopConductor] | str:
+        """Or why that is not to be done."""
+        member = self.current(event)
+        if member is None:
+            return "of an earlier incarnation"
+        if member.standing != "ready":
+            return "who is not ready has a deadline of its own"
+        return self.kill(member.name, f"silent for {event.seconds:.0f} s")
 
     def stop(self, *, urgent: bool = False) -> tuple[Effect, ...]:
         """Takes everybody down; who is not ready yet could not hear a message."""

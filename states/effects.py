@@ -51,6 +51,7 @@ class StopPart(Effect):
     phase: int
     part: Part
     conductor: str
+    incarnation: int
     reason: str
 
 

@@ -103,6 +103,14 @@ class ConductorExited(ConductorEvent):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ConductorSilent(ConductorEvent):
+    """Its process lives and has not answered for so many `seconds`, more than what it was doing may take."""
+
+    kind: ClassVar[str] = "conductor.silent"
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ConductorStuck(ConductorEvent):
     """The whole kill ladder was climbed and the process lives (uninterruptible sleep)."""
 
@@ -132,6 +140,21 @@ class LimitExceeded(Event):
     limit: Limit
     value: int
     reached: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunStalled(Event):
+    """The run has made no progress since monotonic second `since`, for as long as its `stall_timeout`."""
+
+    kind: ClassVar[str] = "run.stalled"
+    since: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunMoved(Event):
+    """A run that had stalled makes progress again."""
+
+    kind: ClassVar[str] = "run.moved"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,9 +198,12 @@ EVENTS: tuple[type[Event], ...] = (
     ConductorReady,
     ConductorFailed,
     ConductorExited,
+    ConductorSilent,
     ConductorStuck,
     PartEnded,
     LimitExceeded,
+    RunStalled,
+    RunMoved,
     PartFailed,
     ResultWritten,
     ResultFailed,

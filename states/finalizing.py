@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from states.events import (
         ConductorExited,
         ConductorReady,
+        ConductorSilent,
         ConductorStuck,
         DeadlinePassed,
         PartEnded,
@@ -73,7 +74,13 @@ def enter(
     if not stoppable:
         return Step(state, (*effects, WriteResult(outcome=outcome, reason=reason)), cause=reason)
     effects += [
-        StopPart(phase=phase, part=part, conductor=conductors[part], reason=reason)
+        StopPart(
+            phase=phase,
+            part=part,
+            conductor=conductors[part],
+            incarnation=crew.incarnation(conductors[part]),
+            reason=reason,
+        )
         for part in sorted(stoppable)
     ]
     close = Wake(name="close", at=at + min(plan.deadlines.stop, plan.deadlines.finalize) / 2)
@@ -98,6 +105,15 @@ def exited(state: Finalizing, event: ConductorExited) -> Answer:
         return Dropped(state, "of an earlier incarnation")
     closed = _of(state, event.conductor)
     return _close(replace(state, crew=state.crew.gone(event.conductor)), closed)
+
+
+def silent(state: Finalizing, event: ConductorSilent) -> Answer:
+    """It won't stop what it is at: with its process that has stopped."""
+    kill = state.crew.kill_silent(event)
+    if isinstance(kill, str):
+        return Dropped(state, kill)
+    crew, effect = kill
+    return Step(replace(state, crew=crew), (effect,))
 
 
 def stuck(state: Finalizing, event: ConductorStuck) -> Answer:

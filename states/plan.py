@@ -8,6 +8,7 @@ from typing import Literal, TypeAlias
 Kind: TypeAlias = Literal["environment", "agent", "simulation", "task"]
 Part: TypeAlias = Literal["simulation", "tasks"]
 Outcome: TypeAlias = Literal["finished", "failed", "aborted"]
+OnStall: TypeAlias = Literal["report", "restart", "fail"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,8 +44,9 @@ class Deadlines:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunPlan:
     """`restarts` is the number of conductor restarts that the whole run may use; `wall_clock` its limit in seconds;
-    `first_phase` the phase to begin with, above 0 when an earlier invocation finished some. Earlier invocations have
-    `worked` so many seconds on it, and used so many restarts (`restarts_used`).
+    `first_phase` the phase to begin with, above 0 when an earlier invocation finished some; `incarnations` the last one of each
+    conductor in earlier invocations, which have `worked` so many seconds on the run, and used so many restarts
+    (`restarts_used`). `stall_timeout` is seconds without progress, `on_stall` what they make of the run.
     """
 
     uid: str
@@ -57,3 +59,6 @@ class RunPlan:
     first_phase: int = 0
     worked: float = 0.0
     restarts_used: int = 0
+    incarnations: tuple[tuple[str, int], ...] = ()
+    stall_timeout: float | None = None
+    on_stall: OnStall = "report"

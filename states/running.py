@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
-from states import finalizing
+from states import at_work, finalizing
 from states.at_work import AtWork
 from states.base import Answer, Dropped, Step
 from states.effects import BeginPhase, Effect, EndPhase, StartPart, StopConductor
@@ -20,13 +20,17 @@ if TYPE_CHECKING:
         ConductorReady,
         PartEnded,
         PartFailed,
+        RunMoved,
+        RunStalled,
     )
     from states.plan import Part, RunPlan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Running(AtWork):
-    """`open`: parts of the phase that have not ended. `ends`: how the others did. `failure`: the first one's line."""
+    """`open`: parts of the phase that have not ended. `ends`: how the others did. `failure`: the first one's line.
+    `stalled`: the monotonic second since which it makes no progress, once that is too long.
+    """
 
     name: ClassVar[str] = "running"
     phase: int
@@ -34,6 +38,7 @@ class Running(AtWork):
     ends: tuple[str, ...] = ()
     failures: int = 0
     failure: str = ""
+    stalled: float | None = None
 
     @property
     def position(self) -> tuple[int, frozenset[Part]]:
@@ -45,12 +50,17 @@ class Running(AtWork):
 
     @property
     def waits_for(self) -> str:
+        return f"phase {self.plan.phases[self.phase].name}: {self.missing}"
+
+    @property
+    def missing(self) -> str:
+        """What its phase waits for."""
         phase = self.plan.phases[self.phase]
         conductors = dict.fromkeys(phase.conductor_of(part) for part in sorted(self.open))
         missing = [name for name in conductors if not self.crew.is_ready(name)]
         if missing:
-            return f"phase {phase.name}: conductor {', '.join(missing)} to be ready again"
-        return f"phase {phase.name}: {' and '.join(sorted(self.open))} to end"
+            return f"conductor {', '.join(missing)} to be ready again"
+        return f"{' and '.join(sorted(self.open))} to end"
 
 
 def enter(*, plan: RunPlan, crew: Crew, phase: int, at: float, cause: str) -> Step:
@@ -105,9 +115,34 @@ def part_failed(state: Running, event: PartFailed) -> Answer:
     member = state.crew.current(event)
     if member is None or event.phase != state.phase or event.part not in state.open:
         return Dropped(state, "of an earlier incarnation or phase")
-    crew = state.crew.said(member.name, f"did not begin {event.part} of phase {event.phase}: {event.reason}")
-    stop_it = StopConductor(conductor=member.name, incarnation=member.incarnation, first="SIGKILL")
-    return Step(replace(state, crew=crew), (stop_it,))
+    reason = f"did not begin {event.part} of phase {event.phase}: {event.reason}"
+    crew, kill = state.crew.kill(member.name, reason)
+    return Step(replace(state, crew=crew), (kill,))
+
+
+def stalled(state: Running, event: RunStalled) -> Answer:
+    """As the run's policy says: told in its status alone, its conductors replaced within the budget, or the run's end."""
+    plan = state.plan
+    if plan.stall_timeout is None:
+        return Dropped(state, "the run has no stall_timeout")
+    reason = f"no progress for stall_timeout of {plan.stall_timeout:g} s"
+    if plan.on_stall == "fail":
+        reason = f"{reason} {state.where}, which waited for {state.missing}"
+        return at_work.finalize(state, outcome="failed", reason=reason, at=event.at)
+    crew = state.crew
+    kills: tuple[StopConductor, ...] = ()
+    if plan.on_stall == "restart":
+        for member in state.crew.members:
+            if member.standing == "ready":
+                crew, kill = crew.kill(member.name, reason)
+                kills = (*kills, kill)
+    return Step(replace(state, crew=crew, stalled=event.since), kills)
+
+
+def moved(state: Running, event: RunMoved) -> Answer:
+    if state.stalled is None:
+        return Dropped(state, f"run {event.run} had not stalled")
+    return Step(replace(state, stalled=None))
 
 
 def _begin(state: Running, part: Part) -> tuple[StartPart, ...]:

@@ -49,6 +49,10 @@ def _words(kind: str, data: dict[str, Any], view: RunView) -> str:  # noqa: C901
             return "a slot is free for it"
         case "run.ended":
             return _with_reason(str(data.get("outcome")), data.get("reason"))
+        case "run.stalled":
+            return f"no progress for {durations.text(data.get('seconds', 0))}: {data.get('waits_for', '')}"
+        case "run.moved":
+            return "it makes progress again"
         case "phase.started":
             total = f" of {view.phases}" if view.phases else ""
             work = [f"{data[what]} {what}" for what in ("episodes", "tasks") if data.get(what)]
@@ -94,6 +98,7 @@ def _conductor(data: dict[str, Any]) -> str:
     said = str(data.get("conductor"))
     said += f", pid {data['pid']}" if data.get("pid") else ""
     said += f", exit code {data['exit_code']}" if data.get("exit_code") is not None else ""
+    said += f", silent for {durations.text(data['seconds'])}" if data.get("seconds") is not None else ""
     return _with_reason(said, data.get("reason"))
 
 

@@ -42,6 +42,7 @@ class RunView:
     starting: dict[str, None] = field(default_factory=dict)
     names: dict[int, str] = field(default_factory=dict)
     parent: str | None = None
+    stalled: bool = False
     earlier: dict[int, tuple[int, int]] = field(default_factory=dict)
     """Episodes and tasks that each phase has on record: it may begin again, in a later invocation or another run."""
     returns: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW))
@@ -72,6 +73,9 @@ class RunView:
                 self.earlier.clear()
             case "run.transition":
                 self.state = data.get("to", self.state)
+                self.stalled = False
+            case "run.stalled" | "run.moved":
+                self.stalled = event.kind == "run.stalled"
             case "conductor.started":
                 self.starting[data.get("conductor", "?")] = None
             case "conductor.ready" | "conductor.exited":
@@ -100,8 +104,12 @@ class RunView:
         return sum(self.returns) / len(self.returns) if self.returns else None
 
     @property
-    def waits_for(self) -> str:  # noqa: PLR0911  # one return for each cause, the strongest first
+    def waits_for(self) -> str:
         """What must happen next, in a few words."""
+        return self._awaited + ("; no progress" if self.stalled and self.outcome is None else "")
+
+    @property
+    def _awaited(self) -> str:  # noqa: PLR0911  # one return for each cause, the strongest first
         if self.outcome is not None:
             return ""
         if self.state == "pristine":
@@ -124,6 +132,7 @@ class RunView:
         self.episodes_bad = self.tasks_bad = 0
         self.returns.clear()
         self.running.clear()
+        self.stalled = False
 
     def _episode(self, episode: dict[str, Any]) -> None:
         """Those of an evaluation are not among the `episodes` of a phase."""

@@ -26,12 +26,14 @@ from governor.conductors.outbox import Outbox
 from governor.errors import ConductorError, ExitCode, text_of
 from governor.messages import (
     Acknowledged,
+    Alive,
     ConductorCommand,
     ConductorEvent,
     ConductorFailed,
     ConductorReady,
     ConductorSpec,
     Done,
+    Ping,
     Refused,
     Shutdown,
     conductor_service,
@@ -131,6 +133,11 @@ class Conductor(ABC):
             await asyncio.wait({work}, timeout=HANDOVER_SECONDS)
         return work is None or work.done()
 
+    @property
+    def progress(self) -> int:
+        """A count that changes as its work goes on, between two reports too."""
+        return 0
+
     @abstractmethod
     async def prepare(self) -> dict[str, Any]:
         """Gets ready for commands; what it returns is logged. Raises ConductorError with one line."""
@@ -188,18 +195,21 @@ async def _live(conductor: Conductor, outbox: Outbox, closing: asyncio.Event) ->
         try:
             wanted = decode_command(request.body[0])
         except (IndexError, msgspec.MsgspecError) as error:
-            reply: Done | Refused = Refused(
+            reply: Done | Refused | Alive = Refused(
                 code="bad_request", message=f"no command of a conductor: {error}", exit_code=ExitCode.USAGE
             )
         else:
-            if isinstance(wanted, Shutdown):
-                closing.set()
-                reply = Done()
-            else:
-                reply = await conductor.perform(wanted)
+            match wanted:
+                case Shutdown():
+                    closing.set()
+                    reply = Done()
+                case Ping():
+                    reply = Alive(progress=conductor.progress)
+                case _:
+                    reply = await conductor.perform(wanted)
         return [encode(reply)]
 
-    service = conductor_service(spec.uid, spec.name)
+    service = conductor_service(spec.uid, spec.name, spec.incarnation)
     async with Worker(spec.worker_endpoint, service, command, credit=8) as worker:
         stop = asyncio.create_task(closing.wait(), name="conductor.closing")
         ready = asyncio.create_task(_get_ready(conductor, worker, outbox), name="conductor.ready")

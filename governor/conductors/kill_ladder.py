@@ -46,7 +46,9 @@ _FREEZE_ROUNDS = 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rungs:
-    """Seconds of grace: after the message, after SIGTERM, and until everything must be seen dead after SIGKILL."""
+    """Seconds of grace: after the message, after SIGTERM (0: it is left out), and until everything must be seen dead after
+    SIGKILL.
+    """
 
     ask: float = 2.0
     terminate: float = 2.0
@@ -82,7 +84,7 @@ async def bring_down(
         rung = "message"
         family.collect()
         await _ask(child, ask, rungs.ask)
-    if child.exit_code is None:
+    if child.exit_code is None and rungs.terminate > 0:
         rung = "SIGTERM"
         family.collect()
         child.signal(signal.SIGTERM)

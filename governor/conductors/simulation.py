@@ -53,6 +53,10 @@ class SimulationController(Conductor):
             case _:
                 return _refused([f"a simulation controller does not perform {type(command).__name__}"])
 
+    @property
+    def progress(self) -> int:
+        return 0 if self._current is None else self._current.progress
+
     async def close(self) -> None:
         if self._current is None or self._task is None:
             return

@@ -97,6 +97,11 @@ class TaskConductor(Conductor):
             case _:
                 return _refused(f"a task conductor knows no {type(command).__name__}")
 
+    @property
+    def progress(self) -> int:
+        tasks = 0 if self._phase is None else self._phase.progress
+        return tasks + (0 if self._simulation is None else self._simulation.progress)
+
     async def close(self) -> None:
         """Every runner is seen dead afterwards."""
         if self._simulation is not None:

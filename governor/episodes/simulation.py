@@ -64,16 +64,12 @@ class Simulation:
         self.link = link
         self.loop = asyncio.get_running_loop()
         self.stop_signal = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self.stopping = False
-        self.abandoned = False
-        self.replays = 0
-        self.resets = 0
+        self.stopping = self.abandoned = False
+        self.replays = self.resets = 0
         self.figures: dict[str, float] = {}
         """What the workers add to the metrics of the part."""
-        self._restarts = 0
-        self._restarted = 0
-        self._end = ""
-        self._fault = ""
+        self._restarts = self._restarted = 0
+        self._end = self._fault = ""
         self._turn = threading.Condition()
         self._paused = False
         self._rules = PhaseRules(command)
@@ -227,6 +223,11 @@ class Simulation:
         self.stop(end="stopped")
 
     # -- for the event loop ---------------------------------------------------------------------------------
+
+    @property
+    def progress(self) -> int:
+        """Changes with each step that is recorded here, and each episode."""
+        return len(self._records) + sum(recorder.taken for recorder in [*self._recorders.values()])
 
     def resume(self) -> None:
         """Ends a PAUSE."""
@@ -383,8 +384,7 @@ class Simulation:
             [record for record in self._records if not record.evaluation],
             steps_per_second=self._steps / seconds if seconds else None,
         )
-        metrics |= self._rules.metrics
-        metrics |= self.figures
+        metrics |= self._rules.metrics | self.figures
         if self.replays:
             metrics["episodes_played_again"] = self.replays
         await self.link.report(

@@ -27,6 +27,7 @@ from governor.messages.base import (
 )
 from governor.messages.conductor import (
     Acknowledged,
+    Alive,
     Checkpoint,
     ConductorCommand,
     ConductorEvent,
@@ -40,6 +41,7 @@ from governor.messages.conductor import (
     LogLevel,
     Made,
     PartEnded,
+    Ping,
     Plateau,
     Report,
     Shutdown,
@@ -92,6 +94,7 @@ __all__ = [
     "SERVICE",
     "Abort",
     "Acknowledged",
+    "Alive",
     "Checkpoint",
     "ConductorCommand",
     "ConductorEvent",
@@ -122,6 +125,7 @@ __all__ = [
     "Part",
     "PartEnded",
     "PhaseResult",
+    "Ping",
     "Plateau",
     "Refused",
     "Report",

@@ -25,9 +25,9 @@ def run_service(uid: str) -> str:
     return f"run.{uid}"
 
 
-def conductor_service(uid: str, name: str) -> str:
-    """Where the conductor `name` of run `uid` takes its commands."""
-    return f"conductor.{uid}.{name}"
+def conductor_service(uid: str, name: str, incarnation: int) -> str:
+    """Where this incarnation of the conductor `name` of run `uid` takes its commands: none reaches its successor."""
+    return f"conductor.{uid}.{name}.{incarnation}"
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, tag=True, tag_field="type", gc=False):

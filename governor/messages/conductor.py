@@ -254,7 +254,17 @@ class Shutdown(Message, frozen=True):
     grace: float
 
 
-ConductorCommand: TypeAlias = StartSimulation | StartTasks | StopPart | Shutdown
+class Ping(Message, frozen=True):
+    """Are you there? Answered by the conductor's event loop, with `Alive`."""
+
+
+class Alive(Message, frozen=True):
+    """It is there. `progress` counts what it has done: steps played, tasks begun and ended."""
+
+    progress: int = 0
+
+
+ConductorCommand: TypeAlias = StartSimulation | StartTasks | StopPart | Shutdown | Ping
 
 
 class ConductorSpec(Message, frozen=True):
@@ -288,7 +298,9 @@ _acknowledged: msgspec.msgpack.Decoder[Acknowledged | Refused] = msgspec.msgpack
     Acknowledged | Refused
 )
 _command: msgspec.msgpack.Decoder[ConductorCommand] = msgspec.msgpack.Decoder(ConductorCommand)
-_command_reply: msgspec.msgpack.Decoder[Done | Refused] = msgspec.msgpack.Decoder(Done | Refused)
+_command_reply: msgspec.msgpack.Decoder[Done | Refused | Alive] = msgspec.msgpack.Decoder(
+    Done | Refused | Alive
+)
 
 decode_spec = _spec.decode
 decode_report = _report.decode

@@ -97,7 +97,8 @@ class LimitUse(msgspec.Struct, frozen=True, kw_only=True):
 
 class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
     """A run as `status` and `list` show it. `waits_for` answers "why is it waiting?" in one line; `parent` is the run that
-    it resumes; `limits` are there while it is in work.
+    it resumes; `limits` are there while it is in work. `stalled_since`: when it made progress last, if that is longer ago than
+    its `stall_timeout`.
     """
 
     uid: str
@@ -119,6 +120,7 @@ class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
     metrics: dict[str, float] = {}
     conductors: tuple[ConductorStatus, ...] = ()
     parent: str | None = None
+    stalled_since: float | None = None
     limits: tuple[LimitUse, ...] = ()
 
 

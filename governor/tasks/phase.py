@@ -51,6 +51,8 @@ class PhaseTasks:
         limits: Limits | None = None,
     ) -> None:
         self.phase = command.phase
+        self.progress = 0
+        """Attempts begun and ended, and runs that are over."""
         self._command = command
         self._link = link
         self._engine = engine
@@ -108,6 +110,7 @@ class PhaseTasks:
     # -- BatchListener --------------------------------------------------------------------------------------
 
     def attempt_started(self, started: AttemptStarted, *, pid: int, node: str) -> None:
+        self.progress += 1
         attempt = started.attempt
         self._say(
             TaskStarted(
@@ -121,6 +124,7 @@ class PhaseTasks:
         )
 
     def attempt_ended(self, ended: AttemptEnded) -> None:
+        self.progress += 1
         attempt = ended.attempt
         self._say(
             TaskAttemptEnded(
@@ -136,6 +140,7 @@ class PhaseTasks:
 
     def run_ended(self, record: TaskRecord, payload: bytes) -> None:
         del payload  # it lies in a file of the run
+        self.progress += 1
         self._say(TaskEnded(phase=self.phase, record=record))
 
     def line(self, attempt: Attempt, run: int, level: str, text: str) -> None:

@@ -76,6 +76,7 @@ def kinds(journal, uid="r1"):
     return [event.kind for event in journal.events(uid)]
 
 
+TASKS = {"conductor": "tasks", "incarnation": 1}
 ASSIGNED = ("run.assigned", {"at": 100.0})
 STOPPED = (("traces.removed", {"at": 130.0}), ("run.interrupted", {"reason": "going down"}))
 EPISODE = EpisodeRecord(index=0, worker=0, seed=1, outcome="terminated", value=2.0, steps=3, seconds=0.1)
@@ -87,7 +88,7 @@ class TestProcesses:
     async def test_the_recorded_one_is_killed_not_a_later_owner_of_its_number(
         self, journal, tmp_path, sleeper, change
     ):
-        born = {**msgspec.structs.asdict(Birth.of(sleeper.pid)), **change}
+        born = {**TASKS, **msgspec.structs.asdict(Birth.of(sleeper.pid)), **change}
         await record(journal, ASSIGNED, ("conductor.started", born))
         assert len(await start(journal, tmp_path)) == 1
         assert (sleeper.poll() is not None) == (change == {})
@@ -96,7 +97,11 @@ class TestProcesses:
         self, journal, tmp_path, sleeper, monkeypatch
     ):
         await submit(journal, "fresh")
-        await record(journal, ASSIGNED, ("conductor.started", msgspec.structs.asdict(Birth.of(sleeper.pid))))
+        await record(
+            journal,
+            ASSIGNED,
+            ("conductor.started", {**TASKS, **msgspec.structs.asdict(Birth.of(sleeper.pid))}),
+        )
         monkeypatch.setattr(reaping, "KILL_SECONDS", 0.2)
         monkeypatch.setattr(reaping, "kill", lambda handle: None)
         recovery = Recovery(journal=journal, state_dir=tmp_path)
@@ -112,7 +117,11 @@ class TestProcesses:
     async def test_the_loop_goes_on_while_a_process_takes_its_time_to_die(
         self, journal, tmp_path, sleeper, monkeypatch
     ):
-        await record(journal, ASSIGNED, ("conductor.started", msgspec.structs.asdict(Birth.of(sleeper.pid))))
+        await record(
+            journal,
+            ASSIGNED,
+            ("conductor.started", {**TASKS, **msgspec.structs.asdict(Birth.of(sleeper.pid))}),
+        )
         killed = threading.Event()
 
         def kill(handle):
@@ -332,3 +341,14 @@ class TestFiles:
         (folders[0] / "t" / "session").mkdir(parents=True)
         await start(journal, tmp_path)
         assert list(far.iterdir()) == folders[1:]
+
+
+async def test_incarnations_go_on_so_that_none_is_used_twice_in_a_run(journal, tmp_path):
+    [assignment] = await start(journal, tmp_path)
+    assert assignment.plan.incarnations == ()
+    told = [("tasks", 1), ("simulation", 1), ("tasks", 2), ("tasks", 5), ("simulation", 1)]
+    await record(
+        journal, *(("conductor.started", {"conductor": name, "incarnation": number}) for name, number in told)
+    )
+    [assignment] = await start(journal, tmp_path)
+    assert assignment.plan.incarnations == (("simulation", 1), ("tasks", 5))

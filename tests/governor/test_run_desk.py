@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from types import SimpleNamespace
 
 import msgspec
@@ -73,6 +74,12 @@ async def desk(tmp_path):
 
 
 async def tell(desk, seq, *told, conductor="simulation", incarnation=1):
+    """As that incarnation, which is the one that was started last."""
+    desk.desk.open(conductor, incarnation)
+    return await say(desk, seq, *told, conductor=conductor, incarnation=incarnation)
+
+
+async def say(desk, seq, *told, conductor="simulation", incarnation=1):
     report = Report(conductor=conductor, incarnation=incarnation, seq=seq, events=told)
     [answer] = await desk.desk.answer(SimpleNamespace(body=[encode(report)]))
     return decode_acknowledged(answer)
@@ -203,6 +210,53 @@ async def test_lines_stand_in_the_log_with_their_level(desk):
         await tell(desk, 1, *(Log(level=level, event="task.log", data={"text": level}) for level in levels))
     assert [(line["log_level"], line["text"]) for line in lines] == [(level, level) for level in levels]
     assert {line["conductor"] for line in lines} == {"simulation"}
+
+
+async def test_who_was_never_started_or_is_dead_is_refused_and_logged(desk):
+    strangers = [("nobody", 9), ("simulation", 2), ("simulation", 0)]
+    desk.desk.open("simulation", 1)
+    for conductor, incarnation in strangers:
+        with capture_logs() as lines:
+            answer = await say(desk, 1, ended(0), conductor=conductor, incarnation=incarnation)
+        assert (answer.code, answer.exit_code) == ("fenced", 75)
+        [line] = lines
+        assert (line["event"], line["conductor"], line["incarnation"]) == (
+            "report.fenced",
+            conductor,
+            incarnation,
+        )
+    assert isinstance(await say(desk, 1, ended(0)), Acknowledged)
+    await desk.desk.close("simulation", 1)
+    assert isinstance(await say(desk, 2, ended(1)), Refused)
+    desk.desk.open("simulation", 2)
+    assert isinstance(await say(desk, 2, ended(1)), Refused), "its successor opens no way for it"
+    assert isinstance(await say(desk, 1, ended(2), incarnation=2), Acknowledged)
+    assert [record.index for record in desk.journal.episodes("r1", 0)] == [0, 2]
+
+
+async def test_a_report_that_is_being_applied_is_finished_before_its_conductor_is_shut_out(desk):
+    """The order of a death: the governor hears of it when `close` returns, and must be able to answer the report before."""
+    taking, may_take = asyncio.Event(), asyncio.Event()
+
+    async def take(event, *, detail):
+        taking.set()
+        await may_take.wait()
+
+    desk.governor.take = take
+    desk.desk.open("simulation", 1)
+    first = asyncio.create_task(say(desk, 1, ended(0), ConductorReady(), ended(1)))
+    await taking.wait()
+    second = asyncio.create_task(say(desk, 4, ended(2)))
+    closed = asyncio.create_task(desk.desk.close("simulation", 1))
+    late = asyncio.create_task(say(desk, 5, ended(3)))
+    assert isinstance(await tell(desk, 1, ended(7), conductor="tasks"), Acknowledged), "no business of others"
+    assert not closed.done()
+    may_take.set()
+    await closed
+    assert first.done()
+    assert second.done()
+    assert {record.index for record in desk.journal.episodes("r1", 0)} == {0, 1, 2, 7}
+    assert isinstance(await late, Refused)
 
 
 async def test_what_is_no_report_is_refused(desk):

@@ -53,6 +53,20 @@ def test_to_plan():
     assert (plan.uid, plan.restarts, plan.wall_clock, plan.deadlines.stop) == ("u1", 2, 900, 20)
 
 
+def test_silence_and_stalls():
+    plan = run_file.parse(yaml.safe_load(GOOD)).to_plan("u1")
+    assert (plan.stall_timeout, plan.on_stall) == (600, "report")
+    said = {"limits": {"stall_timeout": "1h", "on_stall": "restart"}, "deadlines": {"silence": "30s"}}
+    run = run_file.parse({**yaml.safe_load(GOOD), **said})
+    assert run.deadlines.silence == 30
+    assert (run.to_plan("u1").stall_timeout, run.to_plan("u1").on_stall) == (3600, "restart")
+    run = run_file.parse({**yaml.safe_load(GOOD), "limits": {"stall_timeout": None}})
+    assert run.to_plan("u1").stall_timeout is None
+    assert run_check.faults({**yaml.safe_load(GOOD), "deadlines": {"silence": "2s"}}) == [
+        (("deadlines", "silence"), "must be greater than or equal to 5, not the text '2s'")
+    ]
+
+
 @pytest.mark.parametrize(
     ("old", "new", "line", "path", "said"),
     [

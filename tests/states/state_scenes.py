@@ -64,6 +64,18 @@ def exited(conductor, incarnation=1, *, code=-9, reason="", at=0.0, run="r1"):
     )
 
 
+def silent(conductor, incarnation=1, *, seconds=10.0, at=0.0, run="r1"):
+    return e.ConductorSilent(run=run, at=at, conductor=conductor, incarnation=incarnation, seconds=seconds)
+
+
+def stalled(*, since=0.0, at=0.0, run="r1"):
+    return e.RunStalled(run=run, at=at, since=since)
+
+
+def moved(*, at=0.0, run="r1"):
+    return e.RunMoved(run=run, at=at)
+
+
 def stuck(conductor, incarnation=1, *, pid=666, at=0.0, run="r1"):
     return e.ConductorStuck(run=run, at=at, conductor=conductor, incarnation=incarnation, pid=pid)
 

@@ -28,6 +28,7 @@ class Process:
     said_ready: bool = False
     laddered: bool = False
     stuck: bool = False
+    silent: bool = False
     works_on: set[tuple[int, str]] = field(default_factory=set)
 
     @property
@@ -59,7 +60,7 @@ class World:
         self.removals = 0
         self.traces_gone = False
         self.durable = self.durable_at_removal = None
-        self.stop_taken = self.abort_taken = False
+        self.stop_taken = self.abort_taken = self.stalled = False
         self.phase = None  # (index, began, ended)
         self.phases_ended: list[int] = []
         self.parts_ended: set[tuple[int, str]] = set()
@@ -77,6 +78,7 @@ class World:
             elif process.is_alive:
                 found += [("dies", key), ("complains", key)]
                 found += [] if process.said_ready else [("is ready", key)]
+                found += [("falls silent", key)] if process.said_ready and not process.silent else []
                 found += [("ladder", key), ("sticks", key)] if process.laddered and not process.stuck else []
                 found += [("part ends", key, work) for work in sorted(process.works_on)]
         found += [("part begins", index) for index in range(len(self.to_begin))]
@@ -85,6 +87,8 @@ class World:
         found += [("rings", key) for key in self.timers]
         found += [(verb, index) for index in range(len(self.writes)) for verb in ("writes", "does not write")]
         found += [("removes",)] if self.removals else []
+        if self.state.name == "running" and self.plan.stall_timeout is not None:
+            found += [("moves",)] if self.stalled else [("stalls",)]
         return found
 
     def do(self, deed):
@@ -97,6 +101,9 @@ class World:
             "is ready": self._is_ready,
             "ladder": self._dies,
             "sticks": self._sticks,
+            "falls silent": self._falls_silent,
+            "stalls": self._stalls,
+            "moves": self._moves,
             "part ends": self._part_ends,
             "part begins": self._part_begins,
             "part refused": self._part_refused,
@@ -134,6 +141,19 @@ class World:
     def _is_ready(self, key):
         self.processes[key].said_ready = True
         self.mail.append(self._of(self.processes[key], e.ConductorReady))
+
+    def _falls_silent(self, key):
+        process = self.processes[key]
+        process.silent = True
+        self.inbox.append(self._of(process, e.ConductorSilent, seconds=12.0))
+
+    def _stalls(self):
+        self.stalled = True
+        self.inbox.append(self._event(e.RunStalled, since=self.now))
+
+    def _moves(self):
+        self.stalled = False
+        self.inbox.append(self._event(e.RunMoved))
 
     def _sticks(self, key):
         process = self.processes[key]
@@ -287,7 +307,8 @@ class World:
         process = Process(effect.conductor, effect.incarnation, self.now + effect.delay)
         self.processes[key] = process
         self.starts[effect.conductor] = self.starts.get(effect.conductor, 0) + 1
-        assert effect.incarnation == self.starts[effect.conductor]
+        earlier = dict(self.plan.incarnations).get(effect.conductor, 0)
+        assert effect.incarnation == earlier + self.starts[effect.conductor]
         restarts = sum(self.starts.values()) - len(self.starts)
         assert restarts <= self.plan.restarts, "more restarts than the budget"
 

@@ -77,6 +77,13 @@ def test_the_back_off_doubles_for_each_restart_of_the_same_conductor_up_to_a_lim
     assert crew.restart(LAKE, at=0, within=60) is None
 
 
+def test_incarnations_go_on_where_an_earlier_invocation_ended_and_the_back_off_begins_anew():
+    crew = Crew.of(replace(PLAN, incarnations=((LAKE, 7), ("agent.gone", 2))))
+    assert [member.incarnation for member in crew.members] == [8, 1, 1]
+    crew, (start, _) = crew.gone(LAKE).restart(LAKE, at=0, within=60)
+    assert (start.incarnation, start.delay) == (9, FIRST_BACK_OFF)
+
+
 def test_one_budget_serves_all_but_each_has_its_own_back_off(crew):
     crew, (first, _) = crew.restart(LAKE, at=0, within=60)
     crew, (second, _) = crew.restart(TASKS, at=0, within=60)

@@ -20,6 +20,7 @@ from state_scenes import (
     ready,
     running,
     said,
+    silent,
     started,
     stop,
     stuck,
@@ -180,6 +181,14 @@ def test_no_other_deadline_means_anything(name):
 
 def test_no_retry_while_parts_are_open():
     closing().drops(passed("retry"))
+
+
+def test_a_silent_conductor_that_was_to_stop_its_part_is_killed_and_its_part_has_stopped():
+    slot = closing()
+    assert slot.tell(silent(TASKS)) == [StopConductor(conductor=TASKS, incarnation=1, first="SIGKILL")]
+    assert slot.tell(exited(TASKS)) == []
+    assert slot.state.open == {"simulation"}
+    slot.drops(silent(TASKS))
 
 
 # -- commands and stops ----------------------------------------------------------------------------------------

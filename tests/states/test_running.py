@@ -14,11 +14,14 @@ from state_scenes import (
     ended,
     exceeded,
     exited,
+    moved,
     not_taken,
     passed,
     ready,
     running,
     said,
+    silent,
+    stalled,
     started,
     stop,
     stuck,
@@ -158,7 +161,7 @@ def test_beyond_the_budget_the_run_fails_and_what_is_still_at_work_is_asked_to_s
     assert slot.tell(exited(TASKS, 3, code=70, at=10)) == [
         Wake(name="finalize", at=50),
         EndPhase(phase=1, name="both", end="failed"),
-        StopPart(phase=1, part="simulation", conductor=SIMULATION, reason=reason),
+        StopPart(phase=1, part="simulation", conductor=SIMULATION, incarnation=1, reason=reason),
         Wake(name="close", at=20),
     ]
     assert slot.state.open == {"simulation"}, "nobody is there to stop the tasks"
@@ -174,6 +177,78 @@ def test_a_restarted_conductor_that_is_not_ready_in_time_is_killed():
     assert kinds(slot.tell(exited(LAKE, 2))) == [StartConductor, Wake]
     slot.tell(ready(LAKE, 3))
     slot.drops(passed("restart", LAKE, 3))
+
+
+def test_a_silent_conductor_is_killed_and_replaced_as_a_dead_one_is():
+    slot = running()
+    assert slot.tell(silent(SIMULATION, seconds=12.3)) == [
+        StopConductor(conductor=SIMULATION, incarnation=1, first="SIGKILL")
+    ]
+    assert kinds(slot.tell(exited(SIMULATION))) == [StartConductor, Wake]
+    slot.drops(silent(SIMULATION))
+    assert "deadline of its own" in slot.drops(silent(SIMULATION, 2))
+    assert slot.tell(ready(SIMULATION, 2)) == [begin("simulation", 0, 2)]
+
+
+def test_its_obituary_tells_of_the_silence():
+    slot = running(replace(PLAN, restarts=0))
+    slot.tell(silent(LAKE, seconds=12.3))
+    slot.tell(exited(LAKE))
+    assert slot.state.reason == "conductor environment.lake was killed by SIGKILL: silent for 12 s"
+
+
+# -- no progress -----------------------------------------------------------------------------------------------
+
+STALLS = replace(PLAN, stall_timeout=600)
+
+
+def test_a_run_that_stalls_goes_on_if_it_is_only_to_tell():
+    slot = running(STALLS)
+    assert slot.tell(stalled(since=100, at=700)) == []
+    assert slot.state.stalled == 100
+    assert slot.tell(moved(at=800)) == []
+    assert slot.state.stalled is None
+    slot.drops(moved(at=900))
+
+
+def test_a_run_that_stalls_fails_if_that_is_its_policy():
+    slot = running(replace(STALLS, on_stall="fail"), phase=1)
+    slot.tell(exited(TASKS, at=100))
+    slot.tell(stalled(since=100, at=700))
+    assert isinstance(slot.state, Finalizing)
+    assert slot.state.outcome == "failed"
+    assert slot.state.reason == (
+        "no progress for stall_timeout of 600 s in phase both, which waited for conductor tasks to be ready again"
+    )
+
+
+def test_a_run_that_stalls_has_its_conductors_replaced_if_that_is_its_policy():
+    slot = running(replace(STALLS, on_stall="restart", restarts=3))
+    slot.tell(exited(LAKE))
+    assert slot.tell(stalled(since=100, at=700)) == [
+        StopConductor(conductor=SIMULATION, incarnation=1, first="SIGKILL"),
+        StopConductor(conductor=TASKS, incarnation=1, first="SIGKILL"),
+    ]
+    slot.tell_all(exited(SIMULATION), exited(TASKS))
+    assert slot.state.crew.restarts_left == 0
+    slot.tell(ready(LAKE, 2))
+    slot.tell(stalled(since=800, at=1400))
+    slot.tell(exited(LAKE, 2))
+    assert slot.state.reason == (
+        "conductor environment.lake was killed by SIGKILL: no progress for stall_timeout of 600 s"
+        " (the budget of 3 conductor restarts is used up)"
+    )
+
+
+def test_a_stall_is_that_of_its_phase():
+    slot = running(STALLS)
+    slot.tell(stalled())
+    slot.tell(ended("simulation", 0))
+    assert slot.state.stalled is None
+
+
+def test_without_a_stall_timeout_nothing_stalls():
+    running().drops(stalled())
 
 
 def test_a_conductor_that_does_not_take_its_part_is_replaced():
@@ -223,8 +298,8 @@ def test_the_wall_clock_limit_fails_the_run():
     assert slot.tell(passed("wall_clock", at=900)) == [
         Wake(name="finalize", at=940),
         EndPhase(phase=1, name="both", end="failed"),
-        StopPart(phase=1, part="simulation", conductor=SIMULATION, reason=reason),
-        StopPart(phase=1, part="tasks", conductor=TASKS, reason=reason),
+        StopPart(phase=1, part="simulation", conductor=SIMULATION, incarnation=1, reason=reason),
+        StopPart(phase=1, part="tasks", conductor=TASKS, incarnation=1, reason=reason),
         Wake(name="close", at=910),
     ]
 
@@ -244,7 +319,7 @@ def test_a_limit_fails_the_run_and_says_what_is_allowed_and_what_was_reached(lim
     assert slot.tell(exceeded(limit, value, reached, at=9)) == [
         Wake(name="finalize", at=49),
         EndPhase(phase=0, name="train", end="failed"),
-        StopPart(phase=0, part="simulation", conductor=SIMULATION, reason=reason),
+        StopPart(phase=0, part="simulation", conductor=SIMULATION, incarnation=1, reason=reason),
         Wake(name="close", at=19),
     ]
     slot.drops(exceeded("steps", at=10))
@@ -261,7 +336,7 @@ def test_an_abort_asks_the_open_parts_to_stop():
     assert slot.tell(abort("enough", at=10)) == [
         Wake(name="finalize", at=50),
         EndPhase(phase=1, name="both", end="aborted"),
-        StopPart(phase=1, part="simulation", conductor=SIMULATION, reason="enough"),
+        StopPart(phase=1, part="simulation", conductor=SIMULATION, incarnation=1, reason="enough"),
         Wake(name="close", at=20),
     ]
     assert slot.state.outcome == "aborted"

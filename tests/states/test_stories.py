@@ -32,12 +32,16 @@ MOODS = {
     "nothing is born": CALM - {"born"} | {"not born"},
     "nobody is ready": CALM - {"is ready"},
     "all die": CALM | {"dies"},
+    "all fall silent": CALM | {"falls silent"},
+    "nothing moves": CALM - {"part ends", "part stops"} | {"stalls"},
     "no part is taken": CALM - {"part begins"} | {"part refused"},
     "parts do not end": CALM - {"part ends", "part stops"},
 }
 """What a world does that goes on fairly: all that it can do of these comes before the next timer rings."""
 
 PHASES = [PLAN.phases, tuple(replace(phase, on_failure="continue") for phase in PLAN.phases)]
+INCARNATIONS = [(), (("simulation", 3), ("agent.gone", 1))]
+POLICIES = ["report", "restart", "fail"]
 STORIES = 250
 """In each chapter."""
 
@@ -47,6 +51,9 @@ plans = st.builds(
     wall_clock=st.sampled_from([None, 1.0, 500.0]),
     first_phase=st.integers(0, 3),
     phases=st.sampled_from(PHASES),
+    incarnations=st.sampled_from(INCARNATIONS),
+    stall_timeout=st.sampled_from([None, 600.0]),
+    on_stall=st.sampled_from(POLICIES),
 )
 picks = st.integers(0, 10_000)
 
@@ -67,7 +74,7 @@ def go_on(world, mood):
         if world.plan is None:
             break
         deeds = [deed for deed in world.deeds() if deed[0] in MOODS[mood]]
-        if mood == "parts do not end" and world.state.name == "running" and not deeds:
+        if mood in {"parts do not end", "nothing moves"} and world.state.name == "running" and not deeds:
             world.abort()
             continue
         rings = [("rings", min(world.timers, key=lambda key: world.timers[key].at))] if world.timers else []
@@ -125,6 +132,9 @@ class LongStory:
             wall_clock=self.random.choice([None, None, 500.0]),
             first_phase=self.random.choice([0, 0, 0, 1, 2, 3]),
             phases=self.random.choice(PHASES),
+            incarnations=self.random.choice(INCARNATIONS),
+            stall_timeout=self.random.choice([None, 600.0]),
+            on_stall=self.random.choice(POLICIES),
         )
 
 

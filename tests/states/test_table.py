@@ -19,6 +19,7 @@ from state_scenes import (
     exceeded,
     exited,
     finalizing,
+    moved,
     not_taken,
     not_written,
     passed,
@@ -26,6 +27,8 @@ from state_scenes import (
     removed,
     running,
     said,
+    silent,
+    stalled,
     starting,
     stop,
     stopping,
@@ -43,6 +46,7 @@ UNASKED = (events.ConductorExited, events.ConductorStuck, events.DeadlinePassed,
 DEADLINES = ("start", "restart", "wall_clock", "close", "finalize", "retry", "stop")
 NO_BUDGET = replace(PLAN, restarts=0)
 LIMITED = replace(PLAN, wall_clock=900)
+STALLS = replace(PLAN, stall_timeout=600)
 
 
 def after(slot, *told):
@@ -74,6 +78,14 @@ def states():
     yield "running, all on the way back", after(running(phase=1), exited(TASKS), exited(SIMULATION))
     yield "running, without budget", running(NO_BUDGET, phase=1).state
     yield "running, part not taken", after(running(), not_taken("simulation"))
+    yield "running, one silent", after(running(), silent(SIMULATION))
+    yield "running, stalled", after(running(STALLS), stalled())
+    yield "running, to be restarted", after(running(replace(STALLS, on_stall="restart")), stalled())
+    yield "running, to fail of a stall", running(replace(STALLS, on_stall="fail")).state
+    yield (
+        "starting, in a later invocation",
+        after(Slot(), assigned(replace(PLAN, incarnations=((TASKS, 1),)))),
+    )
     yield "finalizing", finalizing().state
     yield "finalizing, closing", closing().state
     yield "finalizing, closing one", after(closing(), ended("tasks", 1))
@@ -116,6 +128,7 @@ def told():
             yield events.ConductorFailed(**named, reason="boom")
             yield from (events.ConductorExited(**named, exit_code=code) for code in (None, 0, 1, -9, -99))
             yield events.ConductorStuck(**named, pid=1000 + n)
+            yield events.ConductorSilent(**named, seconds=12.0)
             for part in ("simulation", "tasks"):
                 yield events.PartFailed(**named, phase=1, part=part, reason="busy")
     for phase in (-1, 0, 1, 2, 3):
@@ -123,6 +136,7 @@ def told():
             yield from (ended(part, phase), ended(part, phase, failures=2, first="x"))
             yield not_taken(part, phase)
     yield from (exceeded("steps"), exceeded("memory", 10))
+    yield from (stalled(), stalled(since=3.0, at=900.0), moved())
     yield from (written("finished"), written("failed"), written("aborted"), not_written())
     yield from (removed(), removed("/run/x"))
 

@@ -78,6 +78,10 @@ class Tree:
             for handle in handles:
                 os.close(handle)
 
+    @property
+    def broker(self) -> psutil.Process:
+        return next(each for each in self.daemon.children(recursive=True) if each.name() == "broker")
+
     async def pid_of(self, uid: str, conductor: str) -> int:
         [run] = (await self.executor.status(uid)).runs
         return next(c.pid for c in run.conductors if c.name == conductor)

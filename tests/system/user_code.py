@@ -1,5 +1,6 @@
 """What users bring: an agent that learns a little, and agents and tasks that misbehave."""
 
+import ctypes
 import os
 import signal
 import subprocess
@@ -133,3 +134,46 @@ def scatter(pipe):
     told = subprocess.run([sys.executable, "-c", orphan], check=True, stdout=subprocess.PIPE, text=True)
     Path(pipe).write_text(f"{os.getpid()} {bare.pid} {child.pid} {told.stdout}")
     time.sleep(600)
+
+
+def once_slowly(context, seconds):
+    once(context)
+    time.sleep(seconds)
+
+
+class Holds(Walker):
+    """Its first action takes longer than a conductor may be silent, in C code that keeps Python's lock."""
+
+    held = False
+
+    def act(self, observation, *, explore):
+        if not self.held:
+            self.held = True
+            ctypes.PyDLL(None).sleep(8)
+        return super().act(observation, explore=explore)
+
+
+class Sleeps(Walker):
+    """Until there is a file `awake` beside."""
+
+    def act(self, observation, *, explore):
+        while not Path(__file__).with_name("awake").exists():
+            time.sleep(0.05)
+        return super().act(observation, explore=explore)
+
+
+class Hangs(Walker):
+    """Its first process keeps Python's lock for good once there is a file `hold` beside."""
+
+    def __init__(self, **given):
+        super().__init__(**given)
+        hold, held = (Path(__file__).with_name(name) for name in ("hold", "held"))
+
+        def hang():
+            while not hold.exists():
+                time.sleep(0.05)
+            if not held.exists():
+                held.touch()
+                ctypes.PyDLL(None).sleep(600)
+
+        threading.Thread(target=hang, daemon=True).start()

@@ -119,6 +119,7 @@ class StepRecorder:
         """Rows that wait for `flush`, which is due at `most`: a loop to which the call of `step` is too dear adds its own."""
         self.most = columns.rows
         self._lock = threading.RLock()
+        self._flushed = 0
         self._first_row = 0
         self._first_step = 0
         self._runs: list[Run] = []
@@ -128,6 +129,11 @@ class StepRecorder:
         self._playing = False
         self.lost: dict[int, OSError] = {}
         """Episodes whose steps have not all come to disk."""
+
+    @property
+    def taken(self) -> int:
+        """Steps so far; for any thread."""
+        return self._flushed + len(self.steps)
 
     def begin(self, *, episode: int, seed: int) -> None:
         """The same episode once more is its next attempt: the last one counts."""
@@ -184,6 +190,7 @@ class StepRecorder:
             rows = len(self.steps)
             steps = self.steps[:rows]  # no more, should their loop add one now
             del self.steps[:rows]
+            self._flushed += rows
             runs, self._runs = self._runs, []
             if self._playing and rows > self._first_row:
                 runs.append(self._run("", rows))

@@ -51,6 +51,21 @@ def test_lines():
     ]
 
 
+def test_lines_of_who_does_nothing():
+    told = [
+        ("conductor.silent", {"conductor": "tasks", "incarnation": 1, "seconds": 12.34, "stopped": True}),
+        ("run.stalled", {"since": 7.0, "seconds": 600.4, "waits_for": "phase train: simulation to end"}),
+        ("run.moved", {"at": 8.0}),
+    ]
+    view = RunView(uid="u")
+    events = [RunEvent(uid="u", seq=1, at=0.0, kind=kind, data=data) for kind, data in told]
+    assert [line(event, view) for event in events] == [
+        "conductor.silent   tasks, silent for 12.3s",
+        "run.stalled        no progress for 10min 0s: phase train: simulation to end",
+        "run.moved          it makes progress again",
+    ]
+
+
 def test_a_line_of_an_event_without_data():
     for event in EVENTS:
         assert line(RunEvent(uid="u", seq=1, at=0, kind=event.kind), RunView(uid="u"))

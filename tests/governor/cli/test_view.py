@@ -100,6 +100,16 @@ def test_episodes_of_an_evaluation_do_not_count_but_their_faults_do():
     )
 
 
+def test_it_says_that_the_run_stands_still_until_it_moves():
+    view = RunView(uid="u", state="running", episodes=9)
+    kinds = ["run.stalled", "run.moved", "run.stalled", "phase.started", "run.stalled", "run.transition"]
+    said = []
+    for seq, kind in enumerate(kinds, start=1):
+        view.on(RunEvent(uid="u", seq=seq, at=0.0, kind=kind, data={"episodes": 9}))
+        said.append(view.waits_for)
+    assert said == ["episodes; no progress", "episodes"] * 3
+
+
 def test_many_names_are_cut():
     view = RunView(uid="u", state="starting", starting=dict.fromkeys("abcde"))
     assert view.waits_for == "a, b, c and 2 more to be ready"

@@ -141,6 +141,17 @@ async def test_who_is_stopped_is_woken_for_sigterm(begin, target, code, rung):
     assert (gone.exit_code, gone.rung) == (code, rung)
 
 
+async def test_without_time_for_sigterm_nobody_is_woken_to_hear_it(begin, monkeypatch):
+    child, _ = await begin("obey")
+    os.kill(child.pid, signal.SIGSTOP)
+    sent = []
+    signal_it = child.signal
+    monkeypatch.setattr(child, "signal", lambda number: sent.append(number) or signal_it(number))
+    gone = await bring_down(child, None, Rungs(ask=0, terminate=0, kill=10))
+    assert (gone.exit_code, gone.rung) == (-signal.SIGKILL, "SIGKILL")
+    assert sent == [signal.SIGSTOP, signal.SIGKILL]
+
+
 async def test_descendants_die_in_the_group_and_outside(begin):
     child, family = await begin("found_family")
     assert [os.getpgid(member.pid) == child.pid for member in family] == [True, False, False]

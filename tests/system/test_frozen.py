@@ -1,0 +1,189 @@
+"""Processes that live and do nothing (SIGSTOP, user code that keeps its event loop from answering): replaced after
+`deadlines.silence` and not before, and nobody else is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections import Counter
+
+import psutil
+import pytest
+
+from governor.messages import EpisodeEnded, EpisodeRecord, Report, decode_acknowledged, encode, run_service
+from transport.client import Client
+
+pytestmark = pytest.mark.system
+
+SILENCE = 5.0
+BRIEF = 3.0
+"""Seconds: no conductor may be killed for that, however the beats fall."""
+EPISODES = 1000
+TASKS = 40
+VICTIMS = ("environment.lake", "agent.walker", "simulation", "tasks")
+
+
+def patient(run, **limits):
+    return {**run, "deadlines": {"silence": SILENCE}, "limits": limits}
+
+
+def graph():
+    """Takes some seconds, in which the conductor hears of a task now and then."""
+    tasks = [
+        {"id": f"t{n}", "call": "user_code:once_slowly", "args": {"seconds": 0.3}, "retries": 1}
+        for n in range(TASKS)
+    ]
+    return {"name": "graph", "phases": [{"name": "tasks", "tasks": tasks}]}
+
+
+async def until_ended(tree, uid, victim, count):
+    """So many episodes, or tasks, have ended."""
+    kind = "task.ended" if victim == "tasks" else "episode.ended"
+    async with asyncio.timeout(60), contextlib.aclosing(tree.executor.watch(uid)) as events:
+        async for event in events:
+            count -= event.kind == kind
+            if not count:
+                return
+
+
+def deaths(events):
+    return [e.data for e in events if e.kind == "conductor.exited" and not e.data["expected"]]
+
+
+def assert_done_once(events, result, victim):
+    assert result.outcome == "finished", result.reason
+    if victim == "tasks":
+        done = Counter(e.data["record"]["task"] for e in events if e.kind == "task.ended")
+        assert done == Counter(f"t{n}" for n in range(TASKS))
+    else:
+        played = Counter(e.data["episode"]["index"] for e in events if e.kind == "episode.ended")
+        assert played == Counter(range(EPISODES))
+
+
+async def test_a_conductor_is_replaced_for_being_frozen_for_long_but_not_briefly_and_the_run_finishes(
+    house, walk
+):
+    async def one(tree, victim):
+        run = graph() if victim == "tasks" else walk(episodes=EPISODES)
+        uid = await tree.executor.submit(patient(run), folder=house.folder)
+        await until_ended(tree, uid, victim, 1)
+        pid = await tree.pid_of(uid, victim)
+        os.kill(pid, signal.SIGSTOP)
+        await asyncio.sleep(BRIEF)  # the fault itself
+        [status] = (await tree.executor.status(uid)).runs
+        os.kill(pid, signal.SIGCONT)
+        await until_ended(tree, uid, victim, status.episodes_ended + status.tasks_ended + 1)
+        os.kill(pid, signal.SIGSTOP)
+        events, result = await tree.end(uid)
+        assert_done_once(events, result, victim)
+        [silent] = [e.data for e in events if e.kind == "conductor.silent"]
+        assert (silent["conductor"], silent["incarnation"], silent["stopped"]) == (victim, 1, True)
+        assert silent["seconds"] >= SILENCE
+        assert [(each["conductor"], each["exit_code"]) for each in deaths(events)] == [(victim, -9)]
+
+    async def holds(tree):
+        """Its agent's conductor cannot answer for longer than that, and has no deadline: it is waited for."""
+        run = patient(walk(entry="user_code:Holds", episodes=20))
+        events, result = await tree.end(await tree.executor.submit(run, folder=house.folder))
+        assert result.outcome == "finished", result.reason
+        assert deaths(events) == []
+
+    async def hangs(tree):
+        """The phase of this conductor's code is over: that its loop does not answer is enough."""
+        run = walk(entry="user_code:Sleeps", episodes=20)
+        run["conductors"]["agents"]["idle"] = {"entry": "user_code:Hangs"}
+        simulate = {**run["phases"][0]["simulate"], "agents": ["idle"]}
+        run["phases"] = [{"name": "before", "simulate": simulate}, *run["phases"]]
+        uid = await tree.executor.submit(patient(run), folder=house.folder)
+        await tree.until(uid, "phase.started", index=1)
+        (house.folder / "hold").touch()
+        silent = await tree.until(uid, "conductor.silent")
+        (house.folder / "awake").touch()
+        events, result = await tree.end(uid)
+        assert (silent.data["conductor"], silent.data["stopped"]) == ("agent.idle", False)
+        assert result.outcome == "finished", result.reason
+        assert [each["conductor"] for each in deaths(events)] == ["agent.idle"]
+
+    async with house.serve("--slots", str(len(VICTIMS) + 2)) as tree:
+        await asyncio.gather(*(one(tree, victim) for victim in VICTIMS), holds(tree), hangs(tree))
+
+
+async def test_nobody_is_killed_because_the_broker_or_the_daemon_was_frozen(house, walk):
+    async with house.serve() as tree:
+        uid = await tree.executor.submit(patient(walk(episodes=EPISODES)), folder=house.folder)
+        await until_ended(tree, uid, "simulation", 1)
+        for victim in (tree.broker, tree.daemon):
+            victim.send_signal(signal.SIGSTOP)
+            await asyncio.sleep(SILENCE + 2)  # the fault itself
+            with contextlib.suppress(psutil.NoSuchProcess):  # a broker that is frozen may have been replaced
+                victim.send_signal(signal.SIGCONT)
+            [status] = (await tree.executor.status(uid)).runs
+            await until_ended(tree, uid, "simulation", status.episodes_ended + 1)
+        events, result = await tree.end(uid)
+        assert_done_once(events, result, "simulation")
+        assert deaths(events) == []
+
+
+@pytest.mark.parametrize(("conductor", "incarnation"), [("simulation", 1), ("nobody", 1)])
+async def test_a_report_of_who_is_dead_or_was_never_started_is_refused(house, walk, conductor, incarnation):
+    record = EpisodeRecord(
+        index=EPISODES - 1, worker=0, seed=1, outcome="failed", value=0.0, steps=1, seconds=0.1
+    )
+    said = EpisodeEnded(phase=0, episode=record)
+    report = Report(conductor=conductor, incarnation=incarnation, seq=100_000, events=(said,))
+    async with house.serve() as tree:
+        uid = await tree.executor.submit(walk(episodes=EPISODES), folder=house.folder)
+        await until_ended(tree, uid, "simulation", 1)
+        os.kill(await tree.pid_of(uid, "simulation"), signal.SIGKILL)
+        await tree.until(uid, "conductor.started", conductor="simulation", incarnation=2)
+        async with Client(f"ipc://{house.runtime}/broker.sock") as client:
+            [answer] = await client.request(run_service(uid), encode(report), timeout=10)
+        assert decode_acknowledged(answer).code == "fenced"
+        events, result = await tree.end(uid)
+        assert_done_once(events, result, "simulation")
+        assert set(result.phases[0].episodes) == {"terminated"}
+
+
+async def test_a_run_that_makes_no_progress_says_so_and_ends_as_its_policy_says(house, walk):
+    """Its agent is asleep in its first action, until there is a file."""
+    async with house.serve("--slots", "3") as tree:
+        uids = {}
+        for policy in ("report", "restart", "fail"):
+            run = walk(entry="user_code:Sleeps", episodes=EPISODES, restarts=30)
+            run = patient(run, stall_timeout=2.0, on_stall=policy)
+            uids[policy] = await tree.executor.submit(run, folder=house.folder)
+        told = {policy: await tree.until(uid, "run.stalled") for policy, uid in uids.items()}
+        assert {each.data["waits_for"] for each in told.values()} == {"phase train: simulation to end"}
+        [status] = (await tree.executor.status(uids["report"])).runs
+        assert status.state == "running"
+        assert status.waits_for.startswith("phase train: simulation to end; no progress for ")
+        assert told["report"].at - status.stalled_since > 1.9
+        events, result = await tree.end(uids["fail"])
+        reason = "no progress for stall_timeout of 2 s in phase train, which waited for simulation to end"
+        assert (result.outcome, result.reason) == ("failed", reason)
+        (house.folder / "awake").touch()
+        replaced = {"report": set(), "restart": {"agent.walker", "environment.lake", "simulation"}}
+        for policy, wanted in replaced.items():
+            events, result = await tree.end(uids[policy])
+            assert result.outcome == "finished", result.reason
+            assert "run.moved" in [event.kind for event in events]
+            assert {each["conductor"] for each in deaths(events)} == wanted
+
+
+async def test_a_second_daemon_goes_on_with_the_numbers_of_incarnations(house, walk):
+    async with house.serve() as tree:
+        uid = await tree.executor.submit(patient(walk(episodes=EPISODES)), folder=house.folder)
+        await tree.until(uid, "episode.ended")
+        os.kill(tree.daemon.pid, signal.SIGKILL)
+        await tree.process.wait()
+    async with house.serve() as tree:
+        events, result = await tree.end(uid)
+        assert_done_once(events, result, "simulation")
+        started = Counter(
+            (e.data["conductor"], e.data["incarnation"]) for e in events if e.kind == "conductor.started"
+        )
+        assert set(started) == {(name, n) for name in VICTIMS[:3] for n in (1, 2)}
+        assert set(started.values()) == {1}
