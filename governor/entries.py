@@ -21,6 +21,7 @@ import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+from governor.cascade import Cascade
 from governor.episodes.text.entries import is_language_model, is_over_http
 from governor.run_fields import ENTRY
 
@@ -34,15 +35,15 @@ T = TypeVar("T", dict[str, Any], list[Any])
 IMPORT_SECONDS: Final = 60.0
 """The longest that the import of one entry may take."""
 START_SECONDS: Final = 30.0
-ON_RAY: Final = ("actor", "heir")
+AGAIN: Final = ("actor", "heir", "kept")
 """Kinds of entries that are asked about a second time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
     """What a run names at `place`: the `entry` of a conductor, the `call` of a task, or the `state` of an agent (a file). `kind` is
-    environment, text environment, agent, state, task, or what an agent is to be on Ray: ``actor``, which does not learn, or
-    ``heir``, which has what it learned elsewhere.
+    environment, text environment, agent, state, task, or what an agent is to be beside: on Ray ``actor``, which does not
+    learn, or ``heir``, which has what it learned elsewhere; ``kept`` where checkpoints of it are taken.
     """
 
     place: Place
@@ -64,6 +65,7 @@ def of_data(data: object) -> list[Entry]:
         if isinstance(state, str) and state:
             found.append(Entry(place=("conductors", "agents", name, "state"), kind="state", target=state))
     found += _on_ray(_in(data, dict), _in(conductors.get("agents"), dict))
+    found += _kept(data, _in(conductors.get("agents"), dict))
     for index, phase in enumerate(_in(_in(data, dict).get("phases"), list)):
         for number, task in enumerate(_in(_in(phase, dict).get("tasks"), list)):
             found += _entry(("phases", index, "tasks", number, "call"), "task", task)
@@ -110,11 +112,24 @@ def _on_ray(data: dict[str, Any], agents: dict[str, Any]) -> list[Entry]:
     return found
 
 
+def _kept(data: object, agents: dict[str, Any]) -> list[Entry]:
+    """Agents of which checkpoints are taken, each at the first phase that does."""
+    places: dict[str, Place] = {}
+    for index, phase in enumerate(_in(_in(Cascade(data).data, dict).get("phases"), list)):
+        if _in(phase, dict).get("checkpoint") is not None:
+            for _, name in _named(_in(phase.get("simulate"), dict)):
+                places.setdefault(name, ("phases", index, "checkpoint"))
+    asked = [(place, _entry(("entry",), "kept", agents.get(name))) for name, place in places.items()]
+    return [replace(entry, place=place) for place, found in asked for entry in found]
+
+
 def _entry(place: Place, kind: str, section: object) -> list[Entry]:
     target = _in(section, dict).get(str(place[-1]))
     if not isinstance(target, str) or not re.fullmatch(ENTRY, target):
         return []
-    if (kind == "agent" and is_language_model(target)) or ("environment" in kind and is_over_http(target)):
+    if (kind in ("agent", "kept") and is_language_model(target)) or (
+        "environment" in kind and is_over_http(target)
+    ):
         return []
     return [Entry(place=place, kind=kind, target=target)]
 
@@ -149,7 +164,7 @@ def faults(
 def _told(entry: Entry, verdicts: dict[tuple[str, str], str]) -> bool:
     """Whether the same stands at the agent's own place."""
     own = verdicts.get(("agent", entry.target))
-    return entry.kind in ON_RAY and own == verdicts[entry.kind, entry.target]
+    return entry.kind in AGAIN and own == verdicts[entry.kind, entry.target]
 
 
 def _probe(

@@ -84,7 +84,7 @@ def _attribute(kind: str, module: ModuleType, attribute: str) -> str:
         return f"'{module.__name__}:{attribute}' {wrong}"
     methods = ("run", "arun") if kind == "task" else ()
     if callable(found) or any(callable(getattr(found, method, None)) for method in methods):
-        return _on_ray(kind, found, attribute)
+        return _kept(found, attribute) if kind == "kept" else _on_ray(kind, found, attribute)
     return f"'{module.__name__}:{attribute}' is of type {type(found).__name__}, which can't be called"
 
 
@@ -113,6 +113,13 @@ def _on_ray(kind: str, agent: Any, name: str) -> str:
             "has learned in an earlier phase"
         )
     return ""
+
+
+def _kept(agent: Any, name: str) -> str:
+    """Whether a checkpoint of an agent can be taken; of what is no class, or makes up its attributes, nothing is known."""
+    if not isinstance(agent, type) or hasattr(agent, "state_dict") or hasattr(agent, "__getattr__"):
+        return ""
+    return f"agent {name!r} has no state_dict(): no checkpoint of it can be taken"
 
 
 def _gymnasium(identifier: str) -> str:

@@ -197,6 +197,10 @@ class ProcessError(GovernorError):
         super().__init__(message)
 
 
+class ForkserverDied(ProcessError):
+    """Nothing can be started until there is another one; `pid` is that of the dead one."""
+
+
 class JournalError(GovernorError):
     """The journal cannot be read or written (full or read-only disk, foreign schema)."""
 

@@ -83,7 +83,7 @@ class Inheritance:
             transaction.episodes(uid, phase.index, phase.episodes, ended=False)
             transaction.tasks(uid, phase.index, phase.tasks, ended=False)
             for kind, data in phase.story if phase.index < self.first_phase else ():
-                transaction.event(uid, kind, data)
+                transaction.event(uid, kind, {**data, "by": "resume"})
 
 
 def survey(journal: Journal, row: RunRow, run: Run, folder: Path) -> Inheritance:

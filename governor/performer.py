@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from governor import logs
 from governor.conductors import process
 from governor.conductors.kill_ladder import Rungs, bring_down
-from governor.errors import GovernorError, JournalError, ProcessError
+from governor.errors import ForkserverDied, GovernorError, JournalError, ProcessError
 from governor.messages import (
     ConductorCommand,
     ConductorSpec,
@@ -184,7 +184,8 @@ class Performer:
             )
         except (GovernorError, OSError) as error:
             log.warning("conductor.not_started", run=self._uid, conductor=life.name, reason=str(error))
-            self._exited(life, None, str(error))
+            forkserver = error.pid if isinstance(error, ForkserverDied) else None
+            self._exited(life, None, str(error), forkserver=forkserver)
             return
         child = life.child
         log.info("conductor.started", run=self._uid, conductor=life.name, pid=child.pid)
@@ -229,9 +230,11 @@ class Performer:
         log.info("conductor.exited", run=self._uid, conductor=life.name, pid=child.pid, exit_code=code)
         await self._fence.close(life.name, life.incarnation)
         if not life.stuck:
-            self._exited(life, code, "")
+            forkserver = child.lost_forkserver
+            reason = f"its forkserver (pid {forkserver}) died" if forkserver is not None else ""
+            self._exited(life, code, reason, forkserver=forkserver)
 
-    def _exited(self, life: _Life, code: int | None, reason: str) -> None:
+    def _exited(self, life: _Life, code: int | None, reason: str, *, forkserver: int | None = None) -> None:
         if life.over.is_set():
             return
         life.over.set()
@@ -243,6 +246,7 @@ class Performer:
                 incarnation=life.incarnation,
                 exit_code=code,
                 reason=reason,
+                forkserver=forkserver,
             )
         )
 

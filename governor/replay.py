@@ -4,8 +4,8 @@ Rules:
 1. Each event of the machine is decoded from its line of the record and handed to `states.advance`; what `record.entries`
    makes of the answer must be the lines that follow, value by value. What is on record beside that (`detail`, the numbers of
    a phase) is not looked at.
-2. Lines that no step wrote say who did (`by`): recovery, for a run whose end was decided in an earlier invocation, and
-   the front desk, for one that never left the queue. Records of work (`episode.ended`, `task.*`, `run.accepted`) are counted.
+2. Lines that no step wrote say who did (`by`): recovery, for what an earlier invocation did not come to record, the
+   front desk, for a run that never left the queue, and a resumption, for what another run has done. Records of work (`episode.ended`, `task.*`, `run.accepted`) are counted.
 3. Numbers have no gap, and nothing follows `run.ended`.
 
 One event after the other is taken, so that a run of any length is walked in little memory.
@@ -95,9 +95,11 @@ class Replay:
             self._differs(event.seq, event.kind, "nothing after run.ended", event.kind)
         elif self._due:
             self._compare(event, *self._due.popleft())
+        elif "by" in event.data:
+            pass
         elif event.kind in _KINDS:
             self._step(event, _KINDS[event.kind])
-        elif event.kind in _NOTES and "by" not in event.data:
+        elif event.kind in _NOTES:
             self._differs(event.seq, event.kind, f"no {event.kind} in state {self._state.name}", event.kind)
         self._ended = self._ended or event.kind == _END
 

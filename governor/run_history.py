@@ -42,12 +42,14 @@ def read(events: Iterable[RunEvent], *, last_record: int = 0) -> History:
         None  # until it was in work for the first time: events that it inherited have another's times
     )
     restarts = deaths = 0
+    forkservers: set[int] = set()  # whose deaths have been counted
     for event in events:
         data = event.data
         match event.kind:
             case "run.assigned":
                 worked += (until or 0.0) - (since or 0.0)
                 since = until = data["at"]
+                forkservers.clear()
                 begun = at_work = True
             case "run.interrupted":
                 at_work = False
@@ -55,7 +57,8 @@ def read(events: Iterable[RunEvent], *, last_record: int = 0) -> History:
             case "run.restarted":
                 begun = False
             case "conductor.exited" if not data.get("expected"):
-                restarts += 1
+                restarts += data.get("forkserver") not in forkservers
+                forkservers |= {data["forkserver"]} if data.get("forkserver") else set()
         if until is not None:
             until = max(until, data.get("at", until))
     worked += (until or 0.0) - (since or 0.0)

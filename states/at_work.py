@@ -52,7 +52,9 @@ def exited(state: AtWork, event: ConductorExited) -> Answer:
     if member is None:
         return Dropped(state, "of an earlier incarnation")
     crew = state.crew.gone(member.name)
-    restart = crew.restart(member.name, at=event.at, within=state.plan.deadlines.start)
+    restart = crew.restart(
+        member.name, at=event.at, within=state.plan.deadlines.start, forkserver=event.forkserver
+    )
     if restart is not None:
         crew, effects = restart
         return Step(replace(state, crew=crew), effects)

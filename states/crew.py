@@ -1,7 +1,8 @@
 """The conductors of a run as the machine knows them, and the budget of their restarts.
 
 A member is ``starting`` from the moment its start is wanted, ``ready``, ``gone`` (exited and reaped), or ``stuck`` (it
-would not die). Its incarnation counts starts, over the invocations of the daemon; events of an earlier one are stale.
+would not die). Its incarnation counts starts, over the invocations of the daemon; events of an earlier one are stale. A
+restart takes one from the budget; the death of a forkserver, which takes all conductors along, takes one for all of them.
 """
 
 from __future__ import annotations
@@ -36,10 +37,11 @@ class Member:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Crew:
-    """Immutable: each method gives another crew."""
+    """Immutable: each method gives another crew. `forkservers` are the pids of those whose death has been paid for."""
 
     members: tuple[Member, ...]
     restarts_left: int
+    forkservers: frozenset[int] = frozenset()
 
     @classmethod
     def of(cls, plan: RunPlan) -> Crew:
@@ -102,18 +104,24 @@ class Crew:
     def stuck(self, name: str) -> Crew:
         return self._with(name, standing="stuck")
 
-    def restart(self, name: str, *, at: float, within: float) -> tuple[Crew, tuple[Effect, ...]] | None:
-        """One more incarnation that has to be ready `within` seconds; None when the budget is used up."""
+    def restart(
+        self, name: str, *, at: float, within: float, forkserver: int | None = None
+    ) -> tuple[Crew, tuple[Effect, ...]] | None:
+        """One more incarnation that has to be ready `within` seconds; None when the budget is used up. `forkserver` is the
+        one that took the last incarnation along.
+        """
         member = self.member(name)
-        if member is None or self.restarts_left == 0:
+        cost = 0 if forkserver in self.forkservers else 1
+        if member is None or self.restarts_left < cost:
             return None
+        paid = self.forkservers if forkserver is None else self.forkservers | {forkserver}
         incarnation, restarts = member.incarnation + 1, member.restarts + 1
         delay = min(FIRST_BACK_OFF * 2.0**member.restarts, LONGEST_BACK_OFF)
         crew = self._with(
             name, standing="starting", incarnation=incarnation, restarts=restarts, pid=None, last_words=""
         )
         return (
-            replace(crew, restarts_left=self.restarts_left - 1),
+            replace(crew, restarts_left=self.restarts_left - cost, forkservers=paid),
             (
                 StartConductor(conductor=name, kind=member.kind, incarnation=incarnation, delay=delay),
                 Wake(name="restart", at=at + delay + within, conductor=name, incarnation=incarnation),

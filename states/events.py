@@ -95,11 +95,14 @@ class ConductorFailed(ConductorEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConductorExited(ConductorEvent):
-    """The process is gone and reaped. `exit_code` is negative for a signal, None when it never started."""
+    """The process is gone and reaped. `exit_code` is negative for a signal, None when it never started. `forkserver` is the
+    pid of the one whose death took it along, or kept it from being started.
+    """
 
     kind: ClassVar[str] = "conductor.exited"
     exit_code: int | None
     reason: str = ""
+    forkserver: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

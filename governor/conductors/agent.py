@@ -6,6 +6,7 @@ in one daemon thread, never here. What the agent has learned is at ``<run folder
 
 from __future__ import annotations
 
+import asyncio
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -16,6 +17,7 @@ import msgspec
 from governor import logs
 from governor.conductors.conductor import Conductor, Link
 from governor.episodes.entries import one_line
+from governor.episodes.records.checkpoints import COPY_SECONDS
 from governor.episodes.remote import control
 from governor.episodes.remote.agent_host import AgentHost
 from governor.errors import ConductorError, ExitCode
@@ -48,9 +50,11 @@ class AgentConductor(Conductor):
         self._seats: dict[tuple[str, int], tuple[control.Join, str]] = {}
         self._serial = count()
         self._worker: Worker | None = None
+        self._watch: asyncio.Task[None] | None = None
 
     async def prepare(self) -> dict[str, Any]:
         await self.host.start()
+        self._watch = asyncio.create_task(self._outlive_thread(), name=f"{self.spec.name}.watch")
         service = control.agent_service(self.spec.uid, self._plain)
         self._worker = Worker(self.spec.worker_endpoint, service, self._serve, credit=64)
         self._worker.start()
@@ -65,9 +69,15 @@ class AgentConductor(Conductor):
         )
 
     async def close(self) -> None:
+        if self._watch is not None:
+            self._watch.cancel()
         if self._worker is not None:
             await self._worker.aclose()
         await self.host.close(seconds=CLOSE_SECONDS)
+
+    async def _outlive_thread(self) -> None:
+        await self.host.ended.wait()
+        self.give_up(f"agent {self._plain!r} has no thread any more: {self.host.fault}")
 
     async def _serve(self, request: Request) -> Sequence[bytes]:
         try:
@@ -76,16 +86,20 @@ class AgentConductor(Conductor):
             return [control.encode(control.Failed(reason=f"no request for an agent: {error}"))]
         match wanted:
             case control.Join():
-                return [control.encode(await self._join(wanted))]
+                return [control.encode(await self.while_alive(self._join(wanted)))]
             case control.Stuck():
                 return [control.encode(self._judge(wanted))]
             case control.Copy(path=path):
-                return [control.encode(await self._copy(Path(path)))]
+                return [control.encode(await self.while_alive(self._copy(Path(path))))]
 
     async def _copy(self, path: Path) -> control.Taken | control.Failed:
+        limit = asyncio.timeout(COPY_SECONDS)
         try:
-            await self.host.do(partial(self.host.copy, path))
+            async with limit:
+                await self.host.do(partial(self.host.copy, path))
         except Exception as error:  # noqa: BLE001  # user code, and the disk
+            if limit.expired():
+                self._abandon(f"no state for a checkpoint within {COPY_SECONDS:g} s")
             return control.Failed(
                 reason=error.reason if isinstance(error, ConductorError) else one_line(error)
             )
@@ -96,7 +110,7 @@ class AgentConductor(Conductor):
         before, old = self._seats.get(place, (None, None))
         if before == wanted and old is not None:
             return control.Joined(seat=old, endpoint=self.host.endpoint)
-        seat = f"seat-{next(self._serial)}"
+        seat = f"seat-{self.spec.incarnation}-{next(self._serial)}"  # what is told late is of no later life
         try:
             await self.host.do(
                 partial(
@@ -123,6 +137,9 @@ class AgentConductor(Conductor):
             return control.NotDue()
         if trace is None:
             return control.Taken()
-        self.host.abandon()
-        self.give_up(f"agent {self._plain!r} hangs: no answer by the episode's deadline")
+        self._abandon("no answer by the episode's deadline")
         return control.Taken(slot=trace.slot)
+
+    def _abandon(self, why: str) -> None:
+        self.host.abandon()
+        self.give_up(f"agent {self._plain!r} hangs: {why}")

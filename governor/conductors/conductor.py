@@ -46,7 +46,7 @@ from transport.connection import last_words
 from transport.worker import Worker
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Awaitable, Sequence
 
     from transport.worker import Request
 
@@ -71,6 +71,7 @@ TRACEBACK_CHARACTERS: Final = 20_000
 
 log = logs.get_logger()
 E = TypeVar("E", bound=ConductorEvent)
+T = TypeVar("T")
 
 
 class Link(Protocol):
@@ -126,6 +127,13 @@ class Conductor(ABC):
         """It can't work any more: the governor hears the reason, then the process ends with 1."""
         if not self.failed.done():
             self.failed.set_result(reason)
+
+    async def while_alive(self, work: Awaitable[T]) -> T:
+        """What `work` comes to; never, once this conductor has given up: who asked learns that it is gone, and asks the next."""
+        done = await work
+        if self.failed.done():
+            await asyncio.get_running_loop().create_future()
+        return done
 
     async def handed_over(self, work: asyncio.Task[None] | None) -> bool:
         """Whether the work of the phase before is over, or is within the time that a hand-over may take."""

@@ -68,7 +68,7 @@ class EnvironmentConductor(Conductor):
         answer: control.ControlAnswer
         match wanted:
             case control.Acquire():
-                answer = await self.pool.acquire(wanted)
+                answer = await self.while_alive(self.pool.acquire(wanted))
             case control.Release():
                 answer = await self.pool.release(wanted)
         return [control.encode(answer)]

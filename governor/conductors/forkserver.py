@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from governor.conductors.preload import ORDER_VARIABLE, Order, Report
 from governor.conductors.readiness import is_readable, readable
-from governor.errors import ProcessError
+from governor.errors import ForkserverDied, ProcessError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -86,7 +86,7 @@ class Forkserver:
         return self._receiver.fileno(), self._pidfd
 
     def collect(self) -> Report | None:
-        """Takes the report if it has arrived; raises ProcessError if the forkserver died before it came."""
+        """Takes the report if it has arrived; raises ForkserverDied if that happened before it came."""
         while self.report is None:
             try:
                 datagram = self._receiver.recv(1 << 20)
@@ -94,7 +94,7 @@ class Forkserver:
                 break
             self.report = Report.load(datagram, self._secret)
         if self.report is None and self.dead:
-            raise ProcessError(
+            raise ForkserverDied(
                 f"the forkserver died while it loaded its modules (pid {self.pid}); its stderr tells why",
                 pid=self.pid,
             )

@@ -38,6 +38,8 @@ class ChildProcess:
         self.pid: int = process.pid
         self._process = process
         self._server = server
+        self.lost_forkserver: int | None = None
+        """With the exit code: the pid of its forkserver, if that died and took it along."""
         self._exit_code: int | None = None
         self._pidfd: int | None = None
         self.birth = Birth(pid=self.pid, ticks=NEVER, boot=boot_id())
@@ -85,7 +87,9 @@ class ChildProcess:
             return
         code: int = self._process.exitcode
         # multiprocessing says 255 when the forkserver took the code along; PDEATHSIG killed the child then.
-        self._exit_code = -signal.SIGKILL if code == 255 and self._server.dead else code
+        if code == 255 and self._server.dead:
+            self.lost_forkserver, code = self._server.pid, -signal.SIGKILL
+        self._exit_code = code
         self._kill_rest_of_group()
         self._process.close()
         _children.discard(self)

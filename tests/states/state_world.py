@@ -6,7 +6,8 @@ Laws:
 3. What the daemon sees itself (births, deaths, timers, the disk) reaches the machine in the order in which it
    happened. What conductors tell comes over the network: in any order, late, and also twice.
 4. A timer rings at or after its time, unless a later one of its name has replaced it or the run has ended.
-5. The disk may fail, then succeed; the first outcome that it took is the one that stands.
+5. A forkserver that dies takes all processes along; there is another one at once.
+6. The disk may fail, then succeed; the first outcome that it took is the one that stands.
 """
 
 from __future__ import annotations
@@ -65,6 +66,8 @@ class World:
         self.phases_ended: list[int] = []
         self.parts_ended: set[tuple[int, str]] = set()
         self.starts: dict[str, int] = {}
+        self.forkserver = 1
+        self.taken_along = 0  # beside the first one of each forkserver
         self.overdue = 0
 
     # -- what may happen ---------------------------------------------------------------------------------------
@@ -81,6 +84,7 @@ class World:
                 found += [("falls silent", key)] if process.said_ready and not process.silent else []
                 found += [("ladder", key), ("sticks", key)] if process.laddered and not process.stuck else []
                 found += [("part ends", key, work) for work in sorted(process.works_on)]
+        found += [("forkserver dies",)] if any(p.is_alive for p in self.processes.values()) else []
         found += [("part begins", index) for index in range(len(self.to_begin))]
         found += [("part refused", index) for index in range(len(self.to_begin))]
         found += [("part stops", index) for index in range(len(self.to_end))]
@@ -97,6 +101,7 @@ class World:
             "born": self._born,
             "not born": lambda key: self._dies(key, None, "no memory"),
             "dies": self._dies,
+            "forkserver dies": self._forkserver_dies,
             "complains": self._complains,
             "is ready": self._is_ready,
             "ladder": self._dies,
@@ -129,11 +134,19 @@ class World:
         process.life, process.pid = "alive", self.pids
         self.inbox.append(self._of(process, e.ConductorStarted, pid=process.pid, ticks=1, boot="b"))
 
-    def _dies(self, key, code=-9, reason=""):
+    def _dies(self, key, code=-9, reason="", forkserver=None):
         process = self.processes[key]
         process.life = "dead"
         process.works_on.clear()
-        self.inbox.append(self._of(process, e.ConductorExited, exit_code=code, reason=reason))
+        how = {"exit_code": code, "reason": reason, "forkserver": forkserver}
+        self.inbox.append(self._of(process, e.ConductorExited, **how))
+
+    def _forkserver_dies(self):
+        alive = [key for key, process in self.processes.items() if process.is_alive]
+        for key in alive:
+            self._dies(key, reason="its forkserver died", forkserver=self.forkserver)
+        self.forkserver += 1
+        self.taken_along += len(alive) - 1
 
     def _complains(self, key):
         self.mail.append(self._of(self.processes[key], e.ConductorFailed, reason="boom"))
@@ -310,7 +323,7 @@ class World:
         earlier = dict(self.plan.incarnations).get(effect.conductor, 0)
         assert effect.incarnation == earlier + self.starts[effect.conductor]
         restarts = sum(self.starts.values()) - len(self.starts)
-        assert restarts <= self.plan.restarts, "more restarts than the budget"
+        assert restarts <= self.plan.restarts + self.taken_along, "more restarts than the budget"
 
     def _stop(self, effect):
         key = effect.conductor, effect.incarnation

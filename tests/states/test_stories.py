@@ -19,7 +19,7 @@ from state_world import World
 from states import Pristine
 
 BOUND = 400
-"""Deeds and events that a fair world may take from anywhere to Pristine: 3 conductors, 3 phases, 6 restarts at most."""
+"""Deeds and events that a fair world may take from anywhere to Pristine: 3 conductors, 3 phases, 6 restarts of each at most."""
 CALM = frozenset(
     {"born", "is ready", "ladder", "part begins", "part ends", "part stops", "writes", "removes"}
 )
@@ -34,6 +34,7 @@ MOODS = {
     "all die": CALM | {"dies"},
     "all fall silent": CALM | {"falls silent"},
     "nothing moves": CALM - {"part ends", "part stops"} | {"stalls"},
+    "forkservers die": CALM | {"forkserver dies"},
     "no part is taken": CALM - {"part begins"} | {"part refused"},
     "parts do not end": CALM - {"part ends", "part stops"},
 }
@@ -80,8 +81,8 @@ def go_on(world, mood):
         rings = [("rings", min(world.timers, key=lambda key: world.timers[key].at))] if world.timers else []
         assert deeds or rings, f"a dead end: {world.state.waits_for}"
         deed = (deeds or rings)[0]
-        if mood == "all die":
-            deed = next((d for d in deeds if d[0] == "dies"), deed)
+        if mood in {"all die", "forkservers die"}:
+            deed = next((d for d in deeds if d[0] in {"dies", "forkserver dies"}), deed)
         took[deed[0]] += 1
         world.do(deed)
     return took

@@ -127,6 +127,7 @@ def told():
             yield events.ConductorReady(**named)
             yield events.ConductorFailed(**named, reason="boom")
             yield from (events.ConductorExited(**named, exit_code=code) for code in (None, 0, 1, -9, -99))
+            yield events.ConductorExited(**named, exit_code=-9, forkserver=7)
             yield events.ConductorStuck(**named, pid=1000 + n)
             yield events.ConductorSilent(**named, seconds=12.0)
             for part in ("simulation", "tasks"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from time import monotonic
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from governor.episodes.records.checkpoints import COPY_SECONDS
 from governor.episodes.remote import control
@@ -16,13 +16,16 @@ if TYPE_CHECKING:
     from governor.conductors.conductor import Link
     from governor.episodes.records.checkpoints import Copy
 
+AWAY_SECONDS: Final = 60.0
+"""How long the agent's conductor may be away beside; one whose agent has not answered after `COPY_SECONDS` is replaced."""
+
 
 def through_conductors(link: Link, uid: str) -> Copy:
     """Asks the agent's conductor, and waits for one that is away."""
 
     async def copy(name: str, path: Path) -> None:
         asked = control.encode(control.Copy(path=str(path)))
-        deadline = monotonic() + COPY_SECONDS
+        deadline = monotonic() + COPY_SECONDS + AWAY_SECONDS
         while True:
             left = max(deadline - monotonic(), 0.1)
             try:

@@ -5,7 +5,8 @@ Rules:
    environment that is still at a request then counts as one that hangs.
 2. An environment that hangs is abandoned with its thread and replaced by a fresh one. The threads that still hang are
    counted: at `HUNG_PER_PLACE` for each place the conductor gives itself up, and its successor starts clean.
-3. `acquire` waits only for a place that is being filled; when all are leased it says `Busy` at once.
+3. One whose thread has ended is replaced when the next one is asked for.
+4. `acquire` waits only for a place that is being filled; when all are leased it says `Busy` at once.
 """
 
 from __future__ import annotations
@@ -77,6 +78,9 @@ class EnvironmentPool:
                     return lease.answer
                 if _succeeds(wanted, lease.holder):
                     self._give_back(key)
+            for dead in [host for host in self._free if host.over]:
+                self._free.remove(dead)
+                self._fill(dead)
             while not self._free:
                 if not self._fillers:
                     return Busy(pool=self.size)
@@ -117,7 +121,7 @@ class EnvironmentPool:
         return [why for _, why in self._hung]
 
     def _lease(self, host: EnvironmentHost, holder: Acquire) -> Leased:
-        key = f"lease-{next(self._serial)}"
+        key = f"{self._name}.lease-{next(self._serial)}"  # what is told late is of no later life
         answer = Leased(
             lease=key,
             endpoint=host.endpoint,

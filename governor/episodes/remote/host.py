@@ -6,6 +6,7 @@ Rules:
 2. Whoever connects says first who it is, in a message of its own.
 3. The event loop reaches it by errands: a queue, and a bell that wakes it. A bell that is gone ends it.
 4. An abandoned thread ends as soon as it comes back to Python code, and answers nobody any more.
+5. One that ends by a fault of its own is `over` before its peers see it gone, and `fault` says why: its owner replaces it.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from abc import ABC, abstractmethod
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+from governor import logs
 from governor.episodes.entries import one_line, tell
 from governor.episodes.remote.pipe import Hung, Pipe
 from governor.errors import ConductorError
@@ -33,6 +35,8 @@ T = TypeVar("T")
 IPC_PATH_LIMIT: Final = 107
 BACKLOG: Final = 1024
 """As many workers as a phase may have: they connect while user code has the thread."""
+
+log = logs.get_logger()
 
 
 class Abandoned(BaseException):
@@ -48,6 +52,7 @@ class Host(ABC):
         self.name = name
         self.endpoint = str(path)
         self.ended = asyncio.Event()
+        self.fault = ""
         self._path = path
         self._over = self._abandoned = False
         self._errands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
@@ -82,6 +87,11 @@ class Host(ABC):
 
         with contextlib.suppress(ConductorError):  # the host has been given up meanwhile
             self._ring(errand)
+
+    @property
+    def over(self) -> bool:
+        """It answers nobody any more; for any thread."""
+        return self._over
 
     # -- in the event loop ----------------------------------------------------------------------------------
 
@@ -174,8 +184,13 @@ class Host(ABC):
                     tell(loop, partial(_fail, started, ConductorError(f"{self.name}: {one_line(error)}")))
                     return
                 tell(loop, partial(_settle, started, None))
-                with listener, contextlib.suppress(Abandoned):
+                with listener:
                     self._serve(listener, rung)
+        except Abandoned:
+            pass
+        except BaseException as error:
+            self.fault = one_line(error)
+            log.exception("host.died", host=self.name)
         finally:
             tell(loop, self.ended.set)
 
@@ -205,6 +220,7 @@ class Host(ABC):
                     elif fd == listener.fileno():
                         self._accept(listener)
         finally:
+            self._over = True
             for peer in self._peers.values():
                 peer.pipe.close()
             self._finish()

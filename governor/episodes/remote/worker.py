@@ -260,7 +260,6 @@ class Worker:
         wanted = control.Acquire(
             owner=spec.name, incarnation=spec.incarnation, worker=self.number, turn=next(_turns)
         )
-        self._reports.send()  # another environment may have other spaces, and so another recorder
         answer = self._ask(self._environment_service, wanted)
         if isinstance(answer, control.Busy):
             raise NoPlace(f"all {answer.pool} environments of the pool are in use")
@@ -339,6 +338,7 @@ class Worker:
 
     def _ask(self, service: str, wanted: control.Acquire | control.Join) -> control.ControlAnswer:
         """Waits for a conductor that is away. Raises Stopped, OutOfReach."""
+        self._reports.send()  # it may be long; and another environment may have other spaces, so another recorder
         deadline = monotonic() + RETURN_SECONDS
         while True:
             left = deadline - monotonic()

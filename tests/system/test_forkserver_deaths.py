@@ -1,0 +1,42 @@
+"""A forkserver that is killed takes all conductors of all runs along: each run goes on, for one restart of its budget."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections import Counter
+
+import psutil
+import pytest
+
+pytestmark = pytest.mark.system
+
+
+def kill_forkserver(conductor: int) -> int:
+    pid = psutil.Process(conductor).ppid()
+    os.kill(pid, signal.SIGKILL)
+    return pid
+
+
+async def test_one_restart_is_enough_for_all_conductors_of_a_run(house, walk):
+    async with house.serve() as tree:
+        uid = await tree.executor.submit(walk(restarts=1), folder=house.folder)
+        await tree.until(uid, "episode.ended")
+        forkserver = kill_forkserver(await tree.pid_of(uid, "simulation"))
+        events, result = await tree.end(uid)
+        assert result.outcome == "finished", result.reason
+        deaths = [e.data for e in events if e.kind == "conductor.exited" and not e.data["expected"]]
+        assert {death["conductor"] for death in deaths} == {"environment.lake", "agent.walker", "simulation"}
+        assert {death["reason"] for death in deaths} == {f"its forkserver (pid {forkserver}) died"}
+        played = Counter(e.data["episode"]["index"] for e in events if e.kind == "episode.ended")
+        assert played == Counter(range(600))
+
+
+async def test_without_a_budget_the_reason_names_the_forkserver(house, walk):
+    async with house.serve() as tree:
+        uid = await tree.executor.submit(walk(restarts=0), folder=house.folder)
+        await tree.until(uid, "episode.ended")
+        forkserver = kill_forkserver(await tree.pid_of(uid, "simulation"))
+        _, result = await tree.end(uid)
+        assert result.outcome == "failed"
+        assert result.reason.endswith(f" was killed by SIGKILL: its forkserver (pid {forkserver}) died")
