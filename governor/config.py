@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from governor import durations
+from governor import durations, sizes
 from governor.errors import ConfigError, NotPermitted, Unreachable
 
 if TYPE_CHECKING:
@@ -42,7 +42,9 @@ class RayConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
-    """What the daemon is told at its start. `slots`: runs in work at once; `stop_grace` in seconds."""
+    """What the daemon is told at its start. `slots`: runs in work at once; `stop_grace` in seconds; `disk_reserve` in
+    bytes. Ended runs beyond both `keep_runs` and `keep_days` are pruned; None keeps all.
+    """
 
     state_dir: Path
     runtime_dir: Path
@@ -53,6 +55,9 @@ class Config:
     log_format: Literal["console", "json"] | None = None
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     stop_grace: float = 20.0
+    disk_reserve: int = 64 << 20
+    keep_runs: int | None = None
+    keep_days: float | None = None
 
     @property
     def client_endpoint(self) -> str:
@@ -203,6 +208,12 @@ def _whole(least: int, most: int) -> Callable[[Any], int]:
     return check
 
 
+def _days(value: Any) -> float:
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= 100_000:
+        raise ValueError(f"must be a number of days from 0 to 100000, not {value!r}")
+    return float(value)
+
+
 def _one_of(*choices: str) -> Callable[[Any], str]:
     def check(value: Any) -> str:
         if value not in choices:
@@ -243,4 +254,7 @@ _CHECKS: Final[dict[str, Callable[[Any], Any]]] = {
     "log_format": _one_of("console", "json"),
     "log_level": _one_of("debug", "info", "warning", "error"),
     "stop_grace": durations.seconds,
+    "disk_reserve": sizes.in_bytes,
+    "keep_runs": _whole(0, 1_000_000_000),
+    "keep_days": _days,
 }

@@ -4,8 +4,8 @@ Rules:
 1. READY is said when runs can be taken: journal open, forkserver warm, broker answering, front desk registered.
 2. A stop interrupts the runs in order, tells watchers, then takes down Ray, broker and forkserver. A second signal
    leaves out the grace.
-3. A crash of a governor ends the daemon with 70, a journal that can't be written with 75: the next start goes on
-   where the journal ends.
+3. A crash of a governor ends the daemon with 70, a full disk or a journal that can't be written with 75: the next start
+   goes on where the journal ends.
 4. The loop itself feeds the watchdog: a daemon whose loop hangs is restarted.
 """
 
@@ -18,13 +18,14 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import fields
 from typing import TYPE_CHECKING, Final
 
-from governor import logs, premises, reaping
+from governor import disk, journal_schema, logs, premises, reaping
 from governor.broker_process import BrokerProcess, answering
 from governor.conductors import process
-from governor.errors import ConfigError, ExitCode, JournalError, TryAgain
+from governor.errors import ConfigError, ExitCode, GovernorError, TryAgain
 from governor.front_desk import FrontDesk
 from governor.journal import Journal
 from governor.messages import SERVICE
+from governor.pruning import Keep, Pruner, asked_for
 from governor.ray_service import RayService
 from governor.recovery import Recovery
 from governor.run_governor import RunGovernor
@@ -36,17 +37,21 @@ from transport.worker import Worker
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+    from pathlib import Path
 
     from governor.assignment import Assignment
     from governor.config import Config
+    from governor.messages import Prune, Pruned
     from governor.systemd import Notifier
 
 DESK_CREDIT: Final = 256
 """Requests at the front desk at once; an open `watch` holds one."""
 REGISTER_SECONDS: Final = 10.0
+EXTEND_SECONDS: Final = 30.0
+"""By which the service manager's patience with a start grows, as often as needed: a journal of gigabytes is checked."""
 ASSIGN_AGAIN_SECONDS: Final = 5.0
 """After a slot could not begin a run, a full disk for one."""
-RELOADABLE: Final = frozenset({"queue_limit", "stop_grace"})
+RELOADABLE: Final = frozenset({"queue_limit", "stop_grace", "disk_reserve", "keep_runs", "keep_days"})
 """What SIGHUP can change."""
 
 log = logs.get_logger()
@@ -73,6 +78,7 @@ class Daemon:
         self._crash: BaseException | None = None
         self.held: Mapping[str, str] = {}
         self._stopping = False
+        self._pruner: Pruner
 
     @property
     def client_endpoint(self) -> str:
@@ -95,7 +101,7 @@ class Daemon:
         loop.add_signal_handler(signal.SIGHUP, self._hang_up)
         async with self.running():
             await self._stop.wait()
-        if isinstance(self._crash, JournalError):
+        if isinstance(self._crash, GovernorError):
             return self._crash.exit_code
         return ExitCode.DONE if self._crash is None else ExitCode.INTERNAL
 
@@ -114,8 +120,7 @@ class Daemon:
             stack.callback(process.shut_down)
             stack.enter_context(StateLock(config.state_dir))
             stack.enter_context(runtime_lock(config.runtime_dir))
-            journal = Journal(config.state_dir / "governor.db")
-            stack.push_async_callback(journal.close)
+            journal = await self._open_journal(stack)
             recovery = Recovery(journal=journal, state_dir=config.state_dir)
             self.held = recovery.held
             await recovery.clear_away()
@@ -141,6 +146,8 @@ class Daemon:
                 asyncio.create_task(self._govern(governor), name=governor.uid) for governor in self.governors
             ]
             self._spawn(self._dispatch_all(), "dispatch")
+            self._pruner = Pruner(site.journal, site.runs_folder)
+            self._spawn(self._pruner.serve(lambda: self._keep), "prune")
             desk = FrontDesk(house=self, site=site)
             worker = await stack.enter_async_context(
                 Worker(config.worker_endpoint, SERVICE, desk.answer, credit=DESK_CREDIT)
@@ -164,7 +171,18 @@ class Daemon:
 
     def _ends_in_order(self) -> bool:
         """A crash is a death for the runs that were in work; a disk that takes no record is none."""
-        return self._crash is None or isinstance(self._crash, JournalError)
+        return self._crash is None or isinstance(self._crash, GovernorError)
+
+    async def _open_journal(self, stack: AsyncExitStack) -> Journal:
+        folder, loop = self.config.state_dir, asyncio.get_running_loop()
+        reserve = disk.Reserve(folder, on_used=lambda full: loop.call_soon_threadsafe(self._give_up, full))
+        reserve.take()
+        stack.callback(reserve.release)
+        path = folder / "governor.db"
+        await self._examined(path)
+        journal = Journal(path, reserve=reserve, on_unreadable=self._give_up)
+        stack.push_async_callback(journal.close)
+        return journal
 
     async def _open(self, stack: AsyncExitStack, journal: Journal) -> Site:
         config = self.config
@@ -196,6 +214,13 @@ class Daemon:
             log_format=config.log_format or logs.choose_format(),
             log_level=config.log_level,
         )
+
+    async def _examined(self, path: Path) -> None:
+        """The journal is whole and up to date. Raises JournalError."""
+        examining = asyncio.create_task(asyncio.to_thread(journal_schema.examine, path), name="examine")
+        while not (await asyncio.wait({examining}, timeout=EXTEND_SECONDS / 3))[0]:
+            self._notifier.extend(EXTEND_SECONDS)
+        await examining
 
     async def _go_down(self, slots: list[asyncio.Task[None]], site: Site) -> None:
         self._stopping = True
@@ -238,7 +263,20 @@ class Daemon:
             self.queue.put_back(assignment)
             asyncio.get_running_loop().call_later(ASSIGN_AGAIN_SECONDS, self.dispatch)
 
-    def _give_up(self, error: JournalError) -> None:
+    @property
+    def _keep(self) -> Keep:
+        return Keep(runs=self.config.keep_runs, days=self.config.keep_days)
+
+    async def prune(self, asked: Prune) -> Pruned:
+        """Raises UsageError where nothing says what to keep."""
+        keep = asked_for(asked.keep_runs, asked.keep_days, otherwise=self._keep)
+        return await self._pruner.prune(keep, dry_run=asked.dry_run)
+
+    def require_room(self) -> None:
+        """Raises NoRoom where another run should not be taken."""
+        disk.require(self.config.state_dir, self.config.disk_reserve)
+
+    def _give_up(self, error: GovernorError) -> None:
         """Without a journal nothing may be acknowledged: the runs are interrupted, and go on in the next invocation."""
         if self._crash is None:
             log.error("daemon.gives_up", reason=str(error))
@@ -248,6 +286,7 @@ class Daemon:
     def _changed(self, governor: RunGovernor) -> None:
         if governor.is_free:
             self.dispatch()
+            self._pruner.wake()
         self._announce(ready=False)
 
     def _announce(self, *, ready: bool = True) -> None:
@@ -297,6 +336,7 @@ class Daemon:
             log.info("daemon.reloaded", changed=changed)
             self.config = wanted
             self.queue.limit = wanted.queue_limit
+            self._pruner.wake()
         self._announce()
 
     def _dump(self) -> None:

@@ -123,6 +123,12 @@ class TryAgain(GovernorError):
     code = "try_again"
 
 
+class NoRoom(TryAgain):
+    """The disk is full, or is mounted read-only: nothing can be put on record there."""
+
+    code = "no_room"
+
+
 class AlreadyServed(TryAgain):
     """Another daemon works on this state or runtime directory."""
 
@@ -202,10 +208,17 @@ class ForkserverDied(ProcessError):
 
 
 class JournalError(GovernorError):
-    """The journal cannot be read or written (full or read-only disk, foreign schema)."""
+    """The journal cannot be read or written (full or read-only disk, a failing one, foreign schema)."""
 
     exit_code = ExitCode.TRY_AGAIN
     code = "journal"
+
+
+class JournalDamaged(JournalError):
+    """The journal's file is not what was written: starting again does not help, a person has to decide."""
+
+    exit_code = ExitCode.INTERNAL
+    code = "journal_damaged"
 
 
 def from_refusal(refused: Refused, *, source: str) -> GovernorError:

@@ -35,6 +35,8 @@ from governor.messages import (
     Explain,
     Explanation,
     ListRuns,
+    Prune,
+    Pruned,
     Refused,
     Results,
     Resume,
@@ -74,6 +76,8 @@ STALE_SECONDS: Final = 3.0
 """A broker that is restarted is back by then, with its forkserver too."""
 RESUME_SECONDS: Final = 120.0
 """For a daemon to copy what tasks left in the folder of a run."""
+PRUNE_SECONDS: Final = 120.0
+"""For a daemon to measure the files of many runs."""
 
 R = TypeVar("R", bound=ExecutorReply)
 
@@ -197,6 +201,15 @@ class Executor:
     async def abort(self, uid: str, reason: str = "") -> None:
         """Asks for the end of a run; the end itself is an event. Raises NoSuchRun, AlreadyEnded, TryAgain."""
         await self._ask(Abort(uid=uid, reason=reason), Done, source=uid)
+
+    async def prune(
+        self, keep_runs: int | None = None, keep_days: float | None = None, *, dry_run: bool = False
+    ) -> Pruned:
+        """Lets go of ended runs, but for the newest `keep_runs` and those that ended within `keep_days`; with neither, as
+        the daemon's configuration says. Raises UsageError when that says nothing.
+        """
+        asked = Prune(keep_runs=keep_runs, keep_days=keep_days, dry_run=dry_run)
+        return await self._ask(asked, Pruned, seconds=max(self.timeout, PRUNE_SECONDS))
 
     async def result(self, uid: str) -> RunResult:
         """The result of a run that has ended. Raises NotEnded, NoSuchRun."""

@@ -10,20 +10,17 @@ Rules:
 from __future__ import annotations
 
 import asyncio
-import os
 import secrets
-import time
 from typing import TYPE_CHECKING, Final, Protocol
 
 import msgspec
 
-from governor import clock, explain, inheritance, logs
+from governor import clock, inheritance, logs
 from governor.assignment import Assignment
 from governor.errors import (
     AlreadyEnded,
     BadRequest,
     GovernorError,
-    NoSuchRun,
     NotEnded,
     RunFileError,
     TryAgain,
@@ -34,17 +31,15 @@ from governor.messages import (
     Done,
     ExecutorReply,
     Explain,
-    Explanation,
     Fault,
     ListRuns,
+    Prune,
+    Pruned,
     Refused,
     Results,
     Resume,
-    RunList,
     RunResult,
-    RunStatus,
     Status,
-    StatusReport,
     Submit,
     Submitted,
     Watch,
@@ -53,8 +48,9 @@ from governor.messages import (
     encode,
 )
 from governor.parcels import parcels, slices
-from governor.run_file import parse
-from governor.version import __version__
+from governor.result import whole_result
+from governor.run_book import RunBook
+from governor.run_file import digest, parse
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -72,8 +68,6 @@ ALPHABET: Final = "abcdefghjkmnpqrstvwxyz23456789"
 """Of uids: no letters that are taken for others, no vowels that make words."""
 UID_LENGTH: Final = 8
 
-LIST_LIMIT: Final = 10_000
-"""Runs in one answer."""
 LARGEST: Final = 2**63
 """What SQLite takes for a number is below."""
 
@@ -92,6 +86,11 @@ class House(Protocol):
     def dispatch(self) -> None:
         """Queued runs may have a free slot."""
 
+    def require_room(self) -> None:
+        """Raises NoRoom where the disk has none for another run."""
+
+    async def prune(self, asked: Prune) -> Pruned: ...
+
 
 def new_uid() -> str:
     return "".join(secrets.choice(ALPHABET) for _ in range(UID_LENGTH))
@@ -102,7 +101,7 @@ class FrontDesk:
         self._house = house
         self._site = site
         self._journal: Journal = site.journal
-        self._born = time.monotonic()
+        self._book = RunBook(house=house, site=site)
 
     async def answer(self, request: Request) -> Sequence[bytes]:
         """Handles one request to the service `governor`."""
@@ -126,43 +125,46 @@ class FrontDesk:
             case Watch():
                 return await self._watch(request, asked)
             case Status():
-                return self._status(asked)
+                return self._book.status(asked.uid)
             case ListRuns(limit=limit):
-                if not 0 < limit <= LIST_LIMIT:
-                    raise BadRequest(f"limit counts runs, from 1 to {LIST_LIMIT}, and is not {limit}")
-                return RunList(runs=tuple(self._describe(row) for row in self._journal.runs(limit=limit)))
+                return self._book.list(limit)
             case Abort():
                 return await self._abort(asked)
             case Explain(uid=uid):
-                return self._explain(uid)
+                return self._book.explain(uid)
             case Results(uid=uid):
                 return await self._results(request, uid)
+            case Prune():
+                return await self._house.prune(asked)
 
     # -- verbs -------------------------------------------------------------------------------------------------
 
     async def _submit(self, asked: Submit) -> Submitted:
         run = parse(asked.run, "run file")
-        if (known := self._known(asked.key)) is not None:
+        this = digest(run)
+        if (known := self._known(asked.key, this)) is not None:
             return known
         uid = new_uid()
 
         def change(transaction: Transaction) -> str:
             return transaction.submit(
-                uid=uid, key=asked.key, name=run.name, spec=run.raw(), folder=asked.folder
+                uid=uid, key=asked.key, name=run.name, spec=run.raw(), folder=asked.folder, digest=this
             )
 
         with self._house.queue.place():
             recorded = await self._journal.write(change)
             if recorded == uid:
                 self._house.queue.append(Assignment(uid=uid, run=run, folder=asked.folder))
+            else:
+                self._known(asked.key, this)
         return self._taken(uid, recorded, name=run.name, key=asked.key)
 
     async def _resume(self, asked: Resume) -> Submitted:
-        row = self._find(asked.uid)
+        row = self._book.find(asked.uid)
         if (known := self._known(asked.key, parent=row.uid)) is not None:
             return known
         if row.outcome is None or row.ended_at is None:
-            raise NotEnded(row.uid, self._describe(row).state)
+            raise NotEnded(row.uid, self._book.describe(row).state)
         run, old = parse(row.spec, row.name), self._site.run_folder(row.uid)
         kept = await asyncio.to_thread(inheritance.survey, self._journal, row, run, old)
         if kept.is_complete and row.outcome == "finished":
@@ -208,17 +210,26 @@ class FrontDesk:
                 await asyncio.to_thread(inheritance.discard, folder)
         return recorded
 
-    def _known(self, key: str | None, *, parent: str | None = None) -> Submitted | None:
+    def _known(
+        self, key: str | None, this: bytes | None = None, *, parent: str | None = None
+    ) -> Submitted | None:
         """The run with this key, also when there is no room for another one: the client asks again for its own.
 
-        Raises TryAgain when there is none and none can be taken, UsageError when it is no run that resumes `parent`.
+        Raises TryAgain when there is none and none can be taken, UsageError when it is no run that resumes `parent`, or
+        was submitted with another run file than that of the digest `this`.
         """
         known = None if key is None else self._journal.of_key(key)
         if known is not None:
             row = self._journal.run(known)
             if parent is not None and (row is None or row.parent != parent):
                 raise UsageError(f"the key {key!r} is that of run {known}, which does not resume {parent}")
+            if this is not None and row is not None and (row.digest or this) != this:
+                raise UsageError(
+                    f"the key {key!r} is that of run {known}, which was submitted with another run file: choose "
+                    "another key for this one"
+                )
             return Submitted(uid=known, known=True)
+        self._house.require_room()
         if self._house.is_stopping:
             raise TryAgain("the daemon is going down and takes no more runs")
         return None
@@ -230,7 +241,7 @@ class FrontDesk:
         return Submitted(uid=recorded, known=recorded != uid)
 
     async def _watch(self, request: Request, asked: Watch) -> WatchEnd:
-        uid = self._find(asked.uid).uid
+        uid = self._book.find(asked.uid).uid
         after = asked.after
         if not 0 <= after < LARGEST:
             raise BadRequest(f"events are numbered from 1, and none is {after}")
@@ -243,12 +254,12 @@ class FrontDesk:
                     for frames in parcels(encode(event) for event in page):
                         await request.partial(*frames)
                     continue
-                row = self._find(uid)
+                row = self._book.find(uid)
                 if row.outcome is not None and row.ended_at is not None:
                     return WatchEnd(outcome=row.outcome)
                 if not asked.follow:
                     return WatchEnd(outcome="in work")
-                if self._house.is_stopping and self._governor_of(uid) is None:
+                if self._house.is_stopping and self._book.governor_of(uid) is None:
                     return WatchEnd(outcome="interrupted")
                 try:
                     async with asyncio.timeout(KEEP_ALIVE_SECONDS):
@@ -256,28 +267,12 @@ class FrontDesk:
                 except TimeoutError:
                     await request.partial(b"")
 
-    def _status(self, asked: Status) -> StatusReport:
-        if asked.uid is not None:
-            runs = [self._describe(self._find(asked.uid))]
-        else:
-            runs = [self._describe(row) for row in self._journal.unended()]
-        return StatusReport(
-            pid=os.getpid(),
-            version=__version__,
-            endpoint=self._site.client_endpoint,
-            uptime=time.monotonic() - self._born,
-            slots=len(self._house.governors),
-            state="stopping" if self._house.is_stopping else "serving",
-            runs=tuple(runs),
-            ray=str(self._site.ray),
-        )
-
     async def _abort(self, asked: Abort) -> Done:
-        row = self._find(asked.uid)
+        row = self._book.find(asked.uid)
         if row.outcome is not None:
             raise AlreadyEnded(row.uid, row.outcome)
         reason = asked.reason or "aborted by request"
-        if (governor := self._governor_of(row.uid)) is not None:
+        if (governor := self._book.governor_of(row.uid)) is not None:
             await governor.abort(row.uid, reason)
         elif (assignment := self._house.queue.remove(row.uid)) is not None:
             result = _never_started(row, reason, folder=str(self._site.run_folder(row.uid)))
@@ -291,73 +286,15 @@ class FrontDesk:
             raise TryAgain(f"run {row.uid} is between queue and slot, ask again")
         return Done()
 
-    def _explain(self, uid: str) -> Explanation:
-        row = self._find(uid)
-        governor, now = self._governor_of(row.uid), clock.wall()
-        status = self._describe(row)
-        run = governor.experiment_run if governor is not None else None
-        lines = explain.explain(
-            status,
-            events=self._journal.events_of(row.uid, explain.KINDS),
-            latest=self._journal.latest(row.uid),
-            deadlines={key: now + left for key, left in governor.deadlines.items()} if governor else {},
-            phase=run.phases[status.phase_index] if run and status.phase_index is not None else None,
-        )
-        return Explanation(uid=row.uid, name=row.name, at=now, lines=lines)
-
     async def _results(self, request: Request, uid: str) -> Done:
-        row = self._find(uid)
-        result = self._journal.result(row.uid)
+        row = self._book.find(uid)
+        folder = self._site.run_folder(row.uid)
+        result = await asyncio.to_thread(whole_result, self._journal, row.uid, folder)
         if result is None:
-            raise NotEnded(row.uid, self._describe(row).state)
+            raise NotEnded(row.uid, self._book.describe(row).state)
         for part in slices(encode(result)):
             await request.partial(part)
         return Done()
-
-    # -- runs --------------------------------------------------------------------------------------------------
-
-    def _find(self, uid: str) -> RunRow:
-        """The run with this uid, or with the only one that begins so."""
-        candidates = self._journal.find(uid) if uid else []
-        if uid in candidates:
-            candidates = [uid]
-        if len(candidates) > 1:
-            raise NoSuchRun(uid, f"{uid!r} is the beginning of several runs: {', '.join(candidates)}")
-        row = self._journal.run(candidates[0]) if candidates else None
-        if row is None:
-            raise NoSuchRun(uid)
-        return row
-
-    def _governor_of(self, uid: str) -> RunGovernor | None:
-        return next((g for g in self._house.governors if g.experiment_run_id == uid), None)
-
-    def _describe(self, row: RunRow) -> RunStatus:
-        if (governor := self._governor_of(row.uid)) is not None:
-            return governor.status(row)
-        if row.ended_at is not None:
-            state, waits_for = "ended", "nothing"
-        elif row.uid in self._house.queue:
-            before = self._house.queue.position(row.uid)
-            state, waits_for = "queued", f"a free slot ({before} runs before it)"
-        else:
-            state = "interrupted"
-            waits_for = self._house.held.get(row.uid, "the next start of the daemon")
-        result = self._journal.result(row.uid) if row.ended_at is not None else None
-        last = next((phase for phase in reversed(result.phases) if phase.metrics), None) if result else None
-        return RunStatus(
-            uid=row.uid,
-            name=row.name,
-            state=state,
-            outcome=row.outcome,
-            reason=row.reason,
-            waits_for=waits_for,
-            submitted_at=row.submitted_at,
-            started_at=row.started_at,
-            ended_at=row.ended_at,
-            phases=len(row.spec.get("phases", ())),
-            metrics=last.metrics if last else {},
-            parent=row.parent,
-        )
 
 
 def _refused(error: GovernorError, *, faults: tuple[Fault, ...] = ()) -> Refused:

@@ -17,6 +17,7 @@ import shutil
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from governor import result
 from governor.errors import UsageError
 from governor.files import sync_to_disk
 
@@ -35,7 +36,7 @@ CUT_SHORT: Final = frozenset({"failed", "aborted"})
 """Ends of a phase that ended with its run."""
 WRITTEN_WHOLE: Final = frozenset({"results", "episodes", "agents", "checkpoints"})
 """Folders of a run whose files are never changed in place."""
-OF_ONE_RUN: Final = frozenset({"run.json", "result.json"})
+OF_ONE_RUN: Final = frozenset({"run.json", "result.json", *result.FILES.values()})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,6 +6,8 @@ Rules:
 2. `write` returns when the commit is durable. A change that fails is rolled back alone and raises for its own caller.
 3. Events of a run are numbered from 1 without gaps, in the transaction that records them.
 4. Reading happens on a connection of its own, in the caller's thread; it sees what is committed.
+5. Every error of SQLite is a JournalError. Where there is no room the reserve is given up, and the changes are made once
+   more: they may be called twice. Of a run of which a change was lost no other is taken: a record has no hole.
 """
 
 from __future__ import annotations
@@ -15,74 +17,83 @@ import queue
 import sqlite3
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 import msgspec
 
-from governor.errors import JournalError
+from governor import journal_schema, logs
+from governor.disk import is_full
+from governor.errors import JournalError, text_of
 from governor.journal_tables import (
     EVENTS_OF_RUN,
-    MIGRATIONS,
     RECORDS_OF_PHASE,
-    SCHEMA,
-    SCHEMA_VERSION,
     RunRow,
     Transaction,
-    array_of_one,
     read_events,
     read_row,
 )
 from governor.messages import EpisodeRecord, RunEvent, RunResult, TaskRecord
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
     from pathlib import Path
+
+    from governor.disk import Reserve
 
 T = TypeVar("T")
 GROUP: Final = 512
 """Changes in one commit, at most."""
 PAGE: Final = 500
 """Events read at once."""
+_OF_ONE_CHANGE: Final = (
+    sqlite3.IntegrityError,
+    sqlite3.ProgrammingError,
+    sqlite3.InterfaceError,
+    sqlite3.DataError,
+)
+"""Its own fault; all other errors of SQLite are the disk's, and fail the whole group."""
 
-_Change = tuple[Callable[[Transaction], Any], "asyncio.Future[Any]"]
+
+class _Change(NamedTuple):
+    make: Callable[[Transaction], Any]
+    done: asyncio.Future[Any]
+    run: str | None
+
+
+log = logs.get_logger()
+_Outcome = tuple["asyncio.Future[Any]", Any, Exception | None]
 
 
 class Journal:
-    """Belongs to one event loop. `open` it, `close` it when no writer is left."""
+    """Belongs to one event loop. `close` it when no writer is left.
 
-    def __init__(self, path: Path) -> None:
+    `reserve` is given up where the disk is full; `on_unreadable` hears of what could not be read, in the loop.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        reserve: Reserve | None = None,
+        on_unreadable: Callable[[JournalError], None] = lambda _: None,
+    ) -> None:
         self.path = path
+        self._reserve = reserve
+        self._on_unreadable = on_unreadable
         self._loop = asyncio.get_running_loop()
         self._changes: queue.SimpleQueue[_Change | None] = queue.SimpleQueue()
         self._followers: defaultdict[str, set[asyncio.Event]] = defaultdict(set)
+        self._cut_off: set[str] = set()
+        self._over: str | None = None
         try:
-            self._writing = self._connect()
-            self._prepare(self._writing)
-            self._reading = self._connect()
+            self._writing = journal_schema.connect(path)
+            journal_schema.prepare(self._writing, path)
+            self._reading = journal_schema.connect(path)
         except sqlite3.Error as error:
-            raise JournalError(f"the journal {path} cannot be opened: {error}") from error
+            raise journal_schema.failure(path, "opened", error) from error
         self._thread = threading.Thread(target=self._write_all, name="journal.writer", daemon=True)
         self._thread.start()
-
-    def _connect(self) -> sqlite3.Connection:
-        connection = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False)
-        connection.execute("PRAGMA journal_mode=WAL")
-        connection.execute("PRAGMA synchronous=FULL")
-        connection.execute("PRAGMA busy_timeout=5000")
-        return connection
-
-    def _prepare(self, connection: sqlite3.Connection) -> None:
-        (version,) = connection.execute("PRAGMA user_version").fetchone()
-        if version > SCHEMA_VERSION:
-            raise JournalError(
-                f"the journal {self.path} is of schema {version}, this governor knows up to {SCHEMA_VERSION}: "
-                "use the newer governor that wrote it"
-            )
-        if version < SCHEMA_VERSION:
-            connection.create_function("packed", 1, array_of_one, deterministic=True)
-            steps = [MIGRATIONS[step] for step in range(version, SCHEMA_VERSION)] if version else [SCHEMA]
-            connection.executescript(f"BEGIN; {''.join(steps)} PRAGMA user_version={SCHEMA_VERSION}; COMMIT;")
 
     async def close(self) -> None:
         """Commits what was handed in and gives the files back."""
@@ -91,67 +102,123 @@ class Journal:
         self._writing.close()
         self._reading.close()
 
+    def make_room(self, error: Exception) -> bool:
+        """Gives up the reserve where the disk is full: what met `error` may succeed now."""
+        return is_full(error) and self._reserve is not None and self._reserve.give_up(error)
+
+    @property
+    def is_out_of_room(self) -> bool:
+        """Whether the disk is full, or was: the daemon goes down."""
+        return self._reserve is not None and self._reserve.is_needed()
+
     # -- writing ---------------------------------------------------------------------------------------------
 
-    async def write(self, change: Callable[[Transaction], T]) -> T:
+    async def write(self, change: Callable[[Transaction], T], *, run: str | None = None) -> T:
         """Runs `change` in the writer's thread and returns its result once that is durable.
 
-        Raises JournalError when the disk would not take it; nothing of the change is recorded then.
+        Raises JournalError when the disk would not take it; nothing of the change is recorded then, and no later one
+        of the same `run`, where that is named: it has to be interrupted, and goes on in the next invocation.
         """
         done: asyncio.Future[T] = self._loop.create_future()
-        self._changes.put((change, done))
+        self._changes.put(_Change(change, done, run))
+        if self._over is not None:
+            self._refuse_all(self._over)
         return await asyncio.shield(done)
 
     def _write_all(self) -> None:
-        while (first := self._changes.get()) is not None:
-            group = [first]
-            last = False
-            while len(group) < GROUP and not self._changes.empty():
-                following = self._changes.get()
-                if following is None:
-                    last = True
-                    break
-                group.append(following)
-            self._commit(group)
-            if last:
-                return
+        group: list[_Change] = []
+        why = "it is closed"
+        try:
+            is_last = False
+            while not is_last:
+                group, is_last = self._gather()
+                if group:
+                    self._commit(group)
+                group = []
+        except BaseException as error:
+            why = f"its writer failed: {type(error).__name__}: {text_of(error)}"
+            log.exception("journal.writer_failed", reason=why)
+        finally:
+            self._over = why  # whoever hands in a change looks at it afterwards: none is left waiting
+            for change in group:
+                self._changes.put(change)
+            self._refuse_all(why)
+
+    def _gather(self) -> tuple[list[_Change], bool]:
+        """What is there, and whether it is the last."""
+        group: list[_Change] = []
+        while len(group) < GROUP and (not group or not self._changes.empty()):
+            change = self._changes.get()
+            if change is None:
+                return group, True
+            group.append(change)
+        return group, False
+
+    def _refuse_all(self, why: str) -> None:
+        results: list[_Outcome] = []
+        with suppress(queue.Empty):
+            while True:
+                change = self._changes.get_nowait()
+                if change is not None:
+                    results.append(
+                        (change.done, None, JournalError(f"the journal {self.path} takes nothing: {why}"))
+                    )
+        with suppress(RuntimeError):  # the loop is closed: nobody waits
+            self._loop.call_soon_threadsafe(self._announce, results, set())
 
     def _commit(self, group: list[_Change]) -> None:
         transaction = Transaction(self._writing)
-        results: list[tuple[asyncio.Future[Any], Any, Exception | None]] = []
         try:
-            self._writing.execute("BEGIN IMMEDIATE")
-            for change, done in group:
-                results.append((done, *self._apply(change, transaction)))
-            self._writing.execute("COMMIT")
-        except sqlite3.Error as error:
-            if self._writing.in_transaction:
-                self._writing.execute("ROLLBACK")
-            failure = JournalError(f"the journal {self.path} cannot be written: {error}")
-            results = [(done, None, failure) for _, done in group]
+            results = self._transact(group, transaction)
+        except sqlite3.Error as first:
+            journal_schema.roll_back(self._writing)
             transaction = Transaction(self._writing)
+            results = self._once_more(group, transaction, first)
         self._loop.call_soon_threadsafe(self._announce, results, transaction.touched)
 
-    def _apply(
-        self, change: Callable[[Transaction], Any], transaction: Transaction
-    ) -> tuple[Any, Exception | None]:
-        self._writing.execute("SAVEPOINT change")
+    def _once_more(
+        self, group: list[_Change], transaction: Transaction, first: sqlite3.Error
+    ) -> list[_Outcome]:
         try:
-            result = change(transaction)
-        except sqlite3.OperationalError:
+            if not self.make_room(first):
+                raise first
+            return self._transact(group, transaction)
+        except sqlite3.Error as error:
+            journal_schema.roll_back(self._writing)
+            transaction.touched.clear()
+            failure = journal_schema.failure(self.path, "written", error)
+            self._cut_off.update(change.run for change in group if change.run is not None)
+            return [(change.done, None, failure) for change in group]
+
+    def _transact(self, group: list[_Change], transaction: Transaction) -> list[_Outcome]:
+        self._writing.execute("BEGIN IMMEDIATE")
+        results = [(change.done, *self._apply(change, transaction)) for change in group]
+        self._writing.execute("COMMIT")
+        return results
+
+    def _apply(self, change: _Change, transaction: Transaction) -> tuple[Any, Exception | None]:
+        if change.run in self._cut_off:
+            return None, JournalError(f"run {change.run} has lost a change: nothing more of it is recorded")
+        self._writing.execute("SAVEPOINT change")
+        failure: Exception
+        try:
+            result = change.make(transaction)
+        except _OF_ONE_CHANGE as error:
+            failure = journal_schema.failure(self.path, "written", error)
+            self._cut_off.update([change.run] if change.run is not None else [])
+        except sqlite3.Error:
             raise  # the disk, not this change: the whole group fails
         except Exception as error:  # noqa: BLE001  # handed to the caller of this change, whatever it is
-            self._writing.execute("ROLLBACK TO change")
-            transaction.rolled_back()
-            return None, error
-        finally:
-            if self._writing.in_transaction:
-                self._writing.execute("RELEASE change")
-        return result, None
+            failure = error
+        else:
+            self._writing.execute("RELEASE change")
+            return result, None
+        self._writing.execute("ROLLBACK TO change")
+        self._writing.execute("RELEASE change")
+        transaction.rolled_back()
+        return None, failure
 
-    def _announce(
-        self, results: list[tuple[asyncio.Future[Any], Any, Exception | None]], touched: set[str]
-    ) -> None:
+    def _announce(self, results: list[_Outcome], touched: set[str]) -> None:
         for done, result, error in results:
             if done.cancelled():
                 continue
@@ -165,41 +232,88 @@ class Journal:
 
     # -- reading ---------------------------------------------------------------------------------------------
 
+    def _rows(self, question: str, parameters: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+        try:
+            yield from self._reading.execute(question, parameters)
+        except sqlite3.Error as error:
+            failure = journal_schema.failure(self.path, "read", error)
+            self._loop.call_soon_threadsafe(self._on_unreadable, failure)
+            raise failure from error
+
+    def _row(self, question: str, *parameters: Any) -> tuple[Any, ...] | None:
+        return next(self._rows(question, parameters), None)
+
     def run(self, uid: str) -> RunRow | None:
-        row = self._reading.execute(f"{RunRow.SELECT} WHERE uid = ?", (uid,)).fetchone()
+        row = self._row(f"{RunRow.SELECT} WHERE uid = ?", uid)
         return read_row(row) if row else None
 
     def of_key(self, key: str) -> str | None:
         """The uid of the run that was submitted with this key."""
-        row = self._reading.execute("SELECT uid FROM runs WHERE key = ?", (key,)).fetchone()
+        row = self._row("SELECT uid FROM runs WHERE key = ?", key)
         return str(row[0]) if row else None
 
     def find(self, prefix: str) -> list[str]:
-        """Uids that begin with `prefix`, five at most."""
-        rows = self._reading.execute(
-            "SELECT uid FROM runs WHERE substr(uid, 1, ?) = ? LIMIT 5", (len(prefix), prefix)
+        """Uids that begin with `prefix`, five at most; none of a run that was pruned."""
+        rows = self._rows(
+            "SELECT uid FROM runs WHERE substr(uid, 1, ?) = ? AND pruned_at IS NULL LIMIT 5",
+            (len(prefix), prefix),
         )
         return [uid for (uid,) in rows]
 
     def runs(self, *, limit: int) -> list[RunRow]:
         """The newest runs, newest first."""
-        rows = self._reading.execute(f"{RunRow.SELECT} ORDER BY position DESC LIMIT ?", (limit,))
+        rows = self._rows(f"{RunRow.SELECT} WHERE pruned_at IS NULL ORDER BY position DESC LIMIT ?", (limit,))
         return [read_row(row) for row in rows]
 
     def unended(self) -> list[RunRow]:
         """Runs without an outcome, in the order of their submission."""
-        rows = self._reading.execute(f"{RunRow.SELECT} WHERE ended_at IS NULL ORDER BY position")
+        rows = self._rows(f"{RunRow.SELECT} WHERE ended_at IS NULL ORDER BY position")
         return [read_row(row) for row in rows]
 
+    def ended(self) -> Iterator[tuple[str, float]]:
+        """Uid and time of the end of each ended run, newest first."""
+        rows = self._rows(
+            "SELECT uid, ended_at FROM runs WHERE ended_at IS NOT NULL AND pruned_at IS NULL"
+            " ORDER BY ended_at DESC, position DESC"
+        )
+        return ((uid, at) for uid, at in rows)
+
+    def pruned(self, prefix: str) -> RunRow | None:
+        """A run that was pruned, by the beginning of its uid."""
+        row = self._row(
+            f"{RunRow.SELECT} WHERE substr(uid, 1, ?) = ? AND pruned_at IS NOT NULL", len(prefix), prefix
+        )
+        return read_row(row) if row else None
+
+    def marked(self) -> list[str]:
+        """Runs that are pruned, and not yet removed."""
+        return [
+            uid for (uid,) in self._rows("SELECT uid FROM runs WHERE pruned_at IS NOT NULL AND removed = 0")
+        ]
+
+    def last_event(self, uid: str) -> int:
+        """Its number, 0 for none."""
+        found = self._row("SELECT max(last) FROM events JOIN runs ON run = position WHERE uid = ?", uid)
+        return int(found[0] or 0) if found else 0
+
+    def checkpoint(self) -> None:
+        """What is in the write-ahead log goes into the file, which gets as small as it may. Blocks."""
+        next(self._rows("PRAGMA wal_checkpoint(PASSIVE)"))
+
+    def result_file(self, uid: str) -> str | None:
+        """Where in the run's folder its whole result is, when the journal has it without the tasks."""
+        row = self._row("SELECT result_file FROM runs WHERE uid = ?", uid)
+        return row[0] if row else None
+
     def result(self, uid: str) -> RunResult | None:
-        row = self._reading.execute("SELECT result FROM runs WHERE uid = ?", (uid,)).fetchone()
+        row = self._row("SELECT result FROM runs WHERE uid = ?", uid)
         return msgspec.msgpack.decode(row[0], type=RunResult) if row and row[0] else None
 
     def events(self, uid: str, *, after: int = 0, limit: int = PAGE) -> list[RunEvent]:
         """The events that follow number `after`: `limit` of them, and the others that were recorded together with the
         last one.
         """
-        rows = self._reading.execute(f"{EVENTS_OF_RUN} AND last > ? ORDER BY last", (uid, after))
+        rows = self._rows(f"{EVENTS_OF_RUN} AND last > ? ORDER BY last", (uid, after))
         found: list[RunEvent] = []
         for row in rows:
             found += [event for event in read_events(row) if event.seq > after]
@@ -215,9 +329,7 @@ class Journal:
     def events_of(self, uid: str, kinds: tuple[str, ...]) -> list[RunEvent]:
         """The events of these kinds, in their order."""
         marks = ", ".join("?" * len(kinds))
-        rows = self._reading.execute(
-            f"{EVENTS_OF_RUN} AND events.kind IN ({marks}) ORDER BY last", (uid, *kinds)
-        )
+        rows = self._rows(f"{EVENTS_OF_RUN} AND events.kind IN ({marks}) ORDER BY last", (uid, *kinds))
         return [event for row in rows for event in read_events(row)]
 
     def standing_events_of(self, uid: str, kinds: tuple[str, ...]) -> list[RunEvent]:
@@ -239,14 +351,14 @@ class Journal:
 
     def episodes(self, uid: str, phase: int) -> list[EpisodeRecord]:
         """The ended episodes of a phase, in the order in which they ended."""
-        rows = self._reading.execute(RECORDS_OF_PHASE, (uid, "episode", phase))
+        rows = self._rows(RECORDS_OF_PHASE, (uid, "episode", phase))
         return [
             record for (data,) in rows for record in msgspec.msgpack.decode(data, type=list[EpisodeRecord])
         ]
 
     def tasks(self, uid: str, phase: int) -> list[TaskRecord]:
         """The ended runs of tasks of a phase, in the order in which they ended."""
-        rows = self._reading.execute(RECORDS_OF_PHASE, (uid, "task", phase))
+        rows = self._rows(RECORDS_OF_PHASE, (uid, "task", phase))
         return [record for (data,) in rows for record in msgspec.msgpack.decode(data, type=list[TaskRecord])]
 
     @contextmanager

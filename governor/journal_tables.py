@@ -1,7 +1,8 @@
 """The journal's tables, and what may be written into them: one method of `Transaction` for each kind of change.
 
 Rules: a run is inserted once for a client's key; an episode or a run of a task is recorded once, the first record
-stays; an outcome is set once, the first one stays.
+stays; an outcome is set once, the first one stays. Of a run that is pruned (`governor.pruning`) the row in `runs` stays,
+with its key.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeVar, get_args
 import msgspec
 
 from governor import clock
+from governor.errors import NoSuchRun
 from governor.messages import EpisodeRecord, RunEvent, RunOutcome, RunResult, TaskRecord
 
 if TYPE_CHECKING:
@@ -19,91 +21,18 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 R = TypeVar("R", bound=EpisodeRecord | TaskRecord)
-SCHEMA_VERSION: Final = 3
-_RUNS: Final = """
-CREATE TABLE runs (
-    position INTEGER PRIMARY KEY AUTOINCREMENT,
-    uid TEXT NOT NULL UNIQUE,
-    key TEXT UNIQUE,
-    name TEXT NOT NULL,
-    spec BLOB NOT NULL,
-    folder TEXT NOT NULL,
-    submitted_at REAL NOT NULL,
-    started_at REAL,
-    ended_at REAL,
-    outcome TEXT,
-    reason TEXT NOT NULL DEFAULT '',
-    result BLOB,
-    parent TEXT
-);
-"""
-_RECORDS: Final = """
-CREATE TABLE records (
-    position INTEGER PRIMARY KEY,
-    run INTEGER NOT NULL REFERENCES runs (position),
-    kind TEXT NOT NULL,
-    phase INTEGER NOT NULL,
-    data BLOB NOT NULL
-);
-CREATE INDEX records_of_phase ON records (run, kind, phase);
-CREATE TABLE events (
-    run INTEGER NOT NULL REFERENCES runs (position),
-    last INTEGER NOT NULL,
-    number INTEGER NOT NULL,
-    at REAL NOT NULL,
-    kind TEXT NOT NULL,
-    data BLOB,
-    records INTEGER REFERENCES records (position),
-    PRIMARY KEY (run, last)
-) WITHOUT ROWID;
-CREATE TABLE ended_episodes (
-    run INTEGER NOT NULL, phase INTEGER NOT NULL, episode INTEGER NOT NULL,
-    PRIMARY KEY (run, phase, episode)
-) WITHOUT ROWID;
-CREATE TABLE ended_tasks (
-    run INTEGER NOT NULL, phase INTEGER NOT NULL, task TEXT NOT NULL, number INTEGER NOT NULL,
-    PRIMARY KEY (run, phase, task, number)
-) WITHOUT ROWID;
-"""
-"""What came together is one row, of `records` and of `events`: `data` is an array in msgpack. A row of `events` holds
-`number` events of one kind, numbered up to `last`; those of ended episodes and tasks are told by their records.
-"""
-SCHEMA: Final = _RUNS + _RECORDS
-MIGRATIONS: Final = {
-    1: "ALTER TABLE runs ADD COLUMN parent TEXT;",
-    2: f"""
-ALTER TABLE events RENAME TO old_events;
-{_RECORDS}
-INSERT INTO events (run, last, number, at, kind, data)
-    SELECT position, seq, 1, at, kind, packed(data) FROM old_events JOIN runs USING (uid);
-INSERT INTO records (run, kind, phase, data)
-    SELECT runs.position, 'episode', phase, packed(record) FROM episodes JOIN runs USING (uid)
-    ORDER BY episodes.position;
-INSERT INTO records (run, kind, phase, data)
-    SELECT runs.position, 'task', phase, packed(record) FROM tasks JOIN runs USING (uid) ORDER BY tasks.position;
-INSERT INTO ended_episodes SELECT runs.position, phase, episode FROM episodes JOIN runs USING (uid);
-INSERT INTO ended_tasks SELECT runs.position, phase, task, run FROM tasks JOIN runs USING (uid);
-DROP TABLE old_events;
-DROP TABLE episodes;
-DROP TABLE tasks;
-""",  # noqa: S608  # our own schema
-}
-"""From each schema to the next one; ``packed(data)`` is `array_of_one`."""
-
-
-def array_of_one(document: bytes) -> bytes:
-    """An array in msgpack, of a document that is packed already."""
-    return b"\x91" + document
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRow:
     """A run as it stands in the journal. Times are wall-clock seconds; `spec` is the run file as submitted; `parent` is
-    the run that it resumes.
+    the run that it resumes. `digest` is that of the run file, None in a journal of before; of a run that was pruned no
+    more is left than this row.
     """
 
     SELECT: ClassVar[str] = (
-        "SELECT uid, key, name, spec, folder, submitted_at, started_at, ended_at, outcome, reason, parent FROM runs"
+        "SELECT uid, key, name, spec, folder, submitted_at, started_at, ended_at, outcome, reason, parent,"
+        " digest, pruned_at FROM runs"
     )
     uid: str
     key: str | None
@@ -116,10 +45,13 @@ class RunRow:
     outcome: RunOutcome | None
     reason: str
     parent: str | None = None
+    digest: bytes | None = None
+    pruned_at: float | None = None
 
 
 def read_row(row: tuple[Any, ...]) -> RunRow:
-    uid, key, name, spec, folder, submitted_at, started_at, ended_at, outcome, reason, parent = row
+    uid, key, name, spec, folder, submitted_at, started_at, ended_at, outcome, reason, *later = row
+    parent, digest, pruned_at = later
     return RunRow(
         uid=uid,
         key=key,
@@ -132,6 +64,8 @@ def read_row(row: tuple[Any, ...]) -> RunRow:
         outcome=outcome,
         reason=reason,
         parent=parent,
+        digest=digest,
+        pruned_at=pruned_at,
     )
 
 
@@ -173,6 +107,12 @@ _ENDED: Final = {
     "episode": "INSERT OR IGNORE INTO ended_episodes (run, phase, episode) VALUES (?, ?, ?)",
     "task": "INSERT OR IGNORE INTO ended_tasks (run, phase, task, number) VALUES (?, ?, ?, ?)",
 }
+_REMOVE: Final = (
+    "DELETE FROM events WHERE run = ?1 AND last IN (SELECT last FROM events WHERE run = ?1 LIMIT ?2)",
+    "DELETE FROM records WHERE position IN (SELECT position FROM records WHERE run = ?1 LIMIT ?2)",
+    "DELETE FROM ended_episodes WHERE run = ?1 AND (phase, episode) IN (SELECT phase, episode FROM ended_episodes WHERE run = ?1 LIMIT ?2)",
+    "DELETE FROM ended_tasks WHERE run = ?1 AND (phase, task, number) IN (SELECT phase, task, number FROM ended_tasks WHERE run = ?1 LIMIT ?2)",
+)
 
 
 class Transaction:
@@ -192,15 +132,23 @@ class Transaction:
         spec: dict[str, Any],
         folder: str,
         parent: str | None = None,
+        digest: bytes | None = None,
     ) -> str:
-        """Records a run and gives its uid; that of the earlier one where the key was used before."""
+        """Records a run and gives its uid; that of the earlier one where the key was used before.
+
+        Raises NoSuchRun when the parent was pruned meanwhile.
+        """
         if key is not None:
             known = self._connection.execute("SELECT uid FROM runs WHERE key = ?", (key,)).fetchone()
             if known:
                 return str(known[0])
+        gone = "SELECT 1 FROM runs WHERE uid = ? AND pruned_at IS NOT NULL"
+        if parent is not None and self._connection.execute(gone, (parent,)).fetchone():
+            raise NoSuchRun(parent, f"run {parent} was pruned just now")
         self._connection.execute(
-            "INSERT INTO runs (uid, key, name, spec, folder, submitted_at, parent) VALUES (?, ?, ?, ?, ?, ?, ?)",
-            (uid, key, name, msgspec.msgpack.encode(spec), folder, clock.wall(), parent),
+            "INSERT INTO runs (uid, key, name, spec, folder, submitted_at, parent, digest)"
+            " VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+            (uid, key, name, msgspec.msgpack.encode(spec), folder, clock.wall(), parent, digest),
         )
         self.event(uid, "run.accepted", {"name": name})
         return uid
@@ -322,11 +270,17 @@ class Transaction:
         connection.execute("RELEASE keys")
         return new
 
-    def outcome(self, result: RunResult) -> RunOutcome:
-        """Sets the outcome and its result, and gives the outcome that stands: the first one."""
+    def outcome(self, result: RunResult, *, file: str | None = None) -> RunOutcome:
+        """Sets the outcome and its result, and gives the outcome that stands: the first one.
+
+        Where all of the result is in a `file` of the run's folder, the journal has it without its tasks.
+        """
+        if file is not None:
+            phases = tuple(msgspec.structs.replace(phase, tasks=()) for phase in result.phases)
+            result = msgspec.structs.replace(result, phases=phases)
         self._connection.execute(
-            "UPDATE runs SET outcome = ?, reason = ?, result = ? WHERE uid = ? AND outcome IS NULL",
-            (result.outcome, result.reason, msgspec.msgpack.encode(result), result.uid),
+            "UPDATE runs SET outcome = ?, reason = ?, result = ?, result_file = ? WHERE uid = ? AND outcome IS NULL",
+            (result.outcome, result.reason, msgspec.msgpack.encode(result), file, result.uid),
         )
         (outcome,) = self._connection.execute(
             "SELECT outcome FROM runs WHERE uid = ?", (result.uid,)
@@ -341,3 +295,33 @@ class Transaction:
         self._connection.execute(
             "UPDATE runs SET ended_at = coalesce(ended_at, ?) WHERE uid = ?", (clock.wall(), uid)
         )
+
+    # -- what is pruned ----------------------------------------------------------------------------------------
+
+    def mark_pruned(self, uids: Sequence[str]) -> list[str]:
+        """Those that are ended runs still: nobody finds them any more."""
+        mark = "UPDATE runs SET pruned_at = ? WHERE uid = ? AND ended_at IS NOT NULL AND pruned_at IS NULL"
+        now = clock.wall()
+        return [uid for uid in uids if self._connection.execute(mark, (now, uid)).rowcount == 1]
+
+    def remove_rows(self, uid: str, limit: int) -> bool:
+        """Removes some rows of a run that is marked. Whether there may be more."""
+        marked = "SELECT position FROM runs WHERE uid = ? AND pruned_at IS NOT NULL"
+        found = self._connection.execute(marked, (uid,)).fetchone()
+        return found is not None and any(
+            self._connection.execute(statement, (found[0], limit)).rowcount > 0 for statement in _REMOVE
+        )
+
+    def removed(self, uid: str) -> None:
+        """Nothing is left of it but its key."""
+        self._connection.execute(
+            "UPDATE runs SET removed = 1, spec = ?, result = NULL WHERE uid = ? AND pruned_at IS NOT NULL",
+            (msgspec.msgpack.encode({}), uid),
+        )
+
+    def give_back(self, pages: int) -> bool:
+        """Gives free pages back to the disk. Whether there are more that can be."""
+        (before,) = self._connection.execute("PRAGMA freelist_count").fetchone()
+        self._connection.execute(f"PRAGMA incremental_vacuum({pages})").fetchall()
+        (free,) = self._connection.execute("PRAGMA freelist_count").fetchone()
+        return bool(0 < free < before)

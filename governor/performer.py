@@ -350,9 +350,12 @@ class Performer:
                 reason=effect.reason,
                 folder=folder,
             )
-            await asyncio.to_thread(save_result, result, folder)
-            outcome = await self._site.journal.write(lambda transaction: transaction.outcome(result))
+            file = await asyncio.to_thread(save_result, result, folder)
+            outcome = await self._site.journal.write(
+                lambda transaction: transaction.outcome(result, file=file), run=self._uid
+            )
         except (JournalError, OSError) as error:
+            self._site.journal.make_room(error)
             log.warning("result.not_written", run=self._uid, reason=str(error))
             self._post(events.ResultFailed(run=self._uid, at=time.monotonic(), reason=str(error)))
             return

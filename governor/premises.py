@@ -10,7 +10,7 @@ from multiprocessing import util
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from governor import reaping
+from governor import disk, reaping
 from governor.conductors import process
 from governor.errors import ConfigError, NotPermitted
 
@@ -20,16 +20,19 @@ if TYPE_CHECKING:
 
 def take(config: Config) -> None:
     """Makes both folders, marks what is started from now on as this house's, and begins to warm the forkserver up. May be
-    called again. Raises NotPermitted, ConfigError.
+    called again. Raises NotPermitted, ConfigError, NoRoom.
     """
     for folder in (config.state_dir, config.runtime_dir):
         own(folder)
     reaping.mark(config.state_dir)
-    process.warm_up(folder=config.runtime_dir)
+    try:
+        process.warm_up(folder=config.runtime_dir)
+    except OSError as error:
+        raise disk.no_room(config.runtime_dir, error) or error from None
 
 
 def own(folder: Path) -> None:
-    """Makes the folder 0700 where it is not there. Raises NotPermitted, ConfigError."""
+    """Makes the folder 0700 where it is not there. Raises NotPermitted, ConfigError, NoRoom."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except PermissionError as error:
@@ -37,7 +40,9 @@ def own(folder: Path) -> None:
             f"{folder} can't be made: {error.strerror}; choose another with --state-dir, --runtime-dir"
         ) from error
     except OSError as error:
-        raise ConfigError(str(folder), [f"can't be made a folder: {error.strerror}"]) from error
+        raise disk.no_room(folder, error) or ConfigError(
+            str(folder), [f"can't be made a folder: {error.strerror}"]
+        ) from error
 
 
 def clear(runtime_dir: Path) -> None:

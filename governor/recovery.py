@@ -203,10 +203,10 @@ async def _close(journal: Journal, assignment: Assignment, end: _End, *, folder:
     result = build_result(
         journal=journal, assignment=assignment, outcome=end.outcome, reason=end.reason, folder=folder
     )
-    await asyncio.to_thread(save_result, result, folder)
+    file = await asyncio.to_thread(save_result, result, folder)
 
     def change(transaction: Transaction) -> None:
-        kept = transaction.outcome(result)
+        kept = transaction.outcome(result, file=file)
         transaction.event(uid, "run.ended", {"outcome": kept, "reason": end.reason, "by": "recovery"})
         transaction.ended(uid)
 

@@ -6,13 +6,18 @@ It stands in the journal, and as `result.json` in the run's folder for whoever h
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final, get_args
 
 import msgspec
 
 from governor import clock
+from governor.errors import UsageError
 from governor.files import write_whole
 from governor.messages import PhaseResult, RunOutcome, RunResult
+
+INLINE_BYTES: Final = 64 * 1024
+"""Of a result in the journal; a larger one is in a file, and in the journal without its tasks."""
+FILES: Final = {outcome: f"result.{outcome}.msgpack" for outcome in get_args(RunOutcome)}
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -60,10 +65,30 @@ def build_result(
     )
 
 
-def save_result(result: RunResult, folder: Path) -> None:
-    """Writes `result.json`, whole or not at all. Raises OSError."""
+def save_result(result: RunResult, folder: Path) -> str | None:
+    """Writes `result.json`, and where the result is too large for the journal a file for it, too: its name. Raises OSError.
+
+    It has the outcome in its name: the outcome that gets into the journal first is the one that counts.
+    """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     write_whole(folder / "result.json", msgspec.json.format(msgspec.json.encode(result), indent=2))
+    packed = msgspec.msgpack.encode(result)
+    if len(packed) <= INLINE_BYTES:
+        return None
+    name = FILES[result.outcome]
+    write_whole(folder / name, packed)
+    return name
+
+
+def whole_result(journal: Journal, uid: str, folder: Path) -> RunResult | None:
+    """The result of a run that has ended. Blocks. Raises UsageError when its file is gone."""
+    result, name = journal.result(uid), journal.result_file(uid)
+    if name is None:
+        return result
+    try:
+        return msgspec.msgpack.decode((folder / name).read_bytes(), type=RunResult)
+    except (OSError, msgspec.MsgspecError) as error:
+        raise UsageError(f"the result of run {uid} can't be read from {folder / name}: {error}") from error
 
 
 def _phase(

@@ -7,6 +7,7 @@ Rules:
 3. An acknowledgement is sent when all of the report is in the journal.
 4. The fence: reports are taken of the incarnation alone that was started last and was not found dead. When `close` returns,
    nothing of it is being applied, and nothing will be: what its successor is told is done is all that is done.
+5. What fails while the disk is full is not recorded: it may have failed for that. The run is interrupted.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import msgspec
 
-from governor import logs, messages
+from governor import inheritance, logs, messages
 from governor.budget import Recorded
-from governor.errors import ExitCode, JournalError
+from governor.errors import ExitCode, JournalError, NoRoom
 from governor.messages import (
     Acknowledged,
     EpisodeEnded,
@@ -127,6 +128,13 @@ class RunDesk:
         for seq, event in enumerate(report.events, start=report.seq):
             if seq <= self._applied[who]:
                 continue
+            if _is_bad(event) and self._journal.is_out_of_room:
+                if pending:
+                    await self._record(pending)
+                    self._applied[who] = seq - 1
+                raise NoRoom(
+                    f"the disk is full: what fails in run {self._uid} is done again after the next start"
+                )
             if isinstance(event, Recorded):
                 pending.append(event)
                 continue
@@ -187,7 +195,7 @@ class RunDesk:
             return record_all(transaction, self._uid, pending)
 
         try:
-            new = await self._journal.write(change)
+            new = await self._journal.write(change, run=self._uid)
         except JournalError as error:
             self._governor.journal_failed(error)
             raise
@@ -232,3 +240,15 @@ def record_all(transaction: Transaction, uid: str, pending: Sequence[Recorded]) 
             transaction.events(uid, _KINDS[kind], [msgspec.structs.asdict(event) for event in together])
             new += together
     return new
+
+
+def _is_bad(event: messages.ConductorEvent) -> bool:
+    match event:
+        case EpisodeEnded(episode=episode):
+            return episode.outcome in inheritance.BAD
+        case TaskEnded(record=record):
+            return record.outcome not in ("succeeded", "cancelled")
+        case messages.PartEnded(failures=failures):
+            return failures > 0
+        case _:
+            return isinstance(event, messages.ConductorFailed)

@@ -8,9 +8,12 @@ Rules:
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from governor import cascade, run_check, yaml_lines
 from governor.errors import RunFileError
@@ -24,7 +27,7 @@ if TYPE_CHECKING:
     from governor.yaml_lines import Path as Place
     from states.plan import RunPlan
 
-__all__ = ["Examined", "Run", "examine", "load", "parse", "schema", "to_plan"]
+__all__ = ["Examined", "Run", "digest", "examine", "load", "parse", "schema", "to_plan"]
 
 _MAX_BYTES = 8_000_000
 
@@ -118,3 +121,9 @@ def _text(file: Path) -> str:
     except OSError as error:
         reason = error.strerror or str(error)
         raise RunFileError(str(file), [Fault(path="", message=f"can't be read: {reason}")]) from None
+
+
+def digest(run: Run) -> bytes:
+    """The same for the same run file; what it leaves to the defaults does not count, so that those may grow."""
+    said = run.model_dump(mode="json", exclude_defaults=True)
+    return hashlib.blake2b(msgspec.json.encode(said, order="deterministic"), digest_size=16).digest()

@@ -284,7 +284,7 @@ class RunGovernor:
                 transaction.ended(uid)
 
         try:
-            await self._site.journal.write(change)
+            await self._site.journal.write(change, run=uid)
         except JournalError as error:
             self.journal_failed(error)
 
@@ -292,16 +292,23 @@ class RunGovernor:
         for effect in step.effects:
             match effect:
                 case BeginPhase(phase=phase):
-                    if self._progress is not None and self.assignment is not None:
-                        journal, uid = self._site.journal, self.assignment.uid
-                        self._progress.enter(
-                            phase, episodes=journal.episodes(uid, phase), tasks=journal.tasks(uid, phase)
-                        )
+                    self._enter(phase)
                 case EndPhase() | EndRun():
                     pass  # for the record alone
                 case _:
                     if self._performer is not None:
                         self._performer.perform(effect)
+
+    def _enter(self, phase: int) -> None:
+        if self._progress is None or self.assignment is None:
+            return
+        journal, uid = self._site.journal, self.assignment.uid
+        try:
+            self._progress.enter(
+                phase, episodes=journal.episodes(uid, phase), tasks=journal.tasks(uid, phase)
+            )
+        except JournalError as error:
+            self.journal_failed(error)
 
     async def _changed(self, before: State, event: Event, step: Step) -> None:
         if event.kind in PROGRESS and self._progress is not None:

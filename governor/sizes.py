@@ -1,12 +1,14 @@
 """Sizes as people write them: ``512MiB``, ``2.5GiB`` (units of 1024), ``2GB`` (of 1000), or a bare number of bytes.
 
-Inside, a size is an int of bytes; `states.amounts.amount` tells it to a reader.
+Inside, a size is an int of bytes.
 """
 
 from __future__ import annotations
 
 import re
 from typing import Final
+
+from states.amounts import amount
 
 _UNITS: Final = {
     "B": 1,
@@ -23,6 +25,19 @@ HOW_TO: Final = (
     "write a number of bytes, or a text like '512MiB' or '2GiB' (KiB, MiB, GiB, TiB: units of 1024), "
     "'500MB' or '2GB' (kB, MB, GB, TB: units of 1000)"
 )
+
+
+def in_bytes(value: object) -> int:
+    """Bytes of `value`. Raises ValueError, which says how to write one."""
+    found = _bytes(value)
+    if found is None or not 0 <= found <= MOST:
+        raise ValueError(f"{value!r} is no size: {HOW_TO}")
+    return found
+
+
+def text(size: float) -> str:
+    """For a reader: ``2.35 GiB``."""
+    return amount("disk", int(size))
 
 
 def limit(value: object) -> int:

@@ -9,6 +9,7 @@ import os
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from governor import disk
 from governor.errors import AlreadyServed, NotPermitted
 
 if TYPE_CHECKING:
@@ -20,7 +21,9 @@ NAME = "governor.lock"
 
 
 class StateLock:
-    """A context manager. Raises AlreadyServed with the holder's pid, NotPermitted when the folder is not ours."""
+    """A context manager. Raises AlreadyServed with the holder's pid, NotPermitted when the folder is not ours, NoRoom
+    when its disk is full or read-only.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -31,7 +34,7 @@ class StateLock:
         try:
             fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
-            raise NotPermitted(
+            raise disk.no_room(path, error) or NotPermitted(
                 f"{path} can't be opened: {error.strerror}; check the folder's owner"
             ) from error
         try:
@@ -40,8 +43,12 @@ class StateLock:
             holder = os.read(fd, 32).decode(errors="replace").strip()
             os.close(fd)
             raise AlreadyServed(str(self._folder), int(holder) if holder.isdigit() else None) from None
-        os.ftruncate(fd, 0)
-        os.write(fd, f"{os.getpid()}\n".encode())
+        try:
+            os.ftruncate(fd, 0)
+            os.write(fd, f"{os.getpid()}\n".encode())
+        except OSError as error:
+            os.close(fd)
+            raise disk.no_room(path, error) or error from None
         self._fd = fd
 
     def __exit__(

@@ -47,6 +47,10 @@ class Notifier:
         """A reload has begun; `ready()` ends it."""
         return self._send("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")
 
+    def extend(self, seconds: float) -> bool:
+        """The start takes longer: it is late only when that much time has passed without another word."""
+        return self._send(f"EXTEND_TIMEOUT_USEC={int(seconds * 1e6)}")
+
     def stopping(self, status: str | None = None) -> bool:
         return self._send("STOPPING=1", *_status(status))
 

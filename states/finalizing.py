@@ -162,6 +162,17 @@ def written(state: Finalizing, event: ResultWritten) -> Answer:
 
 
 def write_failed(state: Finalizing, event: ResultFailed) -> Answer:
+    """Tried again, but not by a daemon that goes down: the outcome is on record, the next start makes it durable."""
+    if state.shutdown:
+        return stopping.enter(
+            plan=state.plan,
+            crew=state.crew,
+            outcome=None,
+            reason=f"{state.reason}; the result is not durable yet: {event.reason}".removeprefix("; "),
+            shutdown=True,
+            at=event.at,
+            urgent=state.urgent,
+        )
     return Step(state, (Wake(name="retry", at=event.at + RETRY_SECONDS),))
 
 

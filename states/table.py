@@ -108,7 +108,7 @@ TABLE: Final[Mapping[type[State], Mapping[type[Event], Rule]]] = {
         events.RunMoved: _LATE,
         events.PartFailed: _LATE,
         events.ResultWritten: Rule(finalizing.written, (Stopping,), "result is durable"),
-        events.ResultFailed: Rule(finalizing.write_failed),
+        events.ResultFailed: Rule(finalizing.write_failed, (Stopping,), "result refused at a stop"),
         events.TracesRemoved: _LATE,
     },
     Stopping: {

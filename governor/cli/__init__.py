@@ -34,6 +34,7 @@ VERBS: Final = {
     "resume": "governor.cli.resume",
     "abort": "governor.cli.abort",
     "replay": "governor.cli.replay",
+    "prune": "governor.cli.prune",
 }
 """Each verb and the module whose `command` it is, in the order in which a new user meets them."""
 

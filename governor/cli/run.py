@@ -24,7 +24,7 @@ import click
 
 from governor.cli import ask, display
 from governor.cli.check import checked
-from governor.errors import ExitCode, JournalError
+from governor.errors import ExitCode, JournalError, NoRoom
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
@@ -122,9 +122,9 @@ async def _run(
             with _two_signals(executor, uid, config.runtime_dir.parent):
                 end = await _follow(executor, uid, shown, daemon)
                 await _show_result(executor, uid, end, as_json=as_json)
-        except JournalError as error:
+        except (JournalError, NoRoom) as error:
             hint = f"when that is mended, `governor run --resume {uid}` goes on"
-            raise JournalError(f"{error}; {hint}") from error
+            raise type(error)(f"{error}; {hint}") from error
     return ask.exit_code(end)
 
 

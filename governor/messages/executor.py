@@ -56,6 +56,24 @@ class Explain(Message, frozen=True):
     uid: str
 
 
+class Prune(Message, frozen=True):
+    """Lets ended runs go, but for the newest `keep_runs` and those that ended within `keep_days`; with neither, as the
+    daemon's configuration says. `dry_run` tells what would go.
+    """
+
+    keep_runs: int | None = None
+    keep_days: float | None = None
+    dry_run: bool = False
+
+
+class Pruned(Message, frozen=True):
+    """The runs that are gone, and the bytes of their files; both go on being removed for a while."""
+
+    uids: tuple[str, ...]
+    bytes: int
+    dry_run: bool = False
+
+
 class Submitted(Message, frozen=True):
     """The run is in the journal. `known` is true when the client's key had been submitted before."""
 
@@ -158,10 +176,19 @@ class RunList(Message, frozen=True):
     runs: tuple[RunStatus, ...]
 
 
-ExecutorRequest: TypeAlias = Submit | Resume | Watch | Status | ListRuns | Abort | Results | Explain
+ExecutorRequest: TypeAlias = Submit | Resume | Watch | Status | ListRuns | Abort | Results | Explain | Prune
 
 ExecutorReply: TypeAlias = (
-    Refused | Submitted | Done | RunEvent | WatchEnd | StatusReport | RunList | RunResult | Explanation
+    Refused
+    | Submitted
+    | Done
+    | RunEvent
+    | WatchEnd
+    | StatusReport
+    | RunList
+    | RunResult
+    | Explanation
+    | Pruned
 )
 
 _request: msgspec.msgpack.Decoder[ExecutorRequest] = msgspec.msgpack.Decoder(ExecutorRequest)

@@ -90,3 +90,23 @@ def test_find_broker(tmp_path, monkeypatch):
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind("broker.sock")
         assert config.find_broker(None, environ) == f"ipc://{folder}/broker.sock"
+
+
+def test_bounds_of_what_is_kept_and_of_the_disk(tmp_path):
+    assert (config.load().keep_runs, config.load().keep_days, config.load().disk_reserve) == (
+        None,
+        None,
+        64 << 20,
+    )
+    file = tmp_path / "governor.toml"
+    file.write_text('keep_runs = 0\nkeep_days = 0.5\ndisk_reserve = "2GiB"\n')
+    made = config.load(file)
+    assert (made.keep_runs, made.keep_days, made.disk_reserve) == (0, 0.5, 2 << 30)
+    file.write_text('keep_runs = -1\nkeep_days = "week"\ndisk_reserve = "much"\n')
+    with pytest.raises(ConfigError) as caught:
+        config.load(file)
+    assert {fault.partition(":")[0] for fault in caught.value.faults} == {
+        "keep_runs",
+        "keep_days",
+        "disk_reserve",
+    }

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from governor import disk
 from governor.errors import (
     AlreadyEnded,
     GovernorError,
@@ -25,7 +26,18 @@ from governor.errors import (
 from governor.executor import Executor
 from governor.front_desk import FrontDesk
 from governor.journal import Journal
-from governor.messages import SERVICE, Refused, RunResult, Submit, TaskRecord, decode_reply, encode
+from governor.messages import (
+    SERVICE,
+    PhaseResult,
+    Refused,
+    RunResult,
+    Submit,
+    TaskRecord,
+    decode_reply,
+    encode,
+)
+from governor.pruning import Keep, Pruner
+from governor.result import save_result
 from governor.run_file import parse
 from governor.run_queue import RunQueue
 from governor.site import Site
@@ -50,9 +62,18 @@ class House:
         self.held = {}
         self.is_stopping = False
         self.dispatched = 0
+        self.disk_reserve = 0
 
     def dispatch(self):
         self.dispatched += 1
+
+    def require_room(self):
+        disk.require(self.runs, self.disk_reserve)
+
+    async def prune(self, asked):
+        return await self.pruner.prune(
+            Keep(runs=asked.keep_runs, days=asked.keep_days), dry_run=asked.dry_run
+        )
 
 
 @pytest.fixture
@@ -81,6 +102,7 @@ async def desk():
             house.journal = journal
             house.client = own
             house.runs = folder
+            house.pruner = Pruner(journal, folder)
             served = FrontDesk(house=house, site=site)
             await stack.enter_async_context(Worker(worker, SERVICE, served.answer, credit=16))
             house.executor = await stack.enter_async_context(Executor(client, timeout=3.0))
@@ -136,6 +158,74 @@ async def test_submits_side_by_side_get_no_more_places_than_there_are(desk):
     answers = await asyncio.gather(*(desk.executor.submit(RUN) for _ in range(9)), return_exceptions=True)
     assert [type(answer) for answer in answers].count(TryAgain) == 6
     assert len(desk.queue) == len(desk.journal.runs(limit=9)) == 3
+
+
+async def test_a_key_is_that_of_one_run_file(desk):
+    first = await desk.executor.submit(RUN, key="k")
+    explicit = {"name": "r", "seed": parse(RUN, "r").seed, "phases": RUN["phases"]}
+    assert await desk.executor.submit(explicit, key="k") == first, "a default that is written out is the same"
+    with pytest.raises(
+        UsageError, match=f"'k' is that of run {first}, which was submitted with another run file"
+    ):
+        await desk.executor.submit(TWO, key="k")
+    answers = await asyncio.gather(
+        *(desk.executor.submit(run, key="two at once") for run in (RUN, TWO)), return_exceptions=True
+    )
+    assert {type(answer) for answer in answers} == {str, UsageError}
+    assert len(desk.journal.runs(limit=9)) == 2
+
+
+async def test_without_room_no_run_is_taken_but_a_known_one_is_told(desk):
+    first = await desk.executor.submit(RUN, key="k")
+    desk.disk_reserve = 1 << 60
+    for stopping in (False, True):
+        desk.is_stopping = stopping
+        with pytest.raises(TryAgain, match="disk_reserve") as caught:
+            await desk.executor.submit(RUN)
+        assert (caught.value.code, caught.value.exit_code) == ("no_room", 75)
+    assert await desk.executor.submit(RUN, key="k") == first
+    assert len(desk.journal.runs(limit=9)) == 1
+
+
+async def test_a_run_that_was_pruned_is_said_to_be_and_its_key_stays_its_own(desk):
+    kept, gone = await desk.executor.submit(TWO), await desk.executor.submit(RUN, key="k")
+    await desk.executor.abort(kept)
+    await desk.executor.abort(gone)
+    assert (await desk.executor.prune(keep_runs=1, dry_run=True)).uids == (kept,)
+    assert (await desk.executor.prune(keep_days=1)).uids == ()
+    assert (await desk.executor.prune(keep_runs=0)).uids == (kept, gone)
+    await desk.pruner.finish()
+    assert (await desk.executor.list()).runs == ()
+    for ask in (desk.executor.result, desk.executor.status, desk.executor.abort, desk.executor.resume):
+        with pytest.raises(NoSuchRun, match=f"run {gone} was pruned on 20"):
+            await ask(gone[:6])
+    assert await desk.executor.submit(RUN, key="k") == gone
+    with pytest.raises(UsageError, match="another run file"):
+        await desk.executor.submit(TWO, key="k")
+    assert len(desk.queue) == 0
+    with pytest.raises(UsageError, match="counted from 0"):
+        await desk.executor.prune(keep_days=-1.0)
+
+
+async def test_a_result_that_is_too_large_for_the_journal_is_fetched_whole(desk):
+    uid = await desk.executor.submit(RUN)
+    tasks = tuple(done("t", value="x" * 1000) for _ in range(3000))
+    phases = (PhaseResult(name="p", mode="-", end="tasks_done", metrics={"m": 2.0}, tasks=tasks),)
+    large = RunResult(
+        uid=uid,
+        name="r",
+        outcome="finished",
+        reason="",
+        submitted_at=1.0,
+        started_at=None,
+        ended_at=2.0,
+        phases=phases,
+        folder="/",
+    )
+    file = save_result(large, desk.runs / uid)
+    await desk.journal.write(lambda tx: (tx.outcome(large, file=file), tx.ended(uid)))
+    assert await desk.executor.result(uid) == large
+    assert (await desk.executor.status(uid)).runs[0].metrics == {"m": 2.0}
 
 
 async def test_numbers_that_no_journal_has_are_refused(desk):

@@ -245,5 +245,5 @@ async def test_the_journal_of_a_newer_governor_is_left_alone(tmp_path):
 
 async def test_what_is_no_database_is_said_to_be_none(tmp_path):
     (tmp_path / "governor.db").write_text("my diary, in prose, of more than a hundred characters" * 9)
-    with pytest.raises(JournalError, match="cannot be opened"):
+    with pytest.raises(JournalError, match="not a database"):
         Journal(tmp_path / "governor.db")

@@ -15,6 +15,7 @@ from governor.births import Birth, boot_id
 from governor.journal import Journal
 from governor.messages import EpisodeRecord, TaskRecord
 from governor.recovery import DEATHS, Recovery
+from governor.result import whole_result
 from governor.run_file import parse
 
 PHASES = [{"name": name, "tasks": [{"id": "t", "call": "m:f"}]} for name in "ab"]
@@ -352,3 +353,18 @@ async def test_incarnations_go_on_so_that_none_is_used_twice_in_a_run(journal, t
     )
     [assignment] = await start(journal, tmp_path)
     assert assignment.plan.incarnations == (("simulation", 1), ("tasks", 5))
+
+
+async def test_a_large_result_of_a_run_that_was_being_finalized_is_in_a_file(journal, tmp_path):
+    tasks = [
+        TaskRecord(task=f"t{n}", run=0, outcome="succeeded", attempts=1, seconds=0.1) for n in range(2000)
+    ]
+    await journal.write(lambda tx: tx.tasks("r1", 0, tasks))
+    await record(
+        journal,
+        ("phase.started", {"index": 0}),
+        ("run.transition", {"from": "running", "to": "finalizing", "outcome": "failed", "reason": "why"}),
+    )
+    assert await start(journal, tmp_path) == []
+    assert journal.result_file("r1") == "result.failed.msgpack"
+    assert len(whole_result(journal, "r1", tmp_path / "runs" / "r1").phases[0].tasks) == 2000

@@ -9,12 +9,15 @@ import msgspec
 import pytest
 from structlog.testing import capture_logs
 
+from governor import disk
 from governor.assignment import Assignment
 from governor.budget import Budget
-from governor.errors import JournalError
+from governor.disk import Reserve
+from governor.errors import JournalError, NoRoom
 from governor.journal import Journal
 from governor.messages import (
     Acknowledged,
+    ConductorFailed,
     ConductorReady,
     EpisodeEnded,
     EpisodeRecord,
@@ -172,17 +175,49 @@ async def test_the_answer_carries_the_governors_flow_control(desk):
     assert (await tell(desk, 1, ended(0))).flow == "SHUTDOWN"
 
 
-async def test_without_room_on_the_disk_nothing_is_acknowledged_and_it_may_be_sent_again(desk):
-    (pages,) = desk.journal._writing.execute("PRAGMA page_count").fetchone()
-    desk.journal._writing.execute(f"PRAGMA max_page_count={pages}")
-    many = [ended(index) for index in range(400)]
-    with pytest.raises(JournalError):
-        await tell(desk, 1, *many)
-    assert desk.journal.episodes("r1", 0) == []
-    assert len(desk.governor.failures) == 1
-    desk.journal._writing.execute("PRAGMA max_page_count=100000")
-    assert isinstance(await tell(desk, 1, *many), Acknowledged)
-    assert len(desk.journal.episodes("r1", 0)) == 400
+def fill(journal, pages=None):
+    """No page can be added to the file, or there are so many at most."""
+    (there,) = journal._writing.execute("PRAGMA page_count").fetchone()
+    journal._writing.execute(f"PRAGMA max_page_count={pages or there}")
+
+
+async def test_without_room_on_the_disk_nothing_is_acknowledged_and_the_record_has_no_hole(desk):
+    await tell(desk, 1, ended(0))
+    fill(desk.journal)
+    many = [ended(index) for index in range(1, 400)]
+    with pytest.raises(JournalError, match="full"):
+        await tell(desk, 2, *many)
+    fill(desk.journal, pages=100_000)
+    with pytest.raises(JournalError, match="nothing more of it"):
+        await tell(desk, 401, ended(400), conductor="tasks")
+    assert len(desk.governor.failures) == 2
+    assert [episode.index for episode in desk.journal.episodes("r1", 0)] == [0]
+
+
+async def test_what_fails_while_the_disk_is_full_is_not_on_record_and_what_is_good_is(
+    desk, tmp_path, monkeypatch
+):
+    used = []
+    desk.journal._reserve = reserve = Reserve(tmp_path, size=1 << 16, on_used=used.append)
+    reserve.take()
+    bad = msgspec.structs.replace(
+        ended(2), episode=msgspec.structs.replace(ended(2).episode, outcome="failed", reason="no space")
+    )
+    await tell(desk, 1, ended(0), msgspec.structs.replace(bad, phase=1))
+    assert used == [], "there is room: it has failed"
+    left = disk.shutil.disk_usage(tmp_path)._replace(free=0)
+    with monkeypatch.context() as full:
+        full.setattr(disk.shutil, "disk_usage", lambda _: left)
+        with pytest.raises(NoRoom):
+            await tell(desk, 3, ended(1), bad, END)
+    assert len(used) == 1
+    for told in (bad, msgspec.structs.replace(END, failures=1), ConductorFailed(reason="no space")):
+        with pytest.raises(NoRoom, match="done again after the next start"):
+            await tell(desk, 4, told)
+    assert [episode.index for episode in desk.journal.episodes("r1", 0)] == [0, 1]
+    assert desk.governor.taken == []
+    await tell(desk, 1, ended(3), conductor="other")
+    assert [episode.index for episode in desk.journal.episodes("r1", 0)] == [0, 1, 3]
 
 
 def begun(task):
@@ -190,18 +225,16 @@ def begun(task):
 
 
 async def test_what_stood_before_the_write_that_failed_is_not_applied_again(desk):
-    (pages,) = desk.journal._writing.execute("PRAGMA page_count").fetchone()
-    desk.journal._writing.execute(f"PRAGMA max_page_count={pages}")
+    fill(desk.journal)
     told = [begun("a"), END, begun("b"), ConductorReady(), *(ended(index) for index in range(400))]
     with pytest.raises(JournalError):
         await tell(desk, 1, *told)
-    desk.journal._writing.execute("PRAGMA max_page_count=100000")
-    await tell(desk, 1, *told)
-    await tell(desk, len(told), told[-1], begun("c"))
+    fill(desk.journal, pages=100_000)
+    with pytest.raises(JournalError):
+        await tell(desk, 1, *told)
     assert [type(moved) for moved, _, _ in desk.governor.taken] == [events.PartEnded, events.ConductorReady]
     started = [e.data["task"] for e in desk.journal.events("r1") if e.kind == "task.started"]
-    assert started == ["a", "b", "c"]
-    assert len(desk.journal.episodes("r1", 0)) == 400
+    assert started == ["a", "b"]
 
 
 async def test_lines_stand_in_the_log_with_their_level(desk):

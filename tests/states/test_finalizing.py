@@ -140,6 +140,15 @@ def test_a_result_that_could_not_be_written_is_tried_again():
     assert isinstance(slot.state, Finalizing)
 
 
+@pytest.mark.parametrize("first", ["stop", "failure"])
+def test_a_daemon_that_stops_does_not_try_again_the_next_start_does(first):
+    slot = finalizing()
+    slot.tell_all(*((stop(), not_written()) if first == "stop" else (not_written(), stop(), not_written())))
+    assert isinstance(slot.state, Stopping)
+    assert (slot.state.outcome, slot.state.shutdown) == (None, True)
+    assert "the result is not durable yet" in slot.state.reason
+
+
 def test_past_its_deadline_the_run_is_failed_and_gets_the_deadline_once_more():
     slot = finalizing()
     assert slot.tell(passed("finalize", at=40)) == [

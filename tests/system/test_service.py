@@ -12,6 +12,8 @@ import pytest
 
 from governor.errors import ExitCode
 from governor.executor import Executor
+from governor.journal import Journal
+from governor.messages import RunResult
 
 pytestmark = pytest.mark.system
 
@@ -128,3 +130,57 @@ async def test_sighup_reads_the_configuration_anew_all_or_nothing(tmp_path):
         refused = await service.logged("daemon.reload")
         assert "daemon.reload_refused" in refused
         assert "slots takes a restart" in refused
+
+
+def ended(uid):
+    return RunResult(
+        uid=uid,
+        name="n",
+        outcome="finished",
+        reason="",
+        submitted_at=1.0,
+        started_at=None,
+        ended_at=2.0,
+        phases=(),
+        folder="/",
+    )
+
+
+async def test_ended_runs_beyond_the_bounds_are_pruned_and_the_bounds_are_read_anew(tmp_path):
+    (tmp_path / "state").mkdir()
+    journal = Journal(tmp_path / "state" / "governor.db")
+    for uid in ("aaaa", "bbbb", "cccc"):
+        spec = {**TASK_FREE_RUN, "name": uid}
+        await journal.write(lambda tx, u=uid, s=spec: tx.submit(uid=u, key=None, name=u, spec=s, folder="/"))
+        await journal.write(lambda tx, u=uid: (tx.outcome(ended(u)), tx.ended(u)))
+        (tmp_path / "state" / "runs" / uid).mkdir(parents=True)
+    await journal.close()
+    async with Service(tmp_path, config="keep_runs = 2\n") as service:
+        await service.told("READY=1")
+        assert "aaaa" in await service.logged("run.pruned")
+        service.config.write_text("keep_runs = 1\n")
+        service.process.send_signal(signal.SIGHUP)
+        assert "bbbb" in await service.logged("run.pruned")
+        async with Executor(service.endpoint) as executor:
+            assert [run.uid for run in (await executor.list()).runs] == ["cccc"]
+            assert (await executor.prune(keep_runs=0, dry_run=True)).uids == ("cccc",)
+            assert (await executor.prune(keep_runs=0)).uids == ("cccc",)
+        assert "cccc" in await service.logged("run.pruned")
+    assert list((tmp_path / "state" / "runs").iterdir()) == []
+
+
+async def test_a_damaged_journal_ends_the_start_with_what_to_do(tmp_path):
+    (tmp_path / "state").mkdir()
+    path = tmp_path / "state" / "governor.db"
+    journal = Journal(path)
+    await journal.write(
+        lambda tx: tx.submit(uid="r1", key=None, name="n", spec={"x": "y" * 50_000}, folder="/")
+    )
+    await journal.close()
+    path.write_bytes(path.read_bytes()[:-8192] + b"\xaa" * 8192)
+    async with Service(tmp_path) as service:
+        _, said = await service.process.communicate()
+        assert service.process.returncode == ExitCode.INTERNAL
+    assert "governor.db is damaged: " in said.decode()
+    assert "; put a copy of it back, or move" in said.decode()
+    assert sorted(entry.name for entry in path.parent.iterdir()) == ["governor.db", "governor.lock"]

@@ -1,0 +1,80 @@
+"""`governor prune`: let ended runs go."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from governor import sizes
+from governor.cli import ask, display
+from governor.errors import UsageError
+
+if TYPE_CHECKING:
+    from governor.messages import Pruned
+
+
+@click.command("prune")
+@click.option("--keep-runs", type=click.IntRange(min=0), metavar="N", help="The newest N ended runs stay.")
+@click.option(
+    "--keep-days", type=click.FloatRange(min=0), metavar="D", help="What ended within D days stays, too."
+)
+@click.option("--dry-run", is_flag=True, help="Say what would go, and let nothing go.")
+@click.option(
+    "--state-dir",
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    metavar="FOLDER",
+    help="Prune this state folder, whose daemon does not run: for want of room, say.",
+)
+@ask.json_option
+@click.pass_obj
+def command(
+    broker: str | None,
+    *,
+    keep_runs: int | None,
+    keep_days: float | None,
+    dry_run: bool,
+    state_dir: Path | None,
+    as_json: bool,
+) -> None:
+    """Remove ended runs, their record and their files. Without --keep-runs and --keep-days, as the daemon's configuration
+    says (keep_runs, keep_days). Their keys stay known: none starts a second run.
+    """
+    if state_dir is not None:
+        found = asyncio.run(_without_daemon(state_dir, keep_runs, keep_days, dry_run=dry_run))
+    else:
+        found = ask.ask(broker, lambda executor: executor.prune(keep_runs, keep_days, dry_run=dry_run))
+    if as_json:
+        display.print_json(found)
+        return
+    for uid in found.uids:
+        click.echo(uid)
+    what = "would be pruned" if dry_run else "pruned"
+    click.echo(f"governor: {len(found.uids)} runs {what}, {sizes.text(found.bytes)} of files", err=True)
+
+
+async def _without_daemon(
+    state_dir: Path, keep_runs: int | None, keep_days: float | None, *, dry_run: bool
+) -> Pruned:
+    from governor import journal_schema  # noqa: PLC0415  # not for --help
+    from governor.journal import Journal  # noqa: PLC0415  # as above
+    from governor.pruning import Keep, Pruner, asked_for  # noqa: PLC0415  # as above
+    from governor.state_lock import StateLock  # noqa: PLC0415  # as above
+
+    keep = asked_for(keep_runs, keep_days, otherwise=Keep())
+    path = state_dir / "governor.db"
+    if not path.exists():
+        raise UsageError(f"{state_dir} has no journal")
+    with StateLock(state_dir):
+        journal_schema.examine(path)
+        journal = Journal(path)
+        try:
+            pruner = Pruner(journal, state_dir / "runs")
+            found = await pruner.prune(keep, dry_run=dry_run)
+            if not dry_run:
+                await pruner.finish()
+            return found
+        finally:
+            await journal.close()

@@ -1,0 +1,114 @@
+"""What the front desk knows of the runs, and of the daemon itself: nothing here changes anything."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import TYPE_CHECKING, Final
+
+from governor import clock, explain
+from governor.errors import BadRequest, NoSuchRun
+from governor.messages import Explanation, RunList, RunStatus, StatusReport
+from governor.version import __version__
+
+if TYPE_CHECKING:
+    from governor.front_desk import House
+    from governor.journal_tables import RunRow
+    from governor.run_governor import RunGovernor
+    from governor.site import Site
+
+LIST_LIMIT: Final = 10_000
+"""Runs in one answer."""
+
+
+class RunBook:
+    """Its methods raise NoSuchRun and JournalError."""
+
+    def __init__(self, *, house: House, site: Site) -> None:
+        self._house = house
+        self._site = site
+        self._journal = site.journal
+        self._born = time.monotonic()
+
+    def status(self, uid: str | None) -> StatusReport:
+        """The daemon, and one run or all that have not ended."""
+        if uid is not None:
+            runs = [self.describe(self.find(uid))]
+        else:
+            runs = [self.describe(row) for row in self._journal.unended()]
+        return StatusReport(
+            pid=os.getpid(),
+            version=__version__,
+            endpoint=self._site.client_endpoint,
+            uptime=time.monotonic() - self._born,
+            slots=len(self._house.governors),
+            state="stopping" if self._house.is_stopping else "serving",
+            runs=tuple(runs),
+            ray=str(self._site.ray),
+        )
+
+    def list(self, limit: int) -> RunList:
+        if not 0 < limit <= LIST_LIMIT:
+            raise BadRequest(f"limit counts runs, from 1 to {LIST_LIMIT}, and is not {limit}")
+        return RunList(runs=tuple(self.describe(row) for row in self._journal.runs(limit=limit)))
+
+    def explain(self, uid: str) -> Explanation:
+        row = self.find(uid)
+        governor, now = self.governor_of(row.uid), clock.wall()
+        status = self.describe(row)
+        run = governor.experiment_run if governor is not None else None
+        lines = explain.explain(
+            status,
+            events=self._journal.events_of(row.uid, explain.KINDS),
+            latest=self._journal.latest(row.uid),
+            deadlines={key: now + left for key, left in governor.deadlines.items()} if governor else {},
+            phase=run.phases[status.phase_index] if run and status.phase_index is not None else None,
+        )
+        return Explanation(uid=row.uid, name=row.name, at=now, lines=lines)
+
+    def find(self, uid: str) -> RunRow:
+        """The run with this uid, or with the only one that begins so."""
+        candidates = self._journal.find(uid) if uid else []
+        if uid in candidates:
+            candidates = [uid]
+        if len(candidates) > 1:
+            raise NoSuchRun(uid, f"{uid!r} is the beginning of several runs: {', '.join(candidates)}")
+        row = self._journal.run(candidates[0]) if candidates else None
+        if row is None and uid and (gone := self._journal.pruned(uid)) is not None:
+            on = time.strftime("%Y-%m-%d", time.localtime(gone.pruned_at))
+            raise NoSuchRun(uid, f"run {gone.uid} was pruned on {on}: its record and its files are gone")
+        if row is None:
+            raise NoSuchRun(uid)
+        return row
+
+    def governor_of(self, uid: str) -> RunGovernor | None:
+        """Who has it in work."""
+        return next((g for g in self._house.governors if g.experiment_run_id == uid), None)
+
+    def describe(self, row: RunRow) -> RunStatus:
+        if (governor := self.governor_of(row.uid)) is not None:
+            return governor.status(row)
+        if row.ended_at is not None:
+            state, waits_for = "ended", "nothing"
+        elif row.uid in self._house.queue:
+            before = self._house.queue.position(row.uid)
+            state, waits_for = "queued", f"a free slot ({before} runs before it)"
+        else:
+            state = "interrupted"
+            waits_for = self._house.held.get(row.uid, "the next start of the daemon")
+        result = self._journal.result(row.uid) if row.ended_at is not None else None
+        last = next((phase for phase in reversed(result.phases) if phase.metrics), None) if result else None
+        return RunStatus(
+            uid=row.uid,
+            name=row.name,
+            state=state,
+            outcome=row.outcome,
+            reason=row.reason,
+            waits_for=waits_for,
+            submitted_at=row.submitted_at,
+            started_at=row.started_at,
+            ended_at=row.ended_at,
+            phases=len(row.spec.get("phases", ())),
+            metrics=last.metrics if last else {},
+            parent=row.parent,
+        )

@@ -1,0 +1,189 @@
+"""The reserve, and what is said of a disk that is full or read-only."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import sqlite3
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+from full_disk import full_beyond
+
+from governor import disk, premises, sizes
+from governor.assignment import Assignment
+from governor.disk import Reserve
+from governor.errors import NoRoom, NotPermitted
+from governor.files import write_whole
+from governor.journal import Journal
+from governor.messages import TaskRecord
+from governor.performer import Performer
+from governor.result import whole_result
+from governor.run_file import parse
+from governor.state_lock import StateLock
+from states.effects import WriteResult
+
+MIB = 1 << 20
+
+
+def test_the_reserve_takes_its_room_and_gives_it_up_once(tmp_path):
+    used = []
+    reserve = Reserve(tmp_path, on_used=used.append)
+    for _ in range(2):
+        reserve.take()
+    assert reserve.path.stat().st_blocks * 512 >= 4 * MIB
+    assert reserve.give_up(OSError("no space"))
+    assert not reserve.give_up(OSError("no space"))
+    assert not reserve.path.exists()
+    [said] = used
+    assert said.exit_code == 75
+    assert f"the disk of {tmp_path} is full (no space)" in str(said)
+    reserve.take()
+    assert reserve.release()
+    assert len(used) == 1
+
+
+def test_without_room_for_it_there_is_no_start_and_nothing_is_left(tmp_path):
+    with full_beyond(MIB), pytest.raises(NoRoom, match="make room"):
+        Reserve(tmp_path).take()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_reserve_of_before_is_no_room_to_work_in(tmp_path, monkeypatch):
+    reserve = Reserve(tmp_path)
+    reserve.take()
+    left = disk.shutil.disk_usage(tmp_path)._replace(free=3 * MIB)
+    monkeypatch.setattr(disk.shutil, "disk_usage", lambda _: left)
+    with pytest.raises(NoRoom, match=r"has 3.0 MiB left beside the reserve.*prune --state-dir"):
+        Reserve(tmp_path).take()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_less_than_the_disk_reserve_is_said_with_both_figures(tmp_path):
+    disk.require(tmp_path, 0)
+    with pytest.raises(
+        NoRoom, match=r"has .* left, and a run is taken with 1024.0 TiB \(disk_reserve\)"
+    ) as caught:
+        disk.require(tmp_path, 1 << 50)
+    assert caught.value.exit_code == 75
+
+
+def test_which_errors_are_for_want_of_room():
+    full = sqlite3.OperationalError("database or disk is full")
+    full.sqlite_errorcode = sqlite3.SQLITE_FULL
+    assert disk.is_full(full)
+    assert disk.is_full(OSError(errno.ENOSPC, "x"))
+    for other in (OSError(errno.EROFS, "x"), OSError(errno.EACCES, "x"), ValueError("x"), sqlite3.Error("x")):
+        assert not disk.is_full(other)
+
+
+@pytest.mark.parametrize(
+    ("number", "raised"),
+    [("ENOSPC", NoRoom), ("EROFS", NoRoom), ("EDQUOT", NoRoom), ("EACCES", NotPermitted)],
+)
+def test_a_state_folder_that_takes_no_lock_says_why(tmp_path, monkeypatch, number, raised):
+    def refuse(*_):
+        raise OSError(getattr(errno, number), os.strerror(getattr(errno, number)))
+
+    with monkeypatch.context() as disk_of_today:
+        disk_of_today.setattr(os, "open", refuse)
+        with pytest.raises(raised, match=os.strerror(getattr(errno, number))), StateLock(tmp_path):
+            pass
+
+
+def test_a_lock_that_cannot_say_who_holds_it_is_no_lock(tmp_path):
+    with full_beyond(0), pytest.raises(NoRoom), StateLock(tmp_path):
+        pass
+    with StateLock(tmp_path):
+        pass
+
+
+def test_a_folder_that_cannot_be_made_for_want_of_room_is_no_bad_configuration(tmp_path, monkeypatch):
+    def refuse(*_, **__):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(type(tmp_path), "mkdir", refuse)
+    with pytest.raises(NoRoom, match="mount its disk writable"):
+        premises.own(tmp_path / "new")
+
+
+@pytest.mark.parametrize(
+    ("written", "size"), [(5, 5), ("64MiB", 64 * MIB), ("1.5 GB", 1_500_000_000), ("7B", 7), (" 2 kB ", 2000)]
+)
+def test_sizes_as_people_write_them(written, size):
+    assert sizes.in_bytes(written) == size
+
+
+@pytest.mark.parametrize("written", [-1, True, 1.5, "64", "64 mib", "", "MiB", None])
+def test_what_is_no_size(written):
+    with pytest.raises(ValueError, match="like '64MiB'"):
+        sizes.in_bytes(written)
+
+
+def test_sizes_for_a_reader():
+    assert [sizes.text(size) for size in (0, 1023, 1536, 5 << 30, 3 << 50)] == [
+        "0 bytes",
+        "1023 bytes",
+        "1.5 KiB",
+        "5.0 GiB",
+        "3072.0 TiB",
+    ]
+
+
+def test_a_start_without_room_is_refused_before_any_run(tmp_path):
+    """The whole daemon, on a disk that is full for every file beyond a megabyte."""
+    program = f"""
+import resource, runpy, sys
+resource.setrlimit(resource.RLIMIT_FSIZE, ({MIB}, resource.RLIM_INFINITY))
+sys.argv = ["governor", "serve", "--state-dir", {str(tmp_path / "s")!r}, "--runtime-dir", {str(tmp_path / "r")!r}]
+runpy.run_module("governor", run_name="__main__")
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 75
+    assert "make room" in done.stderr
+    assert sorted(path.name for path in (tmp_path / "s").iterdir()) == ["governor.lock"]
+
+
+def test_a_file_is_there_whole_or_not_at_all(tmp_path):
+    path = tmp_path / "new" / "file"
+    write_whole(path, b"first")
+    with full_beyond(3), pytest.raises(OSError, match="too large"):
+        write_whole(path, b"second")
+    assert path.read_bytes() == b"first"
+    write_whole(path, b"third")
+    assert [each.read_bytes() for each in path.parent.iterdir()] == [b"third"]
+
+
+async def test_a_result_that_finds_no_room_gives_the_reserve_up_and_is_written_the_next_time(tmp_path):
+    used = []
+    reserve = Reserve(tmp_path, size=1 << 16, on_used=used.append)
+    reserve.take()
+    journal = Journal(tmp_path / "governor.db", reserve=reserve)
+    run = parse({"name": "r", "phases": [{"name": "p", "tasks": [{"id": "t", "call": "m:f"}]}]}, "r")
+    await journal.write(lambda tx: tx.submit(uid="r1", key=None, name="r", spec=run.raw(), folder="/"))
+    tasks = [
+        TaskRecord(task=f"t{n}", run=0, outcome="succeeded", attempts=1, seconds=0.1) for n in range(2000)
+    ]
+    await journal.write(lambda tx: (tx.event("r1", "phase.started", {"index": 0}), tx.tasks("r1", 0, tasks)))
+    posted = asyncio.Queue()
+    performer = Performer(
+        assignment=Assignment(uid="r1", run=run, folder="/"),
+        site=SimpleNamespace(journal=journal, run_folder=lambda uid: tmp_path / "runs" / uid),
+        post=lambda event, detail=None: posted.put_nowait(event),
+    )
+    write = WriteResult(outcome="finished", reason="")
+    with full_beyond(10):
+        performer.perform(write)
+        assert (await posted.get()).kind == "result.failed"
+    assert (len(used), reserve.path.exists()) == (1, False)
+    performer.perform(write)
+    assert (await posted.get()).kind == "result.written"
+    assert journal.result_file("r1") == "result.finished.msgpack", "too large for the journal"
+    assert len(whole_result(journal, "r1", tmp_path / "runs" / "r1").phases[0].tasks) == 2000
+    await performer.aclose()
+    await journal.close()

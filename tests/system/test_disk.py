@@ -1,0 +1,130 @@
+"""A disk that fills up, has no room, or is read-only: a small tmpfs below the state folder, in a mount namespace of its own.
+
+Another process holds the namespace; the daemon is started within it, and its disk is reached through /proc. Nothing is
+mounted outside, and nothing is left when the holder is dead.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import subprocess
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from governor.errors import ExitCode, TryAgain
+
+pytestmark = pytest.mark.system
+
+HOLD = 'mount -t tmpfs -o size=48m tmpfs "$1" && echo mounted && exec sleep 600'
+MIB = 1 << 20
+
+
+class Disk:
+    """The state folder of a house as its daemon sees it."""
+
+    def __init__(self, house, holder):
+        self._house = house
+        self._holder = holder
+        self.folder = Path(f"/proc/{holder.pid}/root{house.folder}/s")
+        self._outside = house.arguments
+        (house.folder / "governor.toml").write_text('disk_reserve = "12MiB"\n')
+        house.arguments = self.arguments
+
+    def arguments(self, *more):
+        config = str(self._house.folder / "governor.toml")
+        return ["nsenter", "-m", "-t", str(self._holder.pid), *self._outside("--config", config, *more)]
+
+    def fill(self, *, leave=0):
+        with (self.folder / "filler").open("ab", buffering=0) as filler, contextlib.suppress(OSError):
+            while os.statvfs(self.folder).f_bavail * 4096 > leave:
+                filler.write(bytes(4096))
+
+    def empty(self):
+        (self.folder / "filler").unlink()
+
+    def remount(self, how):
+        mount = ["mount", "-o", f"remount,{how}", str(self._house.folder / "s")]
+        subprocess.run(["nsenter", "-m", "-t", str(self._holder.pid), *mount], check=True)
+
+    def logged(self):
+        """Events of the log, since the last time."""
+        path = self._house.folder / "log"
+        lines = path.read_text().splitlines()
+        path.write_text("")
+        return [json.loads(line)["event"] for line in lines if line.startswith("{")]
+
+
+@pytest.fixture
+def disk(house):
+    (house.folder / "s").mkdir()
+    command = ["unshare", "-m", "sh", "-c", HOLD, "sh", str(house.folder / "s")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as holder:
+        try:
+            if holder.stdout.readline() != "mounted\n":
+                pytest.skip("no mounts are permitted here")
+            yield Disk(house, holder)
+        finally:
+            holder.kill()
+
+
+async def refused_start(house):
+    """What a start that should be refused says."""
+    process = await asyncio.create_subprocess_exec(
+        *house.arguments(), env=house.environ, stderr=asyncio.subprocess.PIPE
+    )
+    async with asyncio.timeout(30):
+        _, said = await process.communicate()
+    assert process.returncode == ExitCode.TRY_AGAIN
+    return said.decode()
+
+
+async def test_a_disk_that_fills_up_interrupts_the_run_and_costs_nothing_that_was_acknowledged(
+    house, walk, disk
+):
+    async with house.serve() as tree:
+        uid = await tree.executor.submit(walk(episodes=3000), folder=house.folder)
+        await tree.until(uid, "episode.ended")
+        disk.fill(leave=8 * MIB)
+        with pytest.raises(
+            TryAgain, match=r"left, and a run is taken with 12.0 MiB \(disk_reserve\)"
+        ) as caught:
+            await tree.executor.submit(walk(episodes=3), folder=house.folder)
+        assert caught.value.code == "no_room"
+        assert (await tree.executor.status()).state == "serving"
+        disk.fill()
+        async with asyncio.timeout(60):
+            assert await tree.process.wait() == ExitCode.TRY_AGAIN
+        assert house.processes() == []
+    logged = disk.logged()
+    assert logged.count("disk.full") == 1
+    assert "run.interrupted" in logged
+    assert "journal.failed" not in logged, "what was in flight has landed"
+
+    disk.fill()
+    assert "make room" in await refused_start(house)
+    disk.empty()
+    async with house.serve() as tree:
+        events, result = await tree.end(uid)
+    assert result.outcome == "finished", result.reason
+    assert [event.kind for event in events].count("run.interrupted") == 1
+    played = Counter(e.data["episode"]["index"] for e in events if e.kind == "episode.ended")
+    assert played == Counter(range(3000))
+
+
+async def test_a_read_only_disk_is_refused_with_its_reason_before_any_run(house, walk, disk):
+    disk.remount("ro")
+    assert "Read-only file system; mount its disk writable" in await refused_start(house)
+    disk.remount("rw")
+    async with house.serve() as tree:
+        uid = await tree.executor.submit(walk(episodes=3), folder=house.folder)
+        await tree.end(uid)
+    disk.remount("ro")
+    assert "Read-only file system; mount its disk writable" in await refused_start(house)
+    disk.remount("rw")
+    async with house.serve() as tree:
+        assert (await tree.executor.result(uid)).outcome == "finished"
