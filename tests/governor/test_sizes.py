@@ -58,3 +58,10 @@ def test_bytes_are_told_with_three_digits_and_a_unit(value):
     assert abs(float(number) * 1024**power - value) <= 0.00501 * 1024**power
     assert float(number) <= 1024
     assert amount("tasks", value) == str(value)
+
+
+@pytest.mark.parametrize(("written", "found"), [(0, 0), (5, 5), ("7B", 7), ("64MiB", 64 * 2**20)])
+def test_what_is_no_limit_may_be_small(written, found):
+    assert sizes.in_bytes(written) == found
+    with pytest.raises(ValueError, match="is no size"):
+        sizes.in_bytes(-1)

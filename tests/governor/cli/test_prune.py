@@ -59,7 +59,7 @@ def test_a_dry_run_says_what_would_go_and_the_other_lets_it_go(state):
     done = prune(state, "--keep-runs", "1", "--dry-run")
     assert (done.exit_code, done.output) == (
         0,
-        "aaaa\nbbbb\ngovernor: 2 runs would be pruned, 16.0 KiB of files\n",
+        "aaaa\nbbbb\ngovernor: 2 runs would be pruned, 16 KiB of files\n",
     )
     assert kept(state) == ["aaaa", "bbbb", "cccc"]
     done = prune(state, "--keep-runs", "1", "--json")
