@@ -91,7 +91,7 @@ async def test_a_disk_that_fills_up_interrupts_the_run_and_costs_nothing_that_wa
         await tree.until(uid, "episode.ended")
         disk.fill(leave=8 * MIB)
         with pytest.raises(
-            TryAgain, match=r"left, and a run is taken with 12.0 MiB \(disk_reserve\)"
+            TryAgain, match=r"left, and a run is taken with 12 MiB \(disk_reserve\)"
         ) as caught:
             await tree.executor.submit(walk(episodes=3), folder=house.folder)
         assert caught.value.code == "no_room"
