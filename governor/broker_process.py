@@ -1,7 +1,7 @@
-"""The broker's process, kept alive: started, watched by its sentinel, restarted with back-off.
+"""The broker's process, kept alive: its sentinel tells of its death, its answers that it is more than alive.
 
 Workers register again and clients send idempotent requests again by themselves, so a restart delays a run and changes
-nothing of it.
+nothing of it. One that dies `MOST_DEATHS` times in a row is the end of `run`, with the story.
 """
 
 from __future__ import annotations
@@ -13,18 +13,26 @@ from governor import logs
 from governor.conductors import process
 from governor.conductors.kill_ladder import Rungs, bring_down
 from governor.errors import ProcessError
+from governor.restarts import Restarts
+from governor.silence import BEAT_SECONDS, Silence
 from transport.broker import encode_settings
+from transport.client import Client
 from transport.errors import TransportError
 
 if TYPE_CHECKING:
     from governor.conductors.process import ChildProcess
-    from transport.client import Client
 
 FIRST_BACK_OFF: Final = 0.05
 BACK_OFF_LIMIT: Final = 5.0
 STEADY_SECONDS: Final = 30.0
-"""After which the back-off begins anew."""
+MOST_DEATHS: Final = 8
+SILENT_SECONDS: Final = 5.0
+"""Without an answer it is taken for dead, whatever it is at; conductors wait twice as long for a command to be taken."""
 ANSWER_SECONDS: Final = 10.0
+"""For the first answer of all."""
+ASK_SECONDS: Final = 60.0
+"""The deadline of a question, which our own silence may use up."""
+AT_ONCE: Final = Rungs(ask=0.0, terminate=0.0, kill=5.0)
 
 log = logs.get_logger()
 
@@ -32,35 +40,96 @@ log = logs.get_logger()
 class BrokerProcess:
     """`run` keeps the broker alive until it is cancelled; then it has been brought down when `run` returns."""
 
-    def __init__(self, *, client_endpoint: str, worker_endpoint: str, client_group: str | None) -> None:
+    def __init__(
+        self,
+        *,
+        client_endpoint: str,
+        worker_endpoint: str,
+        client_group: str | None,
+        silence: float = SILENT_SECONDS,
+        most_deaths: int = MOST_DEATHS,
+    ) -> None:
+        self._endpoint = client_endpoint
         self._payload = encode_settings(
             client_endpoint=client_endpoint, worker_endpoint=worker_endpoint, client_group=client_group
         )
+        self._silence = silence
+        self._most_deaths = most_deaths
         self.restarts = 0
         self.pid: int | None = None
 
     async def run(self) -> None:
-        back_off = FIRST_BACK_OFF
+        """Raises ProcessError when the broker cannot be kept alive."""
+        budget = Restarts(
+            most=self._most_deaths, steady=STEADY_SECONDS, first=FIRST_BACK_OFF, longest=BACK_OFF_LIMIT
+        )
         loop = asyncio.get_running_loop()
         while True:
+            begun = loop.time()
+            budget.died(await self._live(), lived=loop.time() - begun)
+            if budget.used_up:
+                raise ProcessError(f"the broker {budget.story}")
+            self.restarts += 1
+            log.info("broker.restarting", restart_in=budget.back_off)
+            await asyncio.sleep(budget.back_off)
+
+    async def _live(self) -> str:
+        """From one start to how it died, or why there was none."""
+        try:
             await process.warm()
             child = process.start(name="broker", target="transport.broker:main", payload=self._payload)
-            self.pid = child.pid
-            begun = loop.time()
-            code = await self._outlive(child)
-            self.restarts += 1
-            back_off = (
-                FIRST_BACK_OFF if loop.time() - begun > STEADY_SECONDS else min(2 * back_off, BACK_OFF_LIMIT)
-            )
-            log.warning("broker.exited", pid=child.pid, exit_code=code, restart_in=back_off)
-            await asyncio.sleep(back_off)
-
-    async def _outlive(self, child: ChildProcess) -> int:
+        except ProcessError as error:
+            log.warning("broker.not_started", reason=str(error))
+            return f"not started ({error})"
+        self.pid = child.pid
         try:
-            return await child.wait()
+            return await self._outlive(child)
         except asyncio.CancelledError:
             await bring_down(child, rungs=Rungs(ask=0.0, terminate=2.0, kill=5.0))
             raise
+
+    async def _outlive(self, child: ChildProcess) -> str:
+        exited = asyncio.create_task(child.wait(), name="broker.exit")
+        silent = asyncio.create_task(self._silent(), name="broker.beat")
+        try:
+            await asyncio.wait({exited, silent}, return_when=asyncio.FIRST_COMPLETED)
+            if exited.done():
+                log.warning("broker.exited", pid=child.pid, exit_code=exited.result())
+                return f"exit code {exited.result()}"
+            told = f"silent for {silent.result():.0f} s"
+            log.error("broker.silent", pid=child.pid, seconds=round(silent.result(), 1))
+            await bring_down(child, rungs=AT_ONCE)
+            return told
+        finally:
+            for task in (exited, silent):
+                task.cancel()
+            await asyncio.wait({exited, silent})
+
+    async def _silent(self) -> float:
+        """Returns when the broker has been silent for too long, with the seconds."""
+        loop = asyncio.get_running_loop()
+        patience = max(self._silence, ANSWER_SECONDS)
+        client = Client(self._endpoint)
+        try:
+            while True:
+                asked = asyncio.create_task(_ask(client), name="broker.ask")
+                silence = Silence(loop.time())
+                try:
+                    while not (await asyncio.wait({asked}, timeout=BEAT_SECONDS))[0]:
+                        if silence.passed(loop.time()) >= patience:
+                            return silence.seconds
+                    if asked.exception() is None:
+                        patience = self._silence
+                finally:
+                    asked.cancel()
+                    await asyncio.wait({asked})
+                await asyncio.sleep(BEAT_SECONDS)
+        finally:
+            await client.aclose()
+
+
+async def _ask(client: Client) -> None:
+    await client.request("mmi.service", b"governor", timeout=ASK_SECONDS, idempotent=True)
 
 
 async def answering(client: Client) -> None:

@@ -4,8 +4,8 @@ Rules:
 1. READY is said when runs can be taken: journal open, forkserver warm, broker answering, front desk registered.
 2. A stop interrupts the runs in order, tells watchers, then takes down Ray, broker and forkserver. A second signal
    leaves out the grace.
-3. A crash of a governor ends the daemon with 70, a full disk or a journal that can't be written with 75: the next start
-   goes on where the journal ends.
+3. A crash of a governor, or a broker that can't be kept alive, ends the daemon with 70, a full disk or a journal that can't be
+   written with 75: the next start goes on where the journal ends.
 4. The loop itself feeds the watchdog: a daemon whose loop hangs is restarted.
 """
 
@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Final
 from governor import disk, journal_schema, logs, premises, reaping
 from governor.broker_process import BrokerProcess, answering
 from governor.conductors import process
-from governor.errors import ConfigError, ExitCode, GovernorError, TryAgain
+from governor.errors import ConfigError, ExitCode, GovernorError, ProcessError, TryAgain
 from governor.front_desk import FrontDesk
 from governor.journal import Journal
 from governor.messages import SERVICE
@@ -227,8 +227,9 @@ class Daemon:
         self._notifier.stopping("interrupting the runs in work")
         log.info("daemon.stopping", runs=[g.experiment_run_id for g in self.governors if g.experiment_run_id])
         urgent = self._signals > 1
+        why = f": {self._crash}" if isinstance(self._crash, ProcessError) else ""
         for governor in self.governors:
-            governor.post_stop("the daemon is going down", urgent=urgent)
+            governor.post_stop(f"the daemon is going down{why}", urgent=urgent)
         _, late = await asyncio.wait(slots, timeout=self.config.stop_grace)
         if late:
             for governor in self.governors:
@@ -277,7 +278,9 @@ class Daemon:
         disk.require(self.config.state_dir, self.config.disk_reserve)
 
     def _give_up(self, error: GovernorError) -> None:
-        """Without a journal nothing may be acknowledged: the runs are interrupted, and go on in the next invocation."""
+        """Without a journal nothing may be acknowledged, without a broker nothing is heard: the runs are interrupted, and go on
+        in the next invocation.
+        """
         if self._crash is None:
             log.error("daemon.gives_up", reason=str(error))
         self._crash = self._crash or error
@@ -364,6 +367,9 @@ class Daemon:
     def _background_ended(self, task: asyncio.Task[None]) -> None:
         """Background work ends by being cancelled; any other end is a crash of the daemon."""
         if task.cancelled() or (error := task.exception()) is None:
+            return
+        if isinstance(error, ProcessError):  # not ours: what could not be kept alive, with its story
+            self._give_up(error)
             return
         log.error("daemon.crashed", task=task.get_name(), exc_info=error)
         self._crash = error

@@ -2,11 +2,12 @@
 
 Rules:
 1. The daemon never imports Ray: the head is a process of its own (`governor.tasks.fleet.head`), in its own process group.
-2. One `RayHead` is one head from start to end. To restart after `exited()`, with a back-off, is the caller's part:
-   it makes a new one, and task conductors connect to the new address.
+2. One `RayHead` is one head from start to end. To stop and replace it after `lost()`, with a back-off, is the caller's
+   part: it makes a new one, and task conductors connect to the new address.
 3. Clients need a token: `token_path`, 0600, kept from one head to the next.
 4. `stop` returns when every process is seen dead, also agents in sessions of their own, and the temp folder is gone.
-5. Call `start` in a thread that lives as long as the head is to: PDEATHSIG tells of the death of the thread that forked.
+5. Its GCS and its raylet are asked, not only waited for: who is frozen is lost too.
+6. Call `start` in a thread that lives as long as the head is to: PDEATHSIG tells of the death of the thread that forked.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import psutil
 
@@ -30,6 +31,10 @@ from governor import logs
 from governor.errors import ProcessError
 from governor.reaping import house_of
 from governor.tasks.exchange import reaper
+from governor.tasks.fleet.liveness import all_answer, first_ended
+
+if TYPE_CHECKING:
+    from governor.tasks.fleet.liveness import Server
 
 START_SECONDS: Final = 60.0
 STOP_SECONDS: Final = 10.0
@@ -87,6 +92,7 @@ class RayHead:
         self._process: asyncio.subprocess.Process | None = None
         self._complaints: asyncio.Task[list[str]] | None = None
         self._exited: asyncio.Task[int] | None = None
+        self._vital: tuple[Server, ...] = ()
 
     @property
     def pid(self) -> int | None:
@@ -131,6 +137,8 @@ class RayHead:
         except asyncio.CancelledError:
             await self.stop()
             raise
+        host, _, port = ready["address"].rpartition(":")
+        self._vital = ((host, int(port), "Ray's GCS"), (host, ready["raylet_port"], "Ray's raylet"))
         took = round(time.monotonic() - began, 2)
         log.info(
             "ray_head.started",
@@ -146,6 +154,31 @@ class RayHead:
         if self._exited is None:
             raise ProcessError("this Ray head was never started")
         return await asyncio.shield(self._exited)
+
+    async def answers(self) -> bool:
+        """Whether its parts answer; a frozen one is given the time that takes it for lost."""
+        return await all_answer(self._vital)
+
+    async def lost(self) -> str:
+        """Returns how it has ended, or which part of it is gone or silent; until then it waits. Call after `start`."""
+        exited = asyncio.ensure_future(self.exited())
+        silent = asyncio.create_task(first_ended(self._vital), name="ray_head.beat")
+        try:
+            await asyncio.wait({exited, silent}, return_when=asyncio.FIRST_COMPLETED)
+            if not exited.done():
+                return silent.result()
+            if self._complaints is not None:
+                await asyncio.wait({self._complaints}, timeout=1.0)
+            return f"exit code {exited.result()}{self._last_words()}"
+        finally:
+            for task in (exited, silent):
+                task.cancel()
+            await asyncio.wait({exited, silent})
+
+    def _last_words(self) -> str:
+        if self._complaints is None or not self._complaints.done():
+            return ""
+        return "".join(f" ({line})" for line in self._complaints.result()[-1:])
 
     async def stop(self) -> None:
         """Takes the head down; may be called at any time, and again. Raises ProcessError if a process lives on."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from pathlib import Path
 
 import psutil
@@ -11,6 +12,7 @@ import pytest
 from governor.config import RayConfig
 from governor.errors import ProcessError
 from governor.ray_service import RayService
+from governor.tasks.fleet import liveness
 
 
 @pytest.fixture
@@ -21,12 +23,21 @@ async def service(tmp_path):
 
 
 def processes(service: RayService) -> list[psutil.Process]:
-    head = psutil.Process(service._head.pid)
+    head = psutil.Process(service._living.head.pid)
     return [head, *head.children(recursive=True)]
 
 
 def alive(found: list[psutil.Process]) -> list[psutil.Process]:
     return [each for each in found if each.is_running() and each.status() != psutil.STATUS_ZOMBIE]
+
+
+async def freeze(service: RayService, part: str) -> psutil.Process:
+    """Returns when it is stopped: the signal is there before its threads hear of it."""
+    victim = next(each for each in processes(service) if each.name() == part)
+    victim.suspend()
+    while victim.status() != psutil.STATUS_STOPPED:  # noqa: ASYNC110  # nobody but its parent is told
+        await asyncio.sleep(0)
+    return victim
 
 
 async def test_a_cluster_of_somebody_else_is_told_as_it_is(tmp_path):
@@ -47,7 +58,7 @@ async def test_all_who_ask_get_one_head_and_after_its_death_another(service):
     first, same = await asyncio.gather(service.settings(), service.settings())
     assert first == same == await service.settings()
     old = processes(service)
-    head = service._head
+    head = service._living.head
     assert str(service) == f"local head at {first['address']} (pid {head.pid})"
     head_died = head.exited()
     old[0].kill()
@@ -75,3 +86,64 @@ async def test_a_head_that_cannot_start_is_an_error_and_may_be_asked_for_again(t
             await service.settings()
         assert str(service) == "not started"
     await service.aclose()
+
+
+@pytest.mark.ray
+async def test_a_frozen_part_is_a_lost_head_whether_somebody_asks_or_not(service, monkeypatch):
+    monkeypatch.setattr(liveness, "SILENT_SECONDS", 2.0)
+    first = await service.settings()
+    old = processes(service)
+    await freeze(service, "raylet")
+    async with asyncio.timeout(60):
+        second = await service.settings()
+    assert second["address"] != first["address"]
+    assert alive(old) == []
+    living = service._living
+    old = processes(service)
+    await freeze(service, "gcs_server")
+    async with asyncio.timeout(60):
+        await asyncio.wait({living.watch})
+    assert alive(old) == []
+    assert str(service) == "not started"
+
+
+@pytest.mark.ray
+async def test_a_part_that_is_frozen_for_a_moment_is_waited_for(service):
+    first = await service.settings()
+    raylet = await freeze(service, "raylet")
+    asked = asyncio.create_task(service.settings())
+    done, _ = await asyncio.wait({asked}, timeout=1.5)
+    assert not done, "nobody could have answered"
+    raylet.resume()
+    async with asyncio.timeout(30):
+        assert await asked == first
+
+
+@pytest.mark.ray
+async def test_after_deaths_in_a_row_their_story_is_told_until_the_next_may_be_tried(tmp_path):
+    service = RayService(
+        RayConfig(num_cpus=1),
+        state_folder=tmp_path / "s",
+        runtime_folder=tmp_path / "r",
+        most_deaths=2,
+        try_again=3600.0,
+    )
+    try:
+        for _ in range(2):
+            await service.settings()
+            living = service._living
+            next(each for each in processes(service) if each.name() == "gcs_server").kill()
+            async with asyncio.timeout(30):
+                await asyncio.wait({living.watch})
+        told = (
+            r"Ray's head died 2 times in a row, each within 30 s: [^;]+ after [\d.]+ s; [^;]+ after [\d.]+ s; "
+            r"the next one may be tried in 3\d{3} s"
+        )
+        with pytest.raises(ProcessError) as caught:
+            await service.settings()
+        assert re.fullmatch(told, str(caught.value))
+        assert str(service).startswith("not started: its head died 2 times in a row")
+        service._try_again = 0.0
+        assert await service.settings()
+    finally:
+        await service.aclose()

@@ -14,7 +14,9 @@ from governor.conductors.readiness import readable
 pytestmark = [pytest.mark.system, pytest.mark.ray]
 
 SECONDS = 10.0
-"""From a kill to the end of the conductor; most of it is the machine's, which may be busy."""
+"""From a kill to the end of the conductor; most of it is the machine's, which may be busy. A frozen part is given 10 s,
+and asked each 2.5 s.
+"""
 
 
 def marks(folder):
@@ -28,8 +30,13 @@ def open_pipe(path):
     return os.open(path, os.O_RDONLY | os.O_NONBLOCK)
 
 
-@pytest.mark.parametrize("part", ["gcs_server", "raylet"])
-async def test_a_part_of_ray_killed_under_a_run_costs_a_conductor_and_nothing_that_was_done(house, part):
+@pytest.mark.parametrize(
+    ("part", "fate", "seconds"),
+    [("gcs_server", "kill", SECONDS), ("raylet", "kill", SECONDS), ("raylet", "suspend", SECONDS + 12.5)],
+)
+async def test_a_part_of_ray_lost_under_a_run_costs_a_conductor_and_nothing_that_was_done(
+    house, part, fate, seconds
+):
     flag = house.folder / "healed"
     slow = {"flag": str(flag), "how": "hang"}
     hangs = open_pipe(f"{flag}.hangs")
@@ -49,14 +56,14 @@ async def test_a_part_of_ray_killed_under_a_run_costs_a_conductor_and_nothing_th
         before = tree.daemon.children(recursive=True)
         [victim] = [process for process in before if process.name() == part]
         flag.touch()
-        victim.kill()
+        getattr(victim, fate)()
         events, result = await tree.end(uid)
         assert result.outcome == "finished", result.reason
         [said] = [e.data for e in events if e.kind == "conductor.failed"]
         assert said["reason"].startswith("Ray is lost: "), said
         [exited] = [e for e in events if e.kind == "conductor.exited" and not e.data["expected"]]
         assert exited.data["conductor"] == "tasks"
-        assert exited.at - hung.at < SECONDS
+        assert exited.at - hung.at < seconds
         ready = [e.data["detail"]["ray"] for e in events if e.kind == "conductor.ready"]
         assert len(set(ready)) == 2, "it came back to the same head"
         assert (await tree.executor.status()).ray not in (ray, "not started")
@@ -66,3 +73,22 @@ async def test_a_part_of_ray_killed_under_a_run_costs_a_conductor_and_nothing_th
         )
         assert ended == Counter([("first", 0), ("slow", 0), ("slow", 1), ("last", 0)])
         assert not psutil.pid_exists(hung.data["pid"])
+        assert not victim.is_running()
+
+
+def part_of(tree, name):
+    [part] = [each for each in tree.daemon.children(recursive=True) if each.name() == name]
+    return part
+
+
+async def test_a_part_of_ray_frozen_before_a_run_is_found_by_its_start(house):
+    tasks = [{"id": "once", "call": "user_code:once"}]
+    run = {"name": "t", "restart": {"conductors": 0}, "phases": [{"name": "p", "tasks": tasks}]}
+    async with house.serve() as tree:
+        await tree.end(await tree.executor.submit(run, folder=house.folder))
+        frozen = part_of(tree, "gcs_server")
+        frozen.suspend()
+        events, result = await tree.end(await tree.executor.submit(run, folder=house.folder))
+        assert result.outcome == "finished", result.reason
+        assert [e.data for e in events if e.kind == "conductor.exited" and not e.data["expected"]] == []
+        assert not frozen.is_running()

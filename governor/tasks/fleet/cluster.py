@@ -1,7 +1,7 @@
 """The connection to Ray: made in a thread of its own, asked what the nodes have, watched for its loss.
 
-Ray terminates a driver 61 s after the GCS is lost and fails every call for ever once its raylet is lost. So both are
-watched (`liveness`).
+Ray terminates a driver 61 s after the GCS is lost and fails every call for ever once its raylet is lost; with one that
+is frozen it waits without an end. So both are watched (`liveness`), the GCS also while a connection is being made.
 """
 
 from __future__ import annotations
@@ -20,16 +20,19 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import governor
 from governor import logs
 from governor.errors import ConductorError
-from governor.tasks.fleet.liveness import answers, ended
+from governor.tasks.fleet.liveness import all_answer, answers, ended, first_ended
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from governor.tasks.fleet.liveness import Server
     from governor.tasks.planning.story import Shape
 
 CONNECT_SECONDS: Final = 60.0
 LEAVE_SECONDS: Final = 10.0
 """What is tidied up at the end is not waited for any longer: Ray may hang, and its thread with it."""
+ASK_AGAIN_SECONDS: Final = 1.0
+"""For a node that was lost to show that it is not."""
 AGENT_THREADS: Final = 16
 RAY_NAMES: Final = {"cpus": "CPU", "cpu": "CPU", "gpus": "GPU", "gpu": "GPU"}
 """Names of `resources` in a run file for Ray's own; `memory` (bytes) and custom ones keep their names."""
@@ -79,7 +82,7 @@ class Cluster:
                     await self.call(self._adopt)
                     return
                 await self._reachable()
-                await self.call(self._connect)
+                await self._join()
         except TimeoutError:
             where = f"Ray at {self.address}" if self.address else "Ray of this process"
             raise ConductorError(f"{where} did not answer within {CONNECT_SECONDS:g} s") from None
@@ -90,6 +93,20 @@ class Cluster:
             if "InvalidAuthToken" in str(error.__context__) or "InvalidAuthToken" in str(error):
                 why = f"it does not accept the token ({self._token_path or 'none is configured'})"
             raise ConductorError(f"no connection to Ray at {self.address}: {why}") from error
+
+    async def _join(self) -> None:
+        """`_connect`, given up when the GCS is lost meanwhile: Ray would wait for it."""
+        joined = asyncio.ensure_future(self.call(self._connect))
+        lost = asyncio.create_task(self.lost(), name="ray.watch")
+        try:
+            await asyncio.wait({joined, lost}, return_when=asyncio.FIRST_COMPLETED)
+            if not joined.done():
+                raise ConductorError(f"no connection to Ray at {self.address}: {lost.result()}")
+            joined.result()
+        finally:
+            joined.cancel()
+            lost.cancel()
+            await asyncio.wait({joined, lost})
 
     async def call(self, function: Callable[[], T]) -> T:
         """Runs a call into Ray in Ray's thread. Raises ConductorError once the connection has been shut down."""
@@ -116,20 +133,14 @@ class Cluster:
             called.result()
 
     async def lost(self) -> str:
-        """Returns the reason when the GCS or this node's raylet is gone; until then it waits."""
-        tasks = [asyncio.create_task(ended(*end), name=f"ray.watch.{end[2]}") for end in self._vital()]
-        try:
-            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            return done.pop().result()
-        finally:
-            for task in tasks:
-                task.cancel()
+        """Returns the reason when the GCS or this node's raylet is gone or silent; until then it waits."""
+        return await first_ended(self._vital())
 
     async def answers(self) -> bool:
-        """Whether the GCS and this node's raylet are there now."""
-        return all(await asyncio.gather(*(answers(host, port) for host, port, _ in self._vital())))
+        """Whether the GCS and this node's raylet are there and answer."""
+        return await all_answer(self._vital())
 
-    def _vital(self) -> list[tuple[str, int, str]]:
+    def _vital(self) -> list[Server]:
         host, _, port = self.address.rpartition(":")
         own = [] if self.own is None else [(self.own.host, self.own.port, "Ray's raylet")]
         return [(host, int(port), "Ray's GCS"), *own]
@@ -156,7 +167,7 @@ class Cluster:
         before = self._told
         await self.call(self._ask_nodes)
         for node in self._alive:
-            if node.id in self._lost and await answers(node.host, node.port):
+            if node.id in self._lost and await answers(node.host, node.port, silence=ASK_AGAIN_SECONDS):
                 self._lost.discard(node.id)
         self._lost.intersection_update(node.id for node in self._alive)
         self._note_nodes()

@@ -3,7 +3,8 @@
 It starts the GCS and the raylet and nothing else: `ray start` adds an API server (90 MB, more than a second) and a
 monitor that tasks do not need, and puts the head on the machine's outward address even when told 127.0.0.1. Here all
 ports are on the loopback interface. When ready it writes one JSON line to standard output; it ends, with all that it
-started, when one of the two dies or on SIGTERM, and by PDEATHSIG when the daemon dies.
+started, when one of the two dies or on SIGTERM, and by PDEATHSIG when the daemon dies. Whether they answer, the daemon
+asks.
 """
 
 from __future__ import annotations
@@ -50,13 +51,16 @@ def main(settings: str) -> int:
     )
     head = Head(params, head=True, shutdown_at_exit=True, spawn_reaper=True)
     signal.signal(signal.SIGTERM, _leave)
-    pids = [info.process.pid for infos in head.all_processes.values() for info in infos]
-    sys.stdout.write(json.dumps({"address": head.gcs_address, "pids": pids}) + "\n")
+    pids = {info.process.pid: kind for kind, infos in head.all_processes.items() for info in infos}
+    ready = {"address": head.gcs_address, "raylet_port": head.node_manager_port, "pids": list(pids)}
+    sys.stdout.write(json.dumps(ready) + "\n")
     sys.stdout.flush()
     poll = select.poll()
-    for pid in pids:
-        poll.register(os.pidfd_open(pid), select.POLLIN)
-    poll.poll()
+    kinds = {os.pidfd_open(pid): kind for pid, kind in pids.items()}
+    for handle in kinds:
+        poll.register(handle, select.POLLIN)
+    (first, _), *_ = poll.poll()
+    sys.stderr.write(f"{kinds[first]} has ended\n")
     return 1
 
 
