@@ -37,6 +37,7 @@ def governor(tmp_path):
         return subprocess.Popen(
             [sys.executable, "-m", "governor", *map(str, arguments)],
             cwd=tmp_path, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),  # the tests may run below nohup
         )  # fmt: skip
 
     yield start
