@@ -37,7 +37,7 @@ def governor(tmp_path):
         return subprocess.Popen(
             [sys.executable, "-m", "governor", *map(str, arguments)],
             cwd=tmp_path, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-            preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),  # the tests may run below nohup
+            preexec_fn=_hears_sighup,  # noqa: PLW1509  # no thread runs here
         )  # fmt: skip
 
     yield start
@@ -46,6 +46,11 @@ def governor(tmp_path):
     assert left == []
     assert list(temporary.iterdir()) == []
     temporary.rmdir()
+
+
+def _hears_sighup():
+    """The tests may run below nohup."""
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def _bytes(path):

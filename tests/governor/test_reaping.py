@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -76,8 +77,17 @@ def test_nobody_kills_himself_or_those_above(begin):
     code = "import sys; from governor import reaping; print(reaping.kill_left_over(sys.argv[1]))"
     process = begin("1.1", command=[sys.executable, "-c", code, HOUSE], stdout=subprocess.PIPE)
     assert process.communicate(timeout=30)[0] == b"([], [])\n"
-    me = Birth.of(os.getpid())
-    assert reaping.kill_left_over(HOUSE, [me, Birth.of(os.getppid())]) == ([], [])
+
+
+def test_nor_those_above_that_are_on_record(begin):
+    """A parent with nobody else below it: what a parent has started besides is killed."""
+    code = (
+        "import os, sys; from governor import reaping; from governor.births import Birth; "
+        "print(reaping.kill_left_over(sys.argv[1], [Birth.of(os.getpid()), Birth.of(os.getppid())]))"
+    )
+    below = shlex.join([sys.executable, "-c", code, HOUSE])
+    process = begin("1.1", command=["sh", "-c", f"{below}; echo done"], stdout=subprocess.PIPE)
+    assert process.communicate(timeout=30)[0] == b"([], [])\ndone\n"
 
 
 def test_who_lives_on_is_named_and_its_handle_tells_of_its_death(begin, monkeypatch):
