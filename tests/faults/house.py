@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 HERE: Final = Path(__file__).parent
 MARK: Final = "GOVERNOR_FAULT_HOUSE"
 READY_SECONDS: Final = 60.0
-STATE_BYTES: Final = 64 << 20
+STATE_BYTES: Final = 160 << 20
 """Room of a state folder that is to be filled."""
 
 

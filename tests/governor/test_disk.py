@@ -110,12 +110,12 @@ def test_a_folder_that_cannot_be_made_for_want_of_room_is_no_bad_configuration(t
         premises.own(tmp_path / "new")
 
 
-def test_a_start_without_room_is_refused_before_any_run(tmp_path):
+def test_a_start_without_room_is_refused_before_any_run(short_path):
     """The whole daemon, on a disk that is full for every file beyond a megabyte."""
     program = f"""
 import resource, runpy, sys
 resource.setrlimit(resource.RLIMIT_FSIZE, ({MIB}, resource.RLIM_INFINITY))
-sys.argv = ["governor", "serve", "--state-dir", {str(tmp_path / "s")!r}, "--runtime-dir", {str(tmp_path / "r")!r}]
+sys.argv = ["governor", "serve", "--state-dir", {str(short_path / "s")!r}, "--runtime-dir", {str(short_path / "r")!r}]
 runpy.run_module("governor", run_name="__main__")
 """
     done = subprocess.run(
@@ -123,7 +123,7 @@ runpy.run_module("governor", run_name="__main__")
     )
     assert done.returncode == 75
     assert "make room" in done.stderr
-    assert sorted(path.name for path in (tmp_path / "s").iterdir()) == ["governor.lock"]
+    assert sorted(path.name for path in (short_path / "s").iterdir()) == ["governor.lock"]
 
 
 def test_a_file_is_there_whole_or_not_at_all(tmp_path):

@@ -85,23 +85,23 @@ class Service:
         raise AssertionError(f"ended before {wanted}")
 
 
-async def test_ready_is_said_when_runs_can_be_taken_and_each_transition_is_a_status(tmp_path):
-    (tmp_path / "walker.py").write_text(WALKER)
-    async with Service(tmp_path) as service:
+async def test_ready_is_said_when_runs_can_be_taken_and_each_transition_is_a_status(short_path):
+    (short_path / "walker.py").write_text(WALKER)
+    async with Service(short_path) as service:
         assert "STATUS=no run in work; 0 queued" in (await service.told("READY=1"))[-1]
         async with Executor(service.endpoint, timeout=2.0) as executor:
-            uid = await executor.submit(TASK_FREE_RUN, folder=tmp_path)
+            uid = await executor.submit(TASK_FREE_RUN, folder=short_path)
             seen = await service.told("no run in work")
         states = ["starting", "running", "finalizing", "stopping"]
         assert [line for line in seen if uid in line] == [f"STATUS={uid} {s}; 0 queued" for s in states]
         service.process.terminate()
         assert "STOPPING=1" in (await service.told("STOPPING=1"))[-1]
         assert await service.process.wait() == ExitCode.DONE
-    assert list((tmp_path / "run").iterdir()) == [], "sockets were left behind"
+    assert list((short_path / "run").iterdir()) == [], "sockets were left behind"
 
 
-async def test_the_event_loop_feeds_the_watchdog(tmp_path):
-    async with Service(tmp_path, watchdog=0.4) as service:
+async def test_the_event_loop_feeds_the_watchdog(short_path):
+    async with Service(short_path, watchdog=0.4) as service:
         await service.told("READY=1")
         await _times(3, service, "WATCHDOG=1")
         os.kill(service.process.pid, signal.SIGSTOP)
@@ -117,8 +117,8 @@ async def _times(number, service, wanted):
         await service.told(wanted)
 
 
-async def test_sighup_reads_the_configuration_anew_all_or_nothing(tmp_path):
-    async with Service(tmp_path, config="queue_limit = 5\n") as service:
+async def test_sighup_reads_the_configuration_anew_all_or_nothing(short_path):
+    async with Service(short_path, config="queue_limit = 5\n") as service:
         await service.told("READY=1")
         service.config.write_text("queue_limit = 7\n")
         service.process.send_signal(signal.SIGHUP)
@@ -146,16 +146,16 @@ def ended(uid):
     )
 
 
-async def test_ended_runs_beyond_the_bounds_are_pruned_and_the_bounds_are_read_anew(tmp_path):
-    (tmp_path / "state").mkdir()
-    journal = Journal(tmp_path / "state" / "governor.db")
+async def test_ended_runs_beyond_the_bounds_are_pruned_and_the_bounds_are_read_anew(short_path):
+    (short_path / "state").mkdir()
+    journal = Journal(short_path / "state" / "governor.db")
     for uid in ("aaaa", "bbbb", "cccc"):
         spec = {**TASK_FREE_RUN, "name": uid}
         await journal.write(lambda tx, u=uid, s=spec: tx.submit(uid=u, key=None, name=u, spec=s, folder="/"))
         await journal.write(lambda tx, u=uid: (tx.outcome(ended(u)), tx.ended(u)))
-        (tmp_path / "state" / "runs" / uid).mkdir(parents=True)
+        (short_path / "state" / "runs" / uid).mkdir(parents=True)
     await journal.close()
-    async with Service(tmp_path, config="keep_runs = 2\n") as service:
+    async with Service(short_path, config="keep_runs = 2\n") as service:
         await service.told("READY=1")
         assert "aaaa" in await service.logged("run.pruned")
         service.config.write_text("keep_runs = 1\n")
@@ -166,19 +166,19 @@ async def test_ended_runs_beyond_the_bounds_are_pruned_and_the_bounds_are_read_a
             assert (await executor.prune(keep_runs=0, dry_run=True)).uids == ("cccc",)
             assert (await executor.prune(keep_runs=0)).uids == ("cccc",)
         assert "cccc" in await service.logged("run.pruned")
-    assert list((tmp_path / "state" / "runs").iterdir()) == []
+    assert list((short_path / "state" / "runs").iterdir()) == []
 
 
-async def test_a_damaged_journal_ends_the_start_with_what_to_do(tmp_path):
-    (tmp_path / "state").mkdir()
-    path = tmp_path / "state" / "governor.db"
+async def test_a_damaged_journal_ends_the_start_with_what_to_do(short_path):
+    (short_path / "state").mkdir()
+    path = short_path / "state" / "governor.db"
     journal = Journal(path)
     await journal.write(
         lambda tx: tx.submit(uid="r1", key=None, name="n", spec={"x": "y" * 50_000}, folder="/")
     )
     await journal.close()
     path.write_bytes(path.read_bytes()[:-8192] + b"\xaa" * 8192)
-    async with Service(tmp_path) as service:
+    async with Service(short_path) as service:
         _, said = await service.process.communicate()
         assert service.process.returncode == ExitCode.INTERNAL
     assert "governor.db is damaged: " in said.decode()
