@@ -22,7 +22,7 @@ async def _left_open(before):
     """What another thread of this process, of an earlier test, has open for a moment is not counted."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(3):
-            while open_fds() - before:
+            while open_fds() - before:  # noqa: ASYNC110  # nobody tells of it
                 await asyncio.sleep(0.05)
     return open_fds() - before
 
