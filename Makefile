@@ -9,7 +9,7 @@ run: $(VENV)/.run
 	$(BIN)/governor run examples/frozen_lake/run.yaml
 
 test: lint types imports
-	$(BIN)/python -m pytest -q -n 2 --dist loadfile
+	$(BIN)/python -m pytest -q
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
