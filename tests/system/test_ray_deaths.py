@@ -6,8 +6,8 @@ import os
 from collections import Counter
 from pathlib import Path
 
-import psutil
 import pytest
+from living import lives
 
 from governor.conductors.readiness import readable
 
@@ -72,7 +72,7 @@ async def test_a_part_of_ray_lost_under_a_run_costs_a_conductor_and_nothing_that
             (e.data["record"]["task"], e.data["record"]["run"]) for e in events if e.kind == "task.ended"
         )
         assert ended == Counter([("first", 0), ("slow", 0), ("slow", 1), ("last", 0)])
-        assert not psutil.pid_exists(hung.data["pid"])
+        assert not lives(hung.data["pid"])
         assert not victim.is_running()
 
 

@@ -6,8 +6,8 @@ import os
 import signal
 from pathlib import Path
 
-import psutil
 import pytest
+from living import lives
 
 pytestmark = [pytest.mark.system, pytest.mark.ray]
 
@@ -71,7 +71,7 @@ async def test_a_task_conductor_killed_at_work_is_replaced_and_nothing_is_done_t
         assert [record.outcome for record in result.phases[0].tasks] == ["succeeded"] * 3
         for task in ("first", "last"):
             assert (Path(result.folder) / f"{task}.starts").read_text() == "x"
-        assert not psutil.pid_exists(nap.data["pid"])
+        assert not lives(nap.data["pid"])
         assert [e.data["record"]["task"] for e in events if e.kind == "task.ended"] == [
             "first",
             "nap",

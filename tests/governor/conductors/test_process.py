@@ -14,6 +14,7 @@ from pathlib import Path
 import aiomultiprocess.core
 import psutil
 import pytest
+from living import lives
 
 from governor.births import Birth
 from governor.conductors import forkserver, process
@@ -197,7 +198,7 @@ class TestStart:
         os.kill(report.pid, signal.SIGKILL)
         async with asyncio.timeout(5):
             assert await child.wait() == -signal.SIGKILL
-        assert not psutil.pid_exists(child.pid) or psutil.Process(child.pid).status() == psutil.STATUS_ZOMBIE
+        assert not lives(child.pid)
         again = process.start(name="d", target="process_targets:leave", payload=b"4")
         assert await again.wait() == 4
         assert (await process.warm()).pid != report.pid

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from living import lives
 
 from governor.conductors.readiness import is_readable
 
@@ -117,7 +118,7 @@ class TestDaemonsDeath:
         popen, told = daemon("defy", "false", news.address.decode(), "end")
         assert popen.wait(timeout=5) == 0
         for pid in told["children"]:
-            assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+            assert not lives(pid)
 
     async def test_children_run_no_main_module_again(self, daemon, news):
         daemon("answer", "false", news.address.decode())

@@ -11,9 +11,9 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
-import psutil
 import pytest
 from experiments import Bare, EnvArgs, Exp, Later, Unsendable, story_of
+from living import lives
 
 from governor.tasks import SchedulerConfig, TaskFailed, execute_task_graph
 from governor.tasks.errors import GraphError
@@ -232,7 +232,7 @@ def test_each_has_its_own_limit_also_beside_longer_ones(tmp_path):
         assert results[name].outcome == "timed_out"
         assert 0.5 <= results[name].record.seconds < 3
         (begun,) = of(story_of(story), name)
-        assert not psutil.pid_exists(begun["pid"]), "it lives on"
+        assert not lives(begun["pid"]), "it lives on"
 
 
 def test_a_slow_import_is_no_running_time(tmp_path):

@@ -9,10 +9,10 @@ from collections import Counter
 from pathlib import Path
 
 import msgspec
-import psutil
 import pytest
 from in_process_commands import episodes as told
 from in_process_commands import outcomes
+from living import lives
 
 from governor.conductors.conductor import RecordingLink
 from governor.conductors.simulation import SimulationController
@@ -93,10 +93,6 @@ def pids(path):
     return [int(line) for line in path.read_text().split()]
 
 
-def alive(pid):
-    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-
-
 def once_each(records, episodes):
     return sorted(record.index for record in records) == list(range(episodes))
 
@@ -173,7 +169,7 @@ async def test_one_that_hangs_costs_its_runner_and_nothing_else(phases, tmp_path
     assert by_index[2].seconds >= 2
     assert Counter(outcomes(records)) == {"terminated": 9, "timed_out": 1}
     [hung] = pids(begun)
-    assert not alive(hung)
+    assert not lives(hung)
     assert end.metrics.get("episodes_played_again", 0) == 0
     assert set(phases.steps(command)["episode"].to_pylist()) == set(range(10)) - {2}
 
@@ -259,7 +255,7 @@ async def test_a_stop_cancels_what_is_in_work_at_its_next_step_and_keeps_the_run
     records, end = await phases.end(link, playing)
     assert outcomes(records) == ["terminated"] * 4 + ["cancelled"]
     assert (end.end, end.failures) == ("stopped", 0)
-    assert alive(visit.pid)
+    assert lives(visit.pid)
     table = phases.steps(command)
     assert table["outcome"].to_pylist()[-1] == "cancelled"
 
@@ -273,7 +269,7 @@ async def test_a_stop_does_not_wait_for_one_that_hangs(phases, gate):
     records, end = await phases.end(link, playing)
     assert outcomes(records) == ["terminated", "terminated", "cancelled"]
     assert end.end == "stopped"
-    assert not alive(visit.pid)
+    assert not lives(visit.pid)
 
 
 async def test_until_ends_the_phase(phases):

@@ -4,8 +4,8 @@ import asyncio
 import json
 
 import pandas as pd
-import psutil
 import pytest
+from living import lives
 from text_phases import SECONDS, play, steps_of, talking
 from text_servers import ChatServer, EnvironmentServer
 from text_world import TextWorld
@@ -100,7 +100,7 @@ async def test_one_without_is_made_anew_for_each_episode_and_gone_afterwards(hou
     assert [(r.outcome, r.value) for r in records] == [("terminated", 2.0)] * 3
     pids = {json.loads(state)["pid"] for state in steps_of(house).env_state}
     assert len(pids) == 3
-    assert not any(psutil.pid_exists(pid) for pid in pids)
+    assert not any(lives(pid) for pid in pids)
 
 
 async def test_max_steps_truncates(house, world):

@@ -13,6 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 import text_worlds
+from living import lives
 
 from governor.conductors.kill_ladder import Rungs
 from governor.conductors.readiness import readable
@@ -247,7 +248,7 @@ async def test_it_may_close_itself(start, tmp_path):
     pids = {world.pid, (await world.step("a", timeout=SECONDS)).info["pid"]}
     await world.aclose()
     assert int((tmp_path / "closed").read_text()) in pids
-    assert not any(psutil.pid_exists(pid) for pid in pids)
+    assert not any(lives(pid) for pid in pids)
     await world.aclose()
     with pytest.raises(EnvironmentFault, match="is closed"):
         await world.step("a", timeout=SECONDS)
@@ -259,7 +260,7 @@ async def test_the_close_is_bounded(start):
     await world.step("stubborn", timeout=SECONDS)
     async with asyncio.timeout(SECONDS):
         await world.aclose()
-    assert not psutil.pid_exists(pid)
+    assert not lives(pid)
 
 
 async def test_its_threads_do_not_hold_the_close(start, monkeypatch):
@@ -274,7 +275,7 @@ async def test_its_threads_do_not_hold_the_close(start, monkeypatch):
 async def test_its_descendants_go_with_it(start, action):
     world = await start()
     child = (await world.step(action, timeout=SECONDS)).info["child"]
-    assert psutil.pid_exists(child)
+    assert lives(child)
     await world.aclose()
     await gone(child)
 

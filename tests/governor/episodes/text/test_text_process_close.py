@@ -4,8 +4,8 @@ import asyncio
 import gc
 from pathlib import Path
 
-import psutil
 import pytest
+from living import lives
 from text_worlds import Corridor
 
 from governor.episodes.text.process import TextProcess
@@ -33,6 +33,6 @@ async def test_a_cancelled_close_leaves_no_process_and_no_descriptor():
     with pytest.raises(asyncio.CancelledError):
         await asyncio.wait_for(closing, SECONDS)
     gc.collect()
-    assert not psutil.pid_exists(pid)
-    assert not psutil.pid_exists(descendant) or psutil.Process(descendant).status() == psutil.STATUS_ZOMBIE
+    assert not lives(pid)
+    assert not lives(descendant)
     assert descriptors() == before

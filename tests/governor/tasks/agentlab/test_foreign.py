@@ -7,9 +7,9 @@ import sys
 import time
 from pathlib import Path
 
-import psutil
 import pytest
 from experiments import Exp, story_of
+from living import lives
 
 from governor.tasks import TaskFailed, get_elapsed_time, poll_for_timeout, run_exp
 from governor.tasks.agentlab import foreign
@@ -107,7 +107,7 @@ def test_what_hangs_is_dead_soon_after_its_limit(remote, tmp_path):
 
 def _gone(pid):
     until = time.monotonic() + 5
-    while psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie":
+    while lives(pid):
         assert time.monotonic() < until
         time.sleep(0.01)
 
@@ -144,7 +144,7 @@ def test_ours_beside_theirs(remote, tmp_path):
     assert late.outcome == "timed_out"
     assert 0.5 <= late.record.seconds < 3
     assert "longer than its timeout of 0.5 s" in str(late)
-    assert not psutil.pid_exists(story_of(story)[0]["pid"])
+    assert not lives(story_of(story)[0]["pid"])
 
 
 def test_elapsed_time_of_ours(tmp_path):
