@@ -182,7 +182,7 @@ async def test_one_that_is_only_late_ends_at_its_next_step_and_its_runner_lives(
     assert outcomes(records) == ["timed_out", "terminated", "terminated", "terminated"]
     assert records[0].reason == "longer than 2 s"
     assert records[0].steps > 3
-    assert all(map(alive, pids(built)))
+    assert all(map(lives, pids(built)))
 
 
 async def test_one_whose_runner_died_is_played_again_and_counts_once(phases, tmp_path):
