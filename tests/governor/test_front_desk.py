@@ -1,18 +1,14 @@
-"""The executor's verbs over a real broker: what each answers, and with which exit code it refuses."""
+"""The executor's verbs over a real broker: what each does, and with which exit code it refuses."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import errno
 import shutil
-import socket
-import tempfile
-from pathlib import Path
 
 import pytest
+from desk_world import RUN, TWO, done, open_desk
 
-from governor import disk
 from governor.errors import (
     AlreadyEnded,
     GovernorError,
@@ -20,93 +16,23 @@ from governor.errors import (
     NotEnded,
     RunFileError,
     TryAgain,
-    Unreachable,
     UsageError,
 )
-from governor.executor import Executor
-from governor.front_desk import FrontDesk
-from governor.journal import Journal
 from governor.messages import (
     SERVICE,
-    PhaseResult,
     Refused,
     RunResult,
     Submit,
-    TaskRecord,
     decode_reply,
     encode,
 )
-from governor.pruning import Keep, Pruner
-from governor.result import save_result
 from governor.run_file import parse
-from governor.run_queue import RunQueue
-from governor.site import Site
-from transport.broker import Broker
-from transport.client import Client
-from transport.worker import Worker
-
-TWO = {"name": "r", "phases": [{"name": "p", "tasks": [{"id": n, "call": "m:f"} for n in ("t", "u")]}]}
-RUN = {"name": "r", "phases": [{"name": "p", "tasks": [{"id": "t", "call": "m:f"}]}]}
-
-
-def done(task, outcome="succeeded", value=None):
-    return TaskRecord(task=task, run=0, outcome=outcome, attempts=1, seconds=0.1, value=value)
-
-
-class House:
-    """A daemon without slots: what is submitted stays in the queue."""
-
-    def __init__(self):
-        self.governors = []
-        self.queue = RunQueue(limit=3)
-        self.held = {}
-        self.is_stopping = False
-        self.dispatched = 0
-        self.disk_reserve = 0
-
-    def dispatch(self):
-        self.dispatched += 1
-
-    def require_room(self):
-        disk.require(self.runs, self.disk_reserve)
-
-    async def prune(self, asked):
-        return await self.pruner.prune(
-            Keep(runs=asked.keep_runs, days=asked.keep_days), dry_run=asked.dry_run
-        )
 
 
 @pytest.fixture
 async def desk():
-    """The endpoints, the house behind the desk, and an executor before it."""
-    with tempfile.TemporaryDirectory(prefix="fd-", dir="/tmp") as name:
-        folder = Path(name)
-        client, worker = f"ipc://{folder}/c", f"ipc://{folder}/w"
-        async with contextlib.AsyncExitStack() as stack:
-            await stack.enter_async_context(Broker(client_endpoint=client, worker_endpoint=worker))
-            journal = Journal(folder / "governor.db")
-            stack.push_async_callback(journal.close)
-            own = await stack.enter_async_context(Client(client))
-            site = Site(
-                client_endpoint=client,
-                worker_endpoint=worker,
-                client=own,
-                journal=journal,
-                ray="not started",
-                runs_folder=folder,
-                runtime_folder=folder,
-                log_format="json",
-                log_level="info",
-            )
-            house = House()
-            house.journal = journal
-            house.client = own
-            house.runs = folder
-            house.pruner = Pruner(journal, folder)
-            served = FrontDesk(house=house, site=site)
-            await stack.enter_async_context(Worker(worker, SERVICE, served.answer, credit=16))
-            house.executor = await stack.enter_async_context(Executor(client, timeout=3.0))
-            yield house
+    async with open_desk() as opened:
+        yield opened
 
 
 async def test_a_submitted_run_is_on_record_and_waits_with_its_reason(desk):
@@ -205,38 +131,6 @@ async def test_a_run_that_was_pruned_is_said_to_be_and_its_key_stays_its_own(des
     assert len(desk.queue) == 0
     with pytest.raises(UsageError, match="counted from 0"):
         await desk.executor.prune(keep_days=-1.0)
-
-
-async def test_a_result_that_is_too_large_for_the_journal_is_fetched_whole(desk):
-    uid = await desk.executor.submit(RUN)
-    tasks = tuple(done("t", value="x" * 1000) for _ in range(3000))
-    phases = (PhaseResult(name="p", mode="-", end="tasks_done", metrics={"m": 2.0}, tasks=tasks),)
-    large = RunResult(
-        uid=uid,
-        name="r",
-        outcome="finished",
-        reason="",
-        submitted_at=1.0,
-        started_at=None,
-        ended_at=2.0,
-        phases=phases,
-        folder="/",
-    )
-    file = save_result(large, desk.runs / uid)
-    await desk.journal.write(lambda tx: (tx.outcome(large, file=file), tx.ended(uid)))
-    assert await desk.executor.result(uid) == large
-    assert (await desk.executor.status(uid)).runs[0].metrics == {"m": 2.0}
-
-
-async def test_numbers_that_no_journal_has_are_refused(desk):
-    uid = await desk.executor.submit(RUN)
-    for limit in (0, -1, 2**63, 10_001):
-        with pytest.raises(UsageError, match="limit counts runs"):
-            await desk.executor.list(limit)
-    assert len((await desk.executor.list(10_000)).runs) == 1
-    for after in (-1, 2**63):
-        with pytest.raises(UsageError, match="numbered from 1"):
-            await anext(desk.executor.watch(uid, after=after))
 
 
 async def ended(desk, *records, outcome="failed", uid="p1", spec=TWO):
@@ -345,21 +239,6 @@ async def test_without_room_for_files_or_record_there_is_no_run_and_no_files(des
     assert [path.name for path in desk.runs.iterdir() if path.is_dir()] == ["p1"]
 
 
-async def test_a_run_is_found_by_its_beginning_if_that_is_the_only_one(desk):
-    for uid in ("abc", "abd"):
-        await desk.journal.write(
-            lambda tx, uid=uid: tx.submit(uid=uid, key=None, name="n", spec={"name": "n"}, folder="/")
-        )
-    assert (await desk.executor.status("abc")).runs[0].uid == "abc"
-    with pytest.raises(NoSuchRun, match="beginning of several runs: abc, abd") as caught:
-        await desk.executor.status("ab")
-    assert caught.value.exit_code == 4
-    with pytest.raises(NoSuchRun):
-        await desk.executor.status("zz")
-    with pytest.raises(NoSuchRun):
-        await desk.executor.status("a%")
-
-
 async def test_a_queued_run_that_is_aborted_ends_once_with_a_result(desk):
     uid = await desk.executor.submit(RUN)
     with pytest.raises(NotEnded) as not_ended:
@@ -374,71 +253,3 @@ async def test_a_queued_run_that_is_aborted_ends_once_with_a_result(desk):
     assert desk.executor.last_end.outcome == "aborted"
     with pytest.raises(AlreadyEnded):
         await desk.executor.abort(uid)
-
-
-async def test_a_run_is_explained(desk):
-    uid = await desk.executor.submit(RUN)
-    told = await desk.executor.explain(uid[:4])
-    assert (told.uid, told.name) == (uid, "r")
-    [line] = told.lines
-    assert line.what == "queued: waits for a free slot (0 runs before it)"
-    assert told.at - 10 < line.since <= told.at
-    with pytest.raises(NoSuchRun):
-        await desk.executor.explain("zz")
-
-
-async def test_what_is_on_record_now_is_watched_without_following(desk):
-    uid = await desk.executor.submit(RUN)
-    events = [event.kind async for event in desk.executor.watch(uid, follow=False)]
-    assert events == ["run.accepted"]
-    assert desk.executor.last_end.outcome == "in work"
-
-
-async def test_a_watch_that_is_open_gets_what_comes(desk):
-    uid = await desk.executor.submit(RUN)
-    seen = []
-
-    async def watch():
-        seen.extend([event async for event in desk.executor.watch(uid)])
-
-    watching = asyncio.create_task(watch())
-    await desk.journal.write(lambda tx: tx.event(uid, "something", {"n": 1}))
-    await desk.executor.abort(uid)
-    await asyncio.wait_for(watching, 10)
-    assert [(event.seq, event.kind) for event in seen] == [
-        (1, "run.accepted"),
-        (2, "something"),
-        (3, "run.ended"),
-    ]
-
-
-async def test_what_is_no_request_is_refused_and_the_desk_goes_on(desk):
-    for body in ((b"\x00garbage",), (b"",), ()):
-        answer = decode_reply((await desk.client.request(SERVICE, *body, timeout=3.0))[0])
-        assert (answer.code, answer.exit_code) == ("bad_request", 2)
-    await desk.executor.submit(RUN)
-
-
-async def test_a_socket_that_a_dead_daemon_left_is_told_within_two_seconds(tmp_path):
-    path = Path(tempfile.mkdtemp(dir="/tmp")) / "stale"
-    with socket.socket(socket.AF_UNIX) as left:
-        left.bind(str(path))
-    try:
-        with pytest.raises(Unreachable) as caught:
-            async with asyncio.timeout(9), Executor(f"ipc://{path}"):
-                pass
-        assert caught.value.exit_code == 69
-    finally:
-        path.unlink()
-        path.parent.rmdir()
-
-
-@pytest.mark.parametrize(("number", "size"), [(1500, 1), (80, 1 << 20)], ids=["many", "large"])
-async def test_events_that_were_recorded_together_are_watched_in_parts(desk, number, size):
-    uid = await desk.executor.submit(RUN)
-    together = [{"text": "x" * size} for _ in range(number)]
-    await desk.journal.write(lambda tx: tx.events(uid, "something", together))
-    await desk.executor.abort(uid)
-    seen = [(event.seq, event.kind) async for event in desk.executor.watch(uid)]
-    kinds = ["run.accepted", *["something"] * number, "run.ended"]
-    assert seen == list(enumerate(kinds, start=1))

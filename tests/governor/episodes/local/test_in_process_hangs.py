@@ -104,7 +104,7 @@ async def test_an_environment_that_hangs_when_it_is_closed_costs_one_process_and
 ):
     monkeypatch.setattr("governor.episodes.local.stepping.CLOSE_SECONDS", 0.2)
     monkeypatch.setattr(in_process, "CLOSE_SECONDS", 0.2)
-    made = inside(entry="walk_world:NeverCloses")
+    made = inside(entry="leaving_world:NeverCloses")
     controller = await house.start("simulation")
     await controller.perform(house.command(**made))
     reason = await asyncio.wait_for(controller.failed, 20)

@@ -20,7 +20,7 @@ def told(records):
 @pytest.mark.parametrize("made", [inside, lambda **more: vector(3, **more)], ids=["alone", "vector"])
 async def test_the_observation_on_record_is_what_the_agent_was_given(house, made, agent):
     records, _ = await house.play(
-        episodes=4, mode="eval", **made(entry="walk_world:Line", agent=f"walk_world:{agent}")
+        episodes=4, mode="eval", **made(entry="own_values_world:Line", agent=f"walk_world:{agent}")
     )
     assert [(r.outcome, r.steps) for r in records] == [("terminated", 3)] * 4
     steps = trajectories.read(house.folder / "run", "train").to_pandas()
@@ -55,10 +55,10 @@ async def test_a_vector_asks_the_agent_in_the_order_of_the_conductors(house):
         episodes=4,
         max_steps=6,
         name="inner",
-        **vector(2, agent="walk_world:Ordered", agent_params={"log": str(logs[0])}),
+        **vector(2, agent="own_values_world:Ordered", agent_params={"log": str(logs[0])}),
     )
     (house.folder / "run/agents/walker.state").unlink()
-    await house.pair(vector=2, agent="walk_world:Ordered", agent_params={"log": str(logs[1])})
+    await house.pair(vector=2, agent="own_values_world:Ordered", agent_params={"log": str(logs[1])})
     outer, _ = await house.play(episodes=4, max_steps=6, vector=2, incarnation=2)
     assert logs[0].read_text() == logs[1].read_text()
     assert logs[0].read_text().startswith("act 0, act 0, learn ")
@@ -75,7 +75,7 @@ def shared_agent(tmp_path, entry):
 
 @pytest.mark.parametrize("alone", [True, False])
 def test_an_action_stays_what_it_was_when_the_agent_acts_for_another(tmp_path, house_path, alone):
-    agent = shared_agent(tmp_path, "walk_world:InPlaceMany")
+    agent = shared_agent(tmp_path, "own_values_world:InPlaceMany")
     first, second = (agent.calls(number, alone=alone, explore=False) for number in (0, 1))
     one = first.act(np.full(2, 0.25, np.float32))
     (two,) = first.act_many(np.full((1, 2), 0.5, np.float32))
@@ -85,7 +85,7 @@ def test_an_action_stays_what_it_was_when_the_agent_acts_for_another(tmp_path, h
 
 
 def test_of_many_actions_each_may_be_a_fault(tmp_path, house_path):
-    agent = shared_agent(tmp_path, "walk_world:InPlaceMany")
+    agent = shared_agent(tmp_path, "own_values_world:InPlaceMany")
     calls = agent.calls(0, alone=True, explore=False)
     good, bad = calls.act_many(np.array([[0.5, 0], [np.nan, 0]], np.float32))
     assert good.tolist() == [0.5]

@@ -34,7 +34,7 @@ async def test_the_steps_of_an_episode_that_hangs_are_on_record(house, more):
 
 async def test_what_was_learned_is_kept_also_when_the_environment_exits_as_it_is_closed(house, monkeypatch):
     monkeypatch.setattr("governor.episodes.learned.SPARING", 10**9)
-    records, end = await house.play(episodes=5, **inside(entry="walk_world:Exits", at="close"))
+    records, end = await house.play(episodes=5, **inside(entry="leaving_world:Exits", at="close"))
     assert outcomes(records) == ["terminated"] * 5
     assert (end.end, end.failures) == ("max_episodes", 0)
     assert house.state()["learned"] == 25
@@ -54,7 +54,7 @@ async def test_whatever_ends_a_worker_its_environment_is_closed_and_its_agent_ke
     real = Worker._ended
     monkeypatch.setattr(Worker, "_ended", ended)
     closed = house.folder / "closed"
-    _, end = await house.play(episodes=9, **made(entry="walk_world:Closes", path=str(closed)))
+    _, end = await house.play(episodes=9, **made(entry="leaving_world:Closes", path=str(closed)))
     assert (end.end, end.first_failure) == ("stopped", "worker 0: RuntimeError: a fault of ours")
     assert closed.exists()
     assert house.state()["learned"] >= 15
@@ -64,12 +64,12 @@ async def test_whatever_ends_a_worker_its_environment_is_closed_and_its_agent_ke
     ("more", "reason"),
     [
         (
-            {"entry": "walk_world:Exits", "at": "begin"},
-            "environment 'walk_world:Exits' does not start: SystemExit: no licence",
+            {"entry": "leaving_world:Exits", "at": "begin"},
+            "environment 'leaving_world:Exits' does not start: SystemExit: no licence",
         ),
         (
-            {"agent": "walk_world:ExitingAgent", "agent_params": {"fault": "begin"}},
-            "agent 'walk_world:ExitingAgent' does not start: SystemExit: no licence",
+            {"agent": "leaving_world:ExitingAgent", "agent_params": {"fault": "begin"}},
+            "agent 'leaving_world:ExitingAgent' does not start: SystemExit: no licence",
         ),
     ],
 )
@@ -80,9 +80,11 @@ async def test_who_exits_instead_of_starting_is_named(house, more, reason):
 
 
 async def test_so_is_an_agent_that_exits_over_its_state(house):
-    agent = {"agent": "walk_world:ExitingAgent"}
+    agent = {"agent": "leaving_world:ExitingAgent"}
     _, end = await house.play(episodes=1, **inside(agent_params={"fault": "state"}, **agent))
     assert end.first_failure == "agent 'walker' cannot be saved: SystemExit: no disk"
     await house.play(episodes=1, incarnation=2, **inside())
     _, end = await house.play(episodes=2, incarnation=3, **inside(agent_params={"fault": ""}, **agent))
-    assert end.first_failure == "agent 'walk_world:ExitingAgent': load_state_dict: SystemExit: no such state"
+    assert (
+        end.first_failure == "agent 'leaving_world:ExitingAgent': load_state_dict: SystemExit: no such state"
+    )

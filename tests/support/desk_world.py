@@ -1,0 +1,85 @@
+"""A front desk over a real broker, with an executor before it and a daemon without slots behind it."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from pathlib import Path
+
+from governor import disk
+from governor.executor import Executor
+from governor.front_desk import FrontDesk
+from governor.journal import Journal
+from governor.messages import (
+    SERVICE,
+    TaskRecord,
+)
+from governor.pruning import Keep, Pruner
+from governor.run_queue import RunQueue
+from governor.site import Site
+from transport.broker import Broker
+from transport.client import Client
+from transport.worker import Worker
+
+TWO = {"name": "r", "phases": [{"name": "p", "tasks": [{"id": n, "call": "m:f"} for n in ("t", "u")]}]}
+RUN = {"name": "r", "phases": [{"name": "p", "tasks": [{"id": "t", "call": "m:f"}]}]}
+
+
+def done(task, outcome="succeeded", value=None):
+    return TaskRecord(task=task, run=0, outcome=outcome, attempts=1, seconds=0.1, value=value)
+
+
+class House:
+    """A daemon without slots: what is submitted stays in the queue."""
+
+    def __init__(self):
+        self.governors = []
+        self.queue = RunQueue(limit=3)
+        self.held = {}
+        self.is_stopping = False
+        self.dispatched = 0
+        self.disk_reserve = 0
+
+    def dispatch(self):
+        self.dispatched += 1
+
+    def require_room(self):
+        disk.require(self.runs, self.disk_reserve)
+
+    async def prune(self, asked):
+        return await self.pruner.prune(
+            Keep(runs=asked.keep_runs, days=asked.keep_days), dry_run=asked.dry_run
+        )
+
+
+@contextlib.asynccontextmanager
+async def open_desk():
+    """The endpoints, the house behind the desk, and an executor before it."""
+    with tempfile.TemporaryDirectory(prefix="fd-", dir="/tmp") as name:
+        folder = Path(name)
+        client, worker = f"ipc://{folder}/c", f"ipc://{folder}/w"
+        async with contextlib.AsyncExitStack() as stack:
+            await stack.enter_async_context(Broker(client_endpoint=client, worker_endpoint=worker))
+            journal = Journal(folder / "governor.db")
+            stack.push_async_callback(journal.close)
+            own = await stack.enter_async_context(Client(client))
+            site = Site(
+                client_endpoint=client,
+                worker_endpoint=worker,
+                client=own,
+                journal=journal,
+                ray="not started",
+                runs_folder=folder,
+                runtime_folder=folder,
+                log_format="json",
+                log_level="info",
+            )
+            house = House()
+            house.journal = journal
+            house.client = own
+            house.runs = folder
+            house.pruner = Pruner(journal, folder)
+            served = FrontDesk(house=house, site=site)
+            await stack.enter_async_context(Worker(worker, SERVICE, served.answer, credit=16))
+            house.executor = await stack.enter_async_context(Executor(client, timeout=3.0))
+            yield house
