@@ -20,7 +20,7 @@ def told(records):
 @pytest.mark.parametrize("made", [inside, lambda **more: vector(3, **more)], ids=["alone", "vector"])
 async def test_the_observation_on_record_is_what_the_agent_was_given(house, made, agent):
     records, _ = await house.play(
-        episodes=4, mode="eval", **made(entry="own_values_world:Line", agent=f"walk_world:{agent}")
+        episodes=4, mode="eval", **made(entry="own_values_world:Line", agent=f"own_values_world:{agent}")
     )
     assert [(r.outcome, r.steps) for r in records] == [("terminated", 3)] * 4
     steps = trajectories.read(house.folder / "run", "train").to_pandas()
