@@ -1,0 +1,66 @@
+"""What a campaign looks for is found where it is there."""
+
+import pytest
+from checks import Seen, judge
+
+from governor.messages import PhaseResult, RunEvent, RunResult, TaskRecord
+
+RECORD = {"task": "t", "run": 0, "outcome": "succeeded", "attempts": 1, "seconds": 0.1, "value": 1}
+TASK = TaskRecord(**RECORD)
+STARTED = ("task.started", {"phase": 0, "task": "t", "run": 0, "attempt": 1})
+ENDED = ("task.ended", {"phase": 0, "record": RECORD})
+EPISODE = ("episode.ended", {"phase": 0, "episode": {"index": 0, "outcome": "terminated"}})
+OVER = ("run.ended", {"outcome": "finished", "by": "recovery"})
+
+
+def events(*lines):
+    return [RunEvent(uid="u", seq=n, at=0.0, kind=kind, data=data) for n, (kind, data) in enumerate(lines, 1)]
+
+
+def found(folder, *lines, seen=None, outcome="finished", tasks=(TASK,), episodes=1):
+    phase = PhaseResult(
+        name="p", mode="-", end="x", metrics={}, tasks=tuple(tasks), episodes={"terminated": episodes}
+    )
+    result = RunResult(
+        uid="u", name="r", outcome=outcome, reason="", submitted_at=0.0, started_at=0.0, ended_at=1.0,
+        phases=(phase,), folder=str(folder),
+    )  # fmt: skip
+    recorded = events(*lines)
+    seen = seen or Seen(events=recorded)
+    return judge(uid="u", seen=seen, recorded=recorded, damage=[], result=result, run_folder=folder)
+
+
+def test_a_run_in_which_all_is_well_has_no_finding(tmp_path):
+    assert found(tmp_path, STARTED, ENDED, EPISODE, OVER).all == []
+
+
+@pytest.mark.parametrize(
+    ("lines", "more", "kind", "said"),
+    [
+        ((STARTED, ENDED, EPISODE, EPISODE, OVER), {"episodes": 2}, "doubled", "episode 0 of phase 0"),
+        ((STARTED, ENDED, STARTED, EPISODE, OVER), {}, "doubled", "was started after it had ended"),
+        ((STARTED, ENDED, ENDED, EPISODE, OVER), {}, "doubled", "ended twice"),
+        ((STARTED, ENDED, EPISODE, OVER), {"tasks": ()}, "lost", "the result says None"),
+        ((STARTED, ENDED, EPISODE, OVER), {"episodes": 0}, "lost", "episodes on record"),
+        ((STARTED, ENDED, EPISODE), {}, "other", "it ended 0 times"),
+        ((STARTED, ENDED, EPISODE, OVER), {"outcome": "failed"}, "other", "it ended as failed"),
+    ],
+)
+def test_what_must_not_be_is_found(tmp_path, lines, more, kind, said):
+    assert any(said in line for line in getattr(found(tmp_path, *lines, **more), kind))
+
+
+def test_what_was_told_and_is_not_on_record_is_lost(tmp_path):
+    told = events(STARTED, ENDED, EPISODE, OVER, STARTED)
+    assert (
+        "told and is gone" in found(tmp_path, STARTED, ENDED, EPISODE, OVER, seen=Seen(events=told)).lost[0]
+    )
+    gap = found(tmp_path, STARTED, ENDED, EPISODE, OVER, seen=Seen(events=[told[0], told[2]]))
+    assert "gaps or doubles" in gap.other[0]
+
+
+def test_a_task_that_began_after_its_end_was_told_is_doubled(tmp_path):
+    (tmp_path / "marks").write_text("t 0 17\nt 0 18\n")
+    lines = (STARTED, ENDED, EPISODE, OVER)
+    seen = Seen(events=events(*lines), marks={("t", 0): len("t 0 17\n")})
+    assert "started after its end was told: t 0 18" in found(tmp_path, *lines, seen=seen).doubled[0]
