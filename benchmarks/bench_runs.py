@@ -40,12 +40,10 @@ def _typed(file: Path) -> float:
 async def _submitted(house: House, file: Path) -> float:
     """Seconds from submit to the end of the run, its last process gone, as an executor sees it."""
     begun = perf_counter()
-    async for _ in house.events(file):
-        pass
+    last = [event async for event in house.events(file)][-1]
     seconds = perf_counter() - begun
-    end = house.executor.last_end
-    if end is None or end.outcome != "finished":
-        raise RuntimeError(f"the run did not finish: {end}")
+    if last.data["outcome"] != "finished":
+        raise RuntimeError(f"the run did not finish: {last.data}")
     return seconds
 
 

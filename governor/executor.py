@@ -64,7 +64,7 @@ from transport.errors import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping
+    from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 
     from governor.run_model import Run
 
@@ -82,12 +82,34 @@ PRUNE_SECONDS: Final = 120.0
 R = TypeVar("R", bound=ExecutorReply)
 
 
+class Watching:
+    """The events of one run as they come: an async iterator, to be closed with `aclose` when it is left early.
+
+    `end` tells how they ended, once they have: the outcome of the run, or ``interrupted`` when its daemon stayed away.
+    """
+
+    def __init__(self, said: AsyncGenerator[RunEvent | WatchEnd, None]) -> None:
+        self._said = said
+        self.end: WatchEnd | None = None
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> RunEvent:
+        said = await anext(self._said)
+        if isinstance(said, WatchEnd):
+            self.end = said
+            raise StopAsyncIteration
+        return said
+
+    async def aclose(self) -> None:
+        await self._said.aclose()
+
+
 class Executor:
     """An async context manager. `timeout` is the deadline of each call in seconds; for `patience` seconds it comes back to a
     daemon that went away, or that nobody can reach. Without `awaits_restart` a `watch` ends when the daemon goes down in
     order.
-
-    `last_end` tells how the last `watch` ended.
     """
 
     def __init__(
@@ -102,7 +124,6 @@ class Executor:
         self.timeout = timeout
         self.patience = patience
         self._awaits_restart = awaits_restart
-        self.last_end: WatchEnd | None = None
         try:
             self._client = Client(self.endpoint)
         except BadEndpoint as error:
@@ -144,32 +165,37 @@ class Executor:
         answer = await self._ask(asked, Submitted, source=uid, seconds=max(self.timeout, RESUME_SECONDS))
         return answer.uid
 
-    async def watch(self, uid: str, after: int = 0, *, follow: bool = True) -> AsyncIterator[RunEvent]:
+    def watch(self, uid: str, after: int = 0, *, follow: bool = True) -> Watching:
         """The events of a run with a number above `after`, until it has ended, or the daemon went down and stayed away.
 
-        `last_end` is ``interrupted`` then. Without `follow` those that are on record now. Raises Unreachable for a daemon that went without a word and stayed away,
-        NoSuchRun.
+        Without `follow` those that are on record now. Iterating raises Unreachable for a daemon that went without a
+        word and stayed away, NoSuchRun.
         """
+        return Watching(self._said(uid, after, follow=follow))
+
+    async def _said(self, uid: str, after: int, *, follow: bool) -> AsyncGenerator[RunEvent | WatchEnd, None]:
+        """The events, and after the last of them how they ended."""
         loop = asyncio.get_running_loop()
-        self.last_end = None
+        end: WatchEnd | None = None
         until = loop.time() + self.patience
         while True:
             try:
                 async for said in self._hear(Watch(uid=uid, after=after, follow=follow)):
                     if isinstance(said, WatchEnd):
-                        self.last_end = said
+                        end = said
                         break
                     until = loop.time() + self.patience
                     if said is not None:
-                        self.last_end = None
+                        end = None
                         # The uid in full: a later run may begin like what was asked for.
                         uid, after = said.uid, said.seq
                         yield said
             except TransportError as error:
                 hopeless = isinstance(error, RemoteError | TooLarge)
-                if hopeless or (self.last_end is None and loop.time() > until):
+                if hopeless or (end is None and loop.time() > until):
                     raise self._failure(error) from error
-            if self.last_end is not None and not (self._may_go_on(self.last_end) and loop.time() <= until):
+            if end is not None and not (self._may_go_on(end) and loop.time() <= until):
+                yield end
                 return
             await asyncio.sleep(BACK_OFF_SECONDS)
 

@@ -23,13 +23,19 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Machine-read
 run_argument = click.argument("uid", metavar="RUN")
 
 
+class Events(Protocol):
+    """What `follow` needs of a watch."""
+
+    @property
+    def end(self) -> WatchEnd | None: ...
+
+    def __aiter__(self) -> AsyncIterator[RunEvent]: ...
+
+
 class Source(Protocol):
     """What `follow` needs of an executor."""
 
-    @property
-    def last_end(self) -> WatchEnd | None: ...
-
-    def watch(self, uid: str, after: int = 0) -> AsyncIterator[RunEvent]: ...
+    def watch(self, uid: str, after: int = 0) -> Events: ...
 
     async def status(self, uid: str | None = None) -> StatusReport: ...
 
@@ -53,12 +59,13 @@ async def follow(source: Source, uid: str, *, display: Display, after: int = 0) 
     """
     report = await source.status(uid)
     view = RunView.of(report.runs[0]) if report.runs else RunView(uid=uid)
+    events = source.watch(view.uid)
     with display:
-        async for event in source.watch(view.uid):
+        async for event in events:
             view.on(event)
             if event.seq > after:
                 display.show(event, view)
-    return source.last_end
+    return events.end
 
 
 def exit_code(end: WatchEnd | None) -> ExitCode:

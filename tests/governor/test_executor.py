@@ -119,6 +119,31 @@ async def test_a_watch_that_comes_back_asks_for_the_very_run_that_it_had_found(l
     assert [(request.uid, request.after) for request in asked] == [("ab", 3), ("abc", 7)]
 
 
+async def test_the_end_of_a_run_does_not_end_the_watch_of_another(line, monkeypatch):
+    monkeypatch.setattr(module, "SILENCE_SECONDS", 0.2)
+    executor = await line.open()
+    asked = []
+
+    async def watched(request):
+        after = decode_request(request.body[0]).after
+        asked.append(after)
+        if after == 1:
+            return [encode(WatchEnd(outcome="finished"))]
+        await request.partial(encode(RunEvent(uid="cut", seq=after + 2, at=0.0, kind="k")))
+        if after == 0:
+            await asyncio.Event().wait()
+        return [encode(WatchEnd(outcome="failed"))]
+
+    async with line.serve(watched, credit=3), asyncio.timeout(10):
+        cut, whole = executor.watch("cut"), executor.watch("whole", after=1)
+        first = await anext(cut)
+        assert [event async for event in whole] == []
+        rest = [event async for event in cut]
+    assert [event.seq for event in [first, *rest]] == [2, 4]
+    assert asked == [0, 1, 2]
+    assert (cut.end.outcome, whole.end.outcome) == ("failed", "finished")
+
+
 async def test_a_watch_goes_on_with_the_next_daemon(line):
     executor = await line.open(patience=20)
     asked = []
@@ -141,7 +166,7 @@ async def test_a_watch_goes_on_with_the_next_daemon(line):
             rest = [event async for event in events]
     assert [event.seq for event in [first, *rest]] == [1, 2]
     assert asked == [0, 1]
-    assert executor.last_end.outcome == "finished"
+    assert events.end.outcome == "finished"
 
 
 @pytest.mark.parametrize("awaits_restart", [True, False])
@@ -152,8 +177,9 @@ async def test_a_daemon_that_stays_away_interrupts_a_watch(line, awaits_restart)
         return [encode(WatchEnd(outcome="interrupted"))]
 
     async with line.serve(stopping, credit=2), asyncio.timeout(20):
-        assert [event async for event in executor.watch("abc")] == []
-    assert executor.last_end.outcome == "interrupted"
+        events = executor.watch("abc")
+        assert [event async for event in events] == []
+    assert events.end.outcome == "interrupted"
 
 
 async def test_a_request_waits_for_the_next_daemon(line):

@@ -248,8 +248,8 @@ async def test_a_queued_run_that_is_aborted_ends_once_with_a_result(desk):
     assert len(desk.queue) == 0
     result = await desk.executor.result(uid)
     assert (result.outcome, result.reason, result.phases) == ("aborted", "no need", ())
-    events = [event.kind async for event in desk.executor.watch(uid)]
-    assert events == ["run.accepted", "run.ended"]
-    assert desk.executor.last_end.outcome == "aborted"
+    watching = desk.executor.watch(uid)
+    assert [event.kind async for event in watching] == ["run.accepted", "run.ended"]
+    assert watching.end.outcome == "aborted"
     with pytest.raises(AlreadyEnded):
         await desk.executor.abort(uid)

@@ -91,9 +91,9 @@ async def test_a_run_is_explained(desk):
 
 async def test_what_is_on_record_now_is_watched_without_following(desk):
     uid = await desk.executor.submit(RUN)
-    events = [event.kind async for event in desk.executor.watch(uid, follow=False)]
-    assert events == ["run.accepted"]
-    assert desk.executor.last_end.outcome == "in work"
+    watching = desk.executor.watch(uid, follow=False)
+    assert [event.kind async for event in watching] == ["run.accepted"]
+    assert watching.end.outcome == "in work"
 
 
 async def test_a_watch_that_is_open_gets_what_comes(desk):

@@ -18,7 +18,9 @@ async def test_a_watch_goes_on_where_a_daemon_cut_it(house, walk, end):
     seen = []
 
     async def watch(executor, uid):
-        seen.extend([event.seq async for event in executor.watch(uid)])
+        watching = executor.watch(uid)
+        seen.extend([event.seq async for event in watching])
+        return watching.end
 
     async with house.serve() as tree:
         uid = await tree.executor.submit(walk(), folder=house.folder)
@@ -30,9 +32,9 @@ async def test_a_watch_goes_on_where_a_daemon_cut_it(house, walk, end):
             async with house.serve() as other:
                 events, _ = await other.end(uid)
                 async with asyncio.timeout(60):
-                    await watching
+                    last = await watching
     assert seen == [event.seq for event in events]
-    assert follower.last_end.outcome == "finished"
+    assert last.outcome == "finished"
 
 
 async def test_a_submit_across_a_restart_is_one_run(house, walk):

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+from governor.executor import Watching
 from governor.messages import (
     ConductorStatus,
     PhaseResult,
@@ -142,13 +143,15 @@ class Recorded:
     """An executor that tells the events above."""
 
     end: WatchEnd | None = dataclasses.field(default_factory=lambda: WatchEnd(outcome="failed"))
-    last_end: WatchEnd | None = None
 
     async def status(self, uid=None):
         return REPORT
 
-    async def watch(self, uid, after=0):
+    def watch(self, uid, after=0):
         assert uid == "u1"
-        for event in EVENTS[after:]:
-            yield event
-        self.last_end = self.end
+
+        async def said():
+            for each in (*EVENTS[after:], self.end):
+                yield each
+
+        return Watching(said())
