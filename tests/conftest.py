@@ -1,6 +1,9 @@
-"""Lines that the code logs go to standard error: standard output is what tests of the command line read."""
+"""What holds for all tests: lines that the code logs go to standard error, since standard output is what tests of the
+command line read; and what tests start hears SIGINT, also where a shell's `&` had it ignored.
+"""
 
 import shutil
+import signal
 import sys
 import tempfile
 from pathlib import Path
@@ -10,6 +13,8 @@ import structlog
 
 from governor.logs import PatientStream
 
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 structlog.configure(logger_factory=structlog.PrintLoggerFactory(file=PatientStream(sys.stderr)))
 
 
