@@ -139,17 +139,20 @@ async def test_a_request_that_comes_again_finds_its_running_handler(house):
 
     async def once(request):
         nonlocal calls
+        if request.body:
+            return request.body
         calls += 1
         begun.set()
         await go_on.wait()
         return [b"the only one"]
 
-    async with house.client() as client, house.worker("once", once) as worker:
+    async with house.client() as client, house.worker("once", once, credit=2) as worker:
         async with house.broker():
             asked = asyncio.create_task(client.request("once", timeout=20, idempotent=True))
             await begun.wait()
         async with house.broker() as second:
             await until(lambda: second.counters["dispatched"])
+            await client.request("once", b"sent behind it", timeout=20)
             go_on.set()
             assert await asked == [b"the only one"]
     assert (calls, worker.conversations) == (1, 2)
