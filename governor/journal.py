@@ -5,7 +5,8 @@ Rules:
    commit): one fsync for many acknowledgements.
 2. `write` returns when the commit is durable. A change that fails is rolled back alone and raises for its own caller.
 3. Events of a run are numbered from 1 without gaps, in the transaction that records them.
-4. Reading happens on a connection of its own, in the caller's thread; it sees what is committed.
+4. Reading happens in the caller's thread, on a connection of that thread: it sees what is committed, whatever another
+   thread is reading.
 5. Every error of SQLite is a JournalError. Where there is no room the reserve is given up, and the changes are made once
    more: they may be called twice. Of a run of which a change was lost no other is taken: a record has no hole.
 """
@@ -86,10 +87,12 @@ class Journal:
         self._followers: defaultdict[str, set[asyncio.Event]] = defaultdict(set)
         self._cut_off: set[str] = set()
         self._over: str | None = None
+        self._of_thread = threading.local()
         try:
             self._writing = journal_schema.connect(path)
             journal_schema.prepare(self._writing, path)
-            self._reading = journal_schema.connect(path)
+            self._of_thread.connection = journal_schema.connect(path)
+            self._readers = [self._of_thread.connection]
         except sqlite3.Error as error:
             raise journal_schema.failure(path, "opened", error) from error
         self._thread = threading.Thread(target=self._write_all, name="journal.writer", daemon=True)
@@ -99,8 +102,8 @@ class Journal:
         """Commits what was handed in and gives the files back."""
         self._changes.put(None)
         await asyncio.to_thread(self._thread.join)
-        self._writing.close()
-        self._reading.close()
+        for connection in (self._writing, *self._readers):
+            connection.close()
 
     def make_room(self, error: Exception) -> bool:
         """Gives up the reserve where the disk is full: what met `error` may succeed now."""
@@ -232,6 +235,14 @@ class Journal:
 
     # -- reading ---------------------------------------------------------------------------------------------
 
+    @property
+    def _reading(self) -> sqlite3.Connection:
+        connection: sqlite3.Connection | None = getattr(self._of_thread, "connection", None)
+        if connection is None:
+            connection = self._of_thread.connection = journal_schema.connect(self.path)
+            self._readers.append(connection)
+        return connection
+
     def _rows(self, question: str, parameters: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
         try:
             yield from self._reading.execute(question, parameters)
@@ -323,7 +334,7 @@ class Journal:
 
     def latest(self, uid: str) -> RunEvent | None:
         """The last event on record."""
-        row = self._reading.execute(f"{EVENTS_OF_RUN} ORDER BY last DESC LIMIT 1", (uid,)).fetchone()
+        row = self._row(f"{EVENTS_OF_RUN} ORDER BY last DESC LIMIT 1", uid)
         return read_events(row)[-1] if row else None
 
     def events_of(self, uid: str, kinds: tuple[str, ...]) -> list[RunEvent]:
@@ -343,11 +354,12 @@ class Journal:
 
     def _last_of(self, uid: str, kinds: tuple[str, ...]) -> int:
         marks = ", ".join("?" * len(kinds))
-        (last,) = self._reading.execute(
+        found = self._row(
             f"SELECT max(last) FROM runs JOIN events ON run = position WHERE uid = ? AND kind IN ({marks})",  # noqa: S608
-            (uid, *kinds),
-        ).fetchone()
-        return last or 0
+            uid,
+            *kinds,
+        )
+        return int(found[0] or 0) if found else 0
 
     def episodes(self, uid: str, phase: int) -> list[EpisodeRecord]:
         """The ended episodes of a phase, in the order in which they ended."""

@@ -222,6 +222,25 @@ async def test_what_came_together_is_read_from_any_number_on(journal):
     assert [event.data for event in journal.events_of("r1", ("task.ended",))] == ended
 
 
+async def test_whoever_reads_in_a_thread_is_in_nobodys_way(journal):
+    """Two reads that have begun and are not over: neither keeps the other from the file, or from what is new."""
+    for uid in ("r1", "r2"):
+        await journal.write(submission(uid))
+        await journal.write(lambda tx, uid=uid: tx.ended(uid))
+    here = begun(journal.ended())
+    await asyncio.to_thread(journal.checkpoint)
+    del here
+    there = await asyncio.to_thread(lambda: begun(journal.ended()))
+    await journal.write(lambda tx: tx.event("r1", "k", {}))
+    assert journal.latest("r1").kind == "k"
+    del there
+
+
+def begun(reading):
+    next(reading)
+    return reading
+
+
 async def test_inherited_records_are_no_events(journal):
     await journal.write(submission())
     await journal.write(lambda tx: tx.tasks("r1", 0, [task("t")], ended=False))
