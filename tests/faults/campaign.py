@@ -1,9 +1,9 @@
 """The fault campaign: real runs, random faults, and what must hold after each. `make faults` plays it.
 
-    python tests/faults/campaign.py --seed 5 --first 0 --count 1000 [--table docs/faults.md]
+    python tests/faults/campaign.py --seed 5 --first 0 --count 1000 [--houses 2] [--table docs/faults.md]
 
-The driver stands outside the daemon's process tree. One house after the other: a daemon that lives on serves the next
-scenario too, one that was killed is started again on what it left. A house in which something was found is kept.
+The driver stands outside the daemons' process trees. In a house one scenario follows the other: a daemon that lives on
+serves the next one too, one that was killed is started again on what it left. A house in which something was found is kept.
 What was played is in the ledger: the same command again goes on where it was cut short.
 """
 
@@ -33,9 +33,11 @@ from runs import run_file
 from governor.executor import Executor
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     from plan import Scenario
+
+    from governor.messages import RunEvent
 
 HANG_SECONDS: Final = 120.0
 GONE_SECONDS: Final = 3.0
@@ -54,7 +56,7 @@ class Play:
         self.uid = ""
         self.seen = Seen()
         self.news = asyncio.Condition()
-        self.news_at: list[float] = []
+        self.heard: list[tuple[float, RunEvent]] = []
         self.since = 0.0
         self.log_size = 0
         self.entry = Entry(seed=chosen.seed, number=chosen.number, fault=chosen.fault.name, run=chosen.run)
@@ -99,8 +101,9 @@ class Play:
         self.entry.lost, self.entry.doubled = len(found.lost), len(found.doubled)
         self.entry.violations += found.all
         self.entry.violations += left_files(house.runtime, house.state)
-        if (back := next((at for at in self.news_at if at >= self.since), None)) is not None:
-            rays_own = house.ray_start_seconds(since=self.log_size)
+        signs = (at for at, event in self.heard if faults.shows_recovery(chosen.fault, event))
+        if (back := next((at for at in signs if at >= self.since), None)) is not None:
+            rays_own = house.ray_start_seconds(since=self.log_size, until=back)
             self.entry.recovery = round(max(back - self.since - rays_own, 0.0), 3)
 
     async def _watch(self, executor: Executor) -> None:
@@ -110,8 +113,7 @@ class Play:
             if event.kind == "task.ended":
                 size = marks.stat().st_size if marks.exists() else 0
                 self.seen.marks[event.data["record"]["task"], event.data["record"]["run"]] = size
-            if event.kind in faults.PROGRESS:
-                self.news_at.append(time.monotonic())
+            self.heard.append((time.monotonic(), event))
             async with self.news:
                 self.news.notify_all()
 
@@ -126,7 +128,9 @@ class Play:
         began = time.monotonic()
         struck = await faults.strike(house, self.uid, chosen, watching)
         self.entry.skipped = struck.skipped
-        self.since = time.monotonic() if chosen.fault.action.startswith("stop") else began
+        self.since = began
+        if chosen.fault.action.startswith("stop"):
+            self.since = house.found_silent(since=self.log_size) or time.monotonic()
         if struck.daemon_dies:
             await self._next_daemon()
 
@@ -165,16 +169,27 @@ async def play(house: House, chosen: Scenario) -> Entry:
     return entry
 
 
-class Campaign:
+async def campaign(scenarios: Iterable[Scenario], ledger: Ledger, *, root: Path, houses: int = 1) -> None:
+    """All of them, in so many houses side by side."""
+    coming = iter(scenarios)
+    async with asyncio.TaskGroup() as group:
+        for _ in range(houses):
+            group.create_task(Lot(ledger, root=root).play(coming))
+
+
+class Lot:
+    """Where one house stands after the other."""
+
     def __init__(self, ledger: Ledger, *, root: Path) -> None:
         self._ledger = ledger
         self._root = root
         self._house: House | None = None
         self._left = 0
 
-    async def play(self, scenarios: Iterable[Scenario]) -> None:
+    async def play(self, coming: Iterator[Scenario]) -> None:
+        """What comes, until nothing does; others may take from it too."""
         try:
-            for chosen in scenarios:
+            for chosen in coming:
                 entry = await self._play(chosen)
                 self._ledger.write(entry)
                 told = "; ".join(entry.violations) or entry.skipped or "fine"
@@ -242,6 +257,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--count", type=int, default=1000)
+    parser.add_argument("--houses", type=int, default=1, help="so many side by side")
     parser.add_argument("--ledger", type=Path, default=Path("faults.sqlite"))
     parser.add_argument("--again", action="store_true", help="play also what is in the ledger already")
     parser.add_argument("--table", type=Path, help="write the table of the ledger there")
@@ -250,9 +266,9 @@ def main(arguments: list[str] | None = None) -> int:
     ledger = Ledger(chosen.ledger)
     done = set() if chosen.again else ledger.numbers(chosen.seed)
     numbers = [n for n in range(chosen.first, chosen.first + chosen.count) if n not in done]
-    campaign = Campaign(ledger, root=chosen.root)
+    scenarios = (scenario(chosen.seed, number) for number in numbers)
     with contextlib.suppress(KeyboardInterrupt):
-        asyncio.run(campaign.play(scenario(chosen.seed, number) for number in numbers))
+        asyncio.run(campaign(scenarios, ledger, root=chosen.root, houses=chosen.houses))
     entries = ledger.entries(chosen.seed)
     ledger.close()
     print(table(entries))

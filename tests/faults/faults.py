@@ -15,12 +15,14 @@ from typing import TYPE_CHECKING, Final
 
 import psutil
 from house import hold
+from plan import CONDUCTORS, RAY
 
 if TYPE_CHECKING:
     from house import House
-    from plan import Scenario
+    from plan import Fault, Scenario
 
     from governor.executor import Executor
+    from governor.messages import RunEvent
 
 PROGRESS: Final = frozenset(
     {
@@ -29,6 +31,8 @@ PROGRESS: Final = frozenset(
     }
 )  # fmt: skip
 """Events that show a run going on."""
+REPLACED: Final = frozenset({"kill", "stop_long"})
+"""After these there is another in the place of who was struck."""
 CLOCK_STEP: Final = 3600.0
 SPARE_FILES: Final = 3
 
@@ -40,6 +44,16 @@ class Struck:
     daemon_dies: bool = False
     kills: bool = False
     skipped: str = ""
+
+
+def shows_recovery(fault: Fault, event: RunEvent) -> bool:
+    """Whether by this event what was struck is there again: as far as that can be told, else the run goes on at all."""
+    if fault.action in REPLACED and fault.victim in (*CONDUCTORS, "forkserver"):
+        kind = event.data.get("conductor", "").partition(".")[0]
+        return event.kind == "conductor.ready" and fault.victim in (kind, "forkserver")
+    if fault.action in REPLACED and fault.victim in RAY:
+        return event.kind.startswith("task.")
+    return event.kind in PROGRESS
 
 
 async def submit(house: House, executor: Executor, run: dict[str, object], chosen: Scenario) -> str:

@@ -12,8 +12,10 @@ import os
 import shutil
 import subprocess
 import sys
+import time
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import psutil
 
@@ -174,15 +176,26 @@ class House:
         finally:
             ballast.unlink()
 
-    def ray_start_seconds(self, *, since: int) -> float:
-        """What Ray heads took to start, of the log from byte `since` on."""
-        took = 0.0
+    def ray_start_seconds(self, *, since: int, until: float) -> float:
+        """What Ray heads took that had started by `until` (of the monotonic clock), of the log from byte `since` on."""
+        lines = self._logged("ray_head.started", since=since)
+        return sum(line.get("seconds", 0.0) for line in lines if _logged_at(line) <= until)
+
+    def found_silent(self, *, since: int) -> float | None:
+        """When it first took somebody for silent (of the monotonic clock), of the log from byte `since` on."""
+        lines = self._logged("conductor.silent", "broker.silent", "ray.lost", since=since)
+        if (line := next(lines, None)) is None:
+            return None
+        return _logged_at(line)
+
+    def _logged(self, *events: str, since: int) -> Iterator[dict[str, Any]]:
         with (self.folder / "log").open("rb") as log:
             log.seek(since)
-            for line in log:
-                if b"ray_head.started" in line:
-                    took += json.loads(line).get("seconds", 0.0)
-        return took
+            for text in log:
+                with contextlib.suppress(ValueError):  # what is no line of the daemon's
+                    line = json.loads(text)
+                    if isinstance(line, dict) and line.get("event") in events:
+                        yield line
 
     @property
     def log_size(self) -> int:
@@ -203,6 +216,12 @@ def _goes_by(process: psutil.Process, name: str) -> bool:
             case "ray_worker":
                 return process.name().startswith("ray::Runner")
     return False
+
+
+def _logged_at(line: dict[str, Any]) -> float:
+    """When, of the monotonic clock."""
+    ago = datetime.now(UTC) - datetime.fromisoformat(line["timestamp"])
+    return time.monotonic() - ago.total_seconds()
 
 
 def _told(process: psutil.Process) -> str:

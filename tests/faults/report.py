@@ -14,8 +14,10 @@ has the kinds, `tests/faults/checks.py` what must hold afterwards.
 * *struck*: the victim was there at that moment. *lost*: what was told or on record is not in journal or result. *doubled*:
   an episode or task that was done again after its end. *orphans*: processes alive 3 s after the daemon's end. *hangs*: runs that did
   not end within two minutes. *other*: any other fault that the checks name.
-* p50 and p99 are seconds from the fault, or from the start of the next daemon, to the first news of the run, without what Ray
-  itself took to start.
+* p50 and p99 are seconds until what was struck is there again (another conductor is ready, a task has news of Ray, else the
+  run has any news), without what Ray itself took to start. They count from the fault, or from the start of the next daemon;
+  of a process that was stopped, from when the house found it silent (by default a conductor after 10 s, the broker after
+  5 s, Ray after 10 s), or from when it went on where nobody missed it.
 """
 
 if TYPE_CHECKING:

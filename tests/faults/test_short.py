@@ -3,12 +3,13 @@
 from pathlib import Path
 
 import pytest
-from campaign import Campaign
+from campaign import campaign
 from ledger import Ledger
 from plan import SHORT_FORM, scenario, short_form
 from report import findings, table
 
 SEED = 1
+HOUSES = 2
 
 
 def test_a_scenario_is_a_function_of_its_seed_and_number():
@@ -22,7 +23,7 @@ def test_a_scenario_is_a_function_of_its_seed_and_number():
 @pytest.mark.system
 async def test_nothing_is_lost_doubled_or_left_behind(tmp_path_factory):
     ledger = Ledger(tmp_path_factory.mktemp("faults") / "ledger.sqlite")
-    await Campaign(ledger, root=Path("/tmp")).play(short_form(SEED))
+    await campaign(short_form(SEED), ledger, root=Path("/tmp"), houses=HOUSES)
     entries = ledger.entries(SEED)
     ledger.close()
     assert len(entries) == len(SHORT_FORM)
