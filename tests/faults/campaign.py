@@ -101,10 +101,22 @@ class Play:
         self.entry.lost, self.entry.doubled = len(found.lost), len(found.doubled)
         self.entry.violations += found.all
         self.entry.violations += left_files(house.runtime, house.state)
-        signs = (at for at, event in self.heard if faults.shows_recovery(chosen.fault, event))
-        if (back := next((at for at in signs if at >= self.since), None)) is not None:
-            rays_own = house.ray_start_seconds(since=self.log_size, until=back)
-            self.entry.recovery = round(max(back - self.since - rays_own, 0.0), 3)
+        self._measure()
+
+    def _measure(self) -> None:
+        """Ray's own start: of its head, and from the start of a task conductor to the first that its tasks tell."""
+        fault, since = self.chosen.fault, self.since
+        later = [(at, event) for at, event in self.heard if at >= since]
+        back = next((at for at, event in later if faults.shows_recovery(fault, event)), None)
+        if back is None:
+            return
+        connects = back
+        if faults.is_of_ray(fault):
+            starts = (at for at, event in later if faults.starts(event, "tasks"))
+            connects = min(next(starts, back), back)
+        rays_own = self.house.ray_start_seconds(since=self.log_size, until=connects) + back - connects
+        self.entry.recovery_with_ray = round(back - since, 3)
+        self.entry.recovery = round(max(back - since - rays_own, 0.0), 3)
 
     async def _watch(self, executor: Executor) -> None:
         marks = self.house.state / "runs" / self.uid / "marks"
@@ -124,6 +136,9 @@ class Play:
         await asyncio.wait({due, watching}, return_when=asyncio.FIRST_COMPLETED)
         due.cancel()
         await asyncio.sleep(chosen.jitter)
+        if watching.done() and chosen.fault.action != "submit_killed":
+            self.entry.skipped = "the run was over"
+            return
         self.log_size = house.log_size
         began = time.monotonic()
         struck = await faults.strike(house, self.uid, chosen, watching)

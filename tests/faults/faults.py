@@ -51,9 +51,15 @@ def shows_recovery(fault: Fault, event: RunEvent) -> bool:
     if fault.action in REPLACED and fault.victim in (*CONDUCTORS, "forkserver"):
         kind = event.data.get("conductor", "").partition(".")[0]
         return event.kind == "conductor.ready" and fault.victim in (kind, "forkserver")
-    if fault.action in REPLACED and fault.victim in RAY:
-        return event.kind.startswith("task.")
-    return event.kind in PROGRESS
+    return event.kind.startswith("task.") if is_of_ray(fault) else event.kind in PROGRESS
+
+
+def is_of_ray(fault: Fault) -> bool:
+    return fault.action in REPLACED and fault.victim in RAY
+
+
+def starts(event: RunEvent, conductor: str) -> bool:
+    return event.kind == "conductor.started" and event.data.get("conductor") == conductor
 
 
 async def submit(house: House, executor: Executor, run: dict[str, object], chosen: Scenario) -> str:

@@ -20,8 +20,8 @@ CREATE TABLE IF NOT EXISTS played (
 
 @dataclass(kw_only=True)
 class Entry:
-    """How one scenario ended. `violations` are lines of what must not be; `recovery` is seconds, None where the run was
-    over before the fault; `skipped` says why nothing was done.
+    """How one scenario ended. `violations` are lines of what must not be; `recovery` is seconds, without what Ray
+    itself took to start and with it, None where the run was over before; `skipped` says why nothing was done.
     """
 
     seed: int
@@ -35,6 +35,7 @@ class Entry:
     orphans: int = 0
     hangs: int = 0
     recovery: float | None = None
+    recovery_with_ray: float | None = None
     seconds: float = 0.0
     skipped: str = ""
     violations: list[str] = field(default_factory=list)

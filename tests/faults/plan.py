@@ -21,6 +21,9 @@ RUNS: Final = {
 }
 """Each kind of run, and who works for it besides the house."""
 
+MOMENTS: Final = {"simulation": 80, "in_process": 80, "tasks": 40, "both": 80}
+"""The last event of each that is a moment to strike: most have about 145, ``tasks`` 52, ``both`` 180, the tasks' first."""
+
 SHORT: Final = (0.2, 1.5)
 """Seconds that a process is stopped for less than anybody may take it for dead."""
 LONG: Final = (12.0, 16.0)
@@ -108,12 +111,13 @@ def scenario(seed: int, number: int) -> Scenario:
     random.Random(f"{seed}/turn {turn}").shuffle(order)  # as above
     fault = order[place]
     fitting = [name for name, works in RUNS.items() if fault.victim in works]
+    run = chance.choice(fitting or sorted(RUNS))
     return Scenario(
         seed=seed,
         number=number,
-        run=chance.choice(fitting or sorted(RUNS)),
+        run=run,
         fault=fault,
-        after=chance.randint(1, 80),
+        after=chance.randint(1, MOMENTS[run]),
         jitter=chance.random() * 0.2,
         hold=_hold(fault, seed, number),
         run_seed=chance.randrange(2**16),

@@ -11,11 +11,12 @@ HEAD: Final = """\
 Made by `make faults`, which refreshes this page: real runs, and a fault at a random moment of each. `tests/faults/plan.py`
 has the kinds, `tests/faults/checks.py` what must hold afterwards.
 
-* *struck*: the victim was there at that moment. *lost*: what was told or on record is not in journal or result. *doubled*:
+* *struck*: the run was in work, and the victim there. *lost*: what was told or on record is not in journal or result. *doubled*:
   an episode or task that was done again after its end. *orphans*: processes alive 3 s after the daemon's end. *hangs*: runs that did
   not end within two minutes. *other*: any other fault that the checks name.
 * p50 and p99 are seconds until what was struck is there again (another conductor is ready, a task has news of Ray, else the
-  run has any news), without what Ray itself took to start. They count from the fault, or from the start of the next daemon;
+  run has any news). What Ray itself took to start is left out but in the last column: its head, and from the start of the
+  task conductor, which connects to it, to the first that its tasks tell. They count from the fault, or from the start of the next daemon;
   of a process that was stopped, from when the house found it silent (by default a conductor after 10 s, the broker after
   5 s, Ray after 10 s), or from when it went on where nobody missed it.
 """
@@ -33,7 +34,10 @@ def table(entries: Iterable[Entry]) -> str:
         kinds[entry.fault].append(entry)
     rows = [_row(kind, kinds[kind]) for kind in sorted(kinds)]
     rows.append(_row("**all**", [entry for kind in kinds.values() for entry in kind]))
-    head = ("fault", "runs", "struck", "lost", "doubled", "orphans", "hangs", "other", "p50 s", "p99 s")
+    head = (
+        *("fault", "runs", "struck", "lost", "doubled", "orphans", "hangs", "other"),
+        *("p50 s", "p99 s", "p99 s with Ray"),
+    )
     lines = ["| " + " | ".join(head) + " |", "|---" + "|---:" * (len(head) - 1) + "|"]
     return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in rows)]) + "\n"
 
@@ -61,6 +65,7 @@ def findings(entries: Iterable[Entry]) -> list[str]:
 
 def _row(kind: str, entries: Sequence[Entry]) -> tuple[str, ...]:
     times = sorted(entry.recovery for entry in entries if entry.recovery is not None)
+    with_ray = sorted(entry.recovery_with_ray for entry in entries if entry.recovery_with_ray is not None)
     counted = sum(entry.lost + entry.doubled + entry.orphans + entry.hangs for entry in entries)
     other = sum(len(entry.violations) for entry in entries) - counted
     figures = (
@@ -72,7 +77,7 @@ def _row(kind: str, entries: Sequence[Entry]) -> tuple[str, ...]:
         sum(entry.hangs for entry in entries),
         other,
     )
-    return (kind, *map(str, figures), _part(times, 0.5), _part(times, 0.99))
+    return (kind, *map(str, figures), _part(times, 0.5), _part(times, 0.99), _part(with_ray, 0.99))
 
 
 def _part(times: Sequence[float], part: float) -> str:
