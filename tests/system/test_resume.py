@@ -107,12 +107,14 @@ async def test_tasks_that_succeeded_are_not_done_again_and_their_values_reach_th
 
 async def test_episodes_that_ended_are_kept_and_the_agent_goes_on_with_what_it_had_learned(house, walk):
     async with house.serve() as tree:
-        uid = await tree.executor.submit(walk(), folder=house.folder)
+        uid = await tree.executor.submit(walk(entry="user_code:Pauses"), folder=house.folder)
         await tree.until(uid, "episode.ended")
+        (house.folder / "pause").touch()
         endpoint = ("--broker", tree.executor.endpoint)
         code, _, complaint = await governor(house, *endpoint, "resume", uid)
         assert code == ExitCode.TRY_AGAIN
         assert f"run {uid} has not ended (it is running)" in complaint
+        (house.folder / "pause").unlink()
         await tree.executor.abort(uid)
         _, old = await tree.end(uid)
         kept = old.phases[0].episodes["terminated"]

@@ -162,6 +162,15 @@ class Sleeps(Walker):
         return super().act(observation, explore=explore)
 
 
+class Pauses(Walker):
+    """While there is a file `pause` beside."""
+
+    def act(self, observation, *, explore):
+        while Path(__file__).with_name("pause").exists():
+            time.sleep(0.01)
+        return super().act(observation, explore=explore)
+
+
 class Hangs(Walker):
     """Its first process keeps Python's lock for good once there is a file `hold` beside."""
 
