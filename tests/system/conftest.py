@@ -38,6 +38,8 @@ WALK = {
     ],
 }
 """Takes some seconds: long enough to be hit in the middle."""
+LOG_TAIL = 10_000
+"""Characters of the daemon's log that are shown with a failure."""
 
 
 class Tree:
@@ -176,6 +178,8 @@ def house():
     shutil.copy(HERE / "user_code.py", folder)
     made = House(folder)
     yield made
+    if (folder / "log").exists():
+        sys.stdout.write((folder / "log").read_text()[-LOG_TAIL:])
     assert made.processes() == []
     if (folder / "s").exists():  # a daemon that was killed, and had no successor
         ray_head.remove_left_over(house_of(folder / "s"))
