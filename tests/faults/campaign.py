@@ -101,7 +101,8 @@ class Play:
         self.entry.lost, self.entry.doubled = len(found.lost), len(found.doubled)
         self.entry.violations += found.all
         self.entry.violations += left_files(house.runtime, house.state)
-        self._measure()
+        if not self.entry.skipped:
+            self._measure()
 
     def _measure(self) -> None:
         """Ray's own start: of its head, and from the start of a task conductor to the first that its tasks tell."""
@@ -135,7 +136,7 @@ class Play:
         due = asyncio.create_task(self._moment())
         await asyncio.wait({due, watching}, return_when=asyncio.FIRST_COMPLETED)
         due.cancel()
-        await asyncio.sleep(chosen.jitter)
+        await asyncio.sleep(0.0 if chosen.fault.action == "term" else chosen.jitter)  # a state may be short
         if watching.done() and chosen.fault.action != "submit_killed":
             self.entry.skipped = "the run was over"
             return
