@@ -108,13 +108,14 @@ class Play:
         """Ray's own start: of its head, and from the start of a task conductor to the first that its tasks tell."""
         fault, since = self.chosen.fault, self.since
         later = [(at, event) for at, event in self.heard if at >= since]
-        back = next((at for at, event in later if faults.shows_recovery(fault, event)), None)
+        connects = None
+        if faults.is_of_ray(fault):
+            connects = next((at for at, event in later if faults.starts(event, "tasks")), None)
+        signs = (at for at, event in later if faults.shows_recovery(fault, event))
+        back = next((at for at in signs if at >= (connects or since)), None)
         if back is None:
             return
-        connects = back
-        if faults.is_of_ray(fault):
-            starts = (at for at, event in later if faults.starts(event, "tasks"))
-            connects = min(next(starts, back), back)
+        connects = connects or back
         rays_own = self.house.ray_start_seconds(since=self.log_size, until=connects) + back - connects
         self.entry.recovery_with_ray = round(back - since, 3)
         self.entry.recovery = round(max(back - since - rays_own, 0.0), 3)

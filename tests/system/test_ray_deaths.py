@@ -74,6 +74,7 @@ async def test_a_part_of_ray_lost_under_a_run_costs_a_conductor_and_nothing_that
         assert ended == Counter([("first", 0), ("slow", 0), ("slow", 1), ("last", 0)])
         assert not lives(hung.data["pid"])
         assert not victim.is_running()
+        assert "conductor.close_too_slow" not in (house.folder / "log").read_text()
 
 
 def part_of(tree, name):

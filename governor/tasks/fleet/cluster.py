@@ -8,18 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import math
-import os
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-import governor
 from governor import logs
 from governor.errors import ConductorError
+from governor.tasks.fleet.joining import join, worker_id
 from governor.tasks.fleet.liveness import all_answer, answers, ended, first_ended
 
 if TYPE_CHECKING:
@@ -67,6 +63,8 @@ class Cluster:
         self._lost: set[str] = set()
         """Those of which we know better; `_told` are those that `refresh` has told of."""
         self._told: frozenset[str] = frozenset()
+        self._gone: asyncio.Future[str]
+        """The reason, once Ray is known to be lost."""
         self.own: Node | None = None
         self.ray: Any = None
         self._worker = ""
@@ -76,6 +74,7 @@ class Cluster:
 
         Raises ConductorError within `CONNECT_SECONDS`.
         """
+        self._gone = asyncio.get_running_loop().create_future()
         try:
             async with asyncio.timeout(CONNECT_SECONDS):
                 if not self.address:
@@ -97,7 +96,7 @@ class Cluster:
     async def _join(self) -> None:
         """`_connect`, given up when the GCS is lost meanwhile: Ray would wait for it."""
         joined = asyncio.ensure_future(self.call(self._connect))
-        lost = asyncio.create_task(self.lost(), name="ray.watch")
+        lost = asyncio.create_task(first_ended(self._vital()), name="ray.watch")
         try:
             await asyncio.wait({joined, lost}, return_when=asyncio.FIRST_COMPLETED)
             if not joined.done():
@@ -109,7 +108,9 @@ class Cluster:
             await asyncio.wait({joined, lost})
 
     async def call(self, function: Callable[[], T]) -> T:
-        """Runs a call into Ray in Ray's thread. Raises ConductorError once the connection has been shut down."""
+        """Runs a call into Ray in Ray's thread. Raises ConductorError once the connection has been shut down, and at once
+        when Ray is known to be lost: that thread may wait for it for ever.
+        """
 
         def guarded() -> T:
             # Without one, Ray would start a cluster of its own now; another one is not ours.
@@ -117,7 +118,15 @@ class Cluster:
                 raise ConductorError("the connection to Ray was shut down in this process")
             return function()
 
-        return await asyncio.get_running_loop().run_in_executor(self._thread, guarded)
+        called = asyncio.get_running_loop().run_in_executor(self._thread, guarded)
+        either: set[asyncio.Future[Any]] = {called, self._gone}
+        try:
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            if not called.done():
+                raise ConductorError(f"Ray is lost: {self._gone.result()}")
+            return called.result()
+        finally:
+            called.cancel()
 
     async def call_at_end(self, function: Callable[[], object]) -> None:
         """As `call`, for `LEAVE_SECONDS`; then it is done when Ray's thread comes to it. Nothing when the connection has
@@ -134,11 +143,20 @@ class Cluster:
 
     async def lost(self) -> str:
         """Returns the reason when the GCS or this node's raylet is gone or silent; until then it waits."""
-        return await first_ended(self._vital())
+        return self._note_loss(await first_ended(self._vital()))
 
     async def answers(self) -> bool:
         """Whether the GCS and this node's raylet are there and answer."""
-        return await all_answer(self._vital())
+        found = await all_answer(self._vital())
+        if not found:
+            self._note_loss("it does not answer")
+        return found
+
+    def _note_loss(self, reason: str) -> str:
+        """Again: nothing."""
+        if not self._gone.done():
+            self._gone.set_result(reason)
+        return reason
 
     def _vital(self) -> list[Server]:
         host, _, port = self.address.rpartition(":")
@@ -291,29 +309,8 @@ class Cluster:
         writer.close()
 
     def _connect(self) -> None:
-        os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-        if self._token_path is not None:
-            os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": self._token_path}
-        import ray  # noqa: PLC0415  # the variables above are read when it is imported
-        from ray._raylet import Config  # type: ignore[attr-defined]  # noqa: PLC0415  # as above
-        from ray.job_config import JobConfig  # noqa: PLC0415
-
-        # Reads the variables again: in a fork of a process that had imported Ray they came late.
-        Config.initialize("")
-        if self.address.startswith("127.0.0.1:"):
-            _take_loopback_at_its_word()
-        # It warns that off the main thread it sets no SIGTERM handler: ours is to stay.
-        logging.getLogger("ray._private.worker").addFilter(lambda line: "SIGTERM" not in line.getMessage())
-        root = str(Path(governor.__file__).parent.parent)
-        ray.init(
-            address=self.address,
-            namespace=self.namespace,
-            log_to_driver=False,
-            configure_logging=False,
-            job_config=JobConfig(_py_driver_sys_path=[root, *filter(None, sys.path)]),
-        )
-        _quiet()
-        self.ray, self._worker = ray, worker_id()
+        self.ray = join(self.address, token_path=self._token_path, namespace=self.namespace)
+        self._worker = worker_id()
         self._ask_nodes()
         self._told = frozenset(node.id for node in self.nodes)
 
@@ -342,31 +339,6 @@ class Cluster:
             self._agents.pop(gone, None)
         self._note_nodes()
         self.own = next((node for node in self._alive if node.id == here), None)
-
-
-def _take_loopback_at_its_word() -> None:
-    """`ray.init` replaces 127.0.0.1 by the machine's outward address, where our own head does not listen."""
-    import ray._private.services as ray_services  # noqa: PLC0415  # after its variables are set
-
-    ray_services.resolve_ip_for_localhost = lambda host: host
-
-
-def _quiet() -> None:
-    """What Ray tells its driver goes to the log: it prints, and standard output belongs to the command line."""
-    import ray._private.worker as ray_worker  # noqa: PLC0415  # after its variables are set
-
-    def note(data: Mapping[str, Any], *_: object, **__: object) -> None:
-        log.debug("ray.said", text=" ".join(data.get("lines", ()))[:1000])
-
-    ray_worker.print_to_stdstream = note
-
-
-def worker_id() -> str:
-    """Ray's id of this process; another one after each `ray.init`, "" without. Does not import Ray to find out."""
-    ray = sys.modules.get("ray")
-    if ray is None or not ray.is_initialized():
-        return ""
-    return str(ray.get_runtime_context().get_worker_id())
 
 
 def demand(shape: Shape) -> dict[str, float]:

@@ -179,11 +179,11 @@ class Deaths:
         return left or []
 
     async def _kill_by_ray(self, member: Member) -> None:
-        await self._ray_kill(member)
-        await asyncio.wait({member.ended}, timeout=reaper.KILL_SECONDS)
+        if await self._ray_kill(member):
+            await asyncio.wait({member.ended}, timeout=reaper.KILL_SECONDS)
 
-    async def _ray_kill(self, member: Member) -> None:
-        """What is left of the actor. Again: nothing."""
+    async def _ray_kill(self, member: Member) -> bool:
+        """What is left of the actor; whether Ray has heard of it. Again: nothing."""
 
         def kill() -> None:
             """In Ray's thread, behind the actor's creation."""
@@ -195,6 +195,8 @@ class Deaths:
             await self._cluster.call(kill)
         except Exception as error:  # noqa: BLE001  # whatever Ray raises: it is lost, and its actors with it
             log.warning("runner.not_told_ray", runner=member.id, reason=f"{type(error).__name__}: {error}")
+            return False
+        return True
 
     def _stop_watching(self, member: Member) -> None:
         if isinstance(member.reach, Here) and member.reach.is_open:

@@ -22,7 +22,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from governor.errors import ConductorError
-from governor.tasks.fleet.cluster import Cluster, worker_id
+from governor.tasks.fleet.cluster import Cluster
+from governor.tasks.fleet.joining import worker_id
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
