@@ -52,13 +52,17 @@ def exited(state: AtWork, event: ConductorExited) -> Answer:
     if member is None:
         return Dropped(state, "of an earlier incarnation")
     crew = state.crew.gone(member.name)
+    reason = obituary(member, event)
     restart = crew.restart(
-        member.name, at=event.at, within=state.plan.deadlines.start, forkserver=event.forkserver
+        member.name,
+        at=event.at,
+        within=state.plan.deadlines.start,
+        death=reason,
+        forkserver=event.forkserver,
     )
     if restart is not None:
         crew, effects = restart
         return Step(replace(state, crew=crew), effects)
-    reason = obituary(member, event)
     if state.plan.restarts:
         reason += f" (the budget of {state.plan.restarts} conductor restarts is used up)"
     return finalize(replace(state, crew=crew), outcome="failed", reason=reason, at=event.at)

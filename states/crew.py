@@ -33,6 +33,8 @@ class Member:
     standing: Standing = "starting"
     pid: int | None = None
     last_words: str = ""
+    before: str = ""
+    """How the last incarnation before this one died."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,10 +107,10 @@ class Crew:
         return self._with(name, standing="stuck")
 
     def restart(
-        self, name: str, *, at: float, within: float, forkserver: int | None = None
+        self, name: str, *, at: float, within: float, death: str = "", forkserver: int | None = None
     ) -> tuple[Crew, tuple[Effect, ...]] | None:
-        """One more incarnation that has to be ready `within` seconds; None when the budget is used up. `forkserver` is the
-        one that took the last incarnation along.
+        """One more incarnation that has to be ready `within` seconds; None when the budget is used up. `death`: how the
+        last one died; `forkserver` is the one that took it along.
         """
         member = self.member(name)
         cost = 0 if forkserver in self.forkservers else 1
@@ -118,7 +120,13 @@ class Crew:
         incarnation, restarts = member.incarnation + 1, member.restarts + 1
         delay = min(FIRST_BACK_OFF * 2.0**member.restarts, LONGEST_BACK_OFF)
         crew = self._with(
-            name, standing="starting", incarnation=incarnation, restarts=restarts, pid=None, last_words=""
+            name,
+            standing="starting",
+            incarnation=incarnation,
+            restarts=restarts,
+            pid=None,
+            last_words="",
+            before=death,
         )
         return (
             replace(crew, restarts_left=self.restarts_left - cost, forkservers=paid),

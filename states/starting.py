@@ -64,6 +64,8 @@ def ready(state: Starting, event: ConductorReady) -> Answer:
 def deadline(state: Starting, event: DeadlinePassed) -> Answer:
     if event.name != "start":
         return at_work.deadline(state, event)
-    missing = ", ".join(member.name for member in state.crew.members if member.standing != "ready")
-    reason = f"not ready within {state.plan.deadlines.start:g} s: {missing}"
+    missing = [member for member in state.crew.members if member.standing != "ready"]
+    names = ", ".join(member.name for member in missing)
+    deaths = "; ".join(member.before for member in missing if member.before)
+    reason = f"not ready within {state.plan.deadlines.start:g} s: {names}{deaths and f' ({deaths})'}"
     return at_work.finalize(state, outcome="failed", reason=reason, at=event.at)

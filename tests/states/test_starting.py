@@ -128,6 +128,17 @@ def test_the_start_deadline_names_who_is_missing():
     assert slot.tell(passed("start", at=60)) == failed("not ready within 60 s: simulation, tasks", at=60)
 
 
+def test_the_start_deadline_tells_how_who_is_missing_died_last():
+    slot = starting()
+    slot.tell_all(
+        ready(LAKE), ready(SIMULATION), exited(TASKS, code=None, reason="Ray's head died 8 times in a row")
+    )
+    assert slot.tell(passed("start", at=60)) == failed(
+        "not ready within 60 s: tasks (conductor tasks could not be started: Ray's head died 8 times in a row)",
+        at=60,
+    )
+
+
 def test_a_restarted_conductor_that_is_not_ready_in_time_is_killed_and_its_exit_counts():
     slot = starting()
     slot.tell_all(exited(LAKE), started(LAKE, 2))
