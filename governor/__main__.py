@@ -34,10 +34,11 @@ def verb_of(arguments: Sequence[str]) -> str | None:
 
 def main() -> None:
     """Runs the command line of this process and exits with its exit code."""
-    if verb_of(sys.argv[1:]) in GUARDED:
+    verb = verb_of(sys.argv[1:])
+    if verb in GUARDED:
         from governor.guard import stand_guard  # noqa: PLC0415  # the guard must hold nothing that it does not need
 
-        stand_guard()
+        stand_guard(makes_folder=verb == "run")
     from governor.cli import cli  # noqa: PLC0415  # after the fork, as above
 
     cli.main(prog_name="governor")

@@ -41,6 +41,7 @@ _GUARD_DIED = signal.SIGRTMIN
 """From the kernel, to the deputy; nobody sends it otherwise."""
 _TAKEN = frozenset({*_FORWARDED, signal.SIGTSTP, signal.SIGCHLD, _GUARD_DIED})
 
+FOLDER = "RUN_GOVERNOR_FOLDER"
 SWEEP_SECONDS = 10.0
 """How long the guard tries to see every descendant dead before it names the survivors and goes."""
 
@@ -54,8 +55,10 @@ def needs_guard(environ: Mapping[str, str], *, pid: int) -> bool:
     return not environ.get("NOTIFY_SOCKET") and environ.get("SYSTEMD_EXEC_PID") != str(pid)
 
 
-def stand_guard() -> None:
+def stand_guard(*, makes_folder: bool = False) -> None:
     """Forks where a guard is needed, and returns in the daemon only; the guard leaves with the daemon's exit code.
+
+    `makes_folder`: a short one of mode 0700, for sockets. The variable `FOLDER` has its path, and the guard removes it.
 
     Call it first, before threads, event loops and heavy imports. Raises RuntimeError when threads exist already:
     a fork would lose them.
@@ -64,12 +67,13 @@ def stand_guard() -> None:
         return
     if threading.active_count() > 1:
         raise RuntimeError("stand_guard() must be called before any thread is started")
+    folder = _make_folder() if makes_folder else None
     sys.stdout.flush()
     sys.stderr.flush()
     # Blocked before the forks: no signal can fall between them and the waits below.
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, _TAKEN)
-    prctl.die_with_parent(expected=_fork_below(is_deputy=False), told_by=_GUARD_DIED)
-    prctl.die_with_parent(expected=_fork_below(is_deputy=True))
+    prctl.die_with_parent(expected=_fork_below(folder, is_deputy=False), told_by=_GUARD_DIED)
+    prctl.die_with_parent(expected=_fork_below(folder, is_deputy=True))
     # A background group of the terminal: writing goes through also under `stty tostop`, reading fails instead
     # of stopping the daemon in silence.
     signal.signal(signal.SIGTTOU, signal.SIG_IGN)
@@ -77,7 +81,18 @@ def stand_guard() -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
-def _fork_below(*, is_deputy: bool) -> int:
+def _make_folder() -> str | None:
+    """None where there is no room for one: whoever needs it says so."""
+    import tempfile  # noqa: PLC0415  # the guard of a `serve` needs none
+
+    try:
+        folder = os.environ[FOLDER] = tempfile.mkdtemp(prefix="governor-")
+    except OSError:
+        return None
+    return folder
+
+
+def _fork_below(folder: str | None, *, is_deputy: bool) -> int:
     """Returns in a child of its own process group, with the parent's pid; the parent becomes its guard."""
     prctl.adopt_orphans()
     guard = os.getpid()
@@ -89,6 +104,10 @@ def _fork_below(*, is_deputy: bool) -> int:
     try:
         prctl.name_process("governor-deputy" if is_deputy else "governor-guard")
         code = _guard(child, is_deputy=is_deputy)
+        if folder is not None:
+            import shutil  # noqa: PLC0415  # as tempfile below
+
+            shutil.rmtree(folder, ignore_errors=True)
     except BaseException:  # noqa: BLE001 - nothing is left without guard: the other one sweeps
         sys.excepthook(*sys.exc_info())
     os._exit(code)

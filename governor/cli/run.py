@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from governor import guard
 from governor.cli import ask, display
 from governor.cli.check import checked
 from governor.errors import ExitCode, JournalError, NoRoom
@@ -238,11 +239,12 @@ def _state_dir_of(uid: str) -> Path:
 
 
 def _folder() -> Path:
-    """A short folder of mode 0700 for sockets, gone when this process ends.
+    """A short folder of mode 0700 for sockets, gone when this process ends; that of the guard, where there is one.
 
     Call it before multiprocessing is imported: exit handlers run in reverse order, and multiprocessing's own one wants
     to find its folder, which lies in this one.
     """
-    folder = Path(tempfile.mkdtemp(prefix="governor-"))
+    given = os.environ.pop(guard.FOLDER, "")
+    folder = Path(given or tempfile.mkdtemp(prefix="governor-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return folder
