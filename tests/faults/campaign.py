@@ -292,7 +292,7 @@ def main(arguments: list[str] | None = None) -> int:
     found = findings(entries)
     print("\n".join(found))
     if chosen.table is not None:
-        chosen.table.write_text(page(entries, seed=chosen.seed))
+        chosen.table.write_text(page(entries, seed=chosen.seed, houses=chosen.houses))
     return 1 if found else 0
 
 

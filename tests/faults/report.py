@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import defaultdict
 from typing import TYPE_CHECKING, Final
 
@@ -42,13 +43,16 @@ def table(entries: Iterable[Entry]) -> str:
     return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in rows)]) + "\n"
 
 
-def page(entries: Sequence[Entry], *, seed: int) -> str:
+def page(entries: Sequence[Entry], *, seed: int, houses: int) -> str:
     """The document with the table."""
-    about = (
-        f"Seed {seed}, scenarios {entries[0].number} to {entries[-1].number}."
-        if entries
-        else "Nothing was played."
-    )
+    about = "Nothing was played."
+    if entries:
+        numbers = f"scenarios {entries[0].number} to {entries[-1].number}"
+        hours = sum(entry.seconds for entry in entries) / 3600
+        about = (
+            f"Seed {seed}, {numbers}; houses side by side: {houses}, cores: {os.cpu_count()}; "
+            f"{hours:.1f} hours of runs."
+        )
     found = findings(entries)
     told = "\n".join(f"* {line}" for line in found) or "Nothing was found."
     return f"{HEAD}\n{about}\n\n{table(entries)}\n## Found\n\n{told}\n"
