@@ -2,8 +2,9 @@
 
 import pytest
 from checks import Seen, judge
+from run_results import run_result
 
-from governor.messages import PhaseResult, RunEvent, RunResult, TaskRecord
+from governor.messages import PhaseResult, RunEvent, TaskRecord
 
 RECORD = {"task": "t", "run": 0, "outcome": "succeeded", "attempts": 1, "seconds": 0.1, "value": 1}
 TASK = TaskRecord(**RECORD)
@@ -21,10 +22,7 @@ def found(folder, *lines, seen=None, outcome="finished", tasks=(TASK,), episodes
     phase = PhaseResult(
         name="p", mode="-", end="x", metrics={}, tasks=tuple(tasks), episodes={"terminated": episodes}
     )
-    result = RunResult(
-        uid="u", name="r", outcome=outcome, reason="", submitted_at=0.0, started_at=0.0, ended_at=1.0,
-        phases=(phase,), folder=str(folder),
-    )  # fmt: skip
+    result = run_result("u", outcome=outcome, phases=(phase,), folder=str(folder))
     recorded = events(*lines)
     seen = seen or Seen(events=recorded)
     return judge(uid="u", seen=seen, recorded=recorded, damage=[], result=result, run_folder=folder)

@@ -8,6 +8,7 @@ import tempfile
 from types import SimpleNamespace
 
 import pytest
+from run_results import run_result
 
 from governor import executor as module
 from governor.errors import ExitCode, GovernorError, NoAnswer, TryAgain, Unreachable, UsageError
@@ -16,7 +17,6 @@ from governor.messages import (
     SERVICE,
     Done,
     RunEvent,
-    RunResult,
     Submitted,
     WatchEnd,
     decode_request,
@@ -200,10 +200,7 @@ async def test_a_request_waits_for_the_next_daemon(line):
 
 
 async def test_a_result_that_is_more_than_a_message_takes_comes_in_parts(line):
-    large = RunResult(
-        uid="abc", name="r", outcome="finished", reason="", submitted_at=0.0, started_at=0.0, ended_at=1.0,
-        phases=(), folder="f" * (frames.BODY_LIMIT + 1),
-    )  # fmt: skip
+    large = run_result("abc", folder="f" * (frames.BODY_LIMIT + 1))
     executor = await line.open()
     executor.timeout = 10
 

@@ -8,6 +8,7 @@ import shutil
 
 import pytest
 from desk_world import RUN, TWO, done, open_desk
+from run_results import run_result
 
 from governor.errors import (
     AlreadyEnded,
@@ -21,7 +22,6 @@ from governor.errors import (
 from governor.messages import (
     SERVICE,
     Refused,
-    RunResult,
     Submit,
     decode_reply,
     encode,
@@ -135,17 +135,7 @@ async def test_a_run_that_was_pruned_is_said_to_be_and_its_key_stays_its_own(des
 
 async def ended(desk, *records, outcome="failed", uid="p1", spec=TWO):
     """A run on record that has ended, with these records of its only phase, and a file of its own."""
-    result = RunResult(
-        uid=uid,
-        name="r",
-        outcome=outcome,
-        reason="",
-        submitted_at=1.0,
-        started_at=1.0,
-        ended_at=2.0,
-        phases=(),
-        folder="/",
-    )
+    result = run_result(uid, outcome=outcome)
 
     def change(tx):
         tx.submit(uid=uid, key=f"key of {uid}", name="r", spec=parse(spec).raw(), folder="/home")

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from desk_world import RUN, done, open_desk
+from run_results import run_result
 
 from governor.errors import (
     NoSuchRun,
@@ -19,7 +20,6 @@ from governor.executor import Executor
 from governor.messages import (
     SERVICE,
     PhaseResult,
-    RunResult,
     decode_reply,
 )
 from governor.result import save_result
@@ -35,17 +35,7 @@ async def test_a_result_that_is_too_large_for_the_journal_is_fetched_whole(desk)
     uid = await desk.executor.submit(RUN)
     tasks = tuple(done("t", value="x" * 1000) for _ in range(3000))
     phases = (PhaseResult(name="p", mode="-", end="tasks_done", metrics={"m": 2.0}, tasks=tasks),)
-    large = RunResult(
-        uid=uid,
-        name="r",
-        outcome="finished",
-        reason="",
-        submitted_at=1.0,
-        started_at=None,
-        ended_at=2.0,
-        phases=phases,
-        folder="/",
-    )
+    large = run_result(uid, phases=phases)
     file = save_result(large, desk.runs / uid)
     await desk.journal.write(lambda tx: (tx.outcome(large, file=file), tx.ended(uid)))
     assert await desk.executor.result(uid) == large

@@ -7,10 +7,11 @@ import sqlite3
 
 import msgspec
 import pytest
+from run_results import run_result
 
 from governor.errors import JournalError
 from governor.journal import Journal
-from governor.messages import EpisodeRecord, RunResult, TaskRecord
+from governor.messages import EpisodeRecord, TaskRecord
 
 
 @pytest.fixture
@@ -32,20 +33,6 @@ def episode(index, value=1.0):
 
 def task(name, *, run=0, error=""):
     return TaskRecord(task=name, run=run, outcome="succeeded", attempts=1, seconds=0.1, error=error)
-
-
-def result(outcome):
-    return RunResult(
-        uid="r1",
-        name="n",
-        outcome=outcome,
-        reason="",
-        submitted_at=1.0,
-        started_at=None,
-        ended_at=2.0,
-        phases=(),
-        folder="/",
-    )
 
 
 async def test_what_was_written_is_there_after_a_new_start(tmp_path):
@@ -108,8 +95,8 @@ async def test_the_first_record_stays(journal):
     ]
     assert await journal.write(lambda tx: tx.tasks("r1", 0, [again])) == []
     assert journal.tasks("r1", 0) == [once, task("t", run=1)]
-    assert await journal.write(lambda tx: tx.outcome(result("failed"))) == "failed"
-    assert await journal.write(lambda tx: tx.outcome(result("finished"))) == "failed"
+    assert await journal.write(lambda tx: tx.outcome(run_result(outcome="failed"))) == "failed"
+    assert await journal.write(lambda tx: tx.outcome(run_result(outcome="finished"))) == "failed"
     assert journal.result("r1").outcome == "failed"
 
 

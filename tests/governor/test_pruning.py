@@ -9,10 +9,11 @@ import sys
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from run_results import run_result
 
 from governor.errors import NoSuchRun, UsageError
 from governor.journal import Journal
-from governor.messages import EpisodeRecord, PhaseResult, RunResult, TaskRecord
+from governor.messages import EpisodeRecord, PhaseResult, TaskRecord
 from governor.pruning import DAY_SECONDS, Keep, Pruner, asked_for, choose
 from governor.result import FILES, save_result, whole_result
 
@@ -47,17 +48,7 @@ def test_a_request_without_bounds_asks_for_those_of_the_configuration():
 
 def result_of(uid, *, tasks=()):
     phases = (PhaseResult(name="p", mode="-", end="tasks_done", metrics={"m": 1.0}, tasks=tuple(tasks)),)
-    return RunResult(
-        uid=uid,
-        name="n",
-        outcome="finished",
-        reason="",
-        submitted_at=1.0,
-        started_at=None,
-        ended_at=2.0,
-        phases=phases,
-        folder="/",
-    )
+    return run_result(uid, phases=phases)
 
 
 def task(number, value=None):

@@ -7,10 +7,10 @@ import json
 
 import pytest
 from click.testing import CliRunner
+from run_results import run_result
 
 from governor.cli import cli
 from governor.journal import Journal
-from governor.messages import RunResult
 from governor.state_lock import StateLock
 
 
@@ -21,22 +21,11 @@ def state(tmp_path):
     async def make():
         journal = Journal(tmp_path / "governor.db")
         for uid in ("aaaa", "bbbb", "cccc"):
-            result = RunResult(
-                uid=uid,
-                name="n",
-                outcome="finished",
-                reason="",
-                submitted_at=1.0,
-                started_at=None,
-                ended_at=2.0,
-                phases=(),
-                folder="/",
-            )
             await journal.write(
-                lambda tx, r=result: (
-                    tx.submit(uid=r.uid, key=None, name="n", spec={}, folder="/"),
-                    tx.outcome(r),
-                    tx.ended(r.uid),
+                lambda tx, uid=uid: (
+                    tx.submit(uid=uid, key=None, name="n", spec={}, folder="/"),
+                    tx.outcome(run_result(uid)),
+                    tx.ended(uid),
                 )
             )
             (tmp_path / "runs" / uid).mkdir(parents=True)

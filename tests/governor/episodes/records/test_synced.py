@@ -5,12 +5,13 @@ from pathlib import Path
 
 import pytest
 from recorded_steps import play, recorder
+from run_results import run_result
 
 from governor.episodes import trajectories
 from governor.episodes.records import state_file
 from governor.episodes.records.checkpoints import Checkpoints
 from governor.episodes.records.episode_file import EpisodeFile
-from governor.messages import Checkpoint, EpisodeRecord, RunResult
+from governor.messages import Checkpoint, EpisodeRecord
 from governor.result import save_result
 
 
@@ -87,9 +88,5 @@ async def test_a_checkpoint(tmp_path, calls):
 
 
 def test_a_result(tmp_path, calls):
-    result = RunResult(
-        uid="u", name="r", outcome="completed", reason="", submitted_at=0.0, started_at=0.0, ended_at=0.0,
-        phases=(), folder=str(tmp_path), parent=None,
-    )  # fmt: skip
-    save_result(result, tmp_path)
+    save_result(run_result(folder=str(tmp_path)), tmp_path)
     assert calls == whole("result.json")

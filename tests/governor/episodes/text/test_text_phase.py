@@ -6,6 +6,7 @@ import json
 import pandas as pd
 import pytest
 from living import lives
+from run_results import run_result
 from text_phases import SECONDS, play, steps_of, talking
 from text_servers import ChatServer, EnvironmentServer
 from text_world import TextWorld
@@ -17,7 +18,6 @@ from governor.messages import (
     EpisodeRecord,
     PartEnded,
     PhaseResult,
-    RunResult,
     StopPart,
     Until,
 )
@@ -48,10 +48,7 @@ async def test_environments_of_a_server_from_start_to_end(house, world):
 async def test_its_steps_are_exported_as_those_of_other_phases(house, world, tmp_path):
     await play(house, world, episodes=2)
     phase = PhaseResult(name="train", mode="train", end="max_episodes")
-    found = RunResult(
-        uid="u1", name="r", outcome="finished", reason="", submitted_at=0, started_at=0, ended_at=0, phases=(phase,),
-        folder=str(house.folder / "run"),
-    )  # fmt: skip
+    found = run_result(phases=(phase,), folder=str(house.folder / "run"))
     exports.export(found, "steps", form="csv", phase="train", output=tmp_path / "steps.csv")
     rows = pd.read_csv(tmp_path / "steps.csv")
     assert rows[["episode", "step_id", "response"]].to_numpy().tolist() == [
