@@ -24,7 +24,7 @@ imports: $(VENV)/.dev
 	$(BIN)/lint-imports
 
 # FAULTS="--seed 2 --count 50" plays others; what was played is in faults.sqlite and is not played again.
-FAULTS ?= --seed 1 --count 1000 --table docs/faults.md
+FAULTS ?= --seed 1 --count 1000 --houses 3 --table docs/faults.md
 faults: $(VENV)/.dev
 	$(BIN)/python tests/faults/campaign.py $(FAULTS)
 
