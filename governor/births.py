@@ -12,8 +12,10 @@ from typing import Final, Self
 
 import msgspec
 
+_STATE: Final = 0
 _STARTTIME: Final = 19
-"""Its place in /proc/PID/stat behind the name, which may hold blanks and brackets."""
+_EXIT_CODE: Final = 49
+"""Their places in /proc/PID/stat behind the name, which may hold blanks and brackets."""
 NEVER: Final = -1
 """The tick of a process that nobody has seen alive: that of no other one."""
 
@@ -26,11 +28,7 @@ class Birth(msgspec.Struct, frozen=True, kw_only=True):
     @classmethod
     def of(cls, pid: int) -> Self:
         """Of a process that lives, or has not been reaped. Raises ProcessLookupError when there is none."""
-        try:
-            fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
-        except FileNotFoundError:
-            raise ProcessLookupError(f"no process {pid}") from None
-        return cls(pid=pid, ticks=int(fields[_STARTTIME]), boot=boot_id())
+        return cls(pid=pid, ticks=int(_stat(pid)[_STARTTIME]), boot=boot_id())
 
     def open(self) -> int | None:
         """A pidfd of this very process; None when it is gone."""
@@ -47,6 +45,22 @@ class Birth(msgspec.Struct, frozen=True, kw_only=True):
             pass
         os.close(handle)
         return None
+
+
+def zombie_exit_code(pid: int) -> int | None:
+    """Of a process that has died and was not reaped, negative when a signal ended it; None of all others."""
+    try:
+        fields = _stat(pid)
+    except ProcessLookupError:
+        return None
+    return os.waitstatus_to_exitcode(int(fields[_EXIT_CODE])) if fields[_STATE] == "Z" else None
+
+
+def _stat(pid: int) -> list[str]:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        raise ProcessLookupError(f"no process {pid}") from None
 
 
 @cache

@@ -10,16 +10,19 @@ Rules:
 
 from __future__ import annotations
 
+import asyncio
 import atexit
 import contextlib
 import os
 import signal
 from types import SimpleNamespace
+from typing import Final
 
 import aiomultiprocess
 import aiomultiprocess.core
 
-from governor.births import NEVER, Birth, boot_id
+from governor import logs
+from governor.births import NEVER, Birth, boot_id, zombie_exit_code
 from governor.conductors import child, forkserver
 from governor.conductors.forkserver import PRELOAD, Forkserver, warm, warm_now, warm_up
 from governor.conductors.readiness import is_readable, readable
@@ -27,7 +30,12 @@ from governor.errors import ProcessError
 
 __all__ = ["PRELOAD", "ChildProcess", "shut_down", "start", "warm", "warm_now", "warm_up"]
 
+REAPED_SECONDS: Final = 1.0
+"""After its death a child's code comes from the forkserver; one that is frozen reaps nobody, and tells none."""
+
 _children: set[ChildProcess] = set()
+
+log = logs.get_logger()
 
 
 class ChildProcess:
@@ -65,8 +73,18 @@ class ChildProcess:
             if self._pidfd is not None:
                 await readable(self._pidfd)
             if self._exit_code is None:
-                await readable(self._process.aio_process.sentinel)
+                await self._told()
         return code
+
+    async def _told(self) -> None:
+        """Returns when the forkserver has told the code, or when that of a zombie is told without it."""
+        try:
+            async with asyncio.timeout(REAPED_SECONDS):
+                await readable(self._process.aio_process.sentinel)
+        except TimeoutError:
+            if self._exit_code is None and (code := zombie_exit_code(self.pid)) is not None:
+                log.warning("process.not_reaped", pid=self.pid, name=self.name, forkserver=self._server.pid)
+                self._end(code)
 
     def signal(self, number: int) -> bool:
         """Sends a signal to the process group; False when the child has ended already."""
@@ -89,9 +107,12 @@ class ChildProcess:
         # multiprocessing says 255 when the forkserver took the code along; PDEATHSIG killed the child then.
         if code == 255 and self._server.dead:
             self.lost_forkserver, code = self._server.pid, -signal.SIGKILL
+        self._process.close()
+        self._end(code)
+
+    def _end(self, code: int) -> None:
         self._exit_code = code
         self._kill_rest_of_group()
-        self._process.close()
         _children.discard(self)
         if self._pidfd is not None:
             os.close(self._pidfd)

@@ -203,6 +203,22 @@ class TestStart:
         assert await again.wait() == 4
         assert (await process.warm()).pid != report.pid
 
+    @pytest.mark.parametrize(("target", "code"), [("nap", -signal.SIGKILL), ("obey", 0)])
+    async def test_a_death_is_seen_and_its_code_told_where_a_frozen_forkserver_reaps_nobody(
+        self, news, target, code
+    ):
+        report = await warm()
+        child = process.start(name="c", target=f"process_targets:{target}", payload=news.address)
+        await news()
+        os.kill(report.pid, signal.SIGSTOP)
+        try:
+            child.signal(signal.SIGKILL if code else signal.SIGTERM)
+            async with asyncio.timeout(5):
+                assert await child.wait() == code
+        finally:
+            os.kill(report.pid, signal.SIGCONT)
+        assert await process.start(name="d", target="process_targets:leave", payload=b"4").wait() == 4
+
     async def test_a_real_255_is_no_dead_forkserver(self):
         assert await process.start(name="c", target="process_targets:leave", payload=b"255").wait() == 255
 
