@@ -42,6 +42,7 @@ _GUARD_DIED = signal.SIGRTMIN
 _TAKEN = frozenset({*_FORWARDED, signal.SIGTSTP, signal.SIGCHLD, _GUARD_DIED})
 
 FOLDER = "RUN_GOVERNOR_FOLDER"
+"""Variable with the path of the folder that the guard removes; whoever takes the folder takes the variable away."""
 SWEEP_SECONDS = 10.0
 """How long the guard tries to see every descendant dead before it names the survivors and goes."""
 

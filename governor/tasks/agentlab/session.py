@@ -35,6 +35,7 @@ from governor.tasks.agentlab.task_ref import TaskRef
 from governor.tasks.api import SchedulerConfig
 from governor.tasks.errors import TaskFailed
 from governor.tasks.exchange import values
+from governor.tasks.fleet.joining import worker_id
 from governor.tasks.planning.story import BatchSpec
 
 if TYPE_CHECKING:
@@ -101,7 +102,7 @@ class Session:
             driver = Driver(self._config, folder=folder)
             self.wait(driver.open())
             self._driver = driver
-            self._connection = _connection_of_ray()
+            self._connection = worker_id()
             self._held = stack.pop_all()
 
     def close(self) -> None:
@@ -258,7 +259,7 @@ class Session:
         """Whether its Ray is still the one of this process. Raises RuntimeError in a fork."""
         if self._process != os.getpid():
             raise RuntimeError("this process was forked from one that uses Ray: spawn it instead")
-        return self._driver is not None and self._connection == _connection_of_ray()
+        return self._driver is not None and self._connection == worker_id()
 
     def _named(self, specs: Sequence[TaskSpec], experiments: Sequence[Any], done: set[str]) -> list[TaskSpec]:
         wanted = [(spec, each) for spec, each in zip(specs, experiments, strict=True) if spec.id not in done]
@@ -351,10 +352,3 @@ class Session:
             log.debug("tasks.unreleased", reason=f"{type(error).__name__}: {error}")
         finally:
             self._releasing = None
-
-
-def _connection_of_ray() -> str:
-    """Tells one connection of this process to Ray from the next; "" without one."""
-    import ray  # noqa: PLC0415  # heavy
-
-    return str(ray.get_runtime_context().get_worker_id()) if ray.is_initialized() else ""
