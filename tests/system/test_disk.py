@@ -39,10 +39,29 @@ class Disk:
         config = str(self._house.folder / "governor.toml")
         return ["nsenter", "-m", "-t", str(self._holder.pid), *self._outside("--config", config, *more)]
 
-    def fill(self, *, leave=0):
-        with (self.folder / "filler").open("ab", buffering=0) as filler, contextlib.suppress(OSError):
-            while os.statvfs(self.folder).f_bavail * 4096 > leave:
-                filler.write(bytes(4096))
+    def fill(self, *, leave=4096):
+        """All at once: what is given back meanwhile stays free."""
+        free = os.statvfs(self.folder)
+        with (self.folder / "filler").open("ab") as filler:
+            os.posix_fallocate(filler.fileno(), filler.tell(), free.f_bavail * free.f_frsize - leave)
+
+    @contextlib.asynccontextmanager
+    async def filling(self):
+        """Whatever gets free is taken, again and again."""
+
+        async def take():
+            with (self.folder / "filler").open("ab", buffering=0) as filler:
+                while True:
+                    with contextlib.suppress(OSError):
+                        for _ in range(64):
+                            filler.write(bytes(4096))
+                    await asyncio.sleep(0)
+
+        taking = asyncio.create_task(take())
+        try:
+            yield
+        finally:
+            taking.cancel()
 
     def empty(self):
         (self.folder / "filler").unlink()
@@ -96,7 +115,7 @@ async def test_a_disk_that_fills_up_interrupts_the_run_and_costs_nothing_that_wa
             await tree.executor.submit(walk(episodes=3), folder=house.folder)
         assert caught.value.code == "no_room"
         assert (await tree.executor.status()).state == "serving"
-        disk.fill()
+        disk.fill(leave=64 << 10)
         async with asyncio.timeout(60):
             assert await tree.process.wait() == ExitCode.TRY_AGAIN
         assert house.processes() == []
@@ -108,6 +127,22 @@ async def test_a_disk_that_fills_up_interrupts_the_run_and_costs_nothing_that_wa
     disk.fill()
     assert "make room" in await refused_start(house)
     disk.empty()
+    await goes_on_to_its_end(house, uid)
+
+
+async def test_a_disk_whose_reserve_is_taken_as_well_costs_nothing_that_was_acknowledged(house, walk, disk):
+    async with house.serve() as tree:
+        uid = await tree.executor.submit(walk(episodes=3000), folder=house.folder)
+        await tree.until(uid, "episode.ended")
+        async with disk.filling(), asyncio.timeout(60):
+            assert await tree.process.wait() == ExitCode.TRY_AGAIN
+        assert house.processes() == []
+    disk.empty()
+    await goes_on_to_its_end(house, uid)
+
+
+async def goes_on_to_its_end(house, uid):
+    """Each of its 3,000 episodes is there once."""
     async with house.serve() as tree:
         events, result = await tree.end(uid)
     assert result.outcome == "finished", result.reason
