@@ -152,15 +152,17 @@ class Play:
             await self._next_daemon()
 
     async def _moment(self) -> None:
-        state = self.chosen.fault.victim if self.chosen.fault.action == "term" else ""
+        fault, seen = self.chosen.fault, self.seen.events
+        state = fault.victim if fault.action == "term" else ""
+        after = 1 if state == "pristine" else self.chosen.after
+
+        def has_come() -> bool:
+            if state in ("", "pristine"):
+                return len(seen) >= after
+            return any(event.data.get("to") == state for event in seen)
+
         async with self.news:
-            await self.news.wait_for(
-                lambda: (
-                    any(event.data.get("to") == state for event in self.seen.events)
-                    if state
-                    else len(self.seen.events) >= self.chosen.after
-                )
-            )
+            await self.news.wait_for(has_come)
 
     async def _next_daemon(self) -> None:
         house = self.house

@@ -59,10 +59,12 @@ class Scenario:
 
 
 KINDS: Final = (
-    *(Fault("kill", victim) for victim in (*HOUSE, *CONDUCTORS, *RAY)),
-    *(Fault("stop_short", victim) for victim in ("daemon", "broker", *CONDUCTORS, *RAY)),
-    *(Fault("stop_long", victim) for victim in ("daemon", "broker", *CONDUCTORS, "raylet", "gcs_server")),
-    *(Fault("term", state) for state in ("starting", "running", "finalizing", "stopping")),
+    *(
+        Fault(action, victim)
+        for action in ("kill", "stop_short", "stop_long")
+        for victim in (*HOUSE, *CONDUCTORS, *RAY)
+    ),
+    *(Fault("term", state) for state in ("pristine", "starting", "running", "finalizing", "stopping")),
     Fault("submit_killed"),
     Fault("watch_killed"),
     Fault("disk_full"),
