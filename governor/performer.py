@@ -71,14 +71,14 @@ class Post(Protocol):
 
 @dataclass(slots=True, kw_only=True)
 class _Life:
-    """One incarnation of a conductor. `child` is None until it was started."""
+    """One incarnation of a conductor. `child` is None until it was started. `stuck`: the pid that could not be killed."""
 
     name: str
     incarnation: int
     child: ChildProcess | None = None
     birth: asyncio.Task[None] | None = None
     descent: asyncio.Task[None] | None = None
-    stuck: bool = False
+    stuck: int | None = None
     over: asyncio.Event = field(default_factory=asyncio.Event)
 
 
@@ -133,6 +133,15 @@ class Performer:
     def accompany(self, deed: Coroutine[None, None, None], name: str) -> None:
         """A deed that lasts as long as the run."""
         self._spawn(deed, name)
+
+    def left_behind(self) -> dict[asyncio.Task[None], frozenset[int]]:
+        """Who could not be killed: the pids, by the task that ends when nothing of it is left; `aclose` does not touch it."""
+        found: dict[asyncio.Task[None], frozenset[int]] = {}
+        for life in self._lives.values():
+            if life.child is not None and life.descent is not None and not life.over.is_set():
+                self._tasks.discard(life.descent)
+                found[life.descent] = frozenset({life.child.pid, life.stuck or life.child.pid})
+        return found
 
     async def aclose(self) -> None:
         """Forgets timers and waits for the deeds under way, all of which are bounded."""
@@ -229,10 +238,9 @@ class Performer:
         await asyncio.wait({life.descent})
         log.info("conductor.exited", run=self._uid, conductor=life.name, pid=child.pid, exit_code=code)
         await self._fence.close(life.name, life.incarnation)
-        if not life.stuck:
-            forkserver = child.lost_forkserver
-            reason = f"its forkserver (pid {forkserver}) died" if forkserver is not None else ""
-            self._exited(life, code, reason, forkserver=forkserver)
+        forkserver = child.lost_forkserver
+        reason = f"its forkserver (pid {forkserver}) died" if forkserver is not None else ""
+        self._exited(life, code, reason, forkserver=forkserver)
 
     def _exited(self, life: _Life, code: int | None, reason: str, *, forkserver: int | None = None) -> None:
         if life.over.is_set():
@@ -260,7 +268,7 @@ class Performer:
                 self._exited(life, None, "stopped before it was started")
             return
         if life.descent is not None:
-            if effect.first != "SIGKILL" or life.descent.done():
+            if effect.first != "SIGKILL" or life.descent.done() or life.stuck is not None:
                 return
             life.descent.cancel()
         life.descent = self._spawn(self._descend(life, life.child, effect.first), f"stop.{life.name}")
@@ -278,20 +286,22 @@ class Performer:
             command = Shutdown(grace=rungs.ask)
             return await self._command(life.name, life.incarnation, command, seconds=rungs.ask)
 
-        try:
-            await bring_down(child, ask if first == "message" else None, rungs)
-        except ProcessError as error:
-            life.stuck = True
-            log.error("conductor.stuck", run=self._uid, conductor=life.name, pid=child.pid, reason=str(error))  # noqa: TRY400  # no traceback: the reason says it all
+        def stuck(error: ProcessError) -> None:
+            life.stuck = error.pid or child.pid
+            log.error(
+                "conductor.stuck", run=self._uid, conductor=life.name, pid=life.stuck, reason=str(error)
+            )
             self._post(
                 events.ConductorStuck(
                     run=self._uid,
                     at=time.monotonic(),
                     conductor=life.name,
                     incarnation=life.incarnation,
-                    pid=child.pid,
+                    pid=life.stuck,
                 )
             )
+
+        await bring_down(child, ask if first == "message" else None, rungs, on_stuck=stuck)
 
     # -- parts -------------------------------------------------------------------------------------------------
 

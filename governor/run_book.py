@@ -45,6 +45,7 @@ class RunBook:
             state="stopping" if self._house.is_stopping else "serving",
             runs=tuple(runs),
             ray=str(self._site.ray),
+            quarantined=self._quarantined(),
         )
 
     def list(self, limit: int) -> RunList:
@@ -85,6 +86,9 @@ class RunBook:
         """Who has it in work."""
         return next((g for g in self._house.governors if g.experiment_run_id == uid), None)
 
+    def _quarantined(self) -> dict[str, str]:
+        return {slot.uid: slot.quarantine for slot in self._house.governors if slot.quarantine}
+
     def describe(self, row: RunRow) -> RunStatus:
         if (governor := self.governor_of(row.uid)) is not None:
             return governor.status(row)
@@ -92,7 +96,8 @@ class RunBook:
             state, waits_for = "ended", "nothing"
         elif row.uid in self._house.queue:
             before = self._house.queue.position(row.uid)
-            state, waits_for = "queued", f"a free slot ({before} runs before it)"
+            state, waits_for = "queued", f"a free slot ({before} run{'' if before == 1 else 's'} before it)"
+            waits_for += "".join(f"; {slot}: {whom}" for slot, whom in self._quarantined().items())
         else:
             state = "interrupted"
             waits_for = self._house.held.get(row.uid, "the next start of the daemon")

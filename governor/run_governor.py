@@ -17,21 +17,23 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from governor import clock, durations, logs
+from governor import logs
 from governor.budget import budget_of
 from governor.errors import JournalError, TryAgain
 from governor.files import write_whole
-from governor.messages import ConductorStatus, FlowControl, RunStatus, run_service
+from governor.messages import FlowControl, RunStatus, run_service
 from governor.performer import Performer
 from governor.progress import Progress
 from governor.pulse_taker import PulseTaker
+from governor.quarantine import Quarantine
 from governor.record import entries
 from governor.run_desk import RunDesk
+from governor.run_status import in_work
 from governor.usage import Meter
 from states import Dropped, Pristine, Refused, Running, State, Step, advance
 from states.base import Crewed
 from states.effects import BeginPhase, EndPhase, EndRun
-from states.events import AbortRequested, Event, RunAssigned, StopRequested
+from states.events import AbortRequested, Event, ProcessesGone, RunAssigned, StopRequested
 from states.finalizing import Finalizing
 from states.stopping import Stopping
 from transport.worker import Worker
@@ -92,6 +94,7 @@ class RunGovernor:
         self._desk: Worker | None = None
         self._budget: Budget | None = None
         self._meter: Meter | None = None
+        self._quarantine = Quarantine(self.uid, self._post)
 
     def __repr__(self) -> str:
         run = f", run={self.experiment_run_id}" if self.assignment else ""
@@ -143,6 +146,11 @@ class RunGovernor:
         return taking and self.assignment is None  # set until all of the last run has been cleared away
 
     @property
+    def quarantine(self) -> str:
+        """Whom it waits for before it takes another run; empty where that is nobody."""
+        return self.state.waits_for if isinstance(self.state, Pristine) and self.state.stuck else ""
+
+    @property
     def flow(self) -> FlowControl:
         """The governor's own word at the end of an episode: after SHUTDOWN what is under way is not on record."""
         if isinstance(self.state, Running):
@@ -160,42 +168,13 @@ class RunGovernor:
 
     def status(self, row: RunRow) -> RunStatus:
         """The run in work, for people and scripts. `row` is its entry in the journal."""
-        state, progress = self.state, self._progress
-        members = state.crew.members if isinstance(state, Crewed) else ()
-        at_work = progress.at_work if progress else ""
-        waits_for = state.waits_for + (f" ({at_work})" if at_work else "")
-        stalled = (
-            self.now() - state.stalled if isinstance(state, Running) and state.stalled is not None else None
-        )
-        if stalled is not None:
-            waits_for += f"; no progress for {durations.text(stalled)}"
-        return RunStatus(
-            uid=row.uid,
-            name=row.name,
-            state=state.name,
-            outcome=row.outcome,
-            reason=row.reason,
-            waits_for=waits_for,
-            submitted_at=row.submitted_at,
-            started_at=row.started_at,
-            ended_at=row.ended_at,
-            phase=progress.phase if progress else None,
-            phase_index=progress.phase_index if progress else None,
-            phases=len(self.assignment.run.phases) if self.assignment else 0,
-            episodes_ended=progress.episodes_ended if progress else 0,
-            episodes_total=progress.episodes_total if progress else 0,
-            tasks_ended=progress.tasks_ended if progress else 0,
-            tasks_total=progress.tasks_total if progress else 0,
-            metrics=progress.metrics if progress else {},
-            parent=row.parent,
-            conductors=tuple(
-                ConductorStatus(
-                    name=m.name, kind=m.kind, state=m.standing, pid=m.pid, incarnation=m.incarnation
-                )
-                for m in members
-            ),
+        return in_work(
+            row,
+            state=self.state,
+            progress=self._progress,
+            assignment=self.assignment,
             limits=self._meter.uses(self._budget) if self._meter else (),
-            stalled_since=None if stalled is None else clock.wall() - stalled,
+            now=self.now(),
         )
 
     @property
@@ -239,16 +218,21 @@ class RunGovernor:
 
     async def run(self) -> None:
         """Cycles through the states until a stop was asked for and nothing is left of the last run."""
-        while not self.shutdown:
-            event, detail, answered = await self._inbox.get()
-            try:
-                await self._answer(event, detail, answered)
-            except Exception as error:
-                self.errors.append((error, self.state.name))
-                log.exception("governor.crashed", slot=self.uid, state=self.state.name, event_kind=event.kind)
-                raise
+        try:
+            while not self.shutdown:
+                await self._answer(*await self._inbox.get())
+        finally:
+            await self._quarantine.aclose()
 
     async def _answer(self, event: Event, detail: dict[str, Any], answered: asyncio.Future[None]) -> None:
+        try:
+            await self._step(event, detail, answered)
+        except Exception as error:
+            self.errors.append((error, self.state.name))
+            log.exception("governor.crashed", slot=self.uid, state=self.state.name, event_kind=event.kind)
+            raise
+
+    async def _step(self, event: Event, detail: dict[str, Any], answered: asyncio.Future[None]) -> None:
         before = self.state
         match advance(before, event):
             case Refused(why=why):
@@ -315,6 +299,9 @@ class RunGovernor:
             self._progress.moves += 1
         if event.kind == "conductor.exited" and isinstance(before, Crewed) and not self.stopping:
             self.dead_children.append(getattr(event, "conductor", ""))
+        if isinstance(event, ProcessesGone) and self.is_free:
+            log.info("slot.released", slot=self.uid, pids=event.pids)
+            self._on_change(self)
         if type(before) is type(step.state):
             return
         line = f"{before.name} -> {step.state.name} ({step.cause or event.kind})"
@@ -379,6 +366,9 @@ class RunGovernor:
                     dead_conductors=len(self.dead_children),
                     events_dropped=self.dropped,
                 )
+                if effect.stuck and self._performer is not None:
+                    left = self._performer.left_behind()
+                    self._quarantine.begin(self.experiment_run_id or "", effect.stuck, left)
         await self._leave_run()
 
     async def _leave_run(self) -> None:

@@ -99,7 +99,7 @@ class RemoveTraces(Effect):
 class EndRun(Effect):
     """For the record, the last of a run: ``run.ended``, or ``run.interrupted`` without outcome. No event follows.
 
-    `stuck` are the pids that could not be killed: the slot is quarantined.
+    `stuck` are the pids that could not be killed: the slot is quarantined until they are gone.
     """
 
     outcome: Outcome | None

@@ -192,6 +192,14 @@ class TracesRemoved(Event):
     left: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessesGone(Event):
+    """Of processes that could not be killed: they are dead after all, and nothing is left of them."""
+
+    kind: ClassVar[str] = "processes.gone"
+    pids: tuple[int, ...]
+
+
 EVENTS: tuple[type[Event], ...] = (
     RunAssigned,
     AbortRequested,
@@ -211,5 +219,6 @@ EVENTS: tuple[type[Event], ...] = (
     ResultWritten,
     ResultFailed,
     TracesRemoved,
+    ProcessesGone,
 )
 COMMANDS: tuple[type[Event], ...] = (RunAssigned, AbortRequested)

@@ -35,7 +35,7 @@ def assign(state: Pristine, event: RunAssigned) -> Answer:
         return Refused(state, "it is shut down")
     if state.stuck:
         return Refused(
-            state, f"it is quarantined: pid {', '.join(map(str, state.stuck))} could not be killed"
+            state, f"it is quarantined: {state.stuck_pids} could not be killed, and is not gone yet"
         )
     plan = event.plan
     crew = Crew.of(plan)

@@ -1,6 +1,6 @@
 """Stopping: takes every conductor down the kill ladder, sees each one gone, then removes sockets and temp files.
 
-What can't be killed past the deadline is named with its pid, and the slot is quarantined.
+What can't be killed past the deadline is named with its pid, and the slot is quarantined until it is gone.
 """
 
 from __future__ import annotations
@@ -100,7 +100,8 @@ def removed(state: Stopping, event: TracesRemoved) -> Answer:
         return Dropped(state, "processes are still to be seen gone")
     stuck_pids = state.crew.stuck_pids
     end = EndRun(outcome=state.outcome, reason=state.reason, stuck=stuck_pids)
-    cause = f"left behind: {', '.join(event.left)}" if event.left else "nothing is left"
+    left = [*(f"pid {pid}" for pid in stuck_pids), *event.left]
+    cause = f"left behind: {', '.join(left)}" if left else "nothing is left"
     return Step(Pristine(shutdown=state.shutdown, stuck=stuck_pids), (end,), cause=cause)
 
 

@@ -62,6 +62,7 @@ _AT_WORK: Final[dict[type[Event], Rule]] = {
     events.ResultWritten: _LATE,
     events.ResultFailed: _LATE,
     events.TracesRemoved: _LATE,
+    events.ProcessesGone: _LATE,
 }
 
 TABLE: Final[Mapping[type[State], Mapping[type[Event], Rule]]] = {
@@ -70,6 +71,7 @@ TABLE: Final[Mapping[type[State], Mapping[type[Event], Rule]]] = {
         events.RunAssigned: Rule(starting.assign, (Starting,), "run assigned"),
         events.AbortRequested: _REFUSE,
         events.StopRequested: Rule(pristine.stop),
+        events.ProcessesGone: Rule(pristine.gone),
     },
     Starting: {
         **_AT_WORK,
@@ -110,6 +112,7 @@ TABLE: Final[Mapping[type[State], Mapping[type[Event], Rule]]] = {
         events.ResultWritten: Rule(finalizing.written, (Stopping,), "result is durable"),
         events.ResultFailed: Rule(finalizing.write_failed, (Stopping,), "result refused at a stop"),
         events.TracesRemoved: _LATE,
+        events.ProcessesGone: _LATE,
     },
     Stopping: {
         events.RunAssigned: _REFUSE,
@@ -130,6 +133,7 @@ TABLE: Final[Mapping[type[State], Mapping[type[Event], Rule]]] = {
         events.ResultWritten: Rule(stopping.written),
         events.ResultFailed: _LATE,
         events.TracesRemoved: Rule(stopping.removed, (Pristine,), "nothing is left"),
+        events.ProcessesGone: _LATE,
     },
 }
 

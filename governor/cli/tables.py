@@ -92,6 +92,8 @@ def status(report: StatusReport, *, conductors: bool) -> Group:
         Text(clean(head), style="bold"),
         Text(clean(report.endpoint), style="dim", overflow="fold"),
     ]
+    for slot, waits_for in report.quarantined.items():
+        parts.append(Text(clean(f"{slot} takes no run, and waits for {waits_for}"), style="red"))
     parts += ["", _runs(report.runs)] if report.runs else ["no runs in work or queued"]
     for run in report.runs if conductors else ():
         if run.parent:

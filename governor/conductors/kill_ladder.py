@@ -69,11 +69,14 @@ async def bring_down(
     child: Child,
     ask: Callable[[], Awaitable[object]] | None = None,
     rungs: Rungs | None = None,
+    *,
+    on_stuck: Callable[[ProcessError], None] | None = None,
 ) -> Gone:
     """Brings `child` and all its descendants down, in `sum(rungs)` seconds at most.
 
-    `ask` sends the message that asks it to close; its time counts as grace. Raises ProcessError, with the pid of
-    who lives, when anything is alive after the last rung.
+    `ask` sends the message that asks it to close; its time counts as grace. When anything is alive after the last rung
+    it raises ProcessError, with the pid of who lives; or tells it to `on_stuck`, if there is one, and waits for as long
+    as that lives.
     """
     rungs = rungs or Rungs()
     loop = asyncio.get_running_loop()
@@ -94,17 +97,24 @@ async def bring_down(
         rung = "SIGKILL"
         family.freeze()
         child.signal(signal.SIGKILL)
-    deadline = loop.time() + rungs.kill
-    killed = await family.end(deadline)
-    await _ended(child, deadline - loop.time())
-    if child.exit_code is None:
-        raise ProcessError(f"{child.name} (pid {child.pid}) is alive after SIGKILL", pid=child.pid)
-    return Gone(exit_code=child.exit_code, rung=rung, seconds=loop.time() - begin, killed=killed)
+    try:
+        await family.end(loop.time() + rungs.kill)
+    except ProcessError as error:
+        if on_stuck is None:
+            raise
+        on_stuck(error)
+        await family.end(None)
+    return Gone(
+        exit_code=await child.wait(),
+        rung=rung,
+        seconds=loop.time() - begin,
+        killed=tuple(sorted(family.killed)),
+    )
 
 
 async def _ended(child: Child, grace: float) -> None:
     with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(max(grace, 0)):
+        async with asyncio.timeout(grace):
             await child.wait()
 
 
@@ -131,6 +141,7 @@ class _Family:
     def __init__(self, child: Child) -> None:
         self._child = child
         self._known: set[psutil.Process] = set()
+        self.killed: set[int] = set()
 
     def collect(self) -> bool:
         """Adds who is there now; whether anybody was new. An orphan is found if it, or its parent, was known."""
@@ -156,22 +167,27 @@ class _Family:
                 with contextlib.suppress(psutil.NoSuchProcess):
                     member.suspend()
 
-    async def end(self, deadline: float) -> tuple[int, ...]:
-        """Kills who is left when the child has ended, or is being killed; the pids of those that it killed."""
-        killed: set[int] = set()
-        while True:
-            self.collect()
+    async def end(self, deadline: float | None) -> None:
+        """Kills who is left when the child has ended, or is being killed, and sees all dead; `killed` tells whom.
+
+        Raises ProcessError, with the pid, when one lives past the deadline.
+        """
+        while self.collect() or self._living():
             living = self._living()
-            if not living:
-                return tuple(sorted(killed))
             for member in living:
                 with contextlib.suppress(psutil.NoSuchProcess):
                     member.kill()
-                    killed.add(member.pid)
+                    self.killed.add(member.pid)
             for member in living:
                 await self._dead(member, deadline)
+        try:
+            async with asyncio.timeout_at(deadline):
+                await self._child.wait()
+        except TimeoutError:
+            name, pid = self._child.name, self._child.pid
+            raise ProcessError(f"{name} (pid {pid}) is alive after SIGKILL", pid=pid) from None
 
-    async def _dead(self, member: psutil.Process, deadline: float) -> None:
+    async def _dead(self, member: psutil.Process, deadline: float | None) -> None:
         try:
             pidfd = os.pidfd_open(member.pid)
         except ProcessLookupError:

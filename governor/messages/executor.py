@@ -160,7 +160,9 @@ class Explanation(Message, frozen=True):
 
 
 class StatusReport(Message, frozen=True):
-    """The daemon and its runs in work or queued; with a uid, that run alone, ended ones too."""
+    """The daemon and its runs in work or queued; with a uid, that run alone, ended ones too. `quarantined`: slots that
+    take no run, and what each waits for.
+    """
 
     pid: int
     version: str
@@ -170,6 +172,7 @@ class StatusReport(Message, frozen=True):
     state: str
     runs: tuple[RunStatus, ...]
     ray: str = "not started"
+    quarantined: dict[str, str] = {}
 
 
 class RunList(Message, frozen=True):

@@ -108,6 +108,10 @@ def removed(*left, at=0.0, run="r1"):
     return e.TracesRemoved(run=run, at=at, left=left)
 
 
+def gone_at_last(*pids, at=0.0, run="r0"):
+    return e.ProcessesGone(run=run, at=at, pids=pids)
+
+
 class Slot:
     """A machine that is told events and gives the effects of each, as a list."""
 

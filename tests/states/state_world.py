@@ -8,6 +8,7 @@ Laws:
 4. A timer rings at or after its time, unless a later one of its name has replaced it or the run has ended.
 5. A forkserver that dies takes all processes along; there is another one at once.
 6. The disk may fail, then succeed; the first outcome that it took is the one that stands.
+7. Whom a run leaves behind alive dies at some later time, one by one.
 """
 
 from __future__ import annotations
@@ -49,6 +50,7 @@ class World:
         self.mail = []
         self.told = []
         self.taken = 0
+        self.left_behind: list[int] = []
         self._forget()
 
     def _forget(self):
@@ -91,6 +93,7 @@ class World:
         found += [("rings", key) for key in self.timers]
         found += [(verb, index) for index in range(len(self.writes)) for verb in ("writes", "does not write")]
         found += [("removes",)] if self.removals else []
+        found += [("goes at last", pid) for pid in self.left_behind]
         if self.state.name == "running" and self.plan.stall_timeout is not None:
             found += [("moves",)] if self.stalled else [("stalls",)]
         return found
@@ -117,6 +120,7 @@ class World:
             "writes": self._writes,
             "does not write": self._does_not_write,
             "removes": self._removes,
+            "goes at last": self._goes_at_last,
         }[verb](*what)
 
     def _event(self, kind, **data):
@@ -234,6 +238,10 @@ class World:
         self.removals -= 1
         self.durable_at_removal = self.durable
         self.inbox.append(self._event(e.TracesRemoved))
+
+    def _goes_at_last(self, pid):
+        self.left_behind.remove(pid)
+        self.inbox.append(e.ProcessesGone(run=f"r{self.runs}", at=self.now, pids=(pid,)))
 
     # -- what people do ----------------------------------------------------------------------------------------
 
@@ -371,6 +379,7 @@ class World:
         assert alive <= set(effect.stuck), f"left alive and not named: {alive - set(effect.stuck)}"
         assert set(effect.stuck) <= {process.pid for process in self.processes.values()}
         assert self.state == Pristine(shutdown=self.stop_taken, stuck=effect.stuck)
+        self.left_behind = list(effect.stuck)
         assert self.phase is None or self.stop_taken or self.phase in self.phases_ended
         self.told = [*self.told[-20:], *self.mail]
         self.mail.clear()

@@ -3,7 +3,19 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from state_scenes import LAKE, PLAN, SIMULATION, TASKS, Slot, abort, assigned, exited, stop, stopping
+from state_scenes import (
+    LAKE,
+    PLAN,
+    SIMULATION,
+    TASKS,
+    Slot,
+    abort,
+    assigned,
+    exited,
+    gone_at_last,
+    stop,
+    stopping,
+)
 
 from states import Pristine, Starting
 from states.effects import StartConductor, Wake
@@ -59,10 +71,21 @@ def test_a_stop_that_names_a_run_that_has_just_ended_is_a_stop_all_the_same():
 
 def test_quarantined_it_takes_no_run_and_names_the_pids():
     slot = Slot(Pristine(stuck=(7, 8)))
-    assert slot.refuses(assigned()) == "it is quarantined: pid 7, 8 could not be killed"
+    assert slot.refuses(assigned()) == "it is quarantined: pid 7, 8 could not be killed, and is not gone yet"
     assert "pid 7, 8" in slot.state.waits_for
     slot.tell(stop())
     assert slot.state == Pristine(shutdown=True, stuck=(7, 8))
+
+
+def test_quarantine_is_over_when_the_last_of_them_is_gone():
+    slot = Slot(Pristine(stuck=(7, 8)))
+    assert slot.tell(gone_at_last(8, 9)) == []
+    assert slot.state == Pristine(stuck=(7,))
+    slot.drops(gone_at_last(8))
+    slot.tell(gone_at_last(7))
+    assert slot.state == Pristine()
+    slot.tell(assigned())
+    assert slot.state.name == "starting"
 
 
 def test_there_is_nothing_to_abort():

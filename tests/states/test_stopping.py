@@ -88,6 +88,7 @@ def test_a_stuck_pid_quarantines_the_slot():
     assert slot.tell_all(*ALL_GONE[:2], stuck(TASKS, pid=102)) == [RemoveTraces()]
     assert slot.tell(removed()) == [EndRun(outcome="finished", reason="", stuck=(102,))]
     assert slot.state == Pristine(stuck=(102,))
+    assert slot.cause == "left behind: pid 102"
     slot.refuses(assigned())
 
 

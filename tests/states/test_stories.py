@@ -185,6 +185,16 @@ class Stories(RuleBasedStateMachine):
         if deeds:
             self.world.do(deeds[pick % len(deeds)])
 
+    @precondition(lambda self: self.world.left_behind)
+    @rule()
+    def all_that_was_left_behind_is_gone(self):
+        """Then the slot is free again."""
+        while self.world.left_behind:
+            self.world.do(("goes at last", self.world.left_behind[0]))
+        self.hear_all()
+        assert isinstance(self.world.state, Pristine)
+        assert not self.world.state.stuck
+
     @precondition(lambda self: self.world.timers)
     @rule(pick=picks)
     def time_passes(self, pick):

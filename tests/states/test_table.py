@@ -19,6 +19,7 @@ from state_scenes import (
     exceeded,
     exited,
     finalizing,
+    gone_at_last,
     moved,
     not_taken,
     not_written,
@@ -140,6 +141,7 @@ def told():
     yield from (stalled(), stalled(since=3.0, at=900.0), moved())
     yield from (written("finished"), written("failed"), written("aborted"), not_written())
     yield from (removed(), removed("/run/x"))
+    yield from (gone_at_last(*pids, run="r1") for pids in ((), (7,), (7, 8), (1001,)))
 
 
 EVENTS = list(told())

@@ -121,6 +121,11 @@ def test_status_and_list():
     ]
     assert rows[-1].split() == ["agent.walker", "agent", "ready", "7", "1"]
     assert "agent.walker" not in "\n".join(printed(tables.status(REPORT, conductors=False)))
+    held = msgspec.structs.replace(
+        REPORT, quarantined={"slot-0": "processes that could not be killed (pid 7)"}
+    )
+    rows = printed(tables.status(held, conductors=False))
+    assert rows[2] == "slot-0 takes no run, and waits for processes that could not be killed (pid 7)"
     assert printed(tables.runs(RunList(runs=()))) == ["no runs"]
     assert printed(tables.runs(RUNS))[2].split()[:3] == ["u1", "lake", "running"]
 

@@ -205,6 +205,19 @@ async def test_who_lives_on_is_named(begin, monkeypatch):
     monkeypatch.undo()
 
 
+async def test_who_lives_on_is_waited_for_where_somebody_is_told_of_it(begin, monkeypatch):
+    child, _ = await begin("defy")
+    monkeypatch.setattr(child, "signal", lambda number: True)  # as above
+    told = asyncio.get_running_loop().create_future()
+    rungs = Rungs(ask=0.1, terminate=0.1, kill=0.1)
+    ladder = asyncio.create_task(bring_down(child, None, rungs, on_stuck=told.set_result))
+    assert (await told).pid == child.pid
+    assert not ladder.done()
+    monkeypatch.undo()
+    child.signal(signal.SIGKILL)
+    assert (await ladder).exit_code == -signal.SIGKILL
+
+
 async def test_a_cancelled_ladder_leaves_no_task_behind(begin):
     child, _ = await begin("defy")
 
