@@ -76,8 +76,7 @@ class BrokerProcess:
     async def _live(self) -> str:
         """From one start to how it died, or why there was none."""
         try:
-            await process.warm()
-            child = process.start(name="broker", target="transport.broker:main", payload=self._payload)
+            child = await process.start(name="broker", target="transport.broker:main", payload=self._payload)
         except ProcessError as error:
             log.warning("broker.not_started", reason=str(error))
             return f"not started ({error})"

@@ -184,9 +184,8 @@ class Performer:
             settings = self._assignment.settings(effect.conductor)
             if effect.kind == "task":
                 settings = {**settings, "ray": await self._site.ray.settings()}
-            await process.warm()
             self._fence.open(life.name, life.incarnation)
-            life.child = process.start(
+            life.child = await process.start(
                 name=f"{self._uid}.{effect.conductor}",
                 target=TARGET,
                 payload=encode(self._spec(effect, settings)),
@@ -265,7 +264,9 @@ class Performer:
         if life.child is None:
             if life.birth is not None and not life.birth.done():
                 life.birth.cancel()
-                self._exited(life, None, "stopped before it was started")
+                life.birth.add_done_callback(
+                    lambda _: self._exited(life, None, "stopped before it was started")
+                )
             return
         if life.descent is not None:
             if effect.first != "SIGKILL" or life.descent.done() or life.stuck is not None:

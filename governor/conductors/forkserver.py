@@ -1,10 +1,11 @@
 """The forkserver: started early, warm when it has imported what children need, seen when it dies.
 
 Rules:
-* Called from the main thread only: PDEATHSIG follows the thread that forked.
+* Called from the main thread only: PDEATHSIG follows the thread that forked. Nobody but `_launch` starts one.
 * A child sees the environment of the moment when the forkserver started.
 * It is exec'd, so nothing of the daemon's memory, and no descriptor but three, is in it or in any child.
-* When it dies its children die with it; the next `warm_up`, `warm` or `start` makes a new one.
+* When it dies its children die with it; the next `warm_up`, `warm` or `start` makes a new one. One that is silent when
+  it should import or fork is as good as dead: it is killed.
 """
 
 from __future__ import annotations
@@ -18,16 +19,19 @@ import socket
 import sys
 import tempfile
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from multiprocessing import forkserver, resource_tracker, spawn, util
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from governor import logs
 from governor.conductors.preload import ORDER_VARIABLE, Order, Report
 from governor.conductors.readiness import is_readable, readable
 from governor.errors import ForkserverDied, ProcessError
+from governor.silence import BEAT_SECONDS, Silence
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
 PRELOAD: Final = (
     "numpy",
@@ -48,6 +52,8 @@ PRELOAD: Final = (
 
 WARM_SECONDS: Final = 60.0
 """How long a forkserver may take to import its modules. A cold disk needs 10 s for Ray."""
+FORK_SECONDS: Final = 5.0
+"""How long it may take to fork when it is warm: a matter of milliseconds."""
 
 
 class _Internals:
@@ -55,8 +61,21 @@ class _Internals:
 
     forkserver: Any = forkserver._forkserver  # noqa: SLF001
     tracker: Any = resource_tracker._resource_tracker  # noqa: SLF001
+    _thread: ThreadPoolExecutor | None = None
+
+    def thread(self) -> ThreadPoolExecutor:
+        """The one in which the forkserver is asked to fork: multiprocessing reads its answer and blocks."""
+        if self._thread is None:
+            self._thread = ThreadPoolExecutor(1, thread_name_prefix="forking")
+        return self._thread
+
+    def end_thread(self) -> None:
+        if self._thread is not None:
+            self._thread.shutdown()
+            self._thread = None
 
 
+log = logs.get_logger()
 _internals = _Internals()
 _server: Forkserver | None = None
 _modules: tuple[str, ...] = PRELOAD
@@ -71,6 +90,7 @@ class Forkserver:
         self._receiver = receiver
         self._secret = secret
         self._pidfd = os.pidfd_open(pid)
+        self._obituary = ""
 
     def __repr__(self) -> str:
         state = "dead" if self.dead else "warm" if self.report else "cold"
@@ -100,6 +120,45 @@ class Forkserver:
             )
         return self.report
 
+    async def fork(self, order: Callable[[], object]) -> None:
+        """Carries out `order`, which blocks until this forkserver has answered it, in a thread; one order after the other.
+
+        Raises ForkserverDied when it died meanwhile, of its silence for one, and OSError when `order` does.
+        """
+
+        def carry_out() -> None:
+            if self.dead:  # what would answer is its successor
+                raise EOFError
+            order()
+
+        loop = asyncio.get_running_loop()
+        forked = loop.run_in_executor(_internals.thread(), carry_out)
+        silence = Silence(loop.time())
+        while not (await asyncio.wait({forked}, timeout=BEAT_SECONDS))[0]:
+            if silence.passed(loop.time()) >= FORK_SECONDS:
+                await self.kill(f"silent for {FORK_SECONDS:g} s, and a process was to be forked")
+        try:
+            forked.result()
+        except (EOFError, ConnectionError) as error:  # it has closed its end: it is dying
+            await readable(self._pidfd)
+            raise self._died from error
+
+    @property
+    def _died(self) -> ForkserverDied:
+        return ForkserverDied(self._obituary or f"the forkserver (pid {self.pid}) died", pid=self.pid)
+
+    async def kill(self, why: str) -> ForkserverDied:
+        """Brings it down with all its children: it is alive and does nothing. What is to be told of that."""
+        if not self._obituary:
+            self._obituary = f"the forkserver (pid {self.pid}) was killed: {why}"
+            log.error("forkserver.silent", pid=self.pid, reason=why)
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(BEAT_SECONDS):
+                await readable(self._pidfd)
+        return self._died
+
     def close(self) -> None:
         self._receiver.close()
 
@@ -122,7 +181,8 @@ def warm_up(*, preload: bool | Sequence[str] = True, folder: Path | None = None)
 async def warm(*, timeout: float = WARM_SECONDS) -> Report:  # noqa: ASYNC109 - one deadline, owned here
     """Waits, without blocking the loop, until children can be started in milliseconds; the forkserver's report.
 
-    Starts a new forkserver if the last one died. Raises ProcessError after `timeout` seconds, or if it dies.
+    Starts a new forkserver if the last one died. Raises ForkserverDied if it dies, of being killed after `timeout` seconds
+    for one; ProcessError when it cannot be started.
     """
     server = _ensure_server()
     try:
@@ -130,17 +190,15 @@ async def warm(*, timeout: float = WARM_SECONDS) -> Report:  # noqa: ASYNC109 - 
             while (report := server.collect()) is None:
                 await readable(*server.fds)
     except TimeoutError:
-        raise _too_slow(server, timeout) from None
+        why = f"not ready within {timeout:g} s; its imports hang, or it cannot import {Order.__module__}"
+        raise await server.kill(why) from None
     return report
 
 
-def warm_now(*, timeout: float = WARM_SECONDS) -> Forkserver:
-    """The warm forkserver; blocks until it is, at most `timeout` seconds. Raises ProcessError as `warm` does."""
-    server = _ensure_server()
-    while server.collect() is None:
-        if not is_readable(*server.fds, timeout=timeout):
-            raise _too_slow(server, timeout)
-    return server
+async def warm_server() -> Forkserver:
+    """As `warm`; the forkserver itself."""
+    await warm()
+    return _ensure_server()
 
 
 def shut_down() -> None:
@@ -150,6 +208,8 @@ def shut_down() -> None:
         if pid is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
+    _internals.end_thread()
+    vars(_internals.forkserver).pop("ensure_running", None)
     _internals.forkserver._stop()  # noqa: SLF001 - closes its fds, reaps it, removes its socket
     _internals.tracker._stop()  # noqa: SLF001
     if _server is not None:
@@ -195,11 +255,16 @@ def _launch() -> Forkserver:
         with _environment({**changes, ORDER_VARIABLE: order.dump()}):
             forkserver.set_forkserver_preload([Order.__module__])
             forkserver.ensure_running()
+        _internals.forkserver.ensure_running = _leave_it  # who is to fork does not start another one
         pid: int = _internals.forkserver._forkserver_pid  # noqa: SLF001 - see _Internals
         return Forkserver(pid=pid, receiver=receiver, secret=secret)
     except OSError as error:
         receiver.close()
         raise ProcessError(f"cannot start the forkserver: {error}") from error
+
+
+def _leave_it() -> None:
+    """In place of multiprocessing's `ensure_running`: that would start a forkserver without our order."""
 
 
 def _keep_sockets_in(folder: Path) -> None:
@@ -224,11 +289,3 @@ def _environment(changes: Mapping[str, str]) -> Iterator[None]:
                 del os.environ[name]
             else:
                 os.environ[name] = value
-
-
-def _too_slow(server: Forkserver, seconds: float) -> ProcessError:
-    return ProcessError(
-        f"the forkserver (pid {server.pid}) was not ready within {seconds:g} s: its imports hang, or it cannot "
-        f"import {Order.__module__}",
-        pid=server.pid,
-    )

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 import contextlib
+import multiprocessing.process
 import os
 import signal
 from types import SimpleNamespace
@@ -24,16 +25,17 @@ import aiomultiprocess.core
 from governor import logs
 from governor.births import NEVER, Birth, boot_id, zombie_exit_code
 from governor.conductors import child, forkserver
-from governor.conductors.forkserver import PRELOAD, Forkserver, warm, warm_now, warm_up
+from governor.conductors.forkserver import PRELOAD, Forkserver, warm, warm_up
 from governor.conductors.readiness import is_readable, readable
 from governor.errors import ProcessError
 
-__all__ = ["PRELOAD", "ChildProcess", "shut_down", "start", "warm", "warm_now", "warm_up"]
+__all__ = ["PRELOAD", "ChildProcess", "shut_down", "start", "warm", "warm_up"]
 
 REAPED_SECONDS: Final = 1.0
 """After its death a child's code comes from the forkserver; one that is frozen reaps nobody, and tells none."""
 
 _children: set[ChildProcess] = set()
+_ends: set[asyncio.Task[None]] = set()
 
 log = logs.get_logger()
 
@@ -126,26 +128,51 @@ class ChildProcess:
             os.killpg(self.pid, signal.SIGKILL)
 
 
-def start(*, name: str, target: str, payload: bytes) -> ChildProcess:
+async def start(*, name: str, target: str, payload: bytes) -> ChildProcess:
     """Starts `async def function(payload: bytes) -> int | None`, named `module:function`, in a child process.
 
-    Blocks for some milliseconds; the first time, and after the forkserver's death, until it is warm (await `warm`
-    before, and it is). Raises ProcessError off the main thread, or when no child can be started.
+    Takes some milliseconds when the forkserver is warm (`warm`). Raises ForkserverDied, ProcessError off the main thread or when
+    no child can be started. A start that is cancelled leaves no child behind.
     """
-    server = warm_now()
+    born = asyncio.create_task(_born(name, target, payload), name=f"start {name}")
+    try:
+        return await asyncio.shield(born)
+    except asyncio.CancelledError:
+        end = asyncio.create_task(_unwanted(born), name=f"end {name}")
+        _ends.add(end)
+        end.add_done_callback(_ends.discard)
+        await asyncio.wait({end})
+        raise
+
+
+async def _born(name: str, target: str, payload: bytes) -> ChildProcess:
+    server = await forkserver.warm_server()
     # Else aiomultiprocess starts a SyncManager: it blocks the loop, outlives the daemon, and is used by its Worker alone.
     aiomultiprocess.core._manager = SimpleNamespace(Namespace=SimpleNamespace)  # noqa: SLF001 - a test watches the name
     aiomultiprocess.set_start_method("forkserver")
     process = aiomultiprocess.Process(
         name=name, target=child.run_target, args=(target, payload), process_target=child.enter
     )
-    try:
+
+    def fork() -> None:
         process.start()
-    except (OSError, EOFError) as error:
+        # multiprocessing polls all that it knows whenever it starts one: in that thread, and we do in this one.
+        multiprocessing.process._children.discard(process.aio_process)  # type: ignore[attr-defined]  # noqa: SLF001
+
+    try:
+        await server.fork(fork)
+    except OSError as error:
         raise ProcessError(f"cannot start {name}: {type(error).__name__}: {error}") from error
     started = ChildProcess(process=process, server=server)
     _children.add(started)
     return started
+
+
+async def _unwanted(born: asyncio.Task[ChildProcess]) -> None:
+    with contextlib.suppress(ProcessError):
+        unwanted = await born
+        unwanted.signal(signal.SIGKILL)
+        await unwanted.wait()
 
 
 def shut_down() -> None:

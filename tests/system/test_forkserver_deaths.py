@@ -32,6 +32,20 @@ async def test_one_restart_is_enough_for_all_conductors_of_a_run(house, walk):
         assert played == Counter(range(600))
 
 
+async def test_a_frozen_one_is_replaced_when_a_run_begins(house, walk):
+    async with house.serve() as tree:
+        forkserver = psutil.Process(tree.broker.pid).parent()
+        forkserver.suspend()
+        uid = await tree.executor.submit(walk(restarts=1, episodes=20), folder=house.folder)
+        await tree.until(uid, "run.transition", to="starting")
+        assert (await tree.executor.status()).state == "serving", "it answers meanwhile"
+        events, result = await tree.end(uid)
+        assert result.outcome == "finished", result.reason
+        deaths = [e.data for e in events if e.kind == "conductor.exited" and not e.data["expected"]]
+        assert {death["forkserver"] for death in deaths} == {forkserver.pid}
+        assert not forkserver.is_running()
+
+
 async def test_without_a_budget_the_reason_names_the_forkserver(house, walk):
     async with house.serve() as tree:
         uid = await tree.executor.submit(walk(restarts=0), folder=house.folder)

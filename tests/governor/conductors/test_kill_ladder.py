@@ -38,7 +38,7 @@ def begin(tmp_path, monkeypatch):
     begun = []
 
     async def begin(target: str):
-        child = process.start(
+        child = await process.start(
             name=target, target=f"process_targets:{target}", payload=str(tmp_path / "news").encode()
         )
         begun.append(child)

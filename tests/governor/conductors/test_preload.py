@@ -44,7 +44,9 @@ async def test_a_module_that_fails_is_in_the_report_and_in_every_child(tmp_path,
         "broken_module": "ZeroDivisionError: division by zero",
     }
     assert report.loaded[-1] == "json"
-    child = process.start(name="c", target="process_targets:answer", payload=str(tmp_path / "news").encode())
+    child = await process.start(
+        name="c", target="process_targets:answer", payload=str(tmp_path / "news").encode()
+    )
     await readable(receiver.fileno())
     assert json.loads(receiver.recv(1 << 20))["preload_failures"] == report.failures
     assert await child.wait() == 0
@@ -100,7 +102,7 @@ def test_signals_that_an_ancestor_ignored_or_blocked_are_as_new_in_children(tmp_
         "from governor.conductors import process\n"
         "process.warm_up(preload=False)\n"
         "async def main():\n"
-        "    child = process.start(name='c', target='process_targets:nap', payload=sys.argv[1].encode())\n"
+        "    child = await process.start(name='c', target='process_targets:nap', payload=sys.argv[1].encode())\n"
         "    sys.stdin.read(1)\n"
         "    child.signal(signal.SIGTERM)\n"
         "    print(await child.wait())\n"
@@ -127,7 +129,7 @@ async def test_a_fork_of_a_conductors_own_stays_in_its_group(tmp_path, monkeypat
         "        os._exit(0 if os.getpgrp() == os.getppid() else 1)\n"
         "    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])\n"
     )
-    assert await process.start(name="c", target="forking:main", payload=b"").wait() == 0
+    assert await (await process.start(name="c", target="forking:main", payload=b"")).wait() == 0
 
 
 def test_a_report_is_read_back_as_it_was_written():

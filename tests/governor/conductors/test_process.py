@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import multiprocessing
 import os
 import signal
 import socket
@@ -19,7 +20,7 @@ from living import lives
 from governor.births import Birth
 from governor.conductors import forkserver, process
 from governor.conductors.readiness import is_readable, readable
-from governor.errors import ProcessError
+from governor.errors import ForkserverDied, ProcessError
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
@@ -54,17 +55,17 @@ class TestExit:
         ],
     )
     async def test_the_exit_code_is_what_the_target_returned(self, target, payload, code):
-        child = process.start(name="c", target=f"process_targets:{target}", payload=payload)
+        child = await process.start(name="c", target=f"process_targets:{target}", payload=payload)
         async with asyncio.timeout(10):
             assert await child.wait() == code
         assert child.exit_code == code
 
     async def test_a_module_that_is_not_there_is_internal(self):
-        child = process.start(name="c", target="no_such_module:main", payload=b"")
+        child = await process.start(name="c", target="no_such_module:main", payload=b"")
         assert await child.wait() == 70
 
     async def test_a_signal_is_a_negative_code(self, news):
-        child = process.start(name="c", target="process_targets:nap", payload=news.address)
+        child = await process.start(name="c", target="process_targets:nap", payload=news.address)
         await news()
         assert child.exit_code is None
         assert child.signal(signal.SIGTERM)
@@ -73,7 +74,7 @@ class TestExit:
 
     async def test_a_signal_right_after_the_start_is_not_lost(self):
         children = [
-            process.start(name=f"c{i}", target="process_targets:nap_in_silence", payload=b"")
+            await process.start(name=f"c{i}", target="process_targets:nap_in_silence", payload=b"")
             for i in range(10)
         ]
         for child in children:
@@ -81,7 +82,7 @@ class TestExit:
         assert [await child.wait() for child in children] == [-signal.SIGKILL] * 10
 
     async def test_all_waiters_hear_of_it(self, news):
-        child = process.start(name="c", target="process_targets:nap", payload=news.address)
+        child = await process.start(name="c", target="process_targets:nap", payload=news.address)
         waiters = [asyncio.create_task(child.wait()) for _ in range(5)]
         waiters[0].cancel()
         await news()
@@ -90,15 +91,15 @@ class TestExit:
         assert isinstance(codes[0], asyncio.CancelledError)
         assert codes[1:] == [-signal.SIGKILL] * 4
 
-    async def test_an_exit_that_another_start_has_read_is_not_lost(self, news):
-        child = process.start(name="c", target="process_targets:leave", payload=b"3")
-        sentinel = child._process.aio_process.sentinel
-        await readable(sentinel)
-        other = process.start(name="d", target="process_targets:leave", payload=b"4")  # polls all children
+    async def test_no_other_start_reads_an_exit(self):
+        child = await process.start(name="c", target="process_targets:leave", payload=b"3")
+        await readable(child._process.aio_process.sentinel)
+        assert multiprocessing.active_children() == []  # what a start polls, in a thread
+        other = await process.start(name="d", target="process_targets:leave", payload=b"4")
         assert (await child.wait(), await other.wait()) == (3, 4)
 
     async def test_the_rest_of_the_group_goes_with_its_leader(self, news):
-        child = process.start(name="c", target="process_targets:found_family", payload=news.address)
+        child = await process.start(name="c", target="process_targets:found_family", payload=news.address)
         told = await news()
         inside = os.pidfd_open(told["family"][0])
         os.kill(child.pid, signal.SIGKILL)
@@ -109,7 +110,7 @@ class TestExit:
             os.kill(pid, signal.SIGKILL)
 
     async def test_nobody_polls(self, news, monkeypatch):
-        child = process.start(name="c", target="process_targets:nap", payload=news.address)
+        child = await process.start(name="c", target="process_targets:nap", payload=news.address)
         await news()
         asked = 0
         collect = child._collect
@@ -131,7 +132,9 @@ class TestExit:
 class TestChild:
     async def test_it_leads_a_group_of_its_own_below_the_forkserver(self, news):
         report = await warm()
-        child = process.start(name="environment.lake", target="process_targets:answer", payload=news.address)
+        child = await process.start(
+            name="environment.lake", target="process_targets:answer", payload=news.address
+        )
         told = await news()
         assert told["pid"] == told["pgid"] == child.pid
         assert told["ppid"] == report.pid
@@ -140,7 +143,7 @@ class TestChild:
         await child.wait()
 
     async def test_it_ignores_ctrl_c_alone(self, news):
-        child = process.start(name="c", target="process_targets:answer", payload=news.address)
+        child = await process.start(name="c", target="process_targets:answer", payload=news.address)
         told = await news()
         assert set(told["ignored"]) == {signal.SIGINT, signal.SIGTTOU, signal.SIGPIPE, signal.SIGXFSZ}
         await child.wait()
@@ -149,9 +152,9 @@ class TestChild:
         kept = (tmp_path / "secret").open("w")
         os.set_inheritable(kept.fileno(), True)
         process.shut_down()
-        other = process.start(name="first", target="process_targets:nap", payload=news.address)
+        other = await process.start(name="first", target="process_targets:nap", payload=news.address)
         await news()
-        child = process.start(name="c", target="process_targets:answer", payload=news.address)
+        child = await process.start(name="c", target="process_targets:answer", payload=news.address)
         told = await news()
         kept.close()
         opened = set(told["fds"].values())
@@ -166,7 +169,7 @@ class TestChild:
     async def test_it_finds_the_daemons_import_path_and_a_clean_environment(self, news, monkeypatch):
         process.shut_down()
         monkeypatch.setenv("PYTHONPATH", "/one:/two")
-        child = process.start(name="c", target="process_targets:answer", payload=news.address)
+        child = await process.start(name="c", target="process_targets:answer", payload=news.address)
         told = await news()
         assert told["environ"]["PYTHONPATH"] == "/one:/two"
         assert "PYTHONSAFEPATH" not in told["environ"]
@@ -176,10 +179,10 @@ class TestChild:
         await child.wait()
 
     async def test_it_leaves_nothing_open_in_the_daemon(self):
-        await process.start(name="c", target="process_targets:leave", payload=b"0").wait()
+        await (await process.start(name="c", target="process_targets:leave", payload=b"0")).wait()
         before = open_fds()
         for _ in range(5):
-            await process.start(name="c", target="process_targets:leave", payload=b"0").wait()
+            await (await process.start(name="c", target="process_targets:leave", payload=b"0")).wait()
         assert open_fds() == before
         assert not process._children
 
@@ -187,19 +190,21 @@ class TestChild:
 class TestStart:
     async def test_from_the_main_thread_only(self):
         with pytest.raises(ProcessError, match="main thread only"):
-            await asyncio.to_thread(process.start, name="c", target="process_targets:leave", payload=b"0")
+            await asyncio.to_thread(
+                lambda: asyncio.run(process.start(name="c", target="process_targets:leave", payload=b"0"))
+            )
         with pytest.raises(ProcessError, match="main thread only"):
             await asyncio.to_thread(process.warm_up)
 
     async def test_a_dead_forkserver_is_replaced_and_its_children_are_seen_dead(self, news):
         report = await warm()
-        child = process.start(name="c", target="process_targets:nap", payload=news.address)
+        child = await process.start(name="c", target="process_targets:nap", payload=news.address)
         await news()
         os.kill(report.pid, signal.SIGKILL)
         async with asyncio.timeout(5):
             assert await child.wait() == -signal.SIGKILL
         assert not lives(child.pid)
-        again = process.start(name="d", target="process_targets:leave", payload=b"4")
+        again = await process.start(name="d", target="process_targets:leave", payload=b"4")
         assert await again.wait() == 4
         assert (await process.warm()).pid != report.pid
 
@@ -208,7 +213,7 @@ class TestStart:
         self, news, target, code
     ):
         report = await warm()
-        child = process.start(name="c", target=f"process_targets:{target}", payload=news.address)
+        child = await process.start(name="c", target=f"process_targets:{target}", payload=news.address)
         await news()
         os.kill(report.pid, signal.SIGSTOP)
         try:
@@ -217,13 +222,79 @@ class TestStart:
                 assert await child.wait() == code
         finally:
             os.kill(report.pid, signal.SIGCONT)
-        assert await process.start(name="d", target="process_targets:leave", payload=b"4").wait() == 4
+        assert await (await process.start(name="d", target="process_targets:leave", payload=b"4")).wait() == 4
+
+    async def test_one_that_is_frozen_when_it_should_fork_is_replaced_and_holds_up_nobody(self, news):
+        report = await warm()
+        child = await process.start(name="c", target="process_targets:nap", payload=news.address)
+        await news()
+        os.kill(report.pid, signal.SIGSTOP)
+        order = {"target": "process_targets:leave", "payload": b"4"}
+        starts = [asyncio.create_task(process.start(name=name, **order)) for name in "de"]
+        late = 0.0
+        while not all(start.done() for start in starts):
+            begin = time.perf_counter()
+            await asyncio.sleep(0.01)
+            late = max(late, time.perf_counter() - begin)
+        assert late < 1
+        for start in starts:
+            with pytest.raises(ForkserverDied, match="was killed: silent for 5 s") as caught:
+                await start
+            assert caught.value.pid == report.pid
+        assert await child.wait() == -signal.SIGKILL
+        assert child.lost_forkserver == report.pid
+        assert await (await process.start(name="f", **order)).wait() == 4
+
+    async def test_one_that_is_frozen_for_a_moment_forks_when_it_goes_on(self, news):
+        report = await warm()
+        os.kill(report.pid, signal.SIGSTOP)
+        start = asyncio.create_task(
+            process.start(name="c", target="process_targets:nap", payload=news.address)
+        )
+        done, _ = await asyncio.wait({start}, timeout=0.5)
+        assert not done
+        os.kill(report.pid, signal.SIGCONT)
+        child = await start
+        await news()
+        child.signal(signal.SIGKILL)
+        assert await child.wait() == -signal.SIGKILL
+        assert (await warm()).pid == report.pid
+
+    async def test_a_start_that_is_cancelled_leaves_no_child(self, news):
+        report = await warm()
+        os.kill(report.pid, signal.SIGSTOP)
+        start = asyncio.create_task(
+            process.start(name="c", target="process_targets:defy", payload=news.address)
+        )
+        await asyncio.wait({start}, timeout=0.1)
+        start.cancel()
+        done, _ = await asyncio.wait({start}, timeout=0.1)
+        assert not done, "it can't know yet that nothing will be born"
+        os.kill(report.pid, signal.SIGCONT)
+        with pytest.raises(asyncio.CancelledError):
+            await start
+        assert psutil.Process(report.pid).children() == []
+        assert not process._children
+
+    async def test_a_forkserver_that_dies_before_it_forks_is_not_replaced_by_multiprocessing(self):
+        report = await warm()
+        server = forkserver._server
+        os.kill(report.pid, signal.SIGKILL)
+        await readable(server._pidfd)
+        with pytest.raises(ForkserverDied):
+            await server.fork(lambda: multiprocessing.forkserver.connect_to_new_process([]))
+        with pytest.raises(OSError, match="refused"):
+            multiprocessing.forkserver.connect_to_new_process([])
+        assert (await warm()).pid != report.pid
 
     async def test_a_real_255_is_no_dead_forkserver(self):
-        assert await process.start(name="c", target="process_targets:leave", payload=b"255").wait() == 255
+        assert (
+            await (await process.start(name="c", target="process_targets:leave", payload=b"255")).wait()
+            == 255
+        )
 
     async def test_no_manager_is_started(self):
-        await process.start(name="c", target="process_targets:leave", payload=b"0").wait()
+        await (await process.start(name="c", target="process_targets:leave", payload=b"0")).wait()
         # The private name that our stand-in is put under: if aiomultiprocess renames it, this fails.
         source = inspect.getsource(aiomultiprocess.core.get_manager)
         assert "global _manager\n    if _manager is None:\n        _manager = context.Manager()" in source
@@ -236,7 +307,7 @@ class TestStart:
         assert len(helpers) == 2, helpers  # the forkserver and the resource tracker
 
     async def test_a_large_payload_arrives(self):
-        child = process.start(name="c", target="process_targets:leave", payload=b" " * 3_000_000 + b"6")
+        child = await process.start(name="c", target="process_targets:leave", payload=b" " * 3_000_000 + b"6")
         assert await child.wait() == 6
 
     async def test_a_warm_start_takes_milliseconds(self):
@@ -244,7 +315,7 @@ class TestStart:
         seconds = []
         for _ in range(10):
             begin = time.perf_counter()
-            child = process.start(name="c", target="process_targets:leave", payload=b"0")
+            child = await process.start(name="c", target="process_targets:leave", payload=b"0")
             await child.wait()
             seconds.append(time.perf_counter() - begin)
         assert sorted(seconds)[5] < 0.1  # 5 to 7 ms on a quiet machine
@@ -253,8 +324,8 @@ class TestStart:
 class TestWarmUp:
     def test_the_socket_is_where_it_was_asked_for(self, tmp_path):
         code = (
-            "import os, pathlib, sys; from governor.conductors import process\n"
-            "process.warm_up(preload=False, folder=pathlib.Path(sys.argv[1])); process.warm_now()\n"
+            "import asyncio, pathlib, sys; from governor.conductors import process\n"
+            "process.warm_up(preload=False, folder=pathlib.Path(sys.argv[1])); asyncio.run(process.warm())\n"
             "print(*pathlib.Path(sys.argv[1]).glob('pymp-*/listener-*'))"
         )
         ran = subprocess.run(
@@ -291,10 +362,11 @@ class TestWarmUp:
         monkeypatch.syspath_prepend(str(tmp_path))
         process.shut_down()
         process.warm_up(preload=("hanging_module",))
-        with pytest.raises(ProcessError, match="not ready within"):
+        with pytest.raises(ForkserverDied, match="was killed: not ready within") as caught:
             await process.warm(timeout=0.3)
-        process.shut_down()
+        assert not lives(caught.value.pid)
         process.warm_up(preload=False)
+        assert await process.warm()
 
     async def test_strangers_cannot_report(self):
         process.shut_down()

@@ -30,7 +30,7 @@ from governor.conductors import process
 async def main():
     process.warm_up(preload=json.loads(sys.argv[2]))
     report = await process.warm()
-    children = [process.start(name=f"c{{i}}", target="process_targets:" + sys.argv[1], payload=sys.argv[3].encode()) for i in range(2)]
+    children = [await process.start(name=f"c{{i}}", target="process_targets:" + sys.argv[1], payload=sys.argv[3].encode()) for i in range(2)]
     maps = open("/proc/self/maps").read()
     print(json.dumps(dict(forkserver=report.pid, children=[c.pid for c in children], ray="_raylet" in maps,
           failures=report.failures, numpy="numpy" in sys.modules)), flush=True)
