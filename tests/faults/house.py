@@ -183,7 +183,8 @@ class House:
 
     def found_silent(self, *, since: int) -> float | None:
         """When it first took somebody for silent (of the monotonic clock), of the log from byte `since` on."""
-        lines = self._logged("conductor.silent", "broker.silent", "ray.lost", since=since)
+        found = ("conductor.silent", "broker.silent", "forkserver.silent", "ray.lost")
+        lines = self._logged(*found, since=since)
         if (line := next(lines, None)) is None:
             return None
         return _logged_at(line)
