@@ -148,7 +148,8 @@ class RunGovernor:
     @property
     def quarantine(self) -> str:
         """Whom it waits for before it takes another run; empty where that is nobody."""
-        return self.state.waits_for if isinstance(self.state, Pristine) and self.state.stuck else ""
+        held = isinstance(self.state, Pristine) and self.state.stuck and not self.state.shutdown
+        return self.state.waits_for if held else ""
 
     @property
     def flow(self) -> FlowControl:

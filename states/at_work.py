@@ -83,7 +83,7 @@ def stuck(state: AtWork, event: ConductorStuck) -> Answer:
     if member is None:
         return Dropped(state, "of an earlier incarnation")
     crew = state.crew.started(member.name, event.pid).stuck(member.name)
-    reason = f"conductor {member.name} (pid {event.pid}) could not be killed"
+    reason = f"conductor {member.name} could not be killed: pid {event.pid} is alive"
     return finalize(replace(state, crew=crew), outcome="failed", reason=reason, at=event.at)
 
 

@@ -115,7 +115,7 @@ class ConductorSilent(ConductorEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConductorStuck(ConductorEvent):
-    """The whole kill ladder was climbed and the process lives (uninterruptible sleep)."""
+    """The whole kill ladder was climbed, and `pid`, the process or one that it has started, lives (uninterruptible sleep)."""
 
     kind: ClassVar[str] = "conductor.stuck"
     pid: int

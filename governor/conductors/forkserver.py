@@ -19,7 +19,6 @@ import socket
 import sys
 import tempfile
 import threading
-from concurrent.futures import ThreadPoolExecutor
 from multiprocessing import forkserver, resource_tracker, spawn, util
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -61,18 +60,6 @@ class _Internals:
 
     forkserver: Any = forkserver._forkserver  # noqa: SLF001
     tracker: Any = resource_tracker._resource_tracker  # noqa: SLF001
-    _thread: ThreadPoolExecutor | None = None
-
-    def thread(self) -> ThreadPoolExecutor:
-        """The one in which the forkserver is asked to fork: multiprocessing reads its answer and blocks."""
-        if self._thread is None:
-            self._thread = ThreadPoolExecutor(1, thread_name_prefix="forking")
-        return self._thread
-
-    def end_thread(self) -> None:
-        if self._thread is not None:
-            self._thread.shutdown()
-            self._thread = None
 
 
 log = logs.get_logger()
@@ -89,8 +76,9 @@ class Forkserver:
         self.report: Report | None = None
         self._receiver = receiver
         self._secret = secret
-        self._pidfd = os.pidfd_open(pid)
+        self._pidfd: int | None = os.pidfd_open(pid)
         self._obituary = ""
+        self._one_by_one = threading.Lock()
 
     def __repr__(self) -> str:
         state = "dead" if self.dead else "warm" if self.report else "cold"
@@ -98,12 +86,10 @@ class Forkserver:
 
     @property
     def dead(self) -> bool:
-        return is_readable(self._pidfd)
-
-    @property
-    def fds(self) -> tuple[int, int]:
-        """Readable when the report is there, or the forkserver is dead."""
-        return self._receiver.fileno(), self._pidfd
+        if self._pidfd is not None and is_readable(self._pidfd):
+            os.close(self._pidfd)
+            self._pidfd = None
+        return self._pidfd is None
 
     def collect(self) -> Report | None:
         """Takes the report if it has arrived; raises ForkserverDied if that happened before it came."""
@@ -114,53 +100,89 @@ class Forkserver:
                 break
             self.report = Report.load(datagram, self._secret)
         if self.report is None and self.dead:
-            raise ForkserverDied(
-                f"the forkserver died while it loaded its modules (pid {self.pid}); its stderr tells why",
-                pid=self.pid,
-            )
+            raise self._died("while it loaded its modules; its stderr tells why")
         return self.report
+
+    async def reported(self, *, within: float) -> Report:
+        """Its report; it is killed when that has not come so many seconds later. Raises ForkserverDied."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(within):
+                while self.collect() is None:
+                    await readable(self._receiver.fileno(), *self._death)
+        if (report := self.collect()) is None:
+            why = f"not ready within {within:g} s; its imports hang, or it cannot import {Order.__module__}"
+            await self._kill(why)
+            raise self._died()
+        return report
 
     async def fork(self, order: Callable[[], object]) -> None:
         """Carries out `order`, which blocks until this forkserver has answered it, in a thread; one order after the other.
 
-        Raises ForkserverDied when it died meanwhile, of its silence for one, and OSError when `order` does.
+        Raises ForkserverDied when it died meanwhile, of its silence for one, and ProcessError where nothing was forked.
         """
+        begun = threading.Event()
 
         def carry_out() -> None:
-            if self.dead:  # what would answer is its successor
-                raise EOFError
-            order()
+            with self._one_by_one:
+                begun.set()
+                if self.dead:  # what would answer is its successor
+                    raise EOFError
+                order()
 
+        forked = _in_thread(carry_out)
+        await self._answered(forked, begun)
+        if (error := forked.exception()) is None:
+            return
+        if isinstance(
+            error, EOFError | ConnectionError
+        ):  # its end was closed by the forkserver, or by the child
+            await self._seen_dead()
+        if self.dead:
+            raise self._died() from error
+        raise ProcessError(f"nothing was forked: {type(error).__name__}: {error}") from error
+
+    async def _answered(self, forked: asyncio.Future[None], begun: threading.Event) -> None:
+        """Or it is dead. Raises ProcessError when it can't even be killed."""
         loop = asyncio.get_running_loop()
-        forked = loop.run_in_executor(_internals.thread(), carry_out)
         silence = Silence(loop.time())
         while not (await asyncio.wait({forked}, timeout=BEAT_SECONDS))[0]:
-            if silence.passed(loop.time()) >= FORK_SECONDS:
-                await self.kill(f"silent for {FORK_SECONDS:g} s, and a process was to be forked")
-        try:
-            forked.result()
-        except (EOFError, ConnectionError) as error:  # it has closed its end: it is dying
-            await readable(self._pidfd)
-            raise self._died from error
-
-    @property
-    def _died(self) -> ForkserverDied:
-        return ForkserverDied(self._obituary or f"the forkserver (pid {self.pid}) died", pid=self.pid)
-
-    async def kill(self, why: str) -> ForkserverDied:
-        """Brings it down with all its children: it is alive and does nothing. What is to be told of that."""
-        if not self._obituary:
-            self._obituary = f"the forkserver (pid {self.pid}) was killed: {why}"
-            log.error("forkserver.silent", pid=self.pid, reason=why)
-        with contextlib.suppress(ProcessLookupError):
-            signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(BEAT_SECONDS):
-                await readable(self._pidfd)
-        return self._died
+            if self._obituary:
+                await self._seen_dead()
+                if not self.dead:
+                    raise ProcessError(f"{self._obituary}, and is alive", pid=self.pid)
+            if not begun.is_set():
+                silence.heard(loop.time())
+            elif silence.passed(loop.time()) >= FORK_SECONDS:
+                await self._kill(f"silent for {FORK_SECONDS:g} s, and a process was to be forked")
 
     def close(self) -> None:
         self._receiver.close()
+
+    def _died(self, when: str = "") -> ForkserverDied:
+        return ForkserverDied(
+            self._obituary or f"the forkserver (pid {self.pid}) died{when and f' {when}'}", pid=self.pid
+        )
+
+    async def _kill(self, why: str) -> None:
+        """With all its children: it is alive and does nothing."""
+        if not self._obituary:
+            self._obituary = f"the forkserver (pid {self.pid}) was killed: {why}"
+            log.error("forkserver.silent", pid=self.pid, reason=why)
+        for handle in self._death:
+            signal.pidfd_send_signal(handle, signal.SIGKILL)
+        await self._seen_dead()
+
+    @property
+    def _death(self) -> tuple[int, ...]:
+        """What is readable when it is dead; nothing when that has been seen."""
+        return () if self.dead or self._pidfd is None else (self._pidfd,)
+
+    async def _seen_dead(self) -> None:
+        """Or a beat has passed."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(BEAT_SECONDS):
+                while handles := self._death:
+                    await readable(*handles)
 
 
 def warm_up(*, preload: bool | Sequence[str] = True, folder: Path | None = None) -> None:
@@ -184,21 +206,14 @@ async def warm(*, timeout: float = WARM_SECONDS) -> Report:  # noqa: ASYNC109 - 
     Starts a new forkserver if the last one died. Raises ForkserverDied if it dies, of being killed after `timeout` seconds
     for one; ProcessError when it cannot be started.
     """
-    server = _ensure_server()
-    try:
-        async with asyncio.timeout(timeout):
-            while (report := server.collect()) is None:
-                await readable(*server.fds)
-    except TimeoutError:
-        why = f"not ready within {timeout:g} s; its imports hang, or it cannot import {Order.__module__}"
-        raise await server.kill(why) from None
-    return report
+    return await _ensure_server().reported(within=timeout)
 
 
 async def warm_server() -> Forkserver:
     """As `warm`; the forkserver itself."""
-    await warm()
-    return _ensure_server()
+    server = _ensure_server()
+    await server.reported(within=WARM_SECONDS)
+    return server
 
 
 def shut_down() -> None:
@@ -208,7 +223,6 @@ def shut_down() -> None:
         if pid is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-    _internals.end_thread()
     vars(_internals.forkserver).pop("ensure_running", None)
     _internals.forkserver._stop()  # noqa: SLF001 - closes its fds, reaps it, removes its socket
     _internals.tracker._stop()  # noqa: SLF001
@@ -261,6 +275,30 @@ def _launch() -> Forkserver:
     except OSError as error:
         receiver.close()
         raise ProcessError(f"cannot start the forkserver: {error}") from error
+
+
+def _in_thread(order: Callable[[], object]) -> asyncio.Future[None]:
+    """As `asyncio.to_thread`, but nobody's end waits for it: what it asks may never answer."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[None] = loop.create_future()
+
+    def settle(error: Exception | None) -> None:
+        if error is None:
+            done.set_result(None)
+        else:
+            done.set_exception(error)
+
+    def carry_out() -> None:
+        failure: Exception | None = None
+        try:
+            order()
+        except Exception as error:  # noqa: BLE001  # the caller's to judge
+            failure = error
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits
+            loop.call_soon_threadsafe(settle, failure)
+
+    threading.Thread(target=carry_out, name="forking", daemon=True).start()
+    return done
 
 
 def _leave_it() -> None:

@@ -15,12 +15,13 @@ import contextlib
 import os
 import signal
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Final, Literal, Protocol
 
 import psutil
 
+from governor import logs
 from governor.conductors.readiness import readable
-from governor.errors import ProcessError
+from governor.errors import ProcessError, text_of
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -42,6 +43,10 @@ class Child(Protocol):
 
 Rung = Literal["none", "message", "SIGTERM", "SIGKILL"]
 _FREEZE_ROUNDS = 10
+AGAIN_SECONDS: Final = 5.0
+"""After one who could not be killed could not be watched either, for want of descriptors for one."""
+
+log = logs.get_logger()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +108,7 @@ async def bring_down(
         if on_stuck is None:
             raise
         on_stuck(error)
-        await family.end(None)
+        await family.outlast()
     return Gone(
         exit_code=await child.wait(),
         rung=rung,
@@ -175,7 +180,9 @@ class _Family:
         while self.collect() or self._living():
             living = self._living()
             for member in living:
-                with contextlib.suppress(psutil.NoSuchProcess):
+                with contextlib.suppress(
+                    psutil.Error
+                ):  # one of another user is not ours to kill, and is named
                     member.kill()
                     self.killed.add(member.pid)
             for member in living:
@@ -186,6 +193,15 @@ class _Family:
         except TimeoutError:
             name, pid = self._child.name, self._child.pid
             raise ProcessError(f"{name} (pid {pid}) is alive after SIGKILL", pid=pid) from None
+
+    async def outlast(self) -> None:
+        """As `end`, for as long as it takes and whatever goes wrong on the way."""
+        while True:
+            try:
+                return await self.end(None)
+            except (OSError, psutil.Error) as error:
+                log.warning("process.not_watched", pid=self._child.pid, reason=text_of(error))
+                await asyncio.sleep(AGAIN_SECONDS)
 
     async def _dead(self, member: psutil.Process, deadline: float | None) -> None:
         try:
@@ -209,8 +225,8 @@ class _Family:
 
 
 def _lives(member: psutil.Process) -> bool:
-    """False for a zombie too: it is dead, and its parent's to reap."""
+    """False for a zombie too: it is dead, and its parent's to reap. Unless it has threads that are not."""
     try:
-        return bool(member.is_running() and member.status() != psutil.STATUS_ZOMBIE)
+        return member.is_running() and (member.status() != psutil.STATUS_ZOMBIE or member.num_threads() > 1)
     except psutil.NoSuchProcess:
         return False

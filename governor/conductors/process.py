@@ -27,7 +27,7 @@ from governor.births import NEVER, Birth, boot_id, zombie_exit_code
 from governor.conductors import child, forkserver
 from governor.conductors.forkserver import PRELOAD, Forkserver, warm, warm_up
 from governor.conductors.readiness import is_readable, readable
-from governor.errors import ProcessError
+from governor.errors import ForkserverDied, ProcessError
 
 __all__ = ["PRELOAD", "ChildProcess", "shut_down", "start", "warm", "warm_up"]
 
@@ -134,7 +134,8 @@ async def start(*, name: str, target: str, payload: bytes) -> ChildProcess:
     Takes some milliseconds when the forkserver is warm (`warm`). Raises ForkserverDied, ProcessError off the main thread or when
     no child can be started. A start that is cancelled leaves no child behind.
     """
-    born = asyncio.create_task(_born(name, target, payload), name=f"start {name}")
+    server = await forkserver.warm_server()
+    born = asyncio.create_task(_born(server, name, target, payload), name=f"start {name}")
     try:
         return await asyncio.shield(born)
     except asyncio.CancelledError:
@@ -145,8 +146,7 @@ async def start(*, name: str, target: str, payload: bytes) -> ChildProcess:
         raise
 
 
-async def _born(name: str, target: str, payload: bytes) -> ChildProcess:
-    server = await forkserver.warm_server()
+async def _born(server: Forkserver, name: str, target: str, payload: bytes) -> ChildProcess:
     # Else aiomultiprocess starts a SyncManager: it blocks the loop, outlives the daemon, and is used by its Worker alone.
     aiomultiprocess.core._manager = SimpleNamespace(Namespace=SimpleNamespace)  # noqa: SLF001 - a test watches the name
     aiomultiprocess.set_start_method("forkserver")
@@ -161,9 +161,16 @@ async def _born(name: str, target: str, payload: bytes) -> ChildProcess:
 
     try:
         await server.fork(fork)
-    except OSError as error:
-        raise ProcessError(f"cannot start {name}: {type(error).__name__}: {error}") from error
-    started = ChildProcess(process=process, server=server)
+    except ForkserverDied:
+        raise
+    except ProcessError as error:
+        raise ProcessError(f"cannot start {name}: {error}", pid=error.pid) from error
+    try:
+        started = ChildProcess(process=process, server=server)
+    except OSError as error:  # no descriptor is left to watch it by
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process.pid, signal.SIGKILL)
+        raise ProcessError(f"cannot watch {name}: {type(error).__name__}: {error}") from error
     _children.add(started)
     return started
 

@@ -19,7 +19,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import faults
 import psutil
@@ -77,11 +77,16 @@ class Play:
         if not house.is_up:
             await house.start()
         async with Executor(house.endpoint, timeout=20.0, patience=HANG_SECONDS) as executor:
-            run = run_file(chosen.run, chosen.run_seed)
-            self.uid = await faults.submit(house, executor, run, chosen)
+            submitting = asyncio.create_task(
+                faults.submit(house, executor, run_file(chosen.run, chosen.run_seed), chosen)
+            )
+            if self._meets_no_run:
+                await self._strike(submitting)
+            self.uid = await submitting
             watching = asyncio.create_task(self._watch(executor))
             try:
-                await self._strike(watching)
+                if not self._meets_no_run:
+                    await self._strike(watching)
                 await watching
             finally:
                 watching.cancel()
@@ -131,12 +136,18 @@ class Play:
             async with self.news:
                 self.news.notify_all()
 
-    async def _strike(self, watching: asyncio.Task[None]) -> None:
+    @property
+    def _meets_no_run(self) -> bool:
+        """The daemon has none when it is struck: one is just being submitted, and the next daemon may be the first to hear."""
+        return self.chosen.fault.victim == "pristine"
+
+    async def _strike(self, watching: asyncio.Task[Any]) -> None:
         """At its moment, or when the run is over before."""
         house, chosen = self.house, self.chosen
-        due = asyncio.create_task(self._moment())
-        await asyncio.wait({due, watching}, return_when=asyncio.FIRST_COMPLETED)
-        due.cancel()
+        if not self._meets_no_run:
+            due = asyncio.create_task(self._moment())
+            await asyncio.wait({due, watching}, return_when=asyncio.FIRST_COMPLETED)
+            due.cancel()
         await asyncio.sleep(0.0 if chosen.fault.action == "term" else chosen.jitter)  # a state may be short
         if watching.done() and chosen.fault.action != "submit_killed":
             self.entry.skipped = "the run was over"
@@ -154,12 +165,11 @@ class Play:
     async def _moment(self) -> None:
         fault, seen = self.chosen.fault, self.seen.events
         state = fault.victim if fault.action == "term" else ""
-        after = 1 if state == "pristine" else self.chosen.after
 
         def has_come() -> bool:
-            if state in ("", "pristine"):
-                return len(seen) >= after
-            return any(event.data.get("to") == state for event in seen)
+            if state:
+                return any(event.data.get("to") == state for event in seen)
+            return len(seen) >= self.chosen.after
 
         async with self.news:
             await self.news.wait_for(has_come)

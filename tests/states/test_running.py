@@ -284,7 +284,7 @@ def test_one_that_would_not_die_ends_the_run_before_its_successor_could_meet_it(
     assert slot.tell(stuck(SIMULATION, pid=7)) == [
         Wake(name="finalize", at=40),
         EndPhase(phase=0, name="train", end="failed"),
-        WriteResult(outcome="failed", reason="conductor simulation (pid 7) could not be killed"),
+        WriteResult(outcome="failed", reason="conductor simulation could not be killed: pid 7 is alive"),
     ]
     assert slot.state.crew.stuck_pids == (7,)
 

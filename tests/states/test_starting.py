@@ -168,7 +168,7 @@ def test_one_that_would_not_die_ends_the_run():
     slot = starting()
     slot.tell_all(exited(LAKE), started(LAKE, 2, pid=7), passed("restart", LAKE, 2))
     assert slot.tell(stuck(LAKE, 2, pid=7)) == failed(
-        "conductor environment.lake (pid 7) could not be killed"
+        "conductor environment.lake could not be killed: pid 7 is alive"
     )
     assert slot.state.crew.stuck_pids == (7,)
 

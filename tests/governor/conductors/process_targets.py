@@ -111,6 +111,32 @@ def _three() -> list[int]:
     return [inside.pid, outside.pid, int(outside.stdout.readline())]
 
 
+_WITHOUT_A_MAIN_THREAD = """
+import ctypes, pathlib, threading
+def live():
+    while pathlib.Path("/proc/self/stat").read_text().split()[2] != "Z":
+        pass
+    print(flush=True)
+    threading.Event().wait()
+threading.Thread(target=live).start()
+SYS_EXIT = 60
+ctypes.CDLL(None).syscall(SYS_EXIT, 0)
+"""
+
+
+async def hollow_family(payload: bytes) -> None:
+    """A process in a session of its own whose main thread has ended: a zombie, with a thread that lives."""
+    tell(payload.decode(), {"pid": os.getpid(), "family": [_hollow()]})
+    await asyncio.Event().wait()
+
+
+def _hollow() -> int:
+    command = [sys.executable, "-c", _WITHOUT_A_MAIN_THREAD]
+    hollow = subprocess.Popen(command, start_new_session=True, stdout=subprocess.PIPE)
+    hollow.stdout.readline()
+    return hollow.pid
+
+
 async def leave_family(payload: bytes) -> int:
     """Obeys SIGTERM, but leaves a process in its group and one outside behind."""
     stop = asyncio.Event()

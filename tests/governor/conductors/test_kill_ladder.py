@@ -13,7 +13,7 @@ import pytest
 
 from governor.conductors import process
 from governor.conductors.kill_ladder import Rungs, bring_down
-from governor.conductors.readiness import readable
+from governor.conductors.readiness import is_readable, readable
 from governor.errors import ProcessError
 
 HERE = Path(__file__).parent
@@ -159,6 +159,14 @@ async def test_descendants_die_in_the_group_and_outside(begin):
     assert gone.rung == "SIGKILL"
     assert not any(lives(member) for member in family)
     assert {member.pid for member in family[1:]} <= set(gone.killed)
+
+
+async def test_who_has_lost_its_main_thread_is_not_taken_for_dead(begin):
+    child, [hollow] = await begin("hollow_family")
+    death = os.pidfd_open(hollow.pid)
+    await bring_down(child, None, QUICK)
+    assert is_readable(death)
+    os.close(death)
 
 
 async def test_what_an_obedient_child_leaves_behind_dies_too(begin):

@@ -1,13 +1,11 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import inspect
 import multiprocessing
 import os
 import signal
-import socket
-import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -15,12 +13,11 @@ from pathlib import Path
 import aiomultiprocess.core
 import psutil
 import pytest
-from living import lives
 
 from governor.births import Birth
-from governor.conductors import forkserver, process
-from governor.conductors.readiness import is_readable, readable
-from governor.errors import ForkserverDied, ProcessError
+from governor.conductors import process
+from governor.conductors.readiness import is_readable
+from governor.errors import ProcessError
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
@@ -93,8 +90,9 @@ class TestExit:
 
     async def test_no_other_start_reads_an_exit(self):
         child = await process.start(name="c", target="process_targets:leave", payload=b"3")
-        await readable(child._process.aio_process.sentinel)
-        assert multiprocessing.active_children() == []  # what a start polls, in a thread
+        assert (
+            child._process.aio_process not in multiprocessing.process._children
+        )  # a start polls those, in a thread
         other = await process.start(name="d", target="process_targets:leave", payload=b"4")
         assert (await child.wait(), await other.wait()) == (3, 4)
 
@@ -196,18 +194,6 @@ class TestStart:
         with pytest.raises(ProcessError, match="main thread only"):
             await asyncio.to_thread(process.warm_up)
 
-    async def test_a_dead_forkserver_is_replaced_and_its_children_are_seen_dead(self, news):
-        report = await warm()
-        child = await process.start(name="c", target="process_targets:nap", payload=news.address)
-        await news()
-        os.kill(report.pid, signal.SIGKILL)
-        async with asyncio.timeout(5):
-            assert await child.wait() == -signal.SIGKILL
-        assert not lives(child.pid)
-        again = await process.start(name="d", target="process_targets:leave", payload=b"4")
-        assert await again.wait() == 4
-        assert (await process.warm()).pid != report.pid
-
     @pytest.mark.parametrize(("target", "code"), [("nap", -signal.SIGKILL), ("obey", 0)])
     async def test_a_death_is_seen_and_its_code_told_where_a_frozen_forkserver_reaps_nobody(
         self, news, target, code
@@ -223,42 +209,6 @@ class TestStart:
         finally:
             os.kill(report.pid, signal.SIGCONT)
         assert await (await process.start(name="d", target="process_targets:leave", payload=b"4")).wait() == 4
-
-    async def test_one_that_is_frozen_when_it_should_fork_is_replaced_and_holds_up_nobody(self, news):
-        report = await warm()
-        child = await process.start(name="c", target="process_targets:nap", payload=news.address)
-        await news()
-        os.kill(report.pid, signal.SIGSTOP)
-        order = {"target": "process_targets:leave", "payload": b"4"}
-        starts = [asyncio.create_task(process.start(name=name, **order)) for name in "de"]
-        late = 0.0
-        while not all(start.done() for start in starts):
-            begin = time.perf_counter()
-            await asyncio.sleep(0.01)
-            late = max(late, time.perf_counter() - begin)
-        assert late < 1
-        for start in starts:
-            with pytest.raises(ForkserverDied, match="was killed: silent for 5 s") as caught:
-                await start
-            assert caught.value.pid == report.pid
-        assert await child.wait() == -signal.SIGKILL
-        assert child.lost_forkserver == report.pid
-        assert await (await process.start(name="f", **order)).wait() == 4
-
-    async def test_one_that_is_frozen_for_a_moment_forks_when_it_goes_on(self, news):
-        report = await warm()
-        os.kill(report.pid, signal.SIGSTOP)
-        start = asyncio.create_task(
-            process.start(name="c", target="process_targets:nap", payload=news.address)
-        )
-        done, _ = await asyncio.wait({start}, timeout=0.5)
-        assert not done
-        os.kill(report.pid, signal.SIGCONT)
-        child = await start
-        await news()
-        child.signal(signal.SIGKILL)
-        assert await child.wait() == -signal.SIGKILL
-        assert (await warm()).pid == report.pid
 
     async def test_a_start_that_is_cancelled_leaves_no_child(self, news):
         report = await warm()
@@ -276,16 +226,31 @@ class TestStart:
         assert psutil.Process(report.pid).children() == []
         assert not process._children
 
-    async def test_a_forkserver_that_dies_before_it_forks_is_not_replaced_by_multiprocessing(self):
+    async def test_a_start_that_is_cancelled_while_modules_load_is_over_at_once(self, tmp_path, monkeypatch):
+        (tmp_path / "hanging_module.py").write_text("import threading; threading.Event().wait()")
+        monkeypatch.syspath_prepend(str(tmp_path))
+        process.shut_down()
+        process.warm_up(preload=("hanging_module",))
+        start = asyncio.create_task(process.start(name="c", target="process_targets:leave", payload=b"0"))
+        await asyncio.wait({start}, timeout=0.1)
+        start.cancel()
+        done, _ = await asyncio.wait({start}, timeout=1)
+        process.shut_down()
+        process.warm_up(preload=False)
+        assert done
+
+    async def test_a_child_that_can_not_be_watched_is_not_left_alive(self, news, monkeypatch):
         report = await warm()
-        server = forkserver._server
-        os.kill(report.pid, signal.SIGKILL)
-        await readable(server._pidfd)
-        with pytest.raises(ForkserverDied):
-            await server.fork(lambda: multiprocessing.forkserver.connect_to_new_process([]))
-        with pytest.raises(OSError, match="refused"):
-            multiprocessing.forkserver.connect_to_new_process([])
-        assert (await warm()).pid != report.pid
+
+        def no_descriptor_left(pid):
+            raise OSError(errno.EMFILE, "Too many open files")
+
+        monkeypatch.setattr(process.os, "pidfd_open", no_descriptor_left)
+        with pytest.raises(ProcessError, match=r"cannot watch c: OSError: .* Too many open files"):
+            await process.start(name="c", target="process_targets:defy", payload=news.address)
+        monkeypatch.undo()
+        for child in psutil.Process(report.pid).children():
+            assert is_readable(os.pidfd_open(child.pid), timeout=5)
 
     async def test_a_real_255_is_no_dead_forkserver(self):
         assert (
@@ -319,64 +284,6 @@ class TestStart:
             await child.wait()
             seconds.append(time.perf_counter() - begin)
         assert sorted(seconds)[5] < 0.1  # 5 to 7 ms on a quiet machine
-
-
-class TestWarmUp:
-    def test_the_socket_is_where_it_was_asked_for(self, tmp_path):
-        code = (
-            "import asyncio, pathlib, sys; from governor.conductors import process\n"
-            "process.warm_up(preload=False, folder=pathlib.Path(sys.argv[1])); asyncio.run(process.warm())\n"
-            "print(*pathlib.Path(sys.argv[1]).glob('pymp-*/listener-*'))"
-        )
-        ran = subprocess.run(
-            [sys.executable, "-c", code, str(tmp_path)],
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
-            stdout=subprocess.PIPE,
-            check=True,
-        )
-        assert ran.stdout.startswith(str(tmp_path).encode())
-        assert list(tmp_path.iterdir()) == []  # an orderly end leaves nothing
-
-    async def test_it_returns_before_the_modules_are_loaded(self):
-        process.shut_down()
-        begin = time.perf_counter()
-        process.warm_up(preload=("numpy", "gymnasium"))
-        assert time.perf_counter() - begin < 0.2
-        assert forkserver._server.report is None
-        first, second = await asyncio.gather(process.warm(), process.warm())
-        assert first is second
-        assert first.seconds > 0
-
-    async def test_a_forkserver_that_dies_while_it_loads_is_an_error(self, tmp_path, monkeypatch):
-        (tmp_path / "fatal_module.py").write_text("import os; os._exit(3)")
-        monkeypatch.syspath_prepend(str(tmp_path))
-        process.shut_down()
-        process.warm_up(preload=("fatal_module",))
-        with pytest.raises(ProcessError, match="died while it loaded"):
-            await process.warm()
-        process.warm_up(preload=False)
-        assert await process.warm()
-
-    async def test_one_that_hangs_is_an_error_after_the_deadline(self, tmp_path, monkeypatch):
-        (tmp_path / "hanging_module.py").write_text("import threading; threading.Event().wait()")
-        monkeypatch.syspath_prepend(str(tmp_path))
-        process.shut_down()
-        process.warm_up(preload=("hanging_module",))
-        with pytest.raises(ForkserverDied, match="was killed: not ready within") as caught:
-            await process.warm(timeout=0.3)
-        assert not lives(caught.value.pid)
-        process.warm_up(preload=False)
-        assert await process.warm()
-
-    async def test_strangers_cannot_report(self):
-        process.shut_down()
-        process.warm_up(preload=False)
-        address = forkserver._server._receiver.getsockname()
-        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as stranger:
-            for message in (b"", b"{}", b"[]", b"\xff", b'{"secret": "x", "pid": 1}'):
-                stranger.sendto(message, address)
-        report = await process.warm()
-        assert report.pid == forkserver._server.pid
 
 
 def test_is_readable_waits_for_an_event_from_another_thread():
