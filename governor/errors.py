@@ -123,6 +123,12 @@ class TryAgain(GovernorError):
     code = "try_again"
 
 
+class GoingDown(TryAgain):
+    """The daemon stops, and takes no more: the next one will."""
+
+    code = "going_down"
+
+
 class NoRoom(TryAgain):
     """The disk is full, or is mounted read-only: nothing can be put on record there."""
 
@@ -230,6 +236,8 @@ def from_refusal(refused: Refused, *, source: str) -> GovernorError:
     }
     if refused.code in of_a_run:
         return of_a_run[refused.code](source, message=refused.message)
+    if refused.code == GoingDown.code:
+        return GoingDown(refused.message)
     kinds: dict[int, type[GovernorError]] = {ExitCode.USAGE: UsageError, ExitCode.TRY_AGAIN: TryAgain}
     error = kinds.get(refused.exit_code, GovernorError)(refused.message)
     error.code = refused.code

@@ -19,6 +19,7 @@ import msgspec
 from governor.config import find_broker
 from governor.errors import (
     BadRequest,
+    GoingDown,
     GovernorError,
     NoAnswer,
     TryAgain,
@@ -286,8 +287,13 @@ class Executor:
                 )
             except TransportError as error:
                 await self._come_back(error, until)
-            else:
+                continue
+            try:
                 return self._expect(answer[0] if answer else b"", expected, source=source)
+            except GoingDown:
+                if not self._awaits_restart or asyncio.get_running_loop().time() > until:
+                    raise
+            await asyncio.sleep(BACK_OFF_SECONDS)
 
     async def _come_back(self, error: TransportError, until: float) -> None:
         """Returns when the request may be sent again; raises what `error` means otherwise."""

@@ -20,6 +20,7 @@ from governor.assignment import Assignment
 from governor.errors import (
     AlreadyEnded,
     BadRequest,
+    GoingDown,
     GovernorError,
     NotEnded,
     RunFileError,
@@ -231,7 +232,7 @@ class FrontDesk:
             return Submitted(uid=known, known=True)
         self._house.require_room()
         if self._house.is_stopping:
-            raise TryAgain("the daemon is going down and takes no more runs")
+            raise GoingDown("the daemon is going down and takes no more runs")
         return None
 
     def _taken(self, uid: str, recorded: str, **about: object) -> Submitted:

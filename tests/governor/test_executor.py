@@ -16,6 +16,7 @@ from governor.executor import Executor
 from governor.messages import (
     SERVICE,
     Done,
+    Refused,
     RunEvent,
     Submitted,
     WatchEnd,
@@ -92,6 +93,38 @@ async def test_a_broker_without_room_says_try_again(line):
         assert caught.value.exit_code == ExitCode.TRY_AGAIN
         await asyncio.wait(waiting)
         assert {type(task.exception()) for task in waiting} == {NoAnswer}
+
+
+def going_down(*, until):
+    """A daemon that refuses so many requests, as one does that goes down, before the next one takes them."""
+    asked = []
+
+    async def answer(request):
+        asked.append(decode_request(request.body[0]))
+        if len(asked) <= until:
+            return [encode(Refused(code="going_down", message="it is going down", exit_code=75))]
+        return [encode(Submitted(uid="abc"))]
+
+    return asked, answer
+
+
+async def test_a_daemon_that_goes_down_is_waited_for_as_one_that_has_gone(line):
+    executor = await line.open(patience=5.0)
+    asked, answer = going_down(until=3)
+    async with line.serve(answer):
+        assert await executor.submit(RUN) == "abc"
+    assert len({request.key for request in asked}) == 1
+    assert len(asked) == 4
+
+
+@pytest.mark.parametrize(("patience", "awaits_restart"), [(0.3, True), (30.0, False)])
+async def test_but_not_for_ever_and_not_where_no_other_one_comes(line, patience, awaits_restart):
+    executor = await line.open(patience=patience, awaits_restart=awaits_restart)
+    _, answer = going_down(until=1000)
+    async with line.serve(answer), asyncio.timeout(5):
+        with pytest.raises(TryAgain, match="it is going down") as caught:
+            await executor.submit(RUN)
+    assert (caught.value.code, caught.value.exit_code) == ("going_down", ExitCode.TRY_AGAIN)
 
 
 async def test_a_request_that_is_too_large_is_the_callers(line, monkeypatch):

@@ -81,5 +81,5 @@ async def open_desk():
             house.pruner = Pruner(journal, folder)
             served = FrontDesk(house=house, site=site)
             await stack.enter_async_context(Worker(worker, SERVICE, served.answer, credit=16))
-            house.executor = await stack.enter_async_context(Executor(client, timeout=3.0))
+            house.executor = await stack.enter_async_context(Executor(client, timeout=3.0, patience=0.3))
             yield house
