@@ -23,11 +23,12 @@ import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import psutil
 
 from governor import logs
+from governor.conductors.readiness import readable
 from governor.errors import ProcessError
 from governor.reaping import house_of
 from governor.tasks.exchange import reaper
@@ -44,6 +45,7 @@ RAY_SUFFIX_BYTES: Final = 77
 OBJECT_STORE_BYTES: Final = 256 * 1024 * 1024
 """Values of tasks travel in records and files: the object store holds next to nothing."""
 LAST_LINES: Final = 20
+LAST_WORDS_SECONDS: Final = 1.0
 FAR_FOLDER: Final = Path("/tmp")  # noqa: S108  # made by mkdtemp
 """Where Ray's temp folder goes if its sockets would not fit into the runtime folder."""
 
@@ -127,13 +129,13 @@ class RayHead:
         assert self._process.stdout is not None  # noqa: S101  # asked for above
         try:
             async with asyncio.timeout(START_SECONDS):
-                line = await self._process.stdout.readline()
-            ready = json.loads(line)
-        except (TimeoutError, ValueError) as error:
+                ready = await _ready(self._process.stdout)
+        except (TimeoutError, ValueError, ProcessError) as error:
             await self.stop()
             told = " ".join(self._complaints.result()[-1:]) if self._complaints.done() else ""
             late = f" within {START_SECONDS:g} s" if isinstance(error, TimeoutError) else ""
-            raise ProcessError(f"the Ray head did not start{late}: {told or 'no reason given'}") from error
+            why = str(error) if isinstance(error, ProcessError) else told
+            raise ProcessError(f"the Ray head did not start{late}: {why or 'no reason given'}") from error
         except asyncio.CancelledError:
             await self.stop()
             raise
@@ -168,7 +170,7 @@ class RayHead:
             if not exited.done():
                 return silent.result()
             if self._complaints is not None:
-                await asyncio.wait({self._complaints}, timeout=1.0)
+                await asyncio.wait({self._complaints}, timeout=LAST_WORDS_SECONDS)
             return f"exit code {exited.result()}{self._last_words()}"
         finally:
             for task in (exited, silent):
@@ -187,7 +189,7 @@ class RayHead:
                 left = await asyncio.to_thread(_kill_all, self._process.pid, self._temp)
                 await asyncio.wait({self._exited}, timeout=STOP_SECONDS)
                 if self._complaints is not None:
-                    await asyncio.wait({self._complaints}, timeout=1.0)
+                    await asyncio.wait({self._complaints}, timeout=LAST_WORDS_SECONDS)
                 if left:
                     raise ProcessError(f"processes of the Ray head live on: {left}", pid=left[0])
         finally:
@@ -219,6 +221,41 @@ def remove_left_over(house: str) -> None:
 
 def _far_prefix(house: str) -> str:
     return f"ray-{house[:8]}-"
+
+
+async def _ready(told: asyncio.StreamReader) -> dict[str, Any]:
+    """What a head says when it is ready. Raises ProcessError when a part of it dies before, ValueError when it ends."""
+    line = asyncio.create_task(told.readline(), name="ray_head.line")
+    deaths: dict[asyncio.Task[None], str] = {}
+    try:
+        while True:
+            await asyncio.wait({line, *deaths}, return_when=asyncio.FIRST_COMPLETED)
+            if not line.done():
+                await asyncio.wait({line}, timeout=LAST_WORDS_SECONDS)  # it may end itself, and say why
+            if not line.done():
+                ended = ", ".join(part for death, part in deaths.items() if death.done())
+                raise ProcessError(f"{ended} has ended during its start")
+            said: dict[str, Any] = json.loads(line.result())
+            if "part" not in said:
+                return said
+            deaths[asyncio.create_task(_death(said["pid"]))] = said["part"]
+            line = asyncio.create_task(told.readline(), name="ray_head.line")
+    finally:
+        for task in (line, *deaths):
+            task.cancel()
+        await asyncio.wait({line, *deaths})
+
+
+async def _death(pid: int) -> None:
+    """Of a process that lives, or has not been reaped."""
+    try:
+        handle = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    try:
+        await readable(handle)
+    finally:
+        os.close(handle)
 
 
 async def _last_lines(stream: asyncio.StreamReader | None) -> list[str]:

@@ -96,6 +96,22 @@ async def test_the_death_of_a_part_is_the_end_of_the_head(head, part):
     assert not temp.exists()
 
 
+@pytest.mark.parametrize("part", ["gcs_server", "raylet"])
+async def test_a_part_that_dies_during_the_start_is_not_waited_for(head, part):
+    starting = asyncio.create_task(head.start())
+    victim = None
+    while victim is None and not starting.done():
+        await asyncio.wait({starting}, timeout=0.01)
+        victim = next((p for p in family(head) if p.name() == part), None) if head.pid else None
+    victim.kill()
+    async with asyncio.timeout(10):  # Ray's own patience is 30 s
+        with pytest.raises(
+            ProcessError, match=f"the Ray head did not start: {part} has ended during its start"
+        ):
+            await starting
+    assert head._temp is None
+
+
 async def test_a_head_that_cannot_start_says_why(tmp_path):
     head = RayHead(state_folder=tmp_path, runtime_folder=tmp_path, num_cpus=-1)
     with pytest.raises(ProcessError, match=r"the Ray head did not start: .*[Cc][Pp][Uu]"):
