@@ -109,8 +109,8 @@ class Watching:
 
 class Executor:
     """An async context manager. `timeout` is the deadline of each call in seconds; for `patience` seconds it comes back to a
-    daemon that went away, or that nobody can reach. Without `awaits_restart` a `watch` ends when the daemon goes down in
-    order.
+    daemon that went away, or that nobody can reach. Without `awaits_restart` nobody is waited for when the daemon goes down
+    in order: a `watch` ends then, and a run that it does not take any more is refused.
     """
 
     def __init__(
@@ -280,6 +280,22 @@ class Executor:
         self, request: ExecutorRequest, expected: type[R], *, source: str = "", seconds: float | None = None
     ) -> R:
         until = asyncio.get_running_loop().time() + self.patience
+        try:
+            return await self._ask_once(request, expected, source=source, seconds=seconds, until=until)
+        except GoingDown as refused:
+            if not self._awaits_restart:
+                raise
+            return await self._ask_the_next(request, expected, refused, source=source, until=until)
+
+    async def _ask_once(
+        self,
+        request: ExecutorRequest,
+        expected: type[R],
+        *,
+        source: str,
+        seconds: float | None,
+        until: float,
+    ) -> R:
         while True:
             try:
                 answer = await self._client.request(
@@ -287,13 +303,23 @@ class Executor:
                 )
             except TransportError as error:
                 await self._come_back(error, until)
-                continue
-            try:
+            else:
                 return self._expect(answer[0] if answer else b"", expected, source=source)
+
+    async def _ask_the_next(
+        self, request: ExecutorRequest, expected: type[R], refused: GoingDown, *, source: str, until: float
+    ) -> R:
+        """Of a daemon that has refused since it goes down, and then is silent or gone; that is what is told in the end."""
+        while (left := until - asyncio.get_running_loop().time()) > 0:
+            try:
+                answer = await self._client.request(SERVICE, encode(request), timeout=left, idempotent=True)
+                return self._expect(answer[0] if answer else b"", expected, source=source)
+            except TransportError as error:
+                if not isinstance(failure := self._failure(error), Unreachable | NoAnswer):
+                    raise failure from error
             except GoingDown:
-                if not self._awaits_restart or asyncio.get_running_loop().time() > until:
-                    raise
-            await asyncio.sleep(BACK_OFF_SECONDS)
+                await asyncio.sleep(BACK_OFF_SECONDS)
+        raise refused
 
     async def _come_back(self, error: TransportError, until: float) -> None:
         """Returns when the request may be sent again; raises what `error` means otherwise."""

@@ -134,8 +134,9 @@ class RayHead:
             await self.stop()
             told = " ".join(self._complaints.result()[-1:]) if self._complaints.done() else ""
             late = f" within {START_SECONDS:g} s" if isinstance(error, TimeoutError) else ""
-            why = str(error) if isinstance(error, ProcessError) else told
-            raise ProcessError(f"the Ray head did not start{late}: {why or 'no reason given'}") from error
+            ended = str(error) if isinstance(error, ProcessError) else ""
+            why = "; ".join(filter(None, (ended, told))) or "no reason given"
+            raise ProcessError(f"the Ray head did not start{late}: {why}") from error
         except asyncio.CancelledError:
             await self.stop()
             raise
@@ -247,15 +248,18 @@ async def _ready(told: asyncio.StreamReader) -> dict[str, Any]:
 
 
 async def _death(pid: int) -> None:
-    """Of a process that lives, or has not been reaped."""
+    """Returns when it is dead; never where no descriptor is left to watch it by."""
     try:
         handle = os.pidfd_open(pid)
+        try:
+            await readable(handle)
+        finally:
+            os.close(handle)
     except ProcessLookupError:
         return
-    try:
-        await readable(handle)
-    finally:
-        os.close(handle)
+    except OSError as error:
+        log.warning("ray_head.not_watched", pid=pid, reason=str(error))
+        await asyncio.Event().wait()
 
 
 async def _last_lines(stream: asyncio.StreamReader | None) -> list[str]:

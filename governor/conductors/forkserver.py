@@ -76,7 +76,7 @@ class Forkserver:
         self.report: Report | None = None
         self._receiver = receiver
         self._secret = secret
-        self._pidfd: int | None = os.pidfd_open(pid)
+        self._pidfd = os.pidfd_open(pid)
         self._obituary = ""
         self._one_by_one = threading.Lock()
 
@@ -84,12 +84,13 @@ class Forkserver:
         state = "dead" if self.dead else "warm" if self.report else "cold"
         return f"Forkserver(pid={self.pid}, {state})"
 
+    def __del__(self) -> None:
+        with contextlib.suppress(AttributeError):  # there was no descriptor left for it
+            os.close(self._pidfd)
+
     @property
     def dead(self) -> bool:
-        if self._pidfd is not None and is_readable(self._pidfd):
-            os.close(self._pidfd)
-            self._pidfd = None
-        return self._pidfd is None
+        return is_readable(self._pidfd)
 
     def collect(self) -> Report | None:
         """Takes the report if it has arrived; raises ForkserverDied if that happened before it came."""
@@ -108,7 +109,7 @@ class Forkserver:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(within):
                 while self.collect() is None:
-                    await readable(self._receiver.fileno(), *self._death)
+                    await readable(self._receiver.fileno(), self._pidfd)
         if (report := self.collect()) is None:
             why = f"not ready within {within:g} s; its imports hang, or it cannot import {Order.__module__}"
             await self._kill(why)
@@ -129,7 +130,10 @@ class Forkserver:
                     raise EOFError
                 order()
 
-        forked = _in_thread(carry_out)
+        try:
+            forked = _in_thread(carry_out)
+        except RuntimeError as no_thread:
+            raise ProcessError(f"no thread is left to fork in: {no_thread}") from no_thread
         await self._answered(forked, begun)
         if (error := forked.exception()) is None:
             return
@@ -139,17 +143,21 @@ class Forkserver:
             await self._seen_dead()
         if self.dead:
             raise self._died() from error
-        raise ProcessError(f"nothing was forked: {type(error).__name__}: {error}") from error
+        raise ProcessError(f"no child came of it: {type(error).__name__}: {error}") from error
 
     async def _answered(self, forked: asyncio.Future[None], begun: threading.Event) -> None:
-        """Or it is dead. Raises ProcessError when it can't even be killed."""
+        """Raises ForkserverDied when it is dead and no answer will come, ProcessError when it can't even be killed."""
         loop = asyncio.get_running_loop()
         silence = Silence(loop.time())
+        was_dead = False
         while not (await asyncio.wait({forked}, timeout=BEAT_SECONDS))[0]:
+            if was_dead:
+                raise self._died()
             if self._obituary:
                 await self._seen_dead()
                 if not self.dead:
                     raise ProcessError(f"{self._obituary}, and is alive", pid=self.pid)
+            was_dead = self.dead
             if not begun.is_set():
                 silence.heard(loop.time())
             elif silence.passed(loop.time()) >= FORK_SECONDS:
@@ -168,21 +176,15 @@ class Forkserver:
         if not self._obituary:
             self._obituary = f"the forkserver (pid {self.pid}) was killed: {why}"
             log.error("forkserver.silent", pid=self.pid, reason=why)
-        for handle in self._death:
-            signal.pidfd_send_signal(handle, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
         await self._seen_dead()
-
-    @property
-    def _death(self) -> tuple[int, ...]:
-        """What is readable when it is dead; nothing when that has been seen."""
-        return () if self.dead or self._pidfd is None else (self._pidfd,)
 
     async def _seen_dead(self) -> None:
         """Or a beat has passed."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(BEAT_SECONDS):
-                while handles := self._death:
-                    await readable(*handles)
+                await readable(self._pidfd)
 
 
 def warm_up(*, preload: bool | Sequence[str] = True, folder: Path | None = None) -> None:
@@ -281,6 +283,7 @@ def _in_thread(order: Callable[[], object]) -> asyncio.Future[None]:
     """As `asyncio.to_thread`, but nobody's end waits for it: what it asks may never answer."""
     loop = asyncio.get_running_loop()
     done: asyncio.Future[None] = loop.create_future()
+    done.add_done_callback(lambda _: done.cancelled() or done.exception())  # perhaps nobody waits any more
 
     def settle(error: Exception | None) -> None:
         if error is None:

@@ -43,8 +43,8 @@ class Child(Protocol):
 
 Rung = Literal["none", "message", "SIGTERM", "SIGKILL"]
 _FREEZE_ROUNDS = 10
-AGAIN_SECONDS: Final = 5.0
-"""After one who could not be killed could not be watched either, for want of descriptors for one."""
+AGAIN_SECONDS: Final = 0.5
+"""After somebody could not be watched."""
 
 log = logs.get_logger()
 
@@ -87,34 +87,46 @@ async def bring_down(
     loop = asyncio.get_running_loop()
     begin = loop.time()
     family = _Family(child)
-    rung: Rung = "none"
+    try:
+        await _climb(child, family, ask, rungs)
+    except (ProcessError, OSError, psutil.Error) as error:
+        stuck = error
+        if not isinstance(stuck, ProcessError):
+            stuck = ProcessError(
+                f"{child.name} (pid {child.pid}) was not seen dead: {text_of(error)}", pid=child.pid
+            )
+        if on_stuck is None:
+            raise stuck from error
+        on_stuck(stuck)
+        child.signal(signal.SIGKILL)
+        await family.end(None)
+    return Gone(
+        exit_code=await child.wait(),
+        rung=family.rung,
+        seconds=loop.time() - begin,
+        killed=tuple(sorted(family.killed)),
+    )
+
+
+async def _climb(
+    child: Child, family: _Family, ask: Callable[[], Awaitable[object]] | None, rungs: Rungs
+) -> None:
+    """Rung by rung until nothing is left. Raises what keeps it from seeing that."""
     if child.exit_code is None and ask is not None:
-        rung = "message"
+        family.rung = "message"
         family.collect()
         await _ask(child, ask, rungs.ask)
     if child.exit_code is None and rungs.terminate > 0:
-        rung = "SIGTERM"
+        family.rung = "SIGTERM"
         family.collect()
         child.signal(signal.SIGTERM)
         child.signal(signal.SIGCONT)  # a stopped process hears SIGTERM when it goes on
         await _ended(child, rungs.terminate)
     if child.exit_code is None:
-        rung = "SIGKILL"
+        family.rung = "SIGKILL"
         family.freeze()
         child.signal(signal.SIGKILL)
-    try:
-        await family.end(loop.time() + rungs.kill)
-    except ProcessError as error:
-        if on_stuck is None:
-            raise
-        on_stuck(error)
-        await family.outlast()
-    return Gone(
-        exit_code=await child.wait(),
-        rung=rung,
-        seconds=loop.time() - begin,
-        killed=tuple(sorted(family.killed)),
-    )
+    await family.end(asyncio.get_running_loop().time() + rungs.kill)
 
 
 async def _ended(child: Child, grace: float) -> None:
@@ -146,6 +158,7 @@ class _Family:
     def __init__(self, child: Child) -> None:
         self._child = child
         self._known: set[psutil.Process] = set()
+        self.rung: Rung = "none"
         self.killed: set[int] = set()
 
     def collect(self) -> bool:
@@ -169,20 +182,28 @@ class _Family:
             if not self.collect():
                 return
             for member in self._living():
-                with contextlib.suppress(psutil.NoSuchProcess):
+                with contextlib.suppress(psutil.Error):
                     member.suspend()
 
     async def end(self, deadline: float | None) -> None:
         """Kills who is left when the child has ended, or is being killed, and sees all dead; `killed` tells whom.
 
-        Raises ProcessError, with the pid, when one lives past the deadline.
+        Raises ProcessError, with the pid, when one lives past the deadline, OSError when that could not be seen until then.
         """
+        while True:
+            try:
+                return await self._end(deadline)
+            except (OSError, psutil.Error) as error:  # no descriptor is left to watch it by, for one
+                log.warning("process.not_watched", pid=self._child.pid, reason=text_of(error))
+                if deadline is not None and asyncio.get_running_loop().time() + AGAIN_SECONDS > deadline:
+                    raise
+            await asyncio.sleep(AGAIN_SECONDS)
+
+    async def _end(self, deadline: float | None) -> None:
         while self.collect() or self._living():
             living = self._living()
             for member in living:
-                with contextlib.suppress(
-                    psutil.Error
-                ):  # one of another user is not ours to kill, and is named
+                with contextlib.suppress(psutil.Error):  # one of another user is not ours: it will be named
                     member.kill()
                     self.killed.add(member.pid)
             for member in living:
@@ -193,15 +214,6 @@ class _Family:
         except TimeoutError:
             name, pid = self._child.name, self._child.pid
             raise ProcessError(f"{name} (pid {pid}) is alive after SIGKILL", pid=pid) from None
-
-    async def outlast(self) -> None:
-        """As `end`, for as long as it takes and whatever goes wrong on the way."""
-        while True:
-            try:
-                return await self.end(None)
-            except (OSError, psutil.Error) as error:
-                log.warning("process.not_watched", pid=self._child.pid, reason=text_of(error))
-                await asyncio.sleep(AGAIN_SECONDS)
 
     async def _dead(self, member: psutil.Process, deadline: float | None) -> None:
         try:

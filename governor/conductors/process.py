@@ -27,7 +27,7 @@ from governor.births import NEVER, Birth, boot_id, zombie_exit_code
 from governor.conductors import child, forkserver
 from governor.conductors.forkserver import PRELOAD, Forkserver, warm, warm_up
 from governor.conductors.readiness import is_readable, readable
-from governor.errors import ForkserverDied, ProcessError
+from governor.errors import ForkserverDied, ProcessError, text_of
 
 __all__ = ["PRELOAD", "ChildProcess", "shut_down", "start", "warm", "warm_up"]
 
@@ -53,9 +53,15 @@ class ChildProcess:
         self._exit_code: int | None = None
         self._pidfd: int | None = None
         self.birth = Birth(pid=self.pid, ticks=NEVER, boot=boot_id())
-        with contextlib.suppress(ProcessLookupError):  # ended already, and reaped by the forkserver
+        try:
             self._pidfd = os.pidfd_open(self.pid)
             self.birth = Birth.of(self.pid)
+        except ProcessLookupError:
+            pass  # ended already, and reaped by the forkserver
+        except OSError:
+            if self._pidfd is not None:
+                os.close(self._pidfd)
+            raise
 
     def __repr__(self) -> str:
         state = "alive" if self.exit_code is None else f"exit code {self.exit_code}"
@@ -163,8 +169,8 @@ async def _born(server: Forkserver, name: str, target: str, payload: bytes) -> C
         await server.fork(fork)
     except ForkserverDied:
         raise
-    except ProcessError as error:
-        raise ProcessError(f"cannot start {name}: {error}", pid=error.pid) from error
+    except (ProcessError, OSError) as error:
+        raise ProcessError(f"cannot start {name}: {text_of(error)}") from error
     try:
         started = ChildProcess(process=process, server=server)
     except OSError as error:  # no descriptor is left to watch it by

@@ -127,6 +127,25 @@ async def test_but_not_for_ever_and_not_where_no_other_one_comes(line, patience,
     assert (caught.value.code, caught.value.exit_code) == ("going_down", ExitCode.TRY_AGAIN)
 
 
+@pytest.mark.parametrize("successor", [True, False])
+async def test_a_daemon_that_has_refused_and_then_gone_is_not_called_silent(line, successor):
+    executor = await line.open(patience=2.0)  # and half a second for an answer
+    asked, refuse = going_down(until=1000)
+    async with line.serve(refuse) as worker:
+        submitting = asyncio.create_task(executor.submit(RUN))
+        await worker.registered()
+        while not asked:
+            await asyncio.wait({submitting}, timeout=0.01)
+    done, _ = await asyncio.wait({submitting}, timeout=1.0)
+    assert not done
+    if successor:
+        async with line.serve(going_down(until=0)[1]):
+            assert await submitting == "abc"
+    else:
+        with pytest.raises(TryAgain, match="it is going down"):
+            await submitting
+
+
 async def test_a_request_that_is_too_large_is_the_callers(line, monkeypatch):
     executor = await line.open()
     monkeypatch.setattr(frames, "BODY_LIMIT", 1000)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import os
 import signal
@@ -11,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from governor.conductors import process
+from governor.conductors import kill_ladder, process
 from governor.conductors.kill_ladder import Rungs, bring_down
 from governor.conductors.readiness import is_readable, readable
 from governor.errors import ProcessError
@@ -224,6 +225,41 @@ async def test_who_lives_on_is_waited_for_where_somebody_is_told_of_it(begin, mo
     monkeypatch.undo()
     child.signal(signal.SIGKILL)
     assert (await ladder).exit_code == -signal.SIGKILL
+
+
+async def test_one_of_another_user_keeps_nobody_from_being_killed(begin, monkeypatch):
+    child, family = await begin("found_family")
+
+    def not_permitted(process):
+        raise psutil.AccessDenied(process.pid)
+
+    monkeypatch.setattr(psutil.Process, "suspend", not_permitted)
+    await bring_down(child, None, QUICK)
+    assert child.exit_code == -signal.SIGKILL
+    assert not any(lives(member) for member in family)
+
+
+@pytest.mark.parametrize(("times", "seconds"), [(2, 5), (20, 0.1)])
+async def test_who_can_not_be_watched_is_watched_again_and_told_when_time_is_up(
+    begin, monkeypatch, times, seconds
+):
+    child, _ = await begin("found_family")
+    told, left = [], times
+    watch = kill_ladder._Family._end
+
+    async def no_descriptor_left(*arguments):
+        nonlocal left
+        left -= 1
+        if left >= 0:
+            raise OSError(errno.EMFILE, "Too many open files")
+        await watch(*arguments)
+
+    monkeypatch.setattr(kill_ladder, "AGAIN_SECONDS", 0.02)
+    monkeypatch.setattr(kill_ladder._Family, "_end", no_descriptor_left)
+    gone = await bring_down(child, None, Rungs(ask=0, terminate=0, kill=seconds), on_stuck=told.append)
+    assert gone.exit_code == -signal.SIGKILL
+    words = f"found_family (pid {child.pid}) was not seen dead: [Errno 24] Too many open files"
+    assert [str(error) for error in told] == ([words] if seconds < 1 else [])
 
 
 async def test_a_cancelled_ladder_leaves_no_task_behind(begin):
