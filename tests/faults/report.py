@@ -19,7 +19,8 @@ has the kinds, `tests/faults/checks.py` what must hold afterwards.
   run has any news). What Ray itself took to start is left out but in the last column: its head, and from the start of the
   task conductor, which connects to it, to the first that its tasks tell. They count from the fault, or from the start of the next daemon;
   of a process that was stopped, from when the house found it silent (by default a conductor and Ray after 10 s, broker
-  and forkserver after 5 s), or from when it went on where nobody missed it.
+  and forkserver after 5 s), or from when it went on where nobody missed it. A dash: the
+  run ended first.
 """
 
 if TYPE_CHECKING:
