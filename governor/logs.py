@@ -1,7 +1,8 @@
 """Logging of every process of the governor: events with stable dotted names, not sentences.
 
 On a terminal lines are for people, elsewhere each line is one JSON object. Lines go to standard error: standard
-output belongs to the verbs of the command line.
+output belongs to the verbs of the command line. A line and its end are written together, since all processes of a house
+share the file.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ def configure(*, log_format: LogFormat, level: str = "info", **bound: object) ->
     structlog.configure(
         processors=[*shared, *renderer],
         wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),
-        logger_factory=structlog.PrintLoggerFactory(file=stream),
+        logger_factory=structlog.WriteLoggerFactory(file=stream),
         cache_logger_on_first_use=True,
     )
     handler = logging.StreamHandler(stream)
@@ -88,7 +89,7 @@ def default() -> None:
     if not structlog.is_configured():
         structlog.configure(
             wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
-            logger_factory=structlog.PrintLoggerFactory(file=cast("TextIO", PatientStream(sys.stderr))),
+            logger_factory=structlog.WriteLoggerFactory(file=cast("TextIO", PatientStream(sys.stderr))),
         )
 
 

@@ -1,4 +1,6 @@
 import json
+import os
+import socket
 import subprocess
 import sys
 
@@ -33,6 +35,19 @@ def test_each_line_is_one_json_object_without_anybodys_variables():
     assert theirs["event"] == "their words"
     assert crashed["exception"][0]["exc_value"] == "out of order"
     assert "swordfish" not in done.stderr
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_line_is_written_with_its_end(unbuffered):
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)  # tells one write from two
+    with ours, theirs:
+        environ = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
+        subprocess.run([sys.executable, "-c", PROGRAM, "json"], stderr=theirs, env=environ, check=True)
+        lines = [json.loads(ours.recv(1 << 16)) for _ in range(3)]
+        ours.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            ours.recv(1)
+    assert [line["event"] for line in lines] == ["conductor.exited", "their words", "governor.crashed"]
 
 
 def test_lines_for_people_have_nobodys_variables_either():
