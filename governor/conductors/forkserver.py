@@ -139,7 +139,7 @@ class Forkserver:
             return
         if isinstance(
             error, EOFError | ConnectionError
-        ):  # its end was closed by the forkserver, or by the child
+        ):  # the forkserver has closed its end, or the child has
             await self._seen_dead()
         if self.dead:
             raise self._died() from error
