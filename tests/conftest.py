@@ -1,6 +1,14 @@
-"""What holds for all tests: lines that the code logs go to standard error, since standard output is what tests of the
-command line read; and what tests start hears SIGINT, also where a shell's `&` had it ignored.
+"""What holds for all tests.
+
+* Lines that the code logs go to standard error, since tests of the command line read standard output.
+* What tests start hears SIGINT, also where a shell's `&` had it ignored.
+* Tests that share the session's Ray head run one after the other, in one worker process (group `ray`). Tests of one module
+  run in one worker too, except whole process trees and Ray heads of their own: those run wherever there is room, and begin
+  first, since they take longest.
+* The hypothesis profile `long` plays many times as many examples: `HYPOTHESIS_PROFILE=long`.
 """
+
+import os
 
 import shutil
 import signal
@@ -10,11 +18,15 @@ from pathlib import Path
 
 import pytest
 import structlog
+from hypothesis import settings
 
 from governor.logs import PatientStream
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+settings.register_profile("default", deadline=None, max_examples=100)
+settings.register_profile("long", deadline=None, max_examples=2000)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 structlog.configure(logger_factory=structlog.PrintLoggerFactory(file=PatientStream(sys.stderr)))
 
 
@@ -24,3 +36,21 @@ def short_path():
     folder = Path(tempfile.mkdtemp(prefix="gt-", dir="/tmp"))
     yield folder
     shutil.rmtree(folder)
+
+
+def pytest_collection_modifyitems(items):
+    for item in items:
+        if "ray_head" in item.fixturenames:
+            item.add_marker(pytest.mark.xdist_group("ray"))
+        elif not _stands_alone(item):
+            item.add_marker(pytest.mark.xdist_group(item.location[0]))
+    items.sort(key=_turn)
+
+
+def _stands_alone(item):
+    return any(item.iter_markers("ray")) or any(item.iter_markers("system"))
+
+
+def _turn(item):
+    """The one long group first, then what is long by itself, then all the rest in its order."""
+    return 0 if "ray_head" in item.fixturenames else 1 if _stands_alone(item) else 2

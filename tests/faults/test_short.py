@@ -21,6 +21,7 @@ def test_a_scenario_is_a_function_of_its_seed_and_number():
 
 @pytest.mark.ray
 @pytest.mark.system
+@pytest.mark.long
 async def test_nothing_is_lost_doubled_or_left_behind(tmp_path_factory):
     ledger = Ledger(tmp_path_factory.mktemp("faults") / "ledger.sqlite")
     await campaign(short_form(SEED), ledger, root=Path("/tmp"), houses=HOUSES)

@@ -171,7 +171,7 @@ async def test_what_cannot_be_resumed_says_why_and_leaves_nothing(desk):
         await desk.executor.resume(uid)
     assert not_ended.value.exit_code == 75
     with pytest.raises(NoSuchRun):
-        await desk.executor.resume("zz")
+        await desk.executor.resume("no-such-run")
     await ended(desk, done("t"), done("u"), outcome="finished")
     with pytest.raises(AlreadyEnded, match="nothing to resume"):
         await desk.executor.resume("p1")

@@ -63,7 +63,7 @@ async def test_a_run_is_found_by_its_beginning_if_that_is_the_only_one(desk):
         await desk.executor.status("ab")
     assert caught.value.exit_code == 4
     with pytest.raises(NoSuchRun):
-        await desk.executor.status("zz")
+        await desk.executor.status("no-such-run")
     with pytest.raises(NoSuchRun):
         await desk.executor.status("a%")
 
@@ -76,7 +76,7 @@ async def test_a_run_is_explained(desk):
     assert line.what == "queued: waits for a free slot (0 runs before it)"
     assert told.at - 10 < line.since <= told.at
     with pytest.raises(NoSuchRun):
-        await desk.executor.explain("zz")
+        await desk.executor.explain("no-such-run")
 
 
 async def test_what_is_on_record_now_is_watched_without_following(desk):

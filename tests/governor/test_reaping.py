@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import shlex
 import subprocess
 import sys
@@ -14,7 +15,8 @@ from governor import reaping
 from governor.births import Birth
 from governor.conductors.readiness import is_readable
 
-HOUSE = "0123456789abcdef"
+HOUSE = secrets.token_hex(8)
+"""Of this process alone: the tests may run several times side by side."""
 SLEEP = ["sleep", "600"]
 TELL = "import os, subprocess as s, sys; p = s.Popen(['sleep', '600'], stdout=s.DEVNULL, start_new_session=True, env={}); print(p.pid, flush=True); sys.stdin.read()"
 

@@ -245,10 +245,8 @@ class Stories(RuleBasedStateMachine):
 
 class TestStories(Stories.TestCase):
     settings = settings(
-        max_examples=300,
         stateful_step_count=40,
         derandomize=True,
-        deadline=None,
         database=None,
         suppress_health_check=list(HealthCheck),
     )

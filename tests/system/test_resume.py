@@ -132,7 +132,7 @@ async def test_episodes_that_ended_are_kept_and_the_agent_goes_on_with_what_it_h
         code, out, _ = await governor(house, *endpoint, "results", new)
         assert f"resumes {uid}" in out
         assert (await governor(house, *endpoint, "resume", new))[0] == ExitCode.USAGE
-        assert (await governor(house, *endpoint, "resume", "zz"))[0] == ExitCode.NO_SUCH_RUN
+        assert (await governor(house, *endpoint, "resume", "no-such-run"))[0] == ExitCode.NO_SUCH_RUN
 
 
 async def test_a_daemon_killed_after_the_answer_or_in_the_middle_loses_nothing_of_what_was_kept(house, walk):

@@ -7,7 +7,7 @@ import warnings
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from governor.tasks import bootstrap
@@ -45,7 +45,6 @@ class TestBootstrap:
         n_bootstrap=st.integers(1, 60),
         seed=st.integers(0, 2**32 - 1),
     )
-    @settings(deadline=None)
     def test_equals_the_plain_loop(self, data, subset_size, n_bootstrap, seed):
         reducers = [np.max, np.min, np.mean, max, min, np.amax, np.amin, np.median, spread, len]
         found = bootstrap_metric(data, subset_size, reducers, n_bootstrap, seed)

@@ -134,7 +134,7 @@ class TestTasks:
         assert calculate_task_level_metrics(runs, is_eval=is_eval) == {}
 
     @given(st.lists(st.dictionaries(st.sampled_from("abc"), numbers, max_size=3), max_size=20))
-    @settings(deadline=None, max_examples=30)
+    @settings(max_examples=settings.default.max_examples // 3)
     def test_evaluation_equals_the_plain_way(self, runs):
         assert calculate_task_level_metrics(runs, is_eval=True) == eval_by_the_book(runs)
 

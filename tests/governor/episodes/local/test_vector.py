@@ -5,6 +5,7 @@ import asyncio
 import numpy as np
 import pytest
 from in_process_commands import episodes, outcomes, vector
+from scheduling import turns
 
 from governor.episodes.rules.seeds import episode_seed
 from governor.messages import EpisodeEnded, PartEnded, StopPart, Until
@@ -54,18 +55,20 @@ async def test_until_and_stop_end_all(house):
 
 
 async def test_a_pause_lets_the_others_come_to_their_end(house, monkeypatch):
-    """Their time would be up when it is over, had they been held, too."""
+    """What has begun ends while the pause lasts, and nothing else begins."""
     monkeypatch.setattr("governor.episodes.local.stepping.UNACKNOWLEDGED", 0)
     controller = await house.start("simulation", flow="PAUSE")
     more = vector(4, entry="gymnasium:CartPole-v1", agent="walk_world:Reflex")
-    command = house.command(episodes=400, episode_timeout=1.0, **more)
+    command = house.command(episodes=400, **more)
     await controller.perform(command)
     link = house.links["simulation"]
-    await link.next(EpisodeEnded)
-    with pytest.raises(TimeoutError):
-        await house.end(seconds=1.5)
-    link.flow = "CONTINUE"
-    await controller.perform(command)
     async with asyncio.timeout(30):
+        ended = 0
+        while len(link.events) < 4:
+            await link.next(EpisodeEnded, after=len(link.events))
+        await turns()  # the controller takes the answers in
+        assert outcomes(episodes(link)) == ["terminated"] * 4
+        link.flow = "CONTINUE"
+        await controller.perform(command)
         await link.next(PartEnded)
     assert outcomes(episodes(link)) == ["terminated"] * 400

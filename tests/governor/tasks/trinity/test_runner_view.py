@@ -11,6 +11,7 @@ import pytest
 from scheduling import turns, visitor, within
 
 from governor.tasks import RunnerWrapper, Task
+from governor.tasks.planning import attempts
 
 pytestmark = [pytest.mark.ray, pytest.mark.asyncio(loop_scope="session")]
 
@@ -93,16 +94,20 @@ async def test_prepare_replaces_a_runner_that_has_died(scheduler):
 
 
 @pytest.mark.parametrize("with_a_spare", [False, True])
-async def test_a_restarted_runner_is_ready_before_the_old_one_is_killed(scheduler, gate, with_a_spare):
+async def test_a_restarted_runner_is_ready_before_the_old_one_is_killed(
+    scheduler, gate, with_a_spare, monkeypatch
+):
     for number in range(2):
         await within(20, RunnerWrapper(number, scheduler).prepare())
-    if with_a_spare:  # one is warmed for a task that may have to be killed soon
-        scheduler.schedule([visitor(gate, timeout=1.5)], 1)
+    if with_a_spare:  # one is warmed for a task that may have to be killed soon: here, as soon as it begins
+        monkeypatch.setattr(attempts, "SPARE_LEAD", 60.0)
+        scheduler.schedule([visitor(gate, timeout=60.0)], 1)
         visit = await gate.visit()
-        while len(scheduler.engine._core.crew.all()) < 3 or any(
-            each.state == "starting" for each in scheduler.engine._core.crew.all()
-        ):
-            await scheduler.engine._change()
+        async with asyncio.timeout(30):
+            while len(scheduler.engine._core.crew.all()) < 3 or any(
+                each.state == "starting" for each in scheduler.engine._core.crew.all()
+            ):
+                await scheduler.engine._change()
         visit.tell("go")
         assert (await within(5, scheduler.get_statuses(1)))[0].ok
     kills = []
