@@ -3,15 +3,27 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: run test lint types imports faults bench clean
+.PHONY: run check test test-all lint types imports faults bench clean
 
 run: $(VENV)/.run
 	$(BIN)/governor run examples/frozen_lake/run.yaml
 
-# Whole houses mostly wait: two at a time. The others measure, and have the machine to themselves.
+# What is over within a minute: the pure parts, the run file, the command line.
+PURE := tests/states tests/transport/test_broker_*.py tests/transport/test_frames.py tests/transport/test_envelope.py \
+	tests/governor/cli tests/governor/test_run_file*.py tests/governor/test_rules_check.py tests/governor/test_cascade.py \
+	tests/governor/tasks/planning tests/governor/tasks/test_core*.py tests/governor/episodes/rules
+check: lint types imports
+	$(BIN)/python -m pytest -q -n 2 -m "not long" $(PURE)
+
+# Three at a time on two cores: much of a test is waiting for another process.
+WORKERS ?= 3
 test: lint types imports
-	$(BIN)/python -m pytest -q --ignore=tests/system --ignore=tests/faults; rest=$$?; \
-	$(BIN)/python -m pytest -q -n 2 tests/system tests/faults && exit $$rest
+	$(BIN)/python -m pytest -q -n $(WORKERS) -m "not long"
+
+# What takes long: rare faults of whole process trees, large graphs, random stories by the thousand, foreign counterparts, the
+# short fault campaign.
+test-all: test
+	HYPOTHESIS_PROFILE=long $(BIN)/python -m pytest -q -n $(WORKERS) -m "long or hypothesis" --timeout 900
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

@@ -9,7 +9,6 @@
 """
 
 import os
-
 import shutil
 import signal
 import sys

@@ -102,7 +102,10 @@ def test_a_signal_once_aborts_in_order_and_twice_leaves_now(governor, tmp_path, 
 
 
 @pytest.mark.system
-@pytest.mark.parametrize("victim", ["guard", "deputy", "daemon"])
+@pytest.mark.parametrize(
+    "victim",
+    [pytest.param("guard", marks=pytest.mark.long), pytest.param("deputy", marks=pytest.mark.long), "daemon"],
+)
 def test_a_kill_leaves_nothing_and_the_run_can_go_on(governor, tmp_path, victim):
     (tmp_path / "run.yaml").write_text(LONG.replace("1000000", "400"))
     (tmp_path / "q_learner.py").write_text((EXAMPLE / "q_learner.py").read_text())

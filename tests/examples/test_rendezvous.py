@@ -6,6 +6,7 @@ from example_runs import examples_path, result_of
 from pettingzoo.test import parallel_api_test
 
 
+@pytest.mark.long
 @pytest.mark.system
 def test_two_agents_learn_to_meet(tmp_path):
     result = result_of("rendezvous", tmp_path)

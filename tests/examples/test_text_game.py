@@ -55,6 +55,7 @@ def test_the_model_wins_every_game(environ, tmp_path):
     assert len(played) == 20
 
 
+@pytest.mark.long
 @pytest.mark.system
 def test_the_python_of_the_readme_plays_it_too(environ, tmp_path):
     blocks = re.findall(r"```python\n(.*?)```", (REPOSITORY / "README.md").read_text(), re.DOTALL)

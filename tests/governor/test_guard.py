@@ -128,7 +128,9 @@ class TestEnds:
     def test_kill_9_of_the_guard_leaves_nothing_of_those_that_stand_still(self, tree, stopped):
         it = tree("serve")
         os.kill(it.known[stopped], signal.SIGSTOP)
-        assert stops(it.known[stopped])  # the kernel wakes what stands still when its guard dies, not what is about to
+        assert stops(
+            it.known[stopped]
+        )  # the kernel wakes what stands still when its guard dies, not what is about to
         it.popen.kill()
         assert it.all_dead(timeout=3)
 

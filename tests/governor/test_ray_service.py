@@ -88,6 +88,7 @@ async def test_a_head_that_cannot_start_is_an_error_and_may_be_asked_for_again(t
     await service.aclose()
 
 
+@pytest.mark.long
 @pytest.mark.ray
 async def test_a_frozen_part_is_a_lost_head_whether_somebody_asks_or_not(service, monkeypatch):
     monkeypatch.setattr(liveness, "SILENT_SECONDS", 2.0)
@@ -119,6 +120,7 @@ async def test_a_part_that_is_frozen_for_a_moment_is_waited_for(service):
         assert await asked == first
 
 
+@pytest.mark.long
 @pytest.mark.ray
 async def test_after_deaths_in_a_row_their_story_is_told_until_the_next_may_be_tried(tmp_path):
     service = RayService(

@@ -32,6 +32,7 @@ async def test_a_broker_frozen_in_the_middle_changes_nothing_of_the_result(house
         assert not frozen.is_running()
 
 
+@pytest.mark.long
 async def test_a_broker_that_cannot_come_back_ends_the_daemon_and_the_next_one_goes_on(house, walk):
     socket = house.runtime / "broker.sock"
     async with house.serve() as tree:

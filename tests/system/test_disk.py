@@ -153,6 +153,7 @@ async def test_a_disk_that_fills_up_interrupts_the_run_and_costs_nothing_that_wa
     await goes_on_to_its_end(house, uid)
 
 
+@pytest.mark.long
 async def test_a_disk_whose_reserve_is_taken_as_well_costs_nothing_that_was_acknowledged(house, walk, disk):
     async with house.serve() as tree:
         uid = await tree.executor.submit(walk(episodes=3000), folder=house.folder)

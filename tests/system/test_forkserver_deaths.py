@@ -32,6 +32,7 @@ async def test_one_restart_is_enough_for_all_conductors_of_a_run(house, walk):
         assert played == Counter(range(600))
 
 
+@pytest.mark.long
 async def test_a_frozen_one_is_replaced_when_a_run_begins(house, walk):
     async with house.serve() as tree:
         forkserver = psutil.Process(tree.broker.pid).parent()

@@ -63,6 +63,7 @@ def assert_done_once(events, result, victim):
         assert played == Counter(range(EPISODES))
 
 
+@pytest.mark.long
 async def test_a_conductor_is_replaced_for_being_frozen_for_long_but_not_briefly_and_the_run_finishes(
     house, walk
 ):
@@ -111,6 +112,7 @@ async def test_a_conductor_is_replaced_for_being_frozen_for_long_but_not_briefly
         await asyncio.gather(*(one(tree, victim) for victim in VICTIMS), holds(tree), hangs(tree))
 
 
+@pytest.mark.long
 async def test_nobody_is_killed_because_the_broker_or_the_daemon_was_frozen(house, walk):
     async with house.serve() as tree:
         uid = await tree.executor.submit(patient(walk(episodes=EPISODES)), folder=house.folder)

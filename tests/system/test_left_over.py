@@ -51,7 +51,7 @@ def logged(house, event):
 
 
 @pytest.mark.ray
-@pytest.mark.parametrize("victim", ["guard", "daemon"])
+@pytest.mark.parametrize("victim", [pytest.param("guard", marks=pytest.mark.long), "daemon"])
 async def test_nothing_outlives_a_kill_with_ray_at_work(house, victim):
     async with house.serve() as tree:
         _, pids = await scattered(house, tree)

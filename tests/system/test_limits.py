@@ -40,6 +40,7 @@ async def test_an_agent_that_takes_too_much_memory_ends_its_run(house, walk):
         assert status.limits == (), "it is over"
 
 
+@pytest.mark.long
 @pytest.mark.ray
 async def test_tasks_that_take_too_much_memory_or_disk_end_their_run(house):
     async with house.serve() as tree:
@@ -53,6 +54,7 @@ async def test_tasks_that_take_too_much_memory_or_disk_end_their_run(house):
             exceeded(events, result, limit, allowed, phase="p")
 
 
+@pytest.mark.long
 @pytest.mark.ray
 async def test_attempts_count_over_a_restart_of_the_daemon(house):
     once, nap = {"call": "user_code:once"}, {"call": "user_code:nap", "args": {"seconds": 600}}

@@ -32,7 +32,11 @@ def open_pipe(path):
 
 @pytest.mark.parametrize(
     ("part", "fate", "seconds"),
-    [("gcs_server", "kill", SECONDS), ("raylet", "kill", SECONDS), ("raylet", "suspend", SECONDS + 12.5)],
+    [
+        ("raylet", "kill", SECONDS),
+        pytest.param("gcs_server", "kill", SECONDS, marks=pytest.mark.long),
+        pytest.param("raylet", "suspend", SECONDS + 12.5, marks=pytest.mark.long),
+    ],
 )
 async def test_a_part_of_ray_lost_under_a_run_costs_a_conductor_and_nothing_that_was_done(
     house, part, fate, seconds
@@ -82,6 +86,7 @@ def part_of(tree, name):
     return part
 
 
+@pytest.mark.long
 async def test_a_part_of_ray_frozen_before_a_run_is_found_by_its_start(house):
     tasks = [{"id": "once", "call": "user_code:once"}]
     run = {"name": "t", "restart": {"conductors": 0}, "phases": [{"name": "p", "tasks": tasks}]}

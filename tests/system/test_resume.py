@@ -49,6 +49,7 @@ def tasks(flag):
     ]
 
 
+@pytest.mark.long
 @pytest.mark.ray
 async def test_tasks_that_succeeded_are_not_done_again_and_their_values_reach_the_others(house):
     flag = house.folder / "healed"

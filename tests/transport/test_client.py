@@ -60,7 +60,9 @@ async def test_no_such_service(house):
 
 async def test_a_busy_service_and_a_hanging_handler_end_at_the_deadline(house, monkeypatch):
     monkeypatch.setattr("transport.client._HEAD_START_LIMIT", 60.0)
-    monkeypatch.setattr("transport.client._HEAD_START", 0.95)  # for the broker, which shares our event loop here
+    monkeypatch.setattr(
+        "transport.client._HEAD_START", 0.95
+    )  # for the broker, which shares our event loop here
     async with house.broker(), house.client() as client, house.worker("slow", hang) as worker:
         await worker.registered()
         outcomes = await asyncio.gather(

@@ -191,7 +191,7 @@ async def test_who_swallows_it_goes_on_and_is_killed(world):
     assert (await world.gone(runner)).reason == "grace is over"
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(1, 6))])
 async def test_signals_at_any_moment_hit_only_whom_they_are_meant_for(world, seed):
     """Thousands of cancellations in the middle of bundles of tasks that take some ten microseconds."""
     chance = random.Random(seed)

@@ -63,7 +63,6 @@ async def test_a_pause_lets_the_others_come_to_their_end(house, monkeypatch):
     await controller.perform(command)
     link = house.links["simulation"]
     async with asyncio.timeout(30):
-        ended = 0
         while len(link.events) < 4:
             await link.next(EpisodeEnded, after=len(link.events))
         await turns()  # the controller takes the answers in

@@ -192,7 +192,7 @@ def test_who_forks_all_the_time_leaves_nobody(monkeypatch):
 
 def _is_pidfd(number):
     try:
-        return os.readlink(f"/proc/self/fd/{number}") == "anon_inode:[pidfd]"
+        return str(Path(f"/proc/self/fd/{number}").readlink()) == "anon_inode:[pidfd]"
     except FileNotFoundError:
         return False
 

@@ -124,6 +124,7 @@ asyncio.run(main(sys.argv[2]))
 """
 
 
+@pytest.mark.long
 @pytest.mark.ray
 def test_each_in_a_process_of_its_own(tmp_path):
     """`CRASH` is on a Ray of the user's own, whose raylet does not look after what its workers leave behind. All at once,
