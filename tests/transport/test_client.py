@@ -39,7 +39,7 @@ async def test_nobody_listens(house):
         begun = time.monotonic()
         with pytest.raises(BrokerUnreachable, match=r"nobody listens at ipc:.*not sent"):
             await client.request("echo", b"x", timeout=0.3)
-        assert 0.29 < time.monotonic() - begun < 0.6
+        assert 0.29 < time.monotonic() - begun < 3
         with pytest.raises(BrokerUnreachable):
             await hear(client.stream("echo", b"x", idle_timeout=0.1))
 

@@ -6,6 +6,7 @@ import inspect
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 import time
 from pathlib import Path
@@ -275,15 +276,19 @@ class TestStart:
         child = await process.start(name="c", target="process_targets:leave", payload=b" " * 3_000_000 + b"6")
         assert await child.wait() == 6
 
-    async def test_a_warm_start_takes_milliseconds(self):
+    async def test_a_warm_start_takes_less_than_that_of_a_bare_python(self):
+        """5 to 7 ms on a quiet machine, against 15."""
         await warm()
-        seconds = []
+        seconds, bare = [], []
         for _ in range(10):
             begin = time.perf_counter()
             child = await process.start(name="c", target="process_targets:leave", payload=b"0")
             await child.wait()
             seconds.append(time.perf_counter() - begin)
-        assert sorted(seconds)[5] < 0.1  # 5 to 7 ms on a quiet machine
+            begin = time.perf_counter()
+            await (await asyncio.create_subprocess_exec(sys.executable, "-c", "import json")).wait()
+            bare.append(time.perf_counter() - begin)
+        assert sorted(seconds)[5] < sorted(bare)[5]
 
 
 def test_is_readable_waits_for_an_event_from_another_thread():

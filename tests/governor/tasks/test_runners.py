@@ -159,13 +159,13 @@ async def test_more_than_a_pipe_holds_is_refused(world):
 
 async def test_a_full_socket_does_not_hold_the_loop(world):
     runner = await world.ready()
-    busy = world.work("sleep", args={"seconds": 0.5})
+    busy = world.work("sleep", args={"seconds": 2.0})
     world.runners.send(runner, [busy])
     await world.begun(runner, busy)
     large = world.work("give", args={"value": "x" * 60_000, "more": ["y" * 50_000_000]}, runs=(0,))
     start = time.monotonic()
     world.runners.send(runner, [large])
-    assert time.monotonic() - start < 0.3
+    assert time.monotonic() - start < 1.5
     (over,) = await world.over(runner, large)
     assert "unexpected keyword argument 'more'" in over.error
     world.give_back(runner)
@@ -180,7 +180,7 @@ async def test_what_a_runner_has_not_claimed_is_taken_back_while_it_holds_the_gi
     sent = time.monotonic()
     world.runners.send(runner, works)
     begun = await world.begun(runner, first)
-    assert time.monotonic() - sent < 0.2
+    assert time.monotonic() - sent < 30, "it holds the lock for a minute"
     assert sent < begun.at < time.monotonic()
     world.runners.revoke(runner)
     assert world.heard.of[runner][-1] == tuple(work.ticket for work in rest)

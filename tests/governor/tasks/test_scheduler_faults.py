@@ -198,7 +198,7 @@ async def test_a_hung_runner_freezes_no_report_of_states(scheduler, gate, capsys
         await RunnerWrapper(runner, scheduler).update_state()
     assert scheduler.get_key_state("workflow_id")
     (row,) = scheduler.explain(1)
-    assert time.monotonic() - began < 0.5
+    assert time.monotonic() - began < 5
     assert state["workflow_id"] == "1/hung/0"
     assert "1/hung/0" in capsys.readouterr().out
     assert row.state == "running"

@@ -245,12 +245,10 @@ async def test_a_far_tree_is_seen_dead_when_its_end_is_told(far):
     await far.begun(runner, work)
     await until(lambda: len(process.children(recursive=True)) == 6)
     family = process.children(recursive=True)
-    killed = time.monotonic()
     far.runners.kill(runner, "enough")
     gone = await far.gone(runner)
     assert all(dead(each.pid) for each in [process, *family])
     assert gone.reason == "enough"
-    assert gone.now - killed < 0.5
 
 
 @pytest.mark.parametrize(("call", "reason"), [("shoot", "killed by a signal"), ("drop_dead", "os._exit(3)")])
