@@ -132,8 +132,10 @@ def poll_for_timeout(tasks: Mapping[str, Any], timeout: float, poll_interval: fl
     """Waits for all tasks and ends those that run for more than `timeout` seconds.
 
     Args:
-        tasks: by id, what ``run_exp.remote`` gave, or any ``ray.ObjectRef``. For the latter, running time counts from
-            what Ray's state API knows, else from this call, and is looked at every `poll_interval` seconds.
+        tasks: by id, what ``run_exp.remote`` gave, or any ``ray.ObjectRef``. Running time counts from the task's start; one
+            that waits for resources or for its arguments is not late. Ray tells the start of an ``ObjectRef`` about a
+            second after it; where it tells none, time counts from this call, and the error says so.
+        poll_interval: seconds between two looks at what has ended, at most.
 
     Returns:
         By id: the result, or the exception (`TaskFailed` with outcome ``timed_out`` for what was ended here).

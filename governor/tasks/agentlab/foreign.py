@@ -1,8 +1,9 @@
 """Tasks of Ray that this engine did not make, waited for with a limit: Ray's own means, as far as they go.
 
 Rules:
-1. Running time counts from the start that Ray's state API tells. Where it does not answer (it needs the dashboard) it
-   counts from the call.
+1. Running time counts from the start of the last attempt, as Ray's GCS knows it (`starts_of`, which needs no dashboard). A
+   task that has not begun is not late, however long it waits. Where Ray does not know a task, time counts from the call,
+   and the error says so.
 2. What is late is ended by force at once: a soft cancellation first makes code that holds the GIL unkillable by Ray
    (2.60). A method of an actor cannot be forced: it is asked to end, and given up.
 3. Nobody waits for more than `GIVEN_UP_SECONDS` for the end of what was ended.
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import time
 from concurrent.futures import Future
+from math import inf
 from typing import TYPE_CHECKING, Any, Final
 
 from governor import logs
@@ -19,10 +21,16 @@ from governor.messages import TaskRecord
 from governor.tasks.errors import TaskFailed
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Iterable, Mapping
 
 GIVEN_UP_SECONDS: Final = 5.0
-STATE_SECONDS: Final = 2
+REPORTED_SECONDS: Final = 1.0
+"""The GCS learns so much later of a start: drivers and workers report once a second, unless they are configured otherwise."""
+UNKNOWN_SECONDS: Final = 5.0
+"""So long after its timeout a task may be unknown to the GCS before it is ended."""
+SPARING: Final = 10
+"""Looks take one part of the time in so many at most: one takes 0.5 s where the GCS knows 20,000 tasks (measured)."""
+LOOK_SECONDS: Final = 0.1
 
 log = logs.get_logger()
 
@@ -34,14 +42,17 @@ class Foreign:
         self._references = dict(references)
         self._timeout = timeout
         self._called = time.time()
-        self._starts: dict[Any, float] = {}
-        self._ended: dict[Any, tuple[float, float]] = {}
-        """When each was ended, and how long it had been running."""
-        self._state_answers = True
+        self._due: dict[Any, float] = {}
+        """When each is looked at next: it cannot be late before."""
+        self._look_at = 0.0
+        self._starts: dict[Any, float | None] = {}
+        """As Ray told them last; None: not begun."""
+        self._ended: dict[Any, float] = {}
+        """When each was ended."""
 
     def wait(self, poll_interval: float) -> dict[str, Any]:
-        """Returns when all have ended or were given up: their results or exceptions, by name. Looks at their running
-        times every `poll_interval` seconds, and when the first may be late: Ray has no event for that.
+        """Returns when all have ended or were given up: their results or exceptions, by name. Looks at their running times
+        when the first may be late, for Ray has no event for that, and waits for `poll_interval` seconds at most at one go.
         """
         if not self._references:
             return {}
@@ -53,52 +64,53 @@ class Foreign:
             for reference in done:
                 del left[reference]
             now = time.time()
-            for reference in list(left):
-                if reference not in self._ended:
-                    self._end_if_late(reference, now)
-                elif now - self._ended[reference][0] >= GIVEN_UP_SECONDS:
-                    del left[reference]
+            for reference in [each for each in left if now - self._ended.get(each, now) >= GIVEN_UP_SECONDS]:
+                del left[reference]
+            self._end_late(left)
         return {name: self._result(name, reference) for name, reference in self._references.items()}
 
-    def _pause(self, left: Collection[Any], poll_interval: float) -> float:
+    def _pause(self, left: Iterable[Any], poll_interval: float) -> float:
         dues = [
-            ended[0] + GIVEN_UP_SECONDS
-            if (ended := self._ended.get(reference))
-            else self._starts.get(reference, self._called) + self._timeout
+            self._ended[reference] + GIVEN_UP_SECONDS
+            if reference in self._ended
+            else max(self._due.get(reference, 0.0), self._look_at)
             for reference in left
         ]
-        until = min((due for due in dues if due > time.time()), default=float("inf")) - time.time()
-        return max(min(poll_interval, until), 0.001)
+        return max(min(poll_interval, min(dues) - time.time()), 0.001)
 
-    def _end_if_late(self, reference: Any, now: float) -> None:
-        if now - self._starts.get(reference, self._called) <= self._timeout:
+    def _end_late(self, left: Iterable[Any]) -> None:
+        now = time.time()
+        due = [each for each in left if each not in self._ended and now >= self._due.get(each, 0.0)]
+        if not due or now < self._look_at:
             return
-        start = self._start(reference)
-        if start is None or now - start <= self._timeout:
-            return
+        try:
+            self._starts |= starts_of(due)
+        except Exception as error:  # noqa: BLE001  # Ray's client mode, or another Ray than the one this was written for
+            log.debug("ray.starts_unknown", reason=f"{type(error).__name__}: {error}")
+        looked = time.time()
+        self._look_at = looked + SPARING * (looked - now)
+        for reference in due:
+            late_at = self._late_at(reference)
+            if now >= late_at:
+                self._end(reference, now)
+            # It may begin, or have begun, as early as that
+            again = late_at if self._starts.get(reference) else now - REPORTED_SECONDS + self._timeout
+            self._due[reference] = max(min(again, late_at), now + LOOK_SECONDS)
+
+    def _late_at(self, reference: Any) -> float:
+        if reference not in self._starts:
+            return self._called + self._timeout + UNKNOWN_SECONDS
+        start = self._starts[reference]
+        return inf if start is None else start + self._timeout
+
+    def _end(self, reference: Any, now: float) -> None:
         import ray  # noqa: PLC0415  # as above
 
-        self._ended[reference] = (now, now - start)
+        self._ended[reference] = now
         try:
             ray.cancel(reference, force=True, recursive=False)
         except ValueError:  # a method of an actor
             ray.cancel(reference, force=False)
-
-    def _start(self, reference: Any) -> float | None:
-        """When it began, as Ray says now (it may be another attempt); None: it has not. Asked only of those that may be
-        late: each answer takes milliseconds.
-        """
-        if self._state_answers:
-            try:
-                start = started_at(reference)
-            except Exception as error:  # noqa: BLE001  # no dashboard, or it is slow
-                self._state_answers = False
-                log.debug("ray.state_unknown", reason=f"{type(error).__name__}: {error}")
-            else:
-                if start is not None:
-                    self._starts[reference] = start
-                return start
-        return self._starts.get(reference, self._called)
 
     def _result(self, name: str, reference: Any) -> Any:
         import ray  # noqa: PLC0415  # as above
@@ -110,6 +122,13 @@ class Foreign:
             result = error
         if ended is None or not isinstance(result, Exception):
             return result
+        start = self._starts.get(reference)
+        took = f"ran longer than its timeout of {self._timeout:g} s"
+        if start is None:
+            took = (
+                f"did not end within its timeout of {self._timeout:g} s after it was waited for; Ray does not tell when it "
+                "began, nor whether it did"
+            )
         lives = (
             " and can't be ended: it may run on" if isinstance(result, ray.exceptions.GetTimeoutError) else ""
         )
@@ -119,8 +138,8 @@ class Foreign:
                 run=0,
                 outcome="timed_out",
                 attempts=1,
-                seconds=ended[1],
-                error=f"ran longer than its timeout of {self._timeout:g} s{lives}",
+                seconds=ended - (self._called if start is None else start),
+                error=f"{took}{lives}",
             )
         )
 
@@ -153,32 +172,29 @@ def end_of(dependency: Any) -> Future[TaskRecord]:
 
 
 def elapsed_of(reference: Any) -> float | None:
-    """Seconds since its start; None when it has not begun, or nobody knows."""
+    """Seconds since its start; None when it has not begun, or Ray does not know yet."""
     try:
-        start = started_at(reference)
-    except Exception as error:  # noqa: BLE001  # no dashboard, or it is slow: nobody knows
-        log.debug("ray.state_unknown", reason=f"{type(error).__name__}: {error}")
+        start = starts_of([reference]).get(reference)
+    except Exception as error:  # noqa: BLE001  # as in `_end_late`
+        log.debug("ray.starts_unknown", reason=f"{type(error).__name__}: {error}")
         return None
     return None if start is None else time.time() - start
 
 
-def started_at(reference: Any) -> float | None:
-    """When its last attempt began, in seconds since the epoch, by Ray's state API. Raises many things without it."""
-    from ray._private import ray_constants  # noqa: PLC0415  # the caller has it
-    from ray.experimental import internal_kv  # noqa: PLC0415  # as above
-    from ray.util import state  # noqa: PLC0415  # as above
+def starts_of(references: Iterable[Any]) -> dict[Any, float | None]:
+    """When the last attempt of each began, in seconds since the epoch, by the GCS; None: it has not begun. What the GCS has not
+    heard of (see `REPORTED_SECONDS`) is not in it. Raises many things where it cannot be asked.
+    """
+    # Public is only the state API, which needs the dashboard. This is what ray.timeline() is made of.
+    from ray._private.state import state  # noqa: PLC0415  # the caller has it
+    from ray.core.generated.common_pb2 import TaskStatus  # type: ignore[attr-defined]  # noqa: PLC0415  # made by protobuf
 
-    # Left to itself, it would wait 40 s for a dashboard, perhaps that of another cluster, and from then on talk to that.
-    dashboard = internal_kv._internal_kv_get(  # noqa: SLF001  # its only interface
-        ray_constants.DASHBOARD_ADDRESS, namespace=ray_constants.KV_NAMESPACE_DASHBOARD
-    )
-    if not dashboard:
-        raise ConnectionError("this Ray has no dashboard")
-    known = state.get_task(
-        reference.task_id().hex(),
-        address=f"http://{dashboard.decode()}",
-        timeout=STATE_SECONDS,
-    )
-    attempts: list[Any] = known if isinstance(known, list) else [known]
-    starts = [float(each.start_time_ms) for each in attempts if getattr(each, "start_time_ms", None)]
-    return max(starts) / 1000 if starts else None
+    tasks = {each: each.task_id().binary() for each in references}  # a task may have several
+    asked = set(tasks.values())
+    known = [event for event in state._get_all_task_events() if event.task_id in asked]  # noqa: SLF001  # as said
+    starts: dict[bytes, float | None] = {}
+    for event in sorted(known, key=lambda event: event.attempt_number):
+        if event.HasField("state_updates"):  # else it is of a profile
+            began = event.state_updates.state_ts_ns.get(TaskStatus.RUNNING)
+            starts[event.task_id] = began / 1e9 if began else None
+    return {each: starts[task] for each, task in tasks.items() if task in starts}
