@@ -6,6 +6,7 @@ Rules:
 2. At the end of an episode in train mode the state is written, unless that took more than one part in `SPARING` of the
    time since: then a later end does it. Written, it outlives this process; at most once in `SYNC_SECONDS`, and by `keep`,
    it is also synced. What was saved for nothing but to be written over would cost short episodes half their time.
+3. The first state that is written has been read back: one that could not be loaded is told then, not after a crash.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ class Learned:
         self._state_dict: Callable[[], dict[str, Any]] | None = getattr(agent, "state_dict", None)
         self._own = hasattr(agent, "weight_version")
         self.version = int(agent.weight_version) if self._own else state_file.weight_version(path, given)
+        self._tried = False
         self._unsaved = False
         self._save_at = 0.0
         self._sync_at = 0.0
@@ -57,7 +59,7 @@ class Learned:
         """The state as it is now, at another place. Raises ConductorError without `state_dict`, and as `episode_ended`."""
         if self._state_dict is None:
             raise ConductorError(f"{name} has no state_dict")
-        state_file.save(path, self._state_dict(), weight_version=self.version)
+        self._write(path, self._state_dict(), sync=True)
 
     def _learn(self, transition: Transition, player: str | None = None) -> None:
         """`player` is told to an agent of several players that asks."""
@@ -71,9 +73,13 @@ class Learned:
         if self._state_dict is None:
             return
         began = monotonic()
-        state_file.save(self._path, self._state_dict(), sync=sync, weight_version=self.version)
+        self._write(self._path, self._state_dict(), sync=sync)
         now = monotonic()
         self._save_at = now + SPARING * (now - began)
         if sync:
             self._sync_at = now + SYNC_SECONDS
         self._unsaved = not sync
+
+    def _write(self, path: Path, state: dict[str, Any], *, sync: bool) -> None:
+        state_file.save(path, state, sync=sync, weight_version=self.version, trial=not self._tried)
+        self._tried = True

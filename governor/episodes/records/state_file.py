@@ -1,28 +1,44 @@
 """What an agent has learned, kept in a file: its `state_dict`, as msgpack with raw arrays.
 
 Rules:
-1. No pickle: numbers of any size, strings, bytes, None, lists, tuples, sets, dicts and arrays of numbers; whatever
-   converts to such an array (a tensor on the CPU) comes back as an array. Anything else is a TypeError with its place.
-2. The file is whole or absent (`files`).
+1. No pickle: numbers of any size, strings, bytes, None, lists, tuples, sets, dicts, arrays of numbers and tensors of torch
+   (`tensors`); whatever else converts to such an array comes back as an array.
+2. What would not come back as it is, is a TypeError that names its place: also a class that is derived from one of these, as
+   a defaultdict or a named tuple, for it would come back without what makes it one.
+3. The file is whole or absent (`files`).
 """
 
 from __future__ import annotations
 
+from collections import Counter, OrderedDict
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 import numpy as np
 
 from governor.episodes.arrays import ARRAY, WireError, pack, unpack
+from governor.episodes.records import tensors
 from governor.errors import ConductorError
 from governor.files import write_whole
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 TUPLE: Final = 2
 PAIRS: Final = 3
 BIG_INT: Final = 4
 SET: Final = 5
+TENSOR: Final = 6
+ORDERED: Final = 7
+COUNTER: Final = 8
+FROZEN: Final = 9
 """Extension types beside `ARRAY`; PAIRS is a dict with keys that are not all strings."""
+_DICTS: Final[dict[type, int]] = {dict: PAIRS, OrderedDict: ORDERED, Counter: COUNTER}
+"""Torch makes all of them: of modules, optimizers and schedules of learning rates."""
+_SETS: Final[dict[type, int]] = {set: SET, frozenset: FROZEN}
+LONGEST: Final = 2**32
+"""Bytes, that an extension type of msgpack has fewer than."""
 VERSION: Final = 1
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -30,8 +46,22 @@ _encode = msgspec.msgpack.Encoder().encode
 
 def dumps(state: dict[str, Any], *, weight_version: int = 0) -> bytes:
     """Raises TypeError that names the place of what cannot be kept."""
+    if not isinstance(state, dict):
+        raise TypeError(f"state_dict() is a {type(state).__name__}, not a dict")
     kept = _flatten(state, "state_dict()")
     return _encode({"version": VERSION, "state": kept, "weight_version": weight_version})
+
+
+def tried(state: dict[str, Any], *, weight_version: int = 0) -> bytes:
+    """As `dumps`, and read back: what is kept can be loaded. Raises TypeError where it cannot."""
+    data = dumps(state, weight_version=weight_version)
+    try:
+        same = dumps(loads(data), weight_version=weight_version) == data
+    except (ConductorError, TypeError, RecursionError) as error:
+        raise TypeError(f"state_dict() cannot be read back: {error}") from error
+    if not same:
+        raise TypeError("state_dict() would come back as something else")
+    return data
 
 
 def loads(data: bytes) -> dict[str, Any]:
@@ -46,9 +76,14 @@ def loads(data: bytes) -> dict[str, Any]:
     return state
 
 
-def save(path: Path, state: dict[str, Any], *, sync: bool = True, weight_version: int = 0) -> None:
-    """Raises TypeError (see `dumps`) and OSError. Without `sync` it outlives this process, but not a loss of power."""
-    write_whole(path, dumps(state, weight_version=weight_version), sync=sync)
+def save(
+    path: Path, state: dict[str, Any], *, sync: bool = True, weight_version: int = 0, trial: bool = False
+) -> None:
+    """Raises TypeError (see `dumps`, and with `trial` `tried`) and OSError. Without `sync` it outlives this process, but not a
+    loss of power.
+    """
+    make = tried if trial else dumps
+    write_whole(path, make(state, weight_version=weight_version), sync=sync)
 
 
 def load(path: Path) -> dict[str, Any] | None:
@@ -114,21 +149,34 @@ def _flatten(value: Any, place: str) -> Any:
 
 
 def _flatten_container(value: Any, place: str) -> Any:
-    match value:
-        case list():
-            return [_flatten(item, f"{place}[{i}]") for i, item in enumerate(value)]
-        case tuple():
-            return _extension(TUPLE, [_flatten(item, f"{place}[{i}]") for i, item in enumerate(value)])
-        case dict() if all(type(key) is str for key in value):
-            return {key: _flatten(item, f"{place}[{key!r}]") for key, item in value.items()}
-        case dict():
-            pairs = [
-                [_flatten(key, f"{place} key"), _flatten(item, f"{place}[{key!r}]")]
-                for key, item in value.items()
-            ]
-            return _extension(PAIRS, pairs)
-        case _:
-            return _extension(SET, [_flatten(item, f"{place}{{}}") for item in value])
+    made = type(value)
+    if made is dict and all(type(key) is str for key in value):
+        return {key: _flatten(item, f"{place}[{key!r}]") for key, item in value.items()}
+    if made in _DICTS:
+        pairs = [
+            [_flatten_key(key, place), _flatten(item, f"{place}[{key!r}]")] for key, item in value.items()
+        ]
+        return _extension(_DICTS[made], pairs, place)
+    if made in _SETS:
+        # Their order is no part of them, but of their bytes
+        items = sorted(_encode(_flatten_key(item, place)) for item in value)
+        return _extension(_SETS[made], [msgspec.Raw(item) for item in items], place)
+    items = [_flatten(item, f"{place}[{i}]") for i, item in enumerate(value)]
+    if made is list:
+        return items
+    if made is tuple or (made.__module__, made.__name__) == ("torch", "Size"):
+        return _extension(TUPLE, items, place)
+    base = next(each for each in (dict, list, tuple, set, frozenset) if isinstance(value, each)).__name__
+    raise TypeError(
+        f"{place} is a {made.__name__}, which would come back as a {base}: keep a plain {base}, and make it a "
+        f"{made.__name__} again in load_state_dict"
+    )
+
+
+def _flatten_key(value: Any, place: str) -> Any:
+    if tensors.is_tensor(value):
+        raise TypeError(f"{place} has a {type(value).__name__} as a key, which no other one equals")
+    return _flatten(value, f"{place} key")
 
 
 def _integer(value: int) -> int | msgspec.msgpack.Ext:
@@ -140,29 +188,43 @@ def _integer(value: int) -> int | msgspec.msgpack.Ext:
 
 def _packed(value: Any, place: str) -> msgspec.msgpack.Ext:
     try:
+        if tensors.is_tensor(value):
+            return _extension(TENSOR, tensors.pack(value), place)
         return pack(np.asarray(value))
     except TypeError as error:
         raise TypeError(f"{place}: {error}") from error
 
 
-def _extension(code: int, items: list[Any]) -> msgspec.msgpack.Ext:
-    return msgspec.msgpack.Ext(code, _encode(items))
+def _extension(code: int, content: bytes | list[Any], place: str) -> msgspec.msgpack.Ext:
+    data = content if isinstance(content, bytes) else _encode(content)
+    if len(data) >= LONGEST:
+        raise TypeError(f"{place} takes {len(data):,} bytes; one array, tensor or mapping can have 4 GiB")
+    return msgspec.msgpack.Ext(code, data)
 
 
 def _restore(code: int, data: memoryview) -> Any:
     if code == ARRAY:
         return unpack(data)
+    if code == TENSOR:
+        return tensors.unpack(data)
     if code == BIG_INT:
         return int.from_bytes(data, "little", signed=True)
-    items = _decoder.decode(data)
-    if code == TUPLE:
-        return tuple(items)
-    if code == SET:
-        return set(items)
-    if code == PAIRS:
-        return {key: item for key, item in items}  # noqa: C416  # dict() would take pairs of any length
-    raise WireError(f"msgpack extension {code} is none of ours")
+    if code not in _MADE:
+        raise WireError(f"msgpack extension {code} is none of ours")
+    return _MADE[code](_decoder.decode(data))
 
 
+def _dict(pairs: Any) -> dict[Any, Any]:
+    return {key: item for key, item in pairs}  # noqa: C416  # dict() would take pairs of any length
+
+
+_MADE: Final[dict[int, Callable[[Any], Any]]] = {
+    TUPLE: tuple,
+    PAIRS: _dict,
+    ORDERED: lambda pairs: OrderedDict(_dict(pairs)),
+    COUNTER: lambda pairs: Counter(_dict(pairs)),
+    SET: set,
+    FROZEN: frozenset,
+}
 _decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(ext_hook=_restore)
 _decode_version = msgspec.msgpack.Decoder(_Versioned).decode

@@ -1,9 +1,10 @@
-"""The version of the weights of an agent that begins from another one's state."""
+"""What an agent has learned: its version, and the file that keeps it."""
 
 import pytest
 from in_process_commands import inside
 
 from governor.episodes import trajectories
+from governor.episodes.learned import Learned
 from governor.episodes.records import state_file
 
 
@@ -28,3 +29,51 @@ async def test_versions_go_on_behind_those_of_the_state_that_it_was_given(house,
         for version in trajectories.read(house.folder / "run", f"life {life}")["weight_version"].to_pylist()
     ]
     assert versions == [*range(500, 510)]
+
+
+class Knows:
+    def learn(self, transition): ...
+
+    def state_dict(self):
+        return {"at": (1, 2)}
+
+
+def test_the_first_state_is_read_back_before_it_counts(tmp_path, monkeypatch):
+    path = tmp_path / "a.state"
+    learned = Learned(Knows(), path)
+    with monkeypatch.context() as patch:
+        patch.delitem(state_file._MADE, state_file.TUPLE)
+        with pytest.raises(TypeError, match="cannot be read back"):
+            learned.episode_ended()
+        assert not path.exists()
+    learned.keep()
+    assert state_file.load(path) == {"at": (1, 2)}
+    monkeypatch.setattr(state_file, "loads", lambda _: pytest.fail("once is enough"))
+    learned.episode_ended()
+    learned.keep()
+
+
+@pytest.mark.parametrize("how", ["conductors", "in_process", "max_staleness"])
+async def test_an_agent_of_torch_goes_on_in_its_next_life(house, how):
+    torch = pytest.importorskip("torch")
+    command = {"in_process": inside(agent="torch_world:Net"), "max_staleness": {"max_staleness": 2}}.get(
+        how, {}
+    )
+    before = None
+    for life in (1, 2):
+        if how != "in_process":
+            if life == 1:
+                await house.start("environment.lake", entry="walk_world:Walk", params={}, pool=1)
+            else:
+                await house.conductors["agent.walker"].close()
+            await house.start("agent.walker", entry="torch_world:Net", params={}, incarnation=life)
+        episodes, _ = await house.play(
+            episodes=2, phase=life, name=f"life {life}", incarnation=life, **command
+        )
+        assert [episode.reason for episode in episodes] == [""] * 2
+        state = house.state()
+        assert isinstance(state["net"]["weight"], torch.Tensor)
+        steps = int(state["optimizer"]["state"][0]["step"])
+        assert steps == life * 10
+        assert before is None or not before.equal(state["net"]["weight"])
+        before = state["net"]["weight"]

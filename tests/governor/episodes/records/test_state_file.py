@@ -1,5 +1,11 @@
+import subprocess
+import sys
+from collections import Counter, OrderedDict, defaultdict
+from typing import NamedTuple
+
 import numpy as np
 import pytest
+import stand_in_torch
 
 from governor.episodes.records import state_file
 from governor.errors import ConductorError
@@ -53,7 +59,7 @@ def test_no_file_is_no_state(tmp_path):
 @pytest.mark.parametrize("pairs", [[[1]], [[1, 2, 3]], [7], 7, [[[], 1]]])
 def test_pairs_that_are_none_are_refused(pairs):
     data = state_file._encode(
-        {"version": 1, "state": {"visits": state_file._extension(state_file.PAIRS, pairs)}}
+        {"version": 1, "state": {"visits": state_file._extension(state_file.PAIRS, pairs, place="")}}
     )
     with pytest.raises(ConductorError, match="no agent's state"):
         state_file.loads(data)
@@ -65,3 +71,164 @@ def test_a_nest_that_is_too_deep_is_refused():
         data = state_file._encode(state_file.msgspec.msgpack.Ext(state_file.TUPLE, b"\x91" + data))
     with pytest.raises(ConductorError, match="no agent's state"):
         state_file.loads(data)
+
+
+class Point(NamedTuple):
+    x: int
+    y: int
+
+
+class Bag(dict):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("state", "said"),
+    [
+        ({"at": Point(1, 2)}, r"state_dict\(\)\['at'\] is a Point, which would come back as a tuple"),
+        (
+            {"q": [defaultdict(float)]},
+            r"state_dict\(\)\['q'\]\[0\] is a defaultdict, .* plain dict, and make it a",
+        ),
+        (Bag(a=1), r"state_dict\(\) is a Bag, which would come back as a dict"),
+        (["a"], r"state_dict\(\) is a list, not a dict"),
+        ({"f": np.array([object()])}, r"state_dict\(\)\['f'\]: an array of object"),
+    ],
+)
+def test_what_would_come_back_as_something_else_is_named(state, said):
+    with pytest.raises(TypeError, match=said):
+        state_file.dumps(state)
+
+
+def test_classes_of_containers_come_back():
+    state = {
+        "ordered": OrderedDict([("b", 1), ("a", 2)]),
+        "milestones": Counter({30: 2, 80: 1}),
+        "seen": {frozenset({(1, 2), (3, 4)}): "pair"},
+        "names": {f"name {number}" for number in range(100)},
+        "nan": float("nan"),
+    }
+    back = state_file.loads(state_file.tried(state))
+    assert repr(back.pop("nan")) == repr(state.pop("nan"))
+    assert back == state
+    assert list(back["ordered"]) == ["b", "a"]
+    assert [type(value) for value in back.values()] == [type(value) for value in state.values()]
+    assert type(next(iter(back["seen"]))) is frozenset
+
+
+def test_what_cannot_be_read_back_is_told_by_the_trial(monkeypatch):
+    monkeypatch.setitem(state_file._MADE, state_file.TUPLE, list)
+    with pytest.raises(TypeError, match="would come back as something else"):
+        state_file.tried({"a": (1, 2)})
+    monkeypatch.delitem(state_file._MADE, state_file.TUPLE)
+    with pytest.raises(TypeError, match="cannot be read back: it is no agent's state: msgpack extension 2"):
+        state_file.tried({"a": (1, 2)})
+
+
+def test_what_is_too_long_for_the_format_is_named(monkeypatch):
+    monkeypatch.setattr(state_file, "LONGEST", 100)
+    with pytest.raises(TypeError, match=r"state_dict\(\)\['opt'\] takes .* 4 GiB"):
+        state_file.dumps({"opt": {0: b"x" * 100}})
+
+
+@pytest.fixture(params=["torch", "stand-in"])
+def torch(request, monkeypatch):
+    if request.param == "torch":
+        return pytest.importorskip("torch")
+    monkeypatch.setitem(sys.modules, "torch", stand_in_torch)
+    return stand_in_torch
+
+
+def test_tensors_come_back_as_tensors(torch):
+    state = {
+        "net": {"bias": torch.tensor([1.5, -2.0], dtype=torch.bfloat16), "none": torch.empty((0, 3))},
+        "opt": {0: {"step": torch.tensor(3.0), "moments": (torch.tensor([[True, False]]), [])}},
+    }
+    back = state_file.loads(state_file.tried(state))
+    assert back["opt"].keys() == {0}
+    for given, found in (
+        (state["net"]["bias"], back["net"]["bias"]),
+        (state["net"]["none"], back["net"]["none"]),
+        (state["opt"][0]["step"], back["opt"][0]["step"]),
+        (state["opt"][0]["moments"][0], back["opt"][0]["moments"][0]),
+    ):
+        assert isinstance(found, torch.Tensor)
+        assert (found.dtype, tuple(found.shape)) == (given.dtype, tuple(given.shape))
+        assert found.tolist() == given.tolist()
+
+
+def test_a_tensor_that_is_no_block_of_numbers_is_named(torch):
+    with pytest.raises(
+        TypeError, match=r"state_dict\(\)\['net'\]\[1\]: a tensor of torch.float32, torch.sparse"
+    ):
+        state_file.dumps({"net": [1, torch.tensor([1.0]).to_sparse()]})
+    with pytest.raises(TypeError, match=r"state_dict\(\)\['opt'\] has a Tensor as a key"):
+        state_file.dumps({"opt": {torch.tensor([1.0]): 1}})
+
+
+@pytest.mark.parametrize("damage", ["name", "shape", "length", "header"])
+def test_bytes_that_are_no_tensor_are_refused(torch, damage):
+    data = state_file.tensors.pack(torch.tensor([1.0, 2.0], dtype=torch.float32))
+    data = {
+        "name": data.replace(b"float32", b"strided"),
+        "shape": data.replace(b"\x91\x02", b"\x91\x03"),
+        "length": data[:-1],
+        "header": b"\x01\x00" + data[2:],
+    }[damage]
+    with pytest.raises(state_file.WireError, match="tensor"):
+        state_file.tensors.unpack(memoryview(data))
+
+
+def test_real_modules_optimizers_and_schedules_go_on_where_they_were():
+    torch = pytest.importorskip("torch")
+
+    def make():
+        net = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 4))
+        net[2].weight = net[0].weight
+        optimizer = torch.optim.Adam(net.parameters(), lr=0.1)
+        return net, optimizer, torch.optim.lr_scheduler.MultiStepLR(optimizer, milestones=[2, 3])
+
+    def train(parts):
+        net, optimizer, schedule = parts
+        optimizer.zero_grad()
+        (net(torch.arange(8.0).reshape(2, 4)) ** 2).sum().backward()
+        optimizer.step()
+        schedule.step()
+
+    first, second = make(), make()
+    train(first)
+    state = {str(number): part.state_dict() for number, part in enumerate(first)}
+    state |= {
+        "rng": torch.get_rng_state(),
+        "half": first[0][0].weight.bfloat16(),
+        "turned": torch.ones(2, 3).T,
+    }
+    back = state_file.loads(state_file.tried(state))
+    assert back["half"].dtype == torch.bfloat16
+    assert back["half"].equal(state["half"])
+    assert back["turned"].equal(state["turned"])
+    torch.set_rng_state(back["rng"])
+    for number, part in enumerate(second):
+        part.load_state_dict(back[str(number)])
+    train(first)
+    train(second)
+    for one, other in zip(first[0].parameters(), second[0].parameters(), strict=True):
+        assert one.equal(other)
+
+
+def test_torch_is_not_imported_where_it_is_not_used():
+    code = (
+        "import sys; from governor.episodes.records import state_file as s;"
+        "s.loads(s.tried({'a': (1, 2.5), 'b': s.np.ones(3)})); sys.exit('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_where_torch_is_missing_the_file_says_so(torch, monkeypatch, tmp_path):
+    path = tmp_path / "a.state"
+    state_file.save(path, {"net": torch.tensor([1.0])})
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(
+        ConductorError, match=r"a\.state cannot be read: it holds tensors, and torch does not import here"
+    ):
+        state_file.load(path)
