@@ -4,7 +4,9 @@ Rules:
 1. User code is imported by `governor.entry_probe`, never in this process: it may print, hang, exit or crash there.
 2. Entries are asked one after the other; the one that brings the probe down is the fault, the rest are asked again
    by a fresh probe, so that all faults are found. Entries of a module that brought it down once are not tried again.
-3. Each entry has a time limit. The probe and all of its process group are gone when `faults` returns.
+3. What is imported is what a conductor would import: not the folder in which somebody happens to be (-P), and no module that
+   one of a conductor shadows.
+4. Each entry has a time limit. The probe and all of its process group are gone when `faults` returns.
 """
 
 from __future__ import annotations
@@ -34,7 +36,8 @@ if TYPE_CHECKING:
 T = TypeVar("T", dict[str, Any], list[Any])
 IMPORT_SECONDS: Final = 60.0
 """The longest that the import of one entry may take."""
-START_SECONDS: Final = 30.0
+START_SECONDS: Final = 60.0
+"""It may import all that a conductor has (`shadowing`): 3 s on a quiet machine, more on a cold disk."""
 AGAIN: Final = ("actor", "heir", "kept")
 """Kinds of entries that are asked about a second time."""
 
@@ -174,7 +177,15 @@ def _probe(
     reading, writing = os.pipe()
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     process = subprocess.Popen(
-        [sys.executable, "-m", "governor.entry_probe", str(writing), str(folder), json.dumps(questions)],
+        [
+            sys.executable,
+            "-P",
+            "-m",
+            "governor.entry_probe",
+            str(writing),
+            str(folder),
+            json.dumps(questions),
+        ],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,

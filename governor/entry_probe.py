@@ -2,6 +2,7 @@
 
 It writes one JSON text a line to FD, which user code does not know of: "" first, when it is up, then a verdict for each
 question, "" when the entry is good. It ends without its runtime's clean-up, which threads of user code could hold up.
+A module is what a conductor would have under its name (`shadowing`).
 """
 
 from __future__ import annotations
@@ -18,16 +19,20 @@ if TYPE_CHECKING:
     from types import ModuleType
 
 from governor.episodes.entries import one_line
+from governor.shadowing import Shadowing
 
 
 def main() -> None:
     """Answers the questions of the command line."""
     descriptor = int(sys.argv[1])
     os.set_inheritable(descriptor, False)
+    folder = Path(sys.argv[2])
+    shadowing = Shadowing(folder)
+    shadowing.watch()
     sys.path.insert(0, sys.argv[2])
     _say(descriptor, "")
     for kind, target in json.loads(sys.argv[3]):
-        _say(descriptor, _state(Path(sys.argv[2]) / target) if kind == "state" else _verdict(kind, target))
+        _say(descriptor, _state(folder / target) if kind == "state" else _verdict(kind, target, shadowing))
     os._exit(0)
 
 
@@ -37,8 +42,19 @@ def _say(descriptor: int, verdict: str) -> None:
         line = line[os.write(descriptor, line) :]
 
 
-def _verdict(kind: str, target: str) -> str:
+def _verdict(kind: str, target: str, shadowing: Shadowing) -> str:
     module_name, _, attribute = target.partition(":")
+    if "environment" in kind and module_name == "gymnasium":
+        return _loaded(kind, module_name, attribute)
+    fault = shadowing.fault(module_name)
+    if fault:
+        return fault
+    shadowing.imported = ""
+    said = _loaded(kind, module_name, attribute)
+    return shadowing.imported or said  # whatever else is wrong may come of it
+
+
+def _loaded(kind: str, module_name: str, attribute: str) -> str:
     try:
         if "environment" in kind and module_name == "gymnasium":
             return _gymnasium(attribute)

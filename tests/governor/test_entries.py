@@ -1,5 +1,6 @@
 import os
 import time
+from pathlib import Path
 
 import psutil
 import pytest
@@ -161,3 +162,57 @@ def test_an_agent_on_ray_does_not_learn_there_and_brings_what_it_learned_elsewhe
 def test_an_agent_that_does_not_import_is_told_once(folder):
     [(place, _)] = entries.faults(on_ray("raises:A", ("train", "ray")), folder=folder)
     assert place == ("conductors", "agents", "a", "entry")
+
+
+@pytest.fixture
+def shadowed(tmp_path):
+    """Modules of a user under names that conductors have for others."""
+    for name in ("queue", "states", "transport", "yaml", "json/tools", "fine", "test", "utils"):
+        path = tmp_path / f"{name}.py"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("def mine(): ...\n")
+    (tmp_path / "agents.py").write_text("import fine\nfrom states import mine\nmine()\n")
+    (tmp_path / "lazy.py").write_text("import queue\ndef act(): queue.mine()\n")
+    return tmp_path
+
+
+def test_a_module_that_a_conductor_has_another_of_is_named_with_both_files(shadowed):
+    targets = ["queue:mine", "states:mine", "transport:mine", "yaml:mine", "json.tools:mine"]
+    said = verdicts(shadowed, *targets, "fine:mine", "utils:mine", "os.path:join")
+    assert set(said) == set(targets)
+    for target, verdict in said.items():
+        name = target.partition(":")[0].partition(".")[0]
+        file = shadowed / (name if name == "json" else f"{name}.py")
+        assert verdict.startswith(f"module {name!r} is /")
+        assert f"{name}/__init__.py in a conductor" in verdict or f"{name}.py in a conductor" in verdict
+        assert verdict.endswith(f"in a conductor, not {file}: give that file another name")
+
+
+def test_so_is_one_that_another_module_of_the_folder_imports(shadowed):
+    said = verdicts(shadowed, "agents:mine", "lazy:act")
+    assert said["agents:mine"].startswith("module 'agents' imports 'states', which is ")
+    assert said["lazy:act"].startswith("module 'lazy' imports 'queue', which is ")
+    assert said["lazy:act"].endswith(f"not {shadowed / 'queue.py'}: give that file another name")
+
+
+def test_modules_that_are_nobody_elses_cost_no_import_of_what_conductors_have(tmp_path, monkeypatch):
+    from governor import shadowing
+
+    monkeypatch.setattr(shadowing, "_import_as_conductors_do", lambda: pytest.fail("nothing is in doubt"))
+    (tmp_path / "agents.py").write_text("")
+    assert shadowing.Shadowing(tmp_path).fault("agents") == ""
+
+
+def test_a_folder_that_is_on_the_path_shadows_nothing_of_its_own():
+    """The folder that holds this project, for one: its run file's folder has ``states`` and ``transport`` in it."""
+    from governor import shadowing
+
+    root = Path(shadowing.__file__).parents[1]
+    found = shadowing.Shadowing(root)
+    assert [found.fault(name) for name in ("states", "transport.broker", "governor")] == [""] * 3
+
+
+def test_the_folder_in_which_somebody_is_is_no_part_of_the_path(folder, tmp_path, monkeypatch):
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(folder)
+    assert "no module named 'good'" in verdicts(tmp_path / "elsewhere", "good:f")["good:f"]

@@ -89,6 +89,15 @@ def test_check_lists_all_faults_also_of_entries(tmp_path):
     assert f"{tmp_path}/run.yaml:5: phases[0].tasks[0].call: no module named 'absent'" in done.stderr
 
 
+def test_check_names_a_file_that_no_conductor_would_import(tmp_path):
+    (tmp_path / "run.yaml").write_text(BAD.replace("absent:", "queue:"))
+    (tmp_path / "queue.py").write_text("def f(): ...")
+    done = invoke("check", str(tmp_path / "run.yaml"))
+    assert done.exit_code == 78
+    assert f"{tmp_path}/run.yaml:5: phases[0].tasks[0].call: module 'queue' is /" in done.stderr
+    assert f"in a conductor, not {tmp_path}/queue.py: give that file another name" in done.stderr
+
+
 def test_check_as_json(tmp_path):
     (tmp_path / "run.yaml").write_text(BAD)
     done = invoke("check", "--json", str(tmp_path / "run.yaml"))
