@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 from governor.episodes.entries import one_line
 from governor.shadowing import Shadowing
+from governor.tasks.actor import calls
 
 
 def main() -> None:
@@ -98,6 +99,8 @@ def _attribute(kind: str, module: ModuleType, attribute: str) -> str:
         found = getattr(found, name)
     if "environment" in kind and isinstance(found, type) and (wrong := _wrong_kind(kind, found)):
         return f"'{module.__name__}:{attribute}' {wrong}"
+    if kind == "task" and calls.lacks_run(found):
+        return f"'{module.__name__}:{attribute}' {calls.WITHOUT_RUN}"
     methods = ("run", "arun") if kind == "task" else ()
     if callable(found) or any(callable(getattr(found, method, None)) for method in methods):
         return _kept(found, attribute) if kind == "kept" else _on_ray(kind, found, attribute)

@@ -90,6 +90,20 @@ def test_an_object_with_run_is_a_task_but_no_agent(folder):
     assert set(verdicts(folder, "good:k", "good:K", kind="agent")) == {"good:k"}
 
 
+def test_a_class_that_cannot_be_run_is_no_task(folder):
+    targets = ("agents:Fixed", "lazily:run_later", "lazily:Called")
+    (folder / "lazily.py").write_text(
+        "from functools import partial\nfrom agents import Fixed\nrun_later = partial(Fixed)\n"
+        "class Called:\n    def __call__(self): ...\n"
+    )
+    said = verdicts(folder, *targets)
+    assert set(said) == {"agents:Fixed", "lazily:run_later"}
+    assert (
+        said["agents:Fixed"] == "'agents:Fixed' is a class without run() or arun(): there is nothing to run"
+    )
+    assert verdicts(folder, "agents:Fixed", kind="agent") == {}
+
+
 def test_gymnasium_ids(folder):
     said = verdicts(
         folder,

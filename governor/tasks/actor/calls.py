@@ -2,7 +2,8 @@
 
 A call is named ``module:attribute``, or it is an object that came through Ray. It gets its `args` as keyword
 arguments, and `inputs` and `context` where it has parameters of these names. A class, or an object that has ``run()``
-or ``arun()``, is called that way: a class is built from the arguments first. Coroutines are awaited.
+or ``arun()``, is called that way: a class, or a partial of one, is built from the arguments first, and may have ``__call__``
+instead. One that has none of them is refused: to build it does no work. Coroutines are awaited.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import asyncio
 import inspect
 import reprlib
 import sys
-from functools import lru_cache
+from functools import lru_cache, partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from types import FrameType
 
 OFFERS: Final = ("inputs", "context")
+WITHOUT_RUN: Final = "is a class without run() or arun(): there is nothing to run"
 _KEYWORDS: Final = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 _brief: Final = reprlib.Repr()
 _brief.maxother = _brief.maxstring = 200
@@ -51,10 +53,26 @@ def find(call: str) -> Any:
 
 def require_callable(thing: Any, name: str | None = None) -> None:
     """Raises TypeError for what cannot be called in any of the ways above."""
+    if lacks_run(thing):
+        raise TypeError(f"{name or brief(thing)} {WITHOUT_RUN}")
     if not (callable(thing) or _method(thing)):
         raise TypeError(
             f"{name or brief(thing)} is a {type(thing).__name__}, which cannot be called and has no run() or arun()"
         )
+
+
+def lacks_run(thing: Any) -> bool:
+    """Whether it is a class (or a partial of one) whose objects can't be run, as far as a class shows that."""
+    made = _class_of(thing)
+    if made is None or hasattr(made, "__getattr__") or _method(made):
+        return False
+    return not any("__call__" in vars(each) for each in made.__mro__)
+
+
+def _class_of(thing: Any) -> type | None:
+    """Python's own, as ``builtins:dict``, are functions: what they build is the result."""
+    made = thing.func if isinstance(thing, partial) else thing
+    return made if inspect.isclass(made) and made.__module__ != "builtins" else None
 
 
 def brief(thing: Any) -> str:
@@ -67,11 +85,13 @@ def call_it(target: Any, *, args: Mapping[str, Any], offers: Mapping[str, Callab
 
     `offers` are made only for who takes them.
     """
-    if inspect.isclass(target):
+    if _class_of(target):
         built = target(**arguments(target, args, offers))
         method = _method(built)
         if method is None:
-            return built() if callable(built) else built
+            if not callable(built):
+                raise TypeError(f"{brief(target)} {WITHOUT_RUN}")
+            return _finish(built())
         return _finish(method(**arguments(method, {}, offers)))
     function = _method(target) if not inspect.isroutine(target) else None
     function = function or target
