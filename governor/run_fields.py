@@ -5,6 +5,7 @@ Names end up in file names, socket paths and service names; their alphabet is na
 
 from __future__ import annotations
 
+import sys
 from typing import Annotated, Any, TypeAlias
 
 from pydantic import (
@@ -27,6 +28,24 @@ def _duration(value: object) -> float:
     if length == 0:
         raise ValueError("must be longer than 0")
     return length
+
+
+def without_numpy(value: Any, levels: int = _MAX_DEPTH) -> Any:
+    """Plain data with Python's numbers and lists in the place of numpy's scalars and arrays, down to so many `levels`; a copy
+    where there may be any. Numpy is not imported: where nobody has, nothing is of it.
+    """
+    numpy: Any = sys.modules.get("numpy")
+    return value if numpy is None else _without((numpy.generic, numpy.ndarray), value, levels)
+
+
+def _without(kinds: tuple[type, type], value: Any, levels: int) -> Any:
+    if isinstance(value, kinds):
+        return value.tolist()  # type: ignore[attr-defined]  # they have it
+    if levels and isinstance(value, dict):
+        return {key: _without(kinds, item, levels - 1) for key, item in value.items()}
+    if levels and isinstance(value, list):
+        return [_without(kinds, item, levels - 1) for item in value]
+    return value
 
 
 def _plain(values: dict[str, Any]) -> dict[str, Any]:
@@ -95,7 +114,7 @@ Size: TypeAlias = Annotated[
 ]
 """Bytes, as a limit."""
 Count: TypeAlias = Annotated[int, Field(ge=1, le=MAX_COUNT)]
-Params: TypeAlias = Annotated[dict[str, Any], AfterValidator(_plain)]
+Params: TypeAlias = Annotated[dict[str, Any], BeforeValidator(without_numpy), AfterValidator(_plain)]
 Models: TypeAlias = Annotated[
     tuple[Annotated[str, Field(min_length=1)] | Params, ...], Field(strict=False, max_length=10_000)
 ]

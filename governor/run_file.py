@@ -18,6 +18,7 @@ import msgspec
 from governor import cascade, run_check, yaml_lines
 from governor.errors import RunFileError
 from governor.messages import Fault
+from governor.run_fields import without_numpy
 from governor.run_model import Run
 
 if TYPE_CHECKING:
@@ -89,6 +90,7 @@ def parse(data: object, source: str = "run") -> Run:
     Raises:
         RunFileError: with all faults, each with its path.
     """
+    data = without_numpy(data)
     found = [Fault(path=run_check.spell(path), message=message) for path, message in run_check.faults(data)]
     if found:
         raise RunFileError(source, found)
@@ -111,9 +113,8 @@ def _text(file: Path) -> str:
         with file.open("rb") as stream:
             content = stream.read(_MAX_BYTES + 1)
         if len(content) > _MAX_BYTES:
-            raise RunFileError(
-                str(file), [Fault(path="", message=f"is larger than {_MAX_BYTES // 10**6} MB")]
-            )
+            said = f"is larger than {_MAX_BYTES // 10**6} MB: use 'repeat' for tasks that are alike, or hand the run in from Python"
+            raise RunFileError(str(file), [Fault(path="", message=said)])
         return content.decode()
     except UnicodeDecodeError as error:
         line = error.object.count(b"\n", 0, error.start) + 1

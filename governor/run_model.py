@@ -28,6 +28,7 @@ from governor.run_fields import (
     Params,
     ShortName,
     Size,
+    without_numpy,
 )
 from states.plan import ConductorPlan, Deadlines, OnStall, PhasePlan, RunPlan
 
@@ -43,6 +44,11 @@ SHORTEST_SILENCE = 5.0
 
 class _Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_numpy(cls, data: Any) -> Any:
+        return without_numpy(data, levels=1)
 
 
 class Environment(_Section):

@@ -4,7 +4,8 @@ Rules:
 1. Only plain data comes out: mappings with text keys, lists, texts, numbers, booleans, null. No tag runs code.
 2. What the file gets wrong as YAML (syntax, a key twice, a key that is no text) is collected, not raised.
 3. Two habits of YAML 1.1 that bite are off: ``1e-3`` is a number here, and a date stays a text.
-4. Aliases are copied where they stand, within a budget: a file of a few lines can't grow without bound.
+4. Aliases are copied where they stand, within a budget: a file of a few lines can't grow without bound. What stands in the file
+   itself is bounded by the file's size alone (`run_file`).
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import yaml
 
 Path: TypeAlias = tuple[str | int, ...]
 
-_MAX_VALUES: Final = 100_000
+_MAX_COPIES: Final = 100_000
 _MAX_DEPTH: Final = 100
 _MERGE: Final = "tag:yaml.org,2002:merge"
 _FLOAT: Final = "tag:yaml.org,2002:float"
@@ -36,6 +37,14 @@ _Loader.yaml_implicit_resolvers = {
 _Loader.add_implicit_resolver(
     _FLOAT, re.compile(r"^[-+]?(?:\d[\d_]*)(?:\.\d*)?[eE][-+]?\d+$"), list("-+0123456789")
 )
+
+
+class _TooMuch(Exception):
+    """YAML, but more of it than is taken."""
+
+    def __init__(self, message: str, node: yaml.Node) -> None:
+        super().__init__(message)
+        self.line: int = node.start_mark.line + 1
 
 
 @dataclass(kw_only=True)
@@ -73,6 +82,9 @@ def read(content: str) -> Document:
         what = " ".join(part for part in (error.context, error.problem) if part)
         document.faults.append(((), mark.line + 1 if mark else 1, f"is not YAML: {what}"))
         document.data = None
+    except _TooMuch as error:
+        document.faults.append(((), error.line, str(error)))
+        document.data = None
     except RecursionError:
         document.faults.append(((), 1, f"is nested deeper than {_MAX_DEPTH} levels"))
     finally:
@@ -86,14 +98,20 @@ class _Builder:
     def __init__(self, *, loader: _Loader, document: Document) -> None:
         self._loader = loader
         self._document = document
-        self._values = 0
+        self._built: set[int] = set()
+        """Nodes, by identity: what is built again was reached by an alias."""
+        self._copies = 0
 
     def build(self, node: yaml.Node, path: Path) -> Any:
-        self._values += 1
-        if len(path) > _MAX_DEPTH or self._values > _MAX_VALUES:
-            raise yaml.MarkedYAMLError(
-                problem=f"more than {_MAX_DEPTH} levels or {_MAX_VALUES} values (aliases counted where they stand)",
-                problem_mark=node.start_mark,
+        if len(path) > _MAX_DEPTH:
+            raise _TooMuch(f"is nested deeper than {_MAX_DEPTH} levels", node)
+        self._copies += id(node) in self._built
+        self._built.add(id(node))
+        if self._copies > _MAX_COPIES:
+            raise _TooMuch(
+                f"has aliases that stand for more than {_MAX_COPIES} values: write less of it twice, or hand the run in from "
+                "Python, as plain data",
+                node,
             )
         self._document.lines.setdefault(path, node.start_mark.line + 1)
         if isinstance(node, yaml.MappingNode | yaml.SequenceNode):

@@ -9,6 +9,7 @@ Rules:
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Callable
 from math import isfinite
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -89,6 +90,31 @@ def describe(space: object, *, role: str) -> SpaceSpec:
             )
         case _:
             raise ConductorError(f"{role} is a {type(space).__name__}, not a gymnasium space")
+
+
+def told(spec: SpaceSpec) -> str:
+    """For messages: as short as gymnasium's own, also where each element has bounds of its own."""
+    match spec:
+        case Box():
+            dtype = np.dtype(spec.dtype)
+            low, high = np.frombuffer(spec.low, dtype=dtype), np.frombuffer(spec.high, dtype=dtype)
+            span = f"{low.min():g} to {high.max():g}, " if low.size else ""
+            return f"Box({span}{spec.shape}, {dtype.name})"
+        case MultiDiscrete():
+            return f"MultiDiscrete({reprlib.repr(spec.nvec)}, {spec.shape}, start={reprlib.repr(spec.start)})"
+        case _:
+            return repr(spec)
+
+
+def difference(built: tuple[SpaceSpec, SpaceSpec], given: tuple[SpaceSpec, SpaceSpec]) -> str:
+    """Between the spaces of observations and actions that an agent was built for, and those that it is given."""
+    parts = []
+    for what, old, new in zip(("observations", "actions"), built, given, strict=True):
+        if old != new:
+            before, now = told(old), told(new)
+            now = "the same with other bounds" if now == before else now
+            parts.append(f"{what} of {before}, and gets {now}")
+    return "; ".join(parts)
 
 
 def build(spec: SpaceSpec, *, seed: int | None = None) -> gymnasium.Space[Any]:

@@ -2,8 +2,12 @@
 
 import copy
 import json
+import subprocess
+import sys
 
 import jsonschema
+import msgspec
+import numpy as np
 import pytest
 import yaml
 from hypothesis import given
@@ -209,6 +213,62 @@ def test_files_that_can_not_be_read(tmp_path):
     for path, said in [("missing.yaml", "No such file"), (".", "directory"), ("latin.yaml", "not UTF-8")]:
         with pytest.raises(RunFileError, match=said):
             run_file.load(tmp_path / path)
+
+
+def test_numbers_of_numpy_are_numbers():
+    def made(number, whole, yes, some):
+        return {
+            "name": "x",
+            "seed": whole(7),
+            "conductors": {
+                "environments": {
+                    "e": {"entry": "m:E", "pool": whole(2), "params": {"slip": yes, "map": some}}
+                },
+                "agents": {
+                    "a": {
+                        "entry": "m:A",
+                        "params": {"alpha": number(0.5), "sizes": [whole(4), {"x": whole(5)}]},
+                    }
+                },
+            },
+            "phases": [
+                {
+                    "name": "p",
+                    "simulate": {
+                        "environment": "e",
+                        "agents": ["a"],
+                        "episodes": whole(5),
+                        "workers": whole(2),
+                    },
+                    "until": [{"metric": "return", "average_over": whole(3), "at_least": number(0.25)}],
+                },
+                {
+                    "name": "q",
+                    "tasks": [{"id": "t", "call": "m:f", "args": {"x": number(0.5)}, "timeout": number(2)}],
+                },
+            ],
+            "limits": {"wall_clock": number(60), "memory": whole(2**30)},
+        }
+
+    plain = run_file.parse(made(float, int, True, [[1, 2]]))
+    given = made(np.float64, np.int64, np.bool_(True), np.array([[1, 2]]))
+    for found in (
+        run_file.parse(given),
+        run_file.Run(**given),
+        run_file.parse(made(np.float32, np.uint32, np.bool_(True), np.array([[1, 2]]))),
+    ):
+        assert found == plain
+        assert msgspec.msgpack.encode(found.raw()) == msgspec.msgpack.encode(plain.raw())
+    assert type(given["conductors"]["agents"]["a"]["params"]["alpha"]) is np.float64, "the caller's own stays"
+    assert run_file.parse(plain.raw() | {"seed": np.int64(3)}).seed == 3
+    given["conductors"]["environments"]["e"]["pool"] = np.int64(1)
+    with pytest.raises(RunFileError, match="2 workers need a pool of 2; environment 'e' has pool: 1"):
+        run_file.parse(given)
+
+
+def test_nobody_imports_numpy_for_a_run_without():
+    code = "import sys; from governor.run_file import parse; parse({'name': 'x', 'phases': [{'name': 'p', 'tasks': [{'id': 't', 'call': 'm:f'}]}]}); sys.exit('numpy' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 def test_parse_names_places_without_lines():

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from governor.episodes import spaces
 from governor.episodes.agents import Agent, make_agent
 from governor.episodes.entries import load
 from governor.episodes.learned import Learned
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from governor.episodes import spaces
     from governor.episodes.spaces import Conformer
     from governor.episodes.transition import Transition
     from governor.messages import Made
@@ -80,9 +80,8 @@ class KeptAgent:
                     self.spaces = (observation, action)
                     self.lives += 1
                 elif self.spaces != (observation, action):
-                    raise ConductorError(
-                        f"agent {self.name} was built for other spaces: {self.spaces[0]}, {self.spaces[1]}"
-                    )
+                    other = spaces.difference(self.spaces, (observation, action))
+                    raise ConductorError(f"agent {self.name} was built for other spaces: {other}")
             finally:
                 self.holder = None
 

@@ -98,9 +98,8 @@ class AgentHost(Host):
         if self.spaces is None or renew:
             self._build(observation, action)
         elif self.spaces != (observation, action):
-            raise ConductorError(
-                f"{self.name} was built for other spaces: {self.spaces[0]}, {self.spaces[1]}"
-            )
+            other = spaces.difference(self.spaces, (observation, action))
+            raise ConductorError(f"{self.name} was built for other spaces: {other}")
         self._mind.bind(max_staleness)
         if old is not None:
             self._seats.pop(old, None)

@@ -84,3 +84,34 @@ def test_a_flag_is_a_bool(value):
         spaces.flag(value, "truncated")
     assert [spaces.flag(each, "truncated") for each in (True, np.bool_(True), 1, np.array([1]))] == [True] * 4
     assert not spaces.flag(np.False_, "truncated")
+
+
+def test_a_difference_is_told_in_a_line_without_raw_bounds():
+    wide = np.linspace(-1, 1, 100, dtype=np.float32)
+    made = {
+        "wide": gym.Box(-2 - np.abs(wide), 2 + wide, (100,), np.float32),
+        "wider": gym.Box(-3 + wide * 0, 3 + wide, (100,), np.float32),
+        "inner": gym.Box(np.where(wide < 0, -3, -2), 3 + wide, (100,), np.float32),
+        "none": gym.Box(0, 1, (0,), np.uint8),
+        "many": gym.MultiDiscrete(range(2, 500)),
+        "left": gym.Discrete(2),
+    }
+    told = {name: spaces.describe(space, role="x") for name, space in made.items()}
+
+    def difference(old, new):
+        text = spaces.difference((told[old], told["left"]), (told[new], told["left"]))
+        assert len(text) < 150
+        return text
+
+    assert (
+        difference("wide", "left")
+        == "observations of Box(-3 to 3, (100,), float32), and gets Discrete(n=2, start=0)"
+    )
+    assert difference("left", "wider").endswith("and gets Box(-3 to 4, (100,), float32)")
+    assert difference("wider", "inner").endswith("and gets the same with other bounds")
+    assert "Box((0,), uint8)" in difference("wide", "none")
+    assert "MultiDiscrete((2, 3, 4, 5, 6, 7, ...), (498,), start=(0, 0, 0, 0, 0, 0, ...))" in difference(
+        "left", "many"
+    )
+    both = spaces.difference((told["left"], told["wide"]), (told["wide"], told["left"]))
+    assert "; actions of Box(" in both
