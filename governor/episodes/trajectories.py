@@ -198,7 +198,7 @@ class _Index:
         first = {"phase": _dictionary(np.zeros(len(end), np.int32), [self._phase])}
         last = {"outcome": _dictionary(end, [outcome for outcome, _ in ends])}
         if _is_text(rows.schema):
-            first["started"] = repeated("episode", "i8").cast(pa.timestamp("ns", "UTC"))
+            first["started"] = repeated("episode", "i8").cast(_STARTED)
             last["reason"] = _dictionary(end, [reason for _, reason in ends])
         else:
             first |= {"worker": repeated("worker", "i4"), "episode": repeated("episode", "i8")}
@@ -278,6 +278,8 @@ class _Index:
 
 _LAST: Final = ("outcome", "reason")
 _WORDS: Final = pa.dictionary(pa.int32(), pa.string())
+_STARTED: Final = pa.timestamp("us", "UTC")
+"""Nanoseconds become values of Python by pandas alone, which is no dependency."""
 
 
 def _schema(rows: pa.Schema) -> pa.Schema:
@@ -285,7 +287,7 @@ def _schema(rows: pa.Schema) -> pa.Schema:
     first = [pa.field("phase", _WORDS)]
     last = [pa.field("outcome", _WORDS)]
     if _is_text(rows):
-        first.append(pa.field("started", pa.timestamp("ns", "UTC")))
+        first.append(pa.field("started", _STARTED))
         last.append(pa.field("reason", _WORDS))
     else:
         kinds = {
@@ -300,7 +302,7 @@ def _schema(rows: pa.Schema) -> pa.Schema:
 
 
 def session_number(session: str) -> int:
-    """What tells two sessions apart that began in the same nanosecond: 60 bits of the id, which is hexadecimal."""
+    """What tells two sessions apart that began in the same microsecond: 60 bits of the id, which is hexadecimal."""
     return int(session[:15], 16)
 
 

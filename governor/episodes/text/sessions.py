@@ -60,7 +60,7 @@ class Session:
     group_id: str | None
     llm_model: str | None
     started: int
-    """Nanoseconds since 1970; sessions are read in this order."""
+    """Microseconds since 1970; sessions are read in this order."""
     episode: int | None = None
     """Its number in the phase of a run."""
     id: str = field(default_factory=lambda: uuid4().hex)
@@ -89,7 +89,7 @@ class DataManager:
         episode: int | None = None,
     ) -> Session:
         with self._lock:
-            self._last_start = max(time_ns(), self._last_start + 1)
+            self._last_start = max(time_ns() // 1000, self._last_start + 1)
             started = self._last_start
         return Session(
             env_name=_text(env_name),

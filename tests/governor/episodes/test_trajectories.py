@@ -6,7 +6,7 @@ import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 from full_disk import full_beyond
-from recorded_steps import columns, play, recorder, rows
+from recorded_steps import columns, play, recorder, rows, run_code
 
 from governor.episodes import trajectories
 from governor.errors import UsageError
@@ -154,3 +154,44 @@ def test_streams_with_other_spaces_are_no_one_table(tmp_path):
     with pytest.raises(UsageError, match="with other spaces before"):
         trajectories.finalize(tmp_path, "train")
     assert files(tmp_path) == before
+
+
+WITHOUT_PANDAS = """
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+
+class Without:
+    @staticmethod
+    def find_spec(name, path=None, target=None):
+        if name.partition(".")[0] == "pandas":
+            raise ImportError(name)
+
+sys.meta_path.insert(0, Without)
+from governor.episodes import trajectories
+from governor.episodes.text.sessions import DataManager
+from recorded_sessions import record, session
+from recorded_steps import play, recorder
+folder = Path(sys.argv[1])
+steps = recorder(folder)
+play(steps, 0, steps=3)
+steps.close()
+for finalized in (False, True, True):
+    manager = DataManager(folder)
+    for number in range(20):  # some begin at no whole number of a coarser unit
+        record(manager, session(manager))
+    manager.close()
+    if finalized:
+        trajectories.finalize(folder, "interactor")
+        trajectories.finalize(folder, "train")
+    assert [step["step"] for step in trajectories.read(folder, "train").to_pylist()] == [0, 1, 2]
+    began = [one["started"] for one in trajectories.read(folder, "interactor").to_pylist()]
+    assert len(set(began)) == len(began)
+    assert all((datetime.now(UTC) - one).total_seconds() < 600 for one in began)
+assert len(began) == 60
+assert "pandas" not in sys.modules
+"""
+
+
+def test_what_is_read_needs_no_pandas(tmp_path):
+    assert run_code(WITHOUT_PANDAS, tmp_path) == 0

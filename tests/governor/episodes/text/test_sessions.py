@@ -98,7 +98,7 @@ def test_managers_of_one_folder_keep_out_of_each_others_way(tmp_path):
         manager.close()
 
 
-def test_sessions_that_began_in_the_same_nanosecond_are_both_kept(tmp_path):
+def test_sessions_that_began_in_the_same_microsecond_are_both_kept(tmp_path):
     managers = [DataManager(tmp_path), DataManager(tmp_path)]
     sessions = [session(manager) for manager in managers]
     sessions[1].started = sessions[0].started
