@@ -96,7 +96,9 @@ def deadline(state: AtWork, event: DeadlinePassed) -> Answer:
         return Dropped(state, f"deadline {event.name} means nothing {state.where}")
     if member.incarnation != event.incarnation or member.standing != "starting":
         return Dropped(state, "it was ready in time")
-    crew, kill = state.crew.kill(member.name, f"not ready within {state.plan.deadlines.start:g} s")
+    crew, kill = state.crew.kill(
+        member.name, f"not ready within {state.plan.deadlines.start:g} s (deadlines.start)"
+    )
     return Step(replace(state, crew=crew), (kill,))
 
 

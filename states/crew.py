@@ -149,7 +149,7 @@ class Crew:
             return "of an earlier incarnation"
         if member.standing != "ready":
             return "who is not ready has a deadline of its own"
-        return self.kill(member.name, f"silent for {event.seconds:.0f} s")
+        return self.kill(member.name, f"silent for {event.seconds:.0f} s (deadlines.silence)")
 
     def stop(self, *, urgent: bool = False) -> tuple[Effect, ...]:
         """Takes everybody down; who is not ready yet could not hear a message."""

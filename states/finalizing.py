@@ -143,7 +143,7 @@ def deadline(state: Finalizing, event: DeadlinePassed) -> Answer:
             urgent=state.urgent,
         )
     limit = state.plan.deadlines.finalize
-    late = f"finalizing took longer than {limit:g} s"
+    late = f"finalizing took longer than {limit:g} s (deadlines.finalize)"
     reason = f"{state.reason}; {late}" if state.reason else late
     failed = replace(state, outcome="failed", reason=reason, open=frozenset(), overdue=True)
     return Step(failed, (_write(failed), Wake(name="finalize", at=event.at + limit)))

@@ -67,5 +67,6 @@ def deadline(state: Starting, event: DeadlinePassed) -> Answer:
     missing = [member for member in state.crew.members if member.standing != "ready"]
     names = ", ".join(member.name for member in missing)
     deaths = "; ".join(member.before for member in missing if member.before)
-    reason = f"not ready within {state.plan.deadlines.start:g} s: {names}{deaths and f' ({deaths})'}"
+    limit = f"{state.plan.deadlines.start:g} s (deadlines.start)"
+    reason = f"not ready within {limit}: {names}{deaths and f' ({deaths})'}"
     return at_work.finalize(state, outcome="failed", reason=reason, at=event.at)

@@ -16,6 +16,7 @@ import signal
 import sys
 import traceback
 from abc import ABC, abstractmethod
+from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
@@ -23,6 +24,7 @@ import msgspec
 
 from governor import logs
 from governor.conductors.outbox import Outbox
+from governor.episodes import exits
 from governor.errors import ConductorError, ExitCode, text_of
 from governor.messages import (
     Acknowledged,
@@ -58,6 +60,8 @@ CLASSES: Final = {
 }
 FAREWELL_SECONDS: Final = 5.0
 """How long a conductor that fails tries to get its last words to the governor."""
+EXIT_SECONDS: Final = 1.0
+"""For user code that leaves by ``os._exit``: so long it is held up, if nobody hears it."""
 CLOSE_SECONDS: Final = 3.0
 """For a conductor to give back what it has; then its process ends all the same."""
 HANDOVER_SECONDS: Final = 2.0
@@ -185,6 +189,7 @@ async def _run(spec: ConductorSpec, closing: asyncio.Event) -> int:
         conductor: Conductor | None = None
         try:
             conductor = _build(spec, outbox)
+            exits.announce(partial(_say_exit, outbox, asyncio.get_running_loop()))
             await _live(conductor, outbox, closing)
         except Exception as error:  # noqa: BLE001  # whatever it is, the governor hears the reason before the process ends
             await _say_farewell(outbox, error)
@@ -275,6 +280,14 @@ def _build(spec: ConductorSpec, link: Link) -> Conductor:
     module, _, name = CLASSES[spec.kind].partition(":")
     conductor: Conductor = getattr(import_module(module), name)(spec=spec, link=link)
     return conductor
+
+
+def _say_exit(outbox: Outbox, loop: asyncio.AbstractEventLoop, reason: str, stack: str) -> None:
+    """In a thread of user code, which leaves by ``os._exit`` then."""
+    told = ConductorFailed(
+        reason=_fit(reason[:REASON_CHARACTERS]), traceback=_fit(stack[-TRACEBACK_CHARACTERS:])
+    )
+    asyncio.run_coroutine_threadsafe(outbox.report(told), loop).result(timeout=EXIT_SECONDS)
 
 
 def _one_line(error: BaseException) -> str:

@@ -371,7 +371,8 @@ class RaySimulation:
         simulation = self.simulation
         what = f"environment {simulation.command.environment!r} and its agent"
         if overdue:
-            simulation.break_off(f"{what} have not been made within {simulation.command.build_seconds:g} s")
+            limit = f"{simulation.command.build_seconds:g} s (deadlines.start)"
+            simulation.break_off(f"{what} have not been made within {limit}")
         elif lost is not None and lost.outcome == "crashed":
             with self._lock:
                 self._builds_lost += 1

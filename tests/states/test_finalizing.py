@@ -32,7 +32,7 @@ from states.effects import StopConductor, Wake, WriteResult
 
 FINISHED = WriteResult(outcome="finished", reason="")
 ABORTED = WriteResult(outcome="aborted", reason="enough")
-LATE = "finalizing took longer than 40 s"
+LATE = "finalizing took longer than 40 s (deadlines.finalize)"
 
 
 def first_rungs(effects):

@@ -194,7 +194,10 @@ def test_its_obituary_tells_of_the_silence():
     slot = running(replace(PLAN, restarts=0))
     slot.tell(silent(LAKE, seconds=12.3))
     slot.tell(exited(LAKE))
-    assert slot.state.reason == "conductor environment.lake was killed by SIGKILL: silent for 12 s"
+    assert (
+        slot.state.reason
+        == "conductor environment.lake was killed by SIGKILL: silent for 12 s (deadlines.silence)"
+    )
 
 
 # -- no progress -----------------------------------------------------------------------------------------------

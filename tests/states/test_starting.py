@@ -125,7 +125,9 @@ def test_news_of_an_earlier_incarnation_is_dropped():
 def test_the_start_deadline_names_who_is_missing():
     slot = starting()
     slot.tell(ready(LAKE))
-    assert slot.tell(passed("start", at=60)) == failed("not ready within 60 s: simulation, tasks", at=60)
+    assert slot.tell(passed("start", at=60)) == failed(
+        "not ready within 60 s (deadlines.start): simulation, tasks", at=60
+    )
 
 
 def test_the_start_deadline_tells_how_who_is_missing_died_last():
@@ -134,7 +136,7 @@ def test_the_start_deadline_tells_how_who_is_missing_died_last():
         ready(LAKE), ready(SIMULATION), exited(TASKS, code=None, reason="Ray's head died 8 times in a row")
     )
     assert slot.tell(passed("start", at=60)) == failed(
-        "not ready within 60 s: tasks (conductor tasks could not be started: Ray's head died 8 times in a row)",
+        "not ready within 60 s (deadlines.start): tasks (conductor tasks could not be started: Ray's head died 8 times in a row)",
         at=60,
     )
 
@@ -148,7 +150,7 @@ def test_a_restarted_conductor_that_is_not_ready_in_time_is_killed_and_its_exit_
     assert isinstance(slot.state, Starting)
     assert slot.tell(exited(LAKE, 2, at=70)) == begun_again(LAKE, 3, at=70, delay=0.5)
     reason = (
-        "conductor environment.lake was killed by SIGKILL: not ready within 60 s"
+        "conductor environment.lake was killed by SIGKILL: not ready within 60 s (deadlines.start)"
         " (the budget of 2 conductor restarts is used up)"
     )
     slot.tell(passed("restart", LAKE, 3))

@@ -44,6 +44,26 @@ async def test_without_a_budget_the_first_death_fails_the_run_in_one_line(house,
         assert sum(result.phases[0].episodes.values()) > 0, "what had ended is in the result"
 
 
+@pytest.mark.parametrize("more", [{}, {"transport": "in_process"}, {"vector": 2}], ids=str)
+async def test_user_code_that_leaves_by_exit_is_named_with_its_episode(house, walk, more):
+    run = walk(restarts=0, episodes=6)
+    vector = more.get("vector", 1)
+    run["conductors"]["environments"] = {"lake": {"entry": "user_code:Leaves", "vector": vector}}
+    [phase] = run["phases"]
+    inside = {"transport": "in_process"} if "transport" in more else {}
+    run["phases"] = [{**phase, "simulate": {**phase["simulate"], "workers": 1, **inside}}]
+    async with house.serve() as tree:
+        uid = await tree.executor.submit(run, folder=house.folder)
+        events, result = await tree.end(uid)
+    who = "simulation" if inside else "environment.lake"
+    episode = 4 if vector == 2 else 2  # each of the two has played two episodes before
+    said = f"os._exit(3) in environment.step of episode {episode}"
+    assert result.reason == f"conductor {who} exited with code 3: {said}"
+    [failed] = [event.data for event in events if event.kind == "conductor.failed"]
+    assert failed["reason"] == said
+    assert "in step\n    os._exit(3)" in failed["traceback"]
+
+
 async def test_a_conductor_that_always_dies_uses_up_the_budget(house, walk):
     async with house.serve() as tree:
         uid = await tree.executor.submit(walk(restarts=1, entry="user_code:Dies"), folder=house.folder)

@@ -9,6 +9,8 @@ import threading
 import time
 from pathlib import Path
 
+import gymnasium
+
 
 class Walker:
     """Walks at random; what it has learned is how many steps it took."""
@@ -45,6 +47,25 @@ class Hoarder(Walker):
         if not self.steps:
             self.held = bytearray(b"x") * (300 * 1024**2)
         super().learn(transition)
+
+
+class Leaves:
+    """Whatever is done; in its second step of its third episode the process ends."""
+
+    def __init__(self):
+        self.observation_space = self.action_space = gymnasium.spaces.Discrete(2)
+        self.resets = self.steps = 0
+
+    def reset(self, *, seed=None):
+        self.resets += 1
+        self.steps = 0
+        return 0, {}
+
+    def step(self, action):
+        self.steps += 1
+        if (self.resets, self.steps) == (3, 2):
+            os._exit(3)
+        return 0, 1.0, self.steps == 5, False, {}
 
 
 def hoard(mebibytes):

@@ -20,10 +20,11 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any, Final
 
 from governor import logs
+from governor.episodes import exits
 from governor.episodes.entries import in_daemon_thread, one_line
 from governor.episodes.local.kept_agent import KeptAgent
 from governor.episodes.local.parallel import ParallelWorker
-from governor.episodes.local.place import SAVE, Place, WrittenOff
+from governor.episodes.local.place import BUILD, JOIN, SAVE, Place, WrittenOff
 from governor.episodes.local.stepping import CLOSE_SECONDS, SeveralPlayers, Worker
 from governor.episodes.local.vector import VectorWorker
 from governor.episodes.records.checkpoints import COPY_SECONDS
@@ -107,6 +108,7 @@ class InProcess:
     def play(self, simulation: Simulation, number: int) -> None:
         """The life of worker `number`."""
         places = self._places[number * self._vector : (number + 1) * self._vector]
+        exits.tells(partial(_at_work, places))
         agent = next(iter(self._agents.values()))
         worker: Worker
         if len(self._agents) > 1 or simulation.command.players:
@@ -247,10 +249,18 @@ class InProcess:
 
     def _story(self, place: Place) -> str:
         if place.index is None:
-            return f"{self._whose(place)} hangs: it has not come back from {place.where} for {monotonic() - place.began:.1f} s"
+            key = " (deadlines.start)" if place.where in {BUILD, JOIN} else ""
+            took = f"{monotonic() - place.began:.1f} s{key}"
+            return f"{self._whose(place)} hangs: it has not come back from {place.where} for {took}"
         return f"{self._whose(place)} hangs in episode {place.index}"
 
     def _whose(self, place: Place) -> str:
         if place.where.startswith("agent"):
             return f"agent {place.agent!r}"
         return f"environment {self._simulation.command.environment!r}"
+
+
+def _at_work(places: list[Place]) -> str:
+    """The one of a worker's places that it is in the user's code of, if that is of an episode."""
+    at = next((place for place in places if place.busy and place.where and place.index is not None), None)
+    return "" if at is None else f"{at.where} of episode {at.index}"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from governor.episodes import spaces
+from governor.episodes import exits, spaces
 from governor.episodes.arrays import WireError
 from governor.episodes.entries import Environment, make_environment, one_line
 from governor.episodes.remote import wire
@@ -38,8 +38,12 @@ class EnvironmentHost(Host):
         self._params = params
         self._vector = vector
         self._environments: list[Environment] = []
+        self._episodes: dict[int, int] = {}
+        """By slot: that of its last reset."""
+        self._method = "reset"
 
     def _prepare(self) -> None:
+        exits.tells(self._at_work)
         self._environments = [make_environment(self._entry, self._params) for _ in range(self._vector)]
         environment = self._environments[0]
         try:
@@ -63,6 +67,7 @@ class EnvironmentHost(Host):
             if isinstance(request, wire.Step):
                 return wire.encode(wire.Stepped(request.number, *self._step(0, request.action)))
             if isinstance(request, wire.Reset):
+                self._episodes[0] = request.episode
                 return wire.encode(wire.Observed(request.number, self._reset(0, request.seed)))
             return wire.encode(self._many(request))
         except Abandoned:
@@ -75,6 +80,8 @@ class EnvironmentHost(Host):
 
     def _many(self, request: wire.ResetMany | wire.StepMany) -> wire.SteppedMany:
         stepping = isinstance(request, wire.StepMany)
+        if isinstance(request, wire.ResetMany):
+            self._episodes |= zip(request.slots, request.episodes, strict=False)
         told: Any = request.actions if isinstance(request, wire.StepMany) else request.seeds
         told = told.tolist() if self._plain and stepping else told
         observations, rewards, ends, faults = [], [], [], []
@@ -98,6 +105,7 @@ class EnvironmentHost(Host):
         return wire.SteppedMany(request.number, np.array(observations), rewards, ends, faults)
 
     def _reset(self, slot: int, seed: int) -> Any:
+        self._method = "reset"
         returned: Any = self._environments[slot].reset(seed=seed)
         try:
             observation, _ = returned
@@ -106,6 +114,7 @@ class EnvironmentHost(Host):
         return self._observation(observation)
 
     def _step(self, slot: int, action: Any) -> tuple[Any, float, bool, bool]:
+        self._method = "step"
         returned: Any = self._environments[slot].step(action)
         try:
             observation, reward, terminated, truncated, _ = returned
@@ -117,6 +126,10 @@ class EnvironmentHost(Host):
             spaces.flag(terminated, "terminated"),
             spaces.flag(truncated, "truncated"),
         )
+
+    def _at_work(self) -> str:
+        slot = self.at_work
+        return "" if slot is None else f"environment.{self._method} of episode {self._episodes.get(slot)}"
 
     def _observation(self, value: Any) -> Any:
         try:

@@ -30,6 +30,7 @@ class Episode:
         *,
         environment: Line,
         agent: Line,
+        index: int,
         seed: int,
         train: bool,
         max_steps: int | None,
@@ -41,6 +42,7 @@ class Episode:
         self.steps = 0
         self._environment = environment
         self._agent = agent
+        self._index = index
         self._seed = seed
         self._train = train
         self._max_steps = max_steps
@@ -61,7 +63,8 @@ class Episode:
 
     def _play(self) -> EpisodeOutcome:
         environment, agent, deadline = self._environment, self._agent, self._deadline
-        observed = environment.ask(wire.Reset(environment.next(), self._seed), deadline=deadline)
+        reset = wire.Reset(environment.next(), self._seed, self._index)
+        observed = environment.ask(reset, deadline=deadline)
         observation = _expect(observed, wire.Observed).observation
         request: wire.Begin | wire.Act = wire.Begin(agent.next(), observation, self._train)
         limit = self._max_steps

@@ -153,7 +153,8 @@ class VectorWorker(Worker):
         self._plays += begun
         line = self._line_to(self._environment)
         slots = [play.slot.number - self._first for play in begun]
-        request = wire.ResetMany(line.next(), slots, [play.seed for play in begun])
+        seeds, indices = [play.seed for play in begun], [play.index for play in begun]
+        request = wire.ResetMany(line.next(), slots, seeds, indices)
         answer = self._answer(line, request, begun, wire.SteppedMany)
         if answer is None:
             return False

@@ -24,7 +24,10 @@ class Frame(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Reset(Frame, frozen=True, tag=1):
+    """`episode` is its number in the phase: it is named where it ends the process."""
+
     seed: int
+    episode: int = -1
 
 
 class Step(Frame, frozen=True, tag=2):
@@ -105,6 +108,7 @@ class RowFault(msgspec.Struct, frozen=True, array_like=True):
 class ResetMany(Frame, frozen=True, tag=12):
     slots: list[int]
     seeds: list[int]
+    episodes: list[int] = []
 
 
 class StepMany(Frame, frozen=True, tag=13):

@@ -182,6 +182,7 @@ class Worker:
         return Episode(
             environment=environment,
             agent=agent,
+            index=index,
             seed=seed,
             train=self.simulation.trains(index),
             max_steps=command.max_steps,

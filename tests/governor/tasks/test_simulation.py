@@ -329,7 +329,10 @@ async def test_what_is_not_made_in_time_ends_the_phase_with_its_reason(phases):
     records, end = await phases.play(with_params(phases.command(build_seconds=0.5), building=600.0))
     assert records == []
     assert end.end == "stopped"
-    assert end.first_failure == "environment 'field' and its agent have not been made within 0.5 s"
+    assert (
+        end.first_failure
+        == "environment 'field' and its agent have not been made within 0.5 s (deadlines.start)"
+    )
 
 
 async def test_an_agent_that_does_not_learn_may_play_in_train_mode(phases):

@@ -96,6 +96,7 @@ async def test_the_hang_of_an_environment_that_is_built_gives_up_too(house):
     await controller.perform(house.command(build_seconds=0.2, **inside(entry="walk_world:Sleeper")))
     reason = await asyncio.wait_for(controller.failed, 20)
     assert reason.startswith("environment 'lake' hangs: it has not come back from environment.__init__ for ")
+    assert reason.endswith(" s (deadlines.start)")
     assert house.links["simulation"].events == []
 
 
