@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
 import socket
 import subprocess
+import sys
 import tomllib
 from configparser import ConfigParser
 from pathlib import Path
@@ -11,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from governor.errors import ExitCode
+from governor.journal import Journal
 from governor.systemd import Notifier
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
@@ -132,3 +135,31 @@ def test_the_unit_fits_the_daemon():
     assert set(map(int, service["RestartPreventExitStatus"].split())) == final
     assert service["StateDirectoryMode"] == service["RuntimeDirectoryMode"] == "0700"
     assert "MemoryDenyWriteExecute" not in service
+
+
+async def test_the_backup_that_is_documented_copies_a_journal_at_work(tmp_path):
+    """A plain copy of the file would have nothing: all of it is in the write-ahead log."""
+    [_, code] = (DEPLOY / "README.md").read_text().split('bin/python -c "\n')
+    code = code.partition('"\n')[0].replace("/var/lib/run-governor", str(tmp_path))
+    journal = Journal(tmp_path / "governor.db")
+    try:
+        await journal.write(
+            lambda tx: tx.submit(uid="r1", key=None, name="n", spec={"name": "n"}, folder="/")
+        )
+        done = await asyncio.to_thread(subprocess.run, [sys.executable, "-c", code], check=False)
+        assert done.returncode == 0
+    finally:
+        await journal.close()
+    (tmp_path / "governor.db.copy").rename(tmp_path / "back.db")
+    back = Journal(tmp_path / "back.db")
+    try:
+        assert back.run("r1") is not None
+    finally:
+        await back.close()
+
+
+def test_the_command_is_where_the_unit_and_a_shell_find_it():
+    unit = (DEPLOY / "run-governor.service").read_text()
+    page = (DEPLOY / "README.md").read_text()
+    assert "Environment=PATH=/opt/run-governor/bin:" in unit
+    assert "ln -s /opt/run-governor/bin/governor /usr/local/bin/governor" in page

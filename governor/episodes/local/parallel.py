@@ -307,6 +307,11 @@ class ParallelWorker(Worker):
 
 def _players_of(environment: Any) -> list[str]:
     if hasattr(environment, "agent_iter"):
+        if (getattr(environment, "metadata", None) or {}).get("is_parallelizable") is False:
+            raise ConductorError(
+                "its players take turns (AEC), and PettingZoo cannot wrap it (is_parallelizable: False): make it an environment "
+                "of one player, whose step plays the others"
+            )
         raise ConductorError(
             "its players take turns (AEC); wrap it with pettingzoo.utils.conversions.aec_to_parallel"
         )

@@ -162,6 +162,16 @@ class TakesTurns(AECEnv):
         raise AssertionError
 
 
+class AfterEachOther(TakesTurns):
+    """As tictactoe and connect_four, which need pygame."""
+
+    metadata = {"name": "after", "is_parallelizable": False}  # noqa: RUF012  # as PettingZoo has it
+
+
+def wrapped():
+    return aec_to_parallel(AfterEachOther())
+
+
 def there_and_back(**params):
     """The same environment as a PettingZoo wrapper of a wrapper; a function, as `parallel_env` is one."""
     return aec_to_parallel(parallel_to_aec(Pair(**params)))

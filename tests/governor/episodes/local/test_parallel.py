@@ -198,6 +198,13 @@ async def test_steps_that_cannot_be_written_fail_the_episode(house):
             "environment 'parallel_world:TakesTurns': its players take turns (AEC); wrap it with pettingzoo.utils.conversions.aec_to_parallel",
         ),
         (
+            {"env": "AfterEachOther"},
+            (
+                "environment 'parallel_world:AfterEachOther': its players take turns (AEC), and PettingZoo cannot wrap it "
+                "(is_parallelizable: False): make it an environment of one player, whose step plays the others"
+            ),
+        ),
+        (
             {"env": "walk_world:Walk"},
             "environment 'walk_world:Walk': it has one player (no possible_agents): say one agent, in a list",
         ),
@@ -363,3 +370,9 @@ def test_records_of_an_older_journal_have_no_values():
     assert read == msgspec.structs.replace(record, values={})
     ended = EpisodeEnded(phase=0, episode=record)
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(ended), type=EpisodeEnded | PartEnded) == ended
+
+
+async def test_a_game_in_turns_cannot_be_wrapped(house):
+    """As README says of tictactoe and connect_four: the refusal is PettingZoo's."""
+    _, end = await house.play(episodes=1, **parallel(env="wrapped"))
+    assert "not generally safe" in end.first_failure
