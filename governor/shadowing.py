@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-KEPT: Final = sys.stdlib_module_names | {"governor", "states", "transport"}
+OURS: Final = frozenset({"governor", "states", "transport"})
+KEPT: Final = sys.stdlib_module_names | OURS
 
 
 class Shadowing:
@@ -66,11 +67,17 @@ class Shadowing:
     def _find_others(self, path: list[str]) -> dict[str, str]:
         """Where the modules are that a conductor has instead, by their names."""
         specs = {name: PathFinder.find_spec(name, path) for name in self._files}
-        doubtful = [name for name, spec in specs.items() if spec is not None or name in KEPT]
+        doubtful = [
+            name
+            for name, spec in specs.items()
+            if (spec is not None or name in KEPT) and _holds_code(self._files[name])
+        ]
         if doubtful:
             _import_as_conductors_do()
         others = {}
         for name in doubtful:
+            if name in OURS:
+                import_module(name)  # an editable installation has it nowhere on the path
             if name in sys.modules or name in KEPT:
                 spec = getattr(sys.modules.get(name), "__spec__", None) or specs[name]
                 origin = getattr(spec, "origin", None)
@@ -102,5 +109,9 @@ def _modules_of(folder: Path) -> Iterator[tuple[str, Path]]:
     except OSError:  # no import finds anything there either
         return
     for path in inside:
-        if path.suffix == ".py" or (path.is_dir() and any(path.glob("*.py"))):
+        if path.suffix == ".py" or (path.name.isidentifier() and path.is_dir()):
             yield path.stem, path
+
+
+def _holds_code(path: Path) -> bool:
+    return path.suffix == ".py" or any(path.glob("*.py"))

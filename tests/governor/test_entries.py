@@ -222,8 +222,9 @@ def test_a_folder_that_is_on_the_path_shadows_nothing_of_its_own():
     from governor import shadowing
 
     root = Path(shadowing.__file__).parents[1]
-    found = shadowing.Shadowing(root)
-    assert [found.fault(name) for name in ("states", "transport.broker", "governor")] == [""] * 3
+    assert verdicts(
+        root, "states.table:RULES_", "transport.broker:Broker", "governor:Executor", kind="agent"
+    ) == {"states.table:RULES_": "module 'states.table' has no 'RULES_'"}
 
 
 def test_the_folder_in_which_somebody_is_is_no_part_of_the_path(folder, tmp_path, monkeypatch):
