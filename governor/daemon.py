@@ -175,7 +175,11 @@ class Daemon:
 
     async def _open_journal(self, stack: AsyncExitStack) -> Journal:
         folder, loop = self.config.state_dir, asyncio.get_running_loop()
-        reserve = disk.Reserve(folder, on_used=lambda full: loop.call_soon_threadsafe(self._give_up, full))
+        reserve = disk.Reserve(
+            folder,
+            on_used=lambda full: loop.call_soon_threadsafe(self._give_up, full),
+            sockets=self.config.runtime_dir,
+        )
         reserve.take()
         stack.callback(reserve.release)
         path = folder / "governor.db"
@@ -245,8 +249,7 @@ class Daemon:
         try:
             await governor.run()
         except Exception as error:  # noqa: BLE001  # logged by the governor; here it becomes the daemon's end
-            self._crash = error
-            self._stop.set()
+            self._broken(error)
 
     async def _dispatch_all(self) -> None:
         while True:
@@ -372,7 +375,12 @@ class Daemon:
             self._give_up(error)
             return
         log.error("daemon.crashed", task=task.get_name(), exc_info=error)
-        self._crash = error
+        self._broken(error)
+
+    def _broken(self, error: BaseException) -> None:
+        """A disk that is full is no crash."""
+        full = disk.no_room(self.config.state_dir, error) if isinstance(error, OSError) else None
+        self._crash = self._crash or full or error
         self._stop.set()
 
 

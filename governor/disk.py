@@ -4,6 +4,8 @@ Rules:
 1. Before any run is taken there is room for the reserve, and as much again to work in; else the start is refused.
 2. The reserve is given up when the disk is full: what is in flight, and that the runs are interrupted, is put on record
    in its place, and the daemon goes down in order.
+3. Full is not only bytes: a disk without another file's inode, and a quota that is used up, are full as well. No figure of
+   the disk tells of a quota, so that a file is tried.
 """
 
 from __future__ import annotations
@@ -24,6 +26,12 @@ if TYPE_CHECKING:
 
 NAME: Final = "governor.reserve"
 RESERVE_BYTES: Final = 4 << 20
+LEAST_FILES: Final = 128
+"""Files for which a disk has room when a daemon starts, or a run is taken."""
+FULL_FILES: Final = 32
+"""With room for fewer a disk is full: what failed for want of a file has removed some of its own since."""
+TRIED_BYTES: Final = 4096
+"""Of a file that is tried where sockets are made."""
 READ_ONLY: Final = frozenset({errno.EROFS})
 FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _OF_SQLITE: Final = frozenset({sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_WRITE, sqlite3.SQLITE_IOERR_SHMSIZE})
@@ -49,8 +57,24 @@ def no_room(path: Path, error: OSError) -> NoRoom | None:
     )
 
 
+def files_left(folder: Path) -> int | None:
+    """Files for which its disk has room; None where the file system sets no limit."""
+    disk = os.statvfs(folder)
+    return disk.f_favail if disk.f_files else None
+
+
+def _require_files(folder: Path, advice: str) -> None:
+    files = files_left(folder)
+    if files is not None and files < LEAST_FILES:
+        raise NoRoom(
+            f"the disk of {folder} has room for {files} more files (`df -i`), and {LEAST_FILES} are the least: "
+            f"make room ({advice})"
+        )
+
+
 def require(folder: Path, least: int) -> None:
-    """Raises NoRoom where the disk of the folder has less than `least` bytes."""
+    """Raises NoRoom where the disk of the folder has less than `least` bytes, or hardly a file left."""
+    _require_files(folder, "`governor prune`")
     free = shutil.disk_usage(folder).free
     if free < least:
         raise NoRoom(
@@ -60,13 +84,23 @@ def require(folder: Path, least: int) -> None:
 
 
 class Reserve:
-    """A file of some megabytes. `on_used` hears, once and in whatever thread that was, why it was given up."""
+    """A file of some megabytes. `on_used` hears, once and in whatever thread that was, why it was given up. `sockets` is a
+    folder that must take files too. `allocate` gives an open file its room, or raises OSError.
+    """
 
     def __init__(
-        self, folder: Path, *, size: int = RESERVE_BYTES, on_used: Callable[[NoRoom], object] = lambda _: None
+        self,
+        folder: Path,
+        *,
+        size: int = RESERVE_BYTES,
+        on_used: Callable[[NoRoom], object] = lambda _: None,
+        sockets: Path | None = None,
+        allocate: Callable[[int, int, int], None] = os.posix_fallocate,
     ) -> None:
         self.path = folder / NAME
         self.size = size
+        self._sockets = sockets
+        self._allocate = allocate
         self._on_used = on_used
         self._lock = threading.Lock()
         self._was_used = False
@@ -74,22 +108,27 @@ class Reserve:
     def take(self) -> None:
         """Raises NoRoom, and leaves nothing then."""
         try:
-            fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            try:
-                os.posix_fallocate(fd, 0, self.size)
-            finally:
-                os.close(fd)
-            free = shutil.disk_usage(self.path.parent).free
+            self._make(self.path, self.size)
         except OSError as error:
             self.release()
             if (missing := no_room(self.path, error)) is None:
                 raise
             raise missing from error
-        if free < self.size:
+        try:
+            self._require_as_much_again()
+        except NoRoom:
             self.release()
+            raise
+
+    def _require_as_much_again(self) -> None:
+        folder = self.path.parent
+        advice = f"`governor prune --state-dir {folder}`"
+        _require_files(folder, advice)
+        free = shutil.disk_usage(folder).free
+        if free < self.size:
             raise NoRoom(
-                f"the disk of {self.path.parent} has {sizes.text(free)} left beside the reserve, and a daemon starts with "
-                f"{sizes.text(self.size)}: make room (`governor prune --state-dir {self.path.parent}`)"
+                f"the disk of {folder} has {sizes.text(free)} left beside the reserve, and a daemon starts with "
+                f"{sizes.text(self.size)}: make room ({advice})"
             )
 
     def give_up(self, error: Exception) -> bool:
@@ -109,9 +148,35 @@ class Reserve:
 
     def is_needed(self) -> bool:
         """Whether the disk is full by now, so that it is given up, or was: what fails then may fail for that."""
-        if not self._was_used and shutil.disk_usage(self.path.parent).free < self.size:
-            self.give_up(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
+        if not self._was_used and (error := self._refusal()) is not None:
+            self.give_up(error)
         return self._was_used
+
+    def _refusal(self) -> OSError | None:
+        """Why a file of the size of the reserve, or a socket, can't be had now; None where it can."""
+        tried = [(self.path.parent, self.size), *([(self._sockets, TRIED_BYTES)] if self._sockets else [])]
+        for folder, size in tried:
+            free, files = shutil.disk_usage(folder).free, files_left(folder)
+            if free < size or (files is not None and files < FULL_FILES):
+                return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder))
+            if free < 2 * size:
+                continue  # so little that trying would take it from who needs it
+            probe = folder / f".{NAME}.tried"
+            try:
+                self._make(probe, size)
+            except OSError as error:
+                if is_full(error):
+                    return error
+            finally:
+                probe.unlink(missing_ok=True)
+        return None
+
+    def _make(self, path: Path, size: int) -> None:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            self._allocate(fd, 0, size)
+        finally:
+            os.close(fd)
 
     def release(self) -> bool:
         """Gives the room back. Whether there was any."""

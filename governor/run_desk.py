@@ -125,10 +125,11 @@ class RunDesk:
     async def _apply(self, report: Report) -> None:
         who = (report.conductor, report.incarnation)
         pending: list[Recorded] = []
+        full = any(map(_is_bad, report.events)) and self._journal.is_out_of_room
         for seq, event in enumerate(report.events, start=report.seq):
             if seq <= self._applied[who]:
                 continue
-            if _is_bad(event) and self._journal.is_out_of_room:
+            if full and _is_bad(event):
                 if pending:
                     await self._record(pending)
                     self._applied[who] = seq - 1

@@ -14,6 +14,7 @@ import os
 import sys
 import traceback
 from importlib import import_module
+from pathlib import Path
 from typing import Any, Final
 
 import click
@@ -66,8 +67,18 @@ class Verbs(click.Group):
         except (click.ClickException, click.exceptions.Exit, click.Abort):
             raise
         except Exception as error:  # noqa: BLE001  # the last place where an error can be given its exit code
+            if isinstance(error, OSError) and (full := _no_room(error)) is not None:
+                complain(str(full))
+                ctx.exit(full.exit_code)
             _unforeseen(error, debug=bool(ctx.params.get("debug")))
             ctx.exit(ExitCode.INTERNAL)
+
+
+def _no_room(error: OSError) -> GovernorError | None:
+    """What it means where a disk is full or read-only."""
+    from governor import disk  # noqa: PLC0415  # where it is needed, for every verb starts by importing this
+
+    return disk.no_room(Path(error.filename or "a file"), error)
 
 
 def complain(message: str) -> None:

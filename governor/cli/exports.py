@@ -22,6 +22,7 @@ import pyarrow.compute as pc
 import pyarrow.csv
 import pyarrow.parquet as pq
 
+from governor.disk import is_full
 from governor.episodes import trajectories
 from governor.episodes.records import episode_file
 from governor.errors import GovernorError, NotPermitted, TryAgain, UsageError
@@ -36,7 +37,6 @@ GROUP: Final = 4096
 SHOWN: Final = 40
 """Rows of a table for people; the other forms have all."""
 MAX_COLUMNS: Final = 64
-FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 REFUSED: Final = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
 EPISODES: Final = pa.schema(
     [
@@ -240,7 +240,7 @@ def _listed(names: Iterable[str]) -> str:
 def _kind(error: OSError) -> type[GovernorError]:
     if error.errno in REFUSED:
         return NotPermitted
-    return TryAgain if error.errno in FULL else UsageError
+    return TryAgain if is_full(error) else UsageError
 
 
 def _said(error: OSError) -> str:

@@ -8,6 +8,7 @@ import os
 import sqlite3
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -62,6 +63,69 @@ def test_a_reserve_of_before_is_no_room_to_work_in(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
+def with_files_left(monkeypatch, number):
+    monkeypatch.setattr(disk, "files_left", lambda _: number)
+
+
+def test_a_disk_with_hardly_a_file_left_takes_no_daemon_and_no_run(tmp_path, monkeypatch):
+    with_files_left(monkeypatch, 127)
+    with pytest.raises(NoRoom, match=r"room for 127 more files.*`df -i`.*prune --state-dir"):
+        Reserve(tmp_path).take()
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(NoRoom, match=r"room for 127 more files.*prune"):
+        disk.require(tmp_path, 0)
+    with_files_left(monkeypatch, None)
+    disk.require(tmp_path, 0)
+
+
+def test_the_reserve_is_needed_when_there_is_no_file_left(tmp_path, monkeypatch):
+    used = []
+    reserve = Reserve(tmp_path, size=1 << 16, on_used=used.append)
+    reserve.take()
+    assert not reserve.is_needed()
+    with_files_left(monkeypatch, 31)
+    assert reserve.is_needed()
+    assert len(used) == 1
+
+
+class Quota:
+    """As `posix_fallocate`, on a disk with room of which this user may take no more."""
+
+    def __init__(self):
+        self.is_used_up = False
+
+    def allocate(self, file, offset, size):
+        if self.is_used_up:
+            raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+        os.posix_fallocate(file, offset, size)
+
+
+@pytest.mark.parametrize("of_sockets", [False, True])
+def test_the_reserve_is_needed_when_the_quota_is_used_up(tmp_path, of_sockets):
+    used, quota = [], Quota()
+    allocate = quota.allocate
+    sockets = tmp_path / "sockets"
+    sockets.mkdir()
+
+    def only_there(file, offset, size):
+        there = Path(f"/proc/self/fd/{file}").readlink().parent == sockets
+        (quota.allocate if there else os.posix_fallocate)(file, offset, size)
+
+    if of_sockets:
+        allocate = only_there
+    reserve = Reserve(tmp_path, size=1 << 16, on_used=used.append, sockets=sockets, allocate=allocate)
+    reserve.take()
+    assert not reserve.is_needed()
+    quota.is_used_up = True
+    assert reserve.is_needed()
+    [said] = used
+    assert os.strerror(errno.EDQUOT) in str(said)
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["sockets"]
+    if not of_sockets:
+        with pytest.raises(NoRoom, match="make room"):
+            reserve.take()
+
+
 def test_less_than_the_disk_reserve_is_said_with_both_figures(tmp_path):
     disk.require(tmp_path, 0)
     with pytest.raises(
@@ -75,7 +139,8 @@ def test_which_errors_are_for_want_of_room():
     full = sqlite3.OperationalError("database or disk is full")
     full.sqlite_errorcode = sqlite3.SQLITE_FULL
     assert disk.is_full(full)
-    assert disk.is_full(OSError(errno.ENOSPC, "x"))
+    for number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        assert disk.is_full(OSError(number, "x"))
     for other in (OSError(errno.EROFS, "x"), OSError(errno.EACCES, "x"), ValueError("x"), sqlite3.Error("x")):
         assert not disk.is_full(other)
 

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import json
 import os
+import shutil
 import subprocess
 from collections import Counter
 from pathlib import Path
@@ -20,7 +22,7 @@ from governor.errors import ExitCode, TryAgain
 
 pytestmark = pytest.mark.system
 
-HOLD = 'mount -t tmpfs -o size=48m tmpfs "$1" && echo mounted && exec sleep 600'
+HOLD = 'mount -t tmpfs -o size=48m,nr_inodes=1k tmpfs "$1" && echo mounted && exec sleep 600'
 MIB = 1 << 20
 
 
@@ -45,6 +47,13 @@ class Disk:
         with (self.folder / "filler").open("ab") as filler:
             os.posix_fallocate(filler.fileno(), filler.tell(), free.f_bavail * free.f_frsize - leave)
 
+    def use_up_the_files(self):
+        """Room for bytes is left, and none for a name."""
+        (self.folder / "files").mkdir(exist_ok=True)
+        with contextlib.suppress(OSError):
+            for number in itertools.count():
+                (self.folder / "files" / str(number)).touch()
+
     @contextlib.asynccontextmanager
     async def filling(self):
         """Whatever gets free is taken, again and again."""
@@ -64,7 +73,8 @@ class Disk:
             taking.cancel()
 
     def empty(self):
-        (self.folder / "filler").unlink()
+        (self.folder / "filler").unlink(missing_ok=True)
+        shutil.rmtree(self.folder / "files", ignore_errors=True)
 
     def remount(self, how):
         mount = ["mount", "-o", f"remount,{how}", str(self._house.folder / "s")]
@@ -159,6 +169,37 @@ async def test_a_disk_whose_reserve_is_taken_as_well_costs_nothing_that_was_ackn
         uid = await tree.executor.submit(walk(episodes=3000), folder=house.folder)
         await tree.until(uid, "episode.ended")
         async with disk.filling(), asyncio.timeout(60):
+            assert await tree.process.wait() == ExitCode.TRY_AGAIN
+        assert house.processes() == []
+    disk.empty()
+    await goes_on_to_its_end(house, uid)
+
+
+async def test_a_disk_without_room_for_another_file_interrupts_the_runs_as_a_full_one_does(house, walk, disk):
+    async with house.serve("--slots", "2") as tree:
+        at_work = await tree.executor.submit(walk(episodes=3000), folder=house.folder)
+        await tree.until(at_work, "episode.ended")
+        with nobody_writes(tree):
+            disk.use_up_the_files()
+        async with asyncio.timeout(60):
+            assert await tree.process.wait() == ExitCode.TRY_AGAIN
+        assert house.processes() == []
+    logged = disk.logged()
+    assert logged.count("disk.full") == 1
+    assert "run.interrupted" in logged
+    assert "journal.failed" not in logged, "what was in flight has landed"
+
+    disk.use_up_the_files()
+    assert "make room" in await refused_start(house)
+    disk.empty()
+    await goes_on_to_its_end(house, at_work)
+
+
+async def test_a_conductor_that_dies_while_the_disk_is_full_costs_the_run_no_restart(house, walk, disk):
+    async with house.serve() as tree:
+        run = walk(episodes=3000, restarts=0, entry="user_code:DiesOfAFullDisk")
+        uid = await tree.executor.submit(run, folder=house.folder)
+        async with asyncio.timeout(60):
             assert await tree.process.wait() == ExitCode.TRY_AGAIN
         assert house.processes() == []
     disk.empty()

@@ -66,6 +66,21 @@ class Leaves:
         if (self.resets, self.steps) == (3, 2):
             os._exit(3)
         return 0, 1.0, self.steps == 5, False, {}
+class DiesOfAFullDisk(Walker):
+    """With its first step, once: it takes all files that the disk of the state folder has left."""
+
+    def learn(self, transition):
+        house = Path(os.environ["GOVERNOR_TEST_HOUSE"])
+        if not (house / "died").exists():
+            (house / "died").touch()
+            folder = house / "s" / "files"
+            folder.mkdir()
+            try:
+                for number in range(100_000):
+                    (folder / str(number)).touch()
+            except OSError:
+                os._exit(9)
+        super().learn(transition)
 
 
 def hoard(mebibytes):

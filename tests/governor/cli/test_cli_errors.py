@@ -1,3 +1,4 @@
+import errno
 import json
 
 import click
@@ -36,6 +37,12 @@ def verb(monkeypatch):
         (NoSuchRun("u1"), 4, "governor: error: no run 'u1'"),
         (TryAgain("draining"), 75, "governor: error: draining"),
         (ValueError("two\nlines"), 70, "governor: error: internal: ValueError: two lines\n"),
+        (
+            OSError(errno.EDQUOT, "Disk quota exceeded", "/s/x"),
+            75,
+            "/s/x can't be written: Disk quota exceeded",
+        ),
+        (OSError(errno.EIO, "Input/output error"), 70, "governor: error: internal: OSError"),
         (KeyboardInterrupt(), 130, "governor: interrupted"),
     ],
 )
