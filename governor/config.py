@@ -13,7 +13,7 @@ import os
 import re
 import stat
 import tomllib
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
@@ -29,6 +29,10 @@ WORKER_SOCKET: Final = "workers.sock"
 _SOCKET_BYTES: Final = 107
 _LONGEST_SOCKET: Final = 40
 """Bytes that a socket's name may take below the runtime folder: ``/<uid>/<conductor>.sock``."""
+
+
+RELOADABLE: Final = frozenset({"queue_limit", "stop_grace", "disk_reserve", "keep_runs", "keep_days"})
+"""Keys whose values a daemon that runs can take over."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,6 +160,15 @@ def load(
         **{key.partition(".")[2]: values.pop(key) for key in list(values) if key.startswith("ray.")}
     )
     return Config(state_dir=state_dir, runtime_dir=runtime_dir, ray=ray, **values)
+
+
+def changed(old: Config, new: Config) -> tuple[str, ...]:
+    """The keys whose values are not the same. Raises ConfigError where one of them takes a restart."""
+    keys = [key.name for key in fields(old) if getattr(old, key.name) != getattr(new, key.name)]
+    faults = [f"{key} takes a restart of the daemon" for key in keys if key not in RELOADABLE]
+    if faults:
+        raise ConfigError("the configuration was not taken over", faults)
+    return tuple(keys)
 
 
 def _too_long(runtime_dir: Path) -> list[str]:

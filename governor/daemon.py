@@ -14,17 +14,17 @@ from __future__ import annotations
 import asyncio
 import gc
 import signal
-from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import fields
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Final
 
+from governor import config as configuration
 from governor import disk, journal_schema, logs, premises, reaping
 from governor.broker_process import BrokerProcess, answering
 from governor.conductors import process
-from governor.errors import ConfigError, ExitCode, GovernorError, ProcessError, TryAgain
+from governor.errors import ConfigError, ExitCode, GovernorError, ProcessError, TryAgain, UsageError
 from governor.front_desk import FrontDesk
 from governor.journal import Journal
-from governor.messages import SERVICE
+from governor.messages import SERVICE, Reloaded
 from governor.pruning import Keep, Pruner, asked_for
 from governor.ray_service import RayService
 from governor.recovery import Recovery
@@ -51,8 +51,6 @@ EXTEND_SECONDS: Final = 30.0
 """By which the service manager's patience with a start grows, as often as needed: a journal of gigabytes is checked."""
 ASSIGN_AGAIN_SECONDS: Final = 5.0
 """After a slot could not begin a run, a full disk for one."""
-RELOADABLE: Final = frozenset({"queue_limit", "stop_grace", "disk_reserve", "keep_runs", "keep_days"})
-"""What SIGHUP can change."""
 
 log = logs.get_logger()
 
@@ -60,7 +58,7 @@ log = logs.get_logger()
 class Daemon:
     """`serve` until a signal, or `running` as a context within somebody else's loop.
 
-    `reload` reads the configuration anew, for SIGHUP. `held` are runs that can't be taken up yet, and what they wait for.
+    `reload` reads the configuration anew. `held` are runs that can't be taken up yet, and what they wait for.
     """
 
     def __init__(
@@ -74,6 +72,7 @@ class Daemon:
         self._wake = asyncio.Event()
         self._stop = asyncio.Event()
         self._signals = 0
+        self._refused = ""
         self._tasks: set[asyncio.Task[None]] = set()
         self._crash: BaseException | None = None
         self.held: Mapping[str, str] = {}
@@ -293,17 +292,17 @@ class Daemon:
         if governor.is_free:
             self.dispatch()
             self._pruner.wake()
-        self._announce(ready=False)
+        self._notifier.status(self._status)
 
-    def _announce(self, *, ready: bool = True) -> None:
+    @property
+    def _status(self) -> str:
         at_work = ", ".join(
             f"{g.experiment_run_id} {g.state.name}" for g in self.governors if g.experiment_run_id
         )
-        status = f"{at_work or 'no run in work'}; {len(self.queue)} queued"
-        if not ready:
-            self._notifier.status(status)
-            return
-        self._notifier.ready(status)
+        return f"{at_work or 'no run in work'}; {len(self.queue)} queued{self._refused}"
+
+    def _announce(self) -> None:
+        self._notifier.ready(self._status)
         log.info(
             "daemon.ready",
             endpoint=self.client_endpoint,
@@ -329,21 +328,29 @@ class Daemon:
             self._signalled(signal.SIGHUP)
             return
         self._notifier.reloading()
+        with suppress(ConfigError):  # the log has it, and the status
+            self.reload()
+        self._notifier.ready()
+
+    def reload(self) -> Reloaded:
+        """Raises ConfigError with all faults: nothing has changed then. UsageError where nothing can be read anew."""
+        if self._reload is None:
+            raise UsageError("this daemon was started without a configuration that could be read anew")
         try:
             wanted = self._reload()
+            changed = configuration.changed(self.config, wanted)
         except ConfigError as error:
-            wanted, faults = self.config, list(error.faults)
+            log.error("daemon.reload_refused", faults=list(error.faults))  # noqa: TRY400  # they say it all
+            self._refused = f"; reload refused: {', '.join(error.faults)}"
+            raise
         else:
-            changed = _differing(self.config, wanted)
-            faults = [f"{key} takes a restart of the daemon" for key in changed if key not in RELOADABLE]
-        if faults:
-            log.error("daemon.reload_refused", faults=faults)
-        else:
-            log.info("daemon.reloaded", changed=changed)
-            self.config = wanted
+            log.info("daemon.reloaded", changed=list(changed))
+            self.config, self._refused = wanted, ""
             self.queue.limit = wanted.queue_limit
             self._pruner.wake()
-        self._announce()
+            return Reloaded(changed=changed)
+        finally:
+            self._notifier.status(self._status)
 
     def _dump(self) -> None:
         log.info(
@@ -382,11 +389,6 @@ class Daemon:
         full = disk.no_room(self.config.state_dir, error) if isinstance(error, OSError) else None
         self._crash = self._crash or full or error
         self._stop.set()
-
-
-def _differing(old: Config, new: Config) -> list[str]:
-    """The keys whose values are not the same."""
-    return [key.name for key in fields(old) if getattr(old, key.name) != getattr(new, key.name)]
 
 
 async def _cancel(task: asyncio.Task[None]) -> None:

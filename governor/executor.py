@@ -39,6 +39,8 @@ from governor.messages import (
     Prune,
     Pruned,
     Refused,
+    Reload,
+    Reloaded,
     Results,
     Resume,
     RunEvent,
@@ -237,6 +239,12 @@ class Executor:
         """
         asked = Prune(keep_runs=keep_runs, keep_days=keep_days, dry_run=dry_run)
         return await self._ask(asked, Pruned, seconds=max(self.timeout, PRUNE_SECONDS))
+
+    async def reload(self) -> Reloaded:
+        """The daemon reads its configuration anew, and has taken it over. Raises GovernorError (exit code 78) with all
+        faults: nothing is taken over then.
+        """
+        return await self._ask(Reload(), Reloaded)
 
     async def result(self, uid: str) -> RunResult:
         """The result of a run that has ended. Raises NotEnded, NoSuchRun."""

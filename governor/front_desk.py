@@ -37,6 +37,8 @@ from governor.messages import (
     Prune,
     Pruned,
     Refused,
+    Reload,
+    Reloaded,
     Results,
     Resume,
     RunResult,
@@ -92,6 +94,9 @@ class House(Protocol):
 
     async def prune(self, asked: Prune) -> Pruned: ...
 
+    def reload(self) -> Reloaded:
+        """Raises ConfigError with all faults, UsageError where there is no configuration to read anew."""
+
 
 def new_uid() -> str:
     return "".join(secrets.choice(ALPHABET) for _ in range(UID_LENGTH))
@@ -137,6 +142,8 @@ class FrontDesk:
                 return await self._results(request, uid)
             case Prune():
                 return await self._house.prune(asked)
+            case Reload():
+                return self._house.reload()
 
     # -- verbs -------------------------------------------------------------------------------------------------
 

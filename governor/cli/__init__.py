@@ -36,6 +36,7 @@ VERBS: Final = {
     "abort": "governor.cli.abort",
     "replay": "governor.cli.replay",
     "prune": "governor.cli.prune",
+    "reload": "governor.cli.reload",
 }
 """Each verb and the module whose `command` it is, in the order in which a new user meets them."""
 

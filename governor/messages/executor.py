@@ -74,6 +74,16 @@ class Pruned(Message, frozen=True):
     dry_run: bool = False
 
 
+class Reload(Message, frozen=True):
+    """Reads the daemon's configuration anew and takes it over, all or nothing."""
+
+
+class Reloaded(Message, frozen=True):
+    """The configuration is in force. `changed` are the keys whose values are new."""
+
+    changed: tuple[str, ...] = ()
+
+
 class Submitted(Message, frozen=True):
     """The run is in the journal. `known` is true when the client's key had been submitted before."""
 
@@ -179,7 +189,9 @@ class RunList(Message, frozen=True):
     runs: tuple[RunStatus, ...]
 
 
-ExecutorRequest: TypeAlias = Submit | Resume | Watch | Status | ListRuns | Abort | Results | Explain | Prune
+ExecutorRequest: TypeAlias = (
+    Submit | Resume | Watch | Status | ListRuns | Abort | Results | Explain | Prune | Reload
+)
 
 ExecutorReply: TypeAlias = (
     Refused
@@ -192,6 +204,7 @@ ExecutorReply: TypeAlias = (
     | RunResult
     | Explanation
     | Pruned
+    | Reloaded
 )
 
 _request: msgspec.msgpack.Decoder[ExecutorRequest] = msgspec.msgpack.Decoder(ExecutorRequest)

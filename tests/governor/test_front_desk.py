@@ -12,6 +12,7 @@ from run_results import run_result
 
 from governor.errors import (
     AlreadyEnded,
+    ExitCode,
     GovernorError,
     NoSuchRun,
     NotEnded,
@@ -243,3 +244,9 @@ async def test_a_queued_run_that_is_aborted_ends_once_with_a_result(desk):
     assert watching.end.outcome == "aborted"
     with pytest.raises(AlreadyEnded):
         await desk.executor.abort(uid)
+
+
+async def test_a_configuration_that_is_refused_is_told_with_all_its_faults(desk):
+    with pytest.raises(GovernorError, match="slots: no\n  slot: no") as caught:
+        await desk.executor.reload()
+    assert (caught.value.code, caught.value.exit_code) == ("bad_configuration", ExitCode.BAD_CONFIGURATION)

@@ -7,6 +7,7 @@ import tempfile
 from pathlib import Path
 
 from governor import disk
+from governor.errors import ConfigError
 from governor.executor import Executor
 from governor.front_desk import FrontDesk
 from governor.journal import Journal
@@ -45,6 +46,9 @@ class House:
 
     def require_room(self):
         disk.require(self.runs, self.disk_reserve)
+
+    def reload(self):
+        raise ConfigError("g.toml", ["slots: no", "slot: no"])
 
     async def prune(self, asked):
         return await self.pruner.prune(

@@ -77,6 +77,16 @@ class Service:
                 seen.append((await asyncio.get_running_loop().sock_recv(self.socket, 4096)).decode())
         return seen
 
+    async def reload(self, *arguments: str) -> tuple[int, str, str]:
+        """`governor reload`, as the unit calls it: exit code, output, errors."""
+        command = (sys.executable, "-m", "governor", "reload", *arguments)
+        reloading = await asyncio.create_subprocess_exec(
+            *command, env=self.environ, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+        )
+        async with asyncio.timeout(30):
+            said, why = await reloading.communicate()
+        return reloading.returncode, said.decode(), why.decode()
+
     async def logged(self, wanted: str) -> str:
         async with asyncio.timeout(20):
             while line := (await self.process.stderr.readline()).decode():
@@ -130,6 +140,44 @@ async def test_sighup_reads_the_configuration_anew_all_or_nothing(short_path):
         refused = await service.logged("daemon.reload")
         assert "daemon.reload_refused" in refused
         assert "slots takes a restart" in refused
+
+
+async def test_reload_waits_for_the_answer_and_ends_with_the_faults_of_a_refused_one(short_path):
+    async with Service(short_path, config="queue_limit = 5\n") as service:
+        await service.told("READY=1")
+        await service.logged("daemon.ready")
+        service.config.write_text("queue_limit = 7\nkeep_runs = 9\n")
+        assert await service.reload() == (
+            ExitCode.DONE,
+            "queue_limit, keep_runs changed\n",
+            "",
+        )
+        assert await service.reload("--json") == (ExitCode.DONE, '{"type":"Reloaded","changed":[]}\n', "")
+
+        service.config.write_text("queue_limit = 9\nslots = 3\nray.num_cpus = 7\n")
+        code, said, why = await service.reload()
+        assert (code, said) == (ExitCode.BAD_CONFIGURATION, "")
+        assert why == (
+            "governor: error: the configuration was not taken over: bad configuration\n"
+            "  slots takes a restart of the daemon\n  ray takes a restart of the daemon\n"
+        )
+        assert "reload refused: slots takes a restart" in (await service.told("reload refused"))[-1]
+        service.config.write_text("queue_limit = 'x'\nslot = 3\n")
+        code, _, why = await service.reload()
+        assert code == ExitCode.BAD_CONFIGURATION
+        assert f"{service.config}: bad configuration\n  queue_limit: must be" in why
+        assert "  unknown key 'slot'; did you mean 'slots'?\n" in why
+        assert "reload refused: queue_limit: must be" in (await service.told("reload refused: queue"))[-1]
+
+        service.config.write_text("queue_limit = 7\nkeep_runs = 9\n")
+        assert (await service.reload())[0] == ExitCode.DONE
+        assert (await service.told("STATUS="))[-1] == "STATUS=no run in work; 0 queued"
+        service.process.send_signal(signal.SIGHUP)
+        assert "READY=1" in (await service.told("READY=1"))[-1]
+        service.process.terminate()
+        _, logged = await service.process.communicate()
+    assert b"daemon.reloaded" in logged
+    assert b"daemon.ready" not in logged, "it has been ready all the time"
 
 
 def ended(uid):
