@@ -58,7 +58,8 @@ log = logs.get_logger()
 class Daemon:
     """`serve` until a signal, or `running` as a context within somebody else's loop.
 
-    `reload` reads the configuration anew. `held` are runs that can't be taken up yet, and what they wait for.
+    `reload` reads the configuration anew. `held` are runs that can't be taken up yet, and what they wait for;
+    `damaged` those that can't be taken up at all, and why.
     """
 
     def __init__(
@@ -76,6 +77,7 @@ class Daemon:
         self._tasks: set[asyncio.Task[None]] = set()
         self._crash: BaseException | None = None
         self.held: Mapping[str, str] = {}
+        self.damaged: Mapping[str, str] = {}
         self._stopping = False
         self._pruner: Pruner
 
@@ -121,7 +123,7 @@ class Daemon:
             stack.enter_context(runtime_lock(config.runtime_dir))
             journal = await self._open_journal(stack)
             recovery = Recovery(journal=journal, state_dir=config.state_dir)
-            self.held = recovery.held
+            self.held, self.damaged = recovery.held, recovery.damaged
             await recovery.clear_away()
             await stack.enter_async_context(recovery.heartbeat.beating(in_order=self._ends_in_order))
             premises.clear(config.runtime_dir)

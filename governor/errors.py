@@ -227,6 +227,21 @@ class JournalDamaged(JournalError):
     code = "journal_damaged"
 
 
+class RecordDamaged(GovernorError):
+    """A value in the journal is not what was written, and it is one run's: all others go on."""
+
+    code = "record_damaged"
+
+    def __init__(self, uid: str, place: str, what: str) -> None:
+        self.uid = uid
+        self.place = place
+        self.what = what
+        super().__init__(
+            f"the record of run {uid} is damaged ({place}: {what}); put a copy of the journal back, or submit its run file "
+            "again"
+        )
+
+
 def from_refusal(refused: Refused, *, source: str) -> GovernorError:
     """The error that a daemon's refusal stands for, on the executor's side. `source` names what was asked."""
     if refused.code == RunFileError.code:

@@ -23,6 +23,7 @@ from governor.errors import (
     GoingDown,
     GovernorError,
     NotEnded,
+    RecordDamaged,
     RunFileError,
     TryAgain,
     UsageError,
@@ -83,6 +84,7 @@ class House(Protocol):
     governors: list[RunGovernor]
     queue: RunQueue
     held: Mapping[str, str]
+    damaged: Mapping[str, str]
 
     @property
     def is_stopping(self) -> bool: ...
@@ -168,7 +170,7 @@ class FrontDesk:
         return self._taken(uid, recorded, name=run.name, key=asked.key)
 
     async def _resume(self, asked: Resume) -> Submitted:
-        row = self._book.find(asked.uid)
+        row = self._book.find_sound(asked.uid)
         if (known := self._known(asked.key, parent=row.uid)) is not None:
             return known
         if row.outcome is None or row.ended_at is None:
@@ -267,6 +269,8 @@ class FrontDesk:
                     return WatchEnd(outcome=row.outcome)
                 if not asked.follow:
                     return WatchEnd(outcome="in work")
+                if damage := row.damage or self._house.damaged.get(uid):
+                    raise RecordDamaged(uid, *damage.split(": ", 1))
                 if self._house.is_stopping and self._book.governor_of(uid) is None:
                     return WatchEnd(outcome="interrupted")
                 try:
@@ -283,19 +287,24 @@ class FrontDesk:
         if (governor := self._book.governor_of(row.uid)) is not None:
             await governor.abort(row.uid, reason)
         elif (assignment := self._house.queue.remove(row.uid)) is not None:
-            result = _never_started(row, reason, folder=str(self._site.run_folder(row.uid)))
             try:
-                await self._journal.write(lambda transaction: _end(transaction, result))
+                await self._end_unstarted(row, reason)
             except GovernorError:
                 self._house.queue.append(assignment)
                 raise
-            log.info("run.ended", run=row.uid, outcome="aborted", reason=reason)
+        elif row.uid in self._house.damaged:
+            await self._end_unstarted(row, reason)
         else:
             raise TryAgain(f"run {row.uid} is between queue and slot, ask again")
         return Done()
 
+    async def _end_unstarted(self, row: RunRow, reason: str) -> None:
+        result = _never_started(row, reason, folder=str(self._site.run_folder(row.uid)))
+        await self._journal.write(lambda transaction: _end(transaction, result))
+        log.info("run.ended", run=row.uid, outcome="aborted", reason=reason)
+
     async def _results(self, request: Request, uid: str) -> Done:
-        row = self._book.find(uid)
+        row = self._book.find_sound(uid)
         folder = self._site.run_folder(row.uid)
         result = await asyncio.to_thread(whole_result, self._journal, row.uid, folder)
         if result is None:

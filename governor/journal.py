@@ -9,6 +9,7 @@ Rules:
    thread is reading.
 5. Every error of SQLite is a JournalError. Where there is no room the reserve is given up, and the changes are made once
    more: they may be called twice. Of a run of which a change was lost no other is taken: a record has no hole.
+6. A value that can't be what was written is a RecordDamaged of its run: of a row of `runs` the others are read all the same.
 """
 
 from __future__ import annotations
@@ -21,16 +22,16 @@ from collections import defaultdict
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
-import msgspec
-
-from governor import journal_schema, logs
+from governor import journal_schema, logs, record_check
 from governor.disk import is_full
 from governor.errors import JournalError, text_of
 from governor.journal_tables import (
     EVENTS_OF_RUN,
+    PRUNED,
     RECORDS_OF_PHASE,
     RunRow,
     Transaction,
+    decoded,
     read_events,
     read_row,
 )
@@ -266,14 +267,14 @@ class Journal:
     def find(self, prefix: str) -> list[str]:
         """Uids that begin with `prefix`, five at most; none of a run that was pruned."""
         rows = self._rows(
-            "SELECT uid FROM runs WHERE substr(uid, 1, ?) = ? AND pruned_at IS NULL LIMIT 5",
+            f"SELECT uid FROM runs WHERE substr(uid, 1, ?) = ? AND NOT {PRUNED} LIMIT 5",  # noqa: S608  # our own
             (len(prefix), prefix),
         )
         return [uid for (uid,) in rows]
 
     def runs(self, *, limit: int) -> list[RunRow]:
         """The newest runs, newest first."""
-        rows = self._rows(f"{RunRow.SELECT} WHERE pruned_at IS NULL ORDER BY position DESC LIMIT ?", (limit,))
+        rows = self._rows(f"{RunRow.SELECT} WHERE NOT {PRUNED} ORDER BY position DESC LIMIT ?", (limit,))
         return [read_row(row) for row in rows]
 
     def unended(self) -> list[RunRow]:
@@ -284,22 +285,21 @@ class Journal:
     def ended(self) -> Iterator[tuple[str, float]]:
         """Uid and time of the end of each ended run, newest first."""
         rows = self._rows(
-            "SELECT uid, ended_at FROM runs WHERE ended_at IS NOT NULL AND pruned_at IS NULL"
+            f"SELECT uid, ended_at FROM runs WHERE typeof(ended_at) = 'real' AND typeof(uid) = 'text' AND NOT {PRUNED}"  # noqa: S608  # our own
             " ORDER BY ended_at DESC, position DESC"
         )
         return ((uid, at) for uid, at in rows)
 
     def pruned(self, prefix: str) -> RunRow | None:
         """A run that was pruned, by the beginning of its uid."""
-        row = self._row(
-            f"{RunRow.SELECT} WHERE substr(uid, 1, ?) = ? AND pruned_at IS NOT NULL", len(prefix), prefix
-        )
+        row = self._row(f"{RunRow.SELECT} WHERE substr(uid, 1, ?) = ? AND {PRUNED}", len(prefix), prefix)
         return read_row(row) if row else None
 
     def marked(self) -> list[str]:
         """Runs that are pruned, and not yet removed."""
         return [
-            uid for (uid,) in self._rows("SELECT uid FROM runs WHERE pruned_at IS NOT NULL AND removed = 0")
+            uid
+            for (uid,) in self._rows(f"SELECT uid FROM runs WHERE {PRUNED} AND removed = 0")  # noqa: S608  # our own
         ]
 
     def last_event(self, uid: str) -> int:
@@ -318,7 +318,7 @@ class Journal:
 
     def result(self, uid: str) -> RunResult | None:
         row = self._row("SELECT result FROM runs WHERE uid = ?", uid)
-        return msgspec.msgpack.decode(row[0], type=RunResult) if row and row[0] else None
+        return decoded(uid, "runs.result", row[0], RunResult) if row and row[0] is not None else None
 
     def events(self, uid: str, *, after: int = 0, limit: int = PAGE) -> list[RunEvent]:
         """The events that follow number `after`: `limit` of them, and the others that were recorded together with the
@@ -363,15 +363,20 @@ class Journal:
 
     def episodes(self, uid: str, phase: int) -> list[EpisodeRecord]:
         """The ended episodes of a phase, in the order in which they ended."""
-        rows = self._rows(RECORDS_OF_PHASE, (uid, "episode", phase))
-        return [
-            record for (data,) in rows for record in msgspec.msgpack.decode(data, type=list[EpisodeRecord])
-        ]
+        return self._records(uid, "episode", phase, list[EpisodeRecord])
 
     def tasks(self, uid: str, phase: int) -> list[TaskRecord]:
         """The ended runs of tasks of a phase, in the order in which they ended."""
-        rows = self._rows(RECORDS_OF_PHASE, (uid, "task", phase))
-        return [record for (data,) in rows for record in msgspec.msgpack.decode(data, type=list[TaskRecord])]
+        return self._records(uid, "task", phase, list[TaskRecord])
+
+    def _records(self, uid: str, kind: str, phase: int, type_: type[list[T]]) -> list[T]:
+        rows = self._rows(RECORDS_OF_PHASE, (uid, kind, phase))
+        place = f"records of {kind}s of phase {phase}"
+        return [record for (data,) in rows for record in decoded(uid, place, data, type_)]
+
+    def require_sound(self, uid: str, *, phases: int) -> None:
+        """All of the run's record can be read. Blocks. Raises RecordDamaged."""
+        record_check.check(self._rows, uid, phases=phases)
 
     @contextmanager
     def arrivals(self, uid: str) -> Iterator[asyncio.Event]:

@@ -115,6 +115,7 @@ def connect(path: Path) -> sqlite3.Connection:
     """Raises sqlite3.Error."""
     is_new = not path.exists()
     connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+    connection.text_factory = _text
     if is_new:
         connection.execute("PRAGMA auto_vacuum=INCREMENTAL")
     connection.execute("PRAGMA journal_mode=WAL")
@@ -122,6 +123,14 @@ def connect(path: Path) -> sqlite3.Connection:
     connection.execute("PRAGMA busy_timeout=5000")
     connection.execute(f"PRAGMA journal_size_limit={WAL_BYTES}")
     return connection
+
+
+def _text(raw: bytes) -> str | bytes:
+    """What is no text is one damaged value, not a file that can't be read."""
+    try:
+        return raw.decode()
+    except UnicodeDecodeError:
+        return raw
 
 
 def prepare(connection: sqlite3.Connection, path: Path) -> None:

@@ -8,12 +8,12 @@ with its key.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeVar, get_args, get_type_hints
 
 import msgspec
 
 from governor import clock
-from governor.errors import NoSuchRun
+from governor.errors import NoSuchRun, RecordDamaged
 from governor.messages import EpisodeRecord, RunEvent, RunOutcome, RunResult, TaskRecord
 
 if TYPE_CHECKING:
@@ -21,18 +21,19 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 R = TypeVar("R", bound=EpisodeRecord | TaskRecord)
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRow:
     """A run as it stands in the journal. Times are wall-clock seconds; `spec` is the run file as submitted; `parent` is
     the run that it resumes. `digest` is that of the run file, None in a journal of before; of a run that was pruned no
-    more is left than this row.
+    more is left than this row. `damage`: what of the row can't be read, and stands here as nothing.
     """
 
     SELECT: ClassVar[str] = (
         "SELECT uid, key, name, spec, folder, submitted_at, started_at, ended_at, outcome, reason, parent,"
-        " digest, pruned_at FROM runs"
+        " digest, pruned_at, position FROM runs"
     )
     uid: str
     key: str | None
@@ -47,26 +48,30 @@ class RunRow:
     parent: str | None = None
     digest: bytes | None = None
     pruned_at: float | None = None
+    damage: str = ""
+
+
+_TYPES: Final = {
+    name: kind for name, kind in get_type_hints(RunRow).items() if name not in ("SELECT", "damage")
+}
+_NOTHING: Final[dict[str, Any]] = {"name": "?", "spec": {}, "folder": "", "submitted_at": 0.0, "reason": ""}
+"""For a value that must be there, and can't be read."""
 
 
 def read_row(row: tuple[Any, ...]) -> RunRow:
-    uid, key, name, spec, folder, submitted_at, started_at, ended_at, outcome, reason, *later = row
-    parent, digest, pruned_at = later
-    return RunRow(
-        uid=uid,
-        key=key,
-        name=name,
-        spec=msgspec.msgpack.decode(spec),
-        folder=folder,
-        submitted_at=submitted_at,
-        started_at=started_at,
-        ended_at=ended_at,
-        outcome=outcome,
-        reason=reason,
-        parent=parent,
-        digest=digest,
-        pruned_at=pruned_at,
-    )
+    """One damaged value leaves the others readable."""
+    *values, position = row
+    found = dict(zip(_TYPES, values, strict=True))
+    damage = []
+    for name, kind in _TYPES.items():
+        try:
+            if name == "spec":
+                found[name] = msgspec.msgpack.decode(found[name])
+            found[name] = msgspec.convert(found[name], kind)
+        except (msgspec.MsgspecError, TypeError, ValueError) as error:
+            damage.append(f"runs.{name}: {error}")
+            found[name] = _NOTHING.get(name)
+    return RunRow(**{**found, "uid": found["uid"] or f"#{position}"}, damage="; ".join(damage))
 
 
 EVENTS_OF_RUN: Final = (
@@ -78,17 +83,37 @@ RECORDS_OF_PHASE: Final = (
     "SELECT data FROM runs JOIN records ON records.run = runs.position"
     " WHERE uid = ? AND kind = ? AND phase = ? ORDER BY records.position"
 )
-_RECORD: Final = {"episode.ended": "episode", "task.ended": "record"}
+RECORD_OF: Final = {"episode.ended": "episode", "task.ended": "record"}
 """Where an event has its record."""
+PRUNED: Final = "typeof(pruned_at) = 'real'"
+"""What is no time there is damage, and no reason to remove a run."""
+
+
+def decoded(uid: str, place: str, packed: Any, kind: type[T]) -> T:
+    """Raises RecordDamaged."""
+    try:
+        return msgspec.msgpack.decode(packed, type=kind)
+    except (msgspec.MsgspecError, TypeError, ValueError) as error:
+        raise RecordDamaged(uid, place, str(error)) from error
+
+
+def plain_events(uid: str, place: str, packed: Any) -> list[dict[str, Any]]:
+    """Raises RecordDamaged."""
+    return decoded(uid, place, packed, list[dict[str, Any]])
 
 
 def read_events(row: tuple[Any, ...]) -> list[RunEvent]:
-    """The events of a row of `EVENTS_OF_RUN`."""
+    """The events of a row of `EVENTS_OF_RUN`. Raises RecordDamaged."""
     uid, last, number, at, kind, packed, phase, records = row
-    if packed is not None:
-        told = msgspec.msgpack.decode(packed)
+    place = f"events, number {last!r}"
+    if packed is None and kind in RECORD_OF:
+        told = [{"phase": phase, RECORD_OF[kind]: each} for each in plain_events(uid, place, records)]
     else:
-        told = [{"phase": phase, _RECORD[kind]: record} for record in msgspec.msgpack.decode(records)]
+        told = plain_events(uid, place, packed)
+    if not (
+        isinstance(last, int) and number == len(told) and isinstance(at, float) and isinstance(kind, str)
+    ):
+        raise RecordDamaged(uid, place, f"{number!r} of {kind!r} at {at!r}")
     return [
         RunEvent(uid=uid, seq=seq, at=at, kind=kind, data=data)
         for seq, data in enumerate(told, start=last - number + 1)
@@ -192,6 +217,8 @@ class Transaction:
             ).fetchone()
             if row is None:
                 raise LookupError(f"run {uid} is not on record")
+            if not isinstance(row[1], int | None):
+                raise RecordDamaged(uid, "events", f"one has the number {row[1]!r}")
             known = self._known[uid] = _Numbers(run=row[0], last=row[1] or 0)
         return known
 

@@ -17,7 +17,7 @@ from governor import inheritance, logs, ray_head, reaping, run_history
 from governor.assignment import Assignment
 from governor.births import Birth
 from governor.conductors.readiness import readable
-from governor.errors import RunFileError
+from governor.errors import RecordDamaged, RunFileError
 from governor.heartbeat import Heartbeat
 from governor.result import build_result, save_result
 
@@ -47,20 +47,24 @@ class _End:
 class Recovery:
     """What a start has to do: `clear_away`, then `take_up`; where there are `survivors`, `take_up_the_rest` beside the work.
 
-    `held` are the runs that wait for the death of the survivors, and what they say of it.
+    `held` are the runs that wait for the death of the survivors, and what they say of it. `damaged` are those whose record
+    can't be relied on, with the damage: they stay as they are.
     """
 
     def __init__(self, *, journal: Journal, state_dir: Path) -> None:
         self.heartbeat = Heartbeat(state_dir)
         self.survivors: list[reaping.LeftOver] = []
         self.held: dict[str, str] = {}
+        self.damaged: dict[str, str] = {}
         self._journal = journal
         self._house = reaping.house_of(state_dir)
 
     async def clear_away(self) -> None:
         """Records the deaths, kills what is left alive, and removes Ray's folders."""
         journal = self._journal
-        unended = [row.uid for row in journal.unended()]
+        rows = journal.unended()
+        self.damaged |= await asyncio.to_thread(self._find_damage, rows)
+        unended = [row.uid for row in rows if row.uid not in self.damaged]
         await self._record_deaths([uid for uid in unended if self._history(uid).at_work])
         recorded = [birth for uid in unended for birth in _births(journal, uid)]
         dead, self.survivors = await asyncio.to_thread(reaping.kill_left_over, self._house, recorded)
@@ -73,7 +77,7 @@ class Recovery:
     async def take_up(self, runs_folder: Path) -> list[Assignment]:
         """What is to be queued, in the order of submission; of runs that were in work only where nobody survives."""
         await asyncio.to_thread(inheritance.settle, self._journal, runs_folder)
-        rows = self._journal.unended()
+        rows = [row for row in self._journal.unended() if row.uid not in self.damaged]
         if self.survivors:
             pids = ", ".join(map(str, self.survivors))
             self.held |= {row.uid: f"the death of pid {pids}" for row in rows if row.started_at is not None}
@@ -92,6 +96,32 @@ class Recovery:
         taken = await self._take_up(rows, runs_folder)
         self.held.clear()
         return taken
+
+    def _find_damage(self, rows: list[RunRow]) -> dict[str, str]:
+        """Of each run that has some. Blocks."""
+        damaged = {row.uid: found for row in rows if (found := self._damage_of(row))}
+        for uid, found in damaged.items():
+            log.error("run.damaged", run=uid, reason=found)
+        return damaged
+
+    def _damage_of(self, row: RunRow) -> str:
+        """Reads all that will be read of it."""
+        if row.damage:
+            return row.damage
+        journal, uid = self._journal, row.uid
+        try:
+            phases = len(row.spec.get("phases", ()))
+            journal.require_sound(uid, phases=phases)
+            self._history(uid)
+            _births(journal, uid)
+            _decided(journal, row)
+            _first_unfinished_phase(journal, uid, phases=phases)
+            _last_incarnations(journal, uid)
+        except RecordDamaged as error:
+            return f"{error.place}: {error.what}"
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
+            return f"its record makes no sense: {type(error).__name__}: {error}"
+        return ""
 
     async def _record_deaths(self, uids: list[str]) -> None:
         """`run.interrupted` for runs that were in work when the daemon went down without a word."""

@@ -7,13 +7,14 @@ import time
 from typing import TYPE_CHECKING, Final
 
 from governor import clock, explain
-from governor.errors import BadRequest, NoSuchRun
+from governor.errors import BadRequest, NoSuchRun, RecordDamaged
 from governor.messages import Explanation, RunList, RunStatus, StatusReport
 from governor.version import __version__
 
 if TYPE_CHECKING:
     from governor.front_desk import House
     from governor.journal_tables import RunRow
+    from governor.messages import RunResult
     from governor.run_governor import RunGovernor
     from governor.site import Site
 
@@ -58,10 +59,11 @@ class RunBook:
         governor, now = self.governor_of(row.uid), clock.wall()
         status = self.describe(row)
         run = governor.experiment_run if governor is not None else None
+        in_work = governor is not None
         lines = explain.explain(
             status,
-            events=self._journal.events_of(row.uid, explain.KINDS),
-            latest=self._journal.latest(row.uid),
+            events=self._journal.events_of(row.uid, explain.KINDS) if in_work else (),
+            latest=self._journal.latest(row.uid) if in_work else None,
             deadlines={key: now + left for key, left in governor.deadlines.items()} if governor else {},
             phase=run.phases[status.phase_index] if run and status.phase_index is not None else None,
         )
@@ -82,6 +84,13 @@ class RunBook:
             raise NoSuchRun(uid)
         return row
 
+    def find_sound(self, uid: str) -> RunRow:
+        """As `find`; raises RecordDamaged where not all of its row can be read."""
+        row = self.find(uid)
+        if row.damage:
+            raise RecordDamaged(row.uid, "runs", row.damage)
+        return row
+
     def governor_of(self, uid: str) -> RunGovernor | None:
         """Who has it in work."""
         return next((g for g in self._house.governors if g.experiment_run_id == uid), None)
@@ -92,7 +101,10 @@ class RunBook:
     def describe(self, row: RunRow) -> RunStatus:
         if (governor := self.governor_of(row.uid)) is not None:
             return governor.status(row)
-        if row.ended_at is not None:
+        result, damage = self._result(row)
+        if damage:
+            state, waits_for = "damaged", f"a copy of the journal to be put back: {damage}"
+        elif row.ended_at is not None:
             state, waits_for = "ended", "nothing"
         elif row.uid in self._house.queue:
             before = self._house.queue.position(row.uid)
@@ -101,14 +113,13 @@ class RunBook:
         else:
             state = "interrupted"
             waits_for = self._house.held.get(row.uid, "the next start of the daemon")
-        result = self._journal.result(row.uid) if row.ended_at is not None else None
         last = next((phase for phase in reversed(result.phases) if phase.metrics), None) if result else None
         return RunStatus(
             uid=row.uid,
             name=row.name,
             state=state,
             outcome=row.outcome,
-            reason=row.reason,
+            reason=f"its record is damaged ({damage})" if damage else row.reason,
             waits_for=waits_for,
             submitted_at=row.submitted_at,
             started_at=row.started_at,
@@ -117,3 +128,12 @@ class RunBook:
             metrics=last.metrics if last else {},
             parent=row.parent,
         )
+
+    def _result(self, row: RunRow) -> tuple[RunResult | None, str]:
+        """Of a run that has ended; and what of the run can't be read."""
+        damage = row.damage or self._house.damaged.get(row.uid, "")
+        try:
+            result = self._journal.result(row.uid) if row.ended_at is not None else None
+        except RecordDamaged as error:
+            return None, damage or f"{error.place}: {error.what}"
+        return result, damage

@@ -37,6 +37,7 @@ class House:
         self.governors = []
         self.queue = RunQueue(limit=3)
         self.held = {}
+        self.damaged = {}
         self.is_stopping = False
         self.dispatched = 0
         self.disk_reserve = 0

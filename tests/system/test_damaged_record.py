@@ -1,0 +1,55 @@
+"""A journal with a damaged value: the daemon starts, that run is held and named, the others go on."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sqlite3
+
+import pytest
+
+from governor.errors import ExitCode, GovernorError
+
+pytestmark = pytest.mark.system
+
+
+def damage(house, change, uid):
+    with contextlib.closing(sqlite3.connect(house.folder / "s" / "governor.db")) as connection:
+        assert connection.execute(change, (uid,)).rowcount == 1
+        connection.commit()
+
+
+async def test_a_damaged_value_is_told_by_run_and_the_other_runs_go_on(house, walk):
+    async with house.serve("--slots", "2") as tree:
+        spoilt = await tree.executor.submit(walk(episodes=3), folder=house.folder)
+        await tree.end(spoilt)
+        sound, bad = [await tree.executor.submit(walk(), folder=house.folder) for _ in range(2)]
+        for uid in (sound, bad):
+            await tree.until(uid, "episode.ended")
+        tree.daemon.kill()
+        async with asyncio.timeout(30):
+            await tree.process.wait()
+    of_run = "run = (SELECT position FROM runs WHERE uid = ?)"
+    damage(house, f"UPDATE events SET data = x'c1' WHERE {of_run} AND last = 2", bad)
+    damage(house, "UPDATE runs SET spec = x'c1' WHERE uid = ?", spoilt)
+
+    async with house.serve("--slots", "2") as tree:
+        _, result = await tree.end(sound)
+        assert result.outcome == "finished"
+        listed = {run.uid: run for run in (await tree.executor.list()).runs}
+        assert {uid: run.state for uid, run in listed.items()} == {
+            sound: "ended",
+            bad: "damaged",
+            spoilt: "damaged",
+        }
+        assert "its record is damaged (events, behind number 1: " in listed[bad].reason
+        assert "its record is damaged (runs.spec: " in listed[spoilt].reason
+        [held] = (await tree.executor.status()).runs
+        assert held.uid == bad
+        assert held.waits_for.startswith("a copy of the journal to be put back: events")
+        with pytest.raises(GovernorError, match=f"the record of run {bad} is damaged") as caught:
+            await tree.end(bad)
+        assert caught.value.exit_code == ExitCode.INTERNAL
+        await tree.executor.abort(bad)
+        assert (await tree.executor.status()).runs == ()
+        assert await tree.stop() == ExitCode.DONE
