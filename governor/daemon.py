@@ -18,7 +18,7 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Final
 
 from governor import config as configuration
-from governor import disk, journal_schema, logs, premises, reaping
+from governor import disk, journal_schema, logs, premises
 from governor.broker_process import BrokerProcess, answering
 from governor.conductors import process
 from governor.errors import ConfigError, ExitCode, GovernorError, ProcessError, TryAgain, UsageError
@@ -31,12 +31,12 @@ from governor.recovery import Recovery
 from governor.run_governor import RunGovernor
 from governor.run_queue import RunQueue
 from governor.site import Site
-from governor.state_lock import StateLock, runtime_lock
 from transport.client import Client
 from transport.worker import Worker
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+    from contextlib import ExitStack
     from pathlib import Path
 
     from governor.assignment import Assignment
@@ -58,14 +58,21 @@ log = logs.get_logger()
 class Daemon:
     """`serve` until a signal, or `running` as a context within somebody else's loop.
 
-    `reload` reads the configuration anew. `held` are runs that can't be taken up yet, and what they wait for;
+    `reload` reads the configuration anew. `taken`: its premises, where they are taken
+    already. `held` are runs that can't be taken up yet, and what they wait for;
     `damaged` those that can't be taken up at all, and why.
     """
 
     def __init__(
-        self, *, config: Config, notifier: Notifier, reload: Callable[[], Config] | None = None
+        self,
+        *,
+        config: Config,
+        notifier: Notifier,
+        reload: Callable[[], Config] | None = None,
+        taken: ExitStack | None = None,
     ) -> None:
         self.config = config
+        self._taken = taken
         self._reload = reload
         self.governors: list[RunGovernor] = []
         self.queue = RunQueue(limit=config.queue_limit)
@@ -116,11 +123,7 @@ class Daemon:
         """Everything up inside; nothing of it left behind outside."""
         async with AsyncExitStack() as stack:
             config = self.config
-            premises.take(config)
-            stack.callback(reaping.unmark, config.state_dir)
-            stack.callback(process.shut_down)
-            stack.enter_context(StateLock(config.state_dir))
-            stack.enter_context(runtime_lock(config.runtime_dir))
+            stack.enter_context(self._taken or premises.taken(config))
             journal = await self._open_journal(stack)
             recovery = Recovery(journal=journal, state_dir=config.state_dir)
             self.held, self.damaged = recovery.held, recovery.damaged

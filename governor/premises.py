@@ -1,11 +1,13 @@
 """The daemon's folders, and its forkserver in one of them: taken first, so that the forkserver imports beside the daemon.
 
-The runtime folder belongs to one daemon: what lies in it is of this invocation, or of one that was killed.
+The runtime folder belongs to one daemon: what lies in it is of this invocation, or of one that was killed. So nothing is put
+there before its lock is held: another one that starts at the same time clears it.
 """
 
 from __future__ import annotations
 
 import shutil
+from contextlib import contextmanager
 from multiprocessing import util
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,22 +15,36 @@ from typing import TYPE_CHECKING
 from governor import disk, reaping
 from governor.conductors import process
 from governor.errors import ConfigError, NotPermitted
+from governor.state_lock import StateLock, runtime_lock
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from governor.config import Config
 
 
-def take(config: Config) -> None:
-    """Makes both folders, marks what is started from now on as this house's, and begins to warm the forkserver up. May be
-    called again. Raises NotPermitted, ConfigError, NoRoom.
+@contextmanager
+def taken(config: Config) -> Iterator[None]:
+    """Makes both folders and locks them, marks what is started from now on as this house's, and begins to warm the forkserver
+    up. Raises NotPermitted, ConfigError, NoRoom, AlreadyServed: nothing was started then, and nothing lies in the folders.
     """
     for folder in (config.state_dir, config.runtime_dir):
         own(folder)
-    reaping.mark(config.state_dir)
+    with StateLock(config.state_dir), runtime_lock(config.runtime_dir):
+        reaping.mark(config.state_dir)
+        try:
+            _warm_up(config.runtime_dir)
+            yield
+        finally:
+            process.shut_down()
+            reaping.unmark(config.state_dir)
+
+
+def _warm_up(runtime_dir: Path) -> None:
     try:
-        process.warm_up(folder=config.runtime_dir)
+        process.warm_up(folder=runtime_dir)
     except OSError as error:
-        raise disk.no_room(config.runtime_dir, error) or error from None
+        raise disk.no_room(runtime_dir, error) or error from None
 
 
 def own(folder: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -57,11 +58,13 @@ def command(
 
     from governor import premises  # noqa: PLC0415  # as above
 
-    premises.take(config)
+    with ExitStack() as taken:
+        taken.enter_context(premises.taken(config))
 
-    from governor import logs  # noqa: PLC0415  # heavy: imported while the forkserver imports its own
-    from governor.daemon import Daemon  # noqa: PLC0415  # as above
+        from governor import logs  # noqa: PLC0415  # heavy: imported while the forkserver imports its own
+        from governor.daemon import Daemon  # noqa: PLC0415  # as above
 
-    logs.configure(log_format=config.log_format or logs.choose_format(), level=config.log_level)
-
-    ctx.exit(asyncio.run(Daemon(config=config, notifier=notifier, reload=read).serve()))
+        logs.configure(log_format=config.log_format or logs.choose_format(), level=config.log_level)
+        daemon = Daemon(config=config, notifier=notifier, reload=read, taken=taken)
+        code = asyncio.run(daemon.serve())
+    ctx.exit(code)

@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -232,3 +233,41 @@ async def test_a_damaged_journal_ends_the_start_with_what_to_do(short_path):
     assert "governor.db is damaged: " in said.decode()
     assert "; put a copy of it back, or move" in said.decode()
     assert sorted(entry.name for entry in path.parent.iterdir()) == ["governor.db", "governor.lock"]
+
+
+async def test_of_six_daemons_that_start_at_once_one_serves_and_the_others_are_told_to_try_again(short_path):
+    environ = {
+        **os.environ,
+        "STATE_DIRECTORY": str(short_path / "state"),
+        "RUNTIME_DIRECTORY": str(short_path / "run"),
+        "PYTHONPATH": str(Path(__file__).parents[2]),
+    }
+    environ.pop("NOTIFY_SOCKET", None)
+    for _ in range(3):
+        started = [
+            await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "governor", "serve"), env=environ, stderr=asyncio.subprocess.PIPE
+            )
+            for _ in range(6)
+        ]
+        said = {each: asyncio.create_task(each.stderr.read()) for each in started}
+        try:
+            async with asyncio.timeout(60):
+                waits = [asyncio.create_task(each.wait()) for each in started]
+                left = set(waits)
+                while len(left) > 1:
+                    _, left = await asyncio.wait(left, return_when=asyncio.FIRST_COMPLETED)
+            [winner] = [each for each in started if each.returncode is None]
+            async with Executor(f"ipc://{short_path}/run/broker.sock", timeout=20.0) as executor:
+                assert (await executor.status()).state == "serving"
+        finally:
+            for each in started:
+                if each.returncode is None:
+                    each.terminate()
+            await asyncio.wait(waits, timeout=60)
+            told = {each: (await text).decode() for each, text in said.items()}
+        assert winner.returncode == ExitCode.DONE, told[winner]
+        for loser in set(started) - {winner}:
+            assert loser.returncode == ExitCode.TRY_AGAIN, told[loser]
+            assert "is in use by" in told[loser]
+            assert "Traceback" not in told[loser]
