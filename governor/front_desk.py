@@ -330,6 +330,7 @@ def _never_started(row: RunRow, reason: str, *, folder: str) -> RunResult:
         phases=(),
         folder=folder,
         parent=row.parent,
+        seconds=0.0,
     )
 
 

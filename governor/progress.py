@@ -26,6 +26,7 @@ class Progress:
         self.episodes_ended = 0
         self.tasks_ended = 0
         self._running: dict[str, float] = {}
+        self._began = time.monotonic()
         self.moves = 0
 
     def enter(self, phase: int, *, episodes: list[EpisodeRecord], tasks: list[TaskRecord]) -> None:
@@ -37,6 +38,11 @@ class Progress:
         self.tasks_ended = len(tasks)
         self._running = {}
         self._returns = deque((episode.value for episode in episodes), maxlen=WINDOW)
+
+    @property
+    def seconds(self) -> float:
+        """In work, in earlier invocations too."""
+        return self._assignment.worked + time.monotonic() - self._began
 
     def episode(self, record: EpisodeRecord) -> None:
         """Those of an evaluation are not among the `episodes` of a phase."""

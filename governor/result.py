@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final, get_args
 
 import msgspec
 
-from governor import clock
+from governor import clock, run_history
 from governor.errors import UsageError
 from governor.files import write_whole
 from governor.messages import PhaseResult, RunOutcome, RunResult
@@ -62,6 +62,7 @@ def build_result(
         phases=phases,
         folder=str(folder),
         parent=row.parent,
+        seconds=round(run_history.read(journal.events_of(uid, run_history.KINDS)).worked, 3),
     )
 
 

@@ -127,6 +127,7 @@ class RunBook:
             phases=len(row.spec.get("phases", ())),
             metrics=last.metrics if last else {},
             parent=row.parent,
+            seconds=result.seconds if result else None,
         )
 
     def _result(self, row: RunRow) -> tuple[RunResult | None, str]:

@@ -57,5 +57,6 @@ def in_work(
             for m in members
         ),
         limits=limits,
+        seconds=progress.seconds if progress else None,
         stalled_since=None if stalled is None else clock.wall() - stalled,
     )

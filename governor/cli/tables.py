@@ -43,12 +43,12 @@ def show(renderable: RenderableType) -> None:
 
 def result(found: RunResult) -> Group:
     """The whole result of a run: one line on top, its phases, its tasks, where its files are."""
-    seconds = found.ended_at - (found.started_at or found.submitted_at)
+    took = _took(found.seconds, found.started_at or found.submitted_at, found.ended_at)
     head = Text.assemble(
         (clean(f"{found.name} {found.uid}"), "bold"),
         " ",
         _outcome(found.outcome),
-        f" in {durations.text(max(seconds, 0))}",
+        f" in {took}",
         f": {clean(found.reason)}" if found.reason else "",
     )
     parts: list[RenderableType] = [head]
@@ -115,14 +115,19 @@ def runs(found: RunList) -> RenderableType:
     resumes = ["resumes"] if any(run.parent for run in found.runs) else []
     table = _table("run", "name", "outcome", "submitted", "took", *resumes, "reason")
     for run in found.runs:
-        took = (
-            durations.text(max((run.ended_at or time.time()) - run.started_at, 0)) if run.started_at else "-"
-        )
+        took = _took(run.seconds, run.started_at, run.ended_at)
         submitted = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(run.submitted_at))
         state = _outcome(run.outcome) if run.outcome else Text(clean(run.state))
         parent = [run.parent or "-"] if resumes else []
         _row(table, run.uid, run.name, state, submitted, took, *parent, run.reason)
     return table
+
+
+def _took(seconds: float | None, started_at: float | None, ended_at: float | None) -> str:
+    """In work. A record of before has times of the wall clock alone."""
+    if seconds is None and started_at and ended_at:
+        seconds = ended_at - started_at
+    return "-" if seconds is None else durations.text(max(seconds, 0))
 
 
 def _runs(found: Sequence[RunStatus]) -> Table:

@@ -126,7 +126,7 @@ class LimitUse(msgspec.Struct, frozen=True, kw_only=True):
 class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
     """A run as `status` and `list` show it. `waits_for` answers "why is it waiting?" in one line; `parent` is the run that
     it resumes; `limits` are there while it is in work. `stalled_since`: when it made progress last, if that is longer ago than
-    its `stall_timeout`.
+    its `stall_timeout`. `seconds` in work, as of `RunResult`.
     """
 
     uid: str
@@ -150,6 +150,7 @@ class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
     parent: str | None = None
     stalled_since: float | None = None
     limits: tuple[LimitUse, ...] = ()
+    seconds: float | None = None
 
 
 class ExplainedLine(msgspec.Struct, frozen=True, kw_only=True):

@@ -55,7 +55,9 @@ class PhaseResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunResult(Message, frozen=True):
-    """How a run ended. `parent` is the run that this one resumed."""
+    """How a run ended. `parent` is the run that this one resumed. `seconds` in work, of all invocations of the daemon: by the
+    monotonic clock, so a clock that is set changes nothing; None in a record of before.
+    """
 
     uid: str
     name: str
@@ -67,3 +69,4 @@ class RunResult(Message, frozen=True):
     phases: tuple[PhaseResult, ...]
     folder: str
     parent: str | None = None
+    seconds: float | None = None

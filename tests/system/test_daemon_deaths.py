@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import sys
+import time
 from collections import Counter
 
 import pytest
 
+from governor import durations
 from governor.episodes.records import state_file
 from governor.errors import AlreadyEnded, ExitCode
 
@@ -49,6 +52,39 @@ async def test_after_a_kill_nothing_is_left_and_the_next_start_finishes_the_run(
     assert played == Counter(range(600))
     [interrupted] = [event for event in events if event.kind == "run.interrupted"]
     assert (interrupted.data["died"], "the daemon died" in interrupted.data["reason"]) == (True, True)
+
+
+async def test_a_clock_that_is_set_and_a_restart_change_nothing_of_what_a_run_took(house, walk):
+    clock = house.folder / "clock"
+    house.environ["RUN_GOVERNOR_CLOCK"] = str(clock)
+
+    def step(hours):
+        clock.with_suffix(".new").write_text(f"{hours * 3600}")
+        clock.with_suffix(".new").rename(clock)
+
+    step(0)
+    began = time.monotonic()
+    async with house.serve() as tree:
+        uid = await tree.executor.submit(walk(), folder=house.folder)
+        await tree.until(uid, "episode.ended")
+        step(-5)
+        [run] = (await tree.executor.list()).runs
+        assert 0 < run.seconds < time.monotonic() - began
+        await tree.stop()
+    worked = time.monotonic() - began
+    step(7)
+    again = time.monotonic()
+    async with house.serve() as tree:
+        _, result = await tree.end(uid)
+        assert result.outcome == "finished"
+        assert run.seconds < result.seconds < worked + time.monotonic() - again
+        assert [each.seconds for each in (await tree.executor.list()).runs] == [result.seconds]
+        shown = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "governor", "--broker", tree.executor.endpoint, "results", uid),
+            stdout=asyncio.subprocess.PIPE,
+        )
+        said, _ = await shown.communicate()
+    assert f"finished in {durations.text(result.seconds)}" in said.decode()
 
 
 async def test_a_second_daemon_on_the_same_state_directory_is_refused(house):
