@@ -152,7 +152,7 @@ class Executor:
 
         `run`: a `Run`, plain data, or the path of a run file. The same `key` gives the same run. `folder` is where
         its code is imported from: by default the run file's folder, else the current one.
-        Raises RunFileError with all faults, TryAgain when the daemon takes none now, Unreachable.
+        Raises RunFileError with all faults, UsageError for a key of more than 256 characters, TryAgain when the daemon takes none now, Unreachable.
         """
         raw, home, source = await asyncio.to_thread(_plain, run, folder)
         asked = Submit(run=raw, folder=home, key=key or secrets.token_hex(16))

@@ -72,6 +72,8 @@ ALPHABET: Final = "abcdefghjkmnpqrstvwxyz23456789"
 """Of uids: no letters that are taken for others, no vowels that make words."""
 UID_LENGTH: Final = 8
 
+KEY_LENGTH: Final = 256
+"""Characters of a client's key, at most: it stays known for ever."""
 LARGEST: Final = 2**63
 """What SQLite takes for a number is below."""
 
@@ -226,8 +228,12 @@ class FrontDesk:
         """The run with this key, also when there is no room for another one: the client asks again for its own.
 
         Raises TryAgain when there is none and none can be taken, UsageError when it is no run that resumes `parent`, or
-        was submitted with another run file than that of the digest `this`.
+        was submitted with another run file than that of the digest `this`, or the key is too long.
         """
+        if key is not None and len(key) > KEY_LENGTH:
+            raise UsageError(
+                f"a key has at most {KEY_LENGTH} characters, and {key[:16]!r}... has {len(key)}: choose a shorter one"
+            )
         known = None if key is None else self._journal.of_key(key)
         if known is not None:
             row = self._journal.run(known)

@@ -27,7 +27,9 @@ def options(command: F) -> F:
             is_flag=True,
             help="Follow the run to its end and exit by its outcome. Ctrl-C detaches only.",
         ),
-        click.option("--key", help="Asking again with the same key gives the same run."),
+        click.option(
+            "--key", help="Asking again with the same key, of 256 characters at most, gives the same run."
+        ),
     ):
         command = option(command)
     return command

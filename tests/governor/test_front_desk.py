@@ -250,3 +250,11 @@ async def test_a_configuration_that_is_refused_is_told_with_all_its_faults(desk)
     with pytest.raises(GovernorError, match="slots: no\n  slot: no") as caught:
         await desk.executor.reload()
     assert (caught.value.code, caught.value.exit_code) == ("bad_configuration", ExitCode.BAD_CONFIGURATION)
+
+
+async def test_a_key_has_at_most_256_characters(desk):
+    uid = await desk.executor.submit(RUN, key="k" * 256)
+    assert await desk.executor.submit(RUN, key="k" * 256) == uid
+    for ask in (desk.executor.submit(RUN, key="k" * 257), desk.executor.resume(uid, key="k" * 100_000)):
+        with pytest.raises(UsageError, match=r"at most 256 characters, and 'kkkkkkkkkkkkkkkk'\.\.\. has"):
+            await ask
