@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+import msgspec
 
 from governor import sizes
 from governor.cli import ask, display
-from governor.errors import UsageError
+from governor.errors import NotPermitted, UsageError
 
 if TYPE_CHECKING:
     from governor.messages import Pruned
@@ -51,8 +52,15 @@ def command(
         return
     for uid in found.uids:
         click.echo(uid)
-    what = "would be pruned" if dry_run else "pruned"
-    click.echo(f"governor: {len(found.uids)} runs {what}, {sizes.text(found.bytes)} of files", err=True)
+    runs = f"{len(found.uids)} run{'' if len(found.uids) == 1 else 's'}"
+    files = f"{sizes.text(found.bytes)} of files"
+    if dry_run:
+        said = f"{runs} would be pruned, {files}"
+    elif found.removed:
+        said = f"{runs} pruned, {files} removed"
+    else:
+        said = f"{runs} marked, the daemon is removing {files}"
+    click.echo(f"governor: {said}", err=True)
 
 
 async def _without_daemon(
@@ -73,8 +81,13 @@ async def _without_daemon(
         try:
             pruner = Pruner(journal, state_dir / "runs")
             found = await pruner.prune(keep, dry_run=dry_run)
-            if not dry_run:
-                await pruner.finish()
-            return found
+            if dry_run:
+                return found
+            await pruner.finish()
+            if left := journal.marked():
+                raise NotPermitted(
+                    f"files of {', '.join(left)} below {state_dir / 'runs'} can't be removed: check their owners"
+                )
+            return msgspec.structs.replace(found, removed=True)
         finally:
             await journal.close()

@@ -67,11 +67,14 @@ class Prune(Message, frozen=True):
 
 
 class Pruned(Message, frozen=True):
-    """The runs that are gone, and the bytes of their files; both go on being removed for a while."""
+    """The runs that nobody finds any more, and the bytes of their files. `removed`: these are gone, too; else the daemon is
+    removing them.
+    """
 
     uids: tuple[str, ...]
     bytes: int
     dry_run: bool = False
+    removed: bool = False
 
 
 class Reload(Message, frozen=True):

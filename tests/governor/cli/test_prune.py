@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 
 import pytest
 from click.testing import CliRunner
 from run_results import run_result
 
-from governor.cli import cli
+from governor.cli import ask, cli
 from governor.journal import Journal
+from governor.messages import Pruned
 from governor.state_lock import StateLock
 
 
@@ -53,8 +55,22 @@ def test_a_dry_run_says_what_would_go_and_the_other_lets_it_go(state):
     assert kept(state) == ["aaaa", "bbbb", "cccc"]
     done = prune(state, "--keep-runs", "1", "--json")
     assert json.loads(done.output)["uids"] == ["aaaa", "bbbb"]
+    assert json.loads(done.output)["removed"]
     assert kept(state) == ["cccc"]
     assert "governor: 0 runs pruned" in prune(state, "--keep-days", "1").output
+
+
+def test_a_daemon_has_marked_them_when_it_answers_and_no_more_is_said(monkeypatch):
+    found = Pruned(uids=("aaaa",), bytes=5000)
+    monkeypatch.setattr(ask, "ask", lambda *_: found)
+    done = CliRunner().invoke(cli, ["prune", "--keep-runs", "1"], prog_name="governor")
+    assert done.output == "aaaa\ngovernor: 1 run marked, the daemon is removing 4.88 KiB of files\n"
+
+
+def test_what_cannot_be_removed_is_said(state, monkeypatch):
+    monkeypatch.setattr(shutil, "rmtree", lambda *_, **__: None)
+    done = prune(state, "--keep-runs", "2")
+    assert (done.exit_code, "files of aaaa below" in done.output) == (77, True)
 
 
 def test_it_says_why_not(state, tmp_path):
