@@ -124,6 +124,7 @@ class Daemon:
         async with AsyncExitStack() as stack:
             config = self.config
             stack.enter_context(self._taken or premises.taken(config))
+            premises.tell_of_others(config.state_dir)
             journal = await self._open_journal(stack)
             recovery = Recovery(journal=journal, state_dir=config.state_dir)
             self.held, self.damaged = recovery.held, recovery.damaged

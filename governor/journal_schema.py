@@ -9,10 +9,11 @@ Rules:
 
 from __future__ import annotations
 
+import os
 import shutil
 import sqlite3
 import time
-from contextlib import closing
+from contextlib import closing, suppress
 from typing import TYPE_CHECKING, Final
 
 from governor import logs
@@ -114,6 +115,8 @@ log = logs.get_logger()
 def connect(path: Path) -> sqlite3.Connection:
     """Raises sqlite3.Error."""
     is_new = not path.exists()
+    with suppress(OSError):  # SQLite finds it too, and says so
+        _make_private(path)
     connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
     connection.text_factory = _text
     if is_new:
@@ -123,6 +126,14 @@ def connect(path: Path) -> sqlite3.Connection:
     connection.execute("PRAGMA busy_timeout=5000")
     connection.execute(f"PRAGMA journal_size_limit={WAL_BYTES}")
     return connection
+
+
+def _make_private(path: Path) -> None:
+    """What SQLite makes beside the file gets its mode from it; what was made before stays as it was made."""
+    os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+    for each in (path, path.with_name(f"{path.name}-wal"), path.with_name(f"{path.name}-shm")):
+        if each.exists() and each.stat().st_mode & 0o077:
+            each.chmod(0o600)
 
 
 def _text(raw: bytes) -> str | bytes:

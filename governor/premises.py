@@ -6,13 +6,16 @@ there before its lock is held: another one that starts at the same time clears i
 
 from __future__ import annotations
 
+import grp
+import os
 import shutil
+import stat
 from contextlib import contextmanager
 from multiprocessing import util
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from governor import disk, reaping
+from governor import disk, logs, reaping
 from governor.conductors import process
 from governor.errors import ConfigError, NotPermitted
 from governor.state_lock import StateLock, runtime_lock
@@ -21,6 +24,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from governor.config import Config
+
+OTHERS: Final = stat.S_IRWXG | stat.S_IRWXO
+
+log = logs.get_logger()
 
 
 @contextmanager
@@ -31,6 +38,8 @@ def taken(config: Config) -> Iterator[None]:
     for folder in (config.state_dir, config.runtime_dir):
         own(folder)
     with StateLock(config.state_dir), runtime_lock(config.runtime_dir):
+        if config.socket_group is not None:
+            let_in(config.socket_group, config.runtime_dir)
         reaping.mark(config.state_dir)
         try:
             _warm_up(config.runtime_dir)
@@ -59,6 +68,42 @@ def own(folder: Path) -> None:
         raise disk.no_room(folder, error) or ConfigError(
             str(folder), [f"can't be made a folder: {error.strerror}"]
         ) from error
+
+
+def tell_of_others(folder: Path) -> None:
+    """In the log, where a folder that is to be ours alone lets somebody else in."""
+    mode = stat.S_IMODE(folder.stat().st_mode)
+    if mode & OTHERS:
+        log.warning(
+            "state_dir.open_to_others", folder=str(folder), mode=f"{mode:04o}", mend=f"chmod 700 {folder}"
+        )
+
+
+def let_in(group: str, runtime_dir: Path) -> None:
+    """The group reaches the clients' socket in the folder, and can't list it. Raises ConfigError."""
+    try:
+        gid = grp.getgrnam(group).gr_gid
+    except KeyError:
+        raise ConfigError("socket_group", [f"there is no group {group!r}"]) from None
+    folder = runtime_dir.resolve()
+    if not _may_pass(folder, gid):
+        try:
+            os.chown(folder, -1, gid)
+            folder.chmod(0o710)
+        except OSError as error:
+            fault = f"{folder} can't be given to group {group!r}: {error.strerror}; be a member of it, or give it the folder"
+            raise ConfigError("socket_group", [fault]) from error
+    if shut := next((each for each in folder.parents if not _may_pass(each, gid)), None):
+        fault = (
+            f"group {group!r} can't reach {folder}, for it may not pass {shut} (mode {stat.S_IMODE(shut.stat().st_mode):04o}): "
+            "choose another --runtime-dir, or open that folder (chmod o+x)"
+        )
+        raise ConfigError("socket_group", [fault])
+
+
+def _may_pass(folder: Path, gid: int) -> bool:
+    found = folder.stat()
+    return bool(found.st_mode & (stat.S_IXGRP if found.st_gid == gid else stat.S_IXOTH))
 
 
 def clear(runtime_dir: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import grp
 import os
 import signal
 import socket
@@ -244,30 +245,64 @@ async def test_of_six_daemons_that_start_at_once_one_serves_and_the_others_are_t
     }
     environ.pop("NOTIFY_SOCKET", None)
     for _ in range(3):
+        ready = asyncio.Event()
         started = [
             await asyncio.create_subprocess_exec(
                 *(sys.executable, "-m", "governor", "serve"), env=environ, stderr=asyncio.subprocess.PIPE
             )
             for _ in range(6)
         ]
-        said = {each: asyncio.create_task(each.stderr.read()) for each in started}
+        ends = {asyncio.create_task(_ended(each, ready)): each for each in started}
         try:
             async with asyncio.timeout(60):
-                waits = [asyncio.create_task(each.wait()) for each in started]
-                left = set(waits)
+                left = set(ends)
                 while len(left) > 1:
                     _, left = await asyncio.wait(left, return_when=asyncio.FIRST_COMPLETED)
-            [winner] = [each for each in started if each.returncode is None]
-            async with Executor(f"ipc://{short_path}/run/broker.sock", timeout=20.0) as executor:
-                assert (await executor.status()).state == "serving"
+                await ready.wait()
+            [winner] = left
+            ends[winner].terminate()
+            code, said = await winner
+            assert code == ExitCode.DONE, said
         finally:
             for each in started:
                 if each.returncode is None:
                     each.terminate()
-            await asyncio.wait(waits, timeout=60)
-            told = {each: (await text).decode() for each, text in said.items()}
-        assert winner.returncode == ExitCode.DONE, told[winner]
-        for loser in set(started) - {winner}:
-            assert loser.returncode == ExitCode.TRY_AGAIN, told[loser]
-            assert "is in use by" in told[loser]
-            assert "Traceback" not in told[loser]
+            await asyncio.wait(ends, timeout=60)
+        for code, said in (each.result() for each in ends if each is not winner):
+            assert code == ExitCode.TRY_AGAIN, said
+            assert "is in use by" in said
+            assert "Traceback" not in said
+
+
+async def _ended(process, ready):
+    """Its exit code and what it said. `ready` is set when it serves."""
+    said = ""
+    while line := (await process.stderr.readline()).decode():
+        said += line
+        if "daemon.ready" in line:
+            ready.set()
+    return await process.wait(), said
+
+
+async def test_a_state_folder_that_others_can_enter_is_told_and_its_files_are_the_daemons_alone(short_path):
+    short_path.chmod(0o711)
+    (short_path / "state").mkdir()
+    (short_path / "state").chmod(0o755)
+    group = grp.getgrgid(os.getgid()).gr_name
+    async with Service(short_path, config=f"socket_group = '{group}'\n") as service:
+        assert "0755" in await service.logged("state_dir.open_to_others")
+        await service.told("READY=1")
+        modes = {path.name: path.stat().st_mode & 0o777 for path in (short_path / "state").glob("governor.*")}
+        assert {"governor.db", "governor.db-wal", "governor.db-shm", "governor.reserve"} < set(modes)
+        assert set(modes.values()) == {0o600}
+        found = {path.name: path.stat().st_mode & 0o777 for path in short_path.glob("run/*.sock")}
+        assert found == {"broker.sock": 0o660, "workers.sock": 0o600}
+        assert (short_path / "run").stat().st_mode & 0o777 == 0o710
+
+
+async def test_a_group_that_cannot_be_let_in_is_refused_before_anything_is_started(short_path):
+    async with Service(short_path, config="socket_group = 'nobodys'\n") as service:
+        _, said = await service.process.communicate()
+        assert service.process.returncode == ExitCode.BAD_CONFIGURATION
+    assert "there is no group 'nobodys'" in said.decode()
+    assert list((short_path / "run").iterdir()) == []
