@@ -37,7 +37,6 @@ from transport.worker import Worker
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
     from contextlib import ExitStack
-    from pathlib import Path
 
     from governor.assignment import Assignment
     from governor.config import Config
@@ -47,8 +46,6 @@ if TYPE_CHECKING:
 DESK_CREDIT: Final = 256
 """Requests at the front desk at once; an open `watch` holds one."""
 REGISTER_SECONDS: Final = 10.0
-EXTEND_SECONDS: Final = 30.0
-"""By which the service manager's patience with a start grows, as often as needed: a journal of gigabytes is checked."""
 ASSIGN_AGAIN_SECONDS: Final = 5.0
 """After a slot could not begin a run, a full disk for one."""
 
@@ -125,6 +122,8 @@ class Daemon:
             config = self.config
             stack.enter_context(self._taken or premises.taken(config))
             premises.tell_of_others(config.state_dir)
+            extending = asyncio.create_task(self._notifier.keep_extending(), name="extend")
+            stack.push_async_callback(_cancel, extending)
             journal = await self._open_journal(stack)
             recovery = Recovery(journal=journal, state_dir=config.state_dir)
             self.held, self.damaged = recovery.held, recovery.damaged
@@ -161,6 +160,7 @@ class Daemon:
                 await worker.registered()
             self.dispatch()
             gc.freeze()  # what is loaded stays for ever: a collection need not walk it
+            await _cancel(extending)
             self._announce()
             if self._notifier.watchdog_interval is not None:
                 self._spawn(self._watchdog(self._notifier.watchdog_interval), "watchdog")
@@ -188,7 +188,7 @@ class Daemon:
         reserve.take()
         stack.callback(reserve.release)
         path = folder / "governor.db"
-        await self._examined(path)
+        await asyncio.to_thread(journal_schema.examine, path)
         journal = Journal(path, reserve=reserve, on_unreadable=self._give_up)
         stack.push_async_callback(journal.close)
         return journal
@@ -223,13 +223,6 @@ class Daemon:
             log_format=config.log_format or logs.choose_format(),
             log_level=config.log_level,
         )
-
-    async def _examined(self, path: Path) -> None:
-        """The journal is whole and up to date. Raises JournalError."""
-        examining = asyncio.create_task(asyncio.to_thread(journal_schema.examine, path), name="examine")
-        while not (await asyncio.wait({examining}, timeout=EXTEND_SECONDS / 3))[0]:
-            self._notifier.extend(EXTEND_SECONDS)
-        await examining
 
     async def _go_down(self, slots: list[asyncio.Task[None]], site: Site) -> None:
         self._stopping = True

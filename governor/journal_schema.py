@@ -9,7 +9,6 @@ Rules:
 
 from __future__ import annotations
 
-import os
 import shutil
 import sqlite3
 import time
@@ -17,7 +16,9 @@ from contextlib import closing, suppress
 from typing import TYPE_CHECKING, Final
 
 from governor import logs
+from governor.disk import no_room
 from governor.errors import JournalDamaged, JournalError
+from governor.files import put_in_place, temporary
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -113,14 +114,18 @@ log = logs.get_logger()
 
 
 def connect(path: Path) -> sqlite3.Connection:
-    """Raises sqlite3.Error."""
-    is_new = not path.exists()
+    """Raises sqlite3.Error; NoRoom, JournalError where there is none and none can be made."""
+    if not path.exists():
+        try:
+            _create(path)
+        except OSError as error:
+            raise no_room(path, error) or JournalError(
+                f"the journal {path} cannot be made: {error}"
+            ) from error
     with suppress(OSError):  # SQLite finds it too, and says so
         _make_private(path)
     connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
     connection.text_factory = _text
-    if is_new:
-        connection.execute("PRAGMA auto_vacuum=INCREMENTAL")
     connection.execute("PRAGMA journal_mode=WAL")
     connection.execute("PRAGMA synchronous=FULL")
     connection.execute("PRAGMA busy_timeout=5000")
@@ -128,10 +133,27 @@ def connect(path: Path) -> sqlite3.Connection:
     return connection
 
 
+def _create(path: Path) -> None:
+    """An empty journal, there whole or not at all: two syncs, where SQLite takes eleven for it."""
+    part = temporary(path)
+    for each in _files(part):
+        each.unlink(missing_ok=True)
+    part.touch(mode=0o600)
+    with closing(sqlite3.connect(part, isolation_level=None)) as connection:
+        connection.execute("PRAGMA synchronous=OFF")
+        connection.execute("PRAGMA auto_vacuum=INCREMENTAL")
+        connection.execute("PRAGMA journal_mode=WAL")
+        prepare(connection, path)
+    put_in_place(part, path)
+
+
+def _files(path: Path) -> tuple[Path, ...]:
+    return (path, path.with_name(f"{path.name}-wal"), path.with_name(f"{path.name}-shm"))
+
+
 def _make_private(path: Path) -> None:
-    """What SQLite makes beside the file gets its mode from it; what was made before stays as it was made."""
-    os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
-    for each in (path, path.with_name(f"{path.name}-wal"), path.with_name(f"{path.name}-shm")):
+    """What SQLite makes beside the file gets its mode from it; what was made before keeps its own."""
+    for each in _files(path):
         if each.exists() and each.stat().st_mode & 0o077:
             each.chmod(0o600)
 
@@ -170,6 +192,7 @@ def examine(path: Path) -> None:
     Raises JournalDamaged, and JournalError where it can't be read or written.
     """
     if not path.exists():
+        connect(path).close()
         return
     began = time.monotonic()
     try:

@@ -8,14 +8,17 @@ Rules:
 
 from __future__ import annotations
 
+import asyncio
 import os
 import socket
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from collections.abc import MutableMapping
 
+EXTEND_SECONDS: Final = 30.0
+"""By which the service manager's patience with a start grows, as often as needed."""
 _VARIABLES = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES")
 
 
@@ -50,6 +53,14 @@ class Notifier:
     def extend(self, seconds: float) -> bool:
         """The start takes longer: it is late only when that much time has passed without another word."""
         return self._send(f"EXTEND_TIMEOUT_USEC={int(seconds * 1e6)}")
+
+    async def keep_extending(self) -> None:
+        """Until it is cancelled: a start is late only when its loop hangs, for each of its parts has a deadline of its own, or is
+        as slow as its disk.
+        """
+        while True:
+            await asyncio.sleep(EXTEND_SECONDS / 3)
+            self.extend(EXTEND_SECONDS)
 
     def stopping(self, status: str | None = None) -> bool:
         return self._send("STOPPING=1", *_status(status))

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
+import errno
 import shutil
 import socket
 import sqlite3
+import subprocess
+import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
-from governor import config, journal_schema
-from governor.daemon import EXTEND_SECONDS, Daemon
-from governor.errors import ExitCode, JournalDamaged, JournalError
+from governor import config, files, journal_schema, systemd
+from governor.daemon import Daemon
+from governor.errors import ExitCode, JournalDamaged, JournalError, TryAgain
 from governor.journal import Journal
+from governor.recovery import Recovery
 from governor.systemd import Notifier
 
 PAGE = 4096
@@ -45,10 +51,10 @@ def test_a_damaged_journal_is_refused_with_its_first_fault_and_what_to_do(path, 
     assert path.read_bytes()[: len(content)] == bytes(content), "nothing was written"
 
 
-async def test_a_whole_one_is_taken_and_one_that_is_not_there_is_none(path, tmp_path):
+async def test_a_whole_one_is_taken_and_one_that_is_not_there_is_made(path, tmp_path):
     journal_schema.examine(path)
     journal_schema.examine(tmp_path / "absent.db")
-    assert not (tmp_path / "absent.db").exists()
+    assert pragma(tmp_path / "absent.db", "user_version") == 4
 
 
 async def test_a_log_that_a_loss_of_power_has_cut_off_costs_what_was_not_whole(path, tmp_path):
@@ -125,16 +131,79 @@ def test_a_migration_that_fails_leaves_the_old_journal(old, monkeypatch):
     assert pragma(old, "user_version") == 3
 
 
-async def test_a_check_that_takes_long_asks_the_service_manager_for_time(path, tmp_path, monkeypatch):
-    """It goes on until the manager has heard it."""
-    monkeypatch.setattr("governor.daemon.EXTEND_SECONDS", 0.03)
+async def test_each_part_of_a_slow_start_asks_the_service_manager_for_time(path, tmp_path, monkeypatch):
+    """Each goes on until the manager has heard it."""
+    monkeypatch.setattr(systemd, "EXTEND_SECONDS", 0.03)
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
         manager.bind(str(tmp_path / "notify"))
         manager.settimeout(30)
         heard = []
+
+        async def clear_away(_):
+            await asyncio.to_thread(lambda: heard.append(manager.recv(999)))
+            raise TryAgain("far enough")
+
         monkeypatch.setattr(journal_schema, "examine", lambda _: heard.append(manager.recv(999)))
+        monkeypatch.setattr(Recovery, "clear_away", clear_away)
         settings = config.load(options={"state_dir": tmp_path, "runtime_dir": "/tmp/r"})
-        daemon = Daemon(config=settings, notifier=Notifier(address=str(tmp_path / "notify")))
-        await daemon._examined(path)
-    assert heard == [b"EXTEND_TIMEOUT_USEC=30000"]
-    assert EXTEND_SECONDS > 1
+        notifier = Notifier(address=str(tmp_path / "notify"))
+        with pytest.raises(TryAgain, match="far enough"):
+            async with Daemon(config=settings, notifier=notifier, taken=ExitStack()).running():
+                pass
+    assert heard == [b"EXTEND_TIMEOUT_USEC=30000"] * 2
+    assert path.exists()
+
+
+def test_a_new_journal_is_there_whole_or_not_at_all(tmp_path, monkeypatch):
+    def fails(_):
+        raise OSError(errno.EIO, "Input/output error")
+
+    path = tmp_path / "governor.db"
+    with monkeypatch.context() as broken:
+        broken.setattr(files, "sync_to_disk", fails)
+        with pytest.raises(JournalError, match="Input/output error"):
+            journal_schema.examine(path)
+    assert not path.exists()
+    journal_schema.examine(path)
+    assert (pragma(path, "user_version"), pragma(path, "auto_vacuum")) == (4, 2)
+    assert pragma(path, "journal_mode") == "wal"
+    assert [each.name for each in tmp_path.iterdir() if "part" in each.name] == []
+
+
+@pytest.mark.skipif(shutil.which("strace") is None, reason="strace is not installed")
+@pytest.mark.parametrize(("start", "most"), [("first", 2), ("second", 0)])
+def test_how_often_a_start_waits_for_its_disk(tmp_path, start, most):
+    """Three seconds each, on a disk that is that slow."""
+    path = tmp_path / "governor.db"
+    if start == "second":
+        journal_schema.examine(path)
+    program = f"""
+import asyncio, pathlib
+from governor import journal_schema
+from governor.journal import Journal
+async def main():
+    path = pathlib.Path({str(path)!r})
+    journal_schema.examine(path)
+    await Journal(path).close()
+asyncio.run(main())
+"""
+    syncs = [
+        "strace",
+        "-f",
+        "-qq",
+        "-o",
+        str(tmp_path / "trace"),
+        "-e",
+        "trace=fsync,fdatasync,sync_file_range",
+    ]
+    done = subprocess.run(
+        [*syncs, sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False
+    )
+    if done.returncode:
+        pytest.skip(f"nothing can be traced here: {done.stderr}")
+    calls = [
+        line
+        for line in (tmp_path / "trace").read_text().splitlines()
+        if "sync" in line and "resumed" not in line
+    ]
+    assert len(calls) <= most, calls
