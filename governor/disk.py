@@ -40,7 +40,7 @@ _OF_SQLITE: Final = frozenset({sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_WRITE, 
 log = logs.get_logger()
 
 
-def is_full(error: Exception) -> bool:
+def is_full(error: BaseException) -> bool:
     """Whether it may be for want of room."""
     if isinstance(error, sqlite3.Error):
         return getattr(error, "sqlite_errorcode", 0) in _OF_SQLITE
@@ -131,7 +131,7 @@ class Reserve:
                 f"{sizes.text(self.size)}: make room ({advice})"
             )
 
-    def give_up(self, error: Exception) -> bool:
+    def give_up(self, error: BaseException) -> bool:
         """Whether there was one still."""
         with self._lock:
             if not self.release():

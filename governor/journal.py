@@ -106,7 +106,7 @@ class Journal:
         for connection in (self._writing, *self._readers):
             connection.close()
 
-    def make_room(self, error: Exception) -> bool:
+    def make_room(self, error: BaseException) -> bool:
         """Gives up the reserve where the disk is full: what met `error` may succeed now."""
         return is_full(error) and self._reserve is not None and self._reserve.give_up(error)
 

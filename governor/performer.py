@@ -397,5 +397,4 @@ class Performer:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("effect.failed", run=self._uid, effect=task.get_name(), exc_info=error)
-            if isinstance(error, Exception):
-                self._site.journal.make_room(error)
+            self._site.journal.make_room(error)

@@ -125,7 +125,7 @@ class RunDesk:
     async def _apply(self, report: Report) -> None:
         who = (report.conductor, report.incarnation)
         pending: list[Recorded] = []
-        full = any(map(_is_bad, report.events)) and self._journal.is_out_of_room
+        full = any(map(_is_bad, report.events)) and await asyncio.to_thread(self._is_out_of_room)
         for seq, event in enumerate(report.events, start=report.seq):
             if seq <= self._applied[who]:
                 continue
@@ -153,6 +153,10 @@ class RunDesk:
         if pending:
             await self._record(pending)
             self._applied[who] = report.seq + len(report.events) - 1
+
+    def _is_out_of_room(self) -> bool:
+        """Tries a file: some milliseconds."""
+        return self._journal.is_out_of_room
 
     async def _move(
         self,
