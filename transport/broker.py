@@ -1,13 +1,15 @@
-"""The broker's shell: two ROUTERs on asyncio around `BrokerCore`. Clients and workers have a socket of their own, so
-that the permissions of a file decide who may register a service.
+"""The broker's shell: ROUTERs on asyncio around `BrokerCore`. Clients and workers have a socket of their own, so that the
+permissions of a file decide who may register a service. With `private_endpoint` there is a second one for clients: what
+`access` does not make public is reached through that alone.
 
 Rules:
 1. ROUTER_MANDATORY is on: what cannot be delivered is known. To a worker: it is lost. To a client that is gone: dropped and
    counted, its stream cancelled. To a client that reads slowly: owed, in order, up to `OWED_MESSAGES`; what goes
    beyond is dropped, and the client sees the gap by its sequence numbers.
-2. ipc sockets are 0600 in a 0700 folder; tcp is bound to loopback only.
+2. ipc sockets are 0600 in a 0700 folder; tcp is bound to loopback only. A group is let in at the public socket alone.
 3. A connection that breaks on the worker side makes the broker probe all workers: a dead one is known in milliseconds,
    not after its missed heartbeats.
+4. What is refused for want of a right is counted, and told in one line for each heartbeat at most.
 """
 
 from __future__ import annotations
@@ -19,12 +21,14 @@ import shutil
 import signal
 from collections import deque
 from dataclasses import asdict
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol, Self
 
 import msgspec
 import zmq
 
 from transport import endpoints
+from transport.access import Access
 from transport.broker_core import BrokerCore, Limits, Send, Side
 from transport.connection import keep_alive
 from transport.errors import CannotBind, EndpointInUse
@@ -49,7 +53,11 @@ class OnEvent(Protocol):
 
 
 def _to_logging(name: str, **data: Any) -> None:
-    logging.getLogger("transport.broker").info(name, extra={"data": data})
+    """What was refused is a warning: it is seen also in a process that has not set logging up."""
+    refused = name == "broker.not_permitted"
+    text = " ".join((name, *(f"{key}={value}" for key, value in data.items()))) if refused else name
+    level = logging.WARNING if refused else logging.INFO
+    logging.getLogger("transport.broker").log(level, text, extra={"data": data})
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,7 +65,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
     client_endpoint: str
     worker_endpoint: str
+    private_endpoint: str | None = None
     client_group: str | None = None
+    access: Access = Access()
     limits: Limits = Limits()
 
 
@@ -65,7 +75,9 @@ def encode_settings(
     *,
     client_endpoint: str,
     worker_endpoint: str,
+    private_endpoint: str | None = None,
     client_group: str | None = None,
+    access: Access | None = None,
     limits: Limits | None = None,
 ) -> bytes:
     """Return the payload for `main`."""
@@ -73,7 +85,9 @@ def encode_settings(
         Settings(
             client_endpoint=client_endpoint,
             worker_endpoint=worker_endpoint,
+            private_endpoint=private_endpoint,
             client_group=client_group,
+            access=access or Access(),
             limits=limits or Limits(),
         )
     )
@@ -82,8 +96,8 @@ def encode_settings(
 class Broker:
     """A Majordomo broker.
 
-    `start` binds both sockets (raises BadEndpoint, CannotBind); `client_endpoint` and `worker_endpoint` are then
-    the real ones, also where a free tcp port was asked for. `serve` runs until `stop`. `aclose` sends DISCONNECT to the
+    `start` binds the sockets (raises BadEndpoint, CannotBind); `client_endpoint`, `worker_endpoint` and
+    `private_endpoint` are then the real ones, also where a free tcp port was asked for. `serve` runs until `stop`. `aclose` sends DISCONNECT to the
     workers, closes the sockets and removes their files; it may be called twice, and also without a start.
     """
 
@@ -92,12 +106,16 @@ class Broker:
         *,
         client_endpoint: str,
         worker_endpoint: str,
+        private_endpoint: str | None = None,
         client_group: str | None = None,
+        access: Access | None = None,
         limits: Limits | None = None,
         on_event: OnEvent | None = None,
     ) -> None:
         self.client_endpoint = client_endpoint
         self.worker_endpoint = worker_endpoint
+        self.private_endpoint = private_endpoint
+        self.access = access or Access()
         self.limits = limits or Limits()
         self._client_group = client_group
         self._on_event = on_event or _to_logging
@@ -107,10 +125,11 @@ class Broker:
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
         self._probe_timer: asyncio.TimerHandle | None = None
-        self._owed: dict[bytes, deque[Frames]] = {}
+        self._owed: dict[tuple[Side, bytes], deque[Frames]] = {}
         self._owed_messages = 0
         self._owed_bytes = 0
         self.owed_dropped = 0
+        self._refusals = (0, 0)
 
     @property
     def counters(self) -> dict[str, int]:
@@ -141,16 +160,17 @@ class Broker:
         await self.aclose()
 
     async def start(self) -> None:
-        """Bind both sockets and serve from the next turn of the event loop on."""
+        """Bind the sockets and serve from the next turn of the event loop on."""
         self._loop = asyncio.get_running_loop()
         self._now = self._loop.time
-        self._core = BrokerCore(limits=self.limits, now=self._now())
+        self._core = BrokerCore(limits=self.limits, access=self.access, now=self._now())
         self._context = zmq.Context()
         self._context.set(zmq.MAX_SOCKETS, 1023)
         clients = self._context.socket(zmq.ROUTER)
         workers = self._context.socket(zmq.ROUTER)
+        private = None if self.private_endpoint is None else self._context.socket(zmq.ROUTER)
         workers.set(zmq.SNDHWM, _WORKER_HIGH_WATER)
-        for socket in (clients, workers):
+        for socket in filter(None, (clients, private, workers)):
             socket.set(zmq.ROUTER_MANDATORY, 1)
             socket.set(zmq.LINGER, _LINGER_MS)
             socket.set(zmq.MAXMSGSIZE, 2 * self.limits.body_bytes)  # below it the core can answer TOO_LARGE
@@ -158,15 +178,22 @@ class Broker:
         self._monitor = Monitor(workers, on_event=self._on_worker_connection)
         self.client_endpoint = self._bind(clients, self.client_endpoint, group=self._client_group)
         self.worker_endpoint = self._bind(workers, self.worker_endpoint, group=None)
+        if private is not None and self.private_endpoint is not None:
+            self.private_endpoint = self._bind(private, self.private_endpoint, group=None)
         sockets = SocketLoop()
         self._sockets = sockets
-        self._clients = sockets.add(clients, on_message=self._from_client, on_writable=self._pay)
+        self._clients = {
+            side: sockets.add(socket, on_message=partial(self._from_client, side), on_writable=self._pay)
+            for side, socket in ((Side.CLIENTS, clients), (Side.PRIVATE, private))
+            if socket is not None
+        }
         self._workers = sockets.add(workers, on_message=self._from_worker)
         self._arm()
         self._on_event(
             "broker.started",
             client_endpoint=self.client_endpoint,
             worker_endpoint=self.worker_endpoint,
+            private_endpoint=self.private_endpoint,
             pid=os.getpid(),
         )
 
@@ -198,8 +225,8 @@ class Broker:
                 timer.cancel()
         if hasattr(self, "_workers"):
             self._deliver(self._core.close())
-            self._sockets.remove(self._clients)
-            self._sockets.remove(self._workers)
+            for drained in (*self._clients.values(), self._workers):
+                self._sockets.remove(drained)
             self._on_event("broker.stopped", **self.counters)
         if hasattr(self, "_monitor"):
             self._monitor.close()
@@ -209,8 +236,8 @@ class Broker:
 
     # -- the core's events ----------------------------------------------------------------------------------
 
-    def _from_client(self, frames: Frames) -> None:
-        self._deliver(self._core.feed(Side.CLIENTS, frames, self._now()))
+    def _from_client(self, side: Side, frames: Frames) -> None:
+        self._deliver(self._core.feed(side, frames, self._now()))
         if self._core.next_deadline() < self._timer_at:
             self._arm()
 
@@ -222,7 +249,18 @@ class Broker:
     def _tick(self) -> None:
         self._deliver(self._core.tick(self._now()))
         self._pay()  # should a send to one client have swallowed the edge that told of room for another
+        self._tell_refusals()
         self._arm()
+
+    def _tell_refusals(self) -> None:
+        counters = self._core.counters
+        refusals = counters.not_permitted, counters.registrations_refused
+        if refusals != self._refusals:
+            requests, registrations = (
+                now - before for now, before in zip(refusals, self._refusals, strict=True)
+            )
+            self._refusals = refusals
+            self._on_event("broker.not_permitted", requests=requests, registrations=registrations)
 
     def _arm(self) -> None:
         if self._timer is not None:
@@ -251,38 +289,38 @@ class Broker:
     def _delivered(self, side: Side, frames: Frames) -> bool:
         if side is Side.WORKERS:
             return self._workers.send(frames) is Sent.OK
-        if self._owed and frames[0] in self._owed:
-            self._owe(frames)
+        if self._owed and (side, frames[0]) in self._owed:
+            self._owe(side, frames)
             return True
-        sent = self._clients.send(frames)
+        sent = self._clients[side].send(frames)
         if sent is Sent.FULL:
-            self._owe(frames)
+            self._owe(side, frames)
         return sent is not Sent.UNREACHABLE
 
-    def _owe(self, frames: Frames) -> None:
+    def _owe(self, side: Side, frames: Frames) -> None:
         size = _size(frames)
         if self._owed_messages >= OWED_MESSAGES or self._owed_bytes + size > OWED_BYTES:
             self.owed_dropped += 1
             return
         self._owed_messages += 1
         self._owed_bytes += size
-        self._owed.setdefault(frames[0], deque()).append(frames)  # type: ignore[arg-type]  # a routing id is bytes
+        self._owed.setdefault((side, frames[0]), deque()).append(frames)  # type: ignore[arg-type]  # a routing id is bytes
 
     def _pay(self) -> None:
         """Send what is owed; called when a full socket may have room again."""
         unreachable: list[Send] = []
-        for client, owed in list(self._owed.items()):
+        for (side, client), owed in list(self._owed.items()):
             while owed:
-                sent = self._clients.send(owed[0])
+                sent = self._clients[side].send(owed[0])
                 if sent is Sent.FULL:
                     break
                 frames = owed.popleft()
                 self._owed_messages -= 1
                 self._owed_bytes -= _size(frames)
                 if sent is Sent.UNREACHABLE:
-                    unreachable.append((Side.CLIENTS, frames))
+                    unreachable.append((side, frames))
             if not owed:
-                del self._owed[client]
+                del self._owed[side, client]
         for send in unreachable:
             self._deliver(self._core.undelivered(*send, self._now()))
 
@@ -297,7 +335,9 @@ async def main(payload: bytes) -> None:
     broker = Broker(
         client_endpoint=settings.client_endpoint,
         worker_endpoint=settings.worker_endpoint,
+        private_endpoint=settings.private_endpoint,
         client_group=settings.client_group,
+        access=settings.access,
         limits=settings.limits,
     )
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, broker.stop)

@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, Final
 
 from transport import envelope as envelopes
 from transport import frames as mdp
+from transport.access import Access
 from transport.broker_state import Counters, Limits, Request, Service, Worker
 from transport.dispatch import Dispatcher, Send, Side
-from transport.envelope import ReplyEnvelope, RequestEnvelope
+from transport.envelope import ReplyEnvelope, RequestEnvelope, Status
 from transport.errors import MalformedFrames
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["BrokerCore", "Limits", "Send", "Side"]
 
 _MMI: Final = b"mmi."
+_NOT_PERMITTED: Final = b"this service is not reached through the socket that is open to all clients"
 _HEARTBEAT: Final = mdp.Heartbeat().frames()
 _DISCONNECT: Final = mdp.Disconnect().frames()
 
@@ -35,8 +37,11 @@ _DISCONNECT: Final = mdp.Disconnect().frames()
 class BrokerCore:
     """The broker's whole state. `now` is any monotonic clock, in seconds."""
 
-    def __init__(self, *, limits: Limits | None = None, now: float = 0.0) -> None:
+    def __init__(
+        self, *, limits: Limits | None = None, access: Access | None = None, now: float = 0.0
+    ) -> None:
         self.limits = limits or Limits()
+        self.access = access or Access()
         self.counters = Counters()
         self._dispatcher = Dispatcher(limits=self.limits, counters=self.counters)
         self._workers: dict[bytes, Worker] = {}
@@ -65,10 +70,10 @@ class BrokerCore:
         """Take one message as the ROUTER of `side` received it, routing id first."""
         out = self._dispatcher.out = []
         try:
-            if side is Side.CLIENTS:
-                self._from_client(frames, now)
-            else:
+            if side is Side.WORKERS:
                 self._from_worker(frames, now)
+            else:
+                self._from_client(side, frames, now)
         except MalformedFrames:
             self.counters.malformed += 1
         return out
@@ -101,7 +106,7 @@ class BrokerCore:
         first = command.body[0]
         if type(command) is mdp.ClientPartial and type(first) is bytes and len(first) == envelopes.SIZE:
             request = self._dispatcher.known(envelopes.identity(first) + command.service)
-            if request is not None and request.client == peer:
+            if request is not None and request.client == peer and request.side is side:
                 self._dispatcher.cancel(request)
         return out
 
@@ -115,7 +120,7 @@ class BrokerCore:
 
     # -- clients --------------------------------------------------------------------------------------------
 
-    def _from_client(self, frames: Frames, now: float) -> None:
+    def _from_client(self, side: Side, frames: Frames, now: float) -> None:
         command = mdp.parse_client(frames, start=1)
         client = frames[0]
         if type(command) is not mdp.ClientRequest or type(client) is not bytes:
@@ -125,6 +130,9 @@ class BrokerCore:
         name = command.service
         first = body[0]
         envelope = envelopes.read_request(first)
+        if side is Side.CLIENTS and not self.access.may_ask(name):
+            self._refuse(side, client, name, envelope)
+            return
         key = None
         if envelope is not None and type(first) is bytes:
             key = envelopes.identity(first) + name
@@ -134,14 +142,15 @@ class BrokerCore:
                     self._dispatcher.cancel(known)
                 return
             if known is not None:
-                self._dispatcher.again(known, client, envelope, now)
+                self._dispatcher.again(known, side, client, envelope, now)
                 return
         self.counters.requests += 1
         if name.startswith(_MMI):
-            self._answer_mmi(client, name, body, envelope)
+            self._answer_mmi(side, client, name, body, envelope)
             return
         wait = self.limits.plain_wait if envelope is None else envelope.budget_seconds
         request = Request(
+            side=side,
             client=client,
             service=name,
             body=body,
@@ -153,7 +162,17 @@ class BrokerCore:
         )
         self._dispatcher.accept(request, now)
 
-    def _answer_mmi(self, client: bytes, name: bytes, body: Frames, envelope: RequestEnvelope | None) -> None:
+    def _refuse(self, side: Side, client: bytes, name: bytes, envelope: RequestEnvelope | None) -> None:
+        self.counters.not_permitted += 1
+        if envelope is None or envelope.cancel:
+            return
+        status = int(Status.NOT_PERMITTED)
+        reply: Frames = [ReplyEnvelope(envelope.request_id, envelope.session, status).frame(), _NOT_PERMITTED]
+        self._dispatcher.out.append((side, [client, *mdp.ClientFinal(name, reply).frames()]))
+
+    def _answer_mmi(
+        self, side: Side, client: bytes, name: bytes, body: Frames, envelope: RequestEnvelope | None
+    ) -> None:
         self.counters.mmi += 1
         code = b"501"
         if name == b"mmi.service":
@@ -163,7 +182,7 @@ class BrokerCore:
         reply: Frames = [code]
         if envelope is not None:
             reply.insert(0, ReplyEnvelope(envelope.request_id, envelope.session).frame())
-        self._dispatcher.out.append((Side.CLIENTS, [client, *mdp.ClientFinal(name, reply).frames()]))
+        self._dispatcher.out.append((side, [client, *mdp.ClientFinal(name, reply).frames()]))
 
     # -- workers --------------------------------------------------------------------------------------------
 
@@ -205,6 +224,10 @@ class BrokerCore:
         services = self._dispatcher.services
         service = services.get(ready.service)
         limits = self.limits
+        if not self.access.may_register(ready.service, b"" if ready.secret is None else ready.secret.value):
+            self.counters.registrations_refused += 1
+            self._disconnect(routing_id)
+            return
         if (
             ready.service.startswith(_MMI)
             or len(self._workers) >= limits.workers

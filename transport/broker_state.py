@@ -19,6 +19,7 @@ import msgspec
 from transport.frames import BODY_LIMIT
 
 if TYPE_CHECKING:
+    from transport.dispatch import Side
     from transport.envelope import RequestEnvelope
     from transport.frames import Frames
 
@@ -62,6 +63,8 @@ class Counters:
     errors_sent: int = 0
     malformed: int = 0
     unexpected: int = 0
+    not_permitted: int = 0
+    registrations_refused: int = 0
     after_disconnect: int = 0
     late_replies: int = 0
     dropped_plain: int = 0
@@ -85,6 +88,7 @@ class Request:
         "queued_at",
         "seq",
         "service",
+        "side",
         "size",
         "worker",
     )
@@ -92,6 +96,7 @@ class Request:
     def __init__(
         self,
         *,
+        side: Side,
         client: bytes,
         service: bytes,
         body: Frames,
@@ -102,6 +107,7 @@ class Request:
         queued_at: float,
     ) -> None:
         self.seq = 0
+        self.side = side
         self.client = client
         self.service = service
         self.body = body

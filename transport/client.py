@@ -29,6 +29,7 @@ from transport.errors import (
     ConnectionLost,
     DeadlineExceeded,
     MalformedFrames,
+    NotPermitted,
     PartialsLost,
     QueueFull,
     RemoteError,
@@ -50,6 +51,7 @@ _SAID_BY_BROKER: Final = {
     Status.QUEUE_FULL: QueueFull,
     Status.TOO_LARGE: TooLarge,
     Status.WORKER_LOST: WorkerLost,
+    Status.NOT_PERMITTED: NotPermitted,
 }
 # The broker's error is to arrive before our own deadline ends the wait with a less telling one.
 _HEAD_START: Final = 0.1

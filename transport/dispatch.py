@@ -25,9 +25,10 @@ if TYPE_CHECKING:
 
 
 class Side(Enum):
-    """Which ROUTER: that of the clients or that of the workers."""
+    """Which ROUTER: that of the clients, the clients' private one, or that of the workers."""
 
     CLIENTS = "clients"
+    PRIVATE = "private"
     WORKERS = "workers"
 
 
@@ -101,9 +102,12 @@ class Dispatcher:
             self._by_key[request.key] = request
         self._enqueue(service, request, now)
 
-    def again(self, request: Request, client: bytes, envelope: RequestEnvelope, now: float) -> None:
+    def again(
+        self, request: Request, side: Side, client: bytes, envelope: RequestEnvelope, now: float
+    ) -> None:
         """Take note that the same request was asked again, perhaps over another connection."""
         self.counters.reattached += 1
+        request.side = side
         request.client = client
         request.cancelled = False
         if envelope.budget_ms:
@@ -166,7 +170,7 @@ class Dispatcher:
         else:
             self.counters.partials += 1
             command = mdp.ClientPartial(request.service, self._reply_body(worker, request, body))
-            self.out.append((Side.CLIENTS, [request.client, *command.frames()]))
+            self.out.append((request.side, [request.client, *command.frames()]))
         return True
 
     def final(self, worker: Worker, address: bytes, body: Frames, now: float) -> bool:
@@ -182,7 +186,7 @@ class Dispatcher:
         else:
             self.counters.finals += 1
             command = mdp.ClientFinal(request.service, self._reply_body(worker, request, body))
-            self.out.append((Side.CLIENTS, [request.client, *command.frames()]))
+            self.out.append((request.side, [request.client, *command.frames()]))
         service = worker.service
         service.offer(worker)
         if service.queue:
@@ -296,7 +300,7 @@ class Dispatcher:
         self.counters.errors_sent += 1
         envelope = ReplyEnvelope(request.envelope.request_id, request.envelope.session, int(status))
         command = mdp.ClientFinal(request.service, [envelope.frame(), detail])
-        self.out.append((Side.CLIENTS, [request.client, *command.frames()]))
+        self.out.append((request.side, [request.client, *command.frames()]))
 
     def _forget(self, request: Request) -> None:
         if request.key is not None and self._by_key.get(request.key) is request:

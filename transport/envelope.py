@@ -54,6 +54,7 @@ class Status(IntEnum):
     TOO_LARGE = 5
     WORKER_LOST = 6
     CANCELLED = 7
+    NOT_PERMITTED = 8
 
 
 _REQUEST, _CANCEL, _REPLY = int(Kind.REQUEST), int(Kind.CANCEL), int(Kind.REPLY)

@@ -73,6 +73,10 @@ class TooLarge(RequestError):
     """The body is larger than the broker takes. Nothing was done."""
 
 
+class NotPermitted(RequestError):
+    """The broker's socket at which this was asked does not lead to the service. Nothing was done."""
+
+
 class WorkerLost(RequestError):
     """The worker that had the request died or hung up before its reply."""
 

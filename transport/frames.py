@@ -7,8 +7,9 @@ Rules:
 4. Whatever arrives either becomes one of these commands or raises `MalformedFrames`.
 
 Declared extensions, which only peers that announce them ever see:
-* READY may carry a fourth frame (credit, capabilities): how many requests the worker takes at once, and whether it
-  reads envelopes and CANCEL. A strict worker holds one request and gets bodies without envelope.
+* READY may carry a fourth frame (credit, capabilities, secret): how many requests the worker takes at once, whether it
+  reads envelopes and CANCEL, and what a reserved name takes, if anything. A strict worker holds one request and gets
+  bodies without envelope.
 * CANCEL (07, broker to worker: address, empty): nobody waits for the reply any more. The FINAL is still owed.
 """
 
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 
 import msgspec
 
+from transport.access import SECRET_BYTES, Secret
 from transport.errors import MalformedFrames
 
 if TYPE_CHECKING:
@@ -64,16 +66,18 @@ class ClientFinal(ClientCommand, frozen=True):
 
 
 class Ready(msgspec.Struct, frozen=True):
-    """A worker registers. `extended`: it reads envelopes and CANCEL and may hold `credit` requests."""
+    """A worker registers. `extended`: it reads envelopes and CANCEL, may hold `credit` requests, and shows a `secret`."""
 
     service: bytes
     credit: int = 1
     extended: bool = False
+    secret: Secret | None = None
 
     def frames(self) -> Frames:
         if not self.extended:
             return [WORKER, b"\x01", self.service]
-        return [WORKER, b"\x01", self.service, _EXTENSION.pack(self.credit, _ENVELOPES)]
+        shown = b"" if self.secret is None else self.secret.value
+        return [WORKER, b"\x01", self.service, _EXTENSION.pack(self.credit, _ENVELOPES) + shown]
 
 
 class WorkerCommand(msgspec.Struct, frozen=True):
@@ -182,12 +186,16 @@ def _ready(frames: Frames, start: int, count: int) -> Ready:
     if count == 3:
         return Ready(_service(frames[start + 2]))
     extension = _small(frames[start + 3]) if count == 4 else b""
-    if len(extension) != _EXTENSION.size:
-        raise MalformedFrames("READY has three frames, or a fourth with credit and capabilities")
-    credit, capabilities = _EXTENSION.unpack(extension)
+    if len(extension) not in {_EXTENSION.size, _EXTENSION.size + SECRET_BYTES}:
+        raise MalformedFrames(
+            "READY has three frames, or a fourth with credit, capabilities and perhaps a secret"
+        )
+    credit, capabilities = _EXTENSION.unpack_from(extension)
     if not 1 <= credit <= CREDIT_LIMIT or capabilities != _ENVELOPES:
         raise MalformedFrames(f"credit is 1 to {CREDIT_LIMIT}, capabilities are {_ENVELOPES}")
-    return Ready(_service(frames[start + 2]), credit, extended=True)
+    shown = extension[_EXTENSION.size :]
+    secret = Secret(shown) if shown else None
+    return Ready(_service(frames[start + 2]), credit, extended=True, secret=secret)
 
 
 def plain(body: Sequence[Frame]) -> list[bytes]:

@@ -32,6 +32,7 @@ from transport.errors import MalformedFrames, TooLarge
 from transport.sockets import Sent
 
 if TYPE_CHECKING:
+    from transport.access import Secret
     from transport.frames import Frames
 
 _log = logging.getLogger("transport.worker")
@@ -105,6 +106,7 @@ class Worker:
         service: 1 to 255 printable ASCII characters.
         handler: is awaited with each request; what it returns are the frames of the FINAL.
         credit: how many requests at once.
+        secret: what the broker wants to see where the name is reserved.
         heartbeat: seconds between heartbeats; the broker's must be about the same.
         liveness: missed heartbeats after which the broker is taken for gone.
     """
@@ -116,6 +118,7 @@ class Worker:
         handler: Handler,
         credit: int = 1,
         *,
+        secret: Secret | None = None,
         heartbeat: float = 1.0,
         liveness: int = 4,
         context: zmq.Context[zmq.Socket[bytes]] | None = None,
@@ -128,7 +131,7 @@ class Worker:
         self.conversations = 0
         self.dropped_replies = 0
         self.malformed = 0
-        self._ready = mdp.Ready(mdp.service_name(service), credit, extended=True)
+        self._ready = mdp.Ready(mdp.service_name(service), credit, extended=True, secret=secret)
         self._handler = handler
         self._heartbeat = heartbeat
         self._liveness = liveness

@@ -13,18 +13,18 @@ SESSION = b"s" * 16
 class Stage:
     """A core, a clock, and what was sent, by peer."""
 
-    def __init__(self, **limits):
-        self.core = BrokerCore(limits=Limits(**limits))
+    def __init__(self, *, access=None, **limits):
+        self.core = BrokerCore(limits=Limits(**limits), access=access)
         self.now = 0.0
         self.sent: dict[bytes, list] = {}
 
     def _note(self, sends):
         for side, frames in sends:
-            parse = mdp.parse_client if side is Side.CLIENTS else mdp.parse_worker
+            parse = mdp.parse_worker if side is Side.WORKERS else mdp.parse_client
             self.sent.setdefault(frames[0], []).append(parse(frames, start=1))
 
-    def client(self, who, command):
-        self._note(self.core.feed(Side.CLIENTS, [who, *command.frames()], self.now))
+    def client(self, who, command, *, side=Side.CLIENTS):
+        self._note(self.core.feed(side, [who, *command.frames()], self.now))
 
     def worker(self, who, command):
         self._note(self.core.feed(Side.WORKERS, [who, *command.frames()], self.now))
@@ -52,9 +52,20 @@ class Stage:
         self.worker(who, mdp.Ready(service, credit, extended))
         self.take(who)
 
-    def ask(self, who, number, *, service=b"echo", body=b"body", seconds=30.0, session=SESSION, **flags):
+    def ask(
+        self,
+        who,
+        number,
+        *,
+        service=b"echo",
+        body=b"body",
+        seconds=30.0,
+        session=SESSION,
+        side=Side.CLIENTS,
+        **flags,
+    ):
         envelope = RequestEnvelope(number, session, int(seconds * 1000), **flags)
-        self.client(who, mdp.ClientRequest(service, [envelope.frame(), body]))
+        self.client(who, mdp.ClientRequest(service, [envelope.frame(), body]), side=side)
 
     def request_at(self, who):
         """The one request that `who` was sent: (address, request id, body)."""

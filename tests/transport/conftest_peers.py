@@ -64,10 +64,9 @@ class House:
     def client(self, endpoint: str | None = None) -> Client:
         return Client(endpoint or self.client_endpoint, context=self.context)
 
-    def worker(self, service, handler, credit=1, *, endpoint: str | None = None) -> Worker:
-        return Worker(
-            endpoint or self.worker_endpoint, service, handler, credit, heartbeat=0.1, context=self.context
-        )
+    def worker(self, service, handler, credit=1, *, endpoint: str | None = None, **options) -> Worker:
+        at = endpoint or self.worker_endpoint
+        return Worker(at, service, handler, credit, heartbeat=0.1, context=self.context, **options)
 
     @asynccontextmanager
     async def raw(self, endpoint: str):

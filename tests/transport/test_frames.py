@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from transport import frames as mdp
+from transport.access import Secret
 from transport.errors import MalformedFrames
 
 service = st.text(st.characters(min_codepoint=32, max_codepoint=126), min_size=1, max_size=255).map(
@@ -47,7 +48,15 @@ def test_worker_commands_survive_the_wire(command):
 
 
 pieces = st.sampled_from(
-    [b"", b"MDPC02", b"MDPW02", *(bytes([n]) for n in range(9)), b"echo", b"\x00\x01\x01", b"\xff" * 300]
+    [
+        b"",
+        b"MDPC02",
+        b"MDPW02",
+        *(bytes([n]) for n in range(9)),
+        b"echo",
+        b"\x00\x01\x01",
+        b"\x00\x01\x01" + b"s" * 32,
+    ]
 )
 
 
@@ -69,6 +78,10 @@ def test_arbitrary_frames_are_a_command_or_malformed(frames, start):
         ([b"MDPC02", b"\x03", b"echo", b"a"], mdp.ClientFinal(b"echo", [b"a"])),
         ([b"MDPW02", b"\x01", b"echo"], mdp.Ready(b"echo")),
         ([b"MDPW02", b"\x01", b"echo", b"\x00\x40\x01"], mdp.Ready(b"echo", 64, extended=True)),
+        (
+            [b"MDPW02", b"\x01", b"echo", b"\x00\x01\x01" + b"s" * 32],
+            mdp.Ready(b"echo", 1, extended=True, secret=Secret(b"s" * 32)),
+        ),
         ([b"MDPW02", b"\x02", b"addr", b"", b"a"], mdp.WorkerRequest(b"addr", [b"a"])),
         ([b"MDPW02", b"\x03", b"addr", b"", b"a"], mdp.WorkerPartial(b"addr", [b"a"])),
         ([b"MDPW02", b"\x04", b"addr", b"", b"a"], mdp.WorkerFinal(b"addr", [b"a"])),
@@ -98,6 +111,8 @@ def test_the_numbers_of_rfc_18(frames, command):
         [b"MDPW02", b"\x01", b"echo", b"\x00\x00\x01"],
         [b"MDPW02", b"\x01", b"echo", b"\xff\xff\x01"],
         [b"MDPW02", b"\x01", b"echo", b"\x00\x01\x02"],
+        [b"MDPW02", b"\x01", b"echo", b"\x00\x01\x01" + b"s" * 31],
+        [b"MDPW02", b"\x01", b"echo", b"\x00\x01\x01" + b"s" * 33],
         [b"MDPW02", b"\x01", b"echo", b"\x00\x01\x01", b""],
         [b"MDPW02", b"\x04", b"addr", b"", *[]],
         [b"MDPW02", b"\x04", b"addr", b"not empty", b"body"],

@@ -1,0 +1,67 @@
+"""Who may ask for a service, and who may register for one: pure.
+
+Rules:
+1. A name's part before the first dot is its kind, the part behind it its scope: ``conductor.<scope>.<rest>``.
+2. A secret is shown, never sent back, and stands in no log: its `repr` is empty.
+3. Secrets of scopes are derived: whoever has one can't tell another one, nor the one that they come from.
+"""
+
+from __future__ import annotations
+
+import hmac
+import os
+from typing import Any, Final, Self
+
+import msgspec
+
+SECRET_BYTES: Final = 32
+
+
+class Secret(msgspec.Struct, frozen=True):
+    """`SECRET_BYTES` bytes that prove a right."""
+
+    value: bytes
+
+    @classmethod
+    def new(cls) -> Self:
+        return cls(os.urandom(SECRET_BYTES))
+
+    def of(self, scope: bytes) -> Secret:
+        """The secret of a scope: HMAC-SHA256."""
+        return Secret(hmac.digest(self.value, scope, "sha256"))
+
+    def matches(self, shown: object) -> bool:
+        """Whether `shown` is this secret. Takes as long wherever they differ."""
+        return type(shown) is bytes and hmac.compare_digest(self.value, shown)
+
+    def __repr__(self) -> str:
+        return "Secret()"
+
+    def __rich_repr__(self) -> list[tuple[str, Any]]:
+        return []
+
+
+class Access(msgspec.Struct, frozen=True, kw_only=True):
+    """Which names are open. By default all are, as RFC 18 has it.
+
+    `public`: what clients of the public socket may ask for, besides ``mmi.``; None: everything.
+    `secret`: what workers have to show in READY for a name of the kinds `reserved`; for one of the kinds `scoped` it is
+    the secret of the name's scope.
+    """
+
+    public: frozenset[bytes] | None = None
+    reserved: frozenset[bytes] = frozenset()
+    scoped: frozenset[bytes] = frozenset()
+    secret: Secret | None = None
+
+    def may_ask(self, service: bytes) -> bool:
+        return self.public is None or service in self.public or service.startswith(b"mmi.")
+
+    def may_register(self, service: bytes, shown: bytes) -> bool:
+        kind, _, rest = service.partition(b".")
+        if kind in self.scoped:
+            scope, _, _ = rest.partition(b".")
+            return self.secret is not None and self.secret.of(scope).matches(shown)
+        if kind in self.reserved:
+            return self.secret is not None and self.secret.matches(shown)
+        return True
