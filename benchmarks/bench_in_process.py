@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import gymnasium
 import numpy as np
-from bench_steps import HERE, PROGRAM, UID, Governor
+from bench_steps import HERE, PROGRAM, SECRET, UID, Governor
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from rows import Row, p50, spread, table
 from step_agent import TrivialAgent
@@ -168,6 +168,7 @@ class House:
             name="simulation",
             kind="simulation",
             incarnation=1,
+            secret=SECRET,
             run_folder=str(folder),
             socket_folder=str(folder),
             import_folder=str(HERE),
@@ -205,9 +206,11 @@ class House:
             made_environment=Made(entry="gymnasium:CartPole-v1", vector=world.vector),
             made_agents=(Made(entry=world.agent),),
         )
-        await self._client.request(service, encode(start), timeout=10)
+        await self._client.request(service, encode(start), SECRET.value, timeout=10)
         await asyncio.sleep(seconds)
-        await self._client.request(service, encode(StopPart(phase=self._phase, reason="enough")), timeout=10)
+        await self._client.request(
+            service, encode(StopPart(phase=self._phase, reason="enough")), SECRET.value, timeout=10
+        )
         return (await self._governor.next(PartEnded)).metrics
 
 

@@ -25,6 +25,7 @@ from governor.conductors.simulation import SimulationController
 from governor.conductors.task import TaskConductor
 from governor.messages import ConductorSpec, Made, PartEnded, StartSimulation
 from governor.ray_head import RayHead
+from transport.access import Secret
 
 if TYPE_CHECKING:
     from governor.conductors.conductor import Conductor
@@ -67,7 +68,7 @@ class Balancing:
 def spec(kind: str, folder: Path, **settings: Any) -> ConductorSpec:
     return ConductorSpec(
         uid="bench", run_name="bench", name=kind, kind=kind, incarnation=1, client_endpoint="", worker_endpoint="",
-        run_folder=str(folder), socket_folder=str(folder), import_folder=str(HERE), seed=0, settings=settings,
+        secret=Secret.new(), run_folder=str(folder), socket_folder=str(folder), import_folder=str(HERE), seed=0, settings=settings,
     )  # fmt: skip
 
 

@@ -34,12 +34,14 @@ from governor.messages import (
     encode,
     run_service,
 )
+from transport.access import Secret
 from transport.broker import Broker
 from transport.client import Client
 from transport.worker import Request, Worker
 
 HERE = Path(__file__).parent
 UID = "bench"
+SECRET = Secret.new()
 E = TypeVar("E")
 PROGRAM = (
     "import sys, asyncio, os, pathlib; from governor.conductors.conductor import main;"
@@ -130,6 +132,7 @@ async def conducted(
                 incarnation=1,
                 client_endpoint=client_endpoint,
                 worker_endpoint=worker_endpoint,
+                secret=SECRET,
                 run_folder=str(folder),
                 socket_folder=str(folder),
                 import_folder=str(HERE),
@@ -157,9 +160,9 @@ async def conducted(
             seed=0,
             vector=vector,
         )
-        await client.request(service, encode(start), timeout=10)
+        await client.request(service, encode(start), SECRET.value, timeout=10)
         await asyncio.sleep(seconds)
-        await client.request(service, encode(StopPart(phase=0, reason="enough")), timeout=10)
+        await client.request(service, encode(StopPart(phase=0, reason="enough")), SECRET.value, timeout=10)
         return (await governor.next(PartEnded)).metrics
 
 

@@ -13,14 +13,17 @@ from governor import logs
 from governor.conductors import process
 from governor.conductors.kill_ladder import Rungs, bring_down
 from governor.errors import ProcessError
+from governor.messages import SERVICE
 from governor.restarts import Restarts
 from governor.silence import BEAT_SECONDS, Silence
+from transport.access import Access
 from transport.broker import encode_settings
 from transport.client import Client
 from transport.errors import TransportError
 
 if TYPE_CHECKING:
     from governor.conductors.process import ChildProcess
+    from transport.access import Secret
 
 FIRST_BACK_OFF: Final = 0.05
 BACK_OFF_LIMIT: Final = 5.0
@@ -37,6 +40,16 @@ AT_ONCE: Final = Rungs(ask=0.0, terminate=0.0, kill=5.0)
 log = logs.get_logger()
 
 
+def access_of(secret: Secret) -> Access:
+    """Executors reach the daemon alone; it and the conductors of a run alone can have the names that are theirs."""
+    return Access(
+        public=frozenset({SERVICE.encode()}),
+        reserved=frozenset({b"governor", b"run"}),
+        scoped=frozenset({b"conductor", b"environment", b"agent"}),
+        secret=secret,
+    )
+
+
 class BrokerProcess:
     """`run` keeps the broker alive until it is cancelled; then it has been brought down when `run` returns."""
 
@@ -45,13 +58,19 @@ class BrokerProcess:
         *,
         client_endpoint: str,
         worker_endpoint: str,
-        client_group: str | None,
+        private_endpoint: str | None = None,
+        client_group: str | None = None,
+        access: Access | None = None,
         silence: float = SILENT_SECONDS,
         most_deaths: int = MOST_DEATHS,
     ) -> None:
         self._endpoint = client_endpoint
         self._payload = encode_settings(
-            client_endpoint=client_endpoint, worker_endpoint=worker_endpoint, client_group=client_group
+            client_endpoint=client_endpoint,
+            worker_endpoint=worker_endpoint,
+            private_endpoint=private_endpoint,
+            client_group=client_group,
+            access=access,
         )
         self._silence = silence
         self._most_deaths = most_deaths

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 NAME: Final = "run-governor"
 CLIENT_SOCKET: Final = "broker.sock"
+PRIVATE_SOCKET: Final = "private.sock"
 WORKER_SOCKET: Final = "workers.sock"
 _SOCKET_BYTES: Final = 107
 _LONGEST_SOCKET: Final = 40
@@ -67,6 +68,11 @@ class Config:
     def client_endpoint(self) -> str:
         """Where executors connect."""
         return f"ipc://{self.runtime_dir / CLIENT_SOCKET}"
+
+    @property
+    def private_endpoint(self) -> str:
+        """Where conductors and the daemon's own client connect: the only way to the services of runs."""
+        return f"ipc://{self.runtime_dir / PRIVATE_SOCKET}"
 
     @property
     def worker_endpoint(self) -> str:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final
 
 from governor import config as configuration
 from governor import disk, journal_schema, logs, premises
-from governor.broker_process import BrokerProcess, answering
+from governor.broker_process import BrokerProcess, access_of, answering
 from governor.conductors import process
 from governor.errors import ConfigError, ExitCode, GovernorError, ProcessError, TryAgain, UsageError
 from governor.front_desk import FrontDesk
@@ -31,6 +31,7 @@ from governor.recovery import Recovery
 from governor.run_governor import RunGovernor
 from governor.run_queue import RunQueue
 from governor.site import Site
+from transport.access import Secret
 from transport.client import Client
 from transport.worker import Worker
 
@@ -154,7 +155,7 @@ class Daemon:
             self._spawn(self._pruner.serve(lambda: self._keep), "prune")
             desk = FrontDesk(house=self, site=site)
             worker = await stack.enter_async_context(
-                Worker(config.worker_endpoint, SERVICE, desk.answer, credit=DESK_CREDIT)
+                Worker(config.worker_endpoint, SERVICE, desk.answer, credit=DESK_CREDIT, secret=site.secret)
             )
             async with asyncio.timeout(REGISTER_SECONDS):
                 await worker.registered()
@@ -201,20 +202,25 @@ class Daemon:
         report = await process.warm()
         if report.failures:
             log.warning("forkserver.not_preloaded", failures=report.failures)
+        secret = Secret.new()
         broker = BrokerProcess(
             client_endpoint=config.client_endpoint,
             worker_endpoint=config.worker_endpoint,
+            private_endpoint=config.private_endpoint,
             client_group=config.socket_group,
+            access=access_of(secret),
         )
         broker_task = asyncio.create_task(broker.run(), name="broker")
         stack.push_async_callback(_cancel, broker_task)
         broker_task.add_done_callback(self._background_ended)
-        client = await stack.enter_async_context(Client(config.client_endpoint))
+        client = await stack.enter_async_context(Client(config.private_endpoint))
         await answering(client)
         stack.push_async_callback(ray.aclose)
         return Site(
             client_endpoint=config.client_endpoint,
+            private_endpoint=config.private_endpoint,
             worker_endpoint=config.worker_endpoint,
+            secret=secret,
             client=client,
             journal=journal,
             ray=ray,

@@ -16,12 +16,14 @@ from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
 import msgspec
 
+import transport.errors
 from governor.config import find_broker
 from governor.errors import (
     BadRequest,
     GoingDown,
     GovernorError,
     NoAnswer,
+    NotPermitted,
     TryAgain,
     Unreachable,
     UsageError,
@@ -194,7 +196,7 @@ class Executor:
                         uid, after = said.uid, said.seq
                         yield said
             except TransportError as error:
-                hopeless = isinstance(error, RemoteError | TooLarge)
+                hopeless = isinstance(error, RemoteError | TooLarge | transport.errors.NotPermitted)
                 if hopeless or (end is None and loop.time() > until):
                     raise self._failure(error) from error
             if end is not None and not (self._may_go_on(end) and loop.time() <= until):
@@ -344,7 +346,7 @@ class Executor:
             raise BadRequest(f"the daemon answered {type(reply).__name__}, not {expected.__name__}")
         return reply
 
-    def _failure(self, error: TransportError) -> GovernorError:
+    def _failure(self, error: TransportError) -> GovernorError:  # noqa: PLR0911  # one for each kind
         """What a failed request means to whoever called."""
         match error:
             case BrokerUnreachable():
@@ -355,6 +357,8 @@ class Executor:
                 return TryAgain(f"the broker at {self.endpoint} has no room for another request: {error}")
             case TooLarge():
                 return UsageError(f"the request is larger than a broker takes: {error}")
+            case transport.errors.NotPermitted():
+                return NotPermitted(f"the daemon is not reached through {self.endpoint}: {error}")
             case RemoteError():
                 return GovernorError(f"the daemon failed at this request, its log tells more: {error}")
             case _:

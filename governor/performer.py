@@ -219,8 +219,9 @@ class Performer:
             name=effect.conductor,
             kind=effect.kind,
             incarnation=effect.incarnation,
-            client_endpoint=self._site.client_endpoint,
+            client_endpoint=self._site.private_endpoint,
             worker_endpoint=self._site.worker_endpoint,
+            secret=self._site.run_secret(self._uid),
             run_folder=str(self._site.run_folder(self._uid)),
             socket_folder=str(self._site.socket_folder(self._uid)),
             import_folder=self._assignment.folder,
@@ -352,7 +353,10 @@ class Performer:
         self, conductor: str, incarnation: int, command: ConductorCommand, *, seconds: float
     ) -> object:
         service = conductor_service(self._uid, conductor, incarnation)
-        answer = await self._site.client.request(service, encode(command), timeout=seconds, idempotent=True)
+        shown = self._site.run_secret(self._uid).value
+        answer = await self._site.client.request(
+            service, encode(command), shown, timeout=seconds, idempotent=True
+        )
         return decode_command_reply(answer[0])
 
     # -- the end -----------------------------------------------------------------------------------------------

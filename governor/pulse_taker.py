@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from governor.progress import Progress
     from states import State
     from states.crew import Member
+    from transport.access import Secret
     from transport.client import Client
 
 LONGEST_INTERVAL: Final = 2.0
@@ -42,6 +43,7 @@ class PulseTaker:
         *,
         assignment: Assignment,
         client: Client,
+        secret: Secret,
         progress: Progress,
         state: Callable[[], State],
         post: Post,
@@ -50,6 +52,7 @@ class PulseTaker:
         self._run = assignment.run
         self._first_phase = assignment.first_phase
         self._client = client
+        self._secret = secret
         self._progress = progress
         self._state = state
         self._post = post
@@ -85,7 +88,7 @@ class PulseTaker:
         service = conductor_service(self._uid, conductor, incarnation)
         try:
             answer = await self._client.request(
-                service, encode(Ping()), timeout=self._silence, idempotent=True
+                service, encode(Ping()), self._secret.value, timeout=self._silence, idempotent=True
             )
             reply = decode_command_reply(answer[0])
         except (TransportError, msgspec.MsgspecError, IndexError) as error:

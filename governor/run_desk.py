@@ -7,7 +7,8 @@ Rules:
 3. An acknowledgement is sent when all of the report is in the journal.
 4. The fence: reports are taken of the incarnation alone that was started last and was not found dead. When `close` returns,
    nothing of it is being applied, and nothing will be: what its successor is told is done is all that is done.
-5. What fails while the disk is full is not recorded: it may have failed for that. The run is interrupted.
+5. A report shows the secret of its run, or it is not read.
+6. What fails while the disk is full is not recorded: it may have failed for that. The run is interrupted.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ from governor.messages import (
     encode,
 )
 from governor.run_model import TASKS
+from governor.verifier import Verifier
 from states import events
 
 if TYPE_CHECKING:
@@ -46,6 +48,7 @@ if TYPE_CHECKING:
     from governor.journal_tables import Transaction
     from governor.progress import Progress
     from states.events import Event
+    from transport.access import Secret
     from transport.worker import Request
 
 log = logs.get_logger()
@@ -72,9 +75,11 @@ class RunDesk:
         journal: Journal,
         progress: Progress,
         governor: Governor,
+        secret: Secret,
         budget: Budget | None = None,
     ) -> None:
         self._uid = uid
+        self._verifier = Verifier(secret, run=uid)
         self._budget = budget
         self._journal = journal
         self._progress = progress
@@ -95,6 +100,8 @@ class RunDesk:
 
     async def answer(self, request: Request) -> Sequence[bytes]:
         """Handles one request to `run.<uid>`."""
+        if (refusal := self._verifier.refusal(request.body)) is not None:
+            return [encode(refusal)]
         try:
             report = decode_report(request.body[0])
         except (IndexError, msgspec.MsgspecError) as error:

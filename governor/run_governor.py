@@ -335,14 +335,22 @@ class RunGovernor:
             journal=self._site.journal,
             progress=self._progress,
             governor=self,
+            secret=self._site.run_secret(assignment.uid),
             budget=self._budget,
         )
-        self._desk = Worker(self.broker_uri, run_service(assignment.uid), desk.answer, credit=DESK_CREDIT)
+        self._desk = Worker(
+            self.broker_uri,
+            run_service(assignment.uid),
+            desk.answer,
+            credit=DESK_CREDIT,
+            secret=self._site.secret,
+        )
         await self._desk.__aenter__()
         self._performer = Performer(assignment=assignment, site=self._site, post=self._post, fence=desk)
         pulse = PulseTaker(
             assignment=assignment,
             client=self._site.client,
+            secret=self._site.run_secret(assignment.uid),
             progress=self._progress,
             state=lambda: self.state,
             post=self._post,

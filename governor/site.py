@@ -10,6 +10,7 @@ if TYPE_CHECKING:
 
     from governor.journal import Journal
     from governor.logs import LogFormat
+    from transport.access import Secret
     from transport.client import Client
 
 
@@ -22,10 +23,14 @@ class RayProvider(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Site:
-    """`client` is the daemon's own client of its broker. Folders exist and belong to the daemon alone."""
+    """`client` is the daemon's own client of its broker, at the private endpoint. `secret` is this invocation's. Folders
+    exist and belong to the daemon alone.
+    """
 
     client_endpoint: str
+    private_endpoint: str
     worker_endpoint: str
+    secret: Secret
     client: Client
     journal: Journal
     ray: RayProvider
@@ -33,6 +38,10 @@ class Site:
     runtime_folder: Path
     log_format: LogFormat
     log_level: str
+
+    def run_secret(self, uid: str) -> Secret:
+        """What the run's conductors show, and whoever commands them."""
+        return self.secret.of(uid.encode())
 
     def run_folder(self, uid: str) -> Path:
         """Where the run's files are kept."""

@@ -227,6 +227,7 @@ class Broker:
             self._deliver(self._core.close())
             for drained in (*self._clients.values(), self._workers):
                 self._sockets.remove(drained)
+            self._tell_refusals()
             self._on_event("broker.stopped", **self.counters)
         if hasattr(self, "_monitor"):
             self._monitor.close()

@@ -56,7 +56,9 @@ class AgentConductor(Conductor):
         await self.host.start()
         self._watch = asyncio.create_task(self._outlive_thread(), name=f"{self.spec.name}.watch")
         service = control.agent_service(self.spec.uid, self._plain)
-        self._worker = Worker(self.spec.worker_endpoint, service, self._serve, credit=64)
+        self._worker = Worker(
+            self.spec.worker_endpoint, service, self._serve, credit=64, secret=self.spec.secret
+        )
         self._worker.start()
         await self._worker.registered()
         return {"service": service, "entry": self.spec.settings["entry"], "learned": self.host.loaded}

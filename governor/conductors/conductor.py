@@ -3,7 +3,7 @@
 Rules:
 1. A conductor keeps each event until the governor has acknowledged it; order is kept, numbers count from 1 for
    each incarnation.
-2. A command is answered at once; the end of what it began is an event.
+2. A command that shows the run's secret is answered at once; the end of what it began is an event. Others are refused.
 3. User code never runs in this thread: it keeps the heartbeat.
 4. The process leaves by `os._exit`, so a daemon thread stuck in user code cannot hold it back.
 """
@@ -43,6 +43,7 @@ from governor.messages import (
     decode_spec,
     encode,
 )
+from governor.verifier import Verifier
 from transport.client import Client
 from transport.connection import last_words
 from transport.worker import Worker
@@ -203,8 +204,11 @@ async def _run(spec: ConductorSpec, closing: asyncio.Event) -> int:
 async def _live(conductor: Conductor, outbox: Outbox, closing: asyncio.Event) -> None:
     """Returns when it was asked to close; raises what it failed of."""
     spec = conductor.spec
+    verifier = Verifier(spec.secret)
 
     async def command(request: Request) -> Sequence[bytes]:
+        if (refusal := verifier.refusal(request.body)) is not None:
+            return [encode(refusal)]
         try:
             wanted = decode_command(request.body[0])
         except (IndexError, msgspec.MsgspecError) as error:
@@ -223,7 +227,7 @@ async def _live(conductor: Conductor, outbox: Outbox, closing: asyncio.Event) ->
         return [encode(reply)]
 
     service = conductor_service(spec.uid, spec.name, spec.incarnation)
-    async with Worker(spec.worker_endpoint, service, command, credit=8) as worker:
+    async with Worker(spec.worker_endpoint, service, command, credit=8, secret=spec.secret) as worker:
         stop = asyncio.create_task(closing.wait(), name="conductor.closing")
         ready = asyncio.create_task(_get_ready(conductor, worker, outbox), name="conductor.ready")
         ends: set[asyncio.Future[Any]] = {stop, conductor.failed}

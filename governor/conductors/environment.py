@@ -43,7 +43,9 @@ class EnvironmentConductor(Conductor):
         await self.pool.start()
         plain = self.spec.name.removeprefix("environment.")
         service = control.environment_service(self.spec.uid, plain)
-        self._worker = Worker(self.spec.worker_endpoint, service, self._serve, credit=64)
+        self._worker = Worker(
+            self.spec.worker_endpoint, service, self._serve, credit=64, secret=self.spec.secret
+        )
         self._worker.start()
         await self._worker.registered()
         return {"service": service, "entry": self.spec.settings["entry"], "pool": self.pool.size}

@@ -113,7 +113,9 @@ class Outbox:
         service = run_service(self._spec.uid)
         while True:
             try:
-                answer = await self.client.request(service, body, timeout=ATTEMPT_SECONDS, idempotent=True)
+                answer = await self.client.request(
+                    service, body, self._spec.secret.value, timeout=ATTEMPT_SECONDS, idempotent=True
+                )
                 return decode_acknowledged(answer[0])
             except TooLarge:
                 raise

@@ -8,6 +8,7 @@ import msgspec
 
 from governor.messages.base import ConductorKind, Done, FlowControl, Message, Part, Refused, TaskOutcome
 from governor.messages.results import EpisodeRecord, TaskRecord
+from transport.access import Secret  # msgspec reads it at run time
 
 LogLevel: TypeAlias = Literal["debug", "info", "warning", "error"]
 
@@ -271,7 +272,8 @@ class ConductorSpec(Message, frozen=True):
     """All that a conductor needs to know at its birth.
 
     `run_folder` keeps files of the run (``runs/<uid>/``), `socket_folder` its sockets; `import_folder` goes to
-    the front of ``sys.path``. `settings` is the conductor's own section of the run file.
+    the front of ``sys.path``. `secret` is the run's: it goes with each report, as a frame of its own, and comes with each
+    command. `settings` is the conductor's own section of the run file.
     """
 
     uid: str
@@ -281,6 +283,7 @@ class ConductorSpec(Message, frozen=True):
     incarnation: int
     client_endpoint: str
     worker_endpoint: str
+    secret: Secret
     run_folder: str
     socket_folder: str
     import_folder: str

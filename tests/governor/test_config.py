@@ -32,6 +32,7 @@ def test_the_file_wins_over_defaults_and_options_over_the_file(tmp_path):
     assert (made.slots, made.queue_limit, made.stop_grace, made.log_level) == (4, 5, 60, "info")
     assert made.ray == config.RayConfig(address="head:6379", num_cpus=8)
     assert made.client_endpoint == "ipc:///r/broker.sock"
+    assert made.private_endpoint == "ipc:///r/private.sock"
     assert made.worker_endpoint == "ipc:///r/workers.sock"
 
 

@@ -11,7 +11,7 @@ import pytest
 from run_results import run_result
 
 from governor import executor as module
-from governor.errors import ExitCode, GovernorError, NoAnswer, TryAgain, Unreachable, UsageError
+from governor.errors import ExitCode, GovernorError, NoAnswer, NotPermitted, TryAgain, Unreachable, UsageError
 from governor.executor import Executor
 from governor.messages import (
     SERVICE,
@@ -25,6 +25,7 @@ from governor.messages import (
 )
 from governor.parcels import slices
 from transport import frames
+from transport.access import Access
 from transport.broker import Broker
 from transport.broker_core import Limits
 from transport.worker import Worker
@@ -263,3 +264,16 @@ async def test_a_result_that_is_more_than_a_message_takes_comes_in_parts(line):
 
     async with line.serve(serve):
         assert await executor.result("abc") == large
+
+
+async def test_a_socket_that_does_not_lead_to_the_daemon_is_not_permitted_at_once(tmp_path):
+    client, worker = f"ipc://{tmp_path}/c", f"ipc://{tmp_path}/w"
+    broker = Broker(client_endpoint=client, worker_endpoint=worker, access=Access(public=frozenset()))
+    async with broker, Executor(client, timeout=60.0) as executor, asyncio.timeout(20):
+        with pytest.raises(
+            NotPermitted, match=r"not reached through ipc://.*governor: this service"
+        ) as caught:
+            await executor.status()
+        assert caught.value.exit_code == ExitCode.NOT_PERMITTED
+        with pytest.raises(NotPermitted):
+            await anext(executor.watch("r1"))

@@ -34,6 +34,7 @@ from governor.run_desk import RunDesk
 from governor.run_file import parse
 from governor.run_model import Limits
 from states import events
+from transport.access import Secret
 
 RUN = parse(
     {
@@ -42,6 +43,8 @@ RUN = parse(
         "phases": [{"name": "p", "simulate": {"environment": "e", "agents": ["a"], "episodes": 9}}],
     }
 )
+
+SECRET = Secret.new()
 
 
 class Governor:
@@ -71,7 +74,7 @@ async def desk(tmp_path):
     progress = Progress(Assignment(uid="r1", run=RUN, folder="/"))
     progress.enter(0, episodes=[], tasks=[])
     governor = Governor(journal)
-    made = RunDesk(uid="r1", journal=journal, progress=progress, governor=governor)
+    made = RunDesk(uid="r1", journal=journal, progress=progress, governor=governor, secret=SECRET)
     yield SimpleNamespace(desk=made, governor=governor, journal=journal, progress=progress)
     await journal.close()
 
@@ -84,7 +87,7 @@ async def tell(desk, seq, *told, conductor="simulation", incarnation=1):
 
 async def say(desk, seq, *told, conductor="simulation", incarnation=1):
     report = Report(conductor=conductor, incarnation=incarnation, seq=seq, events=told)
-    [answer] = await desk.desk.answer(SimpleNamespace(body=[encode(report)]))
+    [answer] = await desk.desk.answer(SimpleNamespace(body=[encode(report), SECRET.value]))
     return decode_acknowledged(answer)
 
 
@@ -293,6 +296,32 @@ async def test_a_report_that_is_being_applied_is_finished_before_its_conductor_i
 
 
 async def test_what_is_no_report_is_refused(desk):
-    [answer] = await desk.desk.answer(SimpleNamespace(body=[b"\xff\x00"]))
+    [answer] = await desk.desk.answer(SimpleNamespace(body=[b"\xff\x00", SECRET.value]))
     assert isinstance(decode_acknowledged(answer), Refused)
     assert desk.governor.taken == []
+
+
+@pytest.mark.parametrize(
+    "shown", [(), (b"",), (Secret.new().value,), (SECRET.value[:-1],), (SECRET.value, b"more")]
+)
+async def test_a_report_without_the_secret_of_its_run_is_not_read_and_a_flood_of_them_makes_few_lines(
+    desk, shown
+):
+    desk.desk.open("simulation", 1)
+    report = Report(conductor="simulation", incarnation=1, seq=1, events=(ended(0, 1e9), ConductorReady()))
+    with capture_logs() as logged:
+        for _ in range(1000):
+            for body in (encode(report), b"\xff"):
+                [answer] = await desk.desk.answer(SimpleNamespace(body=[body, *shown]))
+                told = decode_acknowledged(answer)
+                assert (told.code, told.exit_code) == ("not_permitted", 77)
+    assert [line["event"] for line in logged] == ["message.not_permitted"] * 11
+    assert logged[-1] == {
+        "event": "message.not_permitted",
+        "log_level": "warning",
+        "run": "r1",
+        "refused": 1024,
+    }
+    assert (desk.governor.taken, desk.journal.episodes("r1", 0)) == ([], [])
+    assert isinstance(await say(desk, 1, ended(0)), Acknowledged), "the numbers of its own are free"
+    assert [record.value for record in desk.journal.episodes("r1", 0)] == [1.0]

@@ -18,6 +18,7 @@ from governor.messages import (
 from governor.pruning import Keep, Pruner
 from governor.run_queue import RunQueue
 from governor.site import Site
+from transport.access import Secret
 from transport.broker import Broker
 from transport.client import Client
 from transport.worker import Worker
@@ -70,7 +71,9 @@ async def open_desk():
             own = await stack.enter_async_context(Client(client))
             site = Site(
                 client_endpoint=client,
+                private_endpoint=client,
                 worker_endpoint=worker,
+                secret=Secret.new(),
                 client=own,
                 journal=journal,
                 ray="not started",

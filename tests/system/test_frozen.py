@@ -13,9 +13,6 @@ from collections import Counter
 import psutil
 import pytest
 
-from governor.messages import EpisodeEnded, EpisodeRecord, Report, decode_acknowledged, encode, run_service
-from transport.client import Client
-
 pytestmark = pytest.mark.system
 
 SILENCE = 5.0
@@ -127,26 +124,6 @@ async def test_nobody_is_killed_because_the_broker_or_the_daemon_was_frozen(hous
         events, result = await tree.end(uid)
         assert_done_once(events, result, "simulation")
         assert deaths(events) == []
-
-
-@pytest.mark.parametrize(("conductor", "incarnation"), [("simulation", 1), ("nobody", 1)])
-async def test_a_report_of_who_is_dead_or_was_never_started_is_refused(house, walk, conductor, incarnation):
-    record = EpisodeRecord(
-        index=EPISODES - 1, worker=0, seed=1, outcome="failed", value=0.0, steps=1, seconds=0.1
-    )
-    said = EpisodeEnded(phase=0, episode=record)
-    report = Report(conductor=conductor, incarnation=incarnation, seq=100_000, events=(said,))
-    async with house.serve() as tree:
-        uid = await tree.executor.submit(walk(episodes=EPISODES), folder=house.folder)
-        await until_ended(tree, uid, "simulation", 1)
-        os.kill(await tree.pid_of(uid, "simulation"), signal.SIGKILL)
-        await tree.until(uid, "conductor.started", conductor="simulation", incarnation=2)
-        async with Client(f"ipc://{house.runtime}/broker.sock") as client:
-            [answer] = await client.request(run_service(uid), encode(report), timeout=10)
-        assert decode_acknowledged(answer).code == "fenced"
-        events, result = await tree.end(uid)
-        assert_done_once(events, result, "simulation")
-        assert set(result.phases[0].episodes) == {"terminated"}
 
 
 async def test_a_run_that_makes_no_progress_says_so_and_ends_as_its_policy_says(house, walk):

@@ -13,6 +13,7 @@ import ray  # noqa: F401  # before its variables are set, as in a fork of the fo
 from governor.conductors.conductor import CLOSE_SECONDS, RecordingLink
 from governor.conductors.task import TaskConductor
 from governor.messages import ConductorSpec, Done, PartEnded, StartSimulation, StartTasks, StopPart, TaskSpec
+from transport.access import Secret
 
 
 def tell(**told):
@@ -35,6 +36,7 @@ async def main(address: str, token: str, run_folder: str, import_folder: str) ->
         incarnation=1,
         client_endpoint="",
         worker_endpoint="",
+        secret=Secret.new(),
         run_folder=run_folder,
         socket_folder=run_folder,
         import_folder=import_folder,

@@ -21,6 +21,7 @@ from governor.messages import (
     run_service,
 )
 from transport import frames
+from transport.access import Secret
 from transport.broker import Broker
 from transport.client import Client
 from transport.worker import Worker
@@ -39,6 +40,7 @@ async def post():
             incarnation=1,
             client_endpoint=client_end,
             worker_endpoint=worker_end,
+            secret=Secret.new(),
             run_folder=name,
             socket_folder=name,
             import_folder=name,

@@ -17,10 +17,12 @@ from governor.conductors.environment import EnvironmentConductor
 from governor.conductors.simulation import SimulationController
 from governor.episodes.records import state_file
 from governor.messages import ConductorSpec, Done, EpisodeEnded, PartEnded, StartSimulation, encode
+from transport.access import Secret
 from transport.broker import Broker
 from transport.client import Client
 
 HERE = Path(__file__).parent
+SECRET = Secret.new()
 CLASSES = {"environment": EnvironmentConductor, "agent": AgentConductor, "simulation": SimulationController}
 
 
@@ -42,6 +44,7 @@ class House:
             incarnation=incarnation,
             client_endpoint=f"ipc://{self.folder}/c",
             worker_endpoint=f"ipc://{self.folder}/w",
+            secret=SECRET,
             run_folder=str(self.folder / "run"),
             socket_folder=str(self.folder),
             import_folder=str(HERE),

@@ -15,6 +15,7 @@ import pytest_asyncio
 from governor.conductors.conductor import RecordingLink
 from governor.messages import ConductorSpec, PartEnded, StartTasks, TaskEnded, TaskSpec
 from governor.ray_head import RayHead
+from transport.access import Secret
 
 USER_CODE = Path(__file__).parent / "user_code"
 
@@ -41,6 +42,7 @@ async def crew(ray_head, tmp_path_factory):
         incarnation=1,
         client_endpoint="",
         worker_endpoint="",
+        secret=Secret.new(),
         run_folder=str(folder),
         socket_folder=str(folder),
         import_folder=str(USER_CODE),
