@@ -1,4 +1,5 @@
-"""The broker's process, kept alive: its sentinel tells of its death, its answers that it is more than alive.
+"""The broker's process, kept alive: its sentinel tells of its death, its answers that it is more than alive, its socket
+files that new clients find it.
 
 Workers register again and clients send idempotent requests again by themselves, so a restart delays a run and changes
 nothing of it. One that dies `MOST_DEATHS` times in a row is the end of `run`, with the story.
@@ -12,16 +13,20 @@ from typing import TYPE_CHECKING, Final
 from governor import logs
 from governor.conductors import process
 from governor.conductors.kill_ladder import Rungs, bring_down
-from governor.errors import ProcessError
+from governor.errors import FilesRemoved, ProcessError
+from governor.file_watch import Files
 from governor.messages import SERVICE
 from governor.restarts import Restarts
 from governor.silence import BEAT_SECONDS, Silence
+from transport import endpoints
 from transport.access import Access
 from transport.broker import encode_settings
 from transport.client import Client
 from transport.errors import TransportError
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from governor.conductors.process import ChildProcess
     from transport.access import Secret
 
@@ -36,6 +41,7 @@ ANSWER_SECONDS: Final = 10.0
 ASK_SECONDS: Final = 60.0
 """The deadline of a question, which our own silence may use up."""
 AT_ONCE: Final = Rungs(ask=0.0, terminate=0.0, kill=5.0)
+IN_ORDER: Final = Rungs(ask=0.0, terminate=2.0, kill=5.0)
 
 log = logs.get_logger()
 
@@ -74,11 +80,17 @@ class BrokerProcess:
         )
         self._silence = silence
         self._most_deaths = most_deaths
+        self._sockets = [
+            path
+            for endpoint in (client_endpoint, worker_endpoint, private_endpoint)
+            if endpoint is not None and (path := endpoints.parse(endpoint).path) is not None
+        ]
+        self._removed = ""
         self.restarts = 0
         self.pid: int | None = None
 
     async def run(self) -> None:
-        """Raises ProcessError when the broker cannot be kept alive."""
+        """Raises ProcessError when the broker cannot be kept alive, FilesRemoved when that is for want of its sockets."""
         budget = Restarts(
             most=self._most_deaths, steady=STEADY_SECONDS, first=FIRST_BACK_OFF, longest=BACK_OFF_LIMIT
         )
@@ -86,6 +98,11 @@ class BrokerProcess:
         while True:
             begun = loop.time()
             budget.died(await self._live(), lived=loop.time() - begun)
+            if budget.used_up and self._removed:
+                raise FilesRemoved(
+                    f"{self._removed} was removed while in use, and can't be bound again: the broker {budget.story}; "
+                    "remove what lies in its place, then start the daemon again"
+                )
             if budget.used_up:
                 raise ProcessError(f"the broker {budget.story}")
             self.restarts += 1
@@ -103,30 +120,44 @@ class BrokerProcess:
         try:
             return await self._outlive(child)
         except asyncio.CancelledError:
-            await bring_down(child, rungs=Rungs(ask=0.0, terminate=2.0, kill=5.0))
+            await bring_down(child, rungs=IN_ORDER)
             raise
 
     async def _outlive(self, child: ChildProcess) -> str:
         exited = asyncio.create_task(child.wait(), name="broker.exit")
-        silent = asyncio.create_task(self._silent(), name="broker.beat")
+        beats = asyncio.create_task(self._beat(), name="broker.beat")
         try:
-            await asyncio.wait({exited, silent}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({exited, beats}, return_when=asyncio.FIRST_COMPLETED)
             if exited.done():
                 log.warning("broker.exited", pid=child.pid, exit_code=exited.result())
                 return f"exit code {exited.result()}"
-            told = f"silent for {silent.result():.0f} s"
-            log.error("broker.silent", pid=child.pid, seconds=round(silent.result(), 1))
-            await bring_down(child, rungs=AT_ONCE)
-            return told
+            match beats.result():
+                case float(seconds):
+                    log.error("broker.silent", pid=child.pid, seconds=round(seconds, 1))
+                    await bring_down(child, rungs=AT_ONCE)
+                    return f"silent for {seconds:.0f} s"
+                case removed:
+                    self._removed = ", ".join(map(str, removed))
+                    log.error("broker.sockets_removed", pid=child.pid, sockets=self._removed)
+                    await bring_down(child, rungs=IN_ORDER)
+                    return f"unreachable, as {self._removed} was removed"
         finally:
-            for task in (exited, silent):
+            for task in (exited, beats):
                 task.cancel()
-            await asyncio.wait({exited, silent})
+            await asyncio.wait({exited, beats})
 
-    async def _silent(self) -> float:
-        """Returns when the broker has been silent for too long, with the seconds."""
+    def _answers(self) -> None:
+        if self._removed:
+            log.info("broker.sockets_bound", sockets=self._removed)
+            self._removed = ""
+
+    async def _beat(self) -> float | list[Path]:
+        """Returns when the broker has been silent for too long, with the seconds; or when sockets of it are gone: its
+        clients go on, and no new one comes.
+        """
         loop = asyncio.get_running_loop()
         patience = max(self._silence, ANSWER_SECONDS)
+        sockets: Files | None = None
         client = Client(self._endpoint)
         try:
             while True:
@@ -136,12 +167,18 @@ class BrokerProcess:
                     while not (await asyncio.wait({asked}, timeout=BEAT_SECONDS))[0]:
                         if silence.passed(loop.time()) >= patience:
                             return silence.seconds
-                    if asked.exception() is None:
+                    if asked.exception() is None and sockets is None:
                         patience = self._silence
+                        sockets = Files(*self._sockets)
+                        folders = Files(*(path.parent for path in self._sockets))
+                        self._answers()
                 finally:
                     asked.cancel()
                     await asyncio.wait({asked})
                 await asyncio.sleep(BEAT_SECONDS)
+                # Without its folder it can't come back: whoever watches that one decides.
+                if sockets is not None and (removed := sockets.removed()) and not folders.removed():
+                    return removed
         finally:
             await client.aclose()
 

@@ -5,7 +5,7 @@ Rules:
 2. A stop interrupts the runs in order, tells watchers, then takes down Ray, broker and forkserver. A second signal
    leaves out the grace.
 3. A crash of a governor, or a broker that can't be kept alive, ends the daemon with 70, a full disk or a journal that can't be
-   written with 75: the next start goes on where the journal ends.
+   written with 75, so do files that were removed under it: the next start goes on where the journal ends.
 4. The loop itself feeds the watchdog: a daemon whose loop hangs is restarted.
 """
 
@@ -21,7 +21,16 @@ from governor import config as configuration
 from governor import disk, journal_schema, logs, premises
 from governor.broker_process import BrokerProcess, access_of, answering
 from governor.conductors import process
-from governor.errors import ConfigError, ExitCode, GovernorError, ProcessError, TryAgain, UsageError
+from governor.errors import (
+    ConfigError,
+    ExitCode,
+    FilesRemoved,
+    GovernorError,
+    ProcessError,
+    TryAgain,
+    UsageError,
+)
+from governor.file_watch import FileWatch
 from governor.front_desk import FrontDesk
 from governor.journal import Journal
 from governor.messages import SERVICE, Reloaded
@@ -151,6 +160,7 @@ class Daemon:
                 asyncio.create_task(self._govern(governor), name=governor.uid) for governor in self.governors
             ]
             self._spawn(self._dispatch_all(), "dispatch")
+            self._spawn(site.files.run(), "file_watch")
             self._pruner = Pruner(site.journal, site.runs_folder)
             self._spawn(self._pruner.serve(lambda: self._keep), "prune")
             desk = FrontDesk(house=self, site=site)
@@ -223,6 +233,7 @@ class Daemon:
             secret=secret,
             client=client,
             journal=journal,
+            files=FileWatch(journal.path, runs=runs, runtime=config.runtime_dir, on_lost=self._give_up),
             ray=ray,
             runs_folder=runs,
             runtime_folder=config.runtime_dir,
@@ -235,7 +246,7 @@ class Daemon:
         self._notifier.stopping("interrupting the runs in work")
         log.info("daemon.stopping", runs=[g.experiment_run_id for g in self.governors if g.experiment_run_id])
         urgent = self._signals > 1
-        why = f": {self._crash}" if isinstance(self._crash, ProcessError) else ""
+        why = f": {self._crash}" if isinstance(self._crash, ProcessError | FilesRemoved) else ""
         for governor in self.governors:
             governor.post_stop(f"the daemon is going down{why}", urgent=urgent)
         _, late = await asyncio.wait(slots, timeout=self.config.stop_grace)
@@ -383,7 +394,9 @@ class Daemon:
         """Background work ends by being cancelled; any other end is a crash of the daemon."""
         if task.cancelled() or (error := task.exception()) is None:
             return
-        if isinstance(error, ProcessError):  # not ours: what could not be kept alive, with its story
+        if isinstance(
+            error, ProcessError | FilesRemoved
+        ):  # not ours: what could not be kept alive, with its story
             self._give_up(error)
             return
         log.error("daemon.crashed", task=task.get_name(), exc_info=error)

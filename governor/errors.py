@@ -135,6 +135,12 @@ class NoRoom(TryAgain):
     code = "no_room"
 
 
+class FilesRemoved(TryAgain):
+    """Files that the daemon works with were removed, or replaced, under it."""
+
+    code = "files_removed"
+
+
 class AlreadyServed(TryAgain):
     """Another daemon works on this state or runtime directory."""
 

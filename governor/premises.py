@@ -107,7 +107,12 @@ def _may_pass(folder: Path, gid: int) -> bool:
 
 
 def clear(runtime_dir: Path) -> None:
-    """Removes everything but the forkserver's own folder, which multiprocessing removes when this process ends."""
+    """Removes everything but the forkserver's own folder, which multiprocessing removes when this process ends.
+
+    Somebody else may have removed the folder.
+    """
+    if not runtime_dir.exists():
+        return
     kept = Path(util.get_temp_dir())
     for entry in runtime_dir.iterdir():
         if entry.name == kept.name:

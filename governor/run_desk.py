@@ -8,7 +8,8 @@ Rules:
 4. The fence: reports are taken of the incarnation alone that was started last and was not found dead. When `close` returns,
    nothing of it is being applied, and nothing will be: what its successor is told is done is all that is done.
 5. A report shows the secret of its run, or it is not read.
-6. What fails while the disk is full is not recorded: it may have failed for that. The run is interrupted.
+6. What fails while the disk is full, or for want of files that were removed under the daemon or the run (`missing` says which),
+   is not recorded: it may have failed for that. The run is interrupted, or fails of it.
 """
 
 from __future__ import annotations
@@ -41,9 +42,10 @@ from governor.verifier import Verifier
 from states import events
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from governor.budget import Budget
+    from governor.errors import FilesRemoved, TryAgain
     from governor.journal import Journal
     from governor.journal_tables import Transaction
     from governor.progress import Progress
@@ -77,10 +79,12 @@ class RunDesk:
         governor: Governor,
         secret: Secret,
         budget: Budget | None = None,
+        missing: Callable[[], FilesRemoved | None] = lambda: None,
     ) -> None:
         self._uid = uid
         self._verifier = Verifier(secret, run=uid)
         self._budget = budget
+        self._missing = missing
         self._journal = journal
         self._progress = progress
         self._governor = governor
@@ -132,17 +136,15 @@ class RunDesk:
     async def _apply(self, report: Report) -> None:
         who = (report.conductor, report.incarnation)
         pending: list[Recorded] = []
-        full = any(map(_is_bad, report.events)) and await asyncio.to_thread(self._is_out_of_room)
+        excuse = await asyncio.to_thread(self._excuse) if any(map(_is_bad, report.events)) else None
         for seq, event in enumerate(report.events, start=report.seq):
             if seq <= self._applied[who]:
                 continue
-            if full and _is_bad(event):
+            if excuse is not None and _is_bad(event):
                 if pending:
                     await self._record(pending)
                     self._applied[who] = seq - 1
-                raise NoRoom(
-                    f"the disk is full: what fails in run {self._uid} is done again after the next start"
-                )
+                raise excuse
             if isinstance(event, Recorded):
                 pending.append(event)
                 continue
@@ -161,9 +163,15 @@ class RunDesk:
             await self._record(pending)
             self._applied[who] = report.seq + len(report.events) - 1
 
-    def _is_out_of_room(self) -> bool:
-        """Tries a file: some milliseconds."""
-        return self._journal.is_out_of_room
+    def _excuse(self) -> TryAgain | None:
+        """Why an event that ended badly may be no fault of its own, so that it is not recorded; None where there is no reason. It
+        tries a file, which takes some milliseconds.
+        """
+        if self._journal.is_out_of_room:
+            return NoRoom(
+                f"the disk is full: what fails in run {self._uid} is done again after the next start"
+            )
+        return self._missing()
 
     async def _move(
         self,

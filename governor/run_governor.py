@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -326,6 +327,7 @@ class RunGovernor:
         self._progress = Progress(assignment)
         self._site.run_folder(assignment.uid).mkdir(mode=0o700, parents=True, exist_ok=True)
         self._site.socket_folder(assignment.uid).mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._site.files.begin(self, self._post)
         run_file = self._site.run_folder(assignment.uid) / "run.json"
         content = msgspec.json.format(msgspec.json.encode(assignment.run.raw()), indent=2)
         await asyncio.to_thread(write_whole, run_file, content)
@@ -337,14 +339,10 @@ class RunGovernor:
             governor=self,
             secret=self._site.run_secret(assignment.uid),
             budget=self._budget,
+            missing=partial(self._site.files.missing, self),
         )
-        self._desk = Worker(
-            self.broker_uri,
-            run_service(assignment.uid),
-            desk.answer,
-            credit=DESK_CREDIT,
-            secret=self._site.secret,
-        )
+        service, secret = run_service(assignment.uid), self._site.secret
+        self._desk = Worker(self.broker_uri, service, desk.answer, credit=DESK_CREDIT, secret=secret)
         await self._desk.__aenter__()
         self._performer = Performer(assignment=assignment, site=self._site, post=self._post, fence=desk)
         pulse = PulseTaker(

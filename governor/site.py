@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from governor.file_watch import FileWatch
     from governor.journal import Journal
     from governor.logs import LogFormat
     from transport.access import Secret
@@ -33,6 +34,7 @@ class Site:
     secret: Secret
     client: Client
     journal: Journal
+    files: FileWatch
     ray: RayProvider
     runs_folder: Path
     runtime_folder: Path

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         ConductorSilent,
         ConductorStuck,
         DeadlinePassed,
+        FolderLost,
         LimitExceeded,
         StopRequested,
     )
@@ -105,6 +106,12 @@ def deadline(state: AtWork, event: DeadlinePassed) -> Answer:
 def limit(state: AtWork, event: LimitExceeded) -> Answer:
     allowed, reached = amount(event.limit, event.value), amount(event.limit, event.reached)
     reason = f"limit {event.limit} of {allowed} exceeded {state.where}: {reached}"
+    return finalize(state, outcome="failed", reason=reason, at=event.at)
+
+
+def folder_lost(state: AtWork, event: FolderLost) -> Answer:
+    """What it has written there is gone, and its conductors write on to files without a name."""
+    reason = f"the folder {event.path} was removed or replaced {state.where}"
     return finalize(state, outcome="failed", reason=reason, at=event.at)
 
 

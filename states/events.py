@@ -146,6 +146,14 @@ class LimitExceeded(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FolderLost(Event):
+    """A folder that the run works in, of its files or its sockets, was removed or replaced."""
+
+    kind: ClassVar[str] = "folder.lost"
+    path: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunStalled(Event):
     """The run has made no progress since monotonic second `since`, for as long as its `stall_timeout`."""
 
@@ -213,6 +221,7 @@ EVENTS: tuple[type[Event], ...] = (
     ConductorStuck,
     PartEnded,
     LimitExceeded,
+    FolderLost,
     RunStalled,
     RunMoved,
     PartFailed,

@@ -226,7 +226,8 @@ def shut_down() -> None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
     vars(_internals.forkserver).pop("ensure_running", None)
-    _internals.forkserver._stop()  # noqa: SLF001 - closes its fds, reaps it, removes its socket
+    with contextlib.suppress(FileNotFoundError):  # its socket, which somebody else has removed
+        _internals.forkserver._stop()  # noqa: SLF001 - closes its fds, reaps it, removes its socket
     _internals.tracker._stop()  # noqa: SLF001
     if _server is not None:
         _server.close()

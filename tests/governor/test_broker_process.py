@@ -13,7 +13,7 @@ import pytest
 
 from governor.broker_process import BrokerProcess, answering
 from governor.conductors import process
-from governor.errors import ProcessError
+from governor.errors import ExitCode, FilesRemoved, ProcessError
 from governor.silence import BEAT_SECONDS
 from transport.client import Client
 from transport.errors import DeadlineExceeded
@@ -99,3 +99,28 @@ async def test_a_broker_that_cannot_be_kept_alive_is_an_error_that_tells_its_sto
         str(caught.value),
     )
     assert kept.restarts == 2
+
+
+async def test_a_broker_whose_socket_was_removed_is_found_by_new_clients_again(kept):
+    removed = kept.pid
+    (kept.folder / "w").unlink()
+    async with asyncio.timeout(30):
+        while kept.pid == removed or not (kept.folder / "w").exists():  # noqa: ASYNC110  # nobody tells of it
+            await asyncio.sleep(0.01)
+    async with Client(f"ipc://{kept.folder}/c") as new:
+        await answering(new)
+    assert kept.restarts == 1
+
+
+async def test_sockets_that_cannot_be_bound_again_are_an_error_that_says_where(kept):
+    socket = kept.folder / "c"
+    socket.unlink()
+    socket.mkdir()
+    (socket / "x").touch()
+    async with asyncio.timeout(60):
+        await asyncio.wait({kept.running})
+    with pytest.raises(
+        FilesRemoved, match=f"^{socket} was removed while in use, and can't be bound again: "
+    ) as told:
+        await kept.running
+    assert told.value.exit_code == ExitCode.TRY_AGAIN

@@ -13,7 +13,7 @@ from governor import disk
 from governor.assignment import Assignment
 from governor.budget import Budget
 from governor.disk import Reserve
-from governor.errors import JournalError, NoRoom
+from governor.errors import FilesRemoved, JournalError, NoRoom
 from governor.journal import Journal
 from governor.messages import (
     Acknowledged,
@@ -325,3 +325,17 @@ async def test_a_report_without_the_secret_of_its_run_is_not_read_and_a_flood_of
     assert (desk.governor.taken, desk.journal.episodes("r1", 0)) == ([], [])
     assert isinstance(await say(desk, 1, ended(0)), Acknowledged), "the numbers of its own are free"
     assert [record.value for record in desk.journal.episodes("r1", 0)] == [1.0]
+
+
+async def test_what_fails_for_want_of_removed_files_is_not_recorded(desk):
+    gone = [FilesRemoved("the folder /s/runs/r1 was removed")]
+    desk.desk._missing = lambda: gone.pop() if gone else None
+    desk.desk.open("simulation", 1)
+    bad = EpisodeEnded(phase=0, episode=msgspec.structs.replace(ended(1).episode, outcome="crashed"))
+    with pytest.raises(FilesRemoved, match="the folder /s/runs/r1 was removed"):
+        await say(desk, 1, ended(0), bad, ended(2))
+    assert [record.index for record in desk.journal.episodes("r1", 0)] == [0]
+    assert isinstance(await say(desk, 1, ended(0), bad, ended(2)), Acknowledged), (
+        "sent again, and of its own fault"
+    )
+    assert [record.index for record in desk.journal.episodes("r1", 0)] == [0, 1, 2]

@@ -90,6 +90,10 @@ def exceeded(limit, value=5, reached=6, *, at=0.0, run="r1"):
     return e.LimitExceeded(run=run, at=at, limit=limit, value=value, reached=reached)
 
 
+def folder_lost(path="/s/runs/r1", *, at=0.0, run="r1"):
+    return e.FolderLost(run=run, at=at, path=path)
+
+
 def not_taken(part, phase=0, incarnation=1, *, reason="busy", at=0.0, run="r1"):
     return e.PartFailed(
         run=run, at=at, conductor=part, incarnation=incarnation, phase=phase, part=part, reason=reason

@@ -14,6 +14,7 @@ from state_scenes import (
     ended,
     exceeded,
     exited,
+    folder_lost,
     moved,
     not_taken,
     passed,
@@ -326,6 +327,18 @@ def test_a_limit_fails_the_run_and_says_what_is_allowed_and_what_was_reached(lim
         Wake(name="close", at=19),
     ]
     slot.drops(exceeded("steps", at=10))
+
+
+def test_a_run_whose_folder_was_removed_has_failed_and_says_which():
+    slot = running()
+    reason = "the folder /s/runs/r1 was removed or replaced in phase train"
+    assert slot.tell(folder_lost(at=9)) == [
+        Wake(name="finalize", at=49),
+        EndPhase(phase=0, name="train", end="failed"),
+        StopPart(phase=0, part="simulation", conductor=SIMULATION, incarnation=1, reason=reason),
+        Wake(name="close", at=19),
+    ]
+    slot.drops(folder_lost(at=10))
 
 
 @pytest.mark.parametrize("name", ["start", "close", "finalize", "retry", "stop"])

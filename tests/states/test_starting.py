@@ -13,6 +13,7 @@ from state_scenes import (
     ended,
     exceeded,
     exited,
+    folder_lost,
     passed,
     ready,
     said,
@@ -179,6 +180,12 @@ def test_the_memory_of_a_start_is_limited_too():
     slot = starting()
     reason = "limit memory of 3 MiB exceeded while starting: 4.5 MiB"
     assert slot.tell(exceeded("memory", 3 * 1024**2, 4_718_592, at=30)) == failed(reason, at=30)
+
+
+def test_a_folder_may_be_removed_while_starting_too():
+    slot = starting()
+    reason = "the folder /s/runs/r1 was removed or replaced while starting"
+    assert slot.tell(folder_lost(at=30)) == failed(reason, at=30)
 
 
 def test_the_wall_clock_limit_holds_while_starting_too():

@@ -19,6 +19,7 @@ from state_scenes import (
     exceeded,
     exited,
     finalizing,
+    folder_lost,
     gone_at_last,
     moved,
     not_taken,
@@ -137,7 +138,7 @@ def told():
         for part in ("simulation", "tasks"):
             yield from (ended(part, phase), ended(part, phase, failures=2, first="x"))
             yield not_taken(part, phase)
-    yield from (exceeded("steps"), exceeded("memory", 10))
+    yield from (exceeded("steps"), exceeded("memory", 10), folder_lost())
     yield from (stalled(), stalled(since=3.0, at=900.0), moved())
     yield from (written("finished"), written("failed"), written("aborted"), not_written())
     yield from (removed(), removed("/run/x"))

@@ -76,6 +76,7 @@ async def open_desk():
                 secret=Secret.new(),
                 client=own,
                 journal=journal,
+                files="not watched",
                 ray="not started",
                 runs_folder=folder,
                 runtime_folder=folder,
