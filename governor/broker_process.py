@@ -97,20 +97,23 @@ class BrokerProcess:
         loop = asyncio.get_running_loop()
         while True:
             begun = loop.time()
-            budget.died(await self._live(), lived=loop.time() - begun)
+            how = await self._live()
+            if how:
+                budget.died(how, lived=loop.time() - begun)
             if budget.used_up and self._removed:
                 raise FilesRemoved(
-                    f"{self._removed} was removed while in use, and can't be bound again: the broker {budget.story}; "
-                    "remove what lies in its place, then start the daemon again"
+                    f"sockets were removed while in use and can't be bound again ({self._removed}): the broker "
+                    f"{budget.story}; remove what lies in their place, then start the daemon again"
                 )
             if budget.used_up:
                 raise ProcessError(f"the broker {budget.story}")
             self.restarts += 1
-            log.info("broker.restarting", restart_in=budget.back_off)
-            await asyncio.sleep(budget.back_off)
+            back_off = budget.back_off if how else 0.0
+            log.info("broker.restarting", restart_in=back_off)
+            await asyncio.sleep(back_off)
 
     async def _live(self) -> str:
-        """From one start to how it died, or why there was none."""
+        """From one start to how it died, or why there was none; empty where it was brought down for want of its sockets."""
         try:
             child = await process.start(name="broker", target="transport.broker:main", payload=self._payload)
         except ProcessError as error:
@@ -140,7 +143,7 @@ class BrokerProcess:
                     self._removed = ", ".join(map(str, removed))
                     log.error("broker.sockets_removed", pid=child.pid, sockets=self._removed)
                     await bring_down(child, rungs=IN_ORDER)
-                    return f"unreachable, as {self._removed} was removed"
+                    return ""
         finally:
             for task in (exited, beats):
                 task.cancel()

@@ -23,7 +23,7 @@ from states import Running, Starting
 from states.events import FolderLost
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from states import State
     from states.events import Event
@@ -31,28 +31,40 @@ if TYPE_CHECKING:
 SECONDS: Final = 1.0
 """Between two looks."""
 
+_UNKNOWN: Final = (-1, -1)
+
 log = logs.get_logger()
 
 
 class Files:
-    """Files as they were when this was made; one that was not there yet, as it is when it is first seen."""
+    """Files as they are when this is made; those of `later` as they are when they are first seen."""
 
-    def __init__(self, *paths: Path) -> None:
-        self._seen = {path: _identity(path) for path in paths}
+    def __init__(self, *paths: Path, later: Sequence[Path] = ()) -> None:
+        self._seen = {path: _identity(path) for path in (*paths, *later)}
+        self._late = {path for path in later if self._seen[path] is None}
 
     def removed(self) -> list[Path]:
-        """Those that are not there any more, or that another file has replaced."""
+        """Those that are not there, or that another file has replaced."""
         now = {path: _identity(path) for path in self._seen}
-        found = [path for path, seen in self._seen.items() if seen is not None and now[path] != seen]
-        self._seen = {path: seen or now[path] for path, seen in self._seen.items()}
-        return found
+        for path in [path for path in self._late if now[path] is not None]:
+            self._late.remove(path)
+            self._seen[path] = now[path]
+        return [
+            path
+            for path, seen in self._seen.items()
+            if path not in self._late
+            and _UNKNOWN not in (seen, now[path])
+            and (now[path] is None or now[path] != seen)
+        ]
 
 
 def _identity(path: Path) -> tuple[int, int] | None:
     try:
         found = path.lstat()
-    except OSError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
+    except OSError:  # a disk or a server that fails: others say so
+        return _UNKNOWN
     return found.st_dev, found.st_ino
 
 
@@ -83,7 +95,7 @@ class FileWatch:
         self._runs = runs
         self._runtime = runtime
         self._on_lost = on_lost
-        self._journal_files = Files(journal, journal.with_name(f"{journal.name}-wal"))
+        self._journal_files = Files(journal, later=[journal.with_name(f"{journal.name}-wal")])
         self._runtime_files = Files(runtime, Path(util.get_temp_dir()))
         self._lost: FilesRemoved | None = None
         self._watched: dict[Governor, _Watched] = {}

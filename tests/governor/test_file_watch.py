@@ -23,9 +23,13 @@ def test_what_is_removed_or_replaced_is_told_and_what_is_written_to_is_not(tmp_p
     assert files.removed() == [one, two, folder]
 
 
+def test_one_that_was_never_there_is_missing(tmp_path):
+    assert Files(tmp_path / "x").removed() == [tmp_path / "x"]
+
+
 def test_a_file_that_comes_later_is_watched_from_then_on(tmp_path):
     late = tmp_path / "late"
-    files = Files(late)
+    files = Files(later=[late])
     assert files.removed() == []
     late.touch()
     assert files.removed() == []
