@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import time
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 
 import hostile_peers as hostile
 import pytest
-from conftest_peers import FAST, process, spawn
+import zmq
+from conftest_peers import FAST, echo, process, run_broker, spawn, until
 
 from transport.broker import encode_settings
 
@@ -79,6 +81,68 @@ async def test_a_peer_that_is_killed_with_its_queue_full_aborts_nobody(house, wh
 
 
 # -- floods ------------------------------------------------------------------------------------------------
+
+
+async def test_clients_that_flood_do_not_starve_the_workers(house):
+    async with AsyncExitStack() as stack:
+        await stack.enter_async_context(process(run_broker, payload(house)))
+        worker = await stack.enter_async_context(house.worker("echo", echo))
+        client = await stack.enter_async_context(house.client())
+        assert await client.request("echo", b"first", timeout=30) == [b"first"]
+        for _ in range(3):
+            await stack.enter_async_context(process(hostile.run_flood, house.client_endpoint))
+        for number in range(30):
+            assert await client.request("echo", b"%d" % number, timeout=30) == [b"%d" % number]
+        assert worker.conversations == 1
+    for file in house.folder.iterdir():
+        file.unlink()
+
+
+async def test_a_message_of_half_a_million_frames_holds_nobody_up(house):
+    def send(peer):
+        for _ in range(500_000):
+            peer.socket.send(b"", zmq.SNDMORE)
+        peer.socket.send(b"")
+
+    async with AsyncExitStack() as stack:
+        broker = await stack.enter_async_context(house.broker())
+        peer = await stack.enter_async_context(house.raw(house.client_endpoint))
+        await stack.enter_async_context(house.worker("echo", echo))
+        gaps = await stack.enter_async_context(busiest())
+        await asyncio.to_thread(send, peer)
+        peer.send(b"MDPC02", b"\x01", b"echo", b"after it")
+        await until(lambda: broker.counters["finals"] == 1)
+        assert await peer.receive() == [b"MDPC02", b"\x03", b"echo", b"after it"]
+        assert (broker.counters["oversized"], broker.counters["malformed"]) == (1, 1)
+        assert gaps[0] < 0.1
+
+
+@pytest.mark.parametrize("tcp", [False, True])
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"\x01\x00\x08\x00MDPC02--",  # ZMTP 1.0: no identity, then a message
+        b"\xff" + bytes(7) + b"\x01\x7f\x00\x05\x01\x00\x08\x00MDPC02--",  # 1.0 in a versioned greeting
+        b"\xff" + bytes(7) + b"\x01\x7f\x01\x05\x00\x00\x08MDPC02--",  # 2.0
+        bytes(range(1, 200)),
+        b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+    ],
+)
+async def test_peers_of_old_protocols_and_noise_are_refused(house, said, tcp):
+    async with house.broker(tcp=tcp) as broker:
+        for endpoint in (broker.client_endpoint, broker.worker_endpoint):
+            family = socket.AF_INET if tcp else socket.AF_UNIX
+            host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
+            with socket.socket(family) as peer:
+                peer.settimeout(10)
+                await asyncio.to_thread(
+                    peer.connect, (host, int(port)) if tcp else endpoint.removeprefix("ipc://")
+                )
+                peer.sendall(said * 20)
+                with suppress(ConnectionResetError):
+                    while await asyncio.to_thread(peer.recv, 1000):
+                        pass
+        assert broker.counters["malformed"] == 0
 
 
 # -- connections -------------------------------------------------------------------------------------------

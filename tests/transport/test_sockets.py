@@ -3,10 +3,49 @@
 from __future__ import annotations
 
 import asyncio
+from itertools import pairwise
 
+import pytest
 import zmq
 
 from transport.sockets import SocketLoop
+
+
+@pytest.mark.parametrize("flooded_first", [True, False])
+async def test_a_socket_that_is_never_empty_delays_another_by_a_few_budgets(flooded_first):
+    context = zmq.Context()
+    ends = [context.socket(zmq.PAIR) for _ in range(4)]
+    for name, told, heard in (("flood", *ends[:2]), ("quiet", *ends[2:])):
+        told.bind(f"inproc://{name}")
+        heard.connect(f"inproc://{name}")
+    flood, flooded, quiet, heard = ends
+    sockets, taken, after, done = SocketLoop(), [], [], asyncio.Event()
+
+    def more(_frames):
+        taken.append(1)
+        if len(taken) % 100 == 0:
+            quiet.send(b"now and then")
+        if len(taken) < 20_000:
+            flood.send(b"again")
+        else:
+            done.set()
+
+    def note(_frames):
+        after.append(len(taken))
+
+    for _ in range(500):
+        flood.send(b"first")
+    order = [(flooded, more), (heard, note)][:: 1 if flooded_first else -1]
+    drained = [sockets.add(socket, on_message=on_message) for socket, on_message in order]
+    async with asyncio.timeout(20):
+        await done.wait()
+    for each in drained:
+        sockets.remove(each)
+    for end in ends:
+        end.close(linger=0)
+    context.term()
+    assert after, "not heard at all"
+    assert max(later - earlier for earlier, later in pairwise([0, *after])) <= 4 * 128
 
 
 async def test_a_socket_that_is_closed_over_a_message_is_drained_no_more():
