@@ -4,8 +4,7 @@ permissions of a file decide who may register a service. With `private_endpoint`
 
 Rules:
 1. ROUTER_MANDATORY is on: what cannot be delivered is known. To a worker: it is lost. To a client that is gone: dropped and
-   counted, its stream cancelled. To a client that reads slowly: owed, in order, up to `OWED_MESSAGES`; what goes
-   beyond is dropped, and the client sees the gap by its sequence numbers.
+   counted, its streams cancelled. To a client that reads slowly: owed (`slow_readers.py`).
 2. ipc sockets are 0600 in a 0700 folder; tcp is bound to loopback only. A group is let in at the public socket alone.
 3. A connection that breaks on the worker side makes the broker probe all workers: a dead one is known in milliseconds,
    not after its missed heartbeats.
@@ -22,7 +21,6 @@ import logging
 import os
 import shutil
 import signal
-from collections import deque
 from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol, Self
@@ -35,15 +33,12 @@ from transport.access import Access
 from transport.broker_core import BrokerCore, Limits, Send, Side
 from transport.connection import keep_alive
 from transport.errors import CannotBind, EndpointInUse
+from transport.slow_readers import SlowReaders
 from transport.sockets import Monitor, Sent, SocketLoop
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from transport.frames import Frames
 
-OWED_MESSAGES: Final = 50_000
-OWED_BYTES: Final = 64 * 2**20
 _WORKER_HIGH_WATER: Final = 4_000
 _PROBE_AGAIN: Final = 0.05
 _LINGER_MS: Final = 500
@@ -129,10 +124,6 @@ class Broker:
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
         self._probe_timer: asyncio.TimerHandle | None = None
-        self._owed: dict[tuple[Side, bytes], deque[Frames]] = {}
-        self._owed_messages = 0
-        self._owed_bytes = 0
-        self.owed_dropped = 0
         self._refusals = (0, 0)
 
     @property
@@ -141,8 +132,9 @@ class Broker:
         return {
             **asdict(self._core.counters),
             **self._core.gauges,
-            "slow_client_drops": self.owed_dropped,
-            "oversized": self._clients.oversized + self._workers.oversized,
+            "owed": sum(map(len, self._slow.values())),
+            "slow_client_drops": sum(slow.dropped for slow in self._slow.values()),
+            "oversized": sum(each.oversized for each in (*self._clients.values(), self._workers)),
         }
 
     async def serve(self) -> None:
@@ -198,6 +190,7 @@ class Broker:
             for side, socket in ((Side.PRIVATE, private), (Side.CLIENTS, clients))
             if socket is not None
         }
+        self._slow = {side: SlowReaders(socket.send) for side, socket in self._clients.items()}
         self._arm()
         self._on_event(
             "broker.started",
@@ -300,44 +293,13 @@ class Broker:
     def _delivered(self, side: Side, frames: Frames) -> bool:
         if side is Side.WORKERS:
             return self._workers.send(frames) is Sent.OK
-        if self._owed and (side, frames[0]) in self._owed:
-            self._owe(side, frames)
-            return True
-        sent = self._clients[side].send(frames)
-        if sent is Sent.FULL:
-            self._owe(side, frames)
-        return sent is not Sent.UNREACHABLE
-
-    def _owe(self, side: Side, frames: Frames) -> None:
-        size = _size(frames)
-        if self._owed_messages >= OWED_MESSAGES or self._owed_bytes + size > OWED_BYTES:
-            self.owed_dropped += 1
-            return
-        self._owed_messages += 1
-        self._owed_bytes += size
-        self._owed.setdefault((side, frames[0]), deque()).append(frames)  # type: ignore[arg-type]  # a routing id is bytes
+        return self._slow[side].send(frames[0], frames) is not Sent.UNREACHABLE  # type: ignore[arg-type]  # a routing id is bytes
 
     def _pay(self) -> None:
         """Send what is owed; called when a full socket may have room again."""
-        unreachable: list[Send] = []
-        for (side, client), owed in list(self._owed.items()):
-            while owed:
-                sent = self._clients[side].send(owed[0])
-                if sent is Sent.FULL:
-                    break
-                frames = owed.popleft()
-                self._owed_messages -= 1
-                self._owed_bytes -= _size(frames)
-                if sent is Sent.UNREACHABLE:
-                    unreachable.append((side, frames))
-            if not owed:
-                del self._owed[side, client]
-        for send in unreachable:
-            self._deliver(self._core.undelivered(*send, self._now()))
-
-
-def _size(frames: Iterable[Any]) -> int:
-    return sum(map(len, frames))
+        for side, slow in self._slow.items():
+            for frames in slow.pay():
+                self._deliver(self._core.undelivered(side, frames, self._now()))
 
 
 async def main(payload: bytes) -> None:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final
 from transport import envelope as envelopes
 from transport import frames as mdp
 from transport.access import Access
-from transport.broker_state import Counters, Limits, Request, Service, Worker
+from transport.broker_state import Counters, Limits, Request, Worker
 from transport.dispatch import Dispatcher, Send, Side
 from transport.envelope import ReplyEnvelope, RequestEnvelope, Status
 from transport.errors import MalformedFrames
@@ -91,7 +91,7 @@ class BrokerCore:
         return min(self._next_heartbeat, self._dispatcher.next_expiry)
 
     def undelivered(self, side: Side, frames: Frames, now: float) -> list[Send]:
-        """Take note that this message could not be delivered: a worker is lost, a stream's reader has gone."""
+        """Take note that this message could not be delivered: a worker is lost, the reader of streams has gone."""
         out = self._dispatcher.out = []
         self.counters.undeliverable += 1
         peer = frames[0]
@@ -101,13 +101,8 @@ class BrokerCore:
             worker = self._workers.get(peer)
             if worker is not None:
                 self._lose(worker, now)
-            return out
-        command = mdp.parse_client(frames, start=1)
-        first = command.body[0]
-        if type(command) is mdp.ClientPartial and type(first) is bytes and len(first) == envelopes.SIZE:
-            request = self._dispatcher.known(envelopes.identity(first) + command.service)
-            if request is not None and request.client == peer and request.side is side:
-                self._dispatcher.cancel(request)
+        else:
+            self._dispatcher.client_gone((side, peer))
         return out
 
     def probe(self) -> list[Send]:
@@ -221,8 +216,6 @@ class BrokerCore:
             self._disconnect(routing_id)
 
     def _register(self, routing_id: bytes, ready: mdp.Ready, now: float) -> None:
-        services = self._dispatcher.services
-        service = services.get(ready.service)
         limits = self.limits
         if not self.access.may_register(ready.service, b"" if ready.secret is None else ready.secret.value):
             self.counters.registrations_refused += 1
@@ -232,13 +225,12 @@ class BrokerCore:
             ready.service.startswith(_MMI)
             or len(self._workers) >= limits.workers
             or self._credit_total + ready.credit > limits.credit_total
-            or (service is None and len(services) >= limits.services)
+            or not self._dispatcher.takes_service(ready.service)
         ):
             self.counters.unexpected += 1
             self._disconnect(routing_id)
             return
-        if service is None:
-            service = services[ready.service] = Service(ready.service, now)
+        service = self._dispatcher.service_of_worker(ready.service, now)
         worker = Worker(
             routing_id=routing_id, service=service, credit=ready.credit, extended=ready.extended, now=now
         )

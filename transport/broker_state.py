@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from transport.dispatch import Side
     from transport.envelope import RequestEnvelope
     from transport.frames import Frames
+    from transport.shares import Shares
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
@@ -30,6 +31,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     `heartbeat`: interval of both sides. `liveness`: missed heartbeats after which a peer is gone (3 to 5).
     `service_wait`: how long a request waits for a service without any worker.
     `plain_wait`: how long a request without envelope waits in the queue at all.
+    `attempts`: how many workers a request may be started by that loses each of them.
+    `services`: names that have had a worker, and as many that clients wait for.
     `credit_total`: sum of what all workers may have in hand, hence of all requests in flight.
     `held_bytes`: bodies that the broker may hold for its queues and for idempotent requests in flight.
     """
@@ -45,6 +48,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     credit_total: int = 100_000
     body_bytes: int = BODY_LIMIT + 4096
     held_bytes: int = 512 * 2**20
+    attempts: int = 2
     disconnected: int = 4_096
 
 
@@ -57,6 +61,7 @@ class Counters:
     partials: int = 0
     finals: int = 0
     requeued: int = 0
+    given_up: int = 0
     reattached: int = 0
     cancelled: int = 0
     mmi: int = 0
@@ -75,16 +80,18 @@ class Counters:
 
 
 class Request:
-    """One request in the broker's hands."""
+    """One request in the broker's hands. Its room is that of `payer`, who asked first, also when it is asked again by others."""
 
     __slots__ = (
         "address",
+        "attempts",
         "body",
         "cancelled",
         "client",
         "deadline",
         "envelope",
         "key",
+        "payer",
         "queued_at",
         "seq",
         "service",
@@ -109,6 +116,7 @@ class Request:
         self.seq = 0
         self.side = side
         self.client = client
+        self.payer = (side, client)
         self.service = service
         self.body = body
         self.envelope = envelope
@@ -117,6 +125,7 @@ class Request:
         self.size = size
         self.queued_at = queued_at
         self.cancelled = False
+        self.attempts = 0
         self.worker: Worker | None = None
         self.address = b""
 
@@ -146,10 +155,12 @@ class Worker:
 
 @dataclass(slots=True)
 class Service:
-    """A name with its queue (oldest first, by seq) and its workers."""
+    """A name with its queue (oldest first, by seq) and its workers. `opener`: the client that waits for its first worker."""
 
     name: bytes
     unserved_since: float
+    room: Shares
+    opener: tuple[Side, bytes] | None = None
     queue: OrderedDict[int, Request] = field(default_factory=OrderedDict)
     workers: dict[bytes, Worker] = field(default_factory=dict)
     _spare: list[tuple[int, int, bytes]] = field(default_factory=list)

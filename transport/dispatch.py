@@ -4,8 +4,10 @@ Rules:
 1. A request that was accepted leaves in one of four ways: settled by its worker's FINAL, failed with a status,
    cancelled by its client, or (plain clients only, who could not read a status) dropped and counted.
 2. The oldest request goes first, to the least loaded worker.
-3. When a worker is lost, what may be repeated goes back to the head of the queue, the rest fails with WORKER_LOST.
-4. What is to be sent is appended to `out`; nothing is ever sent from here.
+3. When a worker is lost, what may be repeated goes back to the head of the queue, the rest fails with WORKER_LOST. So does
+   what has lost `Limits.attempts` workers: it may be what kills them. It takes along what was in the same hands.
+4. Room in queues, held bytes and names without a worker are shared among the clients (`shares.py`).
+5. What is to be sent is appended to `out`; nothing is ever sent from here.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from transport import envelope as envelopes
 from transport import frames as mdp
 from transport.broker_state import Counters, Limits, Request, Service, Worker
 from transport.envelope import ReplyEnvelope, RequestEnvelope, Status
+from transport.shares import Shares
 
 if TYPE_CHECKING:
     from transport.frames import Frames
@@ -37,6 +40,13 @@ Send: TypeAlias = "tuple[Side, Frames]"
 _NOBODY: Final = b"no worker is registered for this service"
 _BUSY: Final = b"all workers of this service were busy until the deadline"
 _LOST: Final = b"the worker was lost while it had this request"
+_GIVEN_UP: Final = (
+    b"%d workers were lost while they had this request, one after the other; it is not started again"
+)
+_FULL: Final = (
+    b"%d requests wait for this service, %d in all, of %d bytes; a client may take half of the room"
+)
+_NAMES: Final = b"%d services without a worker are waited for; a client may take half of the room"
 
 
 class Dispatcher:
@@ -47,12 +57,24 @@ class Dispatcher:
         self.counters = counters
         self.out: list[Send] = []
         self.services: dict[bytes, Service] = {}
-        self.queued = 0
         self.in_flight = 0
-        self.held_bytes = 0
+        self._waiting = Shares(limits.queue_total)
+        self._held = Shares(limits.held_bytes)
+        self._unserved = Shares(limits.services)
         self._by_key: dict[bytes, Request] = {}
+        self._streams: dict[tuple[Side, bytes], dict[bytes, Request]] = {}
         self._expiries: list[tuple[float, int, Request]] = []
         self._seq = 0
+
+    @property
+    def queued(self) -> int:
+        """Requests in all queues."""
+        return self._waiting.taken
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of the bodies that are held."""
+        return self._held.taken
 
     @property
     def next_expiry(self) -> float:
@@ -75,31 +97,26 @@ class Dispatcher:
             )
             return
         if service is None:
-            if len(self.services) >= limits.services:
-                self._fail(request, Status.QUEUE_FULL, b"%d services are waited for" % len(self.services))
+            if not self._unserved.fits(request.payer, reserved=self._served):
+                self._fail(request, Status.QUEUE_FULL, _NAMES % self._unserved.taken)
                 return
-            service = self.services[request.service] = Service(request.service, now)
+            service = self._open(request.service, now)
+            service.opener = request.payer
+            self._unserved.take(request.payer)
         self._seq += 1
         request.seq = self._seq
-        room = self.held_bytes + request.size <= limits.held_bytes
+        room = self._held.fits(request.payer, request.size)
         if room and not service.queue:
             worker = service.take()
             if worker is not None:
-                if request.key is not None:
-                    self._by_key[request.key] = request
+                self._remember(request)
                 self._dispatch(worker, request, now)
                 return
-        if not room or len(service.queue) >= limits.queue or self.queued >= limits.queue_total:
-            self._fail(
-                request,
-                Status.QUEUE_FULL,
-                b"%d requests wait for this service, %d in all, of %d bytes"
-                % (len(service.queue), self.queued, self.held_bytes),
-            )
+        if not (room and service.room.fits(request.payer) and self._waiting.fits(request.payer)):
+            self._fail(request, Status.QUEUE_FULL, _FULL % (len(service.queue), self.queued, self.held_bytes))
             self._drop_if_idle(service)
             return
-        if request.key is not None:
-            self._by_key[request.key] = request
+        self._remember(request)
         self._enqueue(service, request, now)
 
     def again(
@@ -107,9 +124,11 @@ class Dispatcher:
     ) -> None:
         """Take note that the same request was asked again, perhaps over another connection."""
         self.counters.reattached += 1
+        self._leave_stream(request)
         request.side = side
         request.client = client
         request.cancelled = False
+        self._remember(request)
         if envelope.budget_ms:
             request.deadline = now + envelope.budget_ms / 1000
             if self._is_queued(request):
@@ -131,7 +150,23 @@ class Dispatcher:
         if worker.extended:
             self.out.append((Side.WORKERS, [worker.id, *mdp.Cancel(request.address).frames()]))
 
+    def client_gone(self, client: tuple[Side, bytes]) -> None:
+        """Take note that `client` can't be reached: its streams have no reader. Plain requests run to their end."""
+        for request in self._streams.pop(client, {}).values():
+            self.cancel(request)
+
     # -- workers --------------------------------------------------------------------------------------------
+
+    def takes_service(self, name: bytes) -> bool:
+        """Whether there is room for a worker of this name, however many names clients wait for."""
+        service = self.services.get(name)
+        return self._served < self.limits.services or (service is not None and service.opener is None)
+
+    def service_of_worker(self, name: bytes, now: float) -> Service:
+        """Return the service that a worker registers for."""
+        service = self.services.get(name) or self._open(name, now)
+        self._unpledge(service)
+        return service
 
     def add(self, worker: Worker, now: float) -> None:
         """Let a new worker of `worker.service` have requests."""
@@ -152,6 +187,9 @@ class Dispatcher:
                 self._forget(request)
             elif not request.repeatable:
                 self._fail(request, Status.WORKER_LOST, _LOST)
+            elif request.attempts >= self.limits.attempts:
+                self.counters.given_up += 1
+                self._fail(request, Status.WORKER_LOST, _GIVEN_UP % request.attempts)
             else:
                 self.counters.requeued += 1
                 self._enqueue(service, request, now)
@@ -213,14 +251,16 @@ class Dispatcher:
     def _enqueue(self, service: Service, request: Request, now: float) -> None:
         request.queued_at = now
         service.queue[request.seq] = request
-        self.queued += 1
-        self.held_bytes += request.size
+        service.room.take(request.payer)
+        self._waiting.take(request.payer)
+        self._held.take(request.payer, request.size)
         self._expect(request, min(request.deadline, now + self.limits.service_wait))
 
     def _unqueue(self, service: Service, request: Request) -> None:
         del service.queue[request.seq]
-        self.queued -= 1
-        self.held_bytes -= request.size
+        service.room.give_back(request.payer)
+        self._waiting.give_back(request.payer)
+        self._held.give_back(request.payer, request.size)
 
     def _serve(self, service: Service, now: float) -> None:
         while service.queue:
@@ -243,10 +283,11 @@ class Dispatcher:
         worker.service.offer(worker)
         request.worker = worker
         request.address = address
+        request.attempts += 1
         self.in_flight += 1
         body = request.body
         if request.repeatable:
-            self.held_bytes += request.size
+            self._held.take(request.payer, request.size)
         else:
             request.body = []
         if request.envelope is not None:
@@ -260,7 +301,7 @@ class Dispatcher:
     def _release(self, request: Request) -> None:
         request.worker = None
         if request.repeatable:
-            self.held_bytes -= request.size
+            self._held.give_back(request.payer, request.size)
 
     def _expect(self, request: Request, due: float) -> None:
         """Look at a queued request at `due`. Entries of requests that left the queue are swept when they prevail."""
@@ -305,7 +346,39 @@ class Dispatcher:
     def _forget(self, request: Request) -> None:
         if request.key is not None and self._by_key.get(request.key) is request:
             del self._by_key[request.key]
+            self._leave_stream(request)
+
+    def _remember(self, request: Request) -> None:
+        if request.key is None or request.envelope is None:
+            return
+        self._by_key[request.key] = request
+        if request.envelope.stream:
+            self._streams.setdefault((request.side, request.client), {})[request.key] = request
+
+    def _leave_stream(self, request: Request) -> None:
+        reader = (request.side, request.client)
+        streams = self._streams.get(reader)
+        if streams is not None and request.key in streams:
+            del streams[request.key]
+            if not streams:
+                del self._streams[reader]
+
+    # -- services -------------------------------------------------------------------------------------------
+
+    @property
+    def _served(self) -> int:
+        """Names that have a worker, or had one and still have requests."""
+        return len(self.services) - self._unserved.taken
+
+    def _open(self, name: bytes, now: float) -> Service:
+        service = self.services[name] = Service(name, now, Shares(self.limits.queue))
+        return service
 
     def _drop_if_idle(self, service: Service) -> None:
-        if not service.queue and not service.workers:
-            self.services.pop(service.name, None)
+        if not service.queue and not service.workers and self.services.pop(service.name, None) is not None:
+            self._unpledge(service)
+
+    def _unpledge(self, service: Service) -> None:
+        if service.opener is not None:
+            self._unserved.give_back(service.opener)
+            service.opener = None

@@ -78,7 +78,7 @@ class NotPermitted(RequestError):
 
 
 class WorkerLost(RequestError):
-    """The worker that had the request died or hung up before its reply."""
+    """The worker that had the request died or hung up before its reply; of an idempotent one, two workers in a row."""
 
 
 class ConnectionLost(RequestError):

@@ -41,7 +41,9 @@ class AnyOrder(RuleBasedStateMachine):
         self.number = 0
         self.asked: dict[int, bytes] = {}
         self.open: set[int] = set()
+        self.streams: set[int] = set()
         self.cancelled: set[int] = set()
+        self.attempts: dict[int, int] = {}
         self.at_worker: list[tuple[bytes, bytes, int]] = []
 
     def take(self, sends):
@@ -56,11 +58,17 @@ class AnyOrder(RuleBasedStateMachine):
                 ):
                     assert envelope.request_id in self.open, "answered twice, or never asked"
                     self.open.discard(envelope.request_id)
+                    self.attempts.pop(envelope.request_id, None)
             else:
                 command = mdp.parse_worker(frames, start=1)
                 if type(command) is mdp.WorkerRequest:
                     envelope = envelopes.read_request(command.body[0])
                     self.at_worker.append((frames[0], command.address, envelope))
+                    if envelope is not None and envelope.session == b"o" * 16:
+                        tries = self.attempts[envelope.request_id] = (
+                            self.attempts.get(envelope.request_id, 0) + 1
+                        )
+                        assert tries <= LIMITS.attempts or envelope.request_id in self.cancelled
 
     def feed(self, side, *frames):
         self.take(self.core.feed(side, list(frames), self.now))
@@ -75,12 +83,15 @@ class AnyOrder(RuleBasedStateMachine):
         size=st.integers(0, 600),
         seconds=st.sampled_from([0, 1, 50]),
         idempotent=st.booleans(),
+        stream=st.booleans(),
     )
-    def ask(self, client, name, size, seconds, idempotent):
+    def ask(self, *, client, name, size, seconds, idempotent, stream):
         self.number += 1
         self.open.add(self.number)
         self.asked[self.number] = name
-        envelope = RequestEnvelope(self.number, b"o" * 16, seconds * 1000, idempotent)
+        if stream:
+            self.streams.add(self.number)
+        envelope = RequestEnvelope(self.number, b"o" * 16, seconds * 1000, idempotent, stream)
         self.feed(Side.CLIENTS, client, *mdp.ClientRequest(name, [envelope.frame(), b"x" * size]).frames())
 
     @rule(client=peers, data=st.data())
@@ -124,6 +135,8 @@ class AnyOrder(RuleBasedStateMachine):
     @rule(side=st.sampled_from(Side), peer=peers)
     def peer_gone(self, side, peer):
         command = mdp.Heartbeat() if side is Side.WORKERS else mdp.ClientFinal(b"echo", [b"x"])
+        if side is Side.CLIENTS:
+            self.cancelled |= self.streams & self.open  # perhaps: those of this client are
         self.take(self.core.undelivered(side, [peer, *command.frames()], self.now))
 
     @rule(seconds=st.sampled_from([0.1, 1.0, 3.0, 20.0]))
@@ -137,7 +150,7 @@ class AnyOrder(RuleBasedStateMachine):
         gauges = self.core.gauges
         assert 0 <= gauges["queued"] <= LIMITS.queue_total + LIMITS.credit_total
         assert 0 <= gauges["in_flight"] <= LIMITS.credit_total
-        assert gauges["services"] <= LIMITS.services
+        assert gauges["services"] <= 2 * LIMITS.services
         assert gauges["workers"] <= LIMITS.workers
         assert 0 <= gauges["held_bytes"] <= LIMITS.held_bytes
         assert len(self.core._disconnected) <= LIMITS.disconnected
@@ -145,6 +158,17 @@ class AnyOrder(RuleBasedStateMachine):
         assert len(dispatcher._by_key) <= gauges["queued"] + gauges["in_flight"]
         assert gauges["queued"] == sum(len(service.queue) for service in dispatcher.services.values())
         assert gauges["in_flight"] == sum(len(worker.in_hand) for worker in self.core._workers.values())
+        opened = [service for service in dispatcher.services.values() if service.opener is not None]
+        assert dispatcher._unserved.taken == len(opened) <= LIMITS.services
+        assert not any(service.workers for service in opened)
+        for service in dispatcher.services.values():
+            assert service.room.taken == len(service.queue)
+        for room in (dispatcher._waiting, dispatcher._held, dispatcher._unserved):
+            assert room.taken == sum(room._by_peer.values())
+            assert all(amount > 0 for amount in room._by_peer.values())
+        streams = [key for of_client in dispatcher._streams.values() for key in of_client]
+        assert set(streams) <= dispatcher._by_key.keys()
+        assert len(streams) == len(set(streams))
         assert len(dispatcher._expiries) <= 4 * LIMITS.queue_total + 4 * LIMITS.credit_total + 64
 
     def teardown(self):
@@ -152,6 +176,8 @@ class AnyOrder(RuleBasedStateMachine):
             self.now += 1.0
             self.take(self.core.tick(self.now))
         assert self.open <= self.cancelled, "never answered"
+        assert not len(self.core._dispatcher._held)
+        assert not self.core._dispatcher._streams
         assert self.core.gauges == {"services": 0, "workers": 0, "queued": 0, "in_flight": 0, "held_bytes": 0}
 
 

@@ -101,6 +101,62 @@ def test_a_stream_whose_reader_has_gone_is_cancelled():
     assert stage.take(b"w") == [mdp.Cancel(address)]
 
 
+def test_the_streams_of_a_client_that_has_gone_are_cancelled_all_at_once():
+    stage = Stage()
+    stage.ready(b"w", credit=4)
+    for number in (1, 2):
+        stage.ask(b"c", number, stream=True)
+    stage.ask(b"c", 3)
+    stage.ask(b"d", 4, stream=True)
+    addresses = [command.address for command in stage.take(b"w")]
+    stage.undelivered(Side.CLIENTS, b"c", *mdp.ClientFinal(b"echo", [b"x"]).frames())
+    assert stage.take(b"w") == [mdp.Cancel(address) for address in addresses[:2]]
+    stage.undelivered(Side.CLIENTS, b"c", *mdp.ClientFinal(b"echo", [b"x"]).frames())
+    assert stage.take(b"w") == []
+
+
+def test_a_stream_that_was_asked_again_elsewhere_outlives_its_first_connection():
+    stage = Stage()
+    stage.ready(b"w")
+    stage.ask(b"old", 1, stream=True, idempotent=True)
+    address, _, _ = stage.request_at(b"w")
+    stage.ask(b"new", 1, stream=True, idempotent=True)
+    stage.undelivered(Side.CLIENTS, b"old", *mdp.ClientFinal(b"echo", [b"x"]).frames())
+    assert stage.take(b"w") == []
+    stage.undelivered(Side.CLIENTS, b"new", *mdp.ClientFinal(b"echo", [b"x"]).frames())
+    assert stage.take(b"w") == [mdp.Cancel(address)]
+
+
+# -- requests that kill ---------------------------------------------------------------------------------------
+
+
+def test_a_request_that_has_lost_two_workers_is_not_started_again():
+    stage = Stage()
+    for who in (b"w1", b"w2", b"w3"):
+        stage.ready(who)
+    stage.ask(b"c", 1, idempotent=True)
+    stage.worker(b"w1", mdp.Disconnect())
+    assert stage.answers(b"c") == []
+    stage.worker(b"w2", mdp.Disconnect())
+    ((number, status, body),) = stage.answers(b"c")
+    assert (number, status) == (1, Status.WORKER_LOST)
+    assert body[0].startswith(b"2 workers were lost while they had this request")
+    assert stage.take(b"w3") == []
+    assert stage.core.counters.given_up == 1
+    assert stage.core.gauges["held_bytes"] == 0
+
+
+def test_a_plain_request_that_has_lost_two_workers_is_dropped():
+    stage = Stage()
+    for who in (b"w1", b"w2", b"w3"):
+        stage.ready(who)
+    stage.client(b"c", mdp.ClientRequest(b"echo", [b"plain"]))
+    stage.worker(b"w1", mdp.Disconnect())
+    stage.worker(b"w2", mdp.Disconnect())
+    assert stage.take(b"w3") == []
+    assert stage.core.counters.dropped_plain == 1
+
+
 # -- MMI ----------------------------------------------------------------------------------------------------
 
 
@@ -152,6 +208,43 @@ def test_services_workers_and_credit_are_bounded():
     assert refused == [b"w2", b"w3", b"w5"]
     stage.ask(b"c", 1, service=b"another")
     assert statuses(stage, b"c") == [Status.QUEUE_FULL]
+
+
+def test_one_client_leaves_room_in_the_queues_for_others():
+    stage = Stage(queue=10, queue_total=20)
+    for number in range(100):
+        stage.ask(b"greedy", number, service=b"one")
+        stage.ask(b"greedy", 100 + number, service=b"two")
+    assert len(statuses(stage, b"greedy")) == 200 - 11
+    stage.ask(b"other", 1, service=b"one")
+    stage.ask(b"other", 2, service=b"two")
+    assert statuses(stage, b"other") == []
+
+
+def test_made_up_names_keep_out_neither_workers_nor_other_clients():
+    stage = Stage(services=10)
+    for number in range(100):
+        stage.ask(b"greedy", number, service=b"made-up-%d" % number)
+    assert len(statuses(stage, b"greedy")) == 100 - 6
+    stage.ask(b"other", 1, service=b"wanted")
+    assert statuses(stage, b"other") == []
+    for number in range(10):
+        stage.worker(b"w%d" % number, mdp.Ready(b"service-%d" % number))
+        assert stage.take(b"w%d" % number) == []
+    stage.worker(b"late", mdp.Ready(b"one more"))
+    stage.worker(b"later", mdp.Ready(b"wanted"))
+    assert [stage.take(who) for who in (b"late", b"later")] == [[mdp.Disconnect()]] * 2
+    stage.pass_time(11)
+    assert stage.core.gauges["services"] == 0, "nobody waits any more, and the silent workers are lost"
+
+
+def test_one_client_leaves_bytes_for_others():
+    stage = Stage(held_bytes=10_000)
+    for number in range(20):
+        stage.ask(b"greedy", number, body=b"x" * 1000)
+    assert len(statuses(stage, b"greedy")) == 20 - 5
+    stage.ask(b"other", 1, body=b"x" * 1000)
+    assert statuses(stage, b"other") == []
 
 
 def test_bodies_are_bounded_one_by_one_and_in_all():

@@ -13,6 +13,7 @@ import zmq
 from conftest_peers import FAST, echo, process, run_broker, spawn, until
 
 from transport.broker import encode_settings
+from transport.errors import WorkerLost
 
 ZMTP_HEARTBEATS = 3.0
 """Seconds in which the next one would be due: they were sent every 2 s."""
@@ -78,6 +79,45 @@ async def test_a_peer_that_is_killed_with_its_queue_full_aborts_nobody(house, wh
             assert victim.exitcode == 0
     for file in house.folder.iterdir():
         file.unlink()
+
+
+async def test_a_request_that_kills_its_workers_is_given_up_after_two(house):
+    ready = spawn.Semaphore(0)
+    async with AsyncExitStack() as stack:
+        await stack.enter_async_context(house.broker())
+        client = await stack.enter_async_context(house.client())
+        workers = [
+            await stack.enter_async_context(process(hostile.run_deadly_worker, house.worker_endpoint, ready))
+            for _ in range(4)
+        ]
+        for _ in workers:
+            assert await asyncio.to_thread(ready.acquire, True, 30)
+        with pytest.raises(WorkerLost, match="2 workers were lost"):
+            await client.request("deadly", b"x", timeout=30, idempotent=True)
+        await until(lambda: sum(worker.is_alive() for worker in workers) == 2)
+
+
+async def test_a_slow_reader_that_goes_is_paid_no_more(house):
+    """One message shows that it has gone; the thousands behind it are dropped with it."""
+    said = asyncio.Event()
+
+    async def tell(request):
+        for number in range(12_000):
+            await request.partial(b"%06d" % number)
+        said.set()
+        return [b"end"]
+
+    async with house.broker() as broker, house.worker("tale", tell) as worker:
+        await worker.registered()
+        async with house.raw(house.client_endpoint) as reader:
+            reader.socket.set(zmq.RCVHWM, 1)
+            reader.send(b"MDPC02", b"\x01", b"tale", b"go")
+            async with asyncio.timeout(60):
+                await said.wait()
+            await until(lambda: broker.counters["finals"] == 1)
+        await until(lambda: broker.counters["undeliverable"] > 0)
+        assert broker.counters["owed"] == 0
+        assert broker.counters["undeliverable"] == 1
 
 
 # -- floods ------------------------------------------------------------------------------------------------

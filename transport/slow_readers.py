@@ -1,0 +1,77 @@
+"""What is owed to clients that read slowly: messages that their full connection did not take, in order.
+
+Rules:
+1. Bounded in messages and bytes, and shared: one slow reader can't use up what others may need. What goes beyond is
+   dropped and counted; a client sees the gap by its sequence numbers.
+2. A client that has gone is paid no more: all that it was owed is dropped at once.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, Final
+
+from transport.shares import Shares
+from transport.sockets import Sent
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from transport.frames import Frames
+
+OWED_MESSAGES: Final = 50_000
+OWED_BYTES: Final = 64 * 2**20
+
+
+class SlowReaders:
+    """`send` sends one message now, or says why not."""
+
+    def __init__(self, send: Callable[[Frames], Sent]) -> None:
+        self.dropped = 0
+        self._send = send
+        self._owed: dict[bytes, deque[Frames]] = {}
+        self._messages = Shares(OWED_MESSAGES)
+        self._bytes = Shares(OWED_BYTES)
+
+    def __len__(self) -> int:
+        """How many messages are owed."""
+        return self._messages.taken
+
+    def send(self, client: bytes, frames: Frames) -> Sent:
+        """Send, or owe it (OK too): only UNREACHABLE says that it will never arrive."""
+        if client not in self._owed:
+            sent = self._send(frames)
+            if sent is not Sent.FULL:
+                return sent
+        size = sum(map(len, frames))
+        if self._messages.fits(client) and self._bytes.fits(client, size):
+            self._messages.take(client)
+            self._bytes.take(client, size)
+            self._owed.setdefault(client, deque()).append(frames)
+        else:
+            self.dropped += 1
+        return Sent.OK
+
+    def pay(self) -> list[Frames]:
+        """Send what is owed, as far as there is room; returns one message for each client that has gone."""
+        gone: list[Frames] = []
+        for client, owed in list(self._owed.items()):
+            while owed:
+                sent = self._send(owed[0])
+                if sent is Sent.FULL:
+                    break
+                if sent is Sent.UNREACHABLE:
+                    gone.append(owed[0])
+                    self._forget(client)
+                    break
+                frames = owed.popleft()
+                self._messages.give_back(client)
+                self._bytes.give_back(client, sum(map(len, frames)))
+            if not owed:
+                self._owed.pop(client, None)
+        return gone
+
+    def _forget(self, client: bytes) -> None:
+        del self._owed[client]
+        self._messages.forget(client)
+        self._bytes.forget(client)
