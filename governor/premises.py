@@ -15,7 +15,7 @@ from multiprocessing import util
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from governor import disk, logs, reaping
+from governor import disk, logs, open_files, reaping
 from governor.conductors import process
 from governor.errors import ConfigError, NotPermitted
 from governor.state_lock import StateLock, runtime_lock
@@ -32,9 +32,11 @@ log = logs.get_logger()
 
 @contextmanager
 def taken(config: Config) -> Iterator[None]:
-    """Makes both folders and locks them, marks what is started from now on as this house's, and begins to warm the forkserver
-    up. Raises NotPermitted, ConfigError, NoRoom, AlreadyServed: nothing was started then, and nothing lies in the folders.
+    """Raises the limit of open files, makes both folders and locks them, marks what is started from now on as this house's, and
+    begins to warm the forkserver up. Raises NotPermitted, ConfigError, NoRoom, AlreadyServed: nothing was started then, and
+    nothing lies in the folders.
     """
+    open_files.raise_limit()
     for folder in (config.state_dir, config.runtime_dir):
         own(folder)
     with StateLock(config.state_dir), runtime_lock(config.runtime_dir):

@@ -11,7 +11,7 @@ Rules:
 4. What is refused for want of a right is counted, and told in one line for each heartbeat at most.
 5. All sockets have a ZAP domain and no handler: that keeps out peers of ZMTP 1.0 and 2.0, for which any bytes are
    messages, at no cost for those of 3.x.
-6. Workers are heard before clients in each turn.
+6. Workers are heard before clients in each turn; connections are bounded (`connections.py`).
 """
 
 from __future__ import annotations
@@ -32,16 +32,23 @@ from transport import endpoints
 from transport.access import Access
 from transport.broker_core import BrokerCore, Limits, Send, Side
 from transport.connection import keep_alive
+from transport.connections import BoundedConnections, bound_of_each
 from transport.errors import CannotBind, EndpointInUse
+from transport.open_files import file_limits, raise_file_limit
 from transport.slow_readers import SlowReaders
-from transport.sockets import Monitor, Sent, SocketLoop
+from transport.sockets import Sent, SocketLoop
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from transport.frames import Frames
 
 _WORKER_HIGH_WATER: Final = 4_000
 _PROBE_AGAIN: Final = 0.05
 _LINGER_MS: Final = 500
+_WARNINGS: Final = frozenset(
+    {"broker.connections_refused", "broker.connections_taken_again", "broker.not_permitted"}
+)
 _ZAP_DOMAIN: Final = b"majordomo"
 
 
@@ -52,11 +59,12 @@ class OnEvent(Protocol):
 
 
 def _to_logging(name: str, **data: Any) -> None:
-    """What was refused is a warning: it is seen also in a process that has not set logging up."""
-    refused = name == "broker.not_permitted"
-    text = " ".join((name, *(f"{key}={value}" for key, value in data.items()))) if refused else name
-    level = logging.WARNING if refused else logging.INFO
-    logging.getLogger("transport.broker").log(level, text, extra={"data": data})
+    """A warning also goes to the stderr of a process without a logging of its own, as the line of JSON that it is."""
+    if name in _WARNINGS:
+        line = msgspec.json.encode({"event": name, "level": "warning", **data}).decode()
+        logging.getLogger("transport.broker").warning("%s", line)
+    else:
+        logging.getLogger("transport.broker").info(name, extra={"data": data})
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
@@ -125,6 +133,7 @@ class Broker:
         self._timer_at = 0.0
         self._probe_timer: asyncio.TimerHandle | None = None
         self._refusals = (0, 0)
+        self._connections: list[BoundedConnections] = []
 
     @property
     def counters(self) -> dict[str, int]:
@@ -135,6 +144,8 @@ class Broker:
             "owed": sum(map(len, self._slow.values())),
             "slow_client_drops": sum(slow.dropped for slow in self._slow.values()),
             "oversized": sum(each.oversized for each in (*self._clients.values(), self._workers)),
+            "connections": sum(map(len, self._connections)),
+            "connections_refused": sum(each.refused for each in self._connections),
         }
 
     async def serve(self) -> None:
@@ -161,7 +172,10 @@ class Broker:
         await self.aclose()
 
     async def start(self) -> None:
-        """Bind the sockets and serve from the next turn of the event loop on."""
+        """Bind the sockets and serve from the next turn of the event loop on. Raises TooFewFiles, BadEndpoint, CannotBind."""
+        files, _ = file_limits()
+        sockets_bound = 2 if self.private_endpoint is None else 3
+        most = bound_of_each(files=files, sockets=sockets_bound, most=self.limits.connections)
         self._loop = asyncio.get_running_loop()
         self._now = self._loop.time
         self._core = BrokerCore(limits=self.limits, access=self.access, now=self._now())
@@ -177,7 +191,10 @@ class Broker:
             socket.set(zmq.MAXMSGSIZE, 2 * self.limits.body_bytes)  # below it the core can answer TOO_LARGE
             socket.set(zmq.ZAP_DOMAIN, _ZAP_DOMAIN)
             keep_alive(socket)
-        self._monitor = Monitor(workers, on_event=self._on_worker_connection)
+        self._bound_connections("clients", clients, most)
+        if private is not None:
+            self._bound_connections("private clients", private, most)
+        self._bound_connections("workers", workers, most, on_disconnected=self._on_worker_disconnected)
         self.client_endpoint = self._bind(clients, self.client_endpoint, group=self._client_group)
         self.worker_endpoint = self._bind(workers, self.worker_endpoint, group=None)
         if private is not None and self.private_endpoint is not None:
@@ -218,6 +235,22 @@ class Broker:
         last: bytes = socket.get(zmq.LAST_ENDPOINT)  # type: ignore[assignment]  # the stub knows no types of options
         return last.rstrip(b"\0").decode()
 
+    def _bound_connections(
+        self,
+        name: str,
+        socket: zmq.Socket[bytes],
+        most: int,
+        *,
+        on_disconnected: Callable[[], None] | None = None,
+    ) -> None:
+        def on_full(full: bool) -> None:  # noqa: FBT001 - a callback
+            event = "broker.connections_refused" if full else "broker.connections_taken_again"
+            self._on_event(event, socket=name, most=most)
+
+        self._connections.append(
+            BoundedConnections(socket, most=most, on_full=on_full, on_disconnected=on_disconnected)
+        )
+
     async def aclose(self) -> None:
         """Say DISCONNECT to the workers, close, remove the socket files."""
         context, self._context = self._context, None
@@ -232,8 +265,8 @@ class Broker:
                 self._sockets.remove(drained)
             self._tell_refusals()
             self._on_event("broker.stopped", **self.counters)
-        if hasattr(self, "_monitor"):
-            self._monitor.close()
+        for connections in self._connections:
+            connections.close()
         await asyncio.to_thread(context.destroy, _LINGER_MS)
         for endpoint in self._bound:
             endpoints.remove_ipc(endpoint)
@@ -272,8 +305,8 @@ class Broker:
         self._timer_at = self._core.next_deadline()
         self._timer = self._loop.call_at(self._timer_at, self._tick)
 
-    def _on_worker_connection(self, event: int) -> None:
-        if event == zmq.EVENT_DISCONNECTED and self._probe_timer is None:
+    def _on_worker_disconnected(self) -> None:
+        if self._probe_timer is None:
             self._deliver(self._core.probe())
             # The monitor may be ahead of the ROUTER, which then still takes what nobody will read.
             self._probe_timer = self._loop.call_later(_PROBE_AGAIN, self._probe_again)
@@ -313,5 +346,6 @@ async def main(payload: bytes) -> None:
         access=settings.access,
         limits=settings.limits,
     )
+    raise_file_limit()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, broker.stop)
     await broker.serve()

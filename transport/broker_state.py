@@ -33,6 +33,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     `plain_wait`: how long a request without envelope waits in the queue at all.
     `attempts`: how many workers a request may be started by that loses each of them.
     `services`: names that have had a worker, and as many that clients wait for.
+    `connections`: of each socket; fewer where the limit of open files says so (`connections.py`).
     `credit_total`: sum of what all workers may have in hand, hence of all requests in flight.
     `held_bytes`: bodies that the broker may hold for its queues and for idempotent requests in flight.
     """
@@ -49,6 +50,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     body_bytes: int = BODY_LIMIT + 4096
     held_bytes: int = 512 * 2**20
     attempts: int = 2
+    connections: int = 10_000
     disconnected: int = 4_096
 
 

@@ -116,7 +116,7 @@ class Connection:
         self._monitor.close()
         self._socket.close(linger=int(linger * 1000))
 
-    def _on_event(self, event: int) -> None:
+    def _on_event(self, event: int, _descriptor: int) -> None:
         if self._closed:
             return
         if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:

@@ -29,6 +29,15 @@ class CannotBind(TransportError):
         super().__init__(f"cannot listen at {endpoint}: {reason}")
 
 
+class TooFewFiles(TransportError):
+    """The process may open too few files: each connection is one. `needed` is the least limit that makes sense."""
+
+    def __init__(self, *, limit: int, needed: int) -> None:
+        self.limit = limit
+        self.needed = needed
+        super().__init__(f"the limit of open files is {limit}, a broker needs {needed} (ulimit -n)")
+
+
 class EndpointInUse(CannotBind):
     """Another process listens at the endpoint, or something that is no socket lies at its path."""
 

@@ -23,7 +23,7 @@ from multiprocessing import forkserver, resource_tracker, spawn, util
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from governor import logs
+from governor import logs, open_files
 from governor.conductors.preload import ORDER_VARIABLE, Order, Report
 from governor.conductors.readiness import is_readable, readable
 from governor.errors import ForkserverDied, ProcessError
@@ -267,6 +267,7 @@ def _launch() -> Forkserver:
         environ={name: os.environ.get(name) for name in changes},
         main_name=main.get("init_main_from_name"),
         main_path=main.get("init_main_from_path"),
+        open_files=open_files.of_conductors(),
     )
     try:
         with _environment({**changes, ORDER_VARIABLE: order.dump()}):

@@ -15,6 +15,7 @@ import gc
 import importlib
 import json
 import os
+import resource
 import signal
 import socket
 import sys
@@ -48,6 +49,8 @@ class Order:
     environ: dict[str, str | None]
     main_name: str | None
     main_path: str | None
+    open_files: int | None = None
+    """The soft limit that children begin with; None: as it is."""
 
     def dump(self) -> str:
         return json.dumps(asdict(self))
@@ -92,6 +95,9 @@ def _settle(order: Order) -> Report:
     prctl.die_with_parent(expected=order.daemon)
     prctl.name_process("gov-forkserver")
     _reset_signals()
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if order.open_files is not None and order.open_files < soft:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (order.open_files, hard))
     for name, value in order.environ.items():
         if value is None:
             os.environ.pop(name, None)

@@ -66,6 +66,8 @@ class Leaves:
         if (self.resets, self.steps) == (3, 2):
             os._exit(3)
         return 0, 1.0, self.steps == 5, False, {}
+
+
 class DiesOfAFullDisk(Walker):
     """With its first step, once: it takes all files that the disk of the state folder has left."""
 

@@ -13,6 +13,7 @@ import zmq
 from conftest_peers import FAST, echo, process, run_broker, spawn, until
 
 from transport.broker import encode_settings
+from transport.broker_core import Limits
 from transport.errors import WorkerLost
 
 ZMTP_HEARTBEATS = 3.0
@@ -182,7 +183,58 @@ async def test_peers_of_old_protocols_and_noise_are_refused(house, said, tcp):
                 with suppress(ConnectionResetError):
                     while await asyncio.to_thread(peer.recv, 1000):
                         pass
+        await until(lambda: broker.counters["connections"] == 0)
         assert broker.counters["malformed"] == 0
 
 
 # -- connections -------------------------------------------------------------------------------------------
+
+
+async def test_more_connections_than_files_end_no_broker(house, capfd):
+    files, wanted = 1024, 1500
+    path = house.client_endpoint.removeprefix("ipc://")
+    async with AsyncExitStack() as stack:
+        broker = await stack.enter_async_context(
+            process(hostile.run_broker_with_files, payload(house), files)
+        )
+        await stack.enter_async_context(house.worker("echo", echo))
+        async with house.client() as client:
+            assert await client.request("echo", b"before", timeout=30) == [b"before"]
+        for _ in range(2):
+            opened = spawn.Event()
+            async with process(hostile.hold_connections, path, wanted, opened):
+                assert await asyncio.to_thread(opened.wait, 60)
+        async with house.client() as client:
+            assert await client.request("echo", b"after", timeout=30) == [b"after"]
+        assert broker.exitcode is None
+    assert (
+        '{"event":"broker.connections_refused","level":"warning","socket":"clients"' in capfd.readouterr().err
+    )
+    for file in house.folder.iterdir():
+        file.unlink()
+
+
+@pytest.mark.parametrize("tcp", [False, True])
+async def test_connections_are_bounded_and_come_in_again_when_there_is_room(house, tcp):
+    async with AsyncExitStack() as stack:
+        broker = await stack.enter_async_context(
+            house.broker(limits=Limits(heartbeat=0.1, connections=5), tcp=tcp)
+        )
+        worker = house.worker("echo", echo, endpoint=broker.worker_endpoint)
+        await stack.enter_async_context(worker)
+        await worker.registered()
+        async with AsyncExitStack() as held:
+            for _ in range(5):
+                await held.enter_async_context(house.raw(broker.client_endpoint))
+            await until(lambda: broker.counters["connections"] == 6)  # the worker's is one
+            client = await stack.enter_async_context(house.client(broker.client_endpoint))
+            asked = asyncio.create_task(client.request("echo", b"waits", timeout=30, idempotent=True))
+            await until(lambda: broker.counters["connections_refused"] > 3)
+            assert not asked.done()
+        assert await asked == [b"waits"]
+    assert house.events == [
+        "broker.started",
+        "broker.connections_refused",
+        "broker.connections_taken_again",
+        "broker.stopped",
+    ]

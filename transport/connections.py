@@ -1,0 +1,100 @@
+"""How many connections a socket may have. libzmq accepts until the process has no descriptor left, and then aborts it
+(`ipc_listener.cpp` knows no EMFILE); none of its options bounds that.
+
+Rules:
+1. A connection beyond the bound is shut down as soon as its monitor tells of it: libzmq closes it, and the peer, if it is
+   libzmq's too, tries again by itself. The listener stays: to unbind it would end all of its connections.
+2. libzmq goes on accepting until then, but its I/O thread waits while `UNSEEN` events are unread, however busy this thread
+   is. With so many descriptors in reserve for each socket, no flood uses up the last one. Where the limit of open files
+   is too low for that, three quarters of it are the reserve, and a flood must be seen in time.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final
+
+import zmq
+
+from transport.errors import TooFewFiles
+from transport.open_files import LEAST_FILES
+from transport.sockets import Monitor
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+UNSEEN: Final = 1_002
+OWN_FILES: Final = 128
+"""Of a broker without any connection; measured: 23."""
+_ROOM_AGAIN: Final = 0.9
+"""With no more than this part of the bound in use it is said that there is room again."""
+
+
+def bound_of_each(*, files: int, sockets: int, most: int) -> int:
+    """Return how many connections each of `sockets` may have, at most `most`, with a limit of `files` open files.
+
+    Raises:
+        TooFewFiles: fewer than `LEAST_FILES`.
+    """
+    if files < LEAST_FILES:
+        raise TooFewFiles(limit=files, needed=LEAST_FILES)
+    spare = files - OWN_FILES
+    reserve = min(UNSEEN * sockets, spare * 3 // 4)
+    return min(most, (spare - reserve) // sockets)
+
+
+class BoundedConnections:
+    """Watches the connections of a socket from before its bind, and keeps them within `most`.
+
+    `on_disconnected` is called for each that ends; `on_full` with True when the first one is refused, and with False when
+    there is room again.
+    """
+
+    def __init__(
+        self,
+        bound: zmq.Socket[bytes],
+        *,
+        most: int,
+        on_full: Callable[[bool], None],
+        on_disconnected: Callable[[], None] | None = None,
+    ) -> None:
+        self.refused = 0
+        self._most = most
+        self._on_full = on_full
+        self._on_disconnected = on_disconnected
+        self._open: set[int] = set()
+        self._full = False
+        events = int(zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED)
+        self._monitor = Monitor(bound, on_event=self._happened, events=events)
+
+    def __len__(self) -> int:
+        """How many connections there are, those that are just being refused among them."""
+        return len(self._open)
+
+    def close(self) -> None:
+        """Watch no more. Before the socket is closed; may be called once."""
+        self._monitor.close()
+
+    def _happened(self, event: int, descriptor: int) -> None:
+        if event == zmq.EVENT_ACCEPTED:
+            self._open.add(descriptor)
+            if len(self._open) > self._most:
+                self._refuse(descriptor)
+            return
+        self._open.discard(descriptor)
+        if self._full and len(self._open) <= self._most * _ROOM_AGAIN:
+            self._full = False
+            self._on_full(False)
+        if self._on_disconnected is not None:
+            self._on_disconnected()
+
+    def _refuse(self, descriptor: int) -> None:
+        self.refused += 1
+        # Should it be closed by now, its number may be that of a later connection: one beyond the bound as well.
+        with suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as connection:
+            connection.shutdown(socket.SHUT_RDWR)
+        if not self._full:
+            self._full = True
+            self._on_full(True)
