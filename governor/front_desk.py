@@ -52,6 +52,7 @@ from governor.messages import (
     encode,
 )
 from governor.parcels import parcels, slices
+from governor.processes import kill_tree
 from governor.result import whole_result
 from governor.run_book import RunBook
 from governor.run_file import digest, parse
@@ -135,7 +136,7 @@ class FrontDesk:
             case Watch():
                 return await self._watch(request, asked)
             case Status():
-                return self._book.status(asked.uid)
+                return self._book.status(asked.uid, await asyncio.to_thread(kill_tree.marked))
             case ListRuns(limit=limit):
                 return self._book.list(limit)
             case Abort():

@@ -14,15 +14,16 @@ so there are two, guard -> deputy -> daemon, with the same loop. Rules:
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
 import threading
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from governor import prctl
+from governor.processes import kill_tree
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -164,43 +165,21 @@ def sweep() -> set[int]:
     deadline = time.monotonic() + SWEEP_SECONDS
     while True:
         reap()
-        left = descendants(os.getpid())
-        if not left:
+        if not _has_children():
             return set()
-        for pid in left:
-            try:
+        for pid in kill_tree.descendants(os.getpid()):
+            with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                continue
         remaining = deadline - time.monotonic()
         if remaining <= 0 or (signal.sigtimedwait({signal.SIGCHLD}, remaining) is None):
             reap()
-            return descendants(os.getpid())
+            return kill_tree.descendants(os.getpid())
 
 
-def descendants(*roots: int) -> set[int]:
-    """All pids below these, by the parents that /proc tells; zombies too."""
-    children: dict[int, list[int]] = {}
-    for pid, parent in parents().items():
-        children.setdefault(parent, []).append(pid)
-    found: set[int] = set()
-    open_ends = list(roots)
-    while open_ends:
-        below = [pid for pid in children.get(open_ends.pop(), []) if pid not in found]
-        found.update(below)
-        open_ends.extend(below)
-    return found
-
-
-def parents() -> dict[int, int]:
-    """Every process that /proc shows, and its parent."""
-    found: dict[int, int] = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                # The name in parentheses may hold blanks and parentheses; the parent is the second field after it.
-                fields = (entry / "stat").read_text(errors="replace").rpartition(")")[2].split()
-                found[int(entry.name)] = int(fields[1])
-            except (OSError, IndexError):
-                continue
-    return found
+def _has_children() -> bool:
+    """Orphans that a subreaper has adopted are its children, too."""
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return False
+    return True

@@ -208,7 +208,7 @@ class Performer:
                 ticks=child.birth.ticks,
                 boot=child.birth.boot,
             ),
-            {"kind": effect.kind},
+            {"kind": effect.kind, "mark": f"{child.mark:x}"},
         )
         self._spawn(self._outlive(life, child), f"life.{life.name}.{life.incarnation}")
 

@@ -25,13 +25,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-import psutil
-
 from governor import logs
 from governor.conductors.readiness import readable
 from governor.errors import ProcessError
+from governor.processes import kill_tree
 from governor.reaping import house_of
-from governor.tasks.exchange import reaper
 from governor.tasks.fleet.liveness import all_answer, first_ended
 
 if TYPE_CHECKING:
@@ -90,6 +88,7 @@ class RayHead:
         self._state_folder = state_folder
         self._runtime_folder = runtime_folder
         self._num_cpus = num_cpus
+        self._mark = kill_tree.new_child_mark()
         self._temp: Path | None = None
         self._process: asyncio.subprocess.Process | None = None
         self._complaints: asyncio.Task[list[str]] | None = None
@@ -112,6 +111,7 @@ class RayHead:
             "temp_dir": str(self._temp / "t"),
             "object_store_bytes": OBJECT_STORE_BYTES,
             "parent": os.getpid(),
+            "mark": self._mark,
         }
         root = str(Path(__file__).parent.parent)
         path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
@@ -187,7 +187,7 @@ class RayHead:
         """Takes the head down; may be called at any time, and again. Raises ProcessError if a process lives on."""
         try:
             if self._process is not None and self._exited is not None:
-                left = await asyncio.to_thread(_kill_all, self._process.pid, self._temp)
+                left = await asyncio.to_thread(_kill_all, self._process.pid, self._mark)
                 await asyncio.wait({self._exited}, timeout=STOP_SECONDS)
                 if self._complaints is not None:
                     await asyncio.wait({self._complaints}, timeout=LAST_WORDS_SECONDS)
@@ -269,41 +269,13 @@ async def _last_lines(stream: asyncio.StreamReader | None) -> list[str]:
     return lines
 
 
-def _kill_all(pid: int, temp: Path | None) -> list[int]:
+def _kill_all(pid: int, mark: int) -> list[int]:
     """SIGKILL to the head, to what descends from it, and to what was left by it; the pids that live on."""
-    left = _kill_one(pid)
-    for process in _of_session(temp):
-        left += _kill_one(process.pid)
-    return left
-
-
-def _kill_one(pid: int) -> list[int]:
     try:
         handle = os.pidfd_open(pid)
     except ProcessLookupError:
-        return []
+        return kill_tree.kill_tree(pid, None, mark)
     try:
-        return reaper.kill_tree(pid, handle)
+        return kill_tree.kill_tree(pid, handle, mark)
     finally:
         os.close(handle)
-
-
-def _of_session(temp: Path | None) -> list[psutil.Process]:
-    """Ray's processes that outlived the head: they name its temp folder, or, as ``ray::...``, log into it.
-
-    Drivers, who log there too, are none of them.
-    """
-    if temp is None:
-        return []
-    needle = f"{temp}/"
-    found: list[psutil.Process] = []
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error):
-            command = process.cmdline()
-            if any(needle in part for part in command) or (
-                command
-                and command[0].startswith("ray::")
-                and any(needle in file.path for file in process.open_files())
-            ):
-                found.append(process)
-    return found

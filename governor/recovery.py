@@ -66,8 +66,10 @@ class Recovery:
         self.damaged |= await asyncio.to_thread(self._find_damage, rows)
         unended = [row.uid for row in rows if row.uid not in self.damaged]
         await self._record_deaths([uid for uid in unended if self._history(uid).at_work])
-        recorded = [birth for uid in unended for birth in _births(journal, uid)]
-        dead, self.survivors = await asyncio.to_thread(reaping.kill_left_over, self._house, recorded)
+        started = [_started(journal, uid) for uid in unended]
+        births = [birth for found, _ in started for birth in found]
+        marks = [mark for _, found in started for mark in found]
+        dead, self.survivors = await asyncio.to_thread(reaping.kill_left_over, self._house, births, marks)
         if dead:
             log.warning("process.left_over", killed=[str(process) for process in dead])
         for process in self.survivors:
@@ -113,7 +115,7 @@ class Recovery:
             phases = len(row.spec.get("phases", ()))
             journal.require_sound(uid, phases=phases)
             self._history(uid)
-            _births(journal, uid)
+            _started(journal, uid)
             _decided(journal, row)
             _first_unfinished_phase(journal, uid, phases=phases)
             _last_incarnations(journal, uid)
@@ -180,9 +182,11 @@ class Recovery:
         return run_history.read(self._journal.events_of(uid, run_history.KINDS), last_record=last_record)
 
 
-def _births(journal: Journal, uid: str) -> list[Birth]:
+def _started(journal: Journal, uid: str) -> tuple[list[Birth], list[int]]:
+    """Identities and marks of all conductors that the run has had."""
     started = [event.data for event in journal.events_of(uid, ("conductor.started",))]
-    return [Birth(pid=it["pid"], ticks=it["ticks"], boot=it["boot"]) for it in started if "ticks" in it]
+    births = [Birth(pid=it["pid"], ticks=it["ticks"], boot=it["boot"]) for it in started if "ticks" in it]
+    return births, [int(it["mark"], 16) for it in started if "mark" in it]
 
 
 def _verdict(run: Run, history: History) -> _End | None:

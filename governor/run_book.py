@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 from governor import clock, explain
@@ -12,6 +13,8 @@ from governor.messages import Explanation, RunList, RunStatus, StatusReport
 from governor.version import __version__
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from governor.front_desk import House
     from governor.journal_tables import RunRow
     from governor.messages import RunResult
@@ -20,6 +23,7 @@ if TYPE_CHECKING:
 
 LIST_LIMIT: Final = 10_000
 """Runs in one answer."""
+_NOT_ASKED: Final = MappingProxyType[int, "Sequence[int]"]({})
 
 
 class RunBook:
@@ -31,12 +35,12 @@ class RunBook:
         self._journal = site.journal
         self._born = time.monotonic()
 
-    def status(self, uid: str | None) -> StatusReport:
-        """The daemon, and one run or all that have not ended."""
+    def status(self, uid: str | None, marked: Mapping[int, Sequence[int]]) -> StatusReport:
+        """The daemon, and one run or all that have not ended. `marked` are the processes, as `kill_tree` has them."""
         if uid is not None:
-            runs = [self.describe(self.find(uid))]
+            runs = [self.describe(self.find(uid), marked)]
         else:
-            runs = [self.describe(row) for row in self._journal.unended()]
+            runs = [self.describe(row, marked) for row in self._journal.unended()]
         return StatusReport(
             pid=os.getpid(),
             version=__version__,
@@ -98,9 +102,9 @@ class RunBook:
     def _quarantined(self) -> dict[str, str]:
         return {slot.uid: slot.quarantine for slot in self._house.governors if slot.quarantine}
 
-    def describe(self, row: RunRow) -> RunStatus:
+    def describe(self, row: RunRow, marked: Mapping[int, Sequence[int]] = _NOT_ASKED) -> RunStatus:
         if (governor := self.governor_of(row.uid)) is not None:
-            return governor.status(row)
+            return governor.status(row, marked)
         result, damage = self._result(row)
         if damage:
             state, waits_for = "damaged", f"a copy of the journal to be put back: {damage}"

@@ -40,7 +40,7 @@ from states.stopping import Stopping
 from transport.worker import Worker
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping, Sequence
 
     from governor.assignment import Assignment
     from governor.budget import Budget
@@ -168,14 +168,19 @@ class RunGovernor:
         """The machine's clock, in monotonic seconds."""
         return time.monotonic()
 
-    def status(self, row: RunRow) -> RunStatus:
-        """The run in work, for people and scripts. `row` is its entry in the journal."""
+    def status(self, row: RunRow, marked: Mapping[int, Sequence[int]]) -> RunStatus:
+        """The run in work, for people and scripts. `row` is its entry in the journal, `marked` as of `kill_tree`."""
+        conductors = self._performer.processes if self._performer else {}
         return in_work(
             row,
             state=self.state,
             progress=self._progress,
             assignment=self.assignment,
             limits=self._meter.uses(self._budget) if self._meter else (),
+            started={
+                name: tuple(pid for pid in marked.get(child.mark, ()) if pid != child.pid)
+                for name, child in conductors.items()
+            },
             now=self.now(),
         )
 

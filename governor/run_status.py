@@ -10,6 +10,8 @@ from states import Running
 from states.base import Crewed
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from governor.assignment import Assignment
     from governor.journal_tables import RunRow
     from governor.messages import LimitUse
@@ -24,9 +26,10 @@ def in_work(
     progress: Progress | None,
     assignment: Assignment | None,
     limits: tuple[LimitUse, ...],
+    started: Mapping[str, tuple[int, ...]],
     now: float,
 ) -> RunStatus:
-    """`row` is its entry in the journal, `now` in monotonic seconds."""
+    """`row` is its entry in the journal, `started` the pids that each conductor has started, `now` in monotonic seconds."""
     members = state.crew.members if isinstance(state, Crewed) else ()
     at_work = progress.at_work if progress else ""
     waits_for = state.waits_for + (f" ({at_work})" if at_work else "")
@@ -53,7 +56,14 @@ def in_work(
         metrics=progress.metrics if progress else {},
         parent=row.parent,
         conductors=tuple(
-            ConductorStatus(name=m.name, kind=m.kind, state=m.standing, pid=m.pid, incarnation=m.incarnation)
+            ConductorStatus(
+                name=m.name,
+                kind=m.kind,
+                state=m.standing,
+                pid=m.pid,
+                incarnation=m.incarnation,
+                started=started.get(m.name, ()),
+            )
             for m in members
         ),
         limits=limits,

@@ -3,8 +3,8 @@
 Rules:
 1. Memory is PSS: a page that several processes share, as those of the forkserver, counts once, in parts. Of a process that
    may not be looked into it is what is resident. Whoever ends while it is measured uses nothing.
-2. The processes of a run are its conductors, the runners on this machine, and all below both. A task conductor holds a
-   pidfd of each runner here (`tasks.fleet.member.Here`), and the kernel tells whose it is: nobody is asked who might hang.
+2. The processes of a run are its conductors and all that bear their marks or are below them: the runners on this machine,
+   and what either has started in sessions of its own, too. The kernel tells: nobody is asked who might hang.
 3. Disk is what files take, as `du` has it: a file with several names counts once, a link is not followed.
 4. Measuring is in a thread, and takes a twentieth of the time at most: what is large is measured less often. Where it hangs
    (a process in an uninterruptible sleep, a folder of a server that is gone) nothing waits for it, the daemon's exit neither.
@@ -23,11 +23,11 @@ from typing import TYPE_CHECKING, Final, Protocol
 from governor import logs
 from governor.episodes.entries import in_daemon_thread
 from governor.messages import LimitUse
-from governor.tasks.exchange.reaper import descendants
+from governor.processes import kill_tree
 from states.events import LimitExceeded
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from governor.assignment import Assignment
     from governor.budget import Budget
@@ -53,6 +53,8 @@ class Conductors(Protocol):
 class Process(Protocol):
     @property
     def pid(self) -> int: ...
+    @property
+    def mark(self) -> int: ...
 
 
 class Meter:
@@ -92,9 +94,9 @@ class Meter:
         failed = False
         while True:
             begin = time.monotonic()
-            pids = [process.pid for process in self._conductors.processes.values()]
+            marks = {process.pid: process.mark for process in self._conductors.processes.values()}
             try:
-                self._measured = await in_daemon_thread(partial(self._measure, pids), name="usage")
+                self._measured = await in_daemon_thread(partial(self._measure, marks), name="usage")
             except Exception:
                 if not failed:
                     log.exception("usage.not_measured", run=self._run)
@@ -104,10 +106,10 @@ class Meter:
                 self._tell()
             await asyncio.sleep(max(EVERY_SECONDS, SHARE * (time.monotonic() - begin)))
 
-    def _measure(self, pids: list[int]) -> dict[str, int]:
+    def _measure(self, marks: Mapping[int, int]) -> dict[str, int]:
         found = {}
         if self._limits.memory is not None:
-            found["memory"] = memory_of(family(pids))
+            found["memory"] = memory_of(family(marks))
         if self._limits.disk is not None:
             found["disk"] = disk_of(self._folder, given_up=self._given_up)
         return found
@@ -127,14 +129,14 @@ class Meter:
 # -- memory --------------------------------------------------------------------------------------------------------
 
 
-def family(conductors: Iterable[int]) -> set[int]:
-    """The pids of a run, from those of its conductors."""
-    found = set(conductors)
-    for pid in tuple(found):
-        found.update(_held(pid))
-    for pid in tuple(found):
-        found.update(descendants(pid))
-    return found
+def family(conductors: Mapping[int, int]) -> set[int]:
+    """The pids of a run, from those of its conductors, with their marks."""
+    by_mark = kill_tree.marked()
+    return {
+        *conductors,
+        *kill_tree.descendants(*conductors),
+        *(pid for mark in conductors.values() for pid in by_mark.get(mark, ())),
+    }
 
 
 def memory_of(pids: Iterable[int]) -> int:
@@ -157,24 +159,6 @@ def _resident(pid: int) -> int:
         return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * _PAGE
     except (FileNotFoundError, ProcessLookupError):
         return 0
-
-
-def _held(pid: int) -> Iterator[int]:
-    """Whom it has a pidfd of."""
-    try:
-        numbers = os.listdir(f"/proc/{pid}/fd")  # noqa: PTH208  # there may be thousands
-    except (FileNotFoundError, ProcessLookupError, PermissionError):
-        return
-    for number in numbers:
-        try:
-            if "pidfd" not in os.readlink(f"/proc/{pid}/fd/{number}"):  # noqa: PTH115  # as above
-                continue
-            told = Path(f"/proc/{pid}/fdinfo/{number}").read_text()
-        except (FileNotFoundError, ProcessLookupError, PermissionError):  # closed meanwhile
-            continue
-        of = next((line.split()[1] for line in told.splitlines() if line.startswith("Pid:")), "-1")
-        if int(of) > 0:  # else it is dead, or in another house
-            yield int(of)
 
 
 # -- disk ----------------------------------------------------------------------------------------------------------

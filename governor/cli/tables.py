@@ -101,9 +101,13 @@ def status(report: StatusReport, *, conductors: bool) -> Group:
         if run.limits:
             parts += ["", Text(clean(f"{run.uid} has used: {used(run.limits)}"))]
         if run.conductors:
-            table = _table("conductor", "kind", "state", "pid", "incarnation")
+            children = any(one.started for one in run.conductors)
+            table = _table(
+                "conductor", "kind", "state", "pid", "incarnation", *(["has started"] if children else [])
+            )
             for one in run.conductors:
-                _row(table, one.name, one.kind, one.state, one.pid or "-", one.incarnation)
+                started = [", ".join(map(str, one.started)) or "-"] if children else []
+                _row(table, one.name, one.kind, one.state, one.pid or "-", one.incarnation, *started)
             parts += ["", table]
     return Group(*parts)
 

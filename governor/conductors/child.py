@@ -19,13 +19,15 @@ from typing import TYPE_CHECKING, NoReturn
 
 from governor import prctl
 from governor.errors import ExitCode
+from governor.processes import kill_tree
 
 if TYPE_CHECKING:
     from aiomultiprocess.types import Unit
 
 
-async def run_target(target: str, payload: bytes) -> int | None:
-    """Imports `module:function` and awaits it with the payload."""
+async def run_target(target: str, payload: bytes, mark: int) -> int | None:
+    """Marks this process; then imports `module:function` and awaits it with the payload."""
+    kill_tree.mark_self(mark)
     module, _, function = target.partition(":")
     code: int | None = await getattr(import_module(module), function)(payload)
     return code

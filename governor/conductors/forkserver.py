@@ -38,7 +38,6 @@ PRELOAD: Final = (
     "zmq",
     "msgspec",
     "structlog",
-    "psutil",
     "transport.broker",
     "governor.conductors.conductor",
     "governor.conductors.environment",

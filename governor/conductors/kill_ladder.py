@@ -3,28 +3,28 @@
 Rules:
 * A rung is left when the child's exit has been seen, or its deadline has passed; a message that cannot be delivered
   is no reason to wait for an answer.
-* Descendants are collected before each rung: who left the process group (setsid) is killed by pid. Before SIGKILL
-  everything is stopped first, so that nobody forks behind the back of the count.
-* When the child has ended, what it left in its group or outside is killed and seen dead.
+* When the child has ended, or is to be killed, all that it has started is killed and seen dead, by `kill_tree`: also what
+  left its process group (setsid), and what the death of its parent has cut off.
+* The tree is looked for in a thread: the event loop goes on.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import signal
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal, Protocol
 
-import psutil
-
 from governor import logs
 from governor.conductors.readiness import readable
 from governor.errors import ProcessError, text_of
+from governor.processes import kill_tree
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import AsyncIterator, Awaitable, Callable
+
+    from governor.births import Birth
 
 
 class Child(Protocol):
@@ -32,6 +32,8 @@ class Child(Protocol):
 
     name: str
     pid: int
+    birth: Birth
+    mark: int
 
     @property
     def exit_code(self) -> int | None: ...
@@ -42,7 +44,6 @@ class Child(Protocol):
 
 
 Rung = Literal["none", "message", "SIGTERM", "SIGKILL"]
-_FREEZE_ROUNDS = 10
 AGAIN_SECONDS: Final = 0.5
 """After somebody could not be watched."""
 
@@ -86,10 +87,10 @@ async def bring_down(
     rungs = rungs or Rungs()
     loop = asyncio.get_running_loop()
     begin = loop.time()
-    family = _Family(child)
+    descent = _Descent(child)
     try:
-        await _climb(child, family, ask, rungs)
-    except (ProcessError, OSError, psutil.Error) as error:
+        await descent.climb(ask, rungs)
+    except (ProcessError, OSError) as error:
         stuck = error
         if not isinstance(stuck, ProcessError):
             stuck = ProcessError(
@@ -99,34 +100,13 @@ async def bring_down(
             raise stuck from error
         on_stuck(stuck)
         child.signal(signal.SIGKILL)
-        await family.end(None)
+        await descent.end(None)
     return Gone(
         exit_code=await child.wait(),
-        rung=family.rung,
+        rung=descent.rung,
         seconds=loop.time() - begin,
-        killed=tuple(sorted(family.killed)),
+        killed=tuple(sorted(descent.killed)),
     )
-
-
-async def _climb(
-    child: Child, family: _Family, ask: Callable[[], Awaitable[object]] | None, rungs: Rungs
-) -> None:
-    """Rung by rung until nothing is left. Raises what keeps it from seeing that."""
-    if child.exit_code is None and ask is not None:
-        family.rung = "message"
-        family.collect()
-        await _ask(child, ask, rungs.ask)
-    if child.exit_code is None and rungs.terminate > 0:
-        family.rung = "SIGTERM"
-        family.collect()
-        child.signal(signal.SIGTERM)
-        child.signal(signal.SIGCONT)  # a stopped process hears SIGTERM when it goes on
-        await _ended(child, rungs.terminate)
-    if child.exit_code is None:
-        family.rung = "SIGKILL"
-        family.freeze()
-        child.signal(signal.SIGKILL)
-    await family.end(asyncio.get_running_loop().time() + rungs.kill)
 
 
 async def _ended(child: Child, grace: float) -> None:
@@ -152,93 +132,86 @@ async def _ask(child: Child, ask: Callable[[], Awaitable[object]], grace: float)
         await asyncio.gather(message, exit_, return_exceptions=True)
 
 
-class _Family:
-    """The descendants of a child, and its group; known by pid and birth, so that no stranger is killed."""
+class _Descent:
+    """Of one child: how far it has come, and who was killed besides it."""
 
     def __init__(self, child: Child) -> None:
         self._child = child
-        self._known: set[psutil.Process] = set()
         self.rung: Rung = "none"
         self.killed: set[int] = set()
 
-    def collect(self) -> bool:
-        """Adds who is there now; whether anybody was new. An orphan is found if it, or its parent, was known."""
-        roots = [*self._known]
-        if self._child.exit_code is None:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                roots.append(psutil.Process(self._child.pid))
-        found = set()
-        for root in roots:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                found.update(root.children(recursive=True))
-        new = found - self._known
-        self._known |= new
-        return bool(new)
-
-    def freeze(self) -> None:
-        """Stops the whole family, round by round, until nobody new has been born."""
-        self._child.signal(signal.SIGSTOP)
-        for _ in range(_FREEZE_ROUNDS):
-            if not self.collect():
-                return
-            for member in self._living():
-                with contextlib.suppress(psutil.Error):
-                    member.suspend()
+    async def climb(self, ask: Callable[[], Awaitable[object]] | None, rungs: Rungs) -> None:
+        """Rung by rung until nothing is left. Raises what keeps it from seeing that."""
+        child = self._child
+        if child.exit_code is None and ask is not None:
+            self.rung = "message"
+            await _ask(child, ask, rungs.ask)
+        if child.exit_code is None and rungs.terminate > 0:
+            self.rung = "SIGTERM"
+            child.signal(signal.SIGTERM)
+            child.signal(signal.SIGCONT)  # a stopped process hears SIGTERM when it goes on
+            await _ended(child, rungs.terminate)
+        if child.exit_code is None:
+            self.rung = "SIGKILL"
+        await self.end(asyncio.get_running_loop().time() + rungs.kill)
 
     async def end(self, deadline: float | None) -> None:
-        """Kills who is left when the child has ended, or is being killed, and sees all dead; `killed` tells whom.
+        """Kills who is left, the child too if it lives, and sees all dead; `killed` tells whom.
 
         Raises ProcessError, with the pid, when one lives past the deadline, OSError when that could not be seen until then.
         """
         while True:
             try:
                 return await self._end(deadline)
-            except (OSError, psutil.Error) as error:  # no descriptor is left to watch it by, for one
+            except OSError as error:  # no descriptor is left to watch it by, for one
                 log.warning("process.not_watched", pid=self._child.pid, reason=text_of(error))
                 if deadline is not None and asyncio.get_running_loop().time() + AGAIN_SECONDS > deadline:
                     raise
             await asyncio.sleep(AGAIN_SECONDS)
 
     async def _end(self, deadline: float | None) -> None:
-        while self.collect() or self._living():
-            living = self._living()
-            for member in living:
-                with contextlib.suppress(psutil.Error):  # one of another user is not ours: it will be named
-                    member.kill()
-                    self.killed.add(member.pid)
-            for member in living:
-                await self._dead(member, deadline)
+        child = self._child
+        if child.exit_code is not None and child.mark == kill_tree.UNMARKED:
+            return  # nothing of it can be found any more
+        striking = asyncio.ensure_future(asyncio.to_thread(_strike, child))
         try:
-            async with asyncio.timeout_at(deadline):
-                await self._child.wait()
-        except TimeoutError:
-            name, pid = self._child.name, self._child.pid
-            raise ProcessError(f"{name} (pid {pid}) is alive after SIGKILL", pid=pid) from None
-
-    async def _dead(self, member: psutil.Process, deadline: float | None) -> None:
+            handles = await asyncio.shield(striking)
+        except asyncio.CancelledError:
+            striking.add_done_callback(_forget)
+            raise
+        child.signal(signal.SIGKILL)  # its whole group
         try:
-            pidfd = os.pidfd_open(member.pid)
-        except ProcessLookupError:
-            return
-        try:
-            if _lives(member):
-                async with asyncio.timeout_at(deadline):
-                    await readable(pidfd)
-        except TimeoutError:
-            raise ProcessError(
-                f"pid {member.pid}, a descendant of {self._child.name}, is alive after SIGKILL",
-                pid=member.pid,
-            ) from None
+            self.killed |= handles.keys() - {child.pid}
+            for pid, handle in handles.items():
+                what = f"{child.name} (pid {pid})" if pid == child.pid else f"pid {pid}, of {child.name},"
+                async with _until(deadline, f"{what} is alive after SIGKILL", pid):
+                    await readable(handle)
         finally:
-            os.close(pidfd)
+            kill_tree.close(handles)
+        async with _until(deadline, f"{child.name} (pid {child.pid}) is alive after SIGKILL", child.pid):
+            await child.wait()
 
-    def _living(self) -> list[psutil.Process]:
-        return [member for member in self._known if _lives(member)]
 
-
-def _lives(member: psutil.Process) -> bool:
-    """False for a zombie too: it is dead, and its parent's to reap. Unless it has threads that are not."""
+def _strike(child: Child) -> dict[int, int]:
+    """Sends SIGKILL to the child, if it lives, and to all that it has started; the pidfds of those that it is for."""
+    handle = child.birth.open()
+    roots = {} if handle is None else {child.pid: handle}
     try:
-        return member.is_running() and (member.status() != psutil.STATUS_ZOMBIE or member.num_threads() > 1)
-    except psutil.NoSuchProcess:
-        return False
+        return kill_tree.strike(roots, kill_tree.bears(child.mark) if child.mark else None)
+    except OSError:
+        kill_tree.close(roots)
+        raise
+
+
+def _forget(striking: asyncio.Future[dict[int, int]]) -> None:
+    if striking.exception() is None:
+        kill_tree.close(striking.result())
+
+
+@contextlib.asynccontextmanager
+async def _until(deadline: float | None, otherwise: str, pid: int) -> AsyncIterator[None]:
+    try:
+        async with asyncio.timeout_at(deadline):
+            yield
+    except TimeoutError:
+        raise ProcessError(otherwise, pid=pid) from None

@@ -28,6 +28,7 @@ from governor.conductors import child, forkserver
 from governor.conductors.forkserver import PRELOAD, Forkserver, warm, warm_up
 from governor.conductors.readiness import is_readable, readable
 from governor.errors import ForkserverDied, ProcessError, text_of
+from governor.processes import kill_tree
 
 __all__ = ["PRELOAD", "ChildProcess", "shut_down", "start", "warm", "warm_up"]
 
@@ -41,11 +42,12 @@ log = logs.get_logger()
 
 
 class ChildProcess:
-    """A child process, leader of its own process group. Created by `start`."""
+    """A child process, leader of its own process group. Created by `start`. All that it starts bears its `mark`."""
 
-    def __init__(self, *, process: aiomultiprocess.Process, server: Forkserver) -> None:
+    def __init__(self, *, process: aiomultiprocess.Process, server: Forkserver, mark: int) -> None:
         self.name: str = process.name
         self.pid: int = process.pid
+        self.mark = mark
         self._process = process
         self._server = server
         self.lost_forkserver: int | None = None
@@ -156,8 +158,9 @@ async def _born(server: Forkserver, name: str, target: str, payload: bytes) -> C
     # Else aiomultiprocess starts a SyncManager: it blocks the loop, outlives the daemon, and is used by its Worker alone.
     aiomultiprocess.core._manager = SimpleNamespace(Namespace=SimpleNamespace)  # noqa: SLF001 - a test watches the name
     aiomultiprocess.set_start_method("forkserver")
+    mark = kill_tree.new_child_mark()
     process = aiomultiprocess.Process(
-        name=name, target=child.run_target, args=(target, payload), process_target=child.enter
+        name=name, target=child.run_target, args=(target, payload, mark), process_target=child.enter
     )
 
     def fork() -> None:
@@ -172,7 +175,7 @@ async def _born(server: Forkserver, name: str, target: str, payload: bytes) -> C
     except (ProcessError, OSError) as error:
         raise ProcessError(f"cannot start {name}: {text_of(error)}") from error
     try:
-        started = ChildProcess(process=process, server=server)
+        started = ChildProcess(process=process, server=server, mark=mark)
     except OSError as error:  # no descriptor is left to watch it by
         with contextlib.suppress(ProcessLookupError):
             os.kill(process.pid, signal.SIGKILL)
@@ -186,6 +189,7 @@ async def _unwanted(born: asyncio.Task[ChildProcess]) -> None:
         unwanted = await born
         unwanted.signal(signal.SIGKILL)
         await unwanted.wait()
+        await asyncio.to_thread(kill_tree.kill_tree, unwanted.pid, None, unwanted.mark)
 
 
 def shut_down() -> None:

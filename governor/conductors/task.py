@@ -22,6 +22,7 @@ from governor import logs
 from governor.conductors.conductor import Conductor
 from governor.errors import ConductorError, ExitCode
 from governor.messages import Done, Refused, StartSimulation, StartTasks, StopPart
+from governor.processes import kill_tree
 from governor.tasks.api import DynamicTimeout
 from governor.tasks.engine import Engine
 from governor.tasks.fleet.cluster import Cluster
@@ -68,6 +69,7 @@ class TaskConductor(Conductor):
             run_folder=Path(self.spec.run_folder),
             socket_folder=Path(self.spec.socket_folder),
             import_path=[self.spec.import_folder],
+            mark=kill_tree.own_mark(),
         )
         self._engine = Engine(
             runners=runners,

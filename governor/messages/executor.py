@@ -111,11 +111,16 @@ class WatchEnd(Message, frozen=True):
 
 
 class ConductorStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """`started`: the pids of all that it has started and that lives, in sessions of its own too; runners of Ray on this
+    machine among them.
+    """
+
     name: str
     kind: ConductorKind
     state: str
     pid: int | None
     incarnation: int
+    started: tuple[int, ...] = ()
 
 
 class LimitUse(msgspec.Struct, frozen=True, kw_only=True):

@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 import msgspec
 
 from governor import logs
+from governor.processes import kill_tree
 from governor.tasks.actor.runner import Runner
 from governor.tasks.exchange import claims
-from governor.tasks.exchange.reaper import UNMARKED
 from governor.tasks.exchange.wire import Begun, Bundle, Hello, Leaving, Line, Loading, Over, Told, Work
 from governor.tasks.fleet import remote_files
 from governor.tasks.fleet.channel import Gate
@@ -64,15 +64,24 @@ class Runners:
     Args:
         run: uid of the run, for user code. run_folder: its files. socket_folder: of the unix socket.
         import_path: folders that runners put in front of ``sys.path``.
+        mark: of the child of a daemon whose runners they are; theirs are below it.
     """
 
     def __init__(
-        self, *, cluster: Cluster, run: str, run_folder: Path, socket_folder: Path, import_path: Sequence[str]
+        self,
+        *,
+        cluster: Cluster,
+        run: str,
+        run_folder: Path,
+        socket_folder: Path,
+        import_path: Sequence[str],
+        mark: int = kill_tree.UNMARKED,
     ) -> None:
         self.ids = count()
         self.listener: Listener | None = None
         self._cluster = cluster
         self._run = run
+        self._mark = mark or kill_tree.new_child_mark()
         self._folder = run_folder
         self._import_path = list(import_path)
         self._members: dict[int, Member] = {}
@@ -186,6 +195,7 @@ class Runners:
             secret=self._secret,
             runner=member.id,
             marker=self._marker,
+            mark=kill_tree.mark_of_runner(self._mark, member.id),
         )
 
         def tell(outcome: Any) -> None:
@@ -222,7 +232,7 @@ class Runners:
         else:
             member.reach = Elsewhere(hello, self._cluster, partial(self._deaths.hold, member))
         self._deaths.watch(member)
-        if hello.mark == UNMARKED:
+        if hello.mark == kill_tree.UNMARKED:
             log.warning("runner.unmarked", runner=member.id, node=hello.host)
         if self.listener is not None and member.killing is None:
             self.listener.runner_changed(RunnerReady(member.id, time.monotonic()))

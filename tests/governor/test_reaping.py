@@ -14,6 +14,7 @@ import pytest
 from governor import reaping
 from governor.births import Birth
 from governor.conductors.readiness import is_readable
+from governor.processes import kill_tree
 
 HOUSE = secrets.token_hex(8)
 """Of this process alone: the tests may run several times side by side."""
@@ -74,6 +75,20 @@ def test_one_on_record_is_killed_without_any_mark(begin):
     assert dead(process) == [True]
 
 
+def test_one_with_a_mark_on_record_is_killed_without_any_environment(begin):
+    mark = kill_tree.mark_of_child(kill_tree.new_mark(), 0)
+    code = "import sys; from governor.processes import kill_tree; kill_tree.mark_self(int(sys.argv[1]));"
+    code += "import subprocess; print(subprocess.Popen(['/bin/sleep', '600'], env={}, start_new_session=True, stdout=subprocess.DEVNULL).pid)"
+    parent = begin(None, command=[sys.executable, "-c", code, str(mark)], stdout=subprocess.PIPE, text=True)
+    handle = os.pidfd_open(int(parent.communicate(timeout=30)[0]))
+    try:
+        [killed], alive = reaping.kill_left_over(HOUSE, marks=[mark])
+        assert (killed.command, alive) == ("/bin/sleep 600", [])
+        assert is_readable(handle)
+    finally:
+        os.close(handle)
+
+
 def test_nobody_kills_himself_or_those_above(begin):
     """As where a daemon was started by what an earlier one has left."""
     code = "import sys; from governor import reaping; print(reaping.kill_left_over(sys.argv[1]))"
@@ -95,7 +110,7 @@ def test_nor_those_above_that_are_on_record(begin):
 def test_who_lives_on_is_named_and_its_handle_tells_of_its_death(begin, monkeypatch):
     process = begin("1.1")
     monkeypatch.setattr(reaping, "KILL_SECONDS", 0.1)
-    monkeypatch.setattr(reaping, "kill", lambda handle: None)
+    monkeypatch.setattr(kill_tree, "send", lambda handle, number: None)
     killed, [survivor] = reaping.kill_left_over(HOUSE)
     assert (killed, survivor.pid) == ([], process.pid)
     assert not is_readable(survivor.handle)

@@ -14,6 +14,7 @@ from governor import heartbeat, ray_head, reaping
 from governor.births import Birth, boot_id
 from governor.journal import Journal
 from governor.messages import EpisodeRecord, TaskRecord
+from governor.processes import kill_tree
 from governor.recovery import DEATHS, Recovery
 from governor.result import whole_result
 from governor.run_file import parse
@@ -104,7 +105,7 @@ class TestProcesses:
             ("conductor.started", {**TASKS, **msgspec.structs.asdict(Birth.of(sleeper.pid))}),
         )
         monkeypatch.setattr(reaping, "KILL_SECONDS", 0.2)
-        monkeypatch.setattr(reaping, "kill", lambda handle: None)
+        monkeypatch.setattr(kill_tree, "send", lambda handle, number: None)
         recovery = Recovery(journal=journal, state_dir=tmp_path)
         await recovery.clear_away()
         assert [process.pid for process in recovery.survivors] == [sleeper.pid]
@@ -125,11 +126,11 @@ class TestProcesses:
         )
         killed = threading.Event()
 
-        def kill(handle):
+        def kill(handle, number):
             assert killed.wait(timeout=30), "the loop was blocked"
             sleeper.kill()
 
-        monkeypatch.setattr(reaping, "kill", kill)
+        monkeypatch.setattr(kill_tree, "send", kill)
         asyncio.get_running_loop().call_later(0.01, killed.set)
         recovery = Recovery(journal=journal, state_dir=tmp_path)
         await recovery.clear_away()

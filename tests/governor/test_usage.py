@@ -12,6 +12,8 @@ from types import SimpleNamespace
 import pytest
 
 from governor import usage
+from governor.processes import kill_tree
+from governor.processes.kill_tree import UNMARKED
 from governor.run_model import Limits
 from governor.usage import Meter, disk_of, family, memory_of
 
@@ -24,13 +26,12 @@ def child():
     """`child(arguments...)` starts Python and waits for its first line."""
     started = []
 
-    def start(*arguments, handles=()):
+    def start(*arguments):
         process = subprocess.Popen(
             [sys.executable, *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            pass_fds=handles,
         )
         started.append(process)
         process.first = process.stdout.readline()
@@ -54,8 +55,8 @@ def test_memory_is_what_a_process_and_all_below_it_take(child):
         FILL,
         str(300 * MIB),
     )
-    assert family([parent.pid]) == {parent.pid, int(parent.first)}
-    assert 300 * MIB < memory_of(family([parent.pid])) < 340 * MIB
+    assert family({parent.pid: UNMARKED}) == {parent.pid, int(parent.first)}
+    assert 300 * MIB < memory_of(family({parent.pid: UNMARKED})) < 340 * MIB
 
 
 def test_pages_that_several_share_count_once(child):
@@ -66,31 +67,33 @@ def test_pages_that_several_share_count_once(child):
         "print(below, flush=True); sys.stdin.read(); os.kill(below, 9); os.wait()"
     )
     parent = child("-c", code, str(100 * MIB))
-    assert 100 * MIB < memory_of(family([parent.pid])) < 140 * MIB
+    assert 100 * MIB < memory_of(family({parent.pid: UNMARKED})) < 140 * MIB
 
 
-def test_whom_a_conductor_holds_by_a_pidfd_is_of_its_family_and_the_dead_are_not(child):
-    runner = child("-c", FILL, "1")
-    ended = subprocess.Popen([sys.executable, "-c", ""])
-    handles = [os.pidfd_open(runner.pid), os.pidfd_open(ended.pid)]
+def test_whoever_bears_the_mark_of_a_conductor_is_of_its_family_and_the_dead_are_not(child):
+    mark = kill_tree.mark_of_child(kill_tree.new_mark(), 0)
+    code = (
+        "import sys; from governor.processes import kill_tree; kill_tree.mark_self(int(sys.argv[2]));" + FILL
+    )
+    runner = child("-c", code, "1", str(kill_tree.mark_of_runner(mark, 4)))
+    ended = subprocess.Popen([sys.executable, "-c", code, "1", str(mark)], stdin=subprocess.DEVNULL)
+    os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)
+    conductor = child("-c", FILL, "1")
+    assert family({conductor.pid: mark}) == {conductor.pid, runner.pid}
     ended.wait()
-    conductor = child("-c", FILL, "1", handles=handles)
-    for handle in handles:
-        os.close(handle)
-    assert family([conductor.pid]) == {conductor.pid, runner.pid}
 
 
 def test_who_has_ended_uses_nothing():
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()
-    assert family([ended.pid]) == {ended.pid}
+    assert family({ended.pid: UNMARKED}) == {ended.pid}
     assert memory_of({ended.pid}) == 0
 
 
 def test_who_ends_and_is_not_reaped_uses_nothing(child):
     zombie = subprocess.Popen([sys.executable, "-c", ""])
     os.waitid(os.P_PID, zombie.pid, os.WEXITED | os.WNOWAIT)
-    assert memory_of(family([zombie.pid])) == 0
+    assert memory_of(family({zombie.pid: UNMARKED})) == 0
     zombie.wait()
 
 
@@ -136,7 +139,7 @@ class Conductors:
     @property
     def processes(self):
         self.rounds.put_nowait(None)
-        return {str(pid): SimpleNamespace(pid=pid) for pid in self._pids}
+        return {str(pid): SimpleNamespace(pid=pid, mark=UNMARKED) for pid in self._pids}
 
 
 def metered(folder, *pids, **limits):
@@ -211,6 +214,8 @@ async def test_the_loop_goes_on_while_a_measurement_hangs(tmp_path, monkeypatch)
 HANGS = """
 import asyncio, pathlib, time, types
 from governor import usage
+from governor.processes import kill_tree
+from governor.processes.kill_tree import UNMARKED
 from governor.run_model import Limits
 
 async def main():

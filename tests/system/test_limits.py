@@ -27,9 +27,10 @@ def exceeded(events, result, limit, allowed, *, phase):
     return said["reached"]
 
 
-async def test_an_agent_that_takes_too_much_memory_ends_its_run(house, walk):
+@pytest.mark.parametrize("agent", ["Hoarder", "DetachedHoarder"])
+async def test_an_agent_that_takes_too_much_memory_ends_its_run(house, walk, agent):
     made = {
-        **walk(entry="user_code:Hoarder", episodes=1_000_000),
+        **walk(entry=f"user_code:{agent}", episodes=1_000_000),
         "limits": {"memory": "300MiB", "disk": "1GiB"},
     }
     async with house.serve() as tree:

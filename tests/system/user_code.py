@@ -2,6 +2,7 @@
 
 import ctypes
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -82,6 +83,16 @@ class DiesOfAFullDisk(Walker):
                     (folder / str(number)).touch()
             except OSError:
                 os._exit(9)
+
+
+class DetachedHoarder(Walker):
+    """Has 300 MiB taken by a process whose parent is dead, in a session of its own and without an environment."""
+
+    def learn(self, transition):
+        if not self.steps:
+            take = "import time; held = bytearray(b'x') * (300 * 1024**2); time.sleep(600)"
+            start = f"import subprocess; subprocess.Popen([{sys.executable!r}, '-c', {take!r}], start_new_session=True)"
+            subprocess.run([sys.executable, "-c", start], check=True, env={})
         super().learn(transition)
 
 
@@ -172,6 +183,44 @@ def scatter(pipe):
     told = subprocess.run([sys.executable, "-c", orphan], check=True, stdout=subprocess.PIPE, text=True)
     Path(pipe).write_text(f"{os.getpid()} {bare.pid} {child.pid} {told.stdout}")
     time.sleep(600)
+
+
+def detach():
+    """Starts two processes in sessions of their own, one of them without an environment; tells their pids."""
+    away = {"start_new_session": True, "stdout": subprocess.DEVNULL}
+    found = [subprocess.Popen([shutil.which("sleep"), "600"], **away, **more) for more in ({}, {"env": {}})]
+    Path(__file__).with_name("detached").write_text(" ".join(str(each.pid) for each in found) + "\n")
+
+
+def detach_and_stay():
+    detach()
+    time.sleep(600)
+
+
+class Detaching:
+    """An environment of one step."""
+
+    def __init__(self):
+        self.observation_space = gymnasium.spaces.Discrete(2)
+        self.action_space = gymnasium.spaces.Discrete(2)
+        detach()
+
+    def reset(self, *, seed=None, options=None):
+        return 0, {}
+
+    def step(self, action):
+        return 0, 1.0, True, False, {}
+
+
+class DetachingWalker(Walker):
+    """Detaches with its first step, so behind the environment."""
+
+    def act(self, observation, *, explore):
+        if not hasattr(self, "detached"):
+            self.detached = True
+            detach()
+            time.sleep(1)
+        return super().act(observation, explore=explore)
 
 
 def once_slowly(context, seconds):

@@ -76,18 +76,8 @@ def _fork_below_keeper(*, parent: int, descriptor: int) -> None:
     status = guard.reap().get(player)
     while status is None and signal.sigwaitinfo(_FOR_KEEPER).si_signo != KILL_ALL:
         status = guard.reap().get(player)
-    if _has_children():
-        guard.sweep()
+    guard.sweep()
     _end_as(-signal.SIGKILL if status is None else os.waitstatus_to_exitcode(status))
-
-
-def _has_children() -> bool:
-    """Without a look at all processes, as a sweep takes it."""
-    try:
-        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-    except ChildProcessError:
-        return False
-    return True
 
 
 def _end_as(code: int) -> None:

@@ -22,6 +22,7 @@ import sys
 from multiprocessing import spawn
 from typing import TYPE_CHECKING, Any, Final
 
+from governor.births import Birth
 from governor.conductors import kill_ladder
 from governor.conductors.readiness import is_readable, readable
 from governor.episodes.entries import one_line
@@ -34,6 +35,7 @@ from governor.episodes.text.environment import (
     step_of,
 )
 from governor.episodes.text.user_calls import to_its_end
+from governor.processes import kill_tree
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -213,6 +215,9 @@ class _Child:
             start_new_session=True,
         )
         self.pid = self._process.pid
+        self.birth = Birth.of(self.pid)
+        self.mark = kill_tree.UNMARKED
+        """Of its own it has none: it is below that of this process, and its keeper finds what it starts."""
         self._pidfd = os.pidfd_open(self.pid)
         self._code: int | None = None
 

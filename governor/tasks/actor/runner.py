@@ -28,11 +28,13 @@ import msgspec
 import ray
 
 from governor import prctl, tasks
+from governor.births import Birth
+from governor.processes import kill_tree
 from governor.tasks.actor import calls
 from governor.tasks.actor.cancellation import Cancellation
 from governor.tasks.actor.reports import Reports, utf8
 from governor.tasks.api import TaskCancelled, TaskContext
-from governor.tasks.exchange import reaper, values
+from governor.tasks.exchange import values
 from governor.tasks.exchange.claims import TICKET
 from governor.tasks.exchange.wire import (
     LENGTH,
@@ -65,9 +67,15 @@ class Runner:
     def __init__(self, *, run: str, run_folder: str, import_path: list[str]) -> None:
         self._serving = Serving(run=run, run_folder=run_folder, import_path=import_path)
 
-    def serve(self, *, path: str, address: tuple[str, int], secret: bytes, runner: int, marker: str) -> None:
-        """Works until it is killed. Call once. `marker` is a file in the run's folder: whoever sees it shares it."""
-        self._serving.serve(path=path, address=address, secret=secret, runner=runner, marker=marker)
+    def serve(
+        self, *, path: str, address: tuple[str, int], secret: bytes, runner: int, marker: str, mark: int
+    ) -> None:
+        """Works until it is killed. Call once. `marker` is a file in the run's folder: whoever sees it shares it. `mark`
+        is for its process.
+        """
+        self._serving.serve(
+            path=path, address=address, secret=secret, runner=runner, marker=marker, mark=mark
+        )
 
 
 class Serving:
@@ -85,7 +93,9 @@ class Serving:
         self._cancellation = Cancellation()
         self._claims = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
-    def serve(self, *, path: str, address: tuple[str, int], secret: bytes, runner: int, marker: str) -> None:
+    def serve(
+        self, *, path: str, address: tuple[str, int], secret: bytes, runner: int, marker: str, mark: int
+    ) -> None:
         """See `Runner.serve`."""
         prctl.adopt_orphans()
         # Ray's own handler turns the signal into an exception inside user code; a signal is meant to kill.
@@ -103,9 +113,8 @@ class Serving:
                 Hello(
                     secret=secret,
                     runner=runner,
-                    pid=self._pid,
-                    created=reaper.birth(self._pid),
-                    mark=reaper.mark(),
+                    birth=Birth.of(self._pid),
+                    mark=kill_tree.mark_self(mark),
                     node=ray.get_runtime_context().get_node_id(),
                     host=socket.gethostname(),
                     claims=self._claims[0],

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import msgspec
 
+from governor.births import Birth  # noqa: TC001  # msgspec reads the annotation
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
@@ -73,20 +75,23 @@ class Bundle(_Message, frozen=True):
 
 
 class Hello(_Message, frozen=True, kw_only=True):
-    """The runner can work. `created` is the birth of its process, as `reaper.birth` has it, `mark` what `reaper.mark`
-    gave it; `claims` and `cancels` the descriptors of its pipes (`claims.py`); `shares_folder`: it sees the run's folder.
+    """The runner can work. `mark` is what its process bears of the mark that it was given; `claims` and `cancels` are
+    the descriptors of its pipes (`claims.py`); `shares_folder`: it sees the run's folder.
     """
 
     secret: bytes
     runner: int
-    pid: int
-    created: float
+    birth: Birth
     mark: int
     node: str
     host: str
     claims: int
     cancels: int
     shares_folder: bool
+
+    @property
+    def pid(self) -> int:
+        return self.birth.pid
 
 
 class Loading(_Message, frozen=True):

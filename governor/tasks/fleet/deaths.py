@@ -17,7 +17,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from governor import logs
-from governor.tasks.exchange import reaper
+from governor.processes import kill_tree
 from governor.tasks.fleet.member import AGENT_SECONDS, LOST_SECONDS, Elsewhere, Here
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ class Deaths:
     async def close(self) -> None:
         """Waits for what was begun."""
         if self._tasks:
-            await asyncio.wait(set(self._tasks), timeout=2 * reaper.KILL_SECONDS)
+            await asyncio.wait(set(self._tasks), timeout=2 * kill_tree.KILL_SECONDS)
         for watch in self._node_watches.values():
             watch.cancel()
         self._threads.shutdown(wait=False, cancel_futures=True)
@@ -180,7 +180,7 @@ class Deaths:
 
     async def _kill_by_ray(self, member: Member) -> None:
         if await self._ray_kill(member):
-            await asyncio.wait({member.ended}, timeout=reaper.KILL_SECONDS)
+            await asyncio.wait({member.ended}, timeout=kill_tree.KILL_SECONDS)
 
     async def _ray_kill(self, member: Member) -> bool:
         """What is left of the actor; whether Ray has heard of it. Again: nothing."""
@@ -205,7 +205,7 @@ class Deaths:
     async def _end(self, member: Member, reason: str, left: list[int]) -> None:
         """Announces it, once all that it has said is told."""
         if left:
-            log.error("runner.unkillable", runner=member.id, pids=left, seconds=reaper.KILL_SECONDS)
+            log.error("runner.unkillable", runner=member.id, pids=left, seconds=kill_tree.KILL_SECONDS)
             reason = f"{reason}; processes {left} could not be killed"
         if member.connection is not None and member.intake is not None:
             member.connection.closed = None

@@ -21,6 +21,7 @@ import ray._private.node as ray_node
 from ray._private.parameter import RayParams
 
 from governor import prctl
+from governor.processes import kill_tree
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -57,6 +58,7 @@ def main(settings: str) -> int:
     """Starts the head, says so, and waits for its end."""
     wanted = json.loads(settings)
     prctl.die_with_parent(expected=wanted["parent"])
+    kill_tree.mark_self(wanted["mark"])
     params = RayParams(
         node_ip_address=HOST,
         num_cpus=wanted["num_cpus"],

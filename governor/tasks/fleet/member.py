@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from governor import logs
-from governor.tasks.exchange import claims, reaper
+from governor.processes import kill_tree
+from governor.tasks.exchange import claims
 from governor.tasks.fleet.cluster import demand
 
 if TYPE_CHECKING:
@@ -42,13 +43,11 @@ def _longer(pause: float) -> float:
 
 
 class Here:
-    """A runner on this machine: its pidfd, by which `governor.usage` finds it too, and its pipe. Raises OSError when it is
-    dead.
-    """
+    """A runner on this machine: its pidfd, and its pipe. Raises OSError when it is dead."""
 
     def __init__(self, hello: Hello) -> None:
         self._hello = hello
-        handle = reaper.open_pid(hello.pid, hello.created)
+        handle = hello.birth.open()
         if handle is None:
             raise ProcessLookupError(hello.pid)
         self.handle = handle
@@ -73,7 +72,7 @@ class Here:
 
     def kill_tree(self) -> list[int]:
         """Blocks until all are dead, also what it has left behind; the pids that live on."""
-        return reaper.kill_tree(self._hello.pid, self.handle, self._hello.mark)
+        return kill_tree.kill_tree(self._hello.pid, self.handle, self._hello.mark)
 
     def close(self) -> None:
         if self.is_open:
@@ -147,7 +146,7 @@ class Elsewhere:
     async def _ask(self, method: str, *arguments: int, seconds: float = AGENT_SECONDS) -> Any:
         """None where nobody answers."""
         hello = self._hello
-        process = (hello.pid, hello.created) if method != "ready" else ()
+        process = (hello.birth,) if method != "ready" else ()
         try:
             async with asyncio.timeout(seconds):
                 return await self._cluster.ask_agent(hello.node, method, *process, *arguments)

@@ -1,13 +1,18 @@
 """One small actor on each other node: does there what the driver can do for runners on its own machine.
 
-It keeps nothing: each call names the process it is about, by its pid and birth. Its death costs a new one.
+It keeps nothing: each call names the process it is about, by its birth. Its death costs a new one.
 """
 
 from __future__ import annotations
 
 import os
+from typing import TYPE_CHECKING
 
-from governor.tasks.exchange import claims, reaper
+from governor.processes import kill_tree
+from governor.tasks.exchange import claims
+
+if TYPE_CHECKING:
+    from governor.births import Birth
 
 
 class NodeAgent:
@@ -17,22 +22,22 @@ class NodeAgent:
         """Answers once the actor is there."""
         return True
 
-    def kill_tree(self, pid: int, created: float, mark: int) -> list[int]:
-        """As `reaper.kill_tree`; of a process that is dead already, what has its mark."""
-        handle = reaper.open_pid(pid, created)
+    def kill_tree(self, birth: Birth, mark: int) -> list[int]:
+        """As `kill_tree.kill_tree`; of a process that is dead already, what has its mark."""
+        handle = birth.open()
         try:
-            return reaper.kill_tree(pid, handle, mark)
+            return kill_tree.kill_tree(birth.pid, handle, mark)
         finally:
             if handle is not None:
                 os.close(handle)
 
-    def take_back(self, pid: int, created: float, pipe: int) -> tuple[int, ...]:
+    def take_back(self, birth: Birth, pipe: int) -> tuple[int, ...]:
         """As `claims.take_back`."""
-        handle = reaper.open_pid(pid, created)
+        handle = birth.open()
         if handle is None:
             return ()
         try:
-            ours = claims.open_claims(pid, pipe)
+            ours = claims.open_claims(birth.pid, pipe)
         except OSError:
             return ()
         finally:
@@ -42,23 +47,23 @@ class NodeAgent:
         finally:
             os.close(ours)
 
-    def cancel(self, pid: int, created: float, pipe: int, cancels: int, ticket: int) -> tuple[int, ...]:
+    def cancel(self, birth: Birth, pipe: int, cancels: int, ticket: int) -> tuple[int, ...]:
         """What `take_back` gives; then as `claims.ask_to_end`."""
-        taken = self.take_back(pid, created, pipe)
-        handle = reaper.open_pid(pid, created)
+        taken = self.take_back(birth, pipe)
+        handle = birth.open()
         if handle is not None:
             try:
-                claims.ask_to_end(pid, cancels, ticket, handle)
+                claims.ask_to_end(birth.pid, cancels, ticket, handle)
             finally:
                 os.close(handle)
         return taken
 
-    def remind(self, pid: int, created: float, cancels: int) -> bool:
+    def remind(self, birth: Birth, cancels: int) -> bool:
         """As `claims.remind`."""
-        handle = reaper.open_pid(pid, created)
+        handle = birth.open()
         if handle is None:
             return False
         try:
-            return claims.remind(pid, cancels, handle)
+            return claims.remind(birth.pid, cancels, handle)
         finally:
             os.close(handle)

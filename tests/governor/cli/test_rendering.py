@@ -103,6 +103,19 @@ def test_result_table():
     assert max(map(len, rows)) <= 140
 
 
+def test_status_names_what_a_conductor_has_started():
+    [run] = REPORT.runs
+    [conductor] = run.conductors
+    conductors = (
+        msgspec.structs.replace(conductor, started=(8, 9)),
+        msgspec.structs.replace(conductor, name="x"),
+    )
+    report = msgspec.structs.replace(REPORT, runs=(msgspec.structs.replace(run, conductors=conductors),))
+    *_, first, second = printed(tables.status(report, conductors=True))
+    assert first.split() == ["agent.walker", "agent", "ready", "7", "1", "8,", "9"]
+    assert second.split() == ["x", "agent", "ready", "7", "1", "-"]
+
+
 def test_status_and_list():
     rows = printed(tables.status(REPORT, conductors=True))
     assert rows[0] == "governor 1.2.3 serving, pid 5, up 1min 5s, 2 slots, Ray not started"

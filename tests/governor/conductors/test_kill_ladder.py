@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import socket
+import threading
 import time
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from governor.conductors import kill_ladder, process
 from governor.conductors.kill_ladder import Rungs, bring_down
 from governor.conductors.readiness import is_readable, readable
 from governor.errors import ProcessError
+from governor.processes import kill_tree
 
 HERE = Path(__file__).parent
 QUICK = Rungs(ask=0.2, terminate=0.2, kill=5)
@@ -150,7 +152,7 @@ async def test_without_time_for_sigterm_nobody_is_woken_to_hear_it(begin, monkey
     monkeypatch.setattr(child, "signal", lambda number: sent.append(number) or signal_it(number))
     gone = await bring_down(child, None, Rungs(ask=0, terminate=0, kill=10))
     assert (gone.exit_code, gone.rung) == (-signal.SIGKILL, "SIGKILL")
-    assert sent == [signal.SIGSTOP, signal.SIGKILL]
+    assert sent == [signal.SIGKILL]
 
 
 async def test_descendants_die_in_the_group_and_outside(begin):
@@ -190,6 +192,16 @@ async def test_who_has_ended_already_is_gone_with_its_code(begin):
     assert (gone.exit_code, gone.rung) == (-signal.SIGKILL, "none")
 
 
+async def test_what_one_that_was_killed_has_left_in_other_sessions_dies_too(begin):
+    child, family = await begin("found_family")
+    child.signal(signal.SIGKILL)
+    await child.wait()
+    assert lives(family[1])
+    gone = await bring_down(child, None, PATIENT)
+    assert (gone.rung, set(gone.killed)) == ("none", {member.pid for member in family[1:]})
+    assert not any(lives(member) for member in family)
+
+
 async def test_two_ladders_at_once_agree(begin):
     child, _ = await begin("defy")
     one, two = await asyncio.gather(bring_down(child, None, QUICK), bring_down(child, None, QUICK))
@@ -203,11 +215,15 @@ async def test_many_go_down_side_by_side(begin):
     assert time.monotonic() - began < 4
 
 
+def unreachable(monkeypatch, child):
+    """No signal reaches it, as in state D."""
+    monkeypatch.setattr(child, "signal", lambda number: True)
+    monkeypatch.setattr(kill_tree, "send", lambda handle, number: None)
+
+
 async def test_who_lives_on_is_named(begin, monkeypatch):
     child, _ = await begin("defy")
-    monkeypatch.setattr(
-        child, "signal", lambda number: True
-    )  # a process that no signal reaches, as in state D
+    unreachable(monkeypatch, child)
     with pytest.raises(ProcessError, match="alive after SIGKILL") as caught:
         await bring_down(child, None, Rungs(ask=0.1, terminate=0.1, kill=0.1))
     assert caught.value.pid == child.pid
@@ -216,7 +232,7 @@ async def test_who_lives_on_is_named(begin, monkeypatch):
 
 async def test_who_lives_on_is_waited_for_where_somebody_is_told_of_it(begin, monkeypatch):
     child, _ = await begin("defy")
-    monkeypatch.setattr(child, "signal", lambda number: True)  # as above
+    unreachable(monkeypatch, child)
     told = asyncio.get_running_loop().create_future()
     rungs = Rungs(ask=0.1, terminate=0.1, kill=0.1)
     ladder = asyncio.create_task(bring_down(child, None, rungs, on_stuck=told.set_result))
@@ -229,13 +245,63 @@ async def test_who_lives_on_is_waited_for_where_somebody_is_told_of_it(begin, mo
 
 async def test_one_of_another_user_keeps_nobody_from_being_killed(begin, monkeypatch):
     child, family = await begin("found_family")
+    spared, send = os.pidfd_open(family[1].pid), kill_tree.send
+    same = Path(f"/proc/self/fdinfo/{spared}").read_text
 
-    def not_permitted(process):
-        raise psutil.AccessDenied(process.pid)
+    def not_permitted(handle, number):
+        if Path(f"/proc/self/fdinfo/{handle}").read_text().splitlines()[-2:] != same().splitlines()[-2:]:
+            send(handle, number)
 
-    monkeypatch.setattr(psutil.Process, "suspend", not_permitted)
-    await bring_down(child, None, QUICK)
+    monkeypatch.setattr(kill_tree, "send", not_permitted)
+    with pytest.raises(ProcessError, match="alive after SIGKILL") as caught:
+        await bring_down(child, None, Rungs(ask=0.1, terminate=0.1, kill=0.5))
+    assert caught.value.pid == family[1].pid
     assert child.exit_code == -signal.SIGKILL
+    assert [lives(member) for member in family] == [False, True, False]
+    os.close(spared)
+
+
+async def test_the_loop_goes_on_while_the_tree_is_looked_for(begin, monkeypatch):
+    child, _ = await begin("defy")
+    loop, turned, strike = asyncio.get_running_loop(), threading.Event(), kill_tree.strike
+
+    def slow(*arguments):
+        loop.call_soon_threadsafe(turned.set)
+        assert turned.wait(10), "the loop was blocked"
+        return strike(*arguments)
+
+    monkeypatch.setattr(kill_tree, "strike", slow)
+    assert (await bring_down(child, None, QUICK)).exit_code == -signal.SIGKILL
+
+
+async def test_a_ladder_that_is_cancelled_while_it_looks_closes_what_it_has_opened(begin, monkeypatch):
+    child, family = await begin("found_family")
+    loop, looking, closed = asyncio.get_running_loop(), asyncio.Event(), asyncio.Event()
+    go_on, strike, close = threading.Event(), kill_tree.strike, kill_tree.close
+
+    def slow(*arguments):
+        loop.call_soon_threadsafe(looking.set)
+        assert go_on.wait(10)
+        return strike(*arguments)
+
+    def told(handles):
+        close(handles)
+        closed.set()
+
+    before = open_fds()
+    with monkeypatch.context() as patch:
+        patch.setattr(kill_tree, "strike", slow)
+        patch.setattr(kill_tree, "close", told)
+        ladder = asyncio.create_task(bring_down(child, None, Rungs(ask=0, terminate=0, kill=10)))
+        await looking.wait()
+        ladder.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await ladder
+        go_on.set()
+        async with asyncio.timeout(10):
+            await closed.wait()
+    assert set(open_fds()) <= set(before)
+    await bring_down(child, None, QUICK)
     assert not any(lives(member) for member in family)
 
 
@@ -245,7 +311,7 @@ async def test_who_can_not_be_watched_is_watched_again_and_told_when_time_is_up(
 ):
     child, _ = await begin("found_family")
     told, left = [], times
-    watch = kill_ladder._Family._end
+    watch = kill_ladder._Descent._end
 
     async def no_descriptor_left(*arguments):
         nonlocal left
@@ -255,7 +321,7 @@ async def test_who_can_not_be_watched_is_watched_again_and_told_when_time_is_up(
         await watch(*arguments)
 
     monkeypatch.setattr(kill_ladder, "AGAIN_SECONDS", 0.02)
-    monkeypatch.setattr(kill_ladder._Family, "_end", no_descriptor_left)
+    monkeypatch.setattr(kill_ladder._Descent, "_end", no_descriptor_left)
     gone = await bring_down(child, None, Rungs(ask=0, terminate=0, kill=seconds), on_stuck=told.append)
     assert gone.exit_code == -signal.SIGKILL
     words = f"found_family (pid {child.pid}) was not seen dead: [Errno 24] Too many open files"

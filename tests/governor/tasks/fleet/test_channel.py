@@ -17,6 +17,7 @@ import msgspec
 import pytest
 from turns import Turns
 
+from governor.births import Birth
 from governor.tasks.exchange.wire import Begun, Bundle, Hello, Input, Over, Work, decode_bundle, frames
 from governor.tasks.fleet import channel
 from governor.tasks.fleet.channel import Gate
@@ -39,7 +40,14 @@ def touched_memory():
 
 
 def hello(**fields):
-    fields = {"secret": SECRET, "runner": 0, "pid": 1, "created": 0.0, "node": "n", "host": "h", **fields}
+    fields = {
+        "secret": SECRET,
+        "runner": 0,
+        "birth": Birth(pid=1, ticks=0, boot="b"),
+        "node": "n",
+        "host": "h",
+        **fields,
+    }
     return Hello(mark=5, claims=3, cancels=4, shares_folder=True, **fields)
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from governor.tasks.exchange import reaper
+from governor.processes import kill_tree
 
 TREE = """
 import ctypes, os, time
@@ -51,7 +51,7 @@ def alive(processes):
 
 def test_all_below_it_are_dead_in_sessions_of_their_own_too(tree):
     process, handle, family = tree
-    assert reaper.kill_tree(process.pid, handle) == []
+    assert kill_tree.kill_tree(process.pid, handle) == []
     assert not alive(family)
     assert process.wait() == -signal.SIGKILL
 
@@ -67,8 +67,8 @@ def test_who_may_not_be_killed_is_named_and_the_others_are_dead(tree, monkeypatc
         honest(which, number)
 
     monkeypatch.setattr(signal, "pidfd_send_signal", refusing)
-    monkeypatch.setattr(reaper, "KILL_SECONDS", 1.5)  # the others die meanwhile
-    assert reaper.kill_tree(process.pid, handle) == [spared.pid]
+    monkeypatch.setattr(kill_tree, "KILL_SECONDS", 1.5)  # the others die meanwhile
+    assert kill_tree.kill_tree(process.pid, handle) == [spared.pid]
     assert alive(family) == [spared]
 
 
@@ -78,9 +78,9 @@ def test_a_root_whose_tree_cannot_be_read_dies_all_the_same(tree, monkeypatch):
     def broken(_):
         raise OSError(24, "too many open files")
 
-    monkeypatch.setattr(reaper, "descendants", broken)
+    monkeypatch.setattr(kill_tree, "descendants", broken)
     with pytest.raises(OSError, match="too many"):
-        reaper.kill_tree(process.pid, handle)
+        kill_tree.kill_tree(process.pid, handle)
     assert process.wait(timeout=5) == -signal.SIGKILL
 
 
@@ -96,7 +96,7 @@ def test_who_cannot_be_looked_at_for_want_of_descriptors_is_not_left_standing(tr
     with monkeypatch.context() as patch:
         patch.setattr(os, "pidfd_open", scarce)
         with pytest.raises(OSError, match="too many"):
-            reaper.kill_tree(process.pid, handle)
+            kill_tree.kill_tree(process.pid, handle)
     assert process.wait(timeout=5) == -signal.SIGKILL
     end = time.monotonic() + 5
     while alive(family) and time.monotonic() < end:
@@ -106,8 +106,8 @@ def test_who_cannot_be_looked_at_for_want_of_descriptors_is_not_left_standing(tr
 
 ORPHANS = """
 import os, subprocess, sys
-from governor.tasks.exchange import reaper
-mark = reaper.mark()
+from governor.processes import kill_tree
+mark = kill_tree.mark_self(int(sys.argv[1]))
 if os.fork() == 0:
     os.setsid()
     if os.fork() == 0:
@@ -120,34 +120,76 @@ os.kill(os.getpid(), 9)
 """
 
 
-def test_what_a_dead_process_has_left_behind_is_found_by_its_mark():
-    process = subprocess.Popen([sys.executable, "-c", ORPHANS], stdout=subprocess.PIPE, text=True)
-    mark, pid = map(int, process.stdout.readline().split())
-    handle = os.pidfd_open(process.pid)
+def orphans(mark):
+    """Starts a process that dies; the one that it has left in a session of its own, without any environment."""
+    process = subprocess.Popen([sys.executable, "-c", ORPHANS, str(mark)], stdout=subprocess.PIPE, text=True)
+    bears, pid = map(int, process.stdout.readline().split())
     process.stdout.close()
     process.wait()
-    found, _ = reaper._bearers(mark)
-    assert pid in found
-    assert reaper.kill_tree(process.pid, handle, mark) == []
-    os.close(handle)
-    assert not alive([psutil.Process(each) for each in found if psutil.pid_exists(each)])
-    assert reaper.kill_tree(0, None, mark) == []
-    assert os.getpid() not in found
+    assert bears == mark
+    return os.pidfd_open(pid), pid
 
 
-def test_a_pid_is_one_process_only_with_its_birth(tree):
-    process, _, _ = tree
-    born = reaper.birth(process.pid)
-    handle = reaper.open_pid(process.pid, born)
-    assert handle is not None
+CHILD = kill_tree.mark_of_child(kill_tree.new_mark(), 3)
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [kill_tree.mark_of_runner(CHILD, 7), CHILD, CHILD >> 32 << 32],
+    ids=["of the runner", "of the child", "of the daemon"],
+)
+def test_what_a_dead_process_has_left_behind_is_found_by_its_mark_and_those_above(asked):
+    handle, pid = orphans(kill_tree.mark_of_runner(CHILD, 7))
+    assert pid in kill_tree.marked()[CHILD]
+    assert kill_tree.kill_tree(0, None, asked) == []
+    assert kill_tree.is_dead(handle)
     os.close(handle)
-    assert reaper.open_pid(process.pid, born - 1) is None
-    assert reaper.open_pid(process.pid, born + 1) is None
+    assert CHILD not in kill_tree.marked()
+    assert kill_tree.kill_tree(0, None, asked) == []
+
+
+def test_those_with_another_mark_live_on():
+    daemon = CHILD >> 32 << 32
+    handle, _ = orphans(kill_tree.mark_of_runner(CHILD, 7))
+    others = kill_tree.mark_of_runner(CHILD, 8), kill_tree.mark_of_child(daemon, 4), kill_tree.new_mark()
+    for other in (*others, kill_tree.UNMARKED):
+        assert kill_tree.kill_tree(0, None, other) == []
+    assert not kill_tree.is_dead(handle)
+    kill_tree.kill_tree(0, None, daemon)
+    assert kill_tree.is_dead(handle)
+    os.close(handle)
+
+
+def test_a_number_that_has_another_owner_meanwhile_is_nobody_to_kill(monkeypatch):
+    process = subprocess.Popen(["sleep", "600"])
+    asked = []
+
+    def wanted_once(pid):
+        if pid == process.pid:
+            asked.append(pid)
+        return asked == [pid]
+
+    assert kill_tree.strike({}, wanted_once) == {}
+    assert process.poll() is None
     process.kill()
     process.wait()
-    assert reaper.open_pid(process.pid, born) is None
-    with pytest.raises(OSError, match="No such"):
-        reaper.birth(process.pid)
+
+
+def test_marks_of_one_level_differ_and_stay_within_it():
+    daemon = kill_tree.new_mark()
+    children = {kill_tree.mark_of_child(daemon, number) for number in (0, 1, 1 << 19, (1 << 20) - 2)}
+    assert len(children) == 4
+    assert all(daemon < child < daemon + (1 << 32) for child in children)
+    runners = {kill_tree.mark_of_runner(max(children), number) for number in (0, 1, 4094)}
+    assert len(runners) == 3
+    assert all(max(children) < runner < max(children) + (1 << 12) for runner in runners)
+    assert 0 < daemon < 1 << 62
+
+
+def test_descendants_and_ancestors(tree):
+    process, _, family = tree
+    assert kill_tree.descendants(process.pid) >= {each.pid for each in family}
+    assert {process.pid, os.getpid(), os.getppid()} <= kill_tree.ancestors(family[-1].pid)
 
 
 FORKING = """
@@ -179,13 +221,10 @@ def test_who_forks_all_the_time_leaves_nobody(monkeypatch):
         while len(root.children()) < 20:
             time.sleep(0.001)
         handle = os.pidfd_open(process.pid)
-        assert reaper.kill_tree(process.pid, handle) == []
+        assert kill_tree.kill_tree(process.pid, handle) == []
         os.close(handle)
         process.wait()
-        left = [
-            each for each in psutil.process_iter() if each.ppid() in (1, os.getpid()) and _of_forking(each)
-        ]
-        assert not left
+        assert not [each for each in psutil.process_iter() if _of_forking(each)]
     assert len(opened) > 20 * 5
     assert not list(filter(_is_pidfd, opened))
 
@@ -199,6 +238,6 @@ def _is_pidfd(number):
 
 def _of_forking(process):
     try:
-        return FORKING in process.cmdline()
+        return process.ppid() in (1, os.getpid()) and FORKING in process.cmdline()
     except psutil.Error:
         return False

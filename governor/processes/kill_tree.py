@@ -1,0 +1,321 @@
+"""Finds a process tree, kills it, and sees it dead: what it has started in sessions and environments of its own too.
+
+Two selectors. *Descendants*, by the parents that the kernel knows. And the *mark*: a resource limit that Linux has kept
+without a use since 2.4 (RLIMIT_LOCKS). Whatever a process does, its children inherit it, by fork alone and with an
+empty environment too; so it finds those whose parent has died. A mark is like the address of a network: of the
+daemon, of one child of it, of one runner of that child. Who asks for the first two gets all that is below.
+
+All that is found is stopped, the roots first, until nobody new is found: what stands still forks no more. Then all are
+killed. A pidfd stands for each: its number may have another owner later. Stdlib only: the guard uses it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import resource
+import select
+import signal
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable, Mapping
+
+KILL_SECONDS: Final = 5.0
+"""How long a killed process may take to die: only one in an uninterruptible system call takes longer."""
+STOP_SECONDS: Final = 0.05
+"""How long a process may take to stand still; who is not ours to stop never does."""
+SETTLE_SECONDS: Final = 0.1
+"""How long processes that end, of whomever, may make us look once more."""
+UNMARKED: Final = 0
+MARK_LIMIT: Final = 10
+"""RLIMIT_LOCKS, which `resource` has no name for."""
+_PARENT: Final = 1
+"""Its place in `_stat`."""
+_DAEMON_BITS: Final = 30
+_CHILD_BITS: Final = 20
+_RUNNER_BITS: Final = 12
+"""Of a mark, from the top: two of a level never live at the same time in one of the level above."""
+_BELOW_DAEMON: Final = _CHILD_BITS + _RUNNER_BITS
+
+_numbers = itertools.count(int.from_bytes(os.urandom(4), "big"))
+"""Of children: what an earlier daemon has left, and nobody could kill, is not taken for theirs."""
+
+
+# -- marks ---------------------------------------------------------------------------------------------------------
+
+
+def new_mark() -> int:
+    """For a daemon, or another process that starts the first of a tree."""
+    return _within(_DAEMON_BITS, int.from_bytes(os.urandom(8), "big")) << _BELOW_DAEMON
+
+
+def new_child_mark() -> int:
+    """For the next child of this process, below its own mark where that is a daemon's; else below a new one."""
+    own = own_mark()
+    is_daemons = own != UNMARKED and own >> _BELOW_DAEMON << _BELOW_DAEMON == own
+    return mark_of_child(own if is_daemons else new_mark(), next(_numbers))
+
+
+def mark_of_child(daemon: int, number: int) -> int:
+    return daemon | _within(_CHILD_BITS, number) << _RUNNER_BITS
+
+
+def mark_of_runner(child: int, number: int) -> int:
+    return child | _within(_RUNNER_BITS, number)
+
+
+def mark_self(mark: int) -> int:
+    """Marks this process, and all that it starts from now on; `UNMARKED` where the system refuses."""
+    try:
+        resource.setrlimit(MARK_LIMIT, (mark or -1, resource.getrlimit(MARK_LIMIT)[1]))
+    except (OSError, ValueError):
+        return UNMARKED
+    return mark
+
+
+def own_mark() -> int:
+    return _mark(os.getpid())
+
+
+def bears(*marks: int) -> Callable[[int], bool]:
+    """Whether a process has one of these marks, or one below it. Raises ProcessLookupError of one that is gone."""
+    wanted = {mark for mark in marks if mark != UNMARKED}
+
+    def has_one(pid: int) -> bool:
+        own = _mark(pid)
+        return not wanted.isdisjoint(own >> bits << bits for bits in (0, _RUNNER_BITS, _BELOW_DAEMON))
+
+    return has_one
+
+
+def marked() -> dict[int, list[int]]:
+    """All marked processes that live, by the mark of the child of a daemon that they are, or are below of."""
+    found: dict[int, list[int]] = {}
+    for pid in _all():
+        with contextlib.suppress(ProcessLookupError):
+            child = _mark(pid) >> _RUNNER_BITS << _RUNNER_BITS
+            if child != UNMARKED and _state(Path(f"/proc/{pid}")) not in "ZX":
+                found.setdefault(child, []).append(pid)
+    return found
+
+
+def _within(bits: int, number: int) -> int:
+    return 1 + number % ((1 << bits) - 1)
+
+
+def _mark(pid: int) -> int:
+    """`UNMARKED` too where we may not know. Raises ProcessLookupError."""
+    try:
+        found = resource.prlimit(pid, MARK_LIMIT)[0]
+    except PermissionError:
+        return UNMARKED
+    return max(found, UNMARKED)  # -1: there is no limit
+
+
+# -- the end of a tree ---------------------------------------------------------------------------------------------
+
+
+def kill_tree(pid: int, handle: int | None, mark: int = UNMARKED) -> list[int]:
+    """Kills the process of the pidfd (None: it is dead already), its descendants, and all that `bears` its mark; waits
+    until they are dead. The pids that live on: stuck in the kernel, or of another user.
+
+    Blocks up to `KILL_SECONDS` until all stand still, and as long again until they are dead. Raises OSError without
+    descriptors to look at them; those that were found are killed all the same.
+    """
+    roots = {} if handle is None else {pid: handle}
+    handles = strike(roots, bears(mark) if mark else None)
+    try:
+        return list(await_deaths(handles, seconds=KILL_SECONDS))
+    finally:
+        close(handles, roots)
+
+
+def strike(
+    roots: Mapping[int, int],
+    wanted: Callable[[int], bool] | None = None,
+    *,
+    spared: Collection[int] = (),
+    told: Callable[[int], object] = lambda _: None,
+) -> dict[int, int]:
+    """Stops and kills the processes of these pidfds, all below them, all that are `wanted`, and all below those. `told` of
+    the pid of each that stands still before any is killed.
+
+    Their pidfds; those that are not of `roots` are the caller's to `close`. Blocks until all were sent SIGKILL, and
+    raises, as `kill_tree`.
+    """
+    handles = dict(roots)
+    seen = {*roots, *spared}
+    begin = time.monotonic()
+    whole = False
+    try:
+        for pid, handle in roots.items():
+            if not is_dead(handle):
+                _stop(pid, handle)
+                _hurry(pid)
+        while (passed := time.monotonic() - begin) < KILL_SECONDS:
+            found, settled = _all_that_are(wanted)
+            below = descendants(*(pid for pid, handle in handles.items() if not is_dead(handle)))
+            late = (found | below) - seen
+            if not late and (settled or passed > SETTLE_SECONDS):
+                break
+            seen |= late
+            _hold(late & found, handles, wanted)
+            _hold(late - found, handles)
+        for pid, handle in handles.items():
+            if not is_dead(handle):
+                told(pid)
+        whole = True
+        return handles
+    finally:
+        for (
+            handle
+        ) in handles.values():  # also when somebody could not be looked at: nobody is to stay stopped
+            send(handle, signal.SIGKILL)
+        if not whole:
+            close(handles, roots)
+
+
+def await_deaths(handles: Mapping[int, int], *, seconds: float) -> dict[int, int]:
+    """Blocks until these are dead, or for so long; those that live on."""
+    waiting = {handle: pid for pid, handle in handles.items()}
+    poll = select.poll()
+    for handle in waiting:
+        poll.register(handle, select.POLLIN)
+    end = time.monotonic() + seconds
+    while waiting:
+        for handle, _ in poll.poll(max(0.0, end - time.monotonic()) * 1000):
+            poll.unregister(handle)
+            del waiting[handle]
+        if time.monotonic() >= end:
+            break
+    return {pid: handle for handle, pid in waiting.items()}
+
+
+def close(handles: Mapping[int, int], but: Collection[int] = ()) -> None:
+    """Closes the pidfds of all `but` these pids."""
+    for pid, handle in handles.items():
+        if pid not in but:
+            os.close(handle)
+
+
+def send(handle: int, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        signal.pidfd_send_signal(handle, number)
+
+
+def is_dead(handle: int) -> bool:
+    """Its pid may be another process's by now."""
+    poll = select.poll()
+    poll.register(handle, select.POLLIN)
+    return bool(poll.poll(0))
+
+
+def descendants(*roots: int) -> set[int]:
+    """All below these, read from the lists of children of their threads, not by a walk over all of /proc."""
+    found: set[int] = set()
+    stack = list(roots)
+    while stack:
+        for listing in _threads(stack.pop()):
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                new = {int(child) for child in (listing / "children").read_text().split()} - found
+                found |= new
+                stack += new
+    return found
+
+
+def ancestors(pid: int) -> set[int]:
+    found: set[int] = set()
+    while (fields := _stat(Path(f"/proc/{pid}"))) and (pid := int(fields[_PARENT])) and pid not in found:
+        found.add(pid)
+    return found
+
+
+def _all_that_are(wanted: Callable[[int], bool] | None) -> tuple[set[int], bool]:
+    """Who is, of those whom we may look at; and whether nobody ended meanwhile, who might have forked behind our back."""
+    found: set[int] = set()
+    settled = True
+    if wanted is None:
+        return found, settled
+    for pid in _all():
+        try:
+            if wanted(pid):
+                found.add(pid)
+        except ProcessLookupError:
+            settled = False
+    return found, settled
+
+
+def _all() -> Iterable[int]:
+    return [int(name) for name in os.listdir("/proc") if name.isdigit()]  # noqa: PTH208  # there may be thousands
+
+
+def _hold(pids: set[int], handles: dict[int, int], wanted: Callable[[int], bool] | None = None) -> None:
+    """Stops them. Where descriptors run out, those that are left are killed at once, and OSError is raised."""
+    rest = list(pids)
+    try:
+        while rest:
+            pid = rest[-1]
+            with contextlib.suppress(ProcessLookupError):
+                handles[pid] = os.pidfd_open(pid)
+                if is_dead(handles[pid]) or (
+                    wanted is not None and not wanted(pid)
+                ):  # a new owner of the number
+                    os.close(handles.pop(pid))
+                else:
+                    _stop(pid, handles[pid])
+            rest.pop()
+    except OSError:
+        for pid in rest:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        raise
+
+
+def _stop(pid: int, handle: int) -> None:
+    """Returns when no thread of it runs: a signal takes its time to reach the one that forks. The kernel tells of this
+    only to a parent, so it is asked.
+    """
+    send(handle, signal.SIGSTOP)
+    end = time.monotonic() + STOP_SECONDS
+    running = _threads(pid)
+    while running := [thread for thread in running if _state(thread) not in "TtZX"]:
+        if time.monotonic() > end:
+            return
+        time.sleep(1e-4)
+
+
+def _state(process: Path) -> str:
+    return next(iter(_stat(process)), "X")
+
+
+def _stat(process: Path) -> list[str]:
+    """The fields behind the name, which may hold blanks and brackets; none of one that is gone."""
+    try:
+        return (process / "stat").read_text(errors="replace").rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return []
+
+
+def _hurry(pid: int) -> None:
+    """Ray runs its workers at nice 15; a dying one then waits for those that start, 70 to 200 ms against 20 (measured).
+    Whoever may not raise priorities lets it be.
+    """
+    for thread in _threads(pid):
+        try:
+            os.setpriority(os.PRIO_PROCESS, int(thread.name), 0)
+        except PermissionError:
+            return
+        except ProcessLookupError:
+            continue
+
+
+def _threads(pid: int) -> list[Path]:
+    """Its threads; none when it dies meanwhile, which may show at any step of the listing."""
+    try:
+        return list(Path(f"/proc/{pid}/task").iterdir())
+    except (FileNotFoundError, ProcessLookupError):
+        return []

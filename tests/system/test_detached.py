@@ -1,0 +1,140 @@
+"""What user code has started in sessions of its own dies with its conductor: before the next one starts, and before its run
+has ended. With an environment of its own too, and none.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+
+import psutil
+import pytest
+
+from governor.conductors.readiness import is_readable, readable
+
+pytestmark = pytest.mark.system
+
+PLAY = {
+    "conductors": {
+        "environments": {"world": {"entry": "user_code:Detaching"}},
+        "agents": {"walker": {"entry": "user_code:DetachingWalker"}},
+    },
+    "phases": [
+        {
+            "name": "p",
+            "simulate": {"environment": "world", "agents": ["walker"], "episodes": 1_000, "workers": 1},
+        }
+    ],
+}
+TASK = {"phases": [{"name": "p", "tasks": [{"id": "t", "call": "user_code:detach_and_stay"}]}]}
+
+
+class Detached:
+    """The processes that user code has started, by pidfds: two by each that starts some, in this order."""
+
+    def __init__(self, folder):
+        self._path = folder / "detached"
+        os.mkfifo(self._path)
+        # Kept open to write as well: else it ends with its first writer.
+        self._pipe = os.open(self._path, os.O_RDWR | os.O_NONBLOCK)
+        self._told = b""
+        self.pids = []
+        self.handles = []
+
+    async def until(self, count):
+        """Returns when so many were started."""
+        async with asyncio.timeout(60):
+            while len(self.handles) < count:
+                await readable(self._pipe)
+                *lines, self._told = (self._told + os.read(self._pipe, 4096)).split(b"\n")
+                self.pids += [int(pid) for line in lines for pid in line.split()]
+                self.handles += [os.pidfd_open(pid) for pid in self.pids[len(self.handles) :]]
+        return self.pids
+
+    def dead(self):
+        return [is_readable(handle) for handle in self.handles]
+
+    def close(self):
+        for handle in self.handles:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(handle, signal.SIGKILL)
+            os.close(handle)
+        os.close(self._pipe)
+
+
+@pytest.fixture
+def detached(house):
+    made = Detached(house.folder)
+    yield made
+    made.close()
+
+
+def run(wanted, *, restarts):
+    return {"name": "d", "restart": {"conductors": restarts}, **wanted}
+
+
+VICTIMS = [
+    pytest.param("environment.world", PLAY, 4, id="environment"),
+    pytest.param("agent.walker", PLAY, 4, id="agent"),
+    pytest.param("forkserver", PLAY, 4, id="forkserver"),
+    pytest.param("task", TASK, 2, id="task", marks=pytest.mark.ray),
+]
+
+
+async def kill(tree, uid, victim):
+    """The conductor that has a successor."""
+    [described] = (await tree.executor.status(uid)).runs
+    name = victim if "." in victim else "environment.world" if victim == "forkserver" else "tasks"
+    conductor = next(each for each in described.conductors if each.name.startswith(name))
+    pid = psutil.Process(conductor.pid).ppid() if victim == "forkserver" else conductor.pid
+    os.kill(pid, signal.SIGKILL)
+    return conductor
+
+
+@pytest.mark.parametrize(("victim", "wanted", "count"), VICTIMS)
+async def test_they_are_dead_before_the_successor_of_a_killed_conductor_is_ready(
+    house, detached, victim, wanted, count
+):
+    async with house.serve() as tree:
+        uid = await tree.executor.submit(run(wanted, restarts=1), folder=house.folder)
+        await detached.until(count)
+        killed = await kill(tree, uid, victim)
+        await tree.until(uid, "conductor.ready", conductor=killed.name, incarnation=2)
+        of_killed = {"agent": slice(2, 4), "environment": slice(2), "simulation": slice(0), "task": slice(2)}
+        which = slice(4) if victim == "forkserver" else of_killed[killed.kind]
+        starters = detached.dead()[which]
+        assert len(starters) >= 2
+        assert all(starters)
+        await tree.executor.abort(uid)
+        await tree.end(uid)
+        assert all(detached.dead()), "those of the second life too"
+
+
+@pytest.mark.parametrize(("victim", "wanted", "count"), VICTIMS)
+async def test_they_are_dead_before_the_run_of_a_killed_conductor_has_ended(
+    house, detached, victim, wanted, count
+):
+    async with house.serve() as tree:
+        uid = await tree.executor.submit(run(wanted, restarts=0), folder=house.folder)
+        await detached.until(count)
+        await kill(tree, uid, victim)
+        await tree.until(uid, "run.ended")
+        assert all(detached.dead())
+
+
+@pytest.mark.parametrize(
+    ("wanted", "count"), [(PLAY, 4), pytest.param(TASK, 2, marks=pytest.mark.ray)], ids=["play", "task"]
+)
+async def test_status_shows_them_and_they_are_dead_when_the_run_was_aborted(house, detached, wanted, count):
+    async with house.serve() as tree:
+        uid = await tree.executor.submit(run(wanted, restarts=0), folder=house.folder)
+        pids = await detached.until(count)
+        [described] = (await tree.executor.status(uid)).runs
+        shown = {pid for conductor in described.conductors for pid in conductor.started}
+        assert set(pids) <= shown
+        assert not shown & {conductor.pid for conductor in described.conductors}
+        await tree.executor.abort(uid)
+        await tree.until(uid, "run.ended")
+        assert all(detached.dead())
