@@ -8,7 +8,8 @@ so there are two, guard -> deputy -> daemon, with the same loop. Rules:
   signal to the job's group reach the guard alone.
 * Ctrl-Z stops guard and daemon; `fg` and `bg` wake both.
 * The daemon dies: the deputy sweeps. The deputy dies: the daemon dies with it (PDEATHSIG), the guard sweeps. The guard
-  dies: the kernel tells the deputy (PDEATHSIG too), which sweeps, the daemon among them, however busy that is.
+  dies: the kernel tells the deputy (PDEATHSIG too), which sweeps, the daemon among them, however busy that is. Both die
+  together: the daemon dies with the deputy, and the sweeper beside it kills what is left.
 * The exit code is the daemon's; 128 + n when signal n ended it, as shells say it.
 """
 
@@ -24,6 +25,7 @@ from typing import TYPE_CHECKING
 
 from governor import prctl
 from governor.processes import kill_tree
+from governor.processes.sweeper import fork_sweeper
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -76,6 +78,7 @@ def stand_guard(*, makes_folder: bool = False) -> None:
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, _TAKEN)
     prctl.die_with_parent(expected=_fork_below(folder, is_deputy=False), told_by=_GUARD_DIED)
     prctl.die_with_parent(expected=_fork_below(folder, is_deputy=True))
+    fork_sweeper()
     # A background group of the terminal: writing goes through also under `stty tostop`, reading fails instead
     # of stopping the daemon in silence.
     signal.signal(signal.SIGTTOU, signal.SIG_IGN)

@@ -56,7 +56,7 @@ def mark(state_dir: Path) -> None:
         return
     os.environ[variable] = _own()
     _before[variable] = kill_tree.own_mark()
-    if kill_tree.mark_self(kill_tree.new_mark()) == kill_tree.UNMARKED:
+    if not kill_tree.is_daemon() and kill_tree.mark_self(kill_tree.new_mark()) == kill_tree.UNMARKED:
         log.warning(
             "process.not_marked",
             reason="RLIMIT_LOCKS cannot be set; orphans in sessions of their own are missed",

@@ -55,9 +55,7 @@ def new_mark() -> int:
 
 def new_child_mark() -> int:
     """For the next child of this process, below its own mark where that is a daemon's; else below a new one."""
-    own = own_mark()
-    is_daemons = own != UNMARKED and own >> _BELOW_DAEMON << _BELOW_DAEMON == own
-    return mark_of_child(own if is_daemons else new_mark(), next(_numbers))
+    return mark_of_child(own_mark() if is_daemon() else new_mark(), next(_numbers))
 
 
 def mark_of_child(daemon: int, number: int) -> int:
@@ -79,6 +77,12 @@ def mark_self(mark: int) -> int:
 
 def own_mark() -> int:
     return _mark(os.getpid())
+
+
+def is_daemon() -> bool:
+    """Whether this process has the mark of a daemon."""
+    own = own_mark()
+    return own != UNMARKED and own >> _BELOW_DAEMON << _BELOW_DAEMON == own
 
 
 def bears(*marks: int) -> Callable[[int], bool]:

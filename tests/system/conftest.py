@@ -84,6 +84,10 @@ class Tree:
     def broker(self) -> psutil.Process:
         return next(each for each in self.daemon.children(recursive=True) if each.name() == "broker")
 
+    @property
+    def sweeper(self) -> psutil.Process:
+        return next(each for each in self.deputy.children() if each.name() == "gov-sweeper")
+
     async def pid_of(self, uid: str, conductor: str) -> int:
         [run] = (await self.executor.status(uid)).runs
         return next(c.pid for c in run.conductors if c.name == conductor)

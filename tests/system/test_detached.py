@@ -1,5 +1,5 @@
-"""What user code has started in sessions of its own dies with its conductor: before the next one starts, and before its run
-has ended. With an environment of its own too, and none.
+"""What user code has started in sessions of its own dies with its conductor: before the next one starts, before its run
+has ended, and with the daemon however that ends. With an environment of its own too, and none.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from governor.conductors.readiness import is_readable, readable
 
 pytestmark = pytest.mark.system
 
+SECONDS = 3.0
+"""From the death of the guards to that of everything."""
 PLAY = {
     "conductors": {
         "environments": {"world": {"entry": "user_code:Detaching"}},
@@ -138,3 +140,24 @@ async def test_status_shows_them_and_they_are_dead_when_the_run_was_aborted(hous
         await tree.executor.abort(uid)
         await tree.until(uid, "run.ended")
         assert all(detached.dead())
+
+
+@pytest.mark.parametrize("daemon_too", [False, True], ids=["guards", "guards and daemon"])
+@pytest.mark.parametrize(
+    ("wanted", "count"), [(PLAY, 4), pytest.param(TASK, 2, marks=pytest.mark.ray)], ids=["play", "task"]
+)
+async def test_nothing_outlives_the_guards_when_they_are_killed_together(
+    house, detached, wanted, count, daemon_too
+):
+    async with house.serve() as tree:
+        await tree.executor.submit(run(wanted, restarts=0), folder=house.folder)
+        await detached.until(count)
+        with tree.deaths() as alive:
+            together = [psutil.Process(tree.process.pid), tree.deputy, *([tree.daemon] if daemon_too else [])]
+            for each in together:  # else the first to die would have the next one sweep
+                each.suspend()
+            for each in together:
+                each.kill()
+            await tree.process.wait()
+            assert await asyncio.to_thread(alive, within=SECONDS) == []
+            assert all(detached.dead())

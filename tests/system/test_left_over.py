@@ -1,5 +1,5 @@
 """Whoever of guard, deputy and daemon is killed, nothing stays alive, whatever the tasks have started; and what escapes
-the death of all of them is found by the next start.
+the death of all of them, and of the sweeper, is found by the next start.
 """
 
 from __future__ import annotations
@@ -63,12 +63,13 @@ async def test_nothing_outlives_a_kill_with_ray_at_work(house, victim):
 
 
 @pytest.mark.ray
-async def test_what_escapes_the_death_of_all_three_is_killed_before_the_next_daemon_is_ready(house):
+async def test_what_escapes_the_death_of_all_of_them_is_killed_before_the_next_daemon_is_ready(house):
     async with house.serve() as tree:
         uid, _ = await scattered(house, tree, resume="never")
         rays = list(ray_head.FAR_FOLDER.glob(f"ray-{house_of(house.folder / 's')[:8]}-*"))
         root, daemon = psutil.Process(tree.process.pid), os.pidfd_open(tree.daemon.pid)
         with tree.deaths() as alive:
+            tree.sweeper.kill()
             root.suspend()  # it shall not sweep
             tree.deputy.kill()
             root.kill()

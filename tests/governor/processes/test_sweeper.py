@@ -1,0 +1,77 @@
+"""The sweeper, beside a daemon that does nothing but live."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+
+from governor.conductors.readiness import is_readable
+from governor.processes import kill_tree
+
+DAEMON = """
+import os, resource, subprocess, sys, time
+from governor import prctl
+from governor.processes import kill_tree
+from governor.processes.sweeper import fork_sweeper
+prctl.adopt_orphans()
+if sys.argv[1] == "refused":
+    resource.setrlimit(kill_tree.MARK_LIMIT, (1, 1))
+fork_sweeper()
+mark = kill_tree.own_mark()
+kill_tree.mark_self(kill_tree.mark_of_child(mark, 1))
+print(subprocess.Popen(["/bin/sleep", "600"], start_new_session=True, env={}).pid, flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.fixture
+def begin():
+    """Starts one; the pids of the daemon, of what it has detached, and of the sweeper if there is one; a pidfd of each."""
+    cleared, processes = [], []
+
+    def begin(how="marked"):
+        daemon = subprocess.Popen([sys.executable, "-c", DAEMON, how], stdout=subprocess.PIPE, text=True)
+        processes.append(daemon)
+        detached = int(daemon.stdout.readline())
+        others = [each.pid for each in psutil.Process(daemon.pid).children() if each.pid != detached]
+        pids = [daemon.pid, detached, *others]
+        cleared.extend(handles := [os.pidfd_open(pid) for pid in pids])
+        return pids, handles
+
+    yield begin
+    for handle in cleared:
+        kill_tree.send(handle, signal.SIGKILL)
+        os.close(handle)
+    for process in processes:
+        process.wait()
+        process.stdout.close()
+
+
+def test_when_the_daemon_is_killed_all_that_it_has_started_is_and_the_sweeper_goes(begin):
+    (daemon, *_), handles = begin()
+    assert len(handles) == 3
+    os.kill(daemon, signal.SIGKILL)
+    assert all(is_readable(handle, timeout=10) for handle in handles)
+
+
+def test_it_keeps_no_end_of_a_pipe_no_terminal_and_hears_no_signal(begin):
+    (_, _, pid), _ = begin()
+    sweeper = psutil.Process(pid)
+    end = time.monotonic() + 10
+    while sweeper.name() != "gov-sweeper" and time.monotonic() < end:  # the last that it does before it waits
+        time.sleep(0.01)
+    sweeper.terminate()
+    assert os.getsid(pid) == pid
+    assert sweeper.num_fds() == 1
+    assert sweeper.is_running()
+
+
+def test_without_a_mark_there_is_nobody_to_find_and_no_sweeper(begin):
+    pids, _ = begin("refused")
+    assert len(pids) == 2
