@@ -28,7 +28,8 @@ from house import House
 from ledger import Entry, Ledger
 from plan import scenario
 from report import findings, page, table
-from runs import run_file
+from run_processes import alive, conductors, earlier, registered
+from runs import run_file, whole
 
 from governor.executor import Executor
 
@@ -36,11 +37,14 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from plan import Scenario
+    from run_processes import RunProcess
 
     from governor.messages import RunEvent
 
 HANG_SECONDS: Final = 120.0
 GONE_SECONDS: Final = 3.0
+DEAD_SECONDS: Final = 1.0
+"""What is dead when it was told to be is seen dead by then."""
 SCENARIOS_PER_HOUSE: Final = 25
 BADLY: Final = frozenset({"finished", "failed"})
 ALLOWED: Final = {"no_files": BADLY}
@@ -60,6 +64,14 @@ class Play:
         self.since = 0.0
         self.log_size = 0
         self.entry = Entry(seed=chosen.seed, number=chosen.number, fault=chosen.fault.name, run=chosen.run)
+        self.register = house.register(f"{chosen.seed}-{chosen.number}")
+        self.struck = asyncio.Event()
+        self.struck.set()
+        """Not set while it is being struck."""
+        self.lives = 0
+        """How many daemons have come after the first."""
+        self.looking: set[asyncio.Task[None]] = set()
+        self.orphans: set[RunProcess] = set()
 
     async def run(self) -> Entry:
         began = time.monotonic()
@@ -73,12 +85,25 @@ class Play:
         return self.entry
 
     async def _play(self) -> None:
+        if not self.house.is_up:
+            await self.house.start()
+        keeping = asyncio.create_task(self._keep_up())
+        going_on = asyncio.create_task(self._go_on())
+        try:
+            await asyncio.wait({keeping, going_on}, return_when=asyncio.FIRST_COMPLETED)
+            for task in (keeping, going_on):
+                if task.done():
+                    task.result()
+        finally:
+            keeping.cancel()
+            going_on.cancel()
+            await asyncio.wait({keeping, going_on})
+
+    async def _go_on(self) -> None:
         house, chosen = self.house, self.chosen
-        if not house.is_up:
-            await house.start()
         async with Executor(house.endpoint, timeout=20.0, patience=HANG_SECONDS) as executor:
             submitting = asyncio.create_task(
-                faults.submit(house, executor, run_file(chosen.run, chosen.run_seed), chosen)
+                faults.submit(house, executor, run_file(chosen.run, chosen.run_seed, self.register), chosen)
             )
             if self._meets_no_run:
                 await self._strike(submitting)
@@ -91,6 +116,8 @@ class Play:
             finally:
                 watching.cancel()
                 await asyncio.wait({watching})
+            await asyncio.gather(*self.looking)
+            await self._look_for_orphans(self._processes(), "of the run that has ended")
             result = await executor.result(self.uid)
         self.entry.outcome, self.entry.reason = result.outcome, result.reason
         recorded, damage = on_record(house.state / "governor.db", self.uid)
@@ -101,6 +128,7 @@ class Play:
             damage=damage,
             result=result,
             run_folder=house.state / "runs" / self.uid,
+            whole=whole(chosen.run),
             allowed=ALLOWED.get(chosen.fault.action, FINE),
         )
         self.entry.lost, self.entry.doubled = len(found.lost), len(found.doubled)
@@ -133,8 +161,21 @@ class Play:
                 size = marks.stat().st_size if marks.exists() else 0
                 self.seen.marks[event.data["record"]["task"], event.data["record"]["run"]] = size
             self.heard.append((time.monotonic(), event))
+            if event.kind == "conductor.ready" and event.data["incarnation"] > 1:
+                before = earlier(self.seen.events, self.register, event)
+                of = f"of earlier incarnations of {event.data['conductor']}"
+                self.looking.add(asyncio.create_task(self._look_for_orphans(before, of)))
             async with self.news:
                 self.news.notify_all()
+
+    def _processes(self) -> list[RunProcess]:
+        return [*conductors(self.seen.events).values(), *registered(self.register)]
+
+    async def _look_for_orphans(self, processes: list[RunProcess], of: str) -> None:
+        left = set(await alive(processes, within=DEAD_SECONDS)) - self.orphans
+        self.orphans |= left
+        self.entry.orphans += len(left)
+        self.entry.violations += [f"left behind {of}: {each}" for each in sorted(left, key=str)]
 
     @property
     def _meets_no_run(self) -> bool:
@@ -154,13 +195,19 @@ class Play:
             return
         self.log_size = house.log_size
         began = time.monotonic()
-        struck = await faults.strike(house, self.uid, chosen, watching)
+        lives = self.lives
+        self.struck.clear()
+        try:
+            struck = await faults.strike(house, self.uid, chosen, watching)
+        finally:
+            self.struck.set()
         self.entry.skipped = struck.skipped
         self.since = began
         if chosen.fault.action.startswith("stop"):
             self.since = house.found_silent(since=self.log_size) or time.monotonic()
         if struck.daemon_dies:
-            await self._next_daemon()
+            async with self.news:
+                await self.news.wait_for(lambda: self.lives > lives)
 
     async def _moment(self) -> None:
         fault, seen = self.chosen.fault, self.seen.events
@@ -174,14 +221,22 @@ class Play:
         async with self.news:
             await self.news.wait_for(has_come)
 
-    async def _next_daemon(self) -> None:
+    async def _keep_up(self) -> None:
+        """As a service manager does: after each daemon comes the next one, when the fault is over."""
         house = self.house
-        await house.ended(60.0)
-        left = await house.gone(GONE_SECONDS)
-        self.entry.orphans = len(left)
-        self.entry.violations += [f"left behind: {each}" for each in left]
-        self.since = time.monotonic()
-        await house.start()
+        while True:
+            code = await house.ended(None)
+            if not faults.may_end_daemon(self.chosen.fault):
+                self.entry.violations.append(f"the daemon ended with {code}, and nobody had struck it")
+            await self.struck.wait()
+            left = await house.gone(GONE_SECONDS)
+            self.entry.orphans += len(left)
+            self.entry.violations += [f"left behind: {each}" for each in left]
+            self.since = time.monotonic()
+            await house.start()
+            async with self.news:
+                self.lives += 1
+                self.news.notify_all()
 
     async def _explained(self) -> str:
         with contextlib.suppress(Exception):
@@ -250,8 +305,9 @@ class Lot:
         if entry.violations:
             await self._leave(keep=True)
         elif not self._left:
-            entry.violations += await self._leave(keep=False)
-            entry.orphans = len(entry.violations)
+            left = await self._leave(keep=False)
+            entry.violations += left
+            entry.orphans += len(left)
         return entry
 
     async def _leave(self, *, keep: bool) -> list[str]:

@@ -61,8 +61,10 @@ def judge(
     damage: Sequence[str],
     result: RunResult,
     run_folder: Path,
+    whole: tuple[int, int],
     allowed: frozenset[str] = FINE,
 ) -> Found:
+    """`whole`: how many episodes and tasks a finished run has."""
     found = Found()
     found.other += [f"the journal: {line}" for line in damage]
     if result.outcome not in allowed:
@@ -71,8 +73,18 @@ def judge(
     _told_what_is_on_record(seen, recorded, found)
     _done_once(recorded, seen, run_folder, found)
     _in_the_result(recorded, result, run_folder, found)
+    if result.outcome == "finished":
+        _all_done(recorded, whole, found)
     _replays(uid, recorded, found)
     return found
+
+
+def _all_done(recorded: Sequence[RunEvent], whole: tuple[int, int], found: Found) -> None:
+    done = tuple(sum(event.kind == kind for event in recorded) for kind in ("episode.ended", "task.ended"))
+    if done != whole:
+        found.lost.append(
+            f"it finished with {done[0]} episodes and {done[1]} tasks of {whole[0]} and {whole[1]}"
+        )
 
 
 def _ended_once(recorded: Sequence[RunEvent], found: Found) -> None:

@@ -58,6 +58,13 @@ def is_of_ray(fault: Fault) -> bool:
     return fault.action in REPLACED and fault.victim in RAY
 
 
+def may_end_daemon(fault: Fault) -> bool:
+    """Whether the daemon ends of it at once, or may end in order and leave the rest to the next one."""
+    if fault.action == "kill":
+        return fault.victim in ("guard", "daemon")
+    return fault.action in ("term", "disk_full")
+
+
 def starts(event: RunEvent, conductor: str) -> bool:
     return event.kind == "conductor.started" and event.data.get("conductor") == conductor
 

@@ -18,7 +18,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import psutil
+from run_processes import registered
 
+from governor.births import Birth
 from governor.executor import Executor
 
 if TYPE_CHECKING:
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
 
 HERE: Final = Path(__file__).parent
 MARK: Final = "GOVERNOR_FAULT_HOUSE"
+REGISTER: Final = ".started"
 READY_SECONDS: Final = 60.0
 STATE_BYTES: Final = 160 << 20
 """Room of a state folder that is to be filled."""
@@ -94,7 +97,7 @@ class House:
     def is_up(self) -> bool:
         return self._process is not None and self._process.returncode is None
 
-    async def ended(self, seconds: float) -> int:
+    async def ended(self, seconds: float | None) -> int:
         """Its exit code. Raises TimeoutError."""
         if self._process is None:
             raise RuntimeError("the daemon was not started")
@@ -112,14 +115,25 @@ class House:
             self.kill_all()
             raise
 
+    def register(self, name: str) -> Path:
+        """Where what user code of one run has started is written."""
+        return self.folder / f"{name}{REGISTER}"
+
     def processes(self) -> list[psutil.Process]:
-        """All that lives of this house, zombies left out."""
+        """All that lives of this house, zombies left out: also what has another environment, if user code has started it."""
+        known = {
+            each.birth.pid: each.birth
+            for path in self.folder.glob(f"*{REGISTER}")
+            for each in registered(path)
+        }
         found = []
         for process in psutil.process_iter():
-            with contextlib.suppress(psutil.Error):
-                if (
-                    process.environ().get(MARK) == str(self.folder)
-                    and process.status() != psutil.STATUS_ZOMBIE
+            with contextlib.suppress(psutil.Error, ProcessLookupError):
+                if process.status() == psutil.STATUS_ZOMBIE:
+                    continue
+                birth = known.get(process.pid)
+                if process.environ().get(MARK) == str(self.folder) or (
+                    birth is not None and Birth.of(process.pid) == birth
                 ):
                     found.append(process)
         return found

@@ -13,8 +13,11 @@ Made by `make faults`, which refreshes this page: real runs, and a fault at a ra
 has the kinds, `tests/faults/checks.py` what must hold afterwards.
 
 * *struck*: the run was in work, and the victim there. *lost*: what was told or on record is not in journal or result. *doubled*:
-  an episode or task that was done again after its end. *orphans*: processes alive 3 s after the daemon's end. *hangs*: runs that did
-  not end within two minutes. *other*: any other fault that the checks name.
+  an episode or task that was done again after its end. *orphans*: processes of a run alive after that run's end, or of the daemon 3 s
+  after its end; and of a conductor that was replaced when the next one was ready. *hangs*: runs that did not end within two minutes.
+  *other*: any other fault that the checks name.
+* The runs' user code - tasks, environment, agent - starts children in sessions of their own, every second one with an empty
+  environment: they are looked for among the orphans, whatever the fault is.
 * p50 and p99 are seconds until what was struck is there again (another conductor is ready, a task has news of Ray, else the
   run has any news). What Ray itself took to start is left out but in the last column: its head, and from the start of the
   task conductor, which connects to it, to the first that its tasks tell. They count from the fault, or from the start of the next daemon;

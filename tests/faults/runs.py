@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 EPISODES: Final = 120
 TASKS: Final = 16
@@ -13,8 +16,8 @@ PATIENCE: Final = {
 """Faults come close together here: the budget of restarts is not what is tried."""
 
 
-def run_file(kind: str, seed: int) -> dict[str, Any]:
-    """`kind` is one of `plan.RUNS`."""
+def run_file(kind: str, seed: int, register: Path) -> dict[str, Any]:
+    """`kind` is one of `plan.RUNS`; processes of its user code write themselves into `register`."""
     phase: dict[str, Any] = {"name": "work"}
     if kind != "tasks":
         phase["simulate"] = {
@@ -26,30 +29,45 @@ def run_file(kind: str, seed: int) -> dict[str, Any]:
             "transport": "in_process" if kind == "in_process" else "conductors",
         }
     if kind in ("tasks", "both"):
-        phase["tasks"] = _graph()
+        phase["tasks"] = _graph(register)
     made: dict[str, Any] = {"name": f"fault-{kind}", "seed": seed, "phases": [phase], **PATIENCE}
     if kind != "tasks":
         made["conductors"] = {
-            "environments": {"lake": {"entry": "gymnasium:FrozenLake-v1", "pool": 2}},
-            "agents": {"walker": {"entry": "user_code:Walker", "params": {"pace": 0.003}}},
+            "environments": {
+                "lake": {"entry": "user_code:lake", "params": {"register": str(register)}, "pool": 2}
+            },
+            "agents": {
+                "walker": {
+                    "entry": "user_code:Walker",
+                    "params": {"pace": 0.003, "register": str(register)},
+                }
+            },
         }
     return made
 
 
-def _graph() -> list[dict[str, Any]]:
+def whole(kind: str) -> tuple[int, int]:
+    """How many episodes and tasks have ended when all of such a run is done."""
+    return (0 if kind == "tasks" else EPISODES, TASKS if kind in ("tasks", "both") else 0)
+
+
+def _graph(register: Path) -> list[dict[str, Any]]:
     """Three layers; what fails or crashes the first time, what is large, and what all of it leads to."""
     calls = ("nap", "flaky", "nap", "crash", "nap", "large", "nap", "nap")
-    tasks = [_task(f"a{place}", call) for place, call in enumerate(calls)]
-    tasks += [_task(f"b{place}", "nap", needs=[f"a{place}", f"a{place + 1}"]) for place in range(TASKS - 9)]
-    last = _task("end", "large", needs=[f"b{place}" for place in range(TASKS - 9)])
+    tasks = [_task(f"a{place}", call, register) for place, call in enumerate(calls)]
+    tasks += [
+        _task(f"b{place}", "nap", register, needs=[f"a{place}", f"a{place + 1}"])
+        for place in range(TASKS - 9)
+    ]
+    last = _task("end", "large", register, needs=[f"b{place}" for place in range(TASKS - 9)])
     return [*tasks, last]
 
 
-def _task(name: str, call: str, *, needs: list[str] | None = None) -> dict[str, Any]:
+def _task(name: str, call: str, register: Path, *, needs: list[str] | None = None) -> dict[str, Any]:
     return {
         "id": name,
         "call": f"user_code:{call}",
-        "args": {"seconds": 0.15},
+        "args": {"seconds": 0.15, "register": str(register)},
         "depends_on": needs or [],
         "timeout": "60s",
         "retries": 6,

@@ -20,12 +20,25 @@ def events(*lines):
 
 def found(folder, *lines, seen=None, outcome="finished", tasks=(TASK,), episodes=1):
     phase = PhaseResult(
-        name="p", mode="-", end="x", metrics={}, tasks=tuple(tasks), episodes={"terminated": episodes}
+        name="p",
+        mode="-",
+        end="x",
+        metrics={},
+        tasks=tuple(tasks),
+        episodes={"terminated": episodes},
     )
     result = run_result("u", outcome=outcome, phases=(phase,), folder=str(folder))
     recorded = events(*lines)
     seen = seen or Seen(events=recorded)
-    return judge(uid="u", seen=seen, recorded=recorded, damage=[], result=result, run_folder=folder)
+    return judge(
+        uid="u",
+        seen=seen,
+        recorded=recorded,
+        damage=[],
+        result=result,
+        run_folder=folder,
+        whole=(1, 1),
+    )
 
 
 def test_a_run_in_which_all_is_well_has_no_finding(tmp_path):
@@ -42,6 +55,7 @@ def test_a_run_in_which_all_is_well_has_no_finding(tmp_path):
         ((STARTED, ENDED, EPISODE, OVER), {"episodes": 0}, "lost", "episodes on record"),
         ((STARTED, ENDED, EPISODE), {}, "other", "it ended 0 times"),
         ((STARTED, ENDED, EPISODE, OVER), {"outcome": "failed"}, "other", "it ended as failed"),
+        ((STARTED, ENDED, OVER), {"episodes": 0}, "lost", "0 episodes and 1 tasks of 1 and 1"),
     ],
 )
 def test_what_must_not_be_is_found(tmp_path, lines, more, kind, said):

@@ -1,17 +1,45 @@
-"""What the runs of the campaign are made of. Each start of a task leaves a line in `marks`, in one write."""
+"""What the runs of the campaign are made of. Each start of a task leaves a line in `marks`, in one write.
 
+Tasks, environment and agent start children in sessions of their own, with our environment and with none, as a game server
+may be started. Each writes itself into the run's register before it is anything else, and so does each runner.
+"""
+
+import itertools
 import os
+import subprocess
 import time
 from pathlib import Path
 
+CHILD = 'read -r stat < /proc/$$/stat; printf "%s %s;\\n" "$1" "$stat" >> "$2"; exec sleep 600'
+"""One write, and the same process for as long as it lives."""
+RESETS = 30
+"""Of the environment, from one pair of children to the next."""
 
-def _mark(context):
-    line = f"{context.task} {context.run} {os.getpid()}\n".encode()
-    file = os.open(Path(context.run_folder) / "marks", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+
+def _append(path, line):
+    file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     try:
-        os.write(file, line)
+        os.write(file, line.encode())
     finally:
         os.close(file)
+
+
+def _start_children(whose, register):
+    for environ in (None, {}):
+        subprocess.Popen(
+            ["/bin/sh", "-c", CHILD, "sh", f"child-of-{whose}", register],
+            env=environ,
+            start_new_session=True,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+
+
+def _mark(context, register):
+    _append(register, f"runner {Path('/proc/self/stat').read_text().strip()};\n")
+    _append(Path(context.run_folder) / "marks", f"{context.task} {context.run} {os.getpid()}\n")
+    _start_children("task", register)
 
 
 def _starts(context):
@@ -22,42 +50,60 @@ def _starts(context):
     )
 
 
-def nap(context, seconds):
-    _mark(context)
+def nap(context, seconds, register):
+    _mark(context, register)
     time.sleep(seconds)
     return {"seconds": seconds}
 
 
-def flaky(context, seconds):
+def flaky(context, seconds, register):
     """Raises when it is started for the first time."""
-    _mark(context)
+    _mark(context, register)
     time.sleep(seconds)
     if _starts(context) == 1:
         raise ConnectionError("the first time it never works")
     return {"starts": float(_starts(context))}
 
 
-def crash(context, seconds):
+def crash(context, seconds, register):
     """Takes its process along when it is started for the first time."""
-    _mark(context)
+    _mark(context, register)
     time.sleep(seconds)
     if _starts(context) == 1:
         os._exit(7)
     return "came through"
 
 
-def large(context, seconds):
+def large(context, seconds, register):
     """More than fits a record: the value is a file of the run."""
-    _mark(context)
+    _mark(context, register)
     time.sleep(seconds)
     return {"numbers": [float(number) for number in range(20_000)]}
+
+
+def lake(*, register):
+    """A frozen lake whose builds, and some of whose episodes, start children."""
+    import gymnasium  # the runners of tasks do without
+
+    class Lake(gymnasium.Wrapper):
+        def __init__(self):
+            super().__init__(gymnasium.make("FrozenLake-v1"))
+            self._resets = itertools.count()
+
+        def reset(self, **options):
+            if next(self._resets) % RESETS == 0:
+                _start_children("environment", register)
+            return super().reset(**options)
+
+    return Lake()
 
 
 class Walker:
     """Walks at random; what it has learned is how many steps it took. `pace` is seconds for each action."""
 
-    def __init__(self, *, observation_space, action_space, seed, pace=0.0):
+    def __init__(self, *, observation_space, action_space, seed, register, pace=0.0):
         action_space.seed(seed)
+        _start_children("agent", register)
         self._space = action_space
         self._pace = pace
         self.steps = 0
