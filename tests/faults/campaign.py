@@ -26,7 +26,7 @@ import psutil
 from checks import FINE, Seen, judge, left_files, on_record
 from house import House
 from ledger import Entry, Ledger
-from plan import scenario
+from plan import BY_CLIENTS, scenario
 from report import findings, page, table
 from run_processes import alive, conductors, earlier, registered
 from runs import run_file, whole
@@ -47,6 +47,7 @@ DEAD_SECONDS: Final = 1.0
 """What is dead when it was told to be is seen dead by then."""
 SCENARIOS_PER_HOUSE: Final = 25
 BADLY: Final = frozenset({"finished", "failed"})
+SMALL_DISK: Final = frozenset({"disk_full", "inodes_full"})
 ALLOWED: Final = {"no_files": BADLY}
 """Where a fault may cost the run: an end that says why."""
 
@@ -130,6 +131,7 @@ class Play:
             run_folder=house.state / "runs" / self.uid,
             whole=whole(chosen.run),
             allowed=ALLOWED.get(chosen.fault.action, FINE),
+            untouched=chosen.fault.action in BY_CLIENTS,
         )
         self.entry.lost, self.entry.doubled = len(found.lost), len(found.doubled)
         self.entry.violations += found.all
@@ -202,6 +204,7 @@ class Play:
         finally:
             self.struck.set()
         self.entry.skipped = struck.skipped
+        self.entry.violations += struck.found
         self.since = began
         if chosen.fault.action.startswith("stop"):
             self.since = house.found_silent(since=self.log_size) or time.monotonic()
@@ -287,7 +290,7 @@ class Lot:
 
     async def _play(self, chosen: Scenario) -> Entry:
         entry = Entry(seed=chosen.seed, number=chosen.number, fault=chosen.fault.name, run=chosen.run)
-        small = chosen.fault.action == "disk_full"
+        small = chosen.fault.action in SMALL_DISK
         if small and not may_mount():
             entry.skipped = "no right to mount"
             return entry
@@ -342,6 +345,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--count", type=int, default=1000)
+    parser.add_argument("--fault", action="append", help="those of this name alone; may be given again")
     parser.add_argument("--houses", type=int, default=1, help="so many side by side")
     parser.add_argument("--ledger", type=Path, default=Path("faults.sqlite"))
     parser.add_argument("--again", action="store_true", help="play also what is in the ledger already")
@@ -352,6 +356,8 @@ def main(arguments: list[str] | None = None) -> int:
     done = set() if chosen.again else ledger.numbers(chosen.seed)
     numbers = [n for n in range(chosen.first, chosen.first + chosen.count) if n not in done]
     scenarios = (scenario(chosen.seed, number) for number in numbers)
+    if chosen.fault is not None:
+        scenarios = (each for each in scenarios if each.fault.name in chosen.fault)
     with contextlib.suppress(KeyboardInterrupt):
         asyncio.run(campaign(scenarios, ledger, root=chosen.root, houses=chosen.houses))
     entries = ledger.entries(chosen.seed)

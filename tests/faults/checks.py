@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from governor.messages import RunEvent, RunResult
 
 FINE = frozenset({"finished"})
+FORGERY = "forged-by-a-stranger"
+FORGED_RETURN = 1_000_000_007.0
+"""What forged messages carry, and no record may."""
 
 
 @dataclass
@@ -63,12 +66,16 @@ def judge(
     run_folder: Path,
     whole: tuple[int, int],
     allowed: frozenset[str] = FINE,
+    untouched: bool = False,
 ) -> Found:
-    """`whole`: how many episodes and tasks a finished run has."""
+    """`whole`: how many episodes and tasks a finished run has. `untouched`: no conductor may have been replaced."""
     found = Found()
     found.other += [f"the journal: {line}" for line in damage]
     if result.outcome not in allowed:
         found.other.append(f"it ended as {result.outcome}: {result.reason}")
+    if untouched:
+        _none_replaced(recorded, found)
+    _none_forged(recorded, result, found)
     _ended_once(recorded, found)
     _told_what_is_on_record(seen, recorded, found)
     _done_once(recorded, seen, run_folder, found)
@@ -77,6 +84,25 @@ def judge(
         _all_done(recorded, whole, found)
     _replays(uid, recorded, found)
     return found
+
+
+def _none_replaced(recorded: Sequence[RunEvent], found: Found) -> None:
+    found.other += [
+        f"event {event.seq}: {event.data['conductor']} was replaced, and nothing was done to it"
+        for event in recorded
+        if event.kind == "conductor.started" and event.data["incarnation"] > 1
+    ]
+
+
+def _none_forged(recorded: Sequence[RunEvent], result: RunResult, found: Found) -> None:
+    signs = (FORGERY.encode(), msgspec.json.encode(FORGED_RETURN))
+    for what, of in [
+        *((f"event {event.seq} {event.kind}", event.data) for event in recorded),
+        ("the result", result),
+    ]:
+        text = msgspec.json.encode(of)
+        if any(sign in text for sign in signs):
+            found.other.append(f"{what} is a stranger's: {text[:200].decode(errors='replace')}")
 
 
 def _all_done(recorded: Sequence[RunEvent], whole: tuple[int, int], found: Found) -> None:

@@ -11,13 +11,17 @@ import signal
 import subprocess
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+import forgery
 import psutil
 from house import hold
 from plan import CONDUCTORS, RAY
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
     from house import House
     from plan import Fault, Scenario
 
@@ -33,17 +37,27 @@ PROGRESS: Final = frozenset(
 """Events that show a run going on."""
 REPLACED: Final = frozenset({"kill", "stop_long"})
 """After these there is another in the place of who was struck."""
+REPLACED_EVENTS: Final = ("broker.exited", "broker.silent", "conductor.silent", "daemon.gives_up")
+"""In the log of a daemon that has lost somebody."""
+ANSWERED_SECONDS: Final = 10.0
+"""By then a new client is answered, whatever others do."""
+ASK_AGAIN_SECONDS: Final = 0.2
+FLOOD_SECONDS: Final = 20.0
+"""For all of a flood to be sent."""
 CLOCK_STEP: Final = 3600.0
 SPARE_FILES: Final = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Struck:
-    """`daemon_dies`: another one is to be started, after `kills` without a chance to do anything in order."""
+    """`daemon_dies`: another one is to be started, after `kills` without a chance to do anything in order. `found`: what
+    must not be, and was seen while it was struck.
+    """
 
     daemon_dies: bool = False
     kills: bool = False
     skipped: str = ""
+    found: tuple[str, ...] = ()
 
 
 def shows_recovery(fault: Fault, event: RunEvent) -> bool:
@@ -61,8 +75,8 @@ def is_of_ray(fault: Fault) -> bool:
 def may_end_daemon(fault: Fault) -> bool:
     """Whether the daemon ends of it at once, or may end in order and leave the rest to the next one."""
     if fault.action == "kill":
-        return fault.victim in ("guard", "daemon")
-    return fault.action in ("term", "disk_full")
+        return fault.victim in ("guard", "guards", "daemon")
+    return fault.action in ("term", "disk_full", "inodes_full", "remove")
 
 
 def starts(event: RunEvent, conductor: str) -> bool:
@@ -80,7 +94,7 @@ async def submit(house: House, executor: Executor, run: dict[str, object], chose
     return uid
 
 
-async def strike(house: House, uid: str, chosen: Scenario, over: asyncio.Task[None]) -> Struck:  # noqa: PLR0911  # one for each
+async def strike(house: House, uid: str, chosen: Scenario, over: asyncio.Task[None]) -> Struck:  # noqa: C901, PLR0911  # one for each
     """Returns when the fault is over, or when there is nothing to do harm to before the run is `over`."""
     action, victim = chosen.fault.action, chosen.fault.victim
     match action:
@@ -97,7 +111,15 @@ async def strike(house: House, uid: str, chosen: Scenario, over: asyncio.Task[No
             await _client(house, _WATCH, uid, "", seconds=0.4 + chosen.hold / 2)
             return Struck()
         case "disk_full":
-            return await _fill(house, chosen.hold)
+            return await _fill(house, house.full_disk(), chosen.hold, over)
+        case "inodes_full":
+            return await _fill(house, house.no_inodes(), chosen.hold, over)
+        case "remove":
+            return await _remove(house, victim)
+        case "forge":
+            return await _forge(house, uid, victim, chosen.hold)
+        case "flood":
+            return await _flood(house, victim, chosen.hold)
         case "clock":
             house.step_clock(CLOCK_STEP if chosen.run_seed % 2 else -CLOCK_STEP)
             return Struck()
@@ -117,8 +139,10 @@ async def _kill(house: House, uid: str, victim: str, over: asyncio.Task[None]) -
     found = await _victims(house, uid, victim, over)
     if victim == "ray_worker":
         found = found[:1]
+    if victim == "guards":
+        hold(found, signal.SIGSTOP)  # so that neither sees the other die
     hold(found, signal.SIGKILL)
-    if victim in ("guard", "daemon"):
+    if victim in ("guard", "guards", "daemon"):
         return Struck(daemon_dies=True, kills=True)
     return Struck(skipped="" if found else "nobody goes by this name at that moment")
 
@@ -133,11 +157,67 @@ async def _stop(house: House, uid: str, victim: str, over: asyncio.Task[None], s
     return Struck(skipped="" if found else "nobody goes by this name at that moment")
 
 
-async def _fill(house: House, seconds: float) -> Struck:
+async def _fill(
+    house: House, full: contextlib.AbstractContextManager[None], seconds: float, over: asyncio.Task[None]
+) -> Struck:
     """The daemon may go down in order; when there is room again the next one goes on."""
-    with house.full_disk(), contextlib.suppress(TimeoutError):
-        await house.ended(seconds + 20.0)
+    with full:
+        ended = asyncio.create_task(house.ended(seconds + 20.0))
+        await asyncio.wait({ended, over}, return_when=asyncio.FIRST_COMPLETED)
+        ended.cancel()
+        await asyncio.wait({ended})
     return Struck(daemon_dies=not house.is_up)
+
+
+async def _remove(house: House, what: str) -> Struck:
+    """It listens anew, or goes down in order and the next one does."""
+    house.remove(what)
+    answers = await house.answers(ANSWERED_SECONDS)
+    deaf = () if answers or not house.is_up else (f"no new client was answered for {ANSWERED_SECONDS:g} s",)
+    return Struck(daemon_dies=not house.is_up, found=deaf)
+
+
+async def _forge(house: House, uid: str, what: str, seconds: float) -> Struck:
+    conductors = await house.conductors(uid)
+    if not conductors:
+        return Struck(skipped="nobody works for the run at that moment")
+    if not (sockets := house.sockets()):
+        return Struck(skipped="nothing listens at that moment")
+    if what == "answers":
+        await forgery.answer(sockets=sockets, uid=uid, conductors=conductors, seconds=seconds)
+    else:
+        await forgery.send(what, sockets=sockets, uid=uid, conductors=conductors)
+    return Struck()
+
+
+async def _flood(house: House, what: str, seconds: float) -> Struck:
+    """Others are answered meanwhile. The flood is killed when all of it was sent, and may not have been read; connections after
+    so many `seconds`.
+    """
+    log_size = house.log_size
+    async with _process(Path(__file__).with_name("flood.py"), what, house.client_socket) as process:
+        sent = asyncio.create_task(_read_line(process, FLOOD_SECONDS))
+        answers = True
+        while answers and not (await asyncio.wait({sent}, timeout=ASK_AGAIN_SECONDS))[0]:
+            answers = await house.answers(ANSWERED_SECONDS)
+        await sent
+        if what == "connections":
+            await asyncio.sleep(seconds)  # the fault itself
+            answers = answers and await house.answers(ANSWERED_SECONDS)
+    answers = await house.answers(ANSWERED_SECONDS) and answers
+    found = [f"in the log: {event}" for event in house.logged(*REPLACED_EVENTS, since=log_size)]
+    if not answers:
+        found.append(f"another client was not answered for {ANSWERED_SECONDS:g} s")
+    return Struck(daemon_dies=not house.is_up, found=tuple(found))
+
+
+async def _read_line(process: asyncio.subprocess.Process, seconds: float) -> None:
+    """Or until the time is up."""
+    if process.stdout is None:
+        raise RuntimeError("its output is not read")
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await process.stdout.readline()
 
 
 async def _without_files(house: House, uid: str, seconds: float) -> Struck:
@@ -173,15 +253,25 @@ asyncio.run(main(*sys.argv[1:]))
 
 async def _client(house: House, program: str, about: object, key: str, *, seconds: float) -> None:
     """A client that is killed after so long, in whatever it is."""
+    about_it = (house.endpoint, house.folder, json.dumps(about), key)
+    async with _process("-c", program, *about_it) as process:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await process.wait()
+
+
+@contextlib.asynccontextmanager
+async def _process(*arguments: str | Path) -> AsyncIterator[asyncio.subprocess.Process]:
+    """Python, outside the house, killed at the end."""
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-c", program, house.endpoint, str(house.folder), json.dumps(about), key),
+        *(sys.executable, *map(str, arguments)),
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-        stdout=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
     )
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(seconds):
-            await process.wait()
-    with contextlib.suppress(ProcessLookupError):
-        process.kill()
-    await process.wait()
+    try:
+        yield process
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()

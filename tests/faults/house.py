@@ -21,11 +21,14 @@ import psutil
 from run_processes import registered
 
 from governor.births import Birth
+from governor.errors import GovernorError
 from governor.executor import Executor
 
 if TYPE_CHECKING:
     import signal
     from collections.abc import Iterator
+
+    from governor.messages import ConductorStatus, StatusReport
 
 HERE: Final = Path(__file__).parent
 MARK: Final = "GOVERNOR_FAULT_HOUSE"
@@ -33,6 +36,9 @@ REGISTER: Final = ".started"
 READY_SECONDS: Final = 60.0
 STATE_BYTES: Final = 160 << 20
 """Room of a state folder that is to be filled."""
+STATE_INODES: Final = 4096
+OPEN_FILES: Final = 1024
+"""The soft limit that systemd and most shells give, and the hard one lets a process raise."""
 
 
 class House:
@@ -58,13 +64,25 @@ class House:
         self.step_clock(0.0)
         if small_disk:
             subprocess.run(
-                ["mount", "-t", "tmpfs", "-o", f"size={STATE_BYTES}", "governor-faults", self.state],
+                [
+                    "mount",
+                    "-t",
+                    "tmpfs",
+                    "-o",
+                    f"size={STATE_BYTES},nr_inodes={STATE_INODES}",
+                    "governor-faults",
+                    self.state,
+                ],
                 check=True,
             )
 
     @property
     def endpoint(self) -> str:
         return f"ipc://{self.runtime}/broker.sock"
+
+    @property
+    def client_socket(self) -> Path:
+        return Path(self.endpoint.removeprefix("ipc://"))
 
     @property
     def guard(self) -> psutil.Process:
@@ -77,6 +95,7 @@ class House:
         """Returns the daemon's pid when it answers. Raises RuntimeError when it ends instead."""
         with (self.folder / "log").open("ab") as log:
             self._process = await asyncio.create_subprocess_exec(
+                *("/bin/sh", "-c", f'ulimit -Sn {OPEN_FILES}; exec "$@"', "sh"),
                 *(sys.executable, "-m", "governor", "serve", "--state-dir", str(self.state)),
                 *("--runtime-dir", str(self.runtime), "--log-format", "json", "--ray-cpus", "2"),
                 env=self._environ,
@@ -161,8 +180,9 @@ class House:
         """The processes that go by this name: all Ray workers, all conductors of a kind, else one. None where none is up."""
         if name == "guard":
             return [self.guard]
-        async with Executor(self.endpoint, timeout=5.0, patience=5.0) as executor:
-            report = await executor.status(uid)
+        if name == "guards":
+            return [self.guard, *(each for each in self.guard.children() if each.name() == "governor-deputy")]
+        report = await self._report(uid)
         if name == "daemon":
             return [psutil.Process(report.pid)]
         pids = {
@@ -170,11 +190,58 @@ class House:
         }
         return [process for process in self.processes() if process.pid in pids or _goes_by(process, name)]
 
+    async def conductors(self, uid: str) -> list[ConductorStatus]:
+        """Those of a run that were started."""
+        report = await self._report(uid)
+        return [each for run in report.runs for each in run.conductors if each.pid is not None]
+
+    async def _report(self, uid: str) -> StatusReport:
+        async with Executor(self.endpoint, timeout=5.0, patience=5.0) as executor:
+            return await executor.status(uid)
+
     def step_clock(self, seconds: float) -> None:
         """What the daemon takes for the wall clock is off by so much, from now on."""
         beside = self.clock.with_suffix(".new")
         beside.write_text(str(seconds))
         beside.replace(self.clock)
+
+    def sockets(self) -> list[Path]:
+        """What the broker listens on: none where the runtime folder is gone."""
+        with contextlib.suppress(FileNotFoundError):
+            return [path for path in self.runtime.iterdir() if path.is_socket()]
+        return []
+
+    def remove(self, what: str) -> None:
+        """The ``sockets``, or the ``runtime`` folder with all that is in it."""
+        if what == "runtime":
+            shutil.rmtree(self.runtime, ignore_errors=True)  # what is made meanwhile stays
+            return
+        for path in self.sockets():
+            path.unlink(missing_ok=True)
+
+    async def answers(self, seconds: float) -> bool:
+        """Whether a new client is answered, once at least in so many seconds; False too when the daemon ends."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                while self.is_up:
+                    with contextlib.suppress(GovernorError):
+                        async with Executor(self.endpoint, timeout=seconds, patience=0.0) as executor:
+                            await executor.status()
+                            return True
+        return False
+
+    @contextlib.contextmanager
+    def no_inodes(self) -> Iterator[None]:
+        """Not a file more goes into the state folder."""
+        ballast = self.state / "ballast"
+        ballast.mkdir()
+        with contextlib.suppress(OSError):
+            for number in range(STATE_INODES):
+                (ballast / str(number)).touch()
+        try:
+            yield
+        finally:
+            shutil.rmtree(ballast)
 
     @contextlib.contextmanager
     def full_disk(self) -> Iterator[None]:
@@ -202,6 +269,10 @@ class House:
         if (line := next(lines, None)) is None:
             return None
         return _logged_at(line)
+
+    def logged(self, *events: str, since: int) -> list[str]:
+        """Which of these events are in the log, of its byte `since` on."""
+        return [line["event"] for line in self._logged(*events, since=since)]
 
     def _logged(self, *events: str, since: int) -> Iterator[dict[str, Any]]:
         with (self.folder / "log").open("rb") as log:

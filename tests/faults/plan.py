@@ -24,6 +24,13 @@ RUNS: Final = {
 MOMENTS: Final = {"simulation": 80, "in_process": 80, "tasks": 40, "both": 80}
 """The last event of each that is a moment to strike: most have about 145, ``tasks`` 52, ``both`` 180, the tasks' first."""
 
+FORGED: Final = ("reports", "commands", "answers")
+"""What somebody without a secret sends: as a conductor, as the daemon to one, and as a worker of either's service."""
+FLOODS: Final = ("messages", "connections", "frames")
+"""What a client sends too many of."""
+BY_CLIENTS: Final = frozenset({"forge", "flood"})
+"""What clients do must harm nobody: no process of the house is replaced after it, and every client is answered."""
+
 SHORT: Final = (0.2, 1.5)
 """Seconds that a process is stopped for less than anybody may take it for dead."""
 LONG: Final = (12.0, 16.0)
@@ -32,7 +39,7 @@ LONG: Final = (12.0, 16.0)
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """`action` on `victim`: kill, stop_short, stop_long, term, submit_killed, watch_killed, disk_full, clock, no_files."""
+    """`action` on `victim`: what of it there is, and what each does, is in `faults.strike`."""
 
     action: str
     victim: str = ""
@@ -70,6 +77,11 @@ KINDS: Final = (
     Fault("disk_full"),
     Fault("clock"),
     Fault("no_files"),
+    Fault("kill", "guards"),
+    Fault("inodes_full"),
+    *(Fault("remove", what) for what in ("sockets", "runtime")),
+    *(Fault("forge", what) for what in FORGED),
+    *(Fault("flood", what) for what in FLOODS),
 )
 
 

@@ -18,6 +18,11 @@ has the kinds, `tests/faults/checks.py` what must hold afterwards.
   *other*: any other fault that the checks name.
 * The runs' user code - tasks, environment, agent - starts children in sessions of their own, every second one with an empty
   environment: they are looked for among the orphans, whatever the fault is.
+* *inodes_full*: the state folder takes no file more. *remove*: the broker's socket files, or the whole runtime folder; a new client
+  must be answered within 10 s, by this daemon or the next one. *forge*: messages of the real classes by somebody without a secret, on
+  every socket: a conductor's reports, the daemon's commands, a worker's answers. *flood*: a client sends 100,000 messages and
+  reads no answer, opens 1,200 connections, or sends one message of 3,000,000 frames. After what clients do no record may
+  hold anything of it, no process may have been replaced, and others must have been answered within 10 s.
 * p50 and p99 are seconds until what was struck is there again (another conductor is ready, a task has news of Ray, else the
   run has any news). What Ray itself took to start is left out but in the last column: its head, and from the start of the
   task conductor, which connects to it, to the first that its tasks tell. They count from the fault, or from the start of the next daemon;

@@ -1,7 +1,7 @@
 """What a campaign looks for is found where it is there."""
 
 import pytest
-from checks import Seen, judge
+from checks import FORGED_RETURN, FORGERY, Seen, judge
 from run_results import run_result
 
 from governor.messages import PhaseResult, RunEvent, TaskRecord
@@ -11,6 +11,8 @@ TASK = TaskRecord(**RECORD)
 STARTED = ("task.started", {"phase": 0, "task": "t", "run": 0, "attempt": 1})
 ENDED = ("task.ended", {"phase": 0, "record": RECORD})
 EPISODE = ("episode.ended", {"phase": 0, "episode": {"index": 0, "outcome": "terminated"}})
+FORGED = ("part.ended", {"phase": 0, "part": "tasks", "end": FORGERY})
+AGAIN = ("conductor.started", {"conductor": "agent.a", "incarnation": 2, "pid": 7, "ticks": 9, "boot": "b"})
 OVER = ("run.ended", {"outcome": "finished", "by": "recovery"})
 
 
@@ -18,12 +20,12 @@ def events(*lines):
     return [RunEvent(uid="u", seq=n, at=0.0, kind=kind, data=data) for n, (kind, data) in enumerate(lines, 1)]
 
 
-def found(folder, *lines, seen=None, outcome="finished", tasks=(TASK,), episodes=1):
+def found(folder, *lines, seen=None, outcome="finished", tasks=(TASK,), episodes=1, metrics=None, **more):
     phase = PhaseResult(
         name="p",
         mode="-",
         end="x",
-        metrics={},
+        metrics=metrics or {},
         tasks=tuple(tasks),
         episodes={"terminated": episodes},
     )
@@ -38,11 +40,17 @@ def found(folder, *lines, seen=None, outcome="finished", tasks=(TASK,), episodes
         result=result,
         run_folder=folder,
         whole=(1, 1),
+        **more,
     )
 
 
 def test_a_run_in_which_all_is_well_has_no_finding(tmp_path):
     assert found(tmp_path, STARTED, ENDED, EPISODE, OVER).all == []
+
+
+def test_a_conductor_may_be_replaced_where_it_was_struck(tmp_path):
+    lines = (AGAIN, STARTED, ENDED, EPISODE, OVER)
+    assert not any("was replaced" in line for line in found(tmp_path, *lines).other)
 
 
 @pytest.mark.parametrize(
@@ -56,6 +64,9 @@ def test_a_run_in_which_all_is_well_has_no_finding(tmp_path):
         ((STARTED, ENDED, EPISODE), {}, "other", "it ended 0 times"),
         ((STARTED, ENDED, EPISODE, OVER), {"outcome": "failed"}, "other", "it ended as failed"),
         ((STARTED, ENDED, OVER), {"episodes": 0}, "lost", "0 episodes and 1 tasks of 1 and 1"),
+        ((FORGED, STARTED, ENDED, EPISODE, OVER), {}, "other", "event 1 part.ended is a stranger's"),
+        ((STARTED, ENDED, EPISODE, OVER), {"metrics": {"r": FORGED_RETURN}}, "other", "the result is a"),
+        ((AGAIN, STARTED, ENDED, EPISODE, OVER), {"untouched": True}, "other", "agent.a was replaced"),
     ],
 )
 def test_what_must_not_be_is_found(tmp_path, lines, more, kind, said):
