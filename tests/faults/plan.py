@@ -86,21 +86,27 @@ KINDS: Final = (
 
 
 SHORT_FORM: Final = (
+    ("disk_full", "in_process"),
+    ("inodes_full", "in_process"),
+    ("kill tasks", "both"),
+    ("stop_long environment", "simulation"),
     ("kill daemon", "simulation"),
-    ("kill guard", "in_process"),
+    ("kill guards", "in_process"),
     ("kill broker", "simulation"),
     ("kill agent", "simulation"),
     ("kill simulation", "in_process"),
-    ("stop_long environment", "simulation"),
     ("term running", "simulation"),
     ("term finalizing", "in_process"),
     ("submit_killed", "in_process"),
     ("watch_killed", "in_process"),
     ("no_files", "simulation"),
-    ("kill tasks", "both"),
-    ("disk_full", "in_process"),
+    ("forge reports", "simulation"),
+    ("flood connections", "in_process"),
+    ("remove sockets", "in_process"),
 )
-"""Faults by their names, and the runs that they strike: what `make test` plays."""
+"""Faults by their names, and the runs that they strike: what a test plays. Those that need a house of their own come first, then
+the longest, so that two houses are busy until the end.
+"""
 
 
 def short_form(seed: int) -> list[Scenario]:
