@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 from governor import journal_schema, logs, record_check
 from governor.disk import is_full
 from governor.errors import JournalError, text_of
+from governor.journal_readers import Readers
 from governor.journal_tables import (
     EVENTS_OF_RUN,
     PRUNED,
@@ -88,12 +89,10 @@ class Journal:
         self._followers: defaultdict[str, set[asyncio.Event]] = defaultdict(set)
         self._cut_off: set[str] = set()
         self._over: str | None = None
-        self._of_thread = threading.local()
         try:
             self._writing = journal_schema.connect(path)
             journal_schema.prepare(self._writing, path)
-            self._of_thread.connection = journal_schema.connect(path)
-            self._readers = [self._of_thread.connection]
+            self._readers = Readers(path)
         except sqlite3.Error as error:
             raise journal_schema.failure(path, "opened", error) from error
         self._thread = threading.Thread(target=self._write_all, name="journal.writer", daemon=True)
@@ -103,8 +102,8 @@ class Journal:
         """Commits what was handed in and gives the files back."""
         self._changes.put(None)
         await asyncio.to_thread(self._thread.join)
-        for connection in (self._writing, *self._readers):
-            connection.close()
+        await asyncio.to_thread(self._readers.close)
+        self._writing.close()  # the last one puts the log into the file
 
     def make_room(self, error: BaseException) -> bool:
         """Gives up the reserve where the disk is full: what met `error` may succeed now."""
@@ -236,20 +235,13 @@ class Journal:
 
     # -- reading ---------------------------------------------------------------------------------------------
 
-    @property
-    def _reading(self) -> sqlite3.Connection:
-        connection: sqlite3.Connection | None = getattr(self._of_thread, "connection", None)
-        if connection is None:
-            connection = self._of_thread.connection = journal_schema.connect(self.path)
-            self._readers.append(connection)
-        return connection
-
     def _rows(self, question: str, parameters: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
         try:
-            yield from self._reading.execute(question, parameters)
+            yield from self._readers.rows(question, parameters)
         except sqlite3.Error as error:
             failure = journal_schema.failure(self.path, "read", error)
-            self._loop.call_soon_threadsafe(self._on_unreadable, failure)
+            if not self._readers.closing:
+                self._loop.call_soon_threadsafe(self._on_unreadable, failure)
             raise failure from error
 
     def _row(self, question: str, *parameters: Any) -> tuple[Any, ...] | None:

@@ -136,7 +136,7 @@ class RunDesk:
     async def _apply(self, report: Report) -> None:
         who = (report.conductor, report.incarnation)
         pending: list[Recorded] = []
-        excuse = await asyncio.to_thread(self._excuse) if any(map(_is_bad, report.events)) else None
+        excuse = await self._excuse() if any(map(_is_bad, report.events)) else None
         for seq, event in enumerate(report.events, start=report.seq):
             if seq <= self._applied[who]:
                 continue
@@ -163,11 +163,11 @@ class RunDesk:
             await self._record(pending)
             self._applied[who] = report.seq + len(report.events) - 1
 
-    def _excuse(self) -> TryAgain | None:
-        """Why an event that ended badly may be no fault of its own, so that it is not recorded; None where there is no reason. It
-        tries a file, which takes some milliseconds.
-        """
-        if self._journal.is_out_of_room:
+    async def _excuse(self) -> TryAgain | None:
+        """Why an event that ended badly may be no fault of its own, so that it is not recorded; None where there is no reason."""
+        if await asyncio.to_thread(
+            lambda: self._journal.is_out_of_room
+        ):  # it tries a file: some milliseconds
             return NoRoom(
                 f"the disk is full: what fails in run {self._uid} is done again after the next start"
             )

@@ -2,9 +2,9 @@
 
 * Lines that the code logs go to standard error, since tests of the command line read standard output.
 * What tests start hears SIGINT, also where a shell's `&` had it ignored.
-* Tests that share the session's Ray head run one after the other, in one worker process (group `ray`). Tests of one module
-  run in one worker too, except whole process trees and Ray heads of their own: those run wherever there is room, and begin
-  first, since they take longest.
+* Modules with tests that share the session's Ray head run one after the other, in one worker process (group `ray`), and
+  begin first. Tests of one module run in one worker too, except whole process trees and Ray heads of their own: those run
+  wherever there is room, before the rest, since they take longest.
 * The hypothesis profile `long` plays many times as many examples: `HYPOTHESIS_PROFILE=long`.
 """
 
@@ -38,18 +38,14 @@ def short_path():
 
 
 def pytest_collection_modifyitems(items):
+    sharing = {item.location[0] for item in items if "ray_head" in item.fixturenames}
     for item in items:
-        if "ray_head" in item.fixturenames:
+        if item.location[0] in sharing:
             item.add_marker(pytest.mark.xdist_group("ray"))
         elif not _stands_alone(item):
             item.add_marker(pytest.mark.xdist_group(item.location[0]))
-    items.sort(key=_turn)
+    items.sort(key=lambda item: 0 if item.location[0] in sharing else 1 if _stands_alone(item) else 2)
 
 
 def _stands_alone(item):
     return any(item.iter_markers("ray")) or any(item.iter_markers("system"))
-
-
-def _turn(item):
-    """The one long group first, then what is long by itself, then all the rest in its order."""
-    return 0 if "ray_head" in item.fixturenames else 1 if _stands_alone(item) else 2

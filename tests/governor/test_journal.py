@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import sqlite3
+import threading
 
 import msgspec
 import pytest
@@ -253,3 +255,23 @@ async def test_what_is_no_database_is_said_to_be_none(tmp_path):
     (tmp_path / "governor.db").write_text("my diary, in prose, of more than a hundred characters" * 9)
     with pytest.raises(JournalError, match="not a database"):
         Journal(tmp_path / "governor.db")
+
+
+async def test_threads_that_read_while_it_is_closed_are_cut_off_and_take_nobody_along(tmp_path):
+    """As they do whose tasks were cancelled. SQLite freed what was in use, and the process was gone: once in some ten times."""
+    for number in range(60):
+        journal = Journal(tmp_path / f"{number}.db")
+        await journal.write(submission())
+        begun = threading.Event()
+        read = functools.partial(read_on, journal, begun)
+        threads = [asyncio.create_task(asyncio.to_thread(read)) for _ in range(4)]
+        await asyncio.to_thread(begun.wait, 10)
+        await journal.close()
+        for ended in await asyncio.gather(*threads, return_exceptions=True):
+            assert isinstance(ended, JournalError)
+
+
+def read_on(journal, begun):
+    while True:
+        assert journal.events("r1")
+        begun.set()

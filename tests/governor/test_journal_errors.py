@@ -156,7 +156,7 @@ async def test_a_rollback_that_fails_leaves_nobody_waiting(journal):
 
 
 async def test_what_cannot_be_read_is_an_error_of_the_journal_and_the_daemon_hears_of_it(journal):
-    journal._reading.close()
+    journal._readers._mine().connection.close()
     questions = (
         lambda: journal.run("r1"),
         lambda: journal.events("r1"),

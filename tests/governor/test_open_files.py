@@ -48,15 +48,15 @@ def run_with(soft, hard, *arguments, **options):
     )
 
 
-def test_a_start_with_too_few_files_is_refused_with_what_to_do(tmp_path):
-    folders = ("--state-dir", str(tmp_path / "state"), "--runtime-dir", str(tmp_path / "run"))
+def test_a_start_with_too_few_files_is_refused_with_what_to_do(short_path):
+    folders = ("--state-dir", str(short_path / "state"), "--runtime-dir", str(short_path / "run"))
     ended = run_with(64, 64, "-m", "governor", "serve", *folders)
     assert ended.returncode == 78
     assert "limit of open files" in ended.stderr
     assert "it is 64, and the daemon needs 1024" in ended.stderr
     assert "ulimit -Hn" in ended.stderr
     assert "LimitNOFILE=" in ended.stderr
-    assert not (tmp_path / "state").exists()
+    assert not (short_path / "state").exists()
 
 
 def test_the_soft_limit_is_raised_here_and_given_to_conductors_as_it_was(tmp_path):

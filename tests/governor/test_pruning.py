@@ -104,7 +104,7 @@ def rows_of(journal):
     """Rows of each table, by run."""
     tables = ("events", "records", "ended_episodes", "ended_tasks")
     query = "SELECT uid, count(*) FROM {} JOIN runs ON run = runs.position GROUP BY uid"
-    return {table: dict(journal._reading.execute(query.format(table)).fetchall()) for table in tables}
+    return {table: dict(journal._writing.execute(query.format(table)).fetchall()) for table in tables}
 
 
 def assert_gone(journal, folder, gone):
@@ -117,8 +117,8 @@ def assert_gone(journal, folder, gone):
         assert (journal.find(uid) == []) == (uid in gone)
         assert journal.of_key(f"key of {uid}") == uid, "keys stay known"
     assert journal.marked() == []
-    assert journal._reading.execute("PRAGMA freelist_count").fetchone() == (0,)
-    assert journal._reading.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+    assert journal._writing.execute("PRAGMA freelist_count").fetchone() == (0,)
+    assert journal._writing.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
 
 
 async def test_what_is_beyond_the_bounds_goes_with_its_files_and_the_journal_gets_smaller(house, tmp_path):
@@ -255,7 +255,7 @@ async def test_a_large_result_is_in_a_file_and_without_its_tasks_in_the_journal(
     assert (file is not None) == is_file
     await house.write(lambda tx: tx.outcome(large, file=file))
     assert repr(whole_result(house, "d", folder)) == repr(large)
-    (blob,) = house._reading.execute("SELECT result FROM runs WHERE uid = 'd'").fetchone()
+    (blob,) = house._writing.execute("SELECT result FROM runs WHERE uid = 'd'").fetchone()
     assert len(blob) < 64 * 1024
     assert house.result("d").phases[0].metrics == {"m": 1.0}
     if file is not None:

@@ -296,7 +296,7 @@ async def test_a_state_folder_that_others_can_enter_is_told_and_its_files_are_th
         assert {"governor.db", "governor.db-wal", "governor.db-shm", "governor.reserve"} < set(modes)
         assert set(modes.values()) == {0o600}
         found = {path.name: path.stat().st_mode & 0o777 for path in short_path.glob("run/*.sock")}
-        assert found == {"broker.sock": 0o660, "workers.sock": 0o600}
+        assert found == {"broker.sock": 0o660, "private.sock": 0o600, "workers.sock": 0o600}
         assert (short_path / "run").stat().st_mode & 0o777 == 0o710
 
 

@@ -53,11 +53,12 @@ async def test_the_next_process_plays_the_rest_of_the_phase(house, fault):
 
     more = inside(entry="walk_world:Walk", fault=fault, at=2, flag=str(house.folder / "flag"))
     command = house.command(episodes=4, episode_timeout=1.0, **more)
+    shown = house.spec("simulation").secret.value
     first, second = (conductor_service("u1", "simulation", incarnation) for incarnation in (1, 2))
     async with Worker(f"ipc://{house.folder}/w", run_service("u1"), take, credit=4), asyncio.timeout(60):
         child = house.spawn("simulation")
         assert isinstance(await told.get(), ConductorReady)
-        await house.client.request(first, encode(command), timeout=10)
+        await house.client.request(first, encode(command), shown, timeout=10)
         done = (await told.get()).episode
         failed = await told.get()
         assert await asyncio.to_thread(child.wait, 20) == 1
@@ -69,7 +70,7 @@ async def test_the_next_process_plays_the_rest_of_the_phase(house, fault):
         house.spawn("simulation", incarnation=2)
         assert isinstance(await told.get(), ConductorReady)
         command = msgspec.structs.replace(command, done=(done,))
-        await house.client.request(second, encode(command), timeout=10)
+        await house.client.request(second, encode(command), shown, timeout=10)
         rest = []
         while not isinstance(event := await told.get(), PartEnded):
             rest.append(event.episode)
