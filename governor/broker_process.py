@@ -1,6 +1,9 @@
 """The broker's process, kept alive: its sentinel tells of its death, its answers that it is more than alive, its socket
 files that new clients find it.
 
+It is asked through the private socket, where there is one: a client that floods the public one holds up the others there, which
+is no reason to take the broker from the runs.
+
 Workers register again and clients send idempotent requests again by themselves, so a restart delays a run and changes
 nothing of it. One that dies `MOST_DEATHS` times in a row is the end of `run`, with the story.
 """
@@ -70,7 +73,7 @@ class BrokerProcess:
         silence: float = SILENT_SECONDS,
         most_deaths: int = MOST_DEATHS,
     ) -> None:
-        self._endpoint = client_endpoint
+        self._endpoint = private_endpoint or client_endpoint
         self._payload = encode_settings(
             client_endpoint=client_endpoint,
             worker_endpoint=worker_endpoint,
@@ -169,7 +172,8 @@ class BrokerProcess:
                 try:
                     while not (await asyncio.wait({asked}, timeout=BEAT_SECONDS))[0]:
                         if silence.passed(loop.time()) >= patience:
-                            return silence.seconds
+                            # Before its first answer nobody may have reached it for want of them.
+                            return [path for path in self._sockets if not path.is_socket()] or silence.seconds
                     if asked.exception() is None and sockets is None:
                         patience = self._silence
                         sockets = Files(*self._sockets)
