@@ -24,6 +24,7 @@ def step(at, action, *, reward=0.0, end=False):
     )
 
 
+@pytest.mark.long
 @pytest.mark.system
 def test_it_solves_cartpole(tmp_path):
     result = result_of("cartpole", tmp_path)

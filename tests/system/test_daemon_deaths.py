@@ -18,7 +18,7 @@ from governor.errors import AlreadyEnded, ExitCode
 pytestmark = pytest.mark.system
 
 
-@pytest.mark.parametrize("state", ["starting", "running"])
+@pytest.mark.parametrize("state", [pytest.param("starting", marks=pytest.mark.long), "running"])
 async def test_a_stop_interrupts_the_run_and_the_next_start_finishes_it(house, walk, state):
     async with house.serve() as tree:
         uid = await tree.executor.submit(walk(), folder=house.folder)
@@ -35,7 +35,7 @@ async def test_a_stop_interrupts_the_run_and_the_next_start_finishes_it(house, w
     assert played == Counter(range(600))
 
 
-@pytest.mark.parametrize("victim", ["daemon", "guard"])
+@pytest.mark.parametrize("victim", ["daemon", pytest.param("guard", marks=pytest.mark.long)])
 async def test_after_a_kill_nothing_is_left_and_the_next_start_finishes_the_run(house, walk, victim):
     async with house.serve() as tree:
         uid = await tree.executor.submit(walk(), folder=house.folder)
@@ -54,6 +54,7 @@ async def test_after_a_kill_nothing_is_left_and_the_next_start_finishes_the_run(
     assert (interrupted.data["died"], "the daemon died" in interrupted.data["reason"]) == (True, True)
 
 
+@pytest.mark.long
 async def test_a_clock_that_is_set_and_a_restart_change_nothing_of_what_a_run_took(house, walk):
     clock = house.folder / "clock"
     house.environ["RUN_GOVERNOR_CLOCK"] = str(clock)
@@ -140,6 +141,7 @@ async def test_a_run_outlives_its_watcher_and_a_later_watch_has_no_gap(house, wa
         assert rest[-1].kind == "run.ended"
 
 
+@pytest.mark.long
 async def test_a_run_that_is_to_begin_anew_has_nothing_of_its_first_life_but_the_events(house, walk):
     async with house.serve() as tree:
         uid = await tree.executor.submit({**walk(episodes=200), "resume": "restart"}, folder=house.folder)

@@ -19,6 +19,7 @@ def damage(house, change, uid):
         connection.commit()
 
 
+@pytest.mark.long
 async def test_a_damaged_value_is_told_by_run_and_the_other_runs_go_on(house, walk):
     async with house.serve("--slots", "2") as tree:
         spoilt = await tree.executor.submit(walk(episodes=3), folder=house.folder)

@@ -114,6 +114,7 @@ async def test_they_are_dead_before_the_successor_of_a_killed_conductor_is_ready
         assert all(detached.dead()), "those of the second life too"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("victim", "wanted", "count"), VICTIMS)
 async def test_they_are_dead_before_the_run_of_a_killed_conductor_has_ended(
     house, detached, victim, wanted, count
@@ -126,6 +127,7 @@ async def test_they_are_dead_before_the_run_of_a_killed_conductor_has_ended(
         assert all(detached.dead())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("wanted", "count"), [(PLAY, 4), pytest.param(TASK, 2, marks=pytest.mark.ray)], ids=["play", "task"]
 )
@@ -142,7 +144,9 @@ async def test_status_shows_them_and_they_are_dead_when_the_run_was_aborted(hous
         assert all(detached.dead())
 
 
-@pytest.mark.parametrize("daemon_too", [False, True], ids=["guards", "guards and daemon"])
+@pytest.mark.parametrize(
+    "daemon_too", [False, pytest.param(True, marks=pytest.mark.long)], ids=["guards", "guards and daemon"]
+)
 @pytest.mark.parametrize(
     ("wanted", "count"), [(PLAY, 4), pytest.param(TASK, 2, marks=pytest.mark.ray)], ids=["play", "task"]
 )

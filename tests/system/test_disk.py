@@ -175,6 +175,7 @@ async def test_a_disk_whose_reserve_is_taken_as_well_costs_nothing_that_was_ackn
     await goes_on_to_its_end(house, uid)
 
 
+@pytest.mark.long
 async def test_a_disk_without_room_for_another_file_interrupts_the_runs_as_a_full_one_does(house, walk, disk):
     async with house.serve("--slots", "2") as tree:
         at_work = await tree.executor.submit(walk(episodes=3000), folder=house.folder)
@@ -195,6 +196,7 @@ async def test_a_disk_without_room_for_another_file_interrupts_the_runs_as_a_ful
     await goes_on_to_its_end(house, at_work)
 
 
+@pytest.mark.long
 async def test_a_conductor_that_dies_while_the_disk_is_full_costs_the_run_no_restart(house, walk, disk):
     async with house.serve() as tree:
         run = walk(episodes=3000, restarts=0, entry="user_code:DiesOfAFullDisk")

@@ -13,7 +13,9 @@ from governor.executor import Executor
 pytestmark = pytest.mark.system
 
 
-@pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL], ids=["stopped", "killed"])
+@pytest.mark.parametrize(
+    "end", [pytest.param(signal.SIGTERM, marks=pytest.mark.long), signal.SIGKILL], ids=["stopped", "killed"]
+)
 async def test_a_watch_goes_on_where_a_daemon_cut_it(house, walk, end):
     seen = []
 
@@ -37,6 +39,7 @@ async def test_a_watch_goes_on_where_a_daemon_cut_it(house, walk, end):
     assert last.outcome == "finished"
 
 
+@pytest.mark.long
 async def test_a_submit_across_a_restart_is_one_run(house, walk):
     """Asked while the daemon is killed, again and again with one key."""
     run = walk(episodes=5)

@@ -126,6 +126,7 @@ async def test_a_forged_report_ends_no_run_and_a_forged_shutdown_no_conductor(kn
     assert "broker.not_permitted" in log
 
 
+@pytest.mark.long
 async def test_what_shows_the_secret_of_the_run_is_obeyed(known, walk, forger):
     """So that the refusals of the other tests are for want of the secret, and for nothing else."""
     async with known.serve() as tree:
@@ -187,6 +188,7 @@ def forms(secret: bytes) -> list[bytes]:
     return [secret, secret.hex().encode(), base64.b64encode(secret).rstrip(b"="), repr(secret)[2:-1].encode()]
 
 
+@pytest.mark.long
 async def test_no_secret_stands_in_a_record_a_log_a_status_an_argument_or_an_environment(known, walk, forger):
     seen: dict[str, bytes] = {}
     async with known.serve("--log-level", "debug") as tree:

@@ -126,6 +126,7 @@ async def test_nobody_is_killed_because_the_broker_or_the_daemon_was_frozen(hous
         assert deaths(events) == []
 
 
+@pytest.mark.long
 async def test_a_run_that_makes_no_progress_says_so_and_ends_as_its_policy_says(house, walk):
     """Its agent is asleep in its first action, until there is a file."""
     async with house.serve("--slots", "3") as tree:

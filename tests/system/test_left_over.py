@@ -62,6 +62,7 @@ async def test_nothing_outlives_a_kill_with_ray_at_work(house, victim):
             assert await asyncio.to_thread(alive, within=SECONDS) == []
 
 
+@pytest.mark.long
 @pytest.mark.ray
 async def test_what_escapes_the_death_of_all_of_them_is_killed_before_the_next_daemon_is_ready(house):
     async with house.serve() as tree:
@@ -143,6 +144,7 @@ async def test_a_process_that_cannot_be_killed_holds_back_what_was_in_work_until
         stays.wait()
 
 
+@pytest.mark.long
 async def test_a_run_goes_on_with_the_time_that_it_has_used(house, walk):
     beat = house.folder / "s" / "governor.beat"
     async with house.serve() as tree:

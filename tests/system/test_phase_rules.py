@@ -50,6 +50,7 @@ async def test_a_limit_of_the_run_stops_its_phase_and_fails_it(house, walk):
             assert len(episodes_of(events)) < 100_000
 
 
+@pytest.mark.long
 async def test_a_killed_daemon_goes_on_in_the_stage_that_it_was_in(house, walk):
     async with house.serve() as tree:
         uid = await tree.executor.submit(ruled(walk, episodes=50), folder=house.folder)

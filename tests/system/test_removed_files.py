@@ -54,7 +54,15 @@ def logged(house, event: str) -> list[dict]:
     return [line for line in told if line["event"] == event]
 
 
-@pytest.mark.parametrize("removed", [SOCKETS, ("broker.sock",), ("workers.sock",)], ids=" ".join)
+@pytest.mark.parametrize(
+    "removed",
+    [
+        SOCKETS,
+        pytest.param(("broker.sock",), marks=pytest.mark.long),
+        pytest.param(("workers.sock",), marks=pytest.mark.long),
+    ],
+    ids=" ".join,
+)
 async def test_sockets_are_bound_again_and_the_run_in_work_finishes(house, walk, removed):
     async with house.serve() as tree:
         uid = await asleep(tree, walk)
@@ -78,7 +86,7 @@ async def test_sockets_are_bound_again_and_the_run_in_work_finishes(house, walk,
     )
 
 
-@pytest.mark.parametrize("what", ["folder", "contents"])
+@pytest.mark.parametrize("what", ["folder", pytest.param("contents", marks=pytest.mark.long)])
 async def test_without_its_runtime_folder_the_daemon_goes_down_and_the_next_one_goes_on(house, walk, what):
     async with house.serve() as tree:
         uid = await asleep(tree, walk)
@@ -94,7 +102,14 @@ async def test_without_its_runtime_folder_the_daemon_goes_down_and_the_next_one_
         assert str(house.runtime) in interrupted["reason"]
 
 
-@pytest.mark.parametrize("how", ["removed", "replaced", "moved with its folder"])
+@pytest.mark.parametrize(
+    "how",
+    [
+        "removed",
+        pytest.param("replaced", marks=pytest.mark.long),
+        pytest.param("moved with its folder", marks=pytest.mark.long),
+    ],
+)
 async def test_without_its_journal_the_daemon_goes_down_at_once(house, walk, how):
     journal = house.folder / "s" / "governor.db"
     async with house.serve() as tree:

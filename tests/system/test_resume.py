@@ -106,6 +106,7 @@ async def test_tasks_that_succeeded_are_not_done_again_and_their_values_reach_th
             await tree.executor.resume(new_uid)
 
 
+@pytest.mark.long
 async def test_episodes_that_ended_are_kept_and_the_agent_goes_on_with_what_it_had_learned(house, walk):
     async with house.serve() as tree:
         uid = await tree.executor.submit(walk(entry="user_code:Pauses"), folder=house.folder)

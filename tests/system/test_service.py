@@ -236,6 +236,7 @@ async def test_a_damaged_journal_ends_the_start_with_what_to_do(short_path):
     assert sorted(entry.name for entry in path.parent.iterdir()) == ["governor.db", "governor.lock"]
 
 
+@pytest.mark.long
 async def test_of_six_daemons_that_start_at_once_one_serves_and_the_others_are_told_to_try_again(short_path):
     environ = {
         **os.environ,

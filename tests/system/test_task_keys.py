@@ -37,6 +37,7 @@ phases:
 """
 
 
+@pytest.mark.long
 async def test_a_run_file_with_all_of_them(house):
     file = house.folder / "run.yaml"
     file.write_text(RUN)

@@ -203,6 +203,7 @@ print("pids", *(child.pid for child in psutil.Process().children(recursive=True)
 """
 
 
+@pytest.mark.long
 def test_at_exit_nothing_is_left():
     """With a head of its own; its class is the script's."""
     import ray
@@ -277,6 +278,7 @@ ray.shutdown()
 """
 
 
+@pytest.mark.long
 def test_rays_end_below_a_session_is_no_trouble():
     """As AgentLab does around each study."""
     began = time.monotonic()

@@ -339,6 +339,7 @@ async def test_runners_are_spread_and_resources_of_a_node_are_used(crew, join, t
         assert node_of(world, special) == node.id
 
 
+@pytest.mark.long
 async def test_a_node_is_lost_its_tasks_go_on_elsewhere_and_that_costs_no_attempt(
     crew, join, tmp_path, tmp_path_factory
 ):
