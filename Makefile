@@ -15,8 +15,8 @@ PURE := tests/states tests/transport/test_broker_*.py tests/transport/test_frame
 check: lint types imports
 	$(BIN)/python -m pytest -q -n 2 -m "not long" $(PURE)
 
-# Three at a time on two cores: much of a test is waiting for another process.
-WORKERS ?= 3
+# Four at a time on two cores: much of a test is waiting for another process.
+WORKERS ?= 4
 test: lint types imports
 	$(BIN)/python -m pytest -q -n $(WORKERS) -m "not long"
 

@@ -2,7 +2,7 @@
 
 * Lines that the code logs go to standard error, since tests of the command line read standard output.
 * What tests start hears SIGINT, also where a shell's `&` had it ignored.
-* Modules with tests that share the session's Ray head run one after the other, in one worker process (group `ray`), and
+* Modules with tests that share a Ray head of the session run one after the other, in `RAY_HEADS` worker processes, and
   begin first. Tests of one module run in one worker too, except whole process trees and Ray heads of their own: those run
   wherever there is room, before the rest, since they take longest.
 * The hypothesis profile `long` plays many times as many examples: `HYPOTHESIS_PROFILE=long`.
@@ -21,6 +21,8 @@ from hypothesis import settings
 
 from governor.logs import PatientStream
 
+RAY_HEADS = 2
+
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 settings.register_profile("default", deadline=None, max_examples=100)
@@ -38,10 +40,10 @@ def short_path():
 
 
 def pytest_collection_modifyitems(items):
-    sharing = {item.location[0] for item in items if "ray_head" in item.fixturenames}
+    sharing = sorted({item.location[0] for item in items if "ray_head" in item.fixturenames})
     for item in items:
         if item.location[0] in sharing:
-            item.add_marker(pytest.mark.xdist_group("ray"))
+            item.add_marker(pytest.mark.xdist_group(f"ray {sharing.index(item.location[0]) % RAY_HEADS}"))
         elif not _stands_alone(item):
             item.add_marker(pytest.mark.xdist_group(item.location[0]))
     items.sort(key=lambda item: 0 if item.location[0] in sharing else 1 if _stands_alone(item) else 2)
