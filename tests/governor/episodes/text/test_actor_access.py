@@ -109,11 +109,12 @@ async def test_a_process_whose_environment_does_not_start_is_gone(stage):
         start_attempts=2,
         start_backoff=0.0,
     )
-    before = set(psutil.Process().children()), psutil.Process().num_fds()
+    before, descriptors = set(psutil.Process().children()), psutil.Process().num_fds()
     with pytest.raises(NoEnvironments, match=r"no start in 2 attempts: .*TypeError"):
         await pool.start()
     await pool.aclose()
-    assert (set(psutil.Process().children()), psutil.Process().num_fds()) == before
+    assert set(psutil.Process().children()) <= before
+    assert psutil.Process().num_fds() <= descriptors
 
 
 def test_the_names_are_found_in_the_package():

@@ -326,4 +326,5 @@ async def test_no_descriptor_and_no_task_is_left(start):
         with contextlib.suppress(EnvironmentFault):
             await world.step(action, timeout=SHORT)
         await world.aclose()
-    assert (descriptors(), len(asyncio.all_tasks())) == (before, tasks)
+    assert descriptors() <= before
+    assert len(asyncio.all_tasks()) <= tasks
