@@ -124,6 +124,7 @@ def test_a_kill_leaves_nothing_and_the_run_can_go_on(governor, tmp_path, victim)
     assert sum(json.loads(out.splitlines()[-1])["phases"][0]["episodes"].values()) == 400
 
 
+@pytest.mark.long
 @pytest.mark.system
 def test_a_reader_that_goes_away_does_not_end_the_run(governor, tmp_path):
     (tmp_path / "run.yaml").write_text(LONG.replace("1000000", "200"))

@@ -56,6 +56,7 @@ async def test_it_starts_listens_on_loopback_only_and_leaves_nothing(head):
     await head.stop()
 
 
+@pytest.mark.long
 async def test_without_the_token_nobody_gets_in(head, tmp_path):
     where = await head.start()
     script = (
@@ -82,7 +83,7 @@ async def test_without_the_token_nobody_gets_in(head, tmp_path):
     assert b"it does not accept the token" in told
 
 
-@pytest.mark.parametrize("part", ["gcs_server", "raylet"])
+@pytest.mark.parametrize("part", ["gcs_server", pytest.param("raylet", marks=pytest.mark.long)])
 async def test_the_death_of_a_part_is_the_end_of_the_head(head, part):
     await head.start()
     processes = family(head)
@@ -96,7 +97,7 @@ async def test_the_death_of_a_part_is_the_end_of_the_head(head, part):
     assert not temp.exists()
 
 
-@pytest.mark.parametrize("part", ["gcs_server", "raylet"])
+@pytest.mark.parametrize("part", [pytest.param("gcs_server", marks=pytest.mark.long), "raylet"])
 async def test_a_part_that_dies_during_the_start_is_not_waited_for(head, part):
     starting = asyncio.create_task(head.start())
     victim = None

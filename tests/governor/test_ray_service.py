@@ -108,6 +108,7 @@ async def test_a_frozen_part_is_a_lost_head_whether_somebody_asks_or_not(service
     assert str(service) == "not started"
 
 
+@pytest.mark.long
 @pytest.mark.ray
 async def test_a_part_that_is_frozen_for_a_moment_is_waited_for(service):
     first = await service.settings()

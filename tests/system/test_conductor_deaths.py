@@ -12,7 +12,14 @@ import pytest
 pytestmark = pytest.mark.system
 
 
-@pytest.mark.parametrize("conductor", ["environment.lake", "agent.walker", "simulation"])
+@pytest.mark.parametrize(
+    "conductor",
+    [
+        "environment.lake",
+        pytest.param("agent.walker", marks=pytest.mark.long),
+        pytest.param("simulation", marks=pytest.mark.long),
+    ],
+)
 async def test_a_conductor_killed_at_work_is_replaced_and_the_run_finishes(house, walk, conductor):
     async with house.serve() as tree:
         uid = await tree.executor.submit(walk(), folder=house.folder)
@@ -44,7 +51,15 @@ async def test_without_a_budget_the_first_death_fails_the_run_in_one_line(house,
         assert sum(result.phases[0].episodes.values()) > 0, "what had ended is in the result"
 
 
-@pytest.mark.parametrize("more", [{}, {"transport": "in_process"}, {"vector": 2}], ids=str)
+@pytest.mark.parametrize(
+    "more",
+    [
+        {},
+        pytest.param({"transport": "in_process"}, marks=pytest.mark.long),
+        pytest.param({"vector": 2}, marks=pytest.mark.long),
+    ],
+    ids=str,
+)
 async def test_user_code_that_leaves_by_exit_is_named_with_its_episode(house, walk, more):
     run = walk(restarts=0, episodes=6)
     vector = more.get("vector", 1)

@@ -79,8 +79,8 @@ def run(wanted, *, restarts):
 
 VICTIMS = [
     pytest.param("environment.world", PLAY, 4, id="environment"),
-    pytest.param("agent.walker", PLAY, 4, id="agent"),
-    pytest.param("forkserver", PLAY, 4, id="forkserver"),
+    pytest.param("agent.walker", PLAY, 4, id="agent", marks=pytest.mark.long),
+    pytest.param("forkserver", PLAY, 4, id="forkserver", marks=pytest.mark.long),
     pytest.param("task", TASK, 2, id="task", marks=pytest.mark.ray),
 ]
 

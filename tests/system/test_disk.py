@@ -218,6 +218,7 @@ async def goes_on_to_its_end(house, uid):
     assert played == Counter(range(3000))
 
 
+@pytest.mark.long
 async def test_a_read_only_disk_is_refused_with_its_reason_before_any_run(house, walk, disk):
     disk.remount("ro")
     assert "Read-only file system; mount its disk writable" in await refused_start(house)

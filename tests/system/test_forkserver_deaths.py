@@ -47,6 +47,7 @@ async def test_a_frozen_one_is_replaced_when_a_run_begins(house, walk):
         assert not forkserver.is_running()
 
 
+@pytest.mark.long
 async def test_without_a_budget_the_reason_names_the_forkserver(house, walk):
     async with house.serve() as tree:
         uid = await tree.executor.submit(walk(restarts=0), folder=house.folder)

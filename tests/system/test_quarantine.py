@@ -38,6 +38,7 @@ def held(pid):
             tracer.kill()
 
 
+@pytest.mark.long
 async def test_a_slot_whose_run_left_a_process_behind_takes_none_until_that_is_gone(house, walk):
     async with house.serve() as tree:
         uid = await tree.executor.submit(

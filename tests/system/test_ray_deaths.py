@@ -30,6 +30,7 @@ def open_pipe(path):
     return os.open(path, os.O_RDONLY | os.O_NONBLOCK)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("part", "fate", "seconds"),
     [

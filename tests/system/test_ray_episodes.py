@@ -32,6 +32,7 @@ RUN = {
 }
 
 
+@pytest.mark.long
 async def test_the_death_of_its_driver_costs_a_conductor_and_no_episode(house):
     async with house.serve() as tree:
         uid = await tree.executor.submit(RUN, folder=house.folder)

@@ -137,6 +137,7 @@ async def test_episodes_that_ended_are_kept_and_the_agent_goes_on_with_what_it_h
         assert (await governor(house, *endpoint, "resume", "no-such-run"))[0] == ExitCode.NO_SUCH_RUN
 
 
+@pytest.mark.long
 async def test_a_daemon_killed_after_the_answer_or_in_the_middle_loses_nothing_of_what_was_kept(house, walk):
     async with house.serve() as tree:
         uid = await tree.executor.submit(walk(), folder=house.folder)

@@ -54,6 +54,7 @@ async def test_every_bad_end_has_its_own_outcome_and_the_run_ends_as_its_policy_
         assert result.reason.startswith('phase p: 2 ended badly, first task "boom" run 0 failed')
 
 
+@pytest.mark.long
 async def test_a_task_conductor_killed_at_work_is_replaced_and_nothing_is_done_twice(house):
     tasks = [
         {"id": "first", "call": "user_code:once"},

@@ -51,7 +51,14 @@ async def busiest():
 # -- peers that die ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("who", ["broker", "client", "worker"])
+@pytest.mark.parametrize(
+    "who",
+    [
+        "broker",
+        pytest.param("client", marks=pytest.mark.long),
+        pytest.param("worker", marks=pytest.mark.long),
+    ],
+)
 async def test_a_peer_that_is_killed_with_its_queue_full_aborts_nobody(house, who):
     """libzmq aborts when a ZMTP heartbeat is due for a peer that has hung up while the queue of what it sent was full."""
     endpoint = f"ipc://{house.folder}/raw.sock"

@@ -94,7 +94,7 @@ async def test_it_answers_stops_and_takes_its_runners_along(head, life):
 
 
 @pytest.mark.ray
-@pytest.mark.parametrize("part", ["gcs_server", "raylet"])
+@pytest.mark.parametrize("part", ["gcs_server", pytest.param("raylet", marks=pytest.mark.long)])
 async def test_the_loss_of_ray_ends_it_within_seconds_with_the_reason(head, life, part):
     await life.line("TaskStarted", "hung")
     victim = next(p for p in psutil.Process(head.pid).children() if p.name() == part)

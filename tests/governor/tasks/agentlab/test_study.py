@@ -196,6 +196,7 @@ execute_task_graph(exps, folder=sys.argv[1], config=SchedulerConfig(address=os.e
 """
 
 
+@pytest.mark.long
 def test_after_kill_9_of_the_caller_the_rest_is_done(crew, tmp_path):
     import ray
 
