@@ -172,8 +172,11 @@ class BrokerProcess:
                 try:
                     while not (await asyncio.wait({asked}, timeout=BEAT_SECONDS))[0]:
                         if silence.passed(loop.time()) >= patience:
-                            # Before its first answer nobody may have reached it for want of them.
-                            return [path for path in self._sockets if not path.is_socket()] or silence.seconds
+                            gone = [path for path in self._sockets if not path.is_socket()]
+                            self._removed = (
+                                ", ".join(map(str, gone)) or self._removed
+                            )  # why nobody reached it
+                            return silence.seconds
                     if asked.exception() is None and sockets is None:
                         patience = self._silence
                         sockets = Files(*self._sockets)

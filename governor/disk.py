@@ -15,6 +15,7 @@ import os
 import shutil
 import sqlite3
 import threading
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from governor import logs, sizes
@@ -153,10 +154,15 @@ class Reserve:
         return self._was_used
 
     def _refusal(self) -> OSError | None:
-        """Why a file of the size of the reserve, or a socket, can't be had now; None where it can."""
+        """Why a file of the size of the reserve, or a socket, can't be had now; None where it can, and where that can't be told:
+        a folder that is gone is not full.
+        """
         tried = [(self.path.parent, self.size), *([(self._sockets, TRIED_BYTES)] if self._sockets else [])]
         for folder, size in tried:
-            free, files = shutil.disk_usage(folder).free, files_left(folder)
+            try:
+                free, files = shutil.disk_usage(folder).free, files_left(folder)
+            except OSError:
+                continue
             if free < size or (files is not None and files < FULL_FILES):
                 return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder))
             if free < 2 * size:
@@ -168,7 +174,8 @@ class Reserve:
                 if is_full(error):
                     return error
             finally:
-                probe.unlink(missing_ok=True)
+                with suppress(OSError):
+                    probe.unlink()
         return None
 
     def _make(self, path: Path, size: int) -> None:

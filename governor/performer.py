@@ -193,7 +193,7 @@ class Performer:
         except (GovernorError, OSError) as error:
             log.warning("conductor.not_started", run=self._uid, conductor=life.name, reason=str(error))
             forkserver = error.pid if isinstance(error, ForkserverDied) else None
-            self._excuse()
+            await self._excuse()
             self._exited(life, None, str(error), forkserver=forkserver)
             return
         child = life.child
@@ -235,7 +235,8 @@ class Performer:
         """Sees it dead, and what it left behind; a ladder that is under way does both."""
         code = await child.wait()
         if life.descent is None:
-            self._excuse()
+            await self._excuse()
+        if life.descent is None:
             life.descent = self._spawn(self._descend(life, child, "SIGKILL"), f"sweep.{life.name}")
         await asyncio.wait({life.descent})
         log.info("conductor.exited", run=self._uid, conductor=life.name, pid=child.pid, exit_code=code)
@@ -244,9 +245,11 @@ class Performer:
         reason = f"its forkserver (pid {forkserver}) died" if forkserver is not None else ""
         self._exited(life, code, reason, forkserver=forkserver)
 
-    def _excuse(self) -> None:
+    async def _excuse(self) -> None:
         """What dies while the disk is full may have died of that: before it counts, the run is interrupted."""
-        if self._site.journal.is_out_of_room:
+        if await asyncio.to_thread(
+            lambda: self._site.journal.is_out_of_room
+        ):  # it tries a file: some milliseconds
             self._post(events.StopRequested(run=self._uid, at=time.monotonic(), reason="the disk is full"))
 
     def _exited(self, life: _Life, code: int | None, reason: str, *, forkserver: int | None = None) -> None:

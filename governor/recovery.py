@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -66,7 +67,12 @@ class Recovery:
         self.damaged |= await asyncio.to_thread(self._find_damage, rows)
         unended = [row.uid for row in rows if row.uid not in self.damaged]
         await self._record_deaths([uid for uid in unended if self._history(uid).at_work])
-        started = [_started(journal, uid) for uid in unended]
+        started = []
+        for row in rows:
+            with suppress(
+                RecordDamaged, LookupError, TypeError, ValueError
+            ):  # of a damaged run what can be read
+                started.append(_started(journal, row.uid))
         births = [birth for found, _ in started for birth in found]
         marks = [mark for _, found in started for mark in found]
         dead, self.survivors = await asyncio.to_thread(reaping.kill_left_over, self._house, births, marks)

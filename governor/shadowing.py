@@ -114,4 +114,5 @@ def _modules_of(folder: Path) -> Iterator[tuple[str, Path]]:
 
 
 def _holds_code(path: Path) -> bool:
-    return path.suffix == ".py" or any(path.glob("*.py"))
+    """Of folders packages alone: Python prefers any module to a folder without ``__init__.py``."""
+    return path.suffix == ".py" or (path / "__init__.py").is_file()

@@ -61,6 +61,7 @@ class BoundedConnections:
         on_disconnected: Callable[[], None] | None = None,
     ) -> None:
         self.refused = 0
+        self._bound = bound
         self._most = most
         self._on_full = on_full
         self._on_disconnected = on_disconnected
@@ -92,9 +93,28 @@ class BoundedConnections:
 
     def _refuse(self, descriptor: int) -> None:
         self.refused += 1
-        # Should it be closed by now, its number may be that of a later connection: one beyond the bound as well.
-        with suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as connection:
-            connection.shutdown(socket.SHUT_RDWR)
+        with suppress(OSError), _opened(descriptor) as connection:
+            if self._is_here(
+                connection
+            ):  # closed by now, its number may be that of another socket's connection
+                connection.shutdown(socket.SHUT_RDWR)
         if not self._full:
             self._full = True
             self._on_full(True)
+
+    def _is_here(self, connection: socket.socket) -> bool:
+        """Whether it was accepted at the place where the watched socket is bound."""
+        last: bytes = self._bound.get(zmq.LAST_ENDPOINT)  # type: ignore[assignment]  # the stub knows no types of options
+        endpoint = last.rstrip(b"\0").decode()
+        name = connection.getsockname()
+        return f"ipc://{name}" == endpoint if isinstance(name, str) else endpoint.endswith(f":{name[1]}")
+
+
+def _opened(descriptor: int) -> socket.socket:
+    """Another descriptor of the same socket. Raises OSError where it is none any more."""
+    duplicate = os.dup(descriptor)
+    try:
+        return socket.socket(fileno=duplicate)
+    except OSError:
+        os.close(duplicate)
+        raise

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal, Protocol
 
 from governor import logs
-from governor.conductors.readiness import readable
+from governor.conductors.readiness import is_readable, readable
 from governor.errors import ProcessError, text_of
 from governor.processes import kill_tree
 
@@ -183,6 +183,8 @@ class _Descent:
         try:
             self.killed |= handles.keys() - {child.pid}
             for pid, handle in handles.items():
+                if is_readable(handle):
+                    continue  # dead, also where the strike has used up the time
                 what = f"{child.name} (pid {pid})" if pid == child.pid else f"pid {pid}, of {child.name},"
                 async with _until(deadline, f"{what} is alive after SIGKILL", pid):
                     await readable(handle)

@@ -105,8 +105,14 @@ class Runners:
             return
         taken = Counter(member.node for member in self._members.values() if not member.shape)
         planned = None if shape else self._cluster.next_node(taken)
-        member = self._members[runner] = Member(id=runner, shape=shape, planned=planned)
+        member = Member(id=runner, shape=shape, planned=planned, number=self._free_number())
+        self._members[runner] = member
         self._deaths.hold(member, self._start(member), "start")
+
+    def _free_number(self) -> int:
+        """The lowest that no runner has: numbers in marks come again, and two that live must not share one."""
+        taken = {member.number for member in self._members.values()}
+        return next(number for number in count() if number not in taken)
 
     def send(self, runner: int, works: Sequence[Work]) -> None:
         """Hands a bundle to an idle runner. If it is dead already, its `RunnerGone` says so. Raises ValueError for
@@ -195,7 +201,7 @@ class Runners:
             secret=self._secret,
             runner=member.id,
             marker=self._marker,
-            mark=kill_tree.mark_of_runner(self._mark, member.id),
+            mark=kill_tree.mark_of_runner(self._mark, member.number),
         )
 
         def tell(outcome: Any) -> None:

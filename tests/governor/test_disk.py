@@ -88,6 +88,14 @@ def test_the_reserve_is_needed_when_there_is_no_file_left(tmp_path, monkeypatch)
     assert len(used) == 1
 
 
+def test_a_folder_that_is_gone_is_not_full(tmp_path):
+    (tmp_path / "sockets").mkdir()
+    reserve = Reserve(tmp_path, size=1 << 16, sockets=tmp_path / "sockets")
+    reserve.take()
+    (tmp_path / "sockets").rmdir()
+    assert not reserve.is_needed()
+
+
 class Quota:
     """As `posix_fallocate`, on a disk with room of which this user may take no more."""
 

@@ -181,7 +181,17 @@ def test_an_agent_that_does_not_import_is_told_once(folder):
 @pytest.fixture
 def shadowed(tmp_path):
     """Modules of a user under names that conductors have for others."""
-    for name in ("queue", "states", "transport", "yaml", "json/tools", "fine", "test", "utils"):
+    for name in (
+        "queue",
+        "states",
+        "transport",
+        "yaml",
+        "json/__init__",
+        "json/tools",
+        "fine",
+        "test",
+        "utils",
+    ):
         path = tmp_path / f"{name}.py"
         path.parent.mkdir(exist_ok=True)
         path.write_text("def mine(): ...\n")
@@ -200,6 +210,14 @@ def test_a_module_that_a_conductor_has_another_of_is_named_with_both_files(shado
         assert verdict.startswith(f"module {name!r} is /")
         assert f"{name}/__init__.py in a conductor" in verdict or f"{name}.py in a conductor" in verdict
         assert verdict.endswith(f"in a conductor, not {file}: give that file another name")
+
+
+def test_a_folder_that_is_no_package_stands_in_nobodys_way(tmp_path):
+    """Python prefers any module to it."""
+    (tmp_path / "statistics").mkdir()
+    (tmp_path / "statistics" / "plot.py").write_text("")
+    (tmp_path / "mine.py").write_text("import statistics\ndef act(): statistics.mean([1])\n")
+    assert verdicts(tmp_path, "mine:act") == {}
 
 
 def test_so_is_one_that_another_module_of_the_folder_imports(shadowed):

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import resource
+import socket
+from pathlib import Path
 
 import pytest
+import zmq
 
-from transport.connections import OWN_FILES, UNSEEN, bound_of_each
+from transport.connections import OWN_FILES, UNSEEN, BoundedConnections, bound_of_each
 from transport.errors import TooFewFiles
 from transport.open_files import LEAST_FILES, file_limits
 
@@ -17,6 +21,37 @@ def test_the_reserve_is_what_libzmq_accepts_unseen_or_three_quarters(files):
     reserve = files - OWN_FILES - 2 * bound
     assert reserve >= min(2 * UNSEEN, (files - OWN_FILES) * 3 // 4)
     assert 100 < bound <= 10_000
+
+
+def open_descriptors():
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+async def test_a_number_that_another_socket_has_by_now_is_left_alone():
+    """Numbers of descriptors come again: one that is to be refused may be closed, and be another socket's by then."""
+    context = zmq.Context()
+    bound, other = context.socket(zmq.ROUTER), socket.create_server(("127.0.0.1", 0))
+    bound.bind("tcp://127.0.0.1:*")
+    connections = BoundedConnections(bound, most=0, on_full=lambda _: None)
+    client = socket.create_connection(other.getsockname())
+    accepted, _ = other.accept()
+    connections._happened(zmq.EVENT_ACCEPTED, accepted.fileno())
+    assert connections.refused == 1
+    accepted.sendall(b"still here")
+    assert client.recv(10) == b"still here"
+    client.close()
+    accepted.close()
+    gone = os.dup(other.fileno())
+    os.close(gone)
+    before = open_descriptors()
+    connections._happened(zmq.EVENT_ACCEPTED, gone)
+    file = os.open("/dev/null", os.O_RDONLY)
+    connections._happened(zmq.EVENT_ACCEPTED, file)
+    os.close(file)
+    assert open_descriptors() == before
+    other.close()
+    connections.close()
+    context.destroy(linger=0)
 
 
 def test_too_few_files_are_refused_with_the_number_that_is_needed():

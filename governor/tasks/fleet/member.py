@@ -173,6 +173,8 @@ class Member:
     connection: Connection | None = None
     reach: Here | Elsewhere | None = None
     intake: Intake | None = None
+    number: int = 0
+    """In its mark: no two that live have the same."""
     planned: str | None = None
     """The node that it is to be on; Ray may know better."""
     exit_code: int | None = None
