@@ -123,7 +123,7 @@ def test_it_leaves_no_descriptor_open(begin):
     begin("1.1")
     before = len(list(Path("/proc/self/fd").iterdir()))
     reaping.kill_left_over(HOUSE)
-    assert len(list(Path("/proc/self/fd").iterdir())) == before
+    assert len(list(Path("/proc/self/fd").iterdir())) <= before
 
 
 def test_a_house_is_its_folder_by_whatever_path(tmp_path):

@@ -110,7 +110,7 @@ def test_sending_leaves_no_descriptor_open(manager):
     for _ in range(5):
         notifier.watchdog()
         receiver.recv(100)
-    assert open_fds() == before
+    assert set(open_fds()) <= set(before)
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed")

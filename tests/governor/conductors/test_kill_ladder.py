@@ -350,4 +350,4 @@ async def test_it_leaves_no_descriptor_open(begin):
     before = open_fds()
     child, _ = await begin("found_family")
     await bring_down(child, None, QUICK)
-    assert open_fds() == before
+    assert set(open_fds()) <= set(before)

@@ -35,4 +35,4 @@ async def test_a_cancelled_close_leaves_no_process_and_no_descriptor():
     gc.collect()
     assert not lives(pid)
     assert not lives(descendant)
-    assert descriptors() == before
+    assert descriptors() <= before
