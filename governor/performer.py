@@ -236,7 +236,7 @@ class Performer:
         code = await child.wait()
         if life.descent is None:
             await self._excuse()
-        if life.descent is None:
+        if life.descent is None:  # a stop may have begun its ladder while the disk was tried
             life.descent = self._spawn(self._descend(life, child, "SIGKILL"), f"sweep.{life.name}")
         await asyncio.wait({life.descent})
         log.info("conductor.exited", run=self._uid, conductor=life.name, pid=child.pid, exit_code=code)
