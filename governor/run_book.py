@@ -60,7 +60,7 @@ class RunBook:
 
     def explain(self, uid: str) -> Explanation:
         row = self.find(uid)
-        governor, now = self.governor_of(row.uid), clock.wall()
+        governor, now = self._in_work(row), clock.wall()
         status = self.describe(row)
         run = governor.experiment_run if governor is not None else None
         in_work = governor is not None
@@ -99,11 +99,15 @@ class RunBook:
         """Who has it in work."""
         return next((g for g in self._house.governors if g.experiment_run_id == uid), None)
 
+    def _in_work(self, row: RunRow) -> RunGovernor | None:
+        """None of a run that has ended on record: its governor may have to clear up yet."""
+        return self.governor_of(row.uid) if row.ended_at is None else None
+
     def _quarantined(self) -> dict[str, str]:
         return {slot.uid: slot.quarantine for slot in self._house.governors if slot.quarantine}
 
     def describe(self, row: RunRow, marked: Mapping[int, Sequence[int]] = _NOT_ASKED) -> RunStatus:
-        if (governor := self.governor_of(row.uid)) is not None:
+        if (governor := self._in_work(row)) is not None:
             return governor.status(row, marked)
         result, damage = self._result(row)
         if damage:

@@ -6,6 +6,7 @@ import asyncio
 import socket
 import tempfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from desk_world import RUN, done, open_desk
@@ -23,6 +24,7 @@ from governor.messages import (
     decode_reply,
 )
 from governor.result import save_result
+from governor.run_governor import RunGovernor
 
 
 @pytest.fixture
@@ -40,6 +42,19 @@ async def test_a_result_that_is_too_large_for_the_journal_is_fetched_whole(desk)
     await desk.journal.write(lambda tx: (tx.outcome(large, file=file), tx.ended(uid)))
     assert await desk.executor.result(uid) == large
     assert (await desk.executor.status(uid)).runs[0].metrics == {"m": 2.0}
+
+
+async def test_a_run_that_has_ended_on_record_is_ended_while_its_slot_clears_up(desk):
+    uid = await desk.executor.submit(RUN)
+    slot = RunGovernor("ipc://unused", site=None)
+    slot.assignment = SimpleNamespace(uid=uid, run=None)
+    desk.governors.append(slot)
+    ended = run_result(uid)
+    await desk.journal.write(lambda tx: (tx.outcome(ended), tx.ended(uid)))
+    [run] = (await desk.executor.list()).runs
+    assert (run.state, run.outcome, run.seconds) == ("ended", ended.outcome, ended.seconds)
+    [line] = (await desk.executor.explain(uid)).lines
+    assert "ended" in line.what
 
 
 async def test_numbers_that_no_journal_has_are_refused(desk):
