@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
@@ -36,10 +36,8 @@ from governor.messages import (
     Fault,
     ListRuns,
     Prune,
-    Pruned,
     Refused,
     Reload,
-    Reloaded,
     Results,
     Resume,
     RunResult,
@@ -58,13 +56,12 @@ from governor.run_book import RunBook
 from governor.run_file import digest, parse
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from governor.journal import Journal
     from governor.journal_tables import RunRow, Transaction
-    from governor.run_governor import RunGovernor
-    from governor.run_queue import RunQueue
+    from governor.run_book import House
     from governor.site import Site
     from transport.worker import Request
 
@@ -79,28 +76,6 @@ LARGEST: Final = 2**63
 """What SQLite takes for a number is below."""
 
 log = logs.get_logger()
-
-
-class House(Protocol):
-    """What the desk needs of the daemon."""
-
-    governors: list[RunGovernor]
-    queue: RunQueue
-    held: Mapping[str, str]
-    damaged: Mapping[str, str]
-
-    @property
-    def is_stopping(self) -> bool: ...
-    def dispatch(self) -> None:
-        """Queued runs may have a free slot."""
-
-    def require_room(self) -> None:
-        """Raises NoRoom where the disk has none for another run."""
-
-    async def prune(self, asked: Prune) -> Pruned: ...
-
-    def reload(self) -> Reloaded:
-        """Raises ConfigError with all faults, UsageError where there is no configuration to read anew."""
 
 
 def new_uid() -> str:

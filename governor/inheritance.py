@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 from governor import result
 from governor.errors import UsageError
 from governor.files import sync_to_disk
+from governor.messages import BAD, COMPLETE
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -29,9 +30,6 @@ if TYPE_CHECKING:
     from governor.messages import EpisodeRecord, TaskRecord
     from governor.run_model import Phase, Run
 
-COMPLETE: Final = frozenset({"terminated", "truncated"})
-"""Episodes that ended by themselves."""
-BAD: Final = frozenset({"failed", "timed_out", "crashed"})
 CUT_SHORT: Final = frozenset({"failed", "aborted"})
 """Ends of a phase that ended with its run."""
 WRITTEN_WHOLE: Final = frozenset({"results", "episodes", "agents", "checkpoints"})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 from governor import clock, explain
 from governor.errors import BadRequest, NoSuchRun, RecordDamaged
@@ -15,15 +15,37 @@ from governor.version import __version__
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from governor.front_desk import House
     from governor.journal_tables import RunRow
-    from governor.messages import RunResult
+    from governor.messages import Prune, Pruned, Reloaded, RunResult
     from governor.run_governor import RunGovernor
+    from governor.run_queue import RunQueue
     from governor.site import Site
 
 LIST_LIMIT: Final = 10_000
 """Runs in one answer."""
 _NOT_ASKED: Final = MappingProxyType[int, "Sequence[int]"]({})
+
+
+class House(Protocol):
+    """What the desk needs of the daemon."""
+
+    governors: list[RunGovernor]
+    queue: RunQueue
+    held: Mapping[str, str]
+    damaged: Mapping[str, str]
+
+    @property
+    def is_stopping(self) -> bool: ...
+    def dispatch(self) -> None:
+        """Queued runs may have a free slot."""
+
+    def require_room(self) -> None:
+        """Raises NoRoom where the disk has none for another run."""
+
+    async def prune(self, asked: Prune) -> Pruned: ...
+
+    def reload(self) -> Reloaded:
+        """Raises ConfigError with all faults, UsageError where there is no configuration to read anew."""
 
 
 class RunBook:

@@ -21,8 +21,9 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import msgspec
 
-from governor import inheritance, logs, messages
+from governor import logs, messages
 from governor.budget import Recorded
+from governor.conductors.verifier import Verifier
 from governor.errors import ExitCode, JournalError, NoRoom
 from governor.messages import (
     Acknowledged,
@@ -38,7 +39,6 @@ from governor.messages import (
     encode,
 )
 from governor.run_model import TASKS
-from governor.verifier import Verifier
 from states import events
 
 if TYPE_CHECKING:
@@ -265,7 +265,7 @@ def record_all(transaction: Transaction, uid: str, pending: Sequence[Recorded]) 
 def _is_bad(event: messages.ConductorEvent) -> bool:
     match event:
         case EpisodeEnded(episode=episode):
-            return episode.outcome in inheritance.BAD
+            return episode.outcome in messages.BAD
         case TaskEnded(record=record):
             return record.outcome not in ("succeeded", "cancelled")
         case messages.PartEnded(failures=failures):

@@ -1,4 +1,4 @@
-"""What a run file says of language models and of text environments: their entries and `params`, and how they go together.
+"""What a run file says of language models and of text environments: their entries, and how they go together.
 
 A phase whose agent has the entry ``openai:MODEL`` is played by that model over OpenAI chat completions; its environment
 speaks text: it is at ``http(s)://...``, or a ``module:Class`` with `get_task_prompt` and `step`.
@@ -7,119 +7,21 @@ speaks text: it is at ``http(s)://...``, or a ``module:Class`` with `get_task_pr
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator
-
-from governor.episodes.text import base_urls, headers
+from governor.episodes.text import base_urls
 from governor.episodes.text.entries import is_language_model, is_over_http
+from governor.episodes.text.params import HTTPEnvironment, LanguageModel
 from governor.errors import UsageError
-from governor.run_fields import Count, Duration, Params  # noqa: TC001  # pydantic reads them at run time
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
+    from pydantic import BaseModel
+
     from governor.yaml_lines import Path
 
     Shape = Callable[[dict[Any, Any], type[BaseModel]], list[tuple[Path, str]]]
-
-MAX_STEPS: Final = 1000
-"""Of an episode, where the phase does not say: each step costs tokens."""
-
-
-def _address(value: str) -> str:
-    try:
-        return base_urls.checked(value)
-    except UsageError as error:
-        raise ValueError(str(error)) from None
-
-
-def _variable(value: str) -> str:
-    if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", value):  # not shown: it may be the secret
-        raise ValueError("must be the name of an environment variable that holds it, not the secret itself")
-    return value
-
-
-def _headers(value: dict[str, str]) -> dict[str, str]:
-    try:
-        return headers.checked(value)
-    except UsageError as error:
-        raise ValueError(str(error)) from None
-
-
-def _extra(value: dict[str, Any]) -> dict[str, Any]:
-    for key in ("model", "messages", "temperature", "max_tokens", "stream"):
-        if key in value:
-            raise ValueError(
-                f"{key!r} is nothing for 'extra'; there are {', '.join(LanguageModel.model_fields)}"
-            )
-    return value
-
-
-def _several(value: object) -> object:
-    return (value,) if isinstance(value, str) else value
-
-
-def _ids(value: object) -> int | tuple[str, ...]:
-    if isinstance(value, int) and not isinstance(value, bool) and value > 0:
-        return value
-    texts = tuple(str(one) for one in value) if isinstance(value, list | tuple) else ()
-    if not texts or "" in texts or len(set(texts)) < len(texts):
-        raise ValueError("must be how many ids there are, or a list of them, all different and none empty")
-    return texts
-
-
-Addresses: TypeAlias = Annotated[
-    tuple[Annotated[str, AfterValidator(_address)], ...],
-    BeforeValidator(_several),
-    Field(strict=False, min_length=1),
-]
-
-
-Variable: TypeAlias = Annotated[str, AfterValidator(_variable)]
-Headers: TypeAlias = Annotated[dict[str, str], BeforeValidator(_headers)]
-
-
-class _Params(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
-
-
-class LanguageModel(_Params):
-    """`params` of an agent ``openai:MODEL``. Over several base URLs episodes are spread. Seconds for `timeout`, of each try."""
-
-    base_url: Addresses
-    api_key_env: Variable | None = None
-    temperature: Annotated[float, Field(ge=0)] = 0.3
-    max_tokens: Count | None = None
-    timeout: Duration = 60.0
-    retries: Annotated[int, Field(ge=0, le=1000)] = 4
-    concurrency: Annotated[int, Field(ge=1, le=1000)] | None = None
-    session_suffix: bool = False
-    message_cut: int = 3
-    extra: Annotated[Params, AfterValidator(_extra)] = {}
-
-
-class HTTPEnvironment(_Params):
-    """`params` of an environment ``http(s)://...``. `ids`, or so many of them from 0 on, are played in turn; without them
-    each episode has its own number. `timeout` is in seconds, for each try. `headers_env` names the variables that hold the
-    values of further headers.
-    """
-
-    name: Annotated[str, Field(min_length=1)] | None = None
-    ids: Annotated[int | tuple[str, ...] | None, PlainValidator(_ids)] = None
-    timeout: Duration = 30.0
-    retries: Annotated[int, Field(ge=0, le=1000)] = 2
-    headers: Headers = {}
-    headers_env: Annotated[dict[str, Variable], BeforeValidator(_headers)] = {}
-
-    def id_of(self, episode: int) -> str:
-        match self.ids:
-            case None:
-                return str(episode)
-            case int(number):
-                return str(episode % number)
-            case ids:
-                return ids[episode % len(ids)]
 
 
 def faults(

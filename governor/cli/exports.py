@@ -14,7 +14,7 @@ import sys
 from contextlib import contextmanager
 from itertools import chain, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Final
+from typing import TYPE_CHECKING, Any, BinaryIO, Final, Literal, TypeAlias
 
 import msgspec
 import pyarrow as pa
@@ -30,8 +30,10 @@ from governor.errors import GovernorError, NotPermitted, TryAgain, UsageError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from governor.cli.results import Format, Rows
     from governor.messages import RunResult
+
+Format: TypeAlias = Literal["table", "json", "csv", "parquet"]
+Rows: TypeAlias = Literal["episodes", "tasks", "steps"]
 
 GROUP: Final = 4096
 SHOWN: Final = 40

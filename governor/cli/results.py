@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import TYPE_CHECKING
 
 import click
 
 from governor.cli import ask, display
 from governor.errors import UsageError
 
-Format: TypeAlias = Literal["table", "json", "csv", "parquet"]
-Rows: TypeAlias = Literal["episodes", "tasks", "steps"]
+if TYPE_CHECKING:
+    from governor.cli.exports import Format, Rows
 
 
 @click.command("results")

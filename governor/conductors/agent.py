@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from governor import logs
-from governor.conductors.conductor import Conductor, Link
+from governor.conductors.conductor import Conductor
 from governor.episodes.entries import one_line
 from governor.episodes.records.checkpoints import COPY_SECONDS
 from governor.episodes.remote import control
@@ -27,6 +27,7 @@ from transport.worker import Worker
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from governor.messages.link import Link
     from transport.worker import Request
 
 CLOSE_SECONDS = 2.0

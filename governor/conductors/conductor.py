@@ -18,16 +18,16 @@ import traceback
 from abc import ABC, abstractmethod
 from functools import partial
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import msgspec
 
 from governor import logs
 from governor.conductors.outbox import Outbox
+from governor.conductors.verifier import Verifier
 from governor.episodes import exits
 from governor.errors import ConductorError, ExitCode, text_of
 from governor.messages import (
-    Acknowledged,
     Alive,
     ConductorCommand,
     ConductorEvent,
@@ -43,7 +43,6 @@ from governor.messages import (
     decode_spec,
     encode,
 )
-from governor.verifier import Verifier
 from transport.client import Client
 from transport.connection import last_words
 from transport.worker import Worker
@@ -51,6 +50,7 @@ from transport.worker import Worker
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Sequence
 
+    from governor.messages.link import Link
     from transport.worker import Request
 
 CLASSES: Final = {
@@ -77,47 +77,6 @@ TRACEBACK_CHARACTERS: Final = 20_000
 log = logs.get_logger()
 E = TypeVar("E", bound=ConductorEvent)
 T = TypeVar("T")
-
-
-class Link(Protocol):
-    """What a conductor may say, and to whom."""
-
-    client: Client
-
-    async def report(self, event: ConductorEvent) -> Acknowledged:
-        """Returns when the event is in the governor's journal, however long that takes."""
-
-    async def report_all(self, events: Sequence[ConductorEvent]) -> Acknowledged:
-        """As `report` for several, in their order; at least one."""
-
-
-class RecordingLink:
-    """A `Link` to nobody: keeps what was reported. The seam for tests of conductors."""
-
-    def __init__(self, client: Client | None = None, *, flow: str = "CONTINUE") -> None:
-        self.client: Client = client  # type: ignore[assignment]  # a test without a broker has none
-        self.events: list[ConductorEvent] = []
-        self.flow = flow
-        self._arrived = asyncio.Condition()
-
-    async def report(self, event: ConductorEvent) -> Acknowledged:
-        async with self._arrived:
-            self.events.append(event)
-            self._arrived.notify_all()
-        return msgspec.convert({"type": "Acknowledged", "flow": self.flow}, Acknowledged)
-
-    async def report_all(self, events: Sequence[ConductorEvent]) -> Acknowledged:
-        return [await self.report(event) for event in events][-1]
-
-    async def next(self, kind: type[E], *, after: int = 0) -> E:
-        """The first event of this kind at or behind position `after`, waited for."""
-
-        def found() -> list[E]:
-            return [event for event in self.events[after:] if isinstance(event, kind)]
-
-        async with self._arrived:
-            await self._arrived.wait_for(found)
-        return found()[0]
 
 
 class Conductor(ABC):

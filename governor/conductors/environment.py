@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from governor.conductors.conductor import Conductor, Link
+from governor.conductors.conductor import Conductor
 from governor.episodes.remote import control
 from governor.episodes.remote.environment_pool import EnvironmentPool
 from governor.errors import ExitCode
@@ -21,6 +21,7 @@ from transport.worker import Worker
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from governor.messages.link import Link
     from transport.worker import Request
 
 

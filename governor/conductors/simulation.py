@@ -12,9 +12,9 @@ import asyncio
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from governor.conductors.conductor import Conductor, Link
+from governor.conductors.conductor import Conductor
 from governor.episodes.local.in_process import InProcess
-from governor.episodes.remote import rounds
+from governor.episodes.remote import agent_copies, rounds
 from governor.episodes.rules import evaluation
 from governor.episodes.rules.conditions import faults
 from governor.episodes.simulation import Simulation
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Coroutine, Sequence
 
     from governor.episodes.local.kept_agent import KeptAgent
+    from governor.messages.link import Link
 
 CLOSE_SECONDS = 2.0
 
@@ -96,7 +97,8 @@ class SimulationController(Conductor):
     def _playing(self, simulation: Simulation) -> Coroutine[Any, Any, None]:
         command = simulation.command
         if command.transport == "conductors":
-            return simulation.run(rounds.play)
+            copy = agent_copies.through_conductors(self.link, self.spec.uid)
+            return simulation.run(rounds.play, copy=copy)
         if is_language_model(command.made_agents[0].entry):
             return _play_text(simulation)
         return InProcess(simulation, agents=self._agents, give_up=self.give_up).run()

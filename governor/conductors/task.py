@@ -31,9 +31,9 @@ from governor.tasks.phase import PhaseTasks
 from governor.tasks.planning.durations import Durations
 
 if TYPE_CHECKING:
-    from governor.conductors.conductor import Link
     from governor.episodes.simulation import Simulation
     from governor.messages import ConductorCommand, ConductorSpec, DynamicTimeoutSpec
+    from governor.messages.link import Link
 
 CLOSE_SECONDS = 1.0
 """For the workers of a simulation to see that their episodes are over."""

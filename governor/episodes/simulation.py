@@ -27,23 +27,22 @@ from typing import TYPE_CHECKING, Any, Final
 from governor import logs
 from governor.episodes.entries import one_line, tell
 from governor.episodes.records import episode_file
-from governor.episodes.remote.agent_copies import through_conductors
-from governor.episodes.rules.conditions import BAD, STRENGTH
+from governor.episodes.rules.conditions import STRENGTH
 from governor.episodes.rules.evaluation import entropy
 from governor.episodes.rules.phase_rules import PhaseRules
 from governor.episodes.rules.seeds import episode_seed
 from governor.episodes.rules.statistics import summarize
-from governor.messages import Acknowledged, EpisodeEnded, EpisodeRecord, PartEnded, StartSimulation
+from governor.messages import BAD, Acknowledged, EpisodeEnded, EpisodeRecord, PartEnded, StartSimulation
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
 
-    from governor.conductors.conductor import Link
     from governor.episodes.records.checkpoints import Copy
     from governor.episodes.records.recording import Columns, StepRecorder
     from governor.episodes.rules.evaluation import Stage
     from governor.episodes.spaces import SpaceSpec
     from governor.messages import ConductorSpec, FlowControl
+    from governor.messages.link import Link
 
 log = logs.get_logger()
 
@@ -244,7 +243,7 @@ class Simulation:
         finalize: Callable[[], object] | None = None,
     ) -> None:
         """From the first episode to `PartEnded`; `play` is the life of a worker, in a thread of its own: one for each
-        worker of the command, or `threads`. `copy` is how its agents are reached: in conductors, if it is not given.
+        worker of the command, or `threads`. `copy` is how its agents are reached; a phase without checkpoints needs none.
         `finalize` makes the steps one table, in a thread too.
         """
         command = self.command
@@ -262,7 +261,7 @@ class Simulation:
             return
         with self._file:
             clock = self._start_clock()
-            self._rules.open(Path(self.spec.run_folder), copy or through_conductors(self.link, self.spec.uid))
+            self._rules.open(Path(self.spec.run_folder), copy)
             await self._settle(self._rules.settle_behind())
             self.obey(self._rules.on_record, end="until")
             if self._rules.agenda.stage is not None:  # else nothing is left, and nothing is built for it

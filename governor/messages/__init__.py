@@ -10,6 +10,8 @@ Rules:
 from __future__ import annotations
 
 from governor.messages.base import (
+    BAD,
+    COMPLETE,
     SERVICE,
     ConductorKind,
     Done,
@@ -95,6 +97,8 @@ from governor.messages.results import (
 )
 
 __all__ = [
+    "BAD",
+    "COMPLETE",
     "SERVICE",
     "Abort",
     "Acknowledged",

@@ -12,6 +12,9 @@ TaskOutcome: TypeAlias = Literal[
     "succeeded", "failed", "timed_out", "crashed", "upstream_failed", "cancelled"
 ]
 EpisodeOutcome: TypeAlias = Literal["terminated", "truncated", "failed", "timed_out", "crashed", "cancelled"]
+COMPLETE: Final = frozenset[EpisodeOutcome]({"terminated", "truncated"})
+"""Of episodes that ended by themselves."""
+BAD: Final = frozenset[EpisodeOutcome]({"failed", "timed_out", "crashed"})
 Part: TypeAlias = Literal["simulation", "tasks"]
 FlowControl: TypeAlias = Literal[
     "CONTINUE", "PAUSE", "RESET", "RESTART", "STOP_SIMULATION", "STOP_PHASE", "SHUTDOWN"

@@ -27,8 +27,8 @@ from governor.tasks.ports import LEVELS
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from governor.conductors.conductor import Link
     from governor.messages import ConductorEvent, StartTasks, TaskRecord
+    from governor.messages.link import Link
     from governor.tasks.engine import Engine
     from governor.tasks.planning.story import Attempt, AttemptEnded, AttemptStarted, BatchEnded, Limits
 

@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    import asyncio
+    from collections.abc import Coroutine, Iterator, Sequence
 
     from governor.messages import LogLevel, TaskRecord
     from governor.tasks.api import BatchId
@@ -22,6 +23,12 @@ LEVELS: Final[dict[str, LogLevel]] = {
     "traceback": "error",
 }
 """Of the run's log, for those of users; others, which users may name, are ``info``."""
+
+
+class Hold(Protocol):
+    """Starts a task and keeps it; when it fails, what it was for ends too."""
+
+    def __call__(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]: ...
 
 
 class RunnerPool(Protocol):

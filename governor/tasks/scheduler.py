@@ -27,7 +27,8 @@ from governor.tasks.trinity.kept import KeptResults
 from governor.tasks.trinity.portions import Portions
 from governor.tasks.trinity.supervision import Supervision
 from governor.tasks.trinity.views import BatchView, StepLimits
-from governor.tasks.trinity.waiting import Bell, for_batch, for_progress
+from governor.tasks.trinity.waiting import for_batch, for_progress
+from governor.tasks.trinity.wakeup import Notifier
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -76,7 +77,7 @@ class Scheduler(Supervision):
         self._batches: dict[BatchId, BatchView] = {}
         self._private: set[BatchView] = set()
         """Of single runners: they are nobody else's to see."""
-        self._bell = Bell()
+        self._changed = Notifier()
         self.numbers = count(1)
         """For batches of the engine."""
         self._driver: Driver | None = None
@@ -342,7 +343,7 @@ class Scheduler(Supervision):
         for number in portions:
             self.engine.cancel(number, reason="the batch was cancelled", gentle=not restart_runners)
         while self.running and not portions.isdisjoint(view.portions):
-            await view.bell.heard()
+            await view.changed.wait()
         if self._driver is not None and restart_runners:
             self.engine.warm()
         self._tidy(view)
@@ -360,7 +361,7 @@ class Scheduler(Supervision):
         """
         patience = self.default_timeout if timeout is None else timeout
         if await for_progress(
-            self._bell, patience=patience, unfinished=self._unfinished, running=lambda: self.running
+            self._changed, patience=patience, unfinished=self._unfinished, running=lambda: self.running
         ):
             return
         left = self._unfinished()
@@ -380,7 +381,7 @@ class Scheduler(Supervision):
 
     def _new_view(self, batch_id: BatchId) -> BatchView:
         split = self.config.max_repeat_times_per_runner
-        return BatchView(batch_id, split=split, everywhere=self._bell, portion_ended=self._portion_ended)
+        return BatchView(batch_id, split=split, everywhere=self._changed, portion_ended=self._portion_ended)
 
     def _portion_ended(self, number: int) -> None:
         if self._portions is not None:

@@ -22,10 +22,10 @@ from governor.episodes.entries import make_environment, one_line
 from governor.episodes.local.conforming import first_observation, observer, stepper
 from governor.episodes.local.place import ACT, BUILD, CLOSE, JOIN, LEARN, RESET, SAVE, STEP, record
 from governor.episodes.records.reports import Reports
-from governor.episodes.rules.conditions import COMPLETE
 from governor.episodes.simulation import Paused
 from governor.episodes.transition import Transition
 from governor.errors import ConductorError
+from governor.messages import COMPLETE
 
 if TYPE_CHECKING:
     from concurrent.futures import Future

@@ -20,10 +20,10 @@ from governor.episodes.entries import one_line
 from governor.episodes.local.conforming import first_observation, stepper
 from governor.episodes.local.place import ACT, LEARN, RESET, SAVE, STEP, Place, record
 from governor.episodes.local.stepping import NotRecorded, Worker, flush
-from governor.episodes.rules.conditions import COMPLETE
 from governor.episodes.simulation import Paused
 from governor.episodes.spaces import Discrete, storage
 from governor.episodes.transition import Transition
+from governor.messages import COMPLETE
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

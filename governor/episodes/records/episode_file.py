@@ -15,7 +15,7 @@ import msgspec
 
 from governor import files, logs
 from governor.episodes.entries import one_line
-from governor.episodes.rules.conditions import COMPLETE
+from governor.messages import COMPLETE
 
 if TYPE_CHECKING:
     from collections.abc import Collection

@@ -13,8 +13,8 @@ from transport.errors import ConnectionLost, ServiceNotFound, WorkerLost
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from governor.conductors.conductor import Link
     from governor.episodes.records.checkpoints import Copy
+    from governor.messages.link import Link
 
 AWAY_SECONDS: Final = 60.0
 """How long the agent's conductor may be away beside; one whose agent has not answered after `COPY_SECONDS` is replaced."""

@@ -14,14 +14,12 @@ from collections import deque
 from math import fsum
 from typing import TYPE_CHECKING, Final, get_args
 
-from governor.messages import EpisodeRecord, FlowControl, Until
+from governor.messages import COMPLETE, EpisodeRecord, FlowControl, Until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
 STRENGTH: Final[dict[FlowControl, int]] = {flow: level for level, flow in enumerate(get_args(FlowControl))}
-COMPLETE: Final = frozenset({"terminated", "truncated"})
-BAD: Final = frozenset({"failed", "timed_out", "crashed"})
 
 METRICS: Final[dict[str, Callable[[EpisodeRecord], float]]] = {
     "return": lambda record: record.value,

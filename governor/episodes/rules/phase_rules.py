@@ -83,10 +83,10 @@ class PhaseRules:
     def keeps(self) -> bool:
         return self._checkpoints is not None
 
-    def open(self, run_folder: Path, copy: Copy) -> None:
-        """`copy` is how the agents are reached."""
+    def open(self, run_folder: Path, copy: Copy | None) -> None:
+        """`copy` is how the agents are reached, where there are checkpoints."""
         command = self._command
-        if command.checkpoint is not None:
+        if command.checkpoint is not None and copy is not None:
             self._checkpoints = Checkpoints(
                 command.checkpoint,
                 folder=folder_of(run_folder, command.name),

@@ -10,8 +10,7 @@ from collections import Counter
 from math import fsum, sqrt
 from typing import TYPE_CHECKING, get_args
 
-from governor.episodes.rules.conditions import COMPLETE
-from governor.messages import EpisodeOutcome
+from governor.messages import COMPLETE, EpisodeOutcome
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

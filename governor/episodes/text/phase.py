@@ -25,11 +25,11 @@ from governor.episodes.text.base_urls import SessionSuffixBaseURLProvider, Stati
 from governor.episodes.text.entries import LANGUAGE_MODEL, is_over_http
 from governor.episodes.text.interactor import EPISODE_SECONDS, Interactor
 from governor.episodes.text.llm import MOST_CONCURRENT, ChatModel
+from governor.episodes.text.params import MAX_STEPS, HTTPEnvironment, LanguageModel
 from governor.episodes.text.sessions import DataManager
 from governor.episodes.text.turns import Turns
 from governor.episodes.text.usage import KeptUsage
 from governor.errors import ConductorError, GovernorError
-from governor.text_model import MAX_STEPS, HTTPEnvironment, LanguageModel
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

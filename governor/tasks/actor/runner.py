@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 import msgspec
 import ray
 
-from governor import prctl, tasks
+from governor import prctl
 from governor.births import Birth
 from governor.processes import kill_tree
 from governor.tasks.actor import calls
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from governor.tasks.exchange.wire import Bundle, FromRunner, Input
 
 READ_BYTES: Final = 256 * 1024
-OURS: Final = Path(tasks.__file__).parent
+OURS: Final = Path(__file__).parents[1]
 """Frames of this folder are no concern of a user."""
 ERROR_LENGTH: Final = 1500
 TRACEBACK_FRAMES: Final = 30

@@ -5,13 +5,26 @@ from __future__ import annotations
 import asyncio
 import time
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from governor.messages import TaskRecord
-    from governor.tasks.agentlab.session import Session
+
+
+class Owner(Protocol):
+    """The session that a task was handed to."""
+
+    def value_of(self, record: TaskRecord) -> Any:
+        """Its result. Raises TaskFailed."""
+
+    def call(self, change: Callable[[], None]) -> None:
+        """Runs it in the engine's thread."""
+
+    def cancel(self, batch: int, reason: str) -> None: ...
 
 
 class TaskRef:
@@ -19,7 +32,7 @@ class TaskRef:
     cancelled. `key` is its id as text: what depends on it gets its result under it.
     """
 
-    def __init__(self, session: Session, name: str, key: str) -> None:
+    def __init__(self, session: Owner, name: str, key: str) -> None:
         self.name = name
         self.key = key
         self.future: Future[TaskRecord] = Future()

@@ -6,7 +6,7 @@ import asyncio
 import os
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 from governor import logs
 from governor.processes import kill_tree
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from governor.tasks.fleet.cluster import Cluster
     from governor.tasks.fleet.remote_files import Intake
     from governor.tasks.planning.story import Shape
+    from governor.tasks.ports import Hold
 
 AGENT_SECONDS: Final = 10.0
 """For a node agent to start and to answer."""
@@ -30,12 +31,6 @@ REMIND_SECONDS: Final = (0.002, 0.1)
 """Between two signals for what a runner has not heard: at first, and at most; each time twice as long."""
 
 log = logs.get_logger()
-
-
-class Hold(Protocol):
-    """Starts a task and keeps it; when it fails, what it was for ends too."""
-
-    def __call__(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]: ...
 
 
 def _longer(pause: float) -> float:

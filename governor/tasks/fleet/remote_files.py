@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from governor.tasks.exchange.wire import FromRunner
-    from governor.tasks.fleet.member import Hold
+    from governor.tasks.ports import Hold
 
 log = logs.get_logger()
 

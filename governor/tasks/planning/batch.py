@@ -11,7 +11,7 @@ Rules:
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from governor.messages import TaskRecord, TaskSpec
 from governor.tasks.planning.story import BatchSpec, Limits, Shape, shape_of
@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
     from governor.tasks.api import BatchId
-    from governor.tasks.planning.ready import LaneKey
+
+LaneKey: TypeAlias = tuple[int, tuple[float, int], bool, int]
 
 
 class Node:

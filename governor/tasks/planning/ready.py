@@ -13,15 +13,13 @@ from __future__ import annotations
 import heapq
 from bisect import bisect_left, insort
 from collections import deque
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from governor.tasks.planning.batch import Piece
+    from governor.tasks.planning.batch import LaneKey, Piece
     from governor.tasks.planning.story import Shape
-
-LaneKey: TypeAlias = tuple[int, tuple[float, int], bool, int]
 
 
 class _Lanes:

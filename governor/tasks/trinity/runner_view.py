@@ -106,7 +106,7 @@ class RunnerWrapper:
             scheduler.portions.submit(batch, view, named)
             try:
                 while view.portions:
-                    await view.bell.heard()
+                    await view.changed.wait()
             finally:
                 if view.portions and scheduler.running:
                     scheduler.engine.cancel(number, reason="its caller was cancelled")

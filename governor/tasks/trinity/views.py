@@ -13,7 +13,7 @@ from governor import logs
 from governor.tasks.api import Status
 from governor.tasks.ports import LEVELS
 from governor.tasks.statistics import calculate_task_level_metrics
-from governor.tasks.trinity.waiting import Bell
+from governor.tasks.trinity.wakeup import Notifier
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -143,7 +143,7 @@ class BatchView:
 
     Args:
         split: runs of one sub-task. kept: where results stay.
-        everywhere: the bell of all batches. `portion_ended` is called when a batch of the engine is over.
+        everywhere: the notifier of all batches. `portion_ended` is called when a batch of the engine is over.
     """
 
     def __init__(
@@ -151,7 +151,7 @@ class BatchView:
         batch_id: BatchId,
         *,
         split: int | None,
-        everywhere: Bell | None = None,
+        everywhere: Notifier | None = None,
         portion_ended: Callable[[int], None] = lambda _: None,
         kept: KeptBatch | None = None,
     ) -> None:
@@ -168,8 +168,8 @@ class BatchView:
         """Those of `completed` of which every run succeeded."""
         self.portions: set[int] = set()
         """Batches of the engine that have not ended."""
-        self.bell = Bell()
-        self._everywhere = everywhere or Bell()
+        self.changed = Notifier()
+        self._everywhere = everywhere or Notifier()
         self._portion_ended = portion_ended
         self._split = split
         self.kept = kept
@@ -229,8 +229,8 @@ class BatchView:
 
     def wake(self) -> None:
         """Lets everybody look again who waits for this batch."""
-        self.bell.ring()
-        self._everywhere.ring()
+        self.changed.notify()
+        self._everywhere.notify()
 
     # -- BatchListener --------------------------------------------------------------------------------------
 

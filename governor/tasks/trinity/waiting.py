@@ -5,7 +5,6 @@ Nobody looks at intervals, and a wait that is over leaves no trace.
 
 from __future__ import annotations
 
-import asyncio
 import sys
 import time
 from typing import TYPE_CHECKING
@@ -18,29 +17,7 @@ if TYPE_CHECKING:
     from governor.tasks.api import Counted
     from governor.tasks.planning.patience import Verdict
     from governor.tasks.trinity.views import BatchView
-
-
-class Bell:
-    """Wakes whoever waits for it. `run_ended_at` is when a run last ended, in monotonic seconds."""
-
-    def __init__(self) -> None:
-        self.run_ended_at = float("-inf")
-        self._waiting: set[asyncio.Future[None]] = set()
-
-    def ring(self) -> None:
-        """Lets everybody look again who waits."""
-        for future in self._waiting:
-            if not future.done():
-                future.set_result(None)
-
-    async def heard(self, seconds: float | None = None) -> None:
-        """Returns when it rings, or after `seconds`."""
-        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.add(future)
-        try:
-            await asyncio.wait({future}, timeout=seconds)
-        finally:
-            self._waiting.discard(future)
+    from governor.tasks.trinity.wakeup import Notifier
 
 
 async def for_batch(
@@ -65,14 +42,18 @@ async def for_batch(
         if verdict is not None or not running():
             return verdict or "timeout"
         alarm = patience.next_alarm()
-        await view.bell.heard(None if alarm is None else max(0.0, alarm - now))
+        await view.changed.wait(None if alarm is None else max(0.0, alarm - now))
     return "all"
 
 
 async def for_progress(
-    bell: Bell, *, patience: float, unfinished: Callable[[], Iterable[BatchView]], running: Callable[[], bool]
+    changed: Notifier,
+    *,
+    patience: float,
+    unfinished: Callable[[], Iterable[BatchView]],
+    running: Callable[[], bool],
 ) -> bool:
-    """Until nothing is unfinished (True), or no run has ended for `patience` seconds (False). `bell` is that of all
+    """Until nothing is unfinished (True), or no run has ended for `patience` seconds (False). `changed` is that of all
     batches.
 
     Raises:
@@ -82,10 +63,10 @@ async def for_progress(
     while any(True for _ in unfinished()):
         if not running():
             raise RuntimeError("the scheduler was stopped, and had tasks left")
-        left = max(began, bell.run_ended_at) + patience - time.monotonic()
+        left = max(began, changed.run_ended_at) + patience - time.monotonic()
         if left <= 0:
             return False
-        await bell.heard(left)
+        await changed.wait(left)
         if not running():
             raise RuntimeError("the scheduler was stopped, and had tasks left")
     return True

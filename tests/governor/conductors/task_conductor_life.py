@@ -10,9 +10,10 @@ import sys
 
 import ray  # noqa: F401  # before its variables are set, as in a fork of the forkserver
 
-from governor.conductors.conductor import CLOSE_SECONDS, RecordingLink
+from governor.conductors.conductor import CLOSE_SECONDS
 from governor.conductors.task import TaskConductor
 from governor.messages import ConductorSpec, Done, PartEnded, StartSimulation, StartTasks, StopPart, TaskSpec
+from governor.messages.link import RecordingLink
 from transport.access import Secret
 
 

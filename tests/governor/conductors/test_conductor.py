@@ -6,8 +6,8 @@ import pytest
 from structlog.testing import capture_logs
 
 from governor.conductors import conductor
-from governor.conductors.conductor import RecordingLink
 from governor.messages import ConductorFailed, Report, decode_report, encode
+from governor.messages.link import RecordingLink
 
 
 @pytest.mark.parametrize(

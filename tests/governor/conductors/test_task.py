@@ -13,10 +13,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from governor.conductors.conductor import RecordingLink
 from governor.conductors.task import TaskConductor
 from governor.errors import ConductorError
 from governor.messages import ConductorSpec
+from governor.messages.link import RecordingLink
 from governor.ray_head import RayHead
 from transport.access import Secret
 

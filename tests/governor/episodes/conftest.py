@@ -12,11 +12,11 @@ import pytest
 from in_process_commands import inside, vector
 
 from governor.conductors.agent import AgentConductor
-from governor.conductors.conductor import RecordingLink
 from governor.conductors.environment import EnvironmentConductor
 from governor.conductors.simulation import SimulationController
 from governor.episodes.records import state_file
 from governor.messages import ConductorSpec, Done, EpisodeEnded, PartEnded, StartSimulation, encode
+from governor.messages.link import RecordingLink
 from transport.access import Secret
 from transport.broker import Broker
 from transport.client import Client

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from governor.conductors.conductor import RecordingLink
 from governor.messages import ConductorSpec, PartEnded, StartTasks, TaskEnded, TaskSpec
+from governor.messages.link import RecordingLink
 from governor.ray_head import RayHead
 from transport.access import Secret
 

@@ -7,9 +7,9 @@ import time
 
 import pytest
 
-from governor.conductors.conductor import RecordingLink
 from governor.conductors.task import TaskConductor
 from governor.messages import Done, DynamicTimeoutSpec, PartEnded, StartTasks, TaskEnded
+from governor.messages.link import RecordingLink
 
 pytestmark = [pytest.mark.ray, pytest.mark.asyncio(loop_scope="session")]
 

@@ -14,7 +14,6 @@ from in_process_commands import episodes as told
 from in_process_commands import outcomes
 from living import lives
 
-from governor.conductors.conductor import RecordingLink
 from governor.conductors.simulation import SimulationController
 from governor.episodes import trajectories
 from governor.episodes.records import state_file
@@ -23,6 +22,7 @@ from governor.episodes.records.stream import streams_of
 from governor.episodes.remote.worker import TRIES
 from governor.episodes.simulation import Simulation, episode_seed
 from governor.messages import Done, EpisodeEnded, Made, PartEnded, StartSimulation, Until
+from governor.messages.link import RecordingLink
 
 pytestmark = [pytest.mark.ray, pytest.mark.asyncio(loop_scope="session")]
 

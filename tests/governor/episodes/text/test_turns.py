@@ -7,10 +7,10 @@ import os
 import pytest
 from in_process_commands import inside
 
-from governor.conductors.conductor import RecordingLink
 from governor.episodes.simulation import Simulation
 from governor.episodes.text.actor_pool import ActorHandle, ActorPool, PoolBusy, http_sites
 from governor.episodes.text.turns import Turns
+from governor.messages.link import RecordingLink
 
 
 @pytest.fixture

@@ -1,0 +1,28 @@
+"""`Notifier`: wakes callers that wait for news of a batch, or of any batch."""
+
+from __future__ import annotations
+
+import asyncio
+
+
+class Notifier:
+    """Wakes what waits for it. `run_ended_at` is when a run last ended, in monotonic seconds."""
+
+    def __init__(self) -> None:
+        self.run_ended_at = float("-inf")
+        self._waiting: set[asyncio.Future[None]] = set()
+
+    def notify(self) -> None:
+        """Lets all that wait look again."""
+        for future in self._waiting:
+            if not future.done():
+                future.set_result(None)
+
+    async def wait(self, seconds: float | None = None) -> None:
+        """Returns when it notifies, or after `seconds`."""
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.add(future)
+        try:
+            await asyncio.wait({future}, timeout=seconds)
+        finally:
+            self._waiting.discard(future)
