@@ -91,7 +91,7 @@ class Daemon:
         self._tasks: set[asyncio.Task[None]] = set()
         self._crash: BaseException | None = None
         self.held: Mapping[str, str] = {}
-        self.damaged: Mapping[str, str] = {}
+        self.damaged: dict[str, str] = {}
         self._stopping = False
         self._pruner: Pruner
 

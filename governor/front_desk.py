@@ -28,6 +28,7 @@ from governor.errors import (
     TryAgain,
     UsageError,
 )
+from governor.journal_tables import LARGEST
 from governor.messages import (
     Abort,
     Done,
@@ -51,7 +52,7 @@ from governor.messages import (
 )
 from governor.parcels import parcels, slices
 from governor.processes import kill_tree
-from governor.result import whole_result
+from governor.result import result_of_damaged, whole_result
 from governor.run_book import RunBook
 from governor.run_file import digest, parse
 
@@ -70,10 +71,9 @@ ALPHABET: Final = "abcdefghjkmnpqrstvwxyz23456789"
 """Of uids: no letters that are taken for others, no vowels that make words."""
 UID_LENGTH: Final = 8
 
+BY: Final = "front desk"
 KEY_LENGTH: Final = 256
 """Characters of a client's key, at most: it stays known for ever."""
-LARGEST: Final = 2**63
-"""What SQLite takes for a number is below."""
 
 log = logs.get_logger()
 
@@ -251,7 +251,7 @@ class FrontDesk:
                     return WatchEnd(outcome=row.outcome)
                 if not asked.follow:
                     return WatchEnd(outcome="in work")
-                if damage := row.damage or self._house.damaged.get(uid):
+                if damage := self._book.damage_of(row):
                     raise RecordDamaged(uid, *damage.split(": ", 1))
                 if self._house.is_stopping and self._book.governor_of(uid) is None:
                     return WatchEnd(outcome="interrupted")
@@ -263,27 +263,43 @@ class FrontDesk:
 
     async def _abort(self, asked: Abort) -> Done:
         row = self._book.find(asked.uid)
-        if row.outcome is not None:
-            raise AlreadyEnded(row.uid, row.outcome)
+        damage = self._book.damage_of(row)
+        if row.ended_at is not None or (row.outcome is not None and not damage):
+            raise AlreadyEnded(row.uid, row.outcome or f"as what can't be read ({damage})")
         reason = asked.reason or "aborted by request"
         if (governor := self._book.governor_of(row.uid)) is not None:
             await governor.abort(row.uid, reason)
         elif (assignment := self._house.queue.remove(row.uid)) is not None:
             try:
-                await self._end_unstarted(row, reason)
+                await self._end_unstarted(row, reason, damage)
             except GovernorError:
                 self._house.queue.append(assignment)
                 raise
         elif row.uid in self._house.damaged:
-            await self._end_unstarted(row, reason)
+            await self._end_unstarted(row, reason, damage)
         else:
             raise TryAgain(f"run {row.uid} is between queue and slot, ask again")
         return Done()
 
-    async def _end_unstarted(self, row: RunRow, reason: str) -> None:
-        result = _never_started(row, reason, folder=str(self._site.run_folder(row.uid)))
-        await self._journal.write(lambda transaction: _end(transaction, result))
-        log.info("run.ended", run=row.uid, outcome="aborted", reason=reason)
+    async def _end_unstarted(self, row: RunRow, reason: str, damage: str) -> None:
+        folder, file = self._site.run_folder(row.uid), None
+        if damage:
+            reason = f"{reason}; its record was damaged ({damage})"
+            result, file = await asyncio.to_thread(
+                result_of_damaged, self._journal, row, reason=reason, folder=folder
+            )
+        else:
+            result = _never_started(row, reason, folder=str(folder))
+
+        def change(transaction: Transaction) -> None:
+            if damage:
+                transaction.end_damaged(row, result, file=file, by=BY)
+            else:
+                _end(transaction, result)
+
+        await self._journal.write(change)
+        self._house.damaged.pop(row.uid, None)
+        log.info("run.ended", run=row.uid, outcome=result.outcome, reason=result.reason)
 
     async def _results(self, request: Request, uid: str) -> Done:
         row = self._book.find_sound(uid)
@@ -318,6 +334,6 @@ def _never_started(row: RunRow, reason: str, *, folder: str) -> RunResult:
 
 def _end(transaction: Transaction, result: RunResult) -> None:
     transaction.outcome(result)
-    ended = {"outcome": result.outcome, "reason": result.reason, "by": "front desk"}
+    ended = {"outcome": result.outcome, "reason": result.reason, "by": BY}
     transaction.event(result.uid, "run.ended", ended)
     transaction.ended(result.uid)

@@ -33,6 +33,7 @@ from governor.journal_tables import (
     RunRow,
     Transaction,
     decoded,
+    position_of,
     read_events,
     read_row,
 )
@@ -248,8 +249,8 @@ class Journal:
         return next(self._rows(question, parameters), None)
 
     def run(self, uid: str) -> RunRow | None:
-        row = self._row(f"{RunRow.SELECT} WHERE uid = ?", uid)
-        return read_row(row) if row else None
+        rows = self._rows(f"{RunRow.SELECT} WHERE uid = ? OR position = ?", (uid, position_of(uid)))
+        return next((row for row in map(read_row, rows) if row.uid == uid), None)
 
     def of_key(self, key: str) -> str | None:
         """The uid of the run that was submitted with this key."""
@@ -262,7 +263,8 @@ class Journal:
             f"SELECT uid FROM runs WHERE substr(uid, 1, ?) = ? AND NOT {PRUNED} LIMIT 5",  # noqa: S608  # our own
             (len(prefix), prefix),
         )
-        return [uid for (uid,) in rows]
+        found = [uid for (uid,) in rows]
+        return [prefix] if not found and position_of(prefix) and self.run(prefix) else found
 
     def runs(self, *, limit: int) -> list[RunRow]:
         """The newest runs, newest first."""
@@ -270,8 +272,8 @@ class Journal:
         return [read_row(row) for row in rows]
 
     def unended(self) -> list[RunRow]:
-        """Runs without an outcome, in the order of their submission."""
-        rows = self._rows(f"{RunRow.SELECT} WHERE ended_at IS NULL ORDER BY position")
+        """Runs of which no end is on record, in the order of their submission."""
+        rows = self._rows(f"{RunRow.SELECT} WHERE typeof(ended_at) <> 'real' ORDER BY position")
         return [read_row(row) for row in rows]
 
     def ended(self) -> Iterator[tuple[str, float]]:
@@ -369,6 +371,10 @@ class Journal:
     def require_sound(self, uid: str, *, phases: int) -> None:
         """All of the run's record can be read. Blocks. Raises RecordDamaged."""
         record_check.check(self._rows, uid, phases=phases)
+
+    def readable(self, row: RunRow, kind: str) -> list[dict[str, Any]]:
+        """What can be read of the run's events of this kind, whatever else of its record is damaged."""
+        return record_check.readable(self._rows, row.position, kind)
 
     @contextmanager
     def arrivals(self, uid: str) -> Iterator[asyncio.Event]:

@@ -1,8 +1,8 @@
 """The journal's tables, and what may be written into them: one method of `Transaction` for each kind of change.
 
 Rules: a run is inserted once for a client's key; an episode or a run of a task is recorded once, the first record
-stays; an outcome is set once, the first one stays. Of a run that is pruned (`governor.pruning`) the row in `runs` stays,
-with its key.
+stays; an outcome is set once, the first one that can be read stays. Of a run that is pruned (`governor.pruning`) the row
+in `runs` stays, with its key.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ T = TypeVar("T")
 class RunRow:
     """A run as it stands in the journal. Times are wall-clock seconds; `spec` is the run file as submitted; `parent` is
     the run that it resumes. `digest` is that of the run file, None in a journal of before; of a run that was pruned no
-    more is left than this row. `damage`: what of the row can't be read, and stands here as nothing.
+    more is left than this row. `damage`: what of the row can't be read, and stands here as nothing. One whose uid can't be
+    read is called by its `position` in the table, as ``#7``.
     """
 
     SELECT: ClassVar[str] = (
@@ -48,11 +49,14 @@ class RunRow:
     parent: str | None = None
     digest: bytes | None = None
     pruned_at: float | None = None
+    position: int = 0
     damage: str = ""
 
 
 _TYPES: Final = {
-    name: kind for name, kind in get_type_hints(RunRow).items() if name not in ("SELECT", "damage")
+    name: kind
+    for name, kind in get_type_hints(RunRow).items()
+    if name not in ("SELECT", "position", "damage")
 }
 _NOTHING: Final[dict[str, Any]] = {"name": "?", "spec": {}, "folder": "", "submitted_at": 0.0, "reason": ""}
 """For a value that must be there, and can't be read."""
@@ -71,7 +75,14 @@ def read_row(row: tuple[Any, ...]) -> RunRow:
         except (msgspec.MsgspecError, TypeError, ValueError) as error:
             damage.append(f"runs.{name}: {error}")
             found[name] = _NOTHING.get(name)
-    return RunRow(**{**found, "uid": found["uid"] or f"#{position}"}, damage="; ".join(damage))
+    found["uid"] = found["uid"] or f"#{position}"
+    return RunRow(**found, position=position, damage="; ".join(damage))
+
+
+def position_of(uid: str) -> int | None:
+    """Of a run whose uid can't be read."""
+    number = uid.removeprefix("#")
+    return int(number) if number != uid and number.isdecimal() and len(number) < len(str(LARGEST)) else None
 
 
 EVENTS_OF_RUN: Final = (
@@ -85,6 +96,8 @@ RECORDS_OF_PHASE: Final = (
 )
 RECORD_OF: Final = {"episode.ended": "episode", "task.ended": "record"}
 """Where an event has its record."""
+LARGEST: Final = 2**63
+"""What SQLite takes for a number is below."""
 PRUNED: Final = "typeof(pruned_at) = 'real'"
 """What is no time there is damage, and no reason to remove a run."""
 
@@ -322,6 +335,33 @@ class Transaction:
         self._connection.execute(
             "UPDATE runs SET ended_at = coalesce(ended_at, ?) WHERE uid = ?", (clock.wall(), uid)
         )
+
+    def end_damaged(self, row: RunRow, result: RunResult, *, file: str | None, by: str) -> None:
+        """Ends a run whose record is damaged: what of its `row` could not be read is written anew. The record of its work stays
+        as it is. Nothing where it has ended meanwhile. `file`: as of `outcome`.
+        """
+        values = {name: getattr(row, name) for name in _TYPES} | {
+            "spec": msgspec.msgpack.encode(row.spec),
+            "ended_at": result.ended_at,
+            "outcome": result.outcome,
+            "reason": result.reason,
+            "result": msgspec.msgpack.encode(result),
+            "result_file": file,
+        }
+        changed = self._connection.execute(
+            f"UPDATE runs SET {', '.join(f'{name} = :{name}' for name in values)}"  # noqa: S608  # our own names
+            " WHERE position = :position AND typeof(ended_at) <> 'real'",
+            {**values, "position": row.position},
+        ).rowcount
+        is_told = "SELECT 1 FROM events WHERE run = ? AND kind = 'run.ended'"
+        if not changed or self._connection.execute(is_told, (row.position,)).fetchone():
+            return
+        (last,) = self._connection.execute(
+            "SELECT coalesce(max(last), 0) FROM events WHERE run = ? AND typeof(last) = 'integer' AND last BETWEEN 0 AND ?",
+            (row.position, LARGEST - 2),
+        ).fetchone()
+        self._known[row.uid] = _Numbers(run=row.position, last=last)
+        self.event(row.uid, "run.ended", {"outcome": result.outcome, "reason": result.reason, "by": by})
 
     # -- what is pruned ----------------------------------------------------------------------------------------
 

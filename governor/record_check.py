@@ -8,6 +8,7 @@ Rules:
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from governor.errors import RecordDamaged
@@ -28,6 +29,7 @@ _EVENTS: Final = (
     "SELECT last, number, at, events.kind, events.data, records.kind FROM runs JOIN events ON events.run = runs.position"
     " LEFT JOIN records ON records.position = events.records WHERE uid = ? ORDER BY last"
 )
+_OF_KIND: Final = "SELECT data FROM events WHERE run = ? AND kind = ? ORDER BY last"
 _RECORDS: Final = "SELECT records.position, kind, phase, data FROM runs JOIN records ON records.run = runs.position WHERE uid = ?"
 _TYPES: Final[dict[str, Any]] = {"episode": list[EpisodeRecord], "task": list[TaskRecord]}
 _DISCARDED: Final = "discarded "
@@ -56,6 +58,15 @@ def check(rows: Rows, uid: str, *, phases: int) -> None:
         raise RecordDamaged(
             uid, "ended_tasks", f"keys do not fit records: {', '.join(map(str, wrong))[:SHOWN]}"
         )
+
+
+def readable(rows: Rows, position: int, kind: str) -> list[dict[str, Any]]:
+    """Of the events of one kind of the run in this row; those that can't be read are left out."""
+    found: list[dict[str, Any]] = []
+    for (packed,) in rows(_OF_KIND, (position, kind)):
+        with suppress(RecordDamaged):
+            found += plain_events("", "", packed)
+    return found
 
 
 def _check_events(rows: Rows, uid: str) -> None:

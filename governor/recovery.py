@@ -14,6 +14,8 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
+import msgspec
+
 from governor import inheritance, logs, ray_head, reaping, run_history
 from governor.assignment import Assignment
 from governor.births import Birth
@@ -34,6 +36,10 @@ if TYPE_CHECKING:
 DEATHS: Final = 5
 """Deaths of the daemon in a row, without a new record of an episode or task, after which a run has failed: it must not
 keep the house down."""
+LARGEST_PID: Final = 2**22
+"""That Linux gives."""
+SENSELESS: Final = (LookupError, TypeError, ValueError, AttributeError, msgspec.MsgspecError)
+"""What comes of reading values that are none of ours."""
 NOT_ON_RECORD: Final = "the daemon went down in order, but could not record it"
 
 log = logs.get_logger()
@@ -67,14 +73,13 @@ class Recovery:
         self.damaged |= await asyncio.to_thread(self._find_damage, rows)
         unended = [row.uid for row in rows if row.uid not in self.damaged]
         await self._record_deaths([uid for uid in unended if self._history(uid).at_work])
-        started = []
-        for row in rows:
-            with suppress(
-                RecordDamaged, LookupError, TypeError, ValueError
-            ):  # of a damaged run what can be read
-                started.append(_started(journal, row.uid))
-        births = [birth for found, _ in started for birth in found]
-        marks = [mark for _, found in started for mark in found]
+        births: list[Birth] = []
+        marks: list[int] = []
+        for data in (each for row in rows for each in journal.readable(row, "conductor.started")):
+            with suppress(*SENSELESS):  # of a damaged run what can be read
+                birth, mark = _identity(data)
+                births += [birth] if birth is not None else []
+                marks += [mark] if mark is not None else []
         dead, self.survivors = await asyncio.to_thread(reaping.kill_left_over, self._house, births, marks)
         if dead:
             log.warning("process.left_over", killed=[str(process) for process in dead])
@@ -121,13 +126,14 @@ class Recovery:
             phases = len(row.spec.get("phases", ()))
             journal.require_sound(uid, phases=phases)
             self._history(uid)
-            _started(journal, uid)
+            for event in journal.events_of(uid, ("conductor.started",)):
+                _identity(event.data)
             _decided(journal, row)
             _first_unfinished_phase(journal, uid, phases=phases)
             _last_incarnations(journal, uid)
         except RecordDamaged as error:
             return f"{error.place}: {error.what}"
-        except (LookupError, TypeError, ValueError, AttributeError) as error:
+        except SENSELESS as error:
             return f"its record makes no sense: {type(error).__name__}: {error}"
         return ""
 
@@ -188,11 +194,12 @@ class Recovery:
         return run_history.read(self._journal.events_of(uid, run_history.KINDS), last_record=last_record)
 
 
-def _started(journal: Journal, uid: str) -> tuple[list[Birth], list[int]]:
-    """Identities and marks of all conductors that the run has had."""
-    started = [event.data for event in journal.events_of(uid, ("conductor.started",))]
-    births = [Birth(pid=it["pid"], ticks=it["ticks"], boot=it["boot"]) for it in started if "ticks" in it]
-    return births, [int(it["mark"], 16) for it in started if "mark" in it]
+def _identity(started: dict[str, Any]) -> tuple[Birth | None, int | None]:
+    """Of a conductor and of what bears its mark; None where it is not on record. Raises one of `SENSELESS`."""
+    birth = msgspec.convert(started, Birth) if "ticks" in started else None
+    if birth is not None and not 0 < birth.pid <= LARGEST_PID:
+        raise ValueError(f"pid {birth.pid}")
+    return birth, int(started["mark"], 16) if "mark" in started else None
 
 
 def _verdict(run: Run, history: History) -> _End | None:

@@ -6,12 +6,13 @@ It stands in the journal, and as `result.json` in the run's folder for whoever h
 from __future__ import annotations
 
 from collections import Counter
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final, get_args
 
 import msgspec
 
 from governor import clock, run_history
-from governor.errors import UsageError
+from governor.errors import RecordDamaged, UsageError
 from governor.files import write_whole
 from governor.messages import PhaseResult, RunOutcome, RunResult
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
     from governor.assignment import Assignment
     from governor.journal import Journal
+    from governor.journal_tables import RunRow
     from governor.messages import EpisodeRecord
 
 
@@ -64,6 +66,41 @@ def build_result(
         parent=row.parent,
         seconds=round(run_history.read(journal.events_of(uid, run_history.KINDS)).worked, 3),
     )
+
+
+def result_of_damaged(
+    journal: Journal, row: RunRow, *, reason: str, folder: Path
+) -> tuple[RunResult, str | None]:
+    """The result that ends a run whose record is damaged, and its file. Blocks.
+
+    An outcome that is on record stays, and its result where that can be read; any other is `aborted`, without phases.
+    """
+    known = None
+    if row.outcome is not None:
+        reason = f"{row.reason}; {reason}" if row.reason else reason
+        with suppress(RecordDamaged):
+            known = journal.result(row.uid)
+    if known is not None:
+        return msgspec.structs.replace(known, reason=reason), journal.result_file(row.uid)
+    seconds = None
+    with suppress(RecordDamaged, LookupError, TypeError, ValueError, AttributeError):
+        events = journal.events_of(row.uid, run_history.KINDS)
+        if events or row.started_at is None:
+            seconds = round(run_history.read(events).worked, 3)
+    result = RunResult(
+        uid=row.uid,
+        name=row.name,
+        outcome=row.outcome or "aborted",
+        reason=reason,
+        submitted_at=row.submitted_at,
+        started_at=row.started_at,
+        ended_at=clock.wall(),
+        phases=(),
+        folder=str(folder),
+        parent=row.parent,
+        seconds=seconds,
+    )
+    return result, None
 
 
 def save_result(result: RunResult, folder: Path) -> str | None:

@@ -32,7 +32,7 @@ class House(Protocol):
     governors: list[RunGovernor]
     queue: RunQueue
     held: Mapping[str, str]
-    damaged: Mapping[str, str]
+    damaged: dict[str, str]
 
     @property
     def is_stopping(self) -> bool: ...
@@ -160,9 +160,13 @@ class RunBook:
             seconds=result.seconds if result else None,
         )
 
+    def damage_of(self, row: RunRow) -> str:
+        """What of the record of a run can't be read; "" where all can, or nobody has looked."""
+        return row.damage or self._house.damaged.get(row.uid, "")
+
     def _result(self, row: RunRow) -> tuple[RunResult | None, str]:
         """Of a run that has ended; and what of the run can't be read."""
-        damage = row.damage or self._house.damaged.get(row.uid, "")
+        damage = self.damage_of(row)
         try:
             result = self._journal.result(row.uid) if row.ended_at is not None else None
         except RecordDamaged as error:

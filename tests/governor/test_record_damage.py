@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import signal
 import sqlite3
+import subprocess
 
+import msgspec
 import pytest
 from desk_world import open_desk
 from run_results import run_result
 
-from governor.errors import GovernorError, RecordDamaged
+from governor.births import Birth, boot_id
+from governor.errors import AlreadyEnded, GovernorError, RecordDamaged
 from governor.messages import EpisodeRecord, TaskRecord
 from governor.recovery import Recovery
 from governor.run_file import parse
@@ -65,6 +69,14 @@ async def desk():
         for uid in ("sound", "bad", "ended", "spoilt"):
             await record(opened.journal, uid, is_ended=uid in ("ended", "spoilt"))
         yield opened
+
+
+@pytest.fixture
+def left():
+    """A process that nothing but its birth on record tells of."""
+    with subprocess.Popen(["/bin/sleep", "600"], env={}, start_new_session=True) as process:
+        yield process
+        process.kill()
 
 
 async def record(journal, uid, *, is_ended):
@@ -144,14 +156,12 @@ async def test_an_unended_run_with_a_damaged_value_is_held_and_named_and_others_
     assert run.state == "damaged"
     place = "ended_tasks" if (table, column) == ("records", "run") else table  # it belongs to nobody
     assert run.reason.startswith(f"its record is damaged ({place}")
-    if column not in ("uid", "ended_at"):
-        assert [each.uid for each in (await desk.executor.status()).runs] == ["sound", "bad"]
-    if column != "uid":
-        [line] = (await desk.executor.explain("bad")).lines
-        assert line.what.startswith(f"damaged: waits for a copy of the journal to be put back: {place}")
-        with pytest.raises(GovernorError, match="the record of run bad is damaged") as caught:
-            _ = [event async for event in desk.executor.watch("bad")]
-        assert caught.value.code == RecordDamaged.code
+    assert [each.uid for each in (await desk.executor.status()).runs] == ["sound", uid]
+    [line] = (await desk.executor.explain(uid)).lines
+    assert line.what.startswith(f"damaged: waits for a copy of the journal to be put back: {place}")
+    with pytest.raises(GovernorError, match=f"the record of run {uid} is damaged") as caught:
+        _ = [event async for event in desk.executor.watch(uid)]
+    assert caught.value.code == RecordDamaged.code
 
 
 @pytest.mark.parametrize(("column", "garbage"), OF_ENDED)
@@ -181,13 +191,122 @@ async def test_an_ended_run_with_damaged_events_says_so_where_they_are_read(desk
         _ = [event async for event in desk.executor.watch("spoilt")]
 
 
-async def test_a_damaged_run_can_be_aborted(desk, tmp_path):
+@pytest.mark.parametrize(("table", "column", "garbage"), [*CASES, ("events", "data", "nothing")])
+async def test_a_damaged_run_can_be_aborted_and_has_ended_then_also_after_the_next_start(
+    desk, tmp_path, table, column, garbage
+):
+    damage(desk, "bad", table, column, GARBAGE.get(garbage), as_text=garbage == "no text")
+    await recovered(desk, tmp_path)
+    uid = "#2" if column == "uid" else "bad"
+    await desk.executor.abort(uid, reason="start it again")
+    for _ in range(2):
+        listed = {run.uid: run for run in (await desk.executor.list()).runs}
+        assert (listed[uid].state, listed[uid].outcome) == ("ended", "aborted")
+        assert listed[uid].reason.startswith("start it again; its record was damaged (")
+        assert (await desk.executor.status(uid)).runs == (listed[uid],)
+        assert [each.uid for each in (await desk.executor.status()).runs] == ["sound"]
+        result = await desk.executor.result(uid)
+        assert (result.outcome, result.reason) == ("aborted", listed[uid].reason)
+        await recovered(desk, tmp_path)
+        assert desk.queue.uids() == ["sound"]
+    with pytest.raises(AlreadyEnded, match="aborted"):
+        await desk.executor.abort(uid)
+    if table == "runs":
+        events = [event async for event in desk.executor.watch(uid)]
+        assert [event.kind for event in events if event.kind == "run.ended"] == ["run.ended"]
+        assert events[-1].data["outcome"] == "aborted"
+
+
+async def test_a_run_that_had_its_outcome_and_not_its_end_keeps_the_outcome(desk, tmp_path):
+    await desk.journal.write(lambda tx: tx.outcome(run_result("bad")))
     damage(desk, "bad", "records", "data", b"\xff")
     await recovered(desk, tmp_path)
-    await desk.executor.abort("bad", reason="start it again")
-    row = desk.journal.run("bad")
-    assert (row.outcome, row.reason) == ("aborted", "start it again")
-    assert [each.uid for each in desk.journal.unended()] == ["sound"]
+    await desk.executor.abort("bad")
+    [run] = (await desk.executor.status("bad")).runs
+    assert (run.state, run.outcome) == ("ended", "finished")
+    assert "; its record was damaged (records, row " in run.reason
+    result = await desk.executor.result("bad")
+    assert (result.outcome, result.reason) == ("finished", run.reason)
+    assert result.phases == run_result("bad").phases
+
+
+async def test_the_time_in_work_of_a_damaged_run_is_told_where_it_can_be_read(desk, tmp_path):
+    await desk.journal.write(lambda tx: tx.event("bad", "run.interrupted", {"at": 4.0}))
+    await desk.journal.write(lambda tx: tx.event("sound", "run.interrupted", {"at": 4.0}))
+    damage(desk, "bad", "records", "data", b"\xff")
+    damage(desk, "sound", "events", "data", b"\xff")
+    await recovered(desk, tmp_path)
+    for uid, seconds in (("bad", 3.0), ("sound", None)):
+        await desk.executor.abort(uid)
+        assert (await desk.executor.result(uid)).seconds == seconds
+
+
+@pytest.mark.parametrize(("column", "garbage"), OF_ENDED)
+async def test_an_ended_run_with_a_damaged_value_has_ended_already(desk, tmp_path, column, garbage):
+    damage(desk, "spoilt", "runs", column, GARBAGE.get(garbage), as_text=garbage == "no text")
+    await recovered(desk, tmp_path)
+    uid = "#4" if column == "uid" else "spoilt"
+    if column != "ended_at":
+        with pytest.raises(AlreadyEnded, match=f"run {uid} has ended already"):
+            await desk.executor.abort(uid)
+        return
+    await desk.executor.abort(uid)
+    [run] = (await desk.executor.status(uid)).runs
+    assert (run.state, run.outcome) == ("ended", "finished")
+    assert run.ended_at == (await desk.executor.result(uid)).ended_at == run_result(uid).ended_at
+    events = [event.kind async for event in desk.executor.watch(uid)]
+    assert events.count("run.ended") == 1
+
+
+@pytest.mark.parametrize(
+    "identity", [{"pid": 2**40}, {"pid": -1}, {"pid": "x"}, {"ticks": None}, {"mark": "x"}]
+)
+async def test_an_identity_that_no_process_can_have_is_damage_and_hinders_no_start(desk, tmp_path, identity):
+    started = {
+        "conductor": "tasks",
+        "incarnation": 2,
+        "pid": 7,
+        "ticks": 1,
+        "boot": boot_id(),
+        "at": 2.0,
+        **identity,
+    }
+    await desk.journal.write(lambda tx: tx.event("bad", "conductor.started", started))
+    recovery = await recovered(desk, tmp_path)
+    assert recovery.damaged.keys() == {"bad"}
+    assert desk.queue.uids() == ["sound"]
+
+
+@pytest.mark.parametrize("last", [2**63 - 1, -5])
+async def test_a_number_of_an_event_that_leaves_no_next_one_hinders_no_abort(desk, tmp_path, last):
+    damage(desk, "bad", "events", "last", last)
+    await recovered(desk, tmp_path)
+    await desk.executor.abort("bad")
+    assert (await desk.executor.status("bad")).runs[0].state == "ended"
+
+
+async def test_a_queued_run_that_is_damaged_meanwhile_can_be_aborted(desk, tmp_path):
+    await recovered(desk, tmp_path)
+    damage(desk, "bad", "runs", "outcome", b"\xff")
+    await desk.executor.abort("bad")
+    assert desk.queue.uids() == ["sound"]
+    assert (await desk.executor.status("bad")).runs[0].outcome == "aborted"
+
+
+@pytest.mark.parametrize(
+    ("table", "column"),
+    [("runs", "spec"), ("runs", "ended_at"), ("events", "data"), ("records", "data"), ("runs", "uid")],
+)
+async def test_what_a_damaged_run_has_left_running_is_killed_at_the_start(
+    desk, tmp_path, left, table, column
+):
+    birth = msgspec.to_builtins(Birth.of(left.pid))
+    started = {"conductor": "tasks", "incarnation": 2, **birth, "at": 2.0}
+    await desk.journal.write(lambda tx: tx.event("bad", "conductor.started", started))
+    damage(desk, "bad", table, column, b"\xff")
+    recovery = await recovered(desk, tmp_path)
+    assert recovery.damaged.keys() == {"#2" if column == "uid" else "bad"}
+    assert left.wait(timeout=0) == -signal.SIGKILL
 
 
 async def test_a_damaged_time_of_pruning_removes_nothing(desk):

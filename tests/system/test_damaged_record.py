@@ -53,4 +53,9 @@ async def test_a_damaged_value_is_told_by_run_and_the_other_runs_go_on(house, wa
         assert caught.value.exit_code == ExitCode.INTERNAL
         await tree.executor.abort(bad)
         assert (await tree.executor.status()).runs == ()
+        aborted = (await tree.executor.status(bad)).runs
         assert await tree.stop() == ExitCode.DONE
+    async with house.serve("--slots", "2") as tree:
+        assert (await tree.executor.status(bad)).runs == aborted
+        assert (aborted[0].state, aborted[0].outcome) == ("ended", "aborted")
+        assert "; its record was damaged (events, behind number 1: " in aborted[0].reason
