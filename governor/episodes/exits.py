@@ -1,4 +1,4 @@
-"""``os._exit`` of user code is told before it is done: in which episode, and where it stands.
+"""``os._exit`` of user code is told before it is done: in which episodes, and where it stands.
 
 It ends the process with no word of its own. A thread that runs user code says by `tells` how to name what it is at; a thread
 that has said nothing, and a forked child, leave as ever. What ends a process from outside Python is not heard here.
@@ -11,11 +11,14 @@ import os
 import sys
 import threading
 import traceback
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from typing import NoReturn
+
+SHOWN: Final = 8
+"""Episodes that are named; of a vector there may be thousands."""
 
 _thread = threading.local()
 
@@ -23,6 +26,15 @@ _thread = threading.local()
 def tells(at_work: Callable[[], str]) -> None:
     """This thread runs user code; `at_work` names what it is at, as ``environment.step of episode 3``, or is ""."""
     _thread.at_work = at_work
+
+
+def place(where: str, episodes: Sequence[int]) -> str:
+    """As ``agent.act of episodes 3, 4``; "" where there are none."""
+    if not episodes:
+        return ""
+    more = f" and {len(episodes) - SHOWN} more" if len(episodes) > SHOWN else ""
+    shown = ", ".join(map(str, episodes[:SHOWN]))
+    return f"{where} of episode{'s' if len(episodes) > 1 else ''} {shown}{more}"
 
 
 def announce(say: Callable[[str, str], None]) -> None:

@@ -79,6 +79,58 @@ async def test_user_code_that_leaves_by_exit_is_named_with_its_episode(house, wa
     assert "in step\n    os._exit(3)" in failed["traceback"]
 
 
+IN_ACT = ("LeavesInAct", {}, "agent.act of episode 2")
+IN_ACT_OF_TWO = ("LeavesInAct", {"vector": 2}, "agent.act of episode 3")
+IN_ACT_MANY = ("LeavesInActMany", {"vector": 2}, "agent.act of episodes 2, 3")
+IN_LEARN = ("LeavesInLearn", {}, "agent.learn of episode 2")
+IN_LEARN_BESIDE = ("LeavesInLearn", {"max_staleness": 1}, "agent.learn of episode 2")
+IN_STATE_DICT = ("LeavesInStateDict", {}, "agent.state_dict of episode 0")
+
+
+@pytest.mark.parametrize(
+    ("case", "transport"),
+    [
+        (IN_ACT, "conductors"),
+        (IN_ACT_MANY, "in_process"),
+        *(
+            pytest.param(*case, marks=pytest.mark.long)
+            for case in (
+                (IN_ACT, "in_process"),
+                (IN_ACT_OF_TWO, "conductors"),
+                (IN_ACT_OF_TWO, "in_process"),
+                (IN_ACT_MANY, "conductors"),
+                (IN_LEARN, "conductors"),
+                (IN_LEARN, "in_process"),
+                (IN_LEARN_BESIDE, "conductors"),
+                (IN_STATE_DICT, "conductors"),
+                (IN_STATE_DICT, "in_process"),
+            )
+        ),
+    ],
+    ids=str,
+)
+async def test_an_agent_that_leaves_by_exit_is_named_with_its_episodes(house, walk, case, transport):
+    entry, more, place = case
+    run = walk(restarts=0, episodes=6, entry=f"user_code:{entry}")
+    vector = more.get("vector", 1)
+    run["conductors"]["environments"] = {"lake": {"entry": "user_code:FiveSteps", "vector": vector}}
+    [phase] = run["phases"]
+    simulate = {**phase["simulate"], "workers": 1, "transport": transport}
+    simulate |= {key: value for key, value in more.items() if key != "vector"}
+    run["phases"] = [{**phase, "simulate": simulate}]
+    async with house.serve() as tree:
+        uid = await tree.executor.submit(run, folder=house.folder)
+        events, result = await tree.end(uid)
+    who = "simulation" if transport == "in_process" else "agent.walker"
+    said = f"os._exit(3) in {place}"
+    assert result.reason == f"conductor {who} exited with code 3: {said}"
+    [failed] = [event.data for event in events if event.kind == "conductor.failed"]
+    assert failed["reason"] == said
+    method = place.split()[0].removeprefix("agent.")
+    assert f"in {method}\n" in failed["traceback"]
+    assert "os._exit(3)" in failed["traceback"]
+
+
 async def test_a_conductor_that_always_dies_uses_up_the_budget(house, walk):
     async with house.serve() as tree:
         uid = await tree.executor.submit(walk(restarts=1, entry="user_code:Dies"), folder=house.folder)

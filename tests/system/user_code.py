@@ -69,6 +69,58 @@ class Leaves:
         return 0, 1.0, self.steps == 5, False, {}
 
 
+class FiveSteps:
+    """Each episode has five."""
+
+    def __init__(self):
+        self.observation_space = self.action_space = gymnasium.spaces.Discrete(2)
+
+    def reset(self, *, seed=None):
+        self.steps = 0
+        return 0, {}
+
+    def step(self, action):
+        self.steps += 1
+        return 0, 1.0, self.steps == 5, False, {}
+
+
+class LeavesInAct(Walker):
+    """The process ends with its 12th action: the second one of an episode."""
+
+    asked = 0
+
+    def act(self, observation, *, explore):
+        self.asked += 1
+        if self.asked == 12:
+            os._exit(3)
+        return 0
+
+
+class LeavesInActMany(LeavesInAct):
+    """Likewise; for several episodes at once."""
+
+    def act_many(self, observations, *, explore):
+        return [self.act(observation, explore=explore) for observation in observations]
+
+
+class LeavesInLearn(Walker):
+    """In the second step of the third episode."""
+
+    def learn(self, transition):
+        super().learn(transition)
+        if self.steps == 12:
+            os._exit(3)
+
+
+class LeavesInStateDict(Walker):
+    """At the end of the first episode."""
+
+    def state_dict(self):
+        if self.steps == 5:
+            os._exit(3)
+        return super().state_dict()
+
+
 class DiesOfAFullDisk(Walker):
     """With its first step, once: it takes all files that the disk of the state folder has left."""
 

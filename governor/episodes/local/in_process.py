@@ -261,6 +261,8 @@ class InProcess:
 
 
 def _at_work(places: list[Place]) -> str:
-    """The one of a worker's places that it is in the user's code of, if that is of an episode."""
-    at = next((place for place in places if place.busy and place.where and place.index is not None), None)
-    return "" if at is None else f"{at.where} of episode {at.index}"
+    """Those of a worker's places that it is in the user's code of, if that is of an episode: several where `act_many` has
+    them all in hand.
+    """
+    at = [(place.where, place.index) for place in places if place.busy and place.where]
+    return exits.place(at[0][0], [index for _, index in at if index is not None]) if at else ""

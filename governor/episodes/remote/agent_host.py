@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from governor import logs
-from governor.episodes import spaces
+from governor.episodes import exits, spaces
 from governor.episodes.agents import make_agent
 from governor.episodes.arrays import WireError
 from governor.episodes.entries import load, one_line
@@ -72,6 +72,9 @@ class AgentHost(Host):
         self._first_state = first_state
         self._at_work: tuple[bytes, int] | None = None
         self._slot_at_work: int | None = None
+        self._calls: str = ""
+        self._called_for: Sequence[Trace] = ()
+        """The method of the agent that the thread is in, and for which episodes."""
         self._mind: Mind
         self._seats: dict[bytes, dict[int, _Slot]] = {}
 
@@ -143,6 +146,7 @@ class AgentHost(Host):
     # -- Host -----------------------------------------------------------------------------------------------
 
     def _prepare(self) -> None:
+        exits.tells(self._place)
         self._factory = load(self._entry)
         self.loaded = state_file.first(self._state_path, self._first_state) is not None
 
@@ -163,13 +167,22 @@ class AgentHost(Host):
             return wire.encode(wire.Fault(request.number, "agent", one_line(error)))
         finally:
             self._at_work = None
+            self._called_for = ()
+
+    def _place(self) -> str:
+        return exits.place(self._calls, [it.episode for it in self._called_for if it.episode >= 0])
+
+    def _call(self, method: str, traces: Sequence[Trace]) -> None:
+        """The agent's code begins."""
+        self._calls, self._called_for = method, traces
 
     def _answer_to(self, request: wire.AgentRequest, peer: bytes, slots: dict[int, _Slot]) -> bytes | None:
         match request:
             case wire.Act():
                 return self._go_on(slots, request)
             case wire.Begin():
-                slots[0] = self._slot(peer, 0, request.observation, train=request.train)
+                trace = Trace(peer, 0, request.episode)
+                slots[0] = self._slot(trace, request.observation, train=request.train)
                 return self._act(slots[0], request.number)
             case wire.Finish():
                 return self._end(peer, slots, request)
@@ -195,11 +208,12 @@ class AgentHost(Host):
         slot.observation = request.observation
         return self._act(slot, request.number)
 
-    def _slot(self, peer: bytes, number: int, observation: Any, *, train: bool) -> _Slot:
-        return _Slot(Trace(peer, number), observation, explore=train, learn=train and self._mind.learns)
+    def _slot(self, trace: Trace, observation: Any, *, train: bool) -> _Slot:
+        return _Slot(trace, observation, explore=train, learn=train and self._mind.learns)
 
     def _act(self, slot: _Slot, number: int) -> bytes:
         mind = self._mind
+        self._call("agent.act", (slot.trace,))
         try:
             action, version = mind.act(
                 partial(mind.ask, slot.observation, explore=slot.explore), explore=slot.explore
@@ -215,6 +229,7 @@ class AgentHost(Host):
         end = wire.TERMINATED * request.terminated | wire.TRUNCATED * request.truncated
         trace = self._learn(slots, 0, request.observation, request.reward, end).trace
         del slots[0]
+        self._call("agent.state_dict", (trace,))
         return self._mind.ended([trace], lambda: _finished(request.number, trace), self.reply, seat=peer)
 
     def _keep(self, peer: bytes, request: wire.Keep) -> bytes | None:
@@ -243,6 +258,7 @@ class AgentHost(Host):
                 terminated=bool(end & wire.TERMINATED),
                 truncated=bool(end & wire.TRUNCATED),
             )
+            self._call("agent.learn", (slot.trace,))
             self._mind.learn(slot.trace, transition)
         return slot
 
@@ -252,9 +268,11 @@ class AgentHost(Host):
         seen = request.observations.tolist() if self._plain else request.observations
         ended: dict[int, _Slot] = {}
         acting: dict[int, _Slot] = {}
+        episodes = iter(request.episodes)
         for row, (number, kind) in enumerate(zip(request.slots, request.kinds, strict=True)):
             if kind == wire.FIRST:
-                acting[row] = slots[number] = self._slot(peer, number, seen[row], train=request.train)
+                trace = Trace(peer, number, next(episodes, -1))
+                acting[row] = slots[number] = self._slot(trace, seen[row], train=request.train)
                 continue
             self._slot_at_work = number
             slot = self._learn(slots, number, seen[row], request.rewards[row], request.ends[row])
@@ -279,6 +297,7 @@ class AgentHost(Host):
         if not ended:
             return answer()
         traces = [slot.trace for slot in ended.values()]
+        self._call("agent.state_dict", traces)
         return self._mind.ended(traces, answer, self.reply, seat=peer)
 
     def _act_all(self, slots: Sequence[_Slot], *, explore: bool) -> tuple[list[Any], int]:
@@ -307,9 +326,11 @@ class AgentHost(Host):
         if ask_many is None:
             for slot in slots:
                 self._slot_at_work = slot.trace.slot
+                self._call("agent.act", (slot.trace,))
                 found.append(self._tried(partial(ask, slot.observation, explore=explore)))
             self._slot_at_work = None
             return found
+        self._call("agent.act", [slot.trace for slot in slots])
         chosen = ask_many(np.array([slot.observation for slot in slots]), explore=explore)
         if len(chosen) != len(slots):
             raise ValueError(f"{len(chosen)} actions for {len(slots)} observations")

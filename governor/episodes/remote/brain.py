@@ -18,6 +18,7 @@ import threading
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from governor.episodes import exits
 from governor.episodes.entries import one_line
 from governor.episodes.records import state_file
 
@@ -30,14 +31,15 @@ if TYPE_CHECKING:
 
 class Trace:
     """One episode on its way through the learner, of one slot of a seat or, with None, of whichever; `fault` is where and
-    why no more of it is learned.
+    why no more of it is learned. `episode` is its number in the phase, negative where that is not known.
     """
 
-    __slots__ = ("fault", "seat", "slot")
+    __slots__ = ("episode", "fault", "seat", "slot")
 
-    def __init__(self, seat: bytes, slot: int | None = None) -> None:
+    def __init__(self, seat: bytes, slot: int | None = None, episode: int = -1) -> None:
         self.seat = seat
         self.slot = slot
+        self.episode = episode
         self.fault: tuple[str, str] | None = None
 
 
@@ -105,8 +107,13 @@ class Brain:
         self.version: int = self._learned.version
 
     def _live(self) -> None:
+        exits.tells(self._place)
         while (work := self._work.get()) is not None:
             work()
+
+    def _place(self) -> str:
+        trace = self.at_work
+        return exits.place("agent.learn", [trace.episode] if trace is not None and trace.episode >= 0 else [])
 
     def _learn(self, trace: Trace, transition: Transition) -> None:
         if trace.fault is not None:

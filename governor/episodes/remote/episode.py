@@ -66,7 +66,7 @@ class Episode:
         reset = wire.Reset(environment.next(), self._seed, self._index)
         observed = environment.ask(reset, deadline=deadline)
         observation = _expect(observed, wire.Observed).observation
-        request: wire.Begin | wire.Act = wire.Begin(agent.next(), observation, self._train)
+        request: wire.Begin | wire.Act = wire.Begin(agent.next(), observation, self._train, self._index)
         limit = self._max_steps
         while True:
             acted = _expect(agent.ask(request, deadline=deadline), wire.Acted)

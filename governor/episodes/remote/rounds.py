@@ -183,6 +183,7 @@ class VectorWorker(Worker):
             [play.reward for play in plays],
             [play.end for play in plays],
             self._train,
+            [play.index for play in plays if play.kind == wire.FIRST],
         )
         answer = self._answer(line, request, plays, wire.ActedMany)
         if answer is None:

@@ -50,10 +50,11 @@ class Stepped(Frame, frozen=True, tag=4):
 
 
 class Begin(Frame, frozen=True, tag=5):
-    """The first observation of an episode; the answer is `Acted`."""
+    """The first observation of an episode; the answer is `Acted`. `episode`: as of `Reset`."""
 
     observation: Any
     train: bool
+    episode: int = -1
 
 
 class Act(Frame, frozen=True, tag=6):
@@ -128,7 +129,8 @@ class SteppedMany(Frame, frozen=True, tag=14):
 class ActMany(Frame, frozen=True, tag=15):
     """A row for each slot that something is new of: `kinds` are FIRST, NEXT and LAST, as `Begin`, `Act` and `Finish`.
 
-    A slot may have two rows, the last one of an episode before the first one of the next.
+    A slot may have two rows, the last one of an episode before the first one of the next. `episodes`: as of `Reset`, of the
+    FIRST rows alone, in their order.
     """
 
     slots: list[int]
@@ -137,6 +139,7 @@ class ActMany(Frame, frozen=True, tag=15):
     rewards: list[float]
     ends: list[int]
     train: bool
+    episodes: list[int] = []
 
 
 class ActedMany(Frame, frozen=True, tag=16):
