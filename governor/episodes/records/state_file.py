@@ -23,7 +23,7 @@ from governor.errors import ConductorError
 from governor.files import write_whole
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 TUPLE: Final = 2
 PAIRS: Final = 3
@@ -37,6 +37,9 @@ FROZEN: Final = 9
 _DICTS: Final[dict[type, int]] = {dict: PAIRS, OrderedDict: ORDERED, Counter: COUNTER}
 """Torch makes all of them: of modules, optimizers and schedules of learning rates."""
 _SETS: Final[dict[type, int]] = {set: SET, frozenset: FROZEN}
+_CONTAINERS: Final = (dict, list, tuple, set, frozenset)
+_TEXTS: Final = (str, bytes)
+WHOLE: Final = "state_dict()"
 LONGEST: Final = 2**32
 """Bytes, that an extension type of msgpack has fewer than."""
 VERSION: Final = 1
@@ -48,7 +51,10 @@ def dumps(state: dict[str, Any], *, weight_version: int = 0) -> bytes:
     """Raises TypeError that names the place of what cannot be kept."""
     if not isinstance(state, dict):
         raise TypeError(f"state_dict() is a {type(state).__name__}, not a dict")
-    kept = _flatten(state, "state_dict()")
+    try:
+        kept = _flatten(state, WHOLE)
+    except RecursionError:
+        raise TypeError(_endless(state)) from None
     return _encode({"version": VERSION, "state": kept, "weight_version": weight_version})
 
 
@@ -133,13 +139,15 @@ class _Versioned(msgspec.Struct):
 
 
 def _flatten(value: Any, place: str) -> Any:
-    if value is None or isinstance(value, (bool, str, bytes)):
+    if value is None or isinstance(value, bool) or type(value) in _TEXTS:
         return value
+    if isinstance(value, _TEXTS):
+        raise _derived(value, place, _TEXTS)
     if isinstance(value, int):
         return _integer(int(value))
     if isinstance(value, float):
         return float(value)
-    if isinstance(value, (list, tuple, set, frozenset, dict)):
+    if isinstance(value, _CONTAINERS):
         return _flatten_container(value, place)
     if isinstance(value, np.generic) and value.dtype.kind in "biuf":
         return _flatten(value.item(), place)
@@ -166,11 +174,53 @@ def _flatten_container(value: Any, place: str) -> Any:
         return items
     if made is tuple or (made.__module__, made.__name__) == ("torch", "Size"):
         return _extension(TUPLE, items, place)
-    base = next(each for each in (dict, list, tuple, set, frozenset) if isinstance(value, each)).__name__
-    raise TypeError(
-        f"{place} is a {made.__name__}, which would come back as a {base}: keep a plain {base}, and make it a "
-        f"{made.__name__} again in load_state_dict"
+    raise _derived(value, place, _CONTAINERS)
+
+
+def _derived(value: Any, place: str, bases: tuple[type, ...]) -> TypeError:
+    made, base = type(value).__name__, next(each for each in bases if isinstance(value, each)).__name__
+    return TypeError(
+        f"{place} is a {made}, which would come back as a {base}: keep a plain {base}, and make it a "
+        f"{made} again in load_state_dict"
     )
+
+
+def _endless(state: dict[str, Any]) -> str:
+    """Where a state contains itself, else where it is too deep. Without recursion; a place is made for the answer alone."""
+    path, level_of, walked = [_Level(None, state)], {id(state): 0}, set[int]()
+    deepest, below = 0, path[:]
+    while path:
+        found = next(path[-1].rest, None)
+        if found is None:
+            done = id(path.pop().value)
+            walked.add(done)
+            del level_of[done]
+            continue
+        key, value = found
+        if (level := level_of.get(id(value))) is not None:
+            around = _place(path[: level + 1])
+            return f"{_place(path)}[{key!r}] is {around} itself: a state that contains itself cannot be kept"
+        if isinstance(value, _CONTAINERS) and id(value) not in walked:
+            level_of[id(value)] = len(path)
+            path.append(_Level(key, value))
+            if len(path) > deepest:
+                deepest, below = len(path), path[:2]
+    return f"{_place(below)} is nested {deepest - 1:,} levels deep, which cannot be kept"
+
+
+class _Level:
+    """A container on the way into a state, and what of it is still to be walked; keys contain nothing that contains them."""
+
+    def __init__(self, key: Any, value: Any) -> None:
+        self.key = key
+        self.value = value
+        self.rest: Iterator[tuple[Any, Any]] = iter(
+            value.items() if isinstance(value, dict) else enumerate(value)
+        )
+
+
+def _place(path: list[_Level]) -> str:
+    return WHOLE + "".join(f"[{level.key!r}]" for level in path[1:])
 
 
 def _flatten_key(value: Any, place: str) -> Any:

@@ -92,12 +92,60 @@ class Bag(dict):
         ),
         (Bag(a=1), r"state_dict\(\) is a Bag, which would come back as a dict"),
         (["a"], r"state_dict\(\) is a list, not a dict"),
+        (
+            {"net": [np.str_("a")]},
+            r"state_dict\(\)\['net'\]\[0\] is a str_, .* plain str, and make it a str_",
+        ),
+        ({"raw": np.bytes_(b"a")}, r"state_dict\(\)\['raw'\] is a bytes_, which would come back as a bytes"),
+        ({"n": {np.str_("a"): 1}}, r"state_dict\(\)\['n'\] key is a str_, which would come back as a str"),
+        ({"n": {np.str_("a")}}, r"state_dict\(\)\['n'\] key is a str_, which would come back as a str"),
         ({"f": np.array([object()])}, r"state_dict\(\)\['f'\]: an array of object"),
     ],
 )
 def test_what_would_come_back_as_something_else_is_named(state, said):
     with pytest.raises(TypeError, match=said):
         state_file.dumps(state)
+
+
+def nested(levels):
+    """A list in a list, and so on."""
+    state = []
+    for _ in range(levels):
+        state = [state]
+    return state
+
+
+def containing_itself():
+    shared, tree = {"leaf": 1}, {"children": []}
+    tree["children"] += [shared, shared, {"parent": (tree,)}]
+    return {"shared": shared, "tree": tree}
+
+
+def of_itself():
+    state = {}
+    state["self"] = state
+    return state
+
+
+@pytest.mark.parametrize(
+    ("state", "said"),
+    [
+        (
+            containing_itself(),
+            r"^state_dict\(\)\['tree'\]\['children'\]\[2\]\['parent'\]\[0\] is state_dict\(\)\['tree'\] itself: ",
+        ),
+        (of_itself(), r"^state_dict\(\)\['self'\] is state_dict\(\) itself: "),
+        (
+            {"flat": [1], "deep": nested(50_000)},
+            r"^state_dict\(\)\['deep'\] is nested 50,001 levels deep, which cannot be kept$",
+        ),
+    ],
+    ids=["cycle", "whole", "deep"],
+)
+@pytest.mark.parametrize("dumps", [state_file.dumps, state_file.tried])
+def test_a_state_without_an_end_is_named_with_its_place(state, said, dumps):
+    with pytest.raises(TypeError, match=said):
+        dumps(state)
 
 
 def test_classes_of_containers_come_back():
