@@ -37,10 +37,11 @@ class Detached:
     """The processes that user code has started, by pidfds: two by each that starts some, in this order."""
 
     def __init__(self, folder):
-        self._path = folder / "detached"
-        os.mkfifo(self._path)
+        self.folder = folder
+        path = folder / "detached"
+        os.mkfifo(path)
         # Kept open to write as well: else it ends with its first writer.
-        self._pipe = os.open(self._path, os.O_RDWR | os.O_NONBLOCK)
+        self._pipe = os.open(path, os.O_RDWR | os.O_NONBLOCK)
         self._told = b""
         self.pids = []
         self.handles = []
@@ -53,7 +54,6 @@ class Detached:
                 *lines, self._told = (self._told + os.read(self._pipe, 4096)).split(b"\n")
                 self.pids += [int(pid) for line in lines for pid in line.split()]
                 self.handles += [os.pidfd_open(pid) for pid in self.pids[len(self.handles) :]]
-        return self.pids
 
     def dead(self):
         return [is_readable(handle) for handle in self.handles]
@@ -71,10 +71,6 @@ def detached(house):
     made = Detached(house.folder)
     yield made
     made.close()
-
-
-def run(wanted, *, restarts):
-    return {"name": "d", "restart": {"conductors": restarts}, **wanted}
 
 
 VICTIMS = [
@@ -95,13 +91,20 @@ async def kill(tree, uid, victim):
     return conductor
 
 
+async def begun(tree, detached, wanted, count, *, restarts=0):
+    """The uid of a run whose user code has started so many."""
+    wanted = {"name": "d", "restart": {"conductors": restarts}, **wanted}
+    uid = await tree.executor.submit(wanted, folder=detached.folder)
+    await detached.until(count)
+    return uid
+
+
 @pytest.mark.parametrize(("victim", "wanted", "count"), VICTIMS)
 async def test_they_are_dead_before_the_successor_of_a_killed_conductor_is_ready(
     house, detached, victim, wanted, count
 ):
     async with house.serve() as tree:
-        uid = await tree.executor.submit(run(wanted, restarts=1), folder=house.folder)
-        await detached.until(count)
+        uid = await begun(tree, detached, wanted, count, restarts=1)
         killed = await kill(tree, uid, victim)
         await tree.until(uid, "conductor.ready", conductor=killed.name, incarnation=2)
         of_killed = {"agent": slice(2, 4), "environment": slice(2), "simulation": slice(0), "task": slice(2)}
@@ -120,8 +123,7 @@ async def test_they_are_dead_before_the_run_of_a_killed_conductor_has_ended(
     house, detached, victim, wanted, count
 ):
     async with house.serve() as tree:
-        uid = await tree.executor.submit(run(wanted, restarts=0), folder=house.folder)
-        await detached.until(count)
+        uid = await begun(tree, detached, wanted, count)
         await kill(tree, uid, victim)
         await tree.until(uid, "run.ended")
         assert all(detached.dead())
@@ -133,11 +135,10 @@ async def test_they_are_dead_before_the_run_of_a_killed_conductor_has_ended(
 )
 async def test_status_shows_them_and_they_are_dead_when_the_run_was_aborted(house, detached, wanted, count):
     async with house.serve() as tree:
-        uid = await tree.executor.submit(run(wanted, restarts=0), folder=house.folder)
-        pids = await detached.until(count)
+        uid = await begun(tree, detached, wanted, count)
         [described] = (await tree.executor.status(uid)).runs
         shown = {pid for conductor in described.conductors for pid in conductor.started}
-        assert set(pids) <= shown
+        assert set(detached.pids) <= shown
         assert not shown & {conductor.pid for conductor in described.conductors}
         await tree.executor.abort(uid)
         await tree.until(uid, "run.ended")
@@ -154,8 +155,7 @@ async def test_nothing_outlives_the_guards_when_they_are_killed_together(
     house, detached, wanted, count, daemon_too
 ):
     async with house.serve() as tree:
-        await tree.executor.submit(run(wanted, restarts=0), folder=house.folder)
-        await detached.until(count)
+        await begun(tree, detached, wanted, count)
         with tree.deaths() as alive:
             together = [psutil.Process(tree.process.pid), tree.deputy, *([tree.daemon] if daemon_too else [])]
             for each in together:  # else the first to die would have the next one sweep

@@ -134,21 +134,15 @@ async def refused_start(house):
     return said.decode()
 
 
-async def test_a_disk_that_fills_up_interrupts_the_run_and_costs_nothing_that_was_acknowledged(
-    house, walk, disk
-):
+async def is_interrupted_in_order_and_goes_on(house, walk, disk, use_up, *, before=None):
+    """A run that is in work when `use_up` is called; `before` is awaited with the daemon."""
     async with house.serve() as tree:
         uid = await tree.executor.submit(walk(episodes=3000), folder=house.folder)
         await tree.until(uid, "episode.ended")
-        disk.fill(leave=8 * MIB)
-        with pytest.raises(
-            TryAgain, match=r"left, and a run is taken with 12 MiB \(disk_reserve\)"
-        ) as caught:
-            await tree.executor.submit(walk(episodes=3), folder=house.folder)
-        assert caught.value.code == "no_room"
-        assert (await tree.executor.status()).state == "serving"
+        if before is not None:
+            await before(tree)
         with nobody_writes(tree):
-            disk.fill()
+            use_up()
         async with asyncio.timeout(60):
             assert await tree.process.wait() == ExitCode.TRY_AGAIN
         assert house.processes() == []
@@ -157,10 +151,25 @@ async def test_a_disk_that_fills_up_interrupts_the_run_and_costs_nothing_that_wa
     assert "run.interrupted" in logged
     assert "journal.failed" not in logged, "what was in flight has landed"
 
-    disk.fill()
+    use_up()
     assert "make room" in await refused_start(house)
     disk.empty()
     await goes_on_to_its_end(house, uid)
+
+
+async def test_a_disk_that_fills_up_interrupts_the_run_and_costs_nothing_that_was_acknowledged(
+    house, walk, disk
+):
+    async def no_run_is_taken(tree):
+        disk.fill(leave=8 * MIB)
+        with pytest.raises(
+            TryAgain, match=r"left, and a run is taken with 12 MiB \(disk_reserve\)"
+        ) as caught:
+            await tree.executor.submit(walk(episodes=3), folder=house.folder)
+        assert caught.value.code == "no_room"
+        assert (await tree.executor.status()).state == "serving"
+
+    await is_interrupted_in_order_and_goes_on(house, walk, disk, disk.fill, before=no_run_is_taken)
 
 
 @pytest.mark.long
@@ -177,23 +186,7 @@ async def test_a_disk_whose_reserve_is_taken_as_well_costs_nothing_that_was_ackn
 
 @pytest.mark.long
 async def test_a_disk_without_room_for_another_file_interrupts_the_runs_as_a_full_one_does(house, walk, disk):
-    async with house.serve("--slots", "2") as tree:
-        at_work = await tree.executor.submit(walk(episodes=3000), folder=house.folder)
-        await tree.until(at_work, "episode.ended")
-        with nobody_writes(tree):
-            disk.use_up_the_files()
-        async with asyncio.timeout(60):
-            assert await tree.process.wait() == ExitCode.TRY_AGAIN
-        assert house.processes() == []
-    logged = disk.logged()
-    assert logged.count("disk.full") == 1
-    assert "run.interrupted" in logged
-    assert "journal.failed" not in logged, "what was in flight has landed"
-
-    disk.use_up_the_files()
-    assert "make room" in await refused_start(house)
-    disk.empty()
-    await goes_on_to_its_end(house, at_work)
+    await is_interrupted_in_order_and_goes_on(house, walk, disk, disk.use_up_the_files)
 
 
 @pytest.mark.long
