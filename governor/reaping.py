@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 VARIABLE: Final = "RUN_GOVERNOR_HOUSE_"
-KILL_SECONDS: Final = 5.0
-"""How long what was killed may take to die, all together."""
 
 log = logs.get_logger()
 _before: dict[str, int] = {}
@@ -77,7 +75,7 @@ def kill_left_over(
 ) -> tuple[list[LeftOver], list[LeftOver]]:
     """Those that were killed and seen dead, and those that live on, whose handles are the caller's to close.
 
-    `recorded` are processes on record, `marks` those of `kill_tree`. Blocks, up to `KILL_SECONDS` where somebody won't die.
+    `recorded` are processes on record, `marks` those of `kill_tree`. Blocks, as `kill_tree.kill_tree`, where somebody won't die.
     """
     spared = {os.getpid(), *kill_tree.ancestors(os.getpid())}
     bears = kill_tree.bears(*marks)
@@ -94,7 +92,7 @@ def kill_left_over(
     except OSError:
         kill_tree.close(roots)
         raise
-    alive = kill_tree.await_deaths(handles, seconds=KILL_SECONDS)
+    alive = kill_tree.await_deaths(handles, seconds=kill_tree.KILL_SECONDS)
     kill_tree.close(handles, but=alive)
     found = [LeftOver(pid=pid, command=command, handle=handles[pid]) for pid, command in commands.items()]
     return [it for it in found if it.pid not in alive], [it for it in found if it.pid in alive]

@@ -32,7 +32,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     `service_wait`: how long a request waits for a service without any worker.
     `plain_wait`: how long a request without envelope waits in the queue at all.
     `attempts`: how many workers a request may be started by that loses each of them.
-    `services`: names that have had a worker, and as many that clients wait for.
+    `services`: names that have a worker, or had one and still have requests. Names that clients wait for without one
+        get what these leave of it, and keep no worker's name out.
     `connections`: of each socket; fewer where the limit of open files says so (`connections.py`).
     `credit_total`: sum of what all workers may have in hand, hence of all requests in flight.
     `held_bytes`: bodies that the broker may hold for its queues and for idempotent requests in flight.

@@ -109,7 +109,7 @@ def test_nor_those_above_that_are_on_record(begin):
 
 def test_who_lives_on_is_named_and_its_handle_tells_of_its_death(begin, monkeypatch):
     process = begin("1.1")
-    monkeypatch.setattr(reaping, "KILL_SECONDS", 0.1)
+    monkeypatch.setattr(kill_tree, "KILL_SECONDS", 0.1)
     monkeypatch.setattr(kill_tree, "send", lambda handle, number: None)
     killed, [survivor] = reaping.kill_left_over(HOUSE)
     assert (killed, survivor.pid) == ([], process.pid)

@@ -10,7 +10,7 @@ import threading
 import msgspec
 import pytest
 
-from governor import heartbeat, ray_head, reaping
+from governor import heartbeat, ray_head
 from governor.births import Birth, boot_id
 from governor.journal import Journal
 from governor.messages import EpisodeRecord, TaskRecord
@@ -104,7 +104,7 @@ class TestProcesses:
             ASSIGNED,
             ("conductor.started", {**TASKS, **msgspec.structs.asdict(Birth.of(sleeper.pid))}),
         )
-        monkeypatch.setattr(reaping, "KILL_SECONDS", 0.2)
+        monkeypatch.setattr(kill_tree, "KILL_SECONDS", 0.2)
         monkeypatch.setattr(kill_tree, "send", lambda handle, number: None)
         recovery = Recovery(journal=journal, state_dir=tmp_path)
         await recovery.clear_away()

@@ -121,8 +121,8 @@ async def test_a_process_that_cannot_be_killed_holds_back_what_was_in_work_until
         tree.daemon.kill()
         await tree.process.wait()
     stays = sleeper(marked)
-    immortal = "from governor import reaping; from governor.processes import kill_tree; "
-    immortal += "reaping.KILL_SECONDS = 0.1; kill_tree.send = lambda handle, number: None; "
+    immortal = "from governor.processes import kill_tree; "
+    immortal += "kill_tree.KILL_SECONDS = 0.1; kill_tree.send = lambda handle, number: None; "
     begin = f"{immortal}from governor.__main__ import main; main()"
     python, _, _, *arguments = house.arguments()
     house.arguments = lambda *_: [python, "-c", begin, *arguments]
