@@ -24,7 +24,7 @@ import time
 from typing import TYPE_CHECKING
 
 from governor import prctl
-from governor.processes import kill_tree
+from governor.processes import cgroups, kill_tree
 from governor.processes.sweeper import fork_sweeper
 
 if TYPE_CHECKING:
@@ -136,6 +136,7 @@ def _guard(child: int, *, is_deputy: bool) -> int:
             os.kill(os.getpid(), signal.SIGSTOP)
         status = reap().get(child)
     survivors = sweep()
+    cgroups.clear()
     if survivors:
         sys.stderr.write(
             f"governor: still alive after SIGKILL: pid {', '.join(map(str, sorted(survivors)))}\n"

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 
 from governor import logs
 from governor.births import Birth
-from governor.processes import kill_tree
+from governor.processes import cgroups, kill_tree
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -78,14 +78,15 @@ def kill_left_over(
     `recorded` are processes on record, `marks` those of `kill_tree`. Blocks, as `kill_tree.kill_tree`, where somebody won't die.
     """
     spared = {os.getpid(), *kill_tree.ancestors(os.getpid())}
-    bears = kill_tree.bears(*marks)
+    marks = list(marks)
     births = {birth.pid: birth for birth in recorded if birth.pid not in spared}
     roots = {pid: handle for pid, birth in births.items() if (handle := birth.open()) is not None}
     commands: dict[int, str] = {}
     try:
         handles = kill_tree.strike(
             roots,
-            lambda pid: pid not in spared and (bears(pid) or _is_marked(pid, house)),
+            lambda pid: pid not in spared and _is_marked(pid, house),
+            marks=marks,
             spared=spared,
             told=lambda pid: commands.setdefault(pid, _command(pid)),
         )
@@ -94,6 +95,9 @@ def kill_left_over(
         raise
     alive = kill_tree.await_deaths(handles, seconds=kill_tree.KILL_SECONDS)
     kill_tree.close(handles, but=alive)
+    for mark in marks if not alive else ():
+        kill_tree.remove_group(mark)
+    cgroups.clear()
     found = [LeftOver(pid=pid, command=command, handle=handles[pid]) for pid, command in commands.items()]
     return [it for it in found if it.pid not in alive], [it for it in found if it.pid in alive]
 

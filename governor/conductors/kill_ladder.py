@@ -192,6 +192,7 @@ class _Descent:
             kill_tree.close(handles)
         async with _until(deadline, f"{child.name} (pid {child.pid}) is alive after SIGKILL", child.pid):
             await child.wait()
+        await asyncio.to_thread(kill_tree.remove_group, child.mark)
 
 
 def _strike(child: Child) -> dict[int, int]:
@@ -199,7 +200,7 @@ def _strike(child: Child) -> dict[int, int]:
     handle = child.birth.open()
     roots = {} if handle is None else {child.pid: handle}
     try:
-        return kill_tree.strike(roots, kill_tree.bears(child.mark) if child.mark else None)
+        return kill_tree.strike(roots, marks=(child.mark,))
     except OSError:
         kill_tree.close(roots)
         raise

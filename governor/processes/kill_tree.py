@@ -1,12 +1,14 @@
 """Finds a process tree, kills it, and sees it dead: what it has started in sessions and environments of its own too.
 
-Two selectors. *Descendants*, by the parents that the kernel knows. And the *mark*: a resource limit that Linux has kept
-without a use since 2.4 (RLIMIT_LOCKS). Whatever a process does, its children inherit it, by fork alone and with an
-empty environment too; so it finds those whose parent has died. A mark is like the address of a network: of the
-daemon, of one child of it, of one runner of that child. Who asks for the first two gets all that is below.
+Three selectors. *Descendants*, by the parents that the kernel knows. The *mark*: a resource limit that Linux has kept
+without a use since 2.4 (RLIMIT_LOCKS). Its children inherit it, by fork alone and with an empty environment too; so it
+finds those whose parent has died. A mark is like the address of a network: of the daemon, of one child of it, of one
+runner of that child. Who asks for the first two gets all that is below. And the *cgroup* of a mark, where the system
+grants one (`cgroups`): it also holds those that have set the limit themselves.
 
 All that is found is stopped, the roots first, until nobody new is found: what stands still forks no more. Then all are
-killed. A pidfd stands for each: its number may have another owner later. Stdlib only: the guard uses it.
+killed, and cgroups as a whole: also what forks faster than it is found. A pidfd stands for each process: its number may
+have another owner later. Stdlib only: the guard uses it.
 """
 
 from __future__ import annotations
@@ -21,6 +23,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from governor.processes import cgroups
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping
 
@@ -30,6 +34,8 @@ STOP_SECONDS: Final = 0.05
 """How long a process may take to stand still; who is not ours to stop never does."""
 SETTLE_SECONDS: Final = 0.1
 """How long processes that end, of whomever, may make us look once more."""
+EMPTY_SECONDS: Final = 1.0
+"""How long the cgroup of processes that were seen dead may take to be empty."""
 UNMARKED: Final = 0
 MARK_LIMIT: Final = 10
 """RLIMIT_LOCKS, which `resource` has no name for."""
@@ -68,15 +74,18 @@ def mark_of_runner(child: int, number: int) -> int:
 
 def mark_self(mark: int) -> int:
     """Marks this process, and all that it starts from now on; `UNMARKED` where the system refuses."""
+    if mark == UNMARKED:
+        cgroups.leave()
+    grouped = mark != UNMARKED and cgroups.join(_levels(mark))
     try:
         resource.setrlimit(MARK_LIMIT, (mark or -1, resource.getrlimit(MARK_LIMIT)[1]))
     except (OSError, ValueError):
-        return UNMARKED
+        return mark if grouped else UNMARKED
     return mark
 
 
 def own_mark() -> int:
-    return _mark(os.getpid())
+    return _mark(os.getpid()) or cgroups.own_mark() or UNMARKED
 
 
 def is_daemon() -> bool:
@@ -90,8 +99,7 @@ def bears(*marks: int) -> Callable[[int], bool]:
     wanted = {mark for mark in marks if mark != UNMARKED}
 
     def has_one(pid: int) -> bool:
-        own = _mark(pid)
-        return not wanted.isdisjoint(own >> bits << bits for bits in (0, _RUNNER_BITS, _BELOW_DAEMON))
+        return not wanted.isdisjoint(_levels(_mark(pid)))
 
     return has_one
 
@@ -99,12 +107,24 @@ def bears(*marks: int) -> Callable[[int], bool]:
 def marked() -> dict[int, list[int]]:
     """All marked processes that live, by the mark of the child of a daemon that they are, or are below of."""
     found: dict[int, list[int]] = {}
+    grouped = cgroups.marks()
     for pid in _all():
         with contextlib.suppress(ProcessLookupError):
-            child = _mark(pid) >> _RUNNER_BITS << _RUNNER_BITS
+            child = (grouped.get(pid) or _mark(pid)) >> _RUNNER_BITS << _RUNNER_BITS
             if child != UNMARKED and _state(Path(f"/proc/{pid}")) not in "ZX":
                 found.setdefault(child, []).append(pid)
     return found
+
+
+def remove_group(mark: int) -> None:
+    """Removes the cgroup of a mark, if there is one and nothing lives in it. Blocks."""
+    if mark != UNMARKED and (group := cgroups.find(_levels(mark))) is not None:
+        cgroups.remove(group, seconds=EMPTY_SECONDS)
+
+
+def _levels(mark: int) -> list[int]:
+    """The marks of the daemon, its child, and that one's runner, as far as this mark is of one."""
+    return list(dict.fromkeys(mark >> bits << bits for bits in (_BELOW_DAEMON, _RUNNER_BITS, 0)))
 
 
 def _within(bits: int, number: int) -> int:
@@ -117,70 +137,60 @@ def _mark(pid: int) -> int:
         found = resource.prlimit(pid, MARK_LIMIT)[0]
     except PermissionError:
         return UNMARKED
-    return max(found, UNMARKED)  # -1: there is no limit
+    return found if found >> _BELOW_DAEMON > 0 else UNMARKED  # no limit is -1; and one may have a use for it
 
 
 # -- the end of a tree ---------------------------------------------------------------------------------------------
 
 
 def kill_tree(pid: int, handle: int | None, mark: int = UNMARKED) -> list[int]:
-    """Kills the process of the pidfd (None: it is dead already), its descendants, and all that `bears` its mark; waits
-    until they are dead. The pids that live on: stuck in the kernel, or of another user.
+    """Kills the process of the pidfd (None: it is dead already), its descendants, and all that has its mark; waits until
+    they are dead. The pids that live on: stuck in the kernel, or of another user.
 
     Blocks up to `KILL_SECONDS` until all stand still, and as long again until they are dead. Raises OSError without
     descriptors to look at them; those that were found are killed all the same.
     """
     roots = {} if handle is None else {pid: handle}
-    handles = strike(roots, bears(mark) if mark else None)
+    handles = strike(roots, marks=(mark,))
     try:
-        return list(await_deaths(handles, seconds=KILL_SECONDS))
+        alive = list(await_deaths(handles, seconds=KILL_SECONDS))
     finally:
         close(handles, roots)
+    remove_group(mark)
+    return alive
 
 
 def strike(
     roots: Mapping[int, int],
     wanted: Callable[[int], bool] | None = None,
     *,
+    marks: Iterable[int] = (),
     spared: Collection[int] = (),
     told: Callable[[int], object] = lambda _: None,
 ) -> dict[int, int]:
-    """Stops and kills the processes of these pidfds, all below them, all that are `wanted`, and all below those. `told` of
-    the pid of each that stands still before any is killed.
+    """Stops and kills the processes of these pidfds, all below them, all that have one of these marks or are `wanted`, and
+    all below those. `told` of the pid of each that stands still before any is killed.
 
     Their pidfds; those that are not of `roots` are the caller's to `close`. Blocks until all were sent SIGKILL, and
     raises, as `kill_tree`.
     """
     handles = dict(roots)
-    seen = {*roots, *spared}
-    begin = time.monotonic()
-    whole = False
-    try:
-        for pid, handle in roots.items():
-            if not is_dead(handle):
-                _stop(pid, handle)
-                _hurry(pid)
-        while (passed := time.monotonic() - begin) < KILL_SECONDS:
-            found, settled = _all_that_are(wanted)
-            below = descendants(*(pid for pid, handle in handles.items() if not is_dead(handle)))
-            late = (found | below) - seen
-            if not late and (settled or passed > SETTLE_SECONDS):
-                break
-            seen |= late
-            _hold(late & found, handles, wanted)
-            _hold(late - found, handles)
-        for pid, handle in handles.items():
-            if not is_dead(handle):
-                told(pid)
-        whole = True
-        return handles
-    finally:
-        for (
-            handle
-        ) in handles.values():  # also when somebody could not be looked at: nobody is to stay stopped
-            send(handle, signal.SIGKILL)
-        if not whole:
-            close(handles, roots)
+    selected = _Selected(marks, wanted)
+    with contextlib.ExitStack() as failed:
+        failed.callback(close, handles, roots)
+        try:
+            _stop_all(roots, handles, selected, {*roots, *spared})
+            for pid, handle in handles.items():
+                if not is_dead(handle):
+                    told(pid)
+        finally:
+            # Also when somebody could not be looked at: nobody is to stay stopped.
+            for handle in handles.values():
+                send(handle, signal.SIGKILL)
+            dying = selected.kill_groups(spared)
+        _hold(dying - handles.keys(), handles, selected)
+        failed.pop_all()
+    return handles
 
 
 def await_deaths(handles: Mapping[int, int], *, seconds: float) -> dict[int, int]:
@@ -238,19 +248,64 @@ def ancestors(pid: int) -> set[int]:
     return found
 
 
-def _all_that_are(wanted: Callable[[int], bool] | None) -> tuple[set[int], bool]:
-    """Who is, of those whom we may look at; and whether nobody ended meanwhile, who might have forked behind our back."""
-    found: set[int] = set()
-    settled = True
-    if wanted is None:
-        return found, settled
-    for pid in _all():
-        try:
-            if wanted(pid):
-                found.add(pid)
-        except ProcessLookupError:
-            settled = False
-    return found, settled
+def _stop_all(roots: Mapping[int, int], handles: dict[int, int], selected: _Selected, seen: set[int]) -> None:
+    """Stops the roots, then all below them and all that are selected, but those that were `seen`, until nobody is new."""
+    begin = time.monotonic()
+    for pid, handle in roots.items():
+        if not is_dead(handle):
+            _stop(pid, handle)
+            _hurry(pid)
+    while (passed := time.monotonic() - begin) < KILL_SECONDS:
+        found, settled = selected.find()
+        below = descendants(*(pid for pid, handle in handles.items() if not is_dead(handle)))
+        late = (found | below) - seen
+        if not late and (settled or passed > SETTLE_SECONDS):
+            break
+        seen |= late
+        _hold(late & found, handles, selected)
+        _hold(late - found, handles)
+
+
+class _Selected:
+    """What is selected by marks, by their cgroups, or else."""
+
+    def __init__(self, marks: Iterable[int], wanted: Callable[[int], bool] | None) -> None:
+        self._marks = [mark for mark in marks if mark != UNMARKED]
+        self._bears = bears(*self._marks)
+        self._wanted = wanted
+
+    def __call__(self, pid: int) -> bool:
+        """Raises ProcessLookupError of one that is gone."""
+        return self._is_found(pid) or any(cgroups.is_in(pid, group) for group in self._groups())
+
+    def find(self) -> tuple[set[int], bool]:
+        """Those whom we may look at; and whether nobody ended meanwhile, who might have forked behind our back."""
+        found: set[int] = set()
+        settled = True
+        if self._wanted is None and not self._marks:
+            return found, settled
+        for pid in _all():
+            try:
+                if self._is_found(pid):
+                    found.add(pid)
+            except ProcessLookupError:
+                settled = False
+        return found.union(*map(cgroups.pids, self._groups())), settled
+
+    def kill_groups(self, spared: Collection[int]) -> set[int]:
+        """Kills cgroups as a whole, but for those with one that is `spared` in it; those who are still dying."""
+        dying: set[int] = set()
+        for group in self._groups():
+            if cgroups.pids(group).isdisjoint({os.getpid(), *spared}):
+                cgroups.kill(group)
+                dying |= cgroups.pids(group)
+        return dying
+
+    def _is_found(self, pid: int) -> bool:
+        return self._bears(pid) or (self._wanted is not None and self._wanted(pid))
+
+    def _groups(self) -> list[Path]:
+        return [group for mark in self._marks if (group := cgroups.find(_levels(mark))) is not None]
 
 
 def _all() -> Iterable[int]:

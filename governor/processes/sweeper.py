@@ -15,7 +15,7 @@ import signal
 from typing import Final
 
 from governor import prctl
-from governor.processes import kill_tree
+from governor.processes import cgroups, kill_tree
 
 _HIGHEST: Final = os.sysconf("SC_OPEN_MAX")
 
@@ -42,7 +42,8 @@ def fork_sweeper() -> None:
 
 
 def _prepare(kept: int) -> None:
-    """No signal to a group of others, and no end of a pipe, is its own."""
+    """No signal to a group of others, and no end of a pipe, is its own; and it is not in the cgroup that it is to kill."""
+    cgroups.leave()
     os.setsid()
     signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     os.closerange(0, kept)
@@ -55,4 +56,6 @@ def _sweep(daemon: int, mark: int) -> None:
     poll.register(daemon, select.POLLIN)
     poll.poll()
     with contextlib.suppress(OSError):  # what was found is killed
-        kill_tree.strike({}, kill_tree.bears(mark), spared={os.getpid()})
+        handles = kill_tree.strike({}, marks=(mark,), spared={os.getpid()})
+        kill_tree.await_deaths(handles, seconds=kill_tree.KILL_SECONDS)
+        kill_tree.remove_group(mark)

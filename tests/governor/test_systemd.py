@@ -135,6 +135,8 @@ def test_the_unit_fits_the_daemon():
     assert set(map(int, service["RestartPreventExitStatus"].split())) == final
     assert service["StateDirectoryMode"] == service["RuntimeDirectoryMode"] == "0700"
     assert "MemoryDenyWriteExecute" not in service
+    assert service["Delegate"] == "yes"
+    assert "ProtectControlGroups" not in service, "it would make the delegated cgroup read-only"
 
 
 async def test_the_backup_that_is_documented_copies_a_journal_at_work(tmp_path):

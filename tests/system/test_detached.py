@@ -8,7 +8,9 @@ import asyncio
 import contextlib
 import os
 import signal
+from functools import partial
 
+import delegated_cgroup
 import psutil
 import pytest
 
@@ -31,6 +33,11 @@ PLAY = {
     ],
 }
 TASK = {"phases": [{"name": "p", "tasks": [{"id": "t", "call": "user_code:detach_and_stay"}]}]}
+
+UNLIMITED = {"environments": {"world": {"entry": "user_code:DetachingWithoutLimits"}}}
+UNLIMITED_TASK = {
+    "phases": [{"name": "p", "tasks": [{"id": "t", "call": "user_code:detach_without_limits_and_stay"}]}]
+}
 
 
 class Detached:
@@ -165,3 +172,54 @@ async def test_nothing_outlives_the_guards_when_they_are_killed_together(
             await tree.process.wait()
             assert await asyncio.to_thread(alive, within=SECONDS) == []
             assert all(detached.dead())
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("wanted", "victim", "count"),
+    [
+        ({**PLAY, "conductors": {**PLAY["conductors"], **UNLIMITED}}, "environment.world", 2),
+        pytest.param(UNLIMITED_TASK, "task", 2, marks=pytest.mark.ray),
+    ],
+    ids=["environment", "task"],
+)
+async def test_in_a_delegated_cgroup_they_are_found_without_any_mark(house, detached, wanted, victim, count):
+    with delegated_cgroup.made() as folder:
+        house.arguments = partial(_started_in, folder, house.arguments)
+        async with house.serve() as tree:
+            uid = await tree.executor.submit(run(wanted, restarts=1), folder=house.folder)
+            pids = await detached.until(count)
+            [described] = (await tree.executor.status(uid)).runs
+            assert set(pids) <= {pid for conductor in described.conductors for pid in conductor.started}
+            killed = await kill(tree, uid, victim)
+            await tree.until(uid, "conductor.ready", conductor=killed.name, incarnation=2)
+            assert detached.dead()[:count] == [True] * count
+            await tree.executor.abort(uid)
+            await tree.end(uid)
+            assert all(detached.dead())
+        assert delegated_cgroup.groups(folder) == []
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("daemon_too", [False, True], ids=["guards", "guards and daemon"])
+async def test_in_a_delegated_cgroup_no_group_outlives_the_guards(house, detached, daemon_too):
+    with delegated_cgroup.made() as folder:
+        house.arguments = partial(_started_in, folder, house.arguments)
+        async with house.serve() as tree:
+            wanted = {**PLAY, "conductors": {**PLAY["conductors"], **UNLIMITED}}
+            await tree.executor.submit(run(wanted, restarts=0), folder=house.folder)
+            await detached.until(2)
+            together = [psutil.Process(tree.process.pid), tree.deputy, *([tree.daemon] if daemon_too else [])]
+            for each in together:
+                each.suspend()
+            for each in together:
+                each.kill()
+            await tree.process.wait()
+            assert await asyncio.to_thread(delegated_cgroup.emptied, folder, seconds=SECONDS) == []
+            assert all(detached.dead())
+
+
+def _started_in(folder, arguments, *more):
+    """The command, by a shell that has gone to this cgroup."""
+    go = 'echo 0 > "$0/cgroup.procs" && exec "$@"'
+    return ["/bin/sh", "-c", go, str(folder), *arguments(*more)]

@@ -2,6 +2,7 @@
 
 import ctypes
 import os
+import resource
 import shutil
 import signal
 import subprocess
@@ -249,19 +250,36 @@ def detach_and_stay():
     time.sleep(600)
 
 
+def detach_without_limits():
+    """As `detach`; both processes have lost what a limit has told about them."""
+    resource.setrlimit(10, (resource.RLIM_INFINITY,) * 2)  # RLIMIT_LOCKS
+    detach()
+
+
+def detach_without_limits_and_stay():
+    detach_without_limits()
+    time.sleep(600)
+
+
 class Detaching:
     """An environment of one step."""
+
+    detach = staticmethod(detach)
 
     def __init__(self):
         self.observation_space = gymnasium.spaces.Discrete(2)
         self.action_space = gymnasium.spaces.Discrete(2)
-        detach()
+        self.detach()
 
     def reset(self, *, seed=None, options=None):
         return 0, {}
 
     def step(self, action):
         return 0, 1.0, True, False, {}
+
+
+class DetachingWithoutLimits(Detaching):
+    detach = staticmethod(detach_without_limits)
 
 
 class DetachingWalker(Walker):

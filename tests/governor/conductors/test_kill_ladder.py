@@ -265,10 +265,10 @@ async def test_the_loop_goes_on_while_the_tree_is_looked_for(begin, monkeypatch)
     child, _ = await begin("defy")
     loop, turned, strike = asyncio.get_running_loop(), threading.Event(), kill_tree.strike
 
-    def slow(*arguments):
+    def slow(*arguments, **named):
         loop.call_soon_threadsafe(turned.set)
         assert turned.wait(10), "the loop was blocked"
-        return strike(*arguments)
+        return strike(*arguments, **named)
 
     monkeypatch.setattr(kill_tree, "strike", slow)
     assert (await bring_down(child, None, QUICK)).exit_code == -signal.SIGKILL
@@ -279,10 +279,10 @@ async def test_a_ladder_that_is_cancelled_while_it_looks_closes_what_it_has_open
     loop, looking, closed = asyncio.get_running_loop(), asyncio.Event(), asyncio.Event()
     go_on, strike, close = threading.Event(), kill_tree.strike, kill_tree.close
 
-    def slow(*arguments):
+    def slow(*arguments, **named):
         loop.call_soon_threadsafe(looking.set)
         assert go_on.wait(10)
-        return strike(*arguments)
+        return strike(*arguments, **named)
 
     def told(handles):
         close(handles)

@@ -1,0 +1,226 @@
+"""The cgroups of marked processes, where the system grants them: the third selector of `kill_tree`.
+
+Where the cgroup that a daemon starts in is delegated to it (systemd: `Delegate=`), the daemon makes one below it and
+joins it. Each child of it joins one below the daemon's, each runner one below its conductor's; they are named after the
+marks: `governor-<mark>/<mark>/<mark>`. A process can lose its mark by setting its limits, and can fork faster than a
+search finds it. It stays in its cgroup all the same, and one write kills that. Elsewhere nothing is made.
+
+* No controller is enabled: limits stay those of the cgroup above, and a group may hold both processes and groups.
+* A process makes the group that it joins. Whoever has killed a group removes it, once it is empty; a process that was
+  about to join makes it again.
+* Stdlib only: the guard uses it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import re
+import select
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+_GROUP: Final = re.compile("/governor-[0-9a-f]{16}(?:/[0-9a-f]{16}){0,2}(?=/|$)")
+"""In the path of a folder: a group; there are several where a daemon was started by what another one runs."""
+_TRIES: Final = 10
+
+
+def join(marks: Sequence[int]) -> bool:
+    """Moves this process into the group of the last of these marks: of a daemon, of its child, of that one's runner.
+
+    False where there is none: nothing is delegated, or this process is not below the group of that daemon.
+    """
+    here = of_process()
+    group = None if here is None else _group_below(here, marks)
+    if group is None:
+        return False
+    for _ in range(_TRIES):
+        try:
+            group.mkdir(parents=True, exist_ok=True)
+            _write(group / "cgroup.procs", b"0")
+        except FileNotFoundError:  # removed, since it was empty yet
+            continue
+        except OSError:
+            return False
+        return True
+    return False
+
+
+def leave() -> None:
+    """Moves this process back to where its daemon was started."""
+    here = of_process()
+    if here is not None and (found := _groups(here)):
+        with contextlib.suppress(OSError):
+            _write(_above(found[-1]) / "cgroup.procs", b"0")
+            clear()
+
+
+def clear() -> None:
+    """Removes the groups of dead daemons that were started where this process, or its daemon, was. A daemon that lives is
+    in its group.
+    """
+    here = of_process()
+    for place in () if here is None else (here, *map(_above, _groups(here))):
+        for group in _groups_in(place):
+            remove(group)
+
+
+def own_mark() -> int | None:
+    """The mark whose group this process is in."""
+    here = of_process()
+    return None if here is None else _mark(here)
+
+
+def of_process(pid: int | None = None) -> Path | None:
+    """The folder of the cgroup of a process, else of this one. None where it is gone, or there are no cgroups v2."""
+    try:
+        lines = Path(f"/proc/{pid or 'self'}/cgroup").read_text().splitlines()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    path = next((line[3:].removesuffix(" (deleted)") for line in lines if line.startswith("0::")), "")
+    root, mount = _mount()
+    if ".." in path or not Path(path).is_relative_to(root):  # it is outside of what is mounted here
+        return None
+    return mount / Path(path).relative_to(root)
+
+
+def find(marks: Sequence[int]) -> Path | None:
+    """The group of the last of these marks, of this process' daemon or of one beside it."""
+    here = of_process()
+    top, *below = _names(marks)
+    for place in () if here is None else (here, *here.parents):
+        for group in (place.joinpath(*below) if place.name == top else None, place.joinpath(top, *below)):
+            if group is not None and group.is_dir():
+                return group
+    return None
+
+
+def marks() -> dict[int, int]:
+    """The marks of the processes that are in groups, of all daemons that were started where that of this process was."""
+    here = of_process()
+    found: dict[int, int] = {}
+    if here is not None:
+        base = _above(groups[0]) if (groups := _groups(here)) else here
+        for folder in (folder for group in _groups_in(base) for folder in _folders(group)):
+            found |= dict.fromkeys(_members(folder), _mark(folder) or 0)
+    return found
+
+
+def pids(group: Path) -> set[int]:
+    """Those that are in it, or below."""
+    return {pid for folder in _folders(group) for pid in _members(folder)}
+
+
+def is_in(pid: int, group: Path) -> bool:
+    folder = of_process(pid)
+    return folder is not None and folder.is_relative_to(group)
+
+
+def kill(group: Path) -> None:
+    """SIGKILL to those that are in it or below, all at once: also to those that are just being forked."""
+    with contextlib.suppress(OSError):  # it is gone, or Linux is older than 5.14
+        _write(group / "cgroup.kill", b"1")
+
+
+def remove(group: Path, *, seconds: float = 0) -> bool:
+    """Removes it and those below it, as soon as no process lives in it; False where one does for so long. Blocks."""
+    end = time.monotonic() + seconds
+    try:
+        events = os.open(group / "cgroup.events", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return not group.exists()
+    try:
+        poll = select.poll()
+        poll.register(events, select.POLLPRI)
+        while b"populated 1" in os.pread(events, 1024, 0):
+            if not poll.poll(max(0.0, end - time.monotonic()) * 1000):
+                return False
+        for folder in _folders(group):
+            folder.rmdir()
+    except OSError:  # removed by another, or joined meanwhile
+        return not group.exists()
+    finally:
+        os.close(events)
+    return True
+
+
+def _group_below(here: Path, marks: Sequence[int]) -> Path | None:
+    """Where the group of the last of these marks is to be made."""
+    top, *below = _names(marks)
+    for place in (here, *here.parents):
+        if place.name == top:
+            return place.joinpath(*below)
+    base = _above(groups[0]) if (groups := _groups(here)) else here
+    if below or not _is_delegated(base):
+        return None
+    clear()
+    return here / top
+
+
+def _is_delegated(folder: Path) -> bool:
+    """Whether its manager leaves it to us. systemd says so: since 251 to the owner, always to root."""
+    for name in ("user.delegate", "trusted.delegate"):
+        with contextlib.suppress(OSError):
+            if os.getxattr(folder, name) == b"1":
+                return True
+    return False
+
+
+def _names(marks: Sequence[int]) -> list[str]:
+    first, *others = (f"{mark:016x}" for mark in marks)
+    return [f"governor-{first}", *others]
+
+
+def _groups(folder: Path) -> list[re.Match[str]]:
+    """Those that it is in, or is; the innermost is the last."""
+    return list(_GROUP.finditer(str(folder)))
+
+
+def _groups_in(folder: Path) -> list[Path]:
+    """Of the daemons that were started in it."""
+    return [group for group in folder.glob("governor-*") if _GROUP.fullmatch(f"/{group.name}")]
+
+
+def _above(group: re.Match[str]) -> Path:
+    return Path(group.string[: group.start()])
+
+
+def _mark(folder: Path) -> int | None:
+    found = _groups(folder)
+    return int(found[-1][0][-16:], 16) if found else None
+
+
+def _folders(group: Path) -> Iterator[Path]:
+    """All in it, and itself as the last."""
+    return (Path(folder) for folder, _, _ in os.walk(group, topdown=False))
+
+
+def _members(folder: Path) -> list[int]:
+    """Without those that this namespace has no number for."""
+    try:
+        return [int(pid) for pid in (folder / "cgroup.procs").read_text().split() if pid != "0"]
+    except OSError:  # it was removed
+        return []
+
+
+def _write(file: Path, text: bytes) -> None:
+    handle = os.open(file, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        os.write(handle, text)
+    finally:
+        os.close(handle)
+
+
+@functools.cache
+def _mount() -> tuple[Path, Path]:
+    """Which cgroup is mounted, and where; as good as none where no v2 is."""
+    for line in Path("/proc/self/mountinfo").read_text().splitlines():
+        fields = line.split()
+        if fields[fields.index("-") + 1] == "cgroup2":
+            return Path(fields[3]), Path(fields[4])
+    return Path("/none"), Path("/none")

@@ -1,0 +1,68 @@
+"""A cgroup that is delegated, as systemd does with `Delegate=yes`: skipped where the machine does not let us make one."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from governor.processes import cgroups
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@contextlib.contextmanager
+def made(*, delegated=True):
+    """Its folder. All that is left in it is killed at the end."""
+    here = cgroups.of_process()
+    if here is None:
+        pytest.skip("no cgroup2 is mounted")
+    folder = here / f"test-{secrets.token_hex(4)}"
+    try:
+        folder.mkdir()
+    except OSError as error:
+        pytest.skip(f"no cgroup can be made: {error}")
+    try:
+        if not (folder / "cgroup.kill").exists():
+            pytest.skip("Linux is older than 5.14: no cgroup.kill")
+        if delegated:
+            os.setxattr(folder, "user.delegate", b"1")
+        yield folder
+    finally:
+        cgroups.kill(folder)
+        assert cgroups.remove(folder, seconds=10)
+
+
+@contextlib.contextmanager
+def entered(folder: Path):
+    """This process is in it meanwhile."""
+    before = cgroups.of_process()
+    enter(folder)
+    try:
+        yield
+    finally:
+        enter(before)
+
+
+def enter(folder: Path) -> None:
+    (folder / "cgroup.procs").write_text("0")
+
+
+def groups(folder: Path) -> list[str]:
+    """What was made below it."""
+    return sorted(str(each.relative_to(folder)) for each in folder.rglob("*") if each.is_dir())
+
+
+def emptied(folder: Path, *, seconds: float) -> list[str]:
+    """What is left below it after so long; returns as soon as nothing is."""
+    end = time.monotonic() + seconds
+    while left := groups(folder):
+        if time.monotonic() > end:
+            break
+        time.sleep(0.01)  # no event tells that a folder of cgroups has gone
+    return left
