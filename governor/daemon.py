@@ -18,7 +18,7 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Final
 
 from governor import config as configuration
-from governor import disk, journal_schema, logs, premises
+from governor import disk, journal_schema, logs, premises, reaping
 from governor.broker_process import BrokerProcess, access_of, answering
 from governor.conductors import process
 from governor.errors import (
@@ -132,6 +132,7 @@ class Daemon:
             config = self.config
             stack.enter_context(self._taken or premises.taken(config))
             premises.tell_of_others(config.state_dir)
+            reaping.tell_unmarked()
             extending = asyncio.create_task(self._notifier.keep_extending(), name="extend")
             stack.push_async_callback(_cancel, extending)
             journal = await self._open_journal(stack)

@@ -54,13 +54,19 @@ def mark(state_dir: Path) -> None:
         return
     os.environ[variable] = _own()
     _before[variable] = kill_tree.own_mark()
-    if not kill_tree.is_daemon() and kill_tree.mark_self(kill_tree.new_mark()) == kill_tree.UNMARKED:
+    if not kill_tree.is_daemon():
+        kill_tree.mark_self(kill_tree.new_mark())
+    # Else setproctitle writes long titles over the environment that /proc shows; Ray's agents lost the mark by it.
+    os.environ["SPT_NOENV"] = "1"
+
+
+def tell_unmarked() -> None:
+    """Says in the log where the system has refused the mark. No child can have one then: it is said once, of all."""
+    if not kill_tree.is_daemon():
         log.warning(
             "process.not_marked",
             reason="RLIMIT_LOCKS cannot be set; orphans in sessions of their own are missed",
         )
-    # Else setproctitle writes long titles over the environment that /proc shows; Ray's agents lost the mark by it.
-    os.environ["SPT_NOENV"] = "1"
 
 
 def unmark(state_dir: Path) -> None:

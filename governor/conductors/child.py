@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 async def run_target(target: str, payload: bytes, mark: int) -> int | None:
-    """Marks this process; then imports `module:function` and awaits it with the payload."""
+    """Marks this process, where the daemon is (else it has said so); then imports `module:function` and awaits it with the payload."""
     kill_tree.mark_self(mark)
     module, _, function = target.partition(":")
     code: int | None = await getattr(import_module(module), function)(payload)

@@ -6,8 +6,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import signal
+import sys
 from functools import partial
 
 import delegated_cgroup
@@ -172,6 +174,21 @@ async def test_nothing_outlives_the_guards_when_they_are_killed_together(
             await tree.process.wait()
             assert await asyncio.to_thread(alive, within=SECONDS) == []
             assert all(detached.dead())
+
+
+async def test_where_no_process_can_be_marked_the_log_says_so_once_and_status_works(house, walk):
+    begin = "import os, resource, sys; resource.setrlimit(10, (5, 5)); os.execv(sys.argv[1], sys.argv[1:])"
+    arguments = house.arguments
+    house.arguments = lambda *more: [sys.executable, "-c", begin, *arguments(*more)]
+    async with house.serve() as tree:
+        uid = await tree.executor.submit(walk(), folder=house.folder)
+        await tree.until(uid, "phase.started")
+        [described] = (await tree.executor.status(uid)).runs
+        assert len(described.conductors) == 3
+        await tree.executor.abort(uid)
+        await tree.end(uid)
+    lines = [json.loads(line) for line in (house.folder / "log").read_text().splitlines()]
+    assert [line["level"] for line in lines if line["event"] == "process.not_marked"] == ["warning"]
 
 
 @pytest.mark.long
