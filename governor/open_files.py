@@ -10,7 +10,7 @@ from __future__ import annotations
 import resource
 
 from governor.errors import ConfigError
-from transport.open_files import LEAST_FILES, file_limits, raise_file_limit
+from transport.file_limits import LEAST_FILES, file_limits, raise_file_limit
 
 _given: int | None = None
 

@@ -34,7 +34,7 @@ from transport.broker_core import BrokerCore, Limits, Send, Side
 from transport.connection import keep_alive
 from transport.connections import BoundedConnections, bound_of_each
 from transport.errors import CannotBind, EndpointInUse
-from transport.open_files import file_limits, raise_file_limit
+from transport.file_limits import file_limits, raise_file_limit
 from transport.slow_readers import SlowReaders
 from transport.sockets import Sent, SocketLoop
 

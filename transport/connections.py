@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final
 import zmq
 
 from transport.errors import TooFewFiles
-from transport.open_files import LEAST_FILES
+from transport.file_limits import LEAST_FILES
 from transport.sockets import Monitor
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ import zmq
 
 from transport.connections import OWN_FILES, UNSEEN, BoundedConnections, bound_of_each
 from transport.errors import TooFewFiles
-from transport.open_files import LEAST_FILES, file_limits
+from transport.file_limits import LEAST_FILES, file_limits
 
 
 @pytest.mark.parametrize("files", [LEAST_FILES, 2_048, 4_096, 20_000, 1_048_576])
