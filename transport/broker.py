@@ -134,6 +134,8 @@ class Broker:
         self._probe_timer: asyncio.TimerHandle | None = None
         self._refusals = (0, 0)
         self._connections: list[BoundedConnections] = []
+        self._pauses: dict[Side, bool] = {}
+        """Of those whose slow readers are left alone for a moment: whether there may be room since."""
 
     @property
     def counters(self) -> dict[str, int]:
@@ -203,7 +205,9 @@ class Broker:
         self._sockets = sockets
         self._workers = sockets.add(workers, on_message=self._from_worker)
         self._clients = {
-            side: sockets.add(socket, on_message=partial(self._from_client, side), on_writable=self._pay)
+            side: sockets.add(
+                socket, on_message=partial(self._from_client, side), on_writable=partial(self._pay, side)
+            )
             for side, socket in ((Side.PRIVATE, private), (Side.CLIENTS, clients))
             if socket is not None
         }
@@ -285,7 +289,9 @@ class Broker:
 
     def _tick(self) -> None:
         self._deliver(self._core.tick(self._now()))
-        self._pay()  # should a send to one client have swallowed the edge that told of room for another
+        for side, slow in self._slow.items():
+            if slow:  # a send to one client may have swallowed the edge that told of room for another
+                self._clients[side].look_again()
         self._tell_refusals()
         self._arm()
 
@@ -328,11 +334,20 @@ class Broker:
             return self._workers.send(frames) is Sent.OK
         return self._slow[side].send(frames[0], frames) is not Sent.UNREACHABLE  # type: ignore[arg-type]  # a routing id is bytes
 
-    def _pay(self) -> None:
-        """Send what is owed; called when a full socket may have room again."""
-        for side, slow in self._slow.items():
-            for frames in slow.pay():
-                self._deliver(self._core.undelivered(side, frames, self._now()))
+    def _pay(self, side: Side) -> None:
+        """Send what is owed, now or when the pause is over; called when a full socket may have room again."""
+        if side in self._pauses:
+            self._pauses[side] = True
+            return
+        for frames in self._slow[side].pay():
+            self._deliver(self._core.undelivered(side, frames, self._now()))
+        if pause := self._slow[side].pause:
+            self._pauses[side] = False
+            self._loop.call_later(pause, self._pause_over, side)
+
+    def _pause_over(self, side: Side) -> None:
+        if self._pauses.pop(side) and self._context is not None:
+            self._clients[side].look_again()
 
 
 async def main(payload: bytes) -> None:

@@ -150,6 +150,11 @@ class DrainedSocket:
             raise
         return Sent.OK
 
+    def look_again(self) -> None:
+        """Call `on_writable` soon, though no edge has told of room."""
+        self.full = True
+        self._loop.touch(self)
+
     def drain(self, budget: int) -> int:
         """Hand over messages worth about `budget`; returns how much of it was used."""
         socket = self.socket

@@ -2,9 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+from contextlib import AsyncExitStack
+
+import pytest
+from conftest_peers import until
+
 from transport import slow_readers
+from transport.broker import Broker
+from transport.broker_state import Limits
+from transport.frames import BODY_LIMIT
 from transport.slow_readers import SlowReaders
 from transport.sockets import Sent
+
+ASKED = 5_000
+NAME = b"mmi." + b"x" * 240
 
 
 class Socket:
@@ -21,6 +33,17 @@ class Socket:
         if answer is Sent.OK:
             self.sent.append(frames)
         return answer
+
+
+async def ask_and_do_not_read(peer, *, last=NAME):
+    """More than the high-water marks and the kernel take."""
+
+    def ask():
+        for _ in range(ASKED - 1):
+            peer.send(b"MDPC02", b"\x01", NAME, b"x")
+        peer.send(b"MDPC02", b"\x01", last, b"x")
+
+    await asyncio.to_thread(ask)
 
 
 def test_what_is_owed_goes_out_in_order_before_anything_newer():
@@ -62,3 +85,75 @@ def test_one_slow_reader_leaves_room_for_others(monkeypatch):
     slow.send(b"b", [b"b", b"x" * 5_000])
     slow.send(b"c", [b"c", b"x"])
     assert (len(slow), slow.dropped) == (53, 949)
+
+
+def test_an_answer_of_the_greatest_size_is_owed_beside_one_reader_that_takes_all_it_can():
+    socket = Socket()
+    slow = SlowReaders(socket.send)
+    socket.answers = dict.fromkeys((b"hog", b"c"), Sent.FULL)
+    body = b"x" * BODY_LIMIT
+    while not slow.dropped:
+        slow.send(b"hog", [b"hog", b"head", body])
+    for part in range(2):
+        slow.send(b"c", [b"c", b"head%d" % part, body])
+    assert slow.dropped == 1, "the second answer of a client that is busy for a moment fits too"
+
+
+async def test_a_large_answer_to_a_client_that_is_busy_for_a_moment_arrives(house):
+    asked, body = asyncio.Event(), b"x" * BODY_LIMIT
+
+    async def large(request):
+        asked.set()
+        return [body]
+
+    async with house.broker(limits=Limits()) as broker, house.worker("large", large) as worker:
+        await worker.registered()
+        async with house.raw(house.client_endpoint) as busy:
+            await ask_and_do_not_read(busy, last=b"large")
+            async with asyncio.timeout(30):
+                await asked.wait()
+            await until(lambda: broker.counters["finals"])
+            assert broker.counters["owed"]
+            for _ in range(ASKED - 1):
+                await busy.receive()
+            assert (await busy.receive())[3] == body
+        assert broker.counters["slow_client_drops"] == 0
+
+
+@pytest.mark.parametrize("sockets", [1, 2])
+async def test_slow_readers_are_tried_after_a_pause_not_for_each_message_of_others(
+    house, monkeypatch, sockets
+):
+    pays, pause, pay = [], 0.5, SlowReaders.pay
+    monkeypatch.setattr(slow_readers, "PAUSE_SECONDS", pause)
+    monkeypatch.setattr(SlowReaders, "pay", lambda slow: pays.append(slow) or pay(slow))
+    private = f"ipc://{house.folder}/private.sock"
+    async with AsyncExitStack() as stack:
+        broker = await stack.enter_async_context(
+            Broker(
+                client_endpoint=house.client_endpoint,
+                worker_endpoint=house.worker_endpoint,
+                private_endpoint=private,
+                on_event=lambda *_, **__: None,
+            )
+        )
+        readers = [
+            await stack.enter_async_context(house.raw(endpoint))
+            for endpoint in (house.client_endpoint, private)[:sockets]
+        ]
+        for reader in readers:
+            await ask_and_do_not_read(reader)
+        await until(lambda: broker.counters["mmi"] == sockets * ASKED)
+        assert all(map(len, [slow for slow in broker._slow.values() if slow in pays]))
+        client = await stack.enter_async_context(house.client())
+        loop = asyncio.get_running_loop()
+        await client.request("mmi.service", b"x", timeout=20)
+        begun, before = loop.time(), len(pays)
+        for _ in range(200):
+            await client.request("mmi.service", b"x", timeout=20)
+        assert len(pays) - before <= sockets * (1 + (loop.time() - begun) / pause)
+        for reader in readers:
+            for _ in range(ASKED):
+                await reader.receive()
+        assert broker.counters["owed"] == 0
+        assert broker.counters["slow_client_drops"] == 0
