@@ -140,8 +140,7 @@ class Daemon:
             self.held, self.damaged = recovery.held, recovery.damaged
             await recovery.clear_away()
             await stack.enter_async_context(recovery.heartbeat.beating(in_order=self._ends_in_order))
-            premises.clear(config.runtime_dir)
-            stack.callback(premises.clear, config.runtime_dir)
+            stack.enter_context(premises.cleared(config.runtime_dir))
             site = await self._open(stack, journal)
             self.governors = [
                 RunGovernor(

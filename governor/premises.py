@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final
 from governor import disk, logs, open_files, reaping
 from governor.conductors import process
 from governor.errors import ConfigError, NotPermitted
+from governor.file_watch import Files
 from governor.state_lock import StateLock, runtime_lock
 
 if TYPE_CHECKING:
@@ -108,7 +109,21 @@ def _may_pass(folder: Path, gid: int) -> bool:
     return bool(found.st_mode & (stat.S_IXGRP if found.st_gid == gid else stat.S_IXOTH))
 
 
-def clear(runtime_dir: Path) -> None:
+@contextmanager
+def cleared(runtime_dir: Path) -> Iterator[None]:
+    """Removes what lies in the folder, now and at the end; then not where another one has taken its place meanwhile: that is
+    another daemon's.
+    """
+    _clear(runtime_dir)
+    ours = Files(runtime_dir)
+    try:
+        yield
+    finally:
+        if not ours.removed():
+            _clear(runtime_dir)
+
+
+def _clear(runtime_dir: Path) -> None:
     """Removes everything but the forkserver's own folder, which multiprocessing removes when this process ends.
 
     Somebody else may have removed the folder.

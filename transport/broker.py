@@ -128,7 +128,7 @@ class Broker:
         self._on_event = on_event or _to_logging
         self._stopping = asyncio.Event()
         self._context: zmq.Context[zmq.Socket[bytes]] | None = None
-        self._bound: list[endpoints.Endpoint] = []
+        self._bound: dict[endpoints.Endpoint, tuple[int, int] | None] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
         self._probe_timer: asyncio.TimerHandle | None = None
@@ -232,7 +232,7 @@ class Broker:
             raise kind(str(parsed), zmq.strerror(error.errno or 0)) from error
         finally:
             os.umask(before)
-        self._bound.append(parsed)
+        self._bound[parsed] = endpoints.file_of(parsed)
         if parsed.path is not None and group is not None:
             shutil.chown(parsed.path, group=group)
             parsed.path.chmod(0o660)
@@ -272,8 +272,8 @@ class Broker:
         for connections in self._connections:
             connections.close()
         await asyncio.to_thread(context.destroy, _LINGER_MS)
-        for endpoint in self._bound:
-            endpoints.remove_ipc(endpoint)
+        for endpoint, file in self._bound.items():
+            endpoints.remove_ipc(endpoint, file)
 
     # -- the core's events ----------------------------------------------------------------------------------
 

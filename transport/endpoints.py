@@ -138,7 +138,16 @@ def _somebody_listens(path: Path) -> bool:
         return True
 
 
-def remove_ipc(endpoint: Endpoint) -> None:
-    """Remove the socket file of an endpoint that was closed. Safe to call twice."""
-    if endpoint.path is not None:
+def file_of(endpoint: Endpoint) -> tuple[int, int] | None:
+    """Return what tells the file at an ipc endpoint from another one that takes its place; None where there is none."""
+    try:
+        found = None if endpoint.path is None else endpoint.path.lstat()
+    except OSError:
+        return None
+    return None if found is None else (found.st_dev, found.st_ino)
+
+
+def remove_ipc(endpoint: Endpoint, file: tuple[int, int] | None) -> None:
+    """Remove the socket file of an endpoint that was closed, where it is still this `file`. Safe to call twice."""
+    if endpoint.path is not None and file is not None and file_of(endpoint) == file:
         endpoint.path.unlink(missing_ok=True)

@@ -14,6 +14,7 @@ from structlog.testing import capture_logs
 from governor import journal_schema, premises
 from governor.errors import ConfigError
 from governor.journal import Journal
+from governor.state_lock import runtime_lock
 
 GROUP = grp.getgrgid(os.getgid()).gr_name
 OTHER_GROUP = next(each.gr_name for each in grp.getgrall() if each.gr_gid != os.getgid())
@@ -92,6 +93,25 @@ def test_a_group_that_is_not_there_is_refused(runtime_dir):
     with pytest.raises(ConfigError, match="there is no group 'nobodys'") as caught:
         premises.let_in("nobodys", runtime_dir)
     assert caught.value.exit_code == 78
+
+
+def test_what_an_earlier_daemon_left_is_cleared_and_what_this_one_leaves(runtime_dir):
+    (runtime_dir / "left").mkdir()
+    with premises.cleared(runtime_dir):
+        assert list(runtime_dir.iterdir()) == []
+        (runtime_dir / "broker.sock").touch()
+    assert list(runtime_dir.iterdir()) == []
+
+
+def test_a_folder_that_another_daemon_has_made_in_the_place_of_ours_is_left_alone(runtime_dir):
+    with (
+        runtime_lock(runtime_dir),  # holds the folder, so that its number is not given away
+        premises.cleared(runtime_dir),
+    ):
+        runtime_dir.rmdir()
+        runtime_dir.mkdir()
+        (runtime_dir / "broker.sock").touch()
+    assert [each.name for each in runtime_dir.iterdir()] == ["broker.sock"]
 
 
 @pytest.mark.parametrize(("given", "told"), [(0o700, ""), (0o750, "0750"), (0o701, "0701"), (0o755, "0755")])

@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 import stat
 from contextlib import AsyncExitStack
 
@@ -44,6 +45,17 @@ async def test_sockets_are_private_and_gone_afterwards(house):
         assert all(stat.S_ISSOCK(mode) for mode in modes.values())
     assert list(house.folder.iterdir()) == []
     house.folder.rmdir()
+
+
+async def test_a_socket_that_another_process_has_put_in_the_place_of_ours_stays(house):
+    path = house.folder / "broker.sock"
+    async with house.broker():
+        path.unlink()
+        other = socket.socket(socket.AF_UNIX)
+        other.bind(str(path))
+    with other:
+        assert [each.name for each in house.folder.iterdir()] == ["broker.sock"]
+    path.unlink()
 
 
 async def test_the_second_broker_is_refused_and_the_first_one_works_on(house):
