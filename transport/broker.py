@@ -133,6 +133,7 @@ class Broker:
         self._timer_at = 0.0
         self._probe_timer: asyncio.TimerHandle | None = None
         self._refusals = (0, 0)
+        self._refusals_told = 0.0
         self._connections: list[BoundedConnections] = []
         self._pauses: dict[Side, bool] = {}
         """Of those whose slow readers are left alone for a moment: whether there may be room since."""
@@ -292,7 +293,8 @@ class Broker:
         for side, slow in self._slow.items():
             if slow:  # a send to one client may have swallowed the edge that told of room for another
                 self._clients[side].look_again()
-        self._tell_refusals()
+        if self._now() >= self._refusals_told + self.limits.heartbeat:
+            self._tell_refusals()
         self._arm()
 
     def _tell_refusals(self) -> None:
@@ -303,6 +305,7 @@ class Broker:
                 now - before for now, before in zip(refusals, self._refusals, strict=True)
             )
             self._refusals = refusals
+            self._refusals_told = self._now()
             self._on_event("broker.not_permitted", requests=requests, registrations=registrations)
 
     def _arm(self) -> None:

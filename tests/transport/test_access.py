@@ -192,6 +192,20 @@ async def test_what_is_refused_in_a_burst_is_one_line(house):
         assert len(refused()) <= 10
 
 
+async def test_what_is_refused_again_and_again_is_one_line_for_each_heartbeat(house):
+    told = []
+    async with _broker(house, told) as broker, house.client() as public:
+        begun = asyncio.get_running_loop().time()
+        for _ in range(30):
+            refused = public.request("run.r1", b"x", timeout=20)
+            expires = public.request("governor", b"x", timeout=0.02)  # the broker looks at it when it does
+            await asyncio.gather(refused, expires, return_exceptions=True)
+        seconds = asyncio.get_running_loop().time() - begun
+    lines = [data["requests"] for name, data in told if name == "broker.not_permitted"]
+    assert sum(lines) == 30
+    assert len(lines) <= 2 + seconds / broker.limits.heartbeat
+
+
 async def test_a_broker_that_is_restarted_with_the_same_secret_takes_its_workers_again(house):
     told = []
     async with house.worker("run.r1", echo, 4, secret=SECRET) as desk:
