@@ -32,7 +32,7 @@ from transport import endpoints
 from transport.access import Access
 from transport.broker_core import BrokerCore, Limits, Send, Side
 from transport.connection import keep_alive
-from transport.connections import BoundedConnections, bound_of_each
+from transport.connections import BoundedConnections, bound_of_each, files_needed
 from transport.errors import CannotBind, EndpointInUse
 from transport.file_limits import file_limits, raise_file_limit
 from transport.slow_readers import SlowReaders
@@ -47,7 +47,12 @@ _WORKER_HIGH_WATER: Final = 4_000
 _PROBE_AGAIN: Final = 0.05
 _LINGER_MS: Final = 500
 _WARNINGS: Final = frozenset(
-    {"broker.connections_refused", "broker.connections_taken_again", "broker.not_permitted"}
+    {
+        "broker.connections_refused",
+        "broker.connections_taken_again",
+        "broker.few_connections",
+        "broker.not_permitted",
+    }
 )
 _ZAP_DOMAIN: Final = b"majordomo"
 
@@ -220,7 +225,10 @@ class Broker:
             worker_endpoint=self.worker_endpoint,
             private_endpoint=self.private_endpoint,
             pid=os.getpid(),
+            connections=most,
         )
+        if files < (needed := files_needed(sockets=sockets_bound)):
+            self._on_event("broker.few_connections", most=most, open_files=files, needed=needed)
 
     def _bind(self, socket: zmq.Socket[bytes], endpoint: str, *, group: str | None) -> str:
         parsed = endpoints.parse_bind(endpoint)

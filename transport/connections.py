@@ -45,6 +45,11 @@ def bound_of_each(*, files: int, sockets: int, most: int) -> int:
     return min(most, (spare - reserve) // sockets)
 
 
+def files_needed(*, sockets: int) -> int:
+    """Return from which limit of open files on `sockets` have their whole reserve, hence some hundred connections each."""
+    return OWN_FILES + UNSEEN * sockets * 4 // 3
+
+
 class BoundedConnections:
     """Watches the connections of a socket from before its bind, and keeps them within `most`.
 

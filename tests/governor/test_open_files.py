@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import resource
 import subprocess
 import sys
+
+import pytest
 
 LIMITED = """
 import os, resource, sys
@@ -35,6 +38,16 @@ async def main():
 
 asyncio.run(main())
 """
+BROKER = """
+import asyncio
+from transport.broker import Broker
+
+async def main():
+    async with Broker(client_endpoint="ipc://{folder}/c", worker_endpoint="ipc://{folder}/w", private_endpoint="ipc://{folder}/p"):
+        pass
+
+asyncio.run(main())
+"""
 
 
 def run_with(soft, hard, *arguments, **options):
@@ -57,6 +70,15 @@ def test_a_start_with_too_few_files_is_refused_with_what_to_do(short_path):
     assert "ulimit -Hn" in ended.stderr
     assert "LimitNOFILE=" in ended.stderr
     assert not (short_path / "state").exists()
+
+
+@pytest.mark.parametrize(("files", "warned"), [(1_024, [(74, 4_136)]), (4_136, [])])
+def test_a_broker_with_few_files_tells_how_many_connections_it_takes(short_path, files, warned):
+    ended = run_with(files, files, "-c", BROKER.format(folder=short_path))
+    assert ended.returncode == 0, ended.stderr
+    lines = [json.loads(line) for line in ended.stderr.splitlines() if "broker.few_connections" in line]
+    assert [(line["most"], line["needed"]) for line in lines] == warned
+    assert [line["open_files"] for line in lines] == [files] * len(warned)
 
 
 def test_the_soft_limit_is_raised_here_and_given_to_conductors_as_it_was(tmp_path):
