@@ -94,15 +94,19 @@ class BrokerProcess:
 
     async def run(self) -> None:
         """Raises ProcessError when the broker cannot be kept alive, FilesRemoved when that is for want of its sockets."""
-        budget = Restarts(
-            most=self._most_deaths, steady=STEADY_SECONDS, first=FIRST_BACK_OFF, longest=BACK_OFF_LIMIT
+        budget, removals = (
+            Restarts(
+                most=self._most_deaths, steady=STEADY_SECONDS, first=FIRST_BACK_OFF, longest=BACK_OFF_LIMIT
+            )
+            for _ in range(2)
         )
         loop = asyncio.get_running_loop()
         while True:
             begun = loop.time()
             how = await self._live()
-            if how:
-                budget.died(how, lived=loop.time() - begun)
+            # A broker that answers each time goes on, however often its sockets are removed.
+            counted = budget if how else removals
+            counted.died(how, lived=loop.time() - begun)
             if budget.used_up and self._removed:
                 raise FilesRemoved(
                     f"sockets were removed while in use and can't be bound again ({self._removed}): the broker "
@@ -111,9 +115,8 @@ class BrokerProcess:
             if budget.used_up:
                 raise ProcessError(f"the broker {budget.story}")
             self.restarts += 1
-            back_off = budget.back_off if how else 0.0
-            log.info("broker.restarting", restart_in=back_off)
-            await asyncio.sleep(back_off)
+            log.info("broker.restarting", restart_in=counted.back_off)
+            await asyncio.sleep(counted.back_off)
 
     async def _live(self) -> str:
         """From one start to how it died, or why there was none; empty where it was brought down for want of its sockets."""
@@ -189,6 +192,10 @@ class BrokerProcess:
                 # Without its folder it can't come back: whoever watches that one decides.
                 if sockets is not None and (removed := sockets.removed()) and not folders.removed():
                     return removed
+                for path, (was, mode) in sockets.mode_changes().items() if sockets is not None else ():
+                    log.warning(
+                        "broker.socket_mode_changed", socket=str(path), mode=f"{mode:04o}", was=f"{was:04o}"
+                    )
         finally:
             await client.aclose()
 

@@ -20,28 +20,32 @@ class Restarts:
         self._steady = steady
         self._first = first
         self._longest = longest
-        self._deaths: list[str] = []
+        self._deaths = 0
+        self._told: list[str] = []
 
     @property
     def used_up(self) -> bool:
-        return len(self._deaths) >= self._most
+        return self._deaths >= self._most
 
     @property
     def back_off(self) -> float:
         """Seconds to wait before the next start; none before the very first."""
-        deaths = len(self._deaths)
-        return min(self._first * 2.0 ** (deaths - 1), self._longest) if deaths else 0.0
+        doublings = min(self._deaths - 1, 64)  # beyond that a float may overflow
+        return min(self._first * 2.0**doublings, self._longest) if self._deaths else 0.0
 
     @property
     def story(self) -> str:
         """A clause for the name of who died, in one line."""
-        told = self._deaths
-        if len(told) > TOLD:
+        told = self._told
+        if self._deaths > TOLD:
             told = [*told[: TOLD - 1], "…", told[-1]]
-        return f"died {len(self._deaths)} times in a row, each within {self._steady:g} s: {'; '.join(told)}"
+        return f"died {self._deaths} times in a row, each within {self._steady:g} s: {'; '.join(told)}"
 
     def died(self, how: str, *, lived: float) -> None:
         """`how` is told; `lived`: seconds since it was started."""
         if lived >= self._steady:
-            self._deaths.clear()
-        self._deaths.append(f"{how} after {lived:.1f} s")
+            self._deaths = 0
+            self._told.clear()
+        self._deaths += 1
+        del self._told[TOLD - 1 :]
+        self._told.append(f"{how} after {lived:.1f} s")

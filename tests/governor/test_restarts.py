@@ -34,3 +34,10 @@ def test_the_story_is_one_line_however_many_died():
         "died 9 times in a row, each within 30 s: "
         "exit code 1 after 0.5 s; exit code 2 after 1.0 s; …; exit code 9 after 4.5 s"
     )
+
+
+def test_however_many_died_the_pause_has_its_limit():
+    restarts = Restarts(most=9, steady=30.0, first=0.5, longest=3.0)
+    for _ in range(2_000):
+        restarts.died("exit code 1", lived=1.0)
+    assert restarts.back_off == 3.0
