@@ -5,7 +5,8 @@ Rules:
   is no reason to wait for an answer.
 * When the child has ended, or is to be killed, all that it has started is killed and seen dead, by `kill_tree`: also what
   left its process group (setsid), and what the death of its parent has cut off.
-* The tree is looked for in a thread: the event loop goes on.
+* The tree is looked for in a thread: the event loop goes on. It is one of those that nothing else waits for, and the last grace
+  begins when all have been sent SIGKILL.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal, Protocol
 
@@ -47,6 +49,8 @@ Rung = Literal["none", "message", "SIGTERM", "SIGKILL"]
 AGAIN_SECONDS: Final = 0.5
 """After somebody could not be watched."""
 
+_THREADS: Final = ThreadPoolExecutor(max_workers=8, thread_name_prefix="kill")
+
 log = logs.get_logger()
 
 
@@ -78,7 +82,7 @@ async def bring_down(
     *,
     on_stuck: Callable[[ProcessError], None] | None = None,
 ) -> Gone:
-    """Brings `child` and all its descendants down, in `sum(rungs)` seconds at most.
+    """Brings `child` and all its descendants down, in `sum(rungs)` seconds at most, besides the time in which they are found.
 
     `ask` sends the message that asks it to close; its time counts as grace. When anything is alive after the last rung
     it raises ProcessError, with the pid of who lives; or tells it to `on_stuck`, if there is one, and waits for as long
@@ -153,38 +157,41 @@ class _Descent:
             await _ended(child, rungs.terminate)
         if child.exit_code is None:
             self.rung = "SIGKILL"
-        await self.end(asyncio.get_running_loop().time() + rungs.kill)
+        await self.end(rungs.kill)
 
-    async def end(self, deadline: float | None) -> None:
+    async def end(self, grace: float | None) -> None:
         """Kills who is left, the child too if it lives, and sees all dead; `killed` tells whom.
 
-        Raises ProcessError, with the pid, when one lives past the deadline, OSError when that could not be seen until then.
+        Raises ProcessError, with the pid, when one lives for longer than its grace, OSError when that could not be seen until then.
         """
+        begun = asyncio.get_running_loop().time()
         while True:
             try:
-                return await self._end(deadline)
+                return await self._end(grace)
             except OSError as error:  # no descriptor is left to watch it by, for one
                 log.warning("process.not_watched", pid=self._child.pid, reason=text_of(error))
-                if deadline is not None and asyncio.get_running_loop().time() + AGAIN_SECONDS > deadline:
+                passed = asyncio.get_running_loop().time() - begun
+                if grace is not None and passed + AGAIN_SECONDS > grace:
                     raise
             await asyncio.sleep(AGAIN_SECONDS)
 
-    async def _end(self, deadline: float | None) -> None:
-        child = self._child
+    async def _end(self, grace: float | None) -> None:
+        child, loop = self._child, asyncio.get_running_loop()
         if child.exit_code is not None and child.mark == kill_tree.UNMARKED:
             return  # nothing of it can be found any more
-        striking = asyncio.ensure_future(asyncio.to_thread(_strike, child))
+        striking = loop.run_in_executor(_THREADS, _strike, child)
         try:
             handles = await asyncio.shield(striking)
         except asyncio.CancelledError:
             striking.add_done_callback(_forget)
             raise
         child.signal(signal.SIGKILL)  # its whole group
+        deadline = None if grace is None else loop.time() + grace
         try:
             self.killed |= handles.keys() - {child.pid}
             for pid, handle in handles.items():
                 if is_readable(handle):
-                    continue  # dead, also where the strike has used up the time
+                    continue  # dead, also where no time is left
                 what = f"{child.name} (pid {pid})" if pid == child.pid else f"pid {pid}, of {child.name},"
                 async with _until(deadline, f"{what} is alive after SIGKILL", pid):
                     await readable(handle)

@@ -274,6 +274,49 @@ async def test_the_loop_goes_on_while_the_tree_is_looked_for(begin, monkeypatch)
     assert (await bring_down(child, None, QUICK)).exit_code == -signal.SIGKILL
 
 
+async def test_a_kill_waits_for_no_thread_of_others(begin):
+    child, _ = await begin("defy")
+    loop, go_on = asyncio.get_running_loop(), threading.Event()
+    others = [loop.run_in_executor(None, go_on.wait) for _ in range(64)]
+    try:
+        async with asyncio.timeout(20):
+            gone = await bring_down(child, None, Rungs(ask=0, terminate=0, kill=10))
+    finally:
+        go_on.set()
+        await asyncio.gather(*others)
+    assert gone.exit_code == -signal.SIGKILL
+
+
+async def test_the_time_in_which_a_tree_is_looked_for_is_no_grace_of_its_processes(begin, monkeypatch):
+    child, family = await begin("found_family")
+    strike = kill_tree.strike
+
+    def slow(*arguments):
+        time.sleep(2.1)
+        return strike(*arguments)
+
+    monkeypatch.setattr(kill_tree, "strike", slow)
+    gone = await bring_down(child, None, Rungs(ask=0, terminate=0, kill=2))
+    assert gone.exit_code == -signal.SIGKILL
+    assert not any(lives(member) for member in family)
+
+
+async def test_what_is_seen_dead_needs_no_time(begin, monkeypatch):
+    child, family = await begin("found_family")
+    child.signal(signal.SIGKILL)
+    await child.wait()
+    strike = kill_tree.strike
+
+    def until_dead(*arguments):
+        handles = strike(*arguments)
+        assert not kill_tree.await_deaths(handles, seconds=20)
+        return handles
+
+    monkeypatch.setattr(kill_tree, "strike", until_dead)
+    gone = await bring_down(child, None, Rungs(ask=0, terminate=0, kill=0))
+    assert set(gone.killed) == {member.pid for member in family[1:]}
+
+
 async def test_a_ladder_that_is_cancelled_while_it_looks_closes_what_it_has_opened(begin, monkeypatch):
     child, family = await begin("found_family")
     loop, looking, closed = asyncio.get_running_loop(), asyncio.Event(), asyncio.Event()
