@@ -45,6 +45,8 @@ class Foreign:
         self._due: dict[Any, float] = {}
         """When each is looked at next: it cannot be late before."""
         self._look_at = 0.0
+        self._told = False
+        """Whether it was said that Ray can't be asked."""
         self._starts: dict[Any, float | None] = {}
         """As Ray told them last; None: not begun."""
         self._ended: dict[Any, float] = {}
@@ -86,7 +88,9 @@ class Foreign:
         try:
             self._starts |= starts_of(due)
         except Exception as error:  # noqa: BLE001  # Ray's client mode, or another Ray than the one this was written for
-            log.debug("ray.starts_unknown", reason=f"{type(error).__name__}: {error}")
+            if not self._told:
+                self._told = True
+                log.warning("ray.starts_unknown", reason=f"{type(error).__name__}: {error}")
         looked = time.time()
         self._look_at = looked + SPARING * (looked - now)
         for reference in due:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from experiments import Exp, story_of
 from living import lives
+from structlog.testing import capture_logs
 
 from governor.tasks import TaskFailed, get_elapsed_time, poll_for_timeout, run_exp
 from governor.tasks.agentlab import foreign
@@ -207,7 +208,14 @@ def test_where_nobody_knows_the_start_the_error_says_so(remote, monkeypatch, tmp
     monkeypatch.setattr(foreign, "starts_of", unknown)
     monkeypatch.setattr(foreign, "UNKNOWN_SECONDS", 0.2)
     reference = remote(sleep).remote(str(tmp_path / "pid"), 600)
-    [late] = poll_for_timeout({"late": reference}, 0.3).values()
+    with capture_logs() as logged:
+        [late] = poll_for_timeout({"late": reference}, 0.3, poll_interval=0.05).values()
+    warned = [
+        line["reason"]
+        for line in logged
+        if (line["event"], line["log_level"]) == ("ray.starts_unknown", "warning")
+    ]
+    assert warned == ([] if answers else ["AttributeError: _get_all_task_events"])
     assert late.outcome == "timed_out"
     assert (
         "did not end within its timeout of 0.3 s after it was waited for; Ray does not tell when it began"
