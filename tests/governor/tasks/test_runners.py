@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import resource
 import signal
 import time
 from functools import partial
@@ -15,6 +16,7 @@ import pytest_asyncio
 from runner_world import open_world
 from structlog.testing import capture_logs
 
+from governor.processes import kill_tree
 from governor.tasks.exchange.wire import Begun, Input, Line, Loading, Over, Told
 from governor.tasks.planning.story import RunnerGone
 
@@ -337,6 +339,23 @@ async def test_a_task_of_ours_that_fails_ends_the_runner_that_it_was_for(world, 
     assert "MemoryError: no room" in gone.reason
     assert dead(pid)
     assert [line["step"] for line in lines if line["event"] == "runner.failed"] == [f"runner.{runner}.inputs"]
+
+
+async def test_runners_that_live_have_marks_of_their_own_and_those_of_dead_ones_come_again(world):
+    def mark(runner):
+        return resource.prlimit(world.runners.pid(runner), kill_tree.MARK_LIMIT)[0]
+
+    runners = [await world.ready(fresh=True) for _ in range(3)]
+    freed = mark(runners[0])
+    world.runners.kill(runners[0], "enough")
+    await world.gone(runners[0])
+    runners[0] = await world.ready(fresh=True)
+    marks = {mark(runner) for runner in runners}
+    assert len(marks) == 3
+    assert freed in marks
+    for runner in runners:
+        world.runners.kill(runner, "enough")
+        await world.gone(runner)
 
 
 async def test_a_runner_that_is_killed_while_it_starts_is_told_once(world):
