@@ -5,7 +5,8 @@ Rules:
    cancelled by its client, or (plain clients only, who could not read a status) dropped and counted.
 2. The oldest request goes first, to the least loaded worker.
 3. When a worker is lost, what may be repeated goes back to the head of the queue, the rest fails with WORKER_LOST. So does
-   what has lost `Limits.attempts` workers: it may be what kills them. It takes along what was in the same hands.
+   what has lost `Limits.attempts` workers: it may be what kills them. It takes along what was in the same hands: a worker
+   begins all that it has credit for at once, and does not tell, so nobody knows which it was.
 4. Room in queues, held bytes and names without a worker are shared among the clients (`shares.py`).
 5. What is to be sent is appended to `out`; nothing is ever sent from here.
 """
