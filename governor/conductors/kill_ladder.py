@@ -199,7 +199,7 @@ class _Descent:
             kill_tree.close(handles)
         async with _until(deadline, f"{child.name} (pid {child.pid}) is alive after SIGKILL", child.pid):
             await child.wait()
-        await asyncio.to_thread(kill_tree.remove_group, child.mark)
+        await loop.run_in_executor(_THREADS, kill_tree.remove_group, child.mark)
 
 
 def _strike(child: Child) -> dict[int, int]:

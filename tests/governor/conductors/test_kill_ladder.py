@@ -291,9 +291,9 @@ async def test_the_time_in_which_a_tree_is_looked_for_is_no_grace_of_its_process
     child, family = await begin("found_family")
     strike = kill_tree.strike
 
-    def slow(*arguments):
+    def slow(*arguments, **options):
         time.sleep(2.1)
-        return strike(*arguments)
+        return strike(*arguments, **options)
 
     monkeypatch.setattr(kill_tree, "strike", slow)
     gone = await bring_down(child, None, Rungs(ask=0, terminate=0, kill=2))
@@ -307,8 +307,8 @@ async def test_what_is_seen_dead_needs_no_time(begin, monkeypatch):
     await child.wait()
     strike = kill_tree.strike
 
-    def until_dead(*arguments):
-        handles = strike(*arguments)
+    def until_dead(*arguments, **options):
+        handles = strike(*arguments, **options)
         assert not kill_tree.await_deaths(handles, seconds=20)
         return handles
 
