@@ -204,10 +204,9 @@ async def test_in_a_delegated_cgroup_they_are_found_without_any_mark(house, deta
     with delegated_cgroup.made() as folder:
         house.arguments = partial(_started_in, folder, house.arguments)
         async with house.serve() as tree:
-            uid = await tree.executor.submit(run(wanted, restarts=1), folder=house.folder)
-            pids = await detached.until(count)
+            uid = await begun(tree, detached, wanted, count, restarts=1)
             [described] = (await tree.executor.status(uid)).runs
-            assert set(pids) <= {pid for conductor in described.conductors for pid in conductor.started}
+            assert set(detached.pids[:count]) <= {pid for conductor in described.conductors for pid in conductor.started}
             killed = await kill(tree, uid, victim)
             await tree.until(uid, "conductor.ready", conductor=killed.name, incarnation=2)
             assert detached.dead()[:count] == [True] * count
@@ -224,8 +223,7 @@ async def test_in_a_delegated_cgroup_no_group_outlives_the_guards(house, detache
         house.arguments = partial(_started_in, folder, house.arguments)
         async with house.serve() as tree:
             wanted = {**PLAY, "conductors": {**PLAY["conductors"], **UNLIMITED}}
-            await tree.executor.submit(run(wanted, restarts=0), folder=house.folder)
-            await detached.until(2)
+            await begun(tree, detached, wanted, 2)
             together = [psutil.Process(tree.process.pid), tree.deputy, *([tree.daemon] if daemon_too else [])]
             for each in together:
                 each.suspend()
