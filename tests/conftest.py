@@ -39,6 +39,7 @@ def short_path():
     shutil.rmtree(folder)
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist, which reads the groups in the same hook
 def pytest_collection_modifyitems(items):
     sharing = sorted({item.location[0] for item in items if "ray_head" in item.fixturenames})
     for item in items:
