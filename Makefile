@@ -2,6 +2,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+# Where it is set each process compiles all its modules anew: 1.4 s of CPU instead of 1.0 s for a daemon that starts and stops.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: run check test test-all lint types imports faults bench clean
 
@@ -30,7 +32,7 @@ lint: $(VENV)/.dev
 	$(BIN)/ruff format --check .
 
 types: $(VENV)/.dev
-	$(BIN)/mypy
+	MYPY_NUM_WORKERS=2 $(BIN)/mypy
 
 imports: $(VENV)/.dev
 	$(BIN)/lint-imports
@@ -46,6 +48,7 @@ bench: $(VENV)/.dev
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find governor states transport tests examples benchmarks -name __pycache__ -prune -exec rm -rf {} +
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
