@@ -81,7 +81,11 @@ def test_the_example_learns_and_says_so(governor, tmp_path):
 @pytest.mark.system
 @pytest.mark.parametrize(
     ("number", "interrupts", "code"),
-    [(signal.SIGINT, 1, 1), (signal.SIGINT, 2, 130), (signal.SIGHUP, 1, 1)],
+    [
+        (signal.SIGINT, 1, 1),
+        (signal.SIGINT, 2, 130),
+        pytest.param(signal.SIGHUP, 1, 1, marks=pytest.mark.long),
+    ],
 )
 def test_a_signal_once_aborts_in_order_and_twice_leaves_now(governor, tmp_path, number, interrupts, code):
     (tmp_path / "run.yaml").write_text(LONG)
@@ -101,11 +105,9 @@ def test_a_signal_once_aborts_in_order_and_twice_leaves_now(governor, tmp_path, 
         assert f"aborted: {number.name}" in out
 
 
+@pytest.mark.long
 @pytest.mark.system
-@pytest.mark.parametrize(
-    "victim",
-    [pytest.param("guard", marks=pytest.mark.long), pytest.param("deputy", marks=pytest.mark.long), "daemon"],
-)
+@pytest.mark.parametrize("victim", ["guard", "deputy", "daemon"])
 def test_a_kill_leaves_nothing_and_the_run_can_go_on(governor, tmp_path, victim):
     (tmp_path / "run.yaml").write_text(LONG.replace("1000000", "400"))
     (tmp_path / "q_learner.py").write_text((EXAMPLE / "q_learner.py").read_text())

@@ -27,7 +27,7 @@ def exceeded(events, result, limit, allowed, *, phase):
     return said["reached"]
 
 
-@pytest.mark.parametrize("agent", ["Hoarder", "DetachedHoarder"])
+@pytest.mark.parametrize("agent", [pytest.param("Hoarder", marks=pytest.mark.long), "DetachedHoarder"])
 async def test_an_agent_that_takes_too_much_memory_ends_its_run(house, walk, agent):
     made = {
         **walk(entry=f"user_code:{agent}", episodes=1_000_000),

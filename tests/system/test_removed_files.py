@@ -127,7 +127,10 @@ async def test_without_its_journal_the_daemon_goes_down_at_once(house, walk, how
     assert not logged(house, "daemon.crashed")
 
 
-@pytest.mark.parametrize("kept", ["s/runs", "r"], ids=["files", "sockets"])
+@pytest.mark.parametrize(
+    "kept",
+    [pytest.param("s/runs", id="files"), pytest.param("r", id="sockets", marks=pytest.mark.long)],
+)
 async def test_a_run_whose_folder_is_removed_fails_with_its_name_and_the_daemon_serves_on(house, walk, kept):
     async with house.serve() as tree:
         uid = await asleep(tree, walk)

@@ -69,10 +69,11 @@ async def test_a_signal_that_was_lost_is_sent_again(world, tmp_path):
     world.give_back(runner)
 
 
-async def test_a_loop_that_is_interrupted_at_any_moment_forgets_no_coroutine(world):
+@pytest.mark.parametrize("moments", [40, pytest.param(150, marks=pytest.mark.long)])
+async def test_a_loop_that_is_interrupted_at_any_moment_forgets_no_coroutine(world, moments):
     runner = await world.ready()
     chance = random.Random(1)
-    for _ in range(150):
+    for _ in range(moments):
         work = world.work("spin_in_a_child")
         world.runners.send(runner, [work])
         await world.begun(runner, work)
