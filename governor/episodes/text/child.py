@@ -1,7 +1,8 @@
 """The process of one text environment: `python -m governor.episodes.text.child FD PARENT`, started by `process`.
 
 It reads the order and then calls from FD, one at a time, and writes one JSON answer for each: ``{"value": ...}`` or
-``{"fault": "one line"}``. It leaves without its runtime's clean-up, which threads of user code could hold up.
+``{"fault": "one line"}``. It leaves without its runtime's clean-up, which threads of user code could hold up. It
+imports nothing of the side that starts it: each environment would pay for that, in time and in memory.
 
 User code runs in a fork of it. The process that was started is that one's keeper: it ends as that one has ended, or when it
 is told to, or its parent dies, and leaves nothing that user code has started, in sessions of its own neither.
@@ -17,6 +18,7 @@ import pickle
 import resource
 import signal
 import socket
+import struct
 import sys
 import threading
 from contextlib import suppress
@@ -25,9 +27,12 @@ from typing import Any, Final
 
 from governor import guard, prctl
 from governor.episodes.entries import load, one_line
-from governor.episodes.text.process import KILL_ALL, SIZE
 
 STEP_NAMES = ("reward", "terminated", "truncated", "info")
+SIZE: Final = struct.Struct(">I")
+"""The length of what follows, before each message."""
+KILL_ALL: Final = signal.SIGUSR1
+"""For the keeper; it gets it from the kernel when the process that started it dies."""
 _FOR_KEEPER: Final = frozenset({signal.SIGCHLD, signal.SIGTERM, KILL_ALL})
 """SIGTERM is for its group: the fork ends by it, or not, and the keeper after that."""
 

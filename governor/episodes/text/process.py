@@ -16,7 +16,6 @@ import os
 import pickle
 import signal
 import socket
-import struct
 import subprocess
 import sys
 from multiprocessing import spawn
@@ -26,6 +25,7 @@ from governor.births import Birth
 from governor.conductors import kill_ladder
 from governor.conductors.readiness import is_readable, readable
 from governor.episodes.entries import one_line
+from governor.episodes.text.child import KILL_ALL, SIZE
 from governor.episodes.text.environment import (
     EnvironmentCrashed,
     EnvironmentFault,
@@ -46,10 +46,6 @@ RUNGS: Final = kill_ladder.Rungs(ask=2.0, terminate=0.5, kill=5.0)
 """Seconds for the environment's own `close`, for SIGTERM, and until everything must be dead."""
 LARGEST_ANSWER: Final = 1 << 26
 """Bytes."""
-SIZE: Final = struct.Struct(">I")
-"""The length of what follows, before each message."""
-KILL_ALL: Final = signal.SIGUSR1
-"""For the keeper; it gets it from the kernel when this process dies."""
 
 
 class TextProcess:

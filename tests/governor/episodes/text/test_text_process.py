@@ -91,7 +91,7 @@ def test_the_child_imports_nothing_heavy():
     code = """
     import sys
     import governor.episodes, governor.episodes.text.base_urls, governor.episodes.text.child
-    print({"openai", "aiohttp", "numpy", "gymnasium", "zmq", "pydantic"} & set(sys.modules))
+    print({"openai", "aiohttp", "numpy", "gymnasium", "zmq", "pydantic", "structlog", "rich"} & set(sys.modules))
     """
     environ = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[4])}
     said = subprocess.check_output([sys.executable, "-c", textwrap.dedent(code)], env=environ, text=True)
