@@ -11,6 +11,7 @@ nothing of it. One that dies `MOST_DEATHS` times in a row is the end of `run`, w
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import TYPE_CHECKING, Final
 
 from governor import logs
@@ -175,9 +176,8 @@ class BrokerProcess:
                 try:
                     while not (await asyncio.wait({asked}, timeout=BEAT_SECONDS))[0]:
                         if silence.passed(loop.time()) >= patience:
-                            gone = [path for path in self._sockets if not path.is_socket()]
                             self._removed = (
-                                ", ".join(map(str, gone)) or self._removed
+                                ", ".join(map(str, self._gone())) or self._removed
                             )  # why nobody reached it
                             return silence.seconds
                     if asked.exception() is None and sockets is None:
@@ -189,8 +189,13 @@ class BrokerProcess:
                     asked.cancel()
                     await asyncio.wait({asked})
                 await asyncio.sleep(BEAT_SECONDS)
-                # Without its folder it can't come back: whoever watches that one decides.
-                if sockets is not None and (removed := sockets.removed()) and not folders.removed():
+                # Without its folder it can't come back: whoever watches that one decides. What had been replaced by the
+                # first answer is no socket.
+                if (
+                    sockets is not None
+                    and (removed := sockets.removed() or self._gone())
+                    and not folders.removed()
+                ):
                     return removed
                 for path, (was, mode) in sockets.mode_changes().items() if sockets is not None else ():
                     log.warning(
@@ -198,6 +203,12 @@ class BrokerProcess:
                     )
         finally:
             await client.aclose()
+
+    def _gone(self) -> list[Path]:
+        """Where no socket lies; none where the disk does not tell."""
+        with contextlib.suppress(OSError):
+            return [path for path in self._sockets if not path.is_socket()]
+        return []
 
 
 async def _ask(client: Client) -> None:

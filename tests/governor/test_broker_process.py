@@ -191,6 +191,30 @@ async def test_a_public_socket_that_is_full_is_no_silence(tmp_path, monkeypatch)
     assert "broker.silent" not in {line["event"] for line in logged}
 
 
+@pytest.fixture
+def answered_late(monkeypatch):
+    """The broker's keeper has heard nothing of it before this is set."""
+    go_on, ask = asyncio.Event(), broker_process._ask
+
+    async def ask_late(client):
+        await ask(client)
+        await go_on.wait()
+
+    monkeypatch.setattr(broker_process, "_ask", ask_late)
+    return go_on
+
+
+async def test_a_socket_that_was_replaced_before_the_first_answer_is_found(answered_late, kept):
+    socket = kept.folder / "c"
+    socket.unlink()
+    socket.mkdir()
+    answered_late.set()
+    async with asyncio.timeout(60):
+        await asyncio.wait({kept.running})
+    with pytest.raises(FilesRemoved, match="can't be bound again"):
+        await kept.running
+
+
 async def test_sockets_that_cannot_be_bound_again_are_an_error_that_says_where(kept):
     socket = kept.folder / "c"
     socket.unlink()

@@ -206,7 +206,9 @@ async def test_in_a_delegated_cgroup_they_are_found_without_any_mark(house, deta
         async with house.serve() as tree:
             uid = await begun(tree, detached, wanted, count, restarts=1)
             [described] = (await tree.executor.status(uid)).runs
-            assert set(detached.pids[:count]) <= {pid for conductor in described.conductors for pid in conductor.started}
+            assert set(detached.pids[:count]) <= {
+                pid for conductor in described.conductors for pid in conductor.started
+            }
             killed = await kill(tree, uid, victim)
             await tree.until(uid, "conductor.ready", conductor=killed.name, incarnation=2)
             assert detached.dead()[:count] == [True] * count
