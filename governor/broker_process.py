@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import stat
 from typing import TYPE_CHECKING, Final
 
 from governor import logs
@@ -84,11 +85,13 @@ class BrokerProcess:
         )
         self._silence = silence
         self._most_deaths = most_deaths
-        self._sockets = [
-            path
+        shared = client_endpoint if client_group is not None else None
+        self._sockets = {
+            path: 0o660 if endpoint == shared else 0o600
             for endpoint in (client_endpoint, worker_endpoint, private_endpoint)
             if endpoint is not None and (path := endpoints.parse(endpoint).path) is not None
-        ]
+        }
+        """With the modes that the broker gives them."""
         self._removed = ""
         self.restarts = 0
         self.pid: int | None = None
@@ -168,6 +171,7 @@ class BrokerProcess:
         loop = asyncio.get_running_loop()
         patience = max(self._silence, ANSWER_SECONDS)
         sockets: Files | None = None
+        modes = dict(self._sockets)
         client = Client(self._endpoint)
         try:
             while True:
@@ -197,10 +201,8 @@ class BrokerProcess:
                     and not folders.removed()
                 ):
                     return removed
-                for path, (was, mode) in sockets.mode_changes().items() if sockets is not None else ():
-                    log.warning(
-                        "broker.socket_mode_changed", socket=str(path), mode=f"{mode:04o}", was=f"{was:04o}"
-                    )
+                if sockets is not None:
+                    _tell_modes(modes)
         finally:
             await client.aclose()
 
@@ -209,6 +211,20 @@ class BrokerProcess:
         with contextlib.suppress(OSError):
             return [path for path in self._sockets if not path.is_socket()]
         return []
+
+
+def _tell_modes(modes: dict[Path, int]) -> None:
+    """Of the sockets that have another mode than this; it is noted here then."""
+    for path, was in modes.items():
+        with contextlib.suppress(OSError):
+            modes[path] = stat.S_IMODE(path.lstat().st_mode)
+            if modes[path] != was:
+                log.warning(
+                    "broker.socket_mode_changed",
+                    socket=str(path),
+                    mode=f"{modes[path]:04o}",
+                    was=f"{was:04o}",
+                )
 
 
 async def _ask(client: Client) -> None:

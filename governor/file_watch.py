@@ -13,7 +13,6 @@ Rules:
 from __future__ import annotations
 
 import asyncio
-import stat
 from multiprocessing import util
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
@@ -43,7 +42,6 @@ class Files:
     def __init__(self, *paths: Path, later: Sequence[Path] = ()) -> None:
         self._seen = {path: _identity(path) for path in (*paths, *later)}
         self._late = {path for path in later if self._seen[path] is None}
-        self._modes = {path: _mode(path) for path in self._seen}
 
     def removed(self) -> list[Path]:
         """Those that are not there, or that another file has replaced."""
@@ -58,22 +56,6 @@ class Files:
             and _UNKNOWN not in (seen, now[path])
             and (now[path] is None or now[path] != seen)
         ]
-
-    def mode_changes(self) -> dict[Path, tuple[int, int]]:
-        """Of those whose mode is another one than at the last look: that of then, and that of now."""
-        then, self._modes = self._modes, {path: _mode(path) for path in self._seen}
-        return {
-            path: (was, now)
-            for path, now in self._modes.items()
-            if (was := then[path]) is not None and now is not None and was != now
-        }
-
-
-def _mode(path: Path) -> int | None:
-    try:
-        return stat.S_IMODE(path.lstat().st_mode)
-    except OSError:
-        return None
 
 
 def _identity(path: Path) -> tuple[int, int] | None:
