@@ -55,7 +55,8 @@ def enter(folder: Path) -> None:
 
 def groups(folder: Path) -> list[str]:
     """What was made below it."""
-    return sorted(str(each.relative_to(folder)) for each in folder.rglob("*") if each.is_dir())
+    made = (Path(above, name) for above, names, _ in os.walk(folder) for name in names)  # some go meanwhile
+    return sorted(str(each.relative_to(folder)) for each in made)
 
 
 def emptied(folder: Path, *, seconds: float) -> list[str]:
