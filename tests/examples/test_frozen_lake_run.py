@@ -10,6 +10,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from living import first_child
 
 REPOSITORY = Path(__file__).parents[2]
 EXAMPLE = REPOSITORY / "examples" / "frozen_lake"
@@ -115,7 +116,7 @@ def test_a_kill_leaves_nothing_and_the_run_can_go_on(governor, tmp_path, victim)
     uid = next(row["uid"] for row in map(json.loads, process.stdout) if row.get("kind") == "episode.ended")
     guard = psutil.Process(process.pid)
     [deputy] = guard.children()
-    daemon = deputy.children()[0]
+    daemon = first_child(deputy)
     {"guard": guard, "deputy": deputy, "daemon": daemon}[victim].kill()
     process.communicate(timeout=20)
     assert psutil.wait_procs([deputy, daemon], timeout=20)[1] == []

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from living import first_child
 
 from governor import ray_head
 from governor.conductors.readiness import is_readable
@@ -58,7 +59,7 @@ class Tree:
     @property
     def daemon(self) -> psutil.Process:
         """The deputy's first child: orphans that it has adopted come behind."""
-        return self.deputy.children()[0]
+        return first_child(self.deputy)
 
     @contextlib.contextmanager
     def deaths(self):

@@ -12,6 +12,7 @@ import subprocess
 
 import psutil
 import pytest
+from living import first_child
 
 from governor import ray_head
 from governor.conductors.readiness import readable
@@ -92,7 +93,7 @@ async def test_what_escapes_the_death_of_all_of_them_is_killed_before_the_next_d
 
 async def test_a_start_kills_what_has_the_mark_of_an_earlier_invocation_and_nobody_else(house, walk):
     async with house.serve() as tree:
-        forkserver = tree.daemon.children()[0]
+        forkserver = first_child(tree.daemon)
         name = VARIABLE + house_of(house.folder / "s")
         marked = {**os.environ, name: forkserver.environ()[name]}
         tree.daemon.kill()
@@ -117,7 +118,7 @@ async def test_a_process_that_cannot_be_killed_holds_back_what_was_in_work_until
         held = await tree.executor.submit(walk(episodes=300), folder=house.folder)
         await tree.until(held, "episode.ended")
         name = VARIABLE + house_of(house.folder / "s")
-        marked = {**os.environ, name: tree.daemon.children()[0].environ()[name]}
+        marked = {**os.environ, name: first_child(tree.daemon).environ()[name]}
         tree.daemon.kill()
         await tree.process.wait()
     stays = sleeper(marked)
