@@ -6,14 +6,11 @@ import contextlib
 import os
 import secrets
 import time
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from governor.processes import cgroups
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 @contextlib.contextmanager
