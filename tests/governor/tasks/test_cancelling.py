@@ -47,7 +47,7 @@ async def test_the_attempt_ends_the_rest_comes_back_and_the_runner_lives(world, 
         await asyncio.sleep(delay)
         asked = time.monotonic()
         world.runners.cancel(runner, work.ticket)
-        (over,) = await world.over(runner, work, seconds=5)
+        (over,) = await world.over(runner, work)
         assert over.error == CANCELLED
         assert over.dropped
         assert over.at - asked < 0.2
@@ -65,7 +65,7 @@ async def test_a_signal_that_was_lost_is_sent_again(world, tmp_path):
     await world.said(runner, Told, work.ticket)
     world.runners.cancel(runner, work.ticket)
     note.touch()
-    assert (await world.over(runner, work, seconds=5))[0].error == CANCELLED
+    assert (await world.over(runner, work))[0].error == CANCELLED
     world.give_back(runner)
 
 
@@ -79,7 +79,7 @@ async def test_a_loop_that_is_interrupted_at_any_moment_forgets_no_coroutine(wor
         await world.begun(runner, work)
         await asyncio.sleep(chance.uniform(0, 0.003))
         world.runners.cancel(runner, work.ticket)
-        assert (await world.over(runner, work, seconds=5))[0].error == CANCELLED
+        assert (await world.over(runner, work))[0].error == CANCELLED
     world.give_back(runner)
 
 
