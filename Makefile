@@ -12,8 +12,8 @@ run: $(VENV)/.run
 
 # What is over within a minute: the pure parts, the run file, the command line.
 PURE := tests/states tests/transport/test_broker_*.py tests/transport/test_frames.py tests/transport/test_envelope.py \
-	tests/governor/cli tests/governor/test_run_file*.py tests/governor/test_rules_check.py tests/governor/test_cascade.py \
-	tests/governor/tasks/planning tests/governor/tasks/test_core*.py tests/governor/episodes/rules
+	tests/governor/cli tests/governor/run_file tests/governor/units \
+	tests/governor/tasks/scheduling tests/governor/episodes/rules
 check: lint types imports
 	$(BIN)/python -m pytest -q -n 2 -m "not long" $(PURE)
 

@@ -24,7 +24,7 @@ from governor.conductors.conductor import RecordingLink
 from governor.conductors.simulation import SimulationController
 from governor.conductors.task import TaskConductor
 from governor.messages import ConductorSpec, Made, PartEnded, StartSimulation
-from governor.ray_head import RayHead
+from governor.tasks.cluster.head import RayHead
 from transport.access import Secret
 
 if TYPE_CHECKING:

@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 REPEAT = 5
 OWN_IMPORTS = (
     "from time import perf_counter as now; t = now()\n"
-    "import governor.cli.serve, governor.daemon\n"
+    "import governor.cli.serve, governor.daemon.daemon\n"
     "print(now() - t)"
 )
 FORKSERVER = (
-    "import asyncio; from time import perf_counter as now; from governor.conductors import process\n"
+    "import asyncio; from time import perf_counter as now; from governor.processes import process\n"
     "t = now(); process.warm_up(); asyncio.run(process.warm()); print(now() - t); process.shut_down()"
 )
 

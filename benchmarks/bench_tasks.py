@@ -24,8 +24,8 @@ from task_listener import Counting
 
 from governor import logs
 from governor.messages import TaskSpec
-from governor.ray_head import RayHead
-from governor.tasks.planning.story import BatchSpec
+from governor.tasks.cluster.head import RayHead
+from governor.tasks.scheduling.events import BatchSpec
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -71,14 +71,14 @@ class Opened:
         self.folder = Path(tempfile.mkdtemp(prefix="bt-"))
         self.head = RayHead(state_folder=self.folder, runtime_folder=self.folder, num_cpus=CPUS)
         address = await self.head.start()
-        from governor.tasks.fleet.cluster import Cluster  # Ray: only after its variables are set
+        from governor.tasks.cluster.cluster import Cluster  # Ray: only after its variables are set
 
         self.cluster = Cluster(
             address=address.address, token_path=str(address.token_path), namespace="benchmark"
         )
         await self.cluster.connect()
         from governor.tasks.engine import Engine
-        from governor.tasks.runners import Runners
+        from governor.tasks.runners.pool import Runners
 
         runners = Runners(
             cluster=self.cluster,
@@ -246,8 +246,8 @@ async def shapes(stage: Stage, plain: Plain) -> AsyncIterator[Row]:
 
 async def pending_memory() -> Row:
     """Of the driver, for tasks that wait: their own descriptions included."""
-    from governor.tasks.core import Core
-    from governor.tasks.planning.story import Submitted
+    from governor.tasks.scheduling.core import Core
+    from governor.tasks.scheduling.events import Submitted
 
     core, number = Core(places={(): 0}), 20_000
     tracemalloc.start()

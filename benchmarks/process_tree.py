@@ -38,7 +38,7 @@ def _name(proc: Path) -> str:
     if name.startswith("python"):
         command = (proc / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
         programs = {
-            "governor.tasks.fleet.head": "ray head",
+            "governor.tasks.cluster.head_process": "ray head",
             "resource_tracker": "resource tracker",
             " serve ": "daemon",
         }

@@ -11,7 +11,7 @@ from rows import Row
 from task_listener import Counting
 
 from governor.messages import TaskSpec
-from governor.tasks.planning.story import BatchSpec
+from governor.tasks.scheduling.events import BatchSpec
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING, Any
 
 from task_listener import Counting
 
-from governor.journal import Journal
+from governor.journal.journal import Journal
 from governor.messages import TaskEnded
-from governor.run_desk import record_all
+from governor.runs.report_handler import record_all
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from governor.journal_tables import Transaction
+    from governor.journal.tables import Transaction
     from governor.messages import TaskRecord
     from governor.tasks.engine import Engine
-    from governor.tasks.planning.story import BatchSpec
+    from governor.tasks.scheduling.events import BatchSpec
 
 
 class _Recording(Counting):

@@ -11,12 +11,16 @@ from governor.version import __version__
 
 if TYPE_CHECKING:
     from governor.executor import Executor
-    from governor.run_file import Run
-    from governor.run_governor import RunGovernor
+    from governor.run_file.load import Run
+    from governor.runs.run_governor import RunGovernor
 
 __all__ = ["Executor", "Run", "RunGovernor", "__version__"]
 
-_HOME = {"Executor": "governor.executor", "Run": "governor.run_file", "RunGovernor": "governor.run_governor"}
+_HOME = {
+    "Executor": "governor.executor",
+    "Run": "governor.run_file.load",
+    "RunGovernor": "governor.runs.run_governor",
+}
 
 
 def __getattr__(name: str) -> object:

@@ -36,7 +36,7 @@ def main() -> None:
     """Runs the command line of this process and exits with its exit code."""
     verb = verb_of(sys.argv[1:])
     if verb in GUARDED:
-        from governor.guard import stand_guard  # noqa: PLC0415  # the guard must hold nothing that it does not need
+        from governor.processes.guard import stand_guard  # noqa: PLC0415  # the guard must hold nothing that it does not need
 
         stand_guard(makes_folder=verb == "run")
     from governor.cli import cli  # noqa: PLC0415  # after the fork, as above

@@ -17,8 +17,8 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from governor import durations, sizes
 from governor.errors import ConfigError, NotPermitted, Unreachable
+from governor.units import durations, sizes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

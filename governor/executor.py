@@ -71,7 +71,7 @@ from transport.errors import (
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 
-    from governor.run_model import Run
+    from governor.run_file.model import Run
 
 SILENCE_SECONDS: Final = 15.0
 """Without a sign of life (the daemon gives one every 5 s) a watch is taken up anew."""
@@ -377,7 +377,7 @@ def _plain(
     run: Run | Mapping[str, Any] | str | Path, folder: str | Path | None
 ) -> tuple[dict[str, Any], str, str]:
     """Run as plain data, import folder, and what errors call it."""
-    from governor.run_file import Run, load, parse  # noqa: PLC0415  # pydantic is slow; other verbs do without
+    from governor.run_file.load import Run, load, parse  # noqa: PLC0415  # pydantic is slow; other verbs do without
 
     here = str(Path(folder or ".").resolve())
     match run:

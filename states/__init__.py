@@ -1,7 +1,7 @@
 """The life of a run, pure: `advance(state, event)` gives the next state and the effects to be performed.
 
 No clock, socket, await, log or random number is in here; time arrives inside events. What performs the effects is
-`governor.performer`; what runs the machine is `governor.run_governor`.
+`governor.runs.effects`; what runs the machine is `governor.runs.run_governor`.
 """
 
 from states.base import Dropped, Refused, State, Step

@@ -77,9 +77,9 @@ class Verbs(click.Group):
 
 def _no_room(error: OSError) -> GovernorError | None:
     """What it means where a disk is full or read-only."""
-    from governor import disk  # noqa: PLC0415  # where it is needed, for every verb starts by importing this
+    from governor.journal import disk_reserve  # noqa: PLC0415  # where it is needed, for every verb starts by importing this
 
-    return disk.no_room(Path(error.filename or "a file"), error)
+    return disk_reserve.no_room(Path(error.filename or "a file"), error)
 
 
 def complain(message: str) -> None:

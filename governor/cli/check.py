@@ -14,7 +14,7 @@ from governor.errors import ExitCode, RunFileError
 
 if TYPE_CHECKING:
     from governor.messages import Fault
-    from governor.run_model import Run
+    from governor.run_file.model import Run
 
 
 def checked(file: Path, *, here: bool = True) -> Run:
@@ -24,13 +24,15 @@ def checked(file: Path, *, here: bool = True) -> Run:
     Raises:
         RunFileError: with every fault.
     """
-    from governor import entries, run_file, text_model  # noqa: PLC0415  # pydantic: 0.2 s, not for --help
+    from governor.run_file import check_language_models, entry_check, load  # noqa: PLC0415  # pydantic: 0.2 s, not for --help
 
-    examined = run_file.examine(file)
-    asked = entries.of_data(examined.document.data)
+    examined = load.examine(file)
+    asked = entry_check.of_data(examined.document.data)
     if here:
-        examined = examined.with_faults(text_model.missing_keys(examined.document.data, os.environ))
-    return examined.with_faults(entries.faults(asked, folder=examined.folder)).run()
+        examined = examined.with_faults(
+            check_language_models.missing_keys(examined.document.data, os.environ)
+        )
+    return examined.with_faults(entry_check.faults(asked, folder=examined.folder)).run()
 
 
 @click.command("check")
@@ -41,9 +43,9 @@ def checked(file: Path, *, here: bool = True) -> Run:
 def command(ctx: click.Context, *, file: Path | None, schema: bool, as_json: bool) -> None:
     """List all faults of the run FILE, each with its path and line; exit 78 when there are any."""
     if schema:
-        from governor import run_file  # noqa: PLC0415  # as in checked
+        from governor.run_file import load  # noqa: PLC0415  # as in checked
 
-        click.echo(json.dumps(run_file.schema(), indent=2))
+        click.echo(json.dumps(load.schema(), indent=2))
         return
     if file is None:
         raise click.UsageError("Missing argument 'FILE'.")

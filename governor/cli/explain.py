@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from governor import durations
 from governor.cli import ask, display
 from governor.cli.lines import clean
+from governor.units import durations
 
 if TYPE_CHECKING:
     from governor.messages import ExplainedLine

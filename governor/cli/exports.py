@@ -22,10 +22,10 @@ import pyarrow.compute as pc
 import pyarrow.csv
 import pyarrow.parquet as pq
 
-from governor.disk import is_full
 from governor.episodes import trajectories
 from governor.episodes.records import episode_file
 from governor.errors import GovernorError, NotPermitted, TryAgain, UsageError
+from governor.journal.disk_reserve import is_full
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

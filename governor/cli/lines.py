@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from governor import durations
+from governor.units import durations
 
 if TYPE_CHECKING:
     from governor.cli.view import RunView

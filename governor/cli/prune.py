@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
-from governor import sizes
 from governor.cli import ask, display
 from governor.errors import NotPermitted, UsageError
+from governor.units import sizes
 
 if TYPE_CHECKING:
     from governor.messages import Pruned
@@ -66,17 +66,17 @@ def command(
 async def _without_daemon(
     state_dir: Path, keep_runs: int | None, keep_days: float | None, *, dry_run: bool
 ) -> Pruned:
-    from governor import journal_schema  # noqa: PLC0415  # not for --help
-    from governor.journal import Journal  # noqa: PLC0415  # as above
-    from governor.pruning import Keep, Pruner, asked_for  # noqa: PLC0415  # as above
-    from governor.state_lock import StateLock  # noqa: PLC0415  # as above
+    from governor.daemon.state_lock import StateLock  # noqa: PLC0415  # as above
+    from governor.journal import schema  # noqa: PLC0415  # not for --help
+    from governor.journal.journal import Journal  # noqa: PLC0415  # as above
+    from governor.journal.retention import Keep, Pruner, asked_for  # noqa: PLC0415  # as above
 
     keep = asked_for(keep_runs, keep_days, otherwise=Keep())
     path = state_dir / "governor.db"
     if not path.exists():
         raise UsageError(f"{state_dir} has no journal")
     with StateLock(state_dir):
-        journal_schema.examine(path)
+        schema.examine(path)
         journal = Journal(path)
         try:
             pruner = Pruner(journal, state_dir / "runs")

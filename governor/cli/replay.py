@@ -11,7 +11,7 @@ from governor.errors import ExitCode
 
 if TYPE_CHECKING:
     from governor.executor import Executor
-    from governor.replay import Replayed
+    from governor.runs.replay import Replayed
 
 
 @click.command("replay")
@@ -44,7 +44,7 @@ def _told(found: Replayed) -> str:
 
 
 async def _replay(executor: Executor, uid: str) -> Replayed:
-    from governor.replay import Replay  # noqa: PLC0415  # the machine: not for --help
+    from governor.runs.replay import Replay  # noqa: PLC0415  # the machine: not for --help
 
     [run] = (await executor.status(uid)).runs
     replay = Replay(run.uid)

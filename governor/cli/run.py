@@ -22,20 +22,20 @@ from typing import TYPE_CHECKING
 
 import click
 
-from governor import guard
 from governor.cli import ask, display
 from governor.cli.check import checked
 from governor.errors import ExitCode, JournalError, NoRoom
+from governor.processes import guard
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
 
     from governor.cli.view import RunView
     from governor.config import Config
-    from governor.daemon import Daemon
+    from governor.daemon.daemon import Daemon
+    from governor.daemon.systemd import Notifier
     from governor.executor import Executor
     from governor.messages import RunEvent, WatchEnd
-    from governor.systemd import Notifier
 
 
 @click.command("run")
@@ -72,8 +72,8 @@ def command(
     folder = _folder()
 
     from governor import config as configuration  # noqa: PLC0415  # not for --help
-    from governor.conductors import process  # noqa: PLC0415  # after _folder, see there
-    from governor.systemd import Notifier  # noqa: PLC0415  # as above
+    from governor.daemon.systemd import Notifier  # noqa: PLC0415  # as above
+    from governor.processes import process  # noqa: PLC0415  # after _folder, see there
 
     notifier = Notifier.from_environ()
     options = {
@@ -110,7 +110,7 @@ async def _run(
     as_json: bool,
 ) -> int:
     from governor import logs  # noqa: PLC0415  # heavy, and only after the check
-    from governor.daemon import Daemon  # noqa: PLC0415  # as above
+    from governor.daemon.daemon import Daemon  # noqa: PLC0415  # as above
     from governor.executor import Executor  # noqa: PLC0415  # as above
 
     logs.configure(log_format=logs.choose_format(), level=config.log_level)

@@ -46,7 +46,7 @@ def command(
 ) -> None:
     """Serve runs until SIGTERM. Exit 75 when another daemon works on the same state folder."""
     from governor import config as configuration  # noqa: PLC0415  # not for --help
-    from governor.systemd import Notifier  # noqa: PLC0415  # as above
+    from governor.daemon.systemd import Notifier  # noqa: PLC0415  # as above
 
     notifier = Notifier.from_environ()
     ray = {"ray.address": ray_address, "ray.num_cpus": ray_cpus, "ray.token_path": ray_token}
@@ -56,13 +56,13 @@ def command(
 
     config = read()
 
-    from governor import premises  # noqa: PLC0415  # as above
+    from governor.daemon import folders  # noqa: PLC0415  # as above
 
     with ExitStack() as taken:
-        taken.enter_context(premises.taken(config))
+        taken.enter_context(folders.taken(config))
 
         from governor import logs  # noqa: PLC0415  # heavy: imported while the forkserver imports its own
-        from governor.daemon import Daemon  # noqa: PLC0415  # as above
+        from governor.daemon.daemon import Daemon  # noqa: PLC0415  # as above
 
         logs.configure(log_format=config.log_format or logs.choose_format(), level=config.log_level)
         daemon = Daemon(config=config, notifier=notifier, reload=read, taken=taken)

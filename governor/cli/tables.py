@@ -10,9 +10,9 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from governor import durations
 from governor.cli.lines import clean, number
-from governor.explain import used
+from governor.runs.explain import used
+from governor.units import durations
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

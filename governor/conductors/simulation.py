@@ -12,9 +12,10 @@ import asyncio
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from governor.conductors import agent_copies
 from governor.conductors.conductor import Conductor
 from governor.episodes.local.in_process import InProcess
-from governor.episodes.remote import agent_copies, rounds
+from governor.episodes.remote import rounds
 from governor.episodes.rules import evaluation
 from governor.episodes.rules.conditions import faults
 from governor.episodes.simulation import Simulation

@@ -24,11 +24,11 @@ from governor.errors import ConductorError, ExitCode
 from governor.messages import Done, Refused, StartSimulation, StartTasks, StopPart
 from governor.processes import kill_tree
 from governor.tasks.api import DynamicTimeout
+from governor.tasks.cluster.cluster import Cluster
+from governor.tasks.cluster.nodes import follow
 from governor.tasks.engine import Engine
-from governor.tasks.fleet.cluster import Cluster
-from governor.tasks.fleet.nodes import follow
-from governor.tasks.phase import PhaseTasks
-from governor.tasks.planning.durations import Durations
+from governor.tasks.phases.task_graph import PhaseTasks
+from governor.tasks.scheduling.dynamic_timeout import Durations
 
 if TYPE_CHECKING:
     from governor.episodes.simulation import Simulation
@@ -61,7 +61,7 @@ class TaskConductor(Conductor):
 
     async def prepare(self) -> dict[str, Any]:
         await self._cluster.connect()
-        from governor.tasks.runners import Runners  # noqa: PLC0415  # Ray: only after its variables are set
+        from governor.tasks.runners.pool import Runners  # noqa: PLC0415  # Ray: only after its variables are set
 
         runners = Runners(
             cluster=self._cluster,
@@ -148,7 +148,7 @@ class TaskConductor(Conductor):
             return _refused("not ready yet: no connection to Ray")
         if self._has_simulated(command.phase):
             return Done()
-        simulation = await asyncio.to_thread(import_module, "governor.tasks.simulation")
+        simulation = await asyncio.to_thread(import_module, "governor.tasks.phases.simulation")
         if not await self.handed_over(self._simulating):
             return _refused("another phase is being simulated")
         if self._has_simulated(command.phase):  # by the same command, meanwhile

@@ -1,1 +1,1 @@
-"""Processes of the operating system: how they are found, and how they end."""
+"""Processes of the operating system: how they are started, watched, killed and seen dead."""

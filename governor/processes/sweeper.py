@@ -14,8 +14,7 @@ import select
 import signal
 from typing import Final
 
-from governor import prctl
-from governor.processes import cgroups, kill_tree
+from governor.processes import cgroups, kill_tree, prctl
 
 _HIGHEST: Final = os.sysconf("SC_OPEN_MAX")
 

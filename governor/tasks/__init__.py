@@ -17,19 +17,19 @@ from governor.tasks.api import (
 )
 
 if TYPE_CHECKING:
-    from governor.tasks.bootstrap import bootstrap_metric
-    from governor.tasks.coordinator import BatchLifecycleState, BatchState, RolloutCoordinator
-    from governor.tasks.errors import GraphError, QueueFull, TaskFailed
-    from governor.tasks.ray_tasks import (
+    from governor.tasks.agentlab.ray_tasks import (
         execute_task_graph,
         get_elapsed_time,
         parse_and_truncate_error,
         poll_for_timeout,
         run_exp,
     )
-    from governor.tasks.scheduler import Scheduler
-    from governor.tasks.statistics import calculate_task_level_metrics
+    from governor.tasks.errors import GraphError, QueueFull, TaskFailed
+    from governor.tasks.trinity.bootstrap import bootstrap_metric
+    from governor.tasks.trinity.coordinator import BatchLifecycleState, BatchState, RolloutCoordinator
     from governor.tasks.trinity.runner_view import RunnerWrapper
+    from governor.tasks.trinity.scheduler import Scheduler
+    from governor.tasks.trinity.statistics import calculate_task_level_metrics
     from governor.tasks.trinity.views import CompletedTaskResult, RunningTaskState, TaskWrapper
 
 __all__ = [
@@ -63,10 +63,10 @@ __all__ = [
 ]
 
 _HOMES = {
-    "bootstrap": ("bootstrap_metric",),
-    "coordinator": ("BatchLifecycleState", "BatchState", "RolloutCoordinator"),
+    "trinity.bootstrap": ("bootstrap_metric",),
+    "trinity.coordinator": ("BatchLifecycleState", "BatchState", "RolloutCoordinator"),
     "errors": ("GraphError", "QueueFull", "TaskFailed"),
-    "ray_tasks": (
+    "agentlab.ray_tasks": (
         "_episode_timeout",
         "execute_task_graph",
         "get_elapsed_time",
@@ -75,8 +75,8 @@ _HOMES = {
         "run_exp",
     ),
     "trinity.runner_view": ("RunnerWrapper",),
-    "scheduler": ("Scheduler",),
-    "statistics": ("calculate_task_level_metrics",),
+    "trinity.scheduler": ("Scheduler",),
+    "trinity.statistics": ("calculate_task_level_metrics",),
     "trinity.views": ("CompletedTaskResult", "RunningTaskState", "TaskWrapper"),
 }
 

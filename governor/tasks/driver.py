@@ -19,16 +19,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from governor import logs
+from governor.tasks.cluster.cluster import Cluster
+from governor.tasks.cluster.lease import Lease
+from governor.tasks.cluster.nodes import follow
 from governor.tasks.engine import Engine
-from governor.tasks.fleet.cluster import Cluster
-from governor.tasks.fleet.lease import Lease
-from governor.tasks.fleet.nodes import follow
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from governor.tasks.actor.functions import Functions
     from governor.tasks.api import SchedulerConfig
+    from governor.tasks.runner_process.pickled import Functions
 
 log = logs.get_logger()
 
@@ -72,8 +72,8 @@ class Driver:
             self.folder.mkdir(parents=True, exist_ok=True)
             self.cluster = cluster = await self._connect(stack)
             # Ray is imported by now, with its variables set
-            from governor.tasks.actor.functions import Functions  # noqa: PLC0415  # as said above
-            from governor.tasks.runners import Runners  # noqa: PLC0415  # as said above
+            from governor.tasks.runner_process.pickled import Functions  # noqa: PLC0415  # as said above
+            from governor.tasks.runners.pool import Runners  # noqa: PLC0415  # as said above
 
             self.functions = Functions(cluster.namespace)
             stack.push_async_callback(cluster.call_at_end, self.functions.close)

@@ -14,13 +14,19 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from governor import logs
-from governor.tasks import graph
-from governor.tasks.core import Core
 from governor.tasks.errors import GraphError, QueueFull
-from governor.tasks.exchange.wire import Begun, Line, Loading, Over, Told, Work
-from governor.tasks.fleet.works import sweep, work_of
-from governor.tasks.planning.explain import explain
-from governor.tasks.planning.story import (
+from governor.tasks.ports import PlaceState
+from governor.tasks.protocol.wire import (
+    Begun,
+    Line,
+    Loading,
+    Over,
+    Told,
+    Work,
+)
+from governor.tasks.scheduling import graph
+from governor.tasks.scheduling.core import Core
+from governor.tasks.scheduling.events import (
     AttemptEnded,
     AttemptStarted,
     BatchEnded,
@@ -45,15 +51,21 @@ from governor.tasks.planning.story import (
     Tick,
     shape_of,
 )
-from governor.tasks.ports import PlaceState
+from governor.tasks.scheduling.explain import explain
+from governor.tasks.work import sweep, work_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
     from pathlib import Path
 
     from governor.tasks.api import BatchId
-    from governor.tasks.planning.story import Attempt, BatchSpec, Limits, Waiting
     from governor.tasks.ports import BatchListener, Capacity, RunnerPool
+    from governor.tasks.scheduling.events import (
+        Attempt,
+        BatchSpec,
+        Limits,
+        Waiting,
+    )
 
 log = logs.get_logger()
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from governor.messages import TaskRecord
-    from governor.tasks.graph import GraphFault
+    from governor.tasks.scheduling.graph import GraphFault
 
 MOST_NAMED = 20
 

@@ -11,8 +11,14 @@ if TYPE_CHECKING:
 
     from governor.messages import LogLevel, TaskRecord
     from governor.tasks.api import BatchId
-    from governor.tasks.exchange.wire import Work
-    from governor.tasks.planning.story import Attempt, AttemptEnded, AttemptStarted, BatchEnded, Shape
+    from governor.tasks.protocol.wire import Work
+    from governor.tasks.scheduling.events import (
+        Attempt,
+        AttemptEnded,
+        AttemptStarted,
+        BatchEnded,
+        Shape,
+    )
 
 
 LEVELS: Final[dict[str, LogLevel]] = {

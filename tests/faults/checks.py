@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from governor.journal_tables import EVENTS_OF_RUN, read_events
-from governor.replay import Replay
+from governor.journal.tables import EVENTS_OF_RUN, read_events
+from governor.runs.replay import Replay
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

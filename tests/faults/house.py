@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Any, Final
 import psutil
 from run_processes import registered
 
-from governor.births import Birth
 from governor.errors import GovernorError
 from governor.executor import Executor
+from governor.processes.identity import Birth
 
 if TYPE_CHECKING:
     import signal
@@ -298,7 +298,7 @@ def _goes_by(process: psutil.Process, name: str) -> bool:
             case "raylet" | "gcs_server":
                 return process.name() == name
             case "ray_head":
-                return "governor.tasks.fleet.head" in process.cmdline()
+                return "governor.tasks.cluster.head_process" in process.cmdline()
             case "ray_worker":
                 return process.name().startswith("ray::Runner")
     return False

@@ -15,7 +15,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from governor.births import Birth, boot_id
+from governor.processes.identity import Birth, boot_id
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence

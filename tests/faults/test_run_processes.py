@@ -8,8 +8,8 @@ import pytest
 from run_processes import RUNNER, RunProcess, alive, conductors, earlier, registered
 from user_code import CHILD
 
-from governor.births import Birth
 from governor.messages import RunEvent
+from governor.processes.identity import Birth
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ from governor.messages import (
     decode_request,
     encode,
 )
-from governor.parcels import slices
+from governor.messages.chunking import slices
 from transport import frames
 from transport.access import Access
 from transport.broker import Broker

@@ -38,7 +38,7 @@ def test_a_client_verb_loads_nothing_heavy():
 
 
 def test_the_guard_stands_before_click():
-    assert "click" not in loaded_by("import governor.__main__, governor.guard")
+    assert "click" not in loaded_by("import governor.__main__, governor.processes.guard")
 
 
 def test_every_verb_has_its_file_and_help():

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import deque
 
 from governor.messages import TaskSpec
-from governor.tasks.core import Core
-from governor.tasks.exchange.wire import Begun, Loading, Over
-from governor.tasks.planning.story import (
+from governor.tasks.protocol.wire import Begun, Loading, Over
+from governor.tasks.scheduling.core import Core
+from governor.tasks.scheduling.events import (
     AttemptEnded,
     BatchEnded,
     BatchSpec,

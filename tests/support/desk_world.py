@@ -6,18 +6,18 @@ import contextlib
 import tempfile
 from pathlib import Path
 
-from governor import disk
+from governor.daemon.api import FrontDesk
+from governor.daemon.run_queue import RunQueue
 from governor.errors import ConfigError
 from governor.executor import Executor
-from governor.front_desk import FrontDesk
-from governor.journal import Journal
+from governor.journal import disk_reserve
+from governor.journal.journal import Journal
+from governor.journal.retention import Keep, Pruner
 from governor.messages import (
     SERVICE,
     TaskRecord,
 )
-from governor.pruning import Keep, Pruner
-from governor.run_queue import RunQueue
-from governor.site import Site
+from governor.runs.run_context import Site
 from transport.access import Secret
 from transport.broker import Broker
 from transport.client import Client
@@ -47,7 +47,7 @@ class House:
         self.dispatched += 1
 
     def require_room(self):
-        disk.require(self.runs, self.disk_reserve)
+        disk_reserve.require(self.runs, self.disk_reserve)
 
     def reload(self):
         raise ConfigError("g.toml", ["slots: no", "slot: no"])

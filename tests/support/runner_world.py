@@ -10,8 +10,8 @@ from contextlib import asynccontextmanager
 from itertools import count
 from pathlib import Path
 
-from governor.tasks.exchange.wire import Begun, Over, Work
-from governor.tasks.planning.story import RunnerGone, RunnerReady
+from governor.tasks.protocol.wire import Begun, Over, Work
+from governor.tasks.scheduling.events import RunnerGone, RunnerReady
 
 USER_CODE = Path(__file__).parent.parent / "governor" / "tasks" / "user_code"
 SECONDS = 20.0
@@ -121,7 +121,7 @@ def hide(runners):
 @asynccontextmanager
 async def open_world(cluster, folder, *, unix=True):
     """Without `unix`, runners find no socket file, and come by TCP as if they were on another machine."""
-    from governor.tasks.runners import Runners
+    from governor.tasks.runners.pool import Runners
 
     sockets = Path(tempfile.mkdtemp(prefix="governor-test-"))
     runners = Runners(

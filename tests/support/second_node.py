@@ -1,4 +1,4 @@
-"""Another node of a Ray cluster, on this machine: `python second_node.py SETTINGS`, as `governor.tasks.fleet.head` a head.
+"""Another node of a Ray cluster, on this machine: `python second_node.py SETTINGS`, as `governor.tasks.cluster.head_process` a head.
 
 When it is in the cluster it writes its raylet's pid to standard output; it ends when standard input does.
 """
@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 
-from governor.ray_head import environment
+from governor.tasks.cluster.head import environment
 
 
 class SecondNode:

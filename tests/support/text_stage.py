@@ -8,9 +8,9 @@ import contextlib
 from text_world import Notes, TextWorld
 
 from governor.episodes.text.actor_pool import ActorPool, http_sites
-from governor.episodes.text.environment import TextStep
+from governor.episodes.text.chat_model import Answer, StaticBaseURLProvider
+from governor.episodes.text.environments.environment import TextStep
 from governor.episodes.text.interactor import Interactor
-from governor.episodes.text.llm import Answer, StaticBaseURLProvider
 
 SECONDS = 30
 

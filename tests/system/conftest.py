@@ -16,11 +16,11 @@ import psutil
 import pytest
 from living import first_child
 
-from governor import ray_head
-from governor.conductors.readiness import is_readable
 from governor.executor import Executor
-from governor.reaping import house_of
-from governor.replay import Replay
+from governor.processes.leftovers import house_of
+from governor.processes.readiness import is_readable
+from governor.runs.replay import Replay
+from governor.tasks.cluster import head
 
 HERE = Path(__file__).parent
 WALK = {
@@ -187,7 +187,7 @@ def house():
         sys.stdout.write((folder / "log").read_text()[-LOG_TAIL:])
     assert made.processes() == []
     if (folder / "s").exists():  # a daemon that was killed, and had no successor
-        ray_head.remove_left_over(house_of(folder / "s"))
+        head.remove_left_over(house_of(folder / "s"))
     shutil.rmtree(folder)
 
 

@@ -11,9 +11,9 @@ from collections import Counter
 
 import pytest
 
-from governor import durations
 from governor.episodes.records import state_file
 from governor.errors import AlreadyEnded, ExitCode
+from governor.units import durations
 
 pytestmark = pytest.mark.system
 

@@ -16,7 +16,7 @@ import delegated_cgroup
 import psutil
 import pytest
 
-from governor.conductors.readiness import is_readable, readable
+from governor.processes.readiness import is_readable, readable
 
 pytestmark = pytest.mark.system
 

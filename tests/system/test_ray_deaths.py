@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from living import lives
 
-from governor.conductors.readiness import readable
+from governor.processes.readiness import readable
 
 pytestmark = [pytest.mark.system, pytest.mark.ray]
 

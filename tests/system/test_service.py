@@ -14,7 +14,7 @@ import pytest
 
 from governor.errors import ExitCode
 from governor.executor import Executor
-from governor.journal import Journal
+from governor.journal.journal import Journal
 from governor.messages import RunResult
 
 pytestmark = pytest.mark.system

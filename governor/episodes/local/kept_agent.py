@@ -18,9 +18,9 @@ import numpy as np
 
 from governor.episodes import spaces
 from governor.episodes.agents import Agent, make_agent
+from governor.episodes.conforming import copier
 from governor.episodes.entries import load
 from governor.episodes.learned import Learned
-from governor.episodes.local.conforming import copier
 from governor.episodes.records import state_file
 from governor.errors import ConductorError
 

@@ -16,8 +16,8 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from governor.episodes import spaces
+from governor.episodes.conforming import observer
 from governor.episodes.entries import make_environment, one_line
-from governor.episodes.local.conforming import observer
 from governor.episodes.local.place import ACT, BUILD, JOIN, LEARN, SAVE, STEP
 from governor.episodes.local.stepping import NotRecorded, Worker
 from governor.episodes.spaces import finite_reward, flag
@@ -27,7 +27,7 @@ from governor.errors import ConductorError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from governor.episodes.local.conforming import Observer
+    from governor.episodes.conforming import Observer
     from governor.episodes.local.kept_agent import Calls, KeptAgent
     from governor.episodes.local.place import Place
     from governor.episodes.simulation import Simulation

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from governor import logs
 from governor.episodes import spaces
+from governor.episodes.conforming import first_observation, observer, stepper
 from governor.episodes.entries import make_environment, one_line
-from governor.episodes.local.conforming import first_observation, observer, stepper
 from governor.episodes.local.place import ACT, BUILD, CLOSE, JOIN, LEARN, RESET, SAVE, STEP, record
 from governor.episodes.records.reports import Reports
 from governor.episodes.simulation import Paused

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from governor.episodes.conforming import first_observation, stepper
 from governor.episodes.entries import one_line
-from governor.episodes.local.conforming import first_observation, stepper
 from governor.episodes.local.place import ACT, LEARN, RESET, SAVE, STEP, Place, record
 from governor.episodes.local.stepping import NotRecorded, Worker, flush
 from governor.episodes.simulation import Paused
@@ -28,7 +28,7 @@ from governor.messages import COMPLETE
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from governor.episodes.local.conforming import Stepper
+    from governor.episodes.conforming import Stepper
     from governor.episodes.local.kept_agent import Calls, KeptAgent
     from governor.episodes.records.recording import StepRecorder
     from governor.episodes.simulation import Simulation

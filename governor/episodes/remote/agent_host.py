@@ -18,8 +18,8 @@ from governor import logs
 from governor.episodes import exits, spaces
 from governor.episodes.agents import make_agent
 from governor.episodes.arrays import WireError
+from governor.episodes.conforming import copier
 from governor.episodes.entries import load, one_line
-from governor.episodes.local.conforming import copier
 from governor.episodes.records import state_file
 from governor.episodes.remote import wire
 from governor.episodes.remote.brain import Trace

@@ -9,13 +9,13 @@ from __future__ import annotations
 import inspect
 from typing import TYPE_CHECKING, Any, Final
 
-from governor.episodes.text.http_environment import HTTPEnvironments
-from governor.episodes.text.process import TextProcess
+from governor.episodes.text.environments.http_environment import HTTPEnvironments
+from governor.episodes.text.environments.process import TextProcess
 from governor.errors import UsageError
 
 if TYPE_CHECKING:
     from governor.episodes.text.actor_pool import ActorHandle
-    from governor.episodes.text.environment import TextEnvironment
+    from governor.episodes.text.environments.environment import TextEnvironment
 
 START_SECONDS: Final = 60.0
 

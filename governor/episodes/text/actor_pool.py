@@ -21,9 +21,9 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 from governor import logs
 from governor.episodes.entries import one_line
+from governor.episodes.text.environments.process import TextProcess
 from governor.episodes.text.episode import reason_of
 from governor.episodes.text.headers import checked
-from governor.episodes.text.process import TextProcess
 from governor.errors import ConductorError, TryAgain, UsageError
 
 CLOSE_SECONDS: Final = 10.0

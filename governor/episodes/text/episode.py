@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeAlias
 from uuid import uuid4
 
 from governor.episodes.entries import one_line
-from governor.episodes.text.environment import (
+from governor.episodes.text.environments.environment import (
     EnvironmentCrashed,
     EnvironmentFault,
     EnvironmentHung,
@@ -27,8 +27,8 @@ from governor.errors import GovernorError
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from governor.episodes.text.environment import Message, TextEnvironment
-    from governor.episodes.text.llm import Answer
+    from governor.episodes.text.chat_model import Answer
+    from governor.episodes.text.environments.environment import Message, TextEnvironment
     from governor.messages import EpisodeOutcome
 
 Where: TypeAlias = Literal["environment", "model", "handler", "data manager"]

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from governor.episodes.text import user_calls
+from governor.episodes.text.environments import user_calls
 
 if TYPE_CHECKING:
-    from governor.episodes.text.environment import Message
+    from governor.episodes.text.environments.environment import Message
 
 
 class EpisodeHandler:

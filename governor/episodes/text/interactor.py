@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 from governor import logs
 from governor.episodes.text.actor_access import ActorAccess
 from governor.episodes.text.actor_pool import PoolBusy
+from governor.episodes.text.chat_model import MOST_CONCURRENT, ChatModel
+from governor.episodes.text.environments.user_calls import to_its_end
 from governor.episodes.text.episode import Rules, TextEpisode, is_cancellation, reason_of
 from governor.episodes.text.episode_handler import HandlerCalls
-from governor.episodes.text.llm import MOST_CONCURRENT, ChatModel
 from governor.episodes.text.session_log import SessionLog, session_id
-from governor.episodes.text.user_calls import to_its_end
 from governor.errors import UsageError
 from governor.messages import EpisodeOutcome
 
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from governor.episodes.text.actor_pool import ActorHandle
+    from governor.episodes.text.chat_model import BaseURLProvider
     from governor.episodes.text.episode import Model
-    from governor.episodes.text.llm import BaseURLProvider
 EPISODE_SECONDS: Final = 36_000.0
 END_SECONDS: Final = 30.0
 """How long `on_episode_end`, the data manager's `end_session` and the pool's `done` may take, each."""

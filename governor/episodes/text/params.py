@@ -9,7 +9,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from governor.episodes.text import base_urls, headers
 from governor.errors import UsageError
-from governor.run_fields import Count, Duration, Params  # noqa: TC001  # pydantic reads them at run time
+from governor.units.fields import Count, Duration, Params  # noqa: TC001  # pydantic reads them at run time
 
 MAX_STEPS: Final = 1000
 """Of an episode, where the phase does not say: each step costs tokens."""

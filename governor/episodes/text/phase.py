@@ -22,9 +22,9 @@ from governor.episodes import trajectories
 from governor.episodes.rules import evaluation
 from governor.episodes.text.actor_pool import ActorPool, http_sites, process_sites
 from governor.episodes.text.base_urls import SessionSuffixBaseURLProvider, StaticBaseURLProvider
+from governor.episodes.text.chat_model import MOST_CONCURRENT, ChatModel
 from governor.episodes.text.entries import LANGUAGE_MODEL, is_over_http
 from governor.episodes.text.interactor import EPISODE_SECONDS, Interactor
-from governor.episodes.text.llm import MOST_CONCURRENT, ChatModel
 from governor.episodes.text.params import MAX_STEPS, HTTPEnvironment, LanguageModel
 from governor.episodes.text.sessions import DataManager
 from governor.episodes.text.turns import Turns

@@ -15,7 +15,7 @@ import inspect
 import json
 from typing import TYPE_CHECKING, Any
 
-from governor.episodes.text.user_calls import CallThread
+from governor.episodes.text.environments.user_calls import CallThread
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

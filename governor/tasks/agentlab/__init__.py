@@ -1,1 +1,1 @@
-"""The parts of `ray_tasks`, under AgentLab's names."""
+"""Task graphs as AgentLab's users know them: `run_exp`, `execute_task_graph`, `poll_for_timeout`."""

@@ -8,9 +8,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Literal
 
 from governor.messages import TaskRecord, TaskSpec
-from governor.tasks import graph
 from governor.tasks.errors import GraphError
-from governor.tasks.graph import GraphFault
+from governor.tasks.scheduling import graph
+from governor.tasks.scheduling.graph import GraphFault
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

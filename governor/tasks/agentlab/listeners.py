@@ -16,7 +16,12 @@ if TYPE_CHECKING:
     from governor.messages import TaskRecord
     from governor.tasks.agentlab.study import Study
     from governor.tasks.agentlab.task_ref import TaskRef
-    from governor.tasks.planning.story import Attempt, AttemptEnded, AttemptStarted, BatchEnded
+    from governor.tasks.scheduling.events import (
+        Attempt,
+        AttemptEnded,
+        AttemptStarted,
+        BatchEnded,
+    )
 
 log = logs.get_logger()
 

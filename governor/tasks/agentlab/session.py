@@ -33,10 +33,10 @@ from governor.tasks.agentlab.listeners import GraphListener, SingleListener
 from governor.tasks.agentlab.study import Study
 from governor.tasks.agentlab.task_ref import TaskRef
 from governor.tasks.api import SchedulerConfig
+from governor.tasks.cluster.joining import worker_id
 from governor.tasks.errors import TaskFailed
-from governor.tasks.exchange import values
-from governor.tasks.fleet.joining import worker_id
-from governor.tasks.planning.story import BatchSpec
+from governor.tasks.protocol import values
+from governor.tasks.scheduling.events import BatchSpec
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, Sequence

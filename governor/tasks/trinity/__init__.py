@@ -1,1 +1,1 @@
-"""The parts of `scheduler` and `coordinator`, under Trinity-RFT's names."""
+"""Scheduler and RolloutCoordinator as Trinity-RFT's users know them, with their statistics."""

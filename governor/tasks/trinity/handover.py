@@ -6,14 +6,14 @@ import asyncio
 from typing import TYPE_CHECKING, Any, Final
 
 from governor.messages import TaskSpec
-from governor.tasks.statistics import summarise_tasks
+from governor.tasks.trinity.statistics import summarise_tasks
 from governor.tasks.trinity.views import CompletedTaskResult
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from governor.tasks.actor.functions import Named
     from governor.tasks.api import BatchId, SchedulerConfig, Task
+    from governor.tasks.runner_process.pickled import Named
     from governor.tasks.trinity.views import TaskWrapper
 
 AT_ONCE: Final = 100

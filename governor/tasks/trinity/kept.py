@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from governor import logs
 from governor.tasks.agentlab.study import SYNC_SECONDS, Study
-from governor.tasks.fleet.works import file_name
+from governor.tasks.work import file_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from governor import logs
 from governor.tasks.api import sort_batch_id
-from governor.tasks.planning.story import BatchSpec
+from governor.tasks.scheduling.events import BatchSpec
 from governor.tasks.trinity.handover import specs_of
 from governor.tasks.trinity.views import TaskWrapper
 
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from governor.messages import TaskRecord, TaskSpec
-    from governor.tasks.actor.functions import Named
     from governor.tasks.api import BatchId, SchedulerConfig, Task
     from governor.tasks.driver import Driver
-    from governor.tasks.planning.story import Limits
+    from governor.tasks.runner_process.pickled import Named
+    from governor.tasks.scheduling.events import Limits
     from governor.tasks.trinity.views import BatchView
 
 log = logs.get_logger()

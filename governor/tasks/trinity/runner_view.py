@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from governor.messages import TaskRecord
-from governor.tasks.statistics import summarise_tasks
 from governor.tasks.trinity.portions import portion
+from governor.tasks.trinity.statistics import summarise_tasks
 from governor.tasks.trinity.views import TaskWrapper
 
 if TYPE_CHECKING:
     from governor.tasks.api import Status, Task
-    from governor.tasks.scheduler import Scheduler
+    from governor.tasks.trinity.scheduler import Scheduler
 
 
 class RunnerWrapper:

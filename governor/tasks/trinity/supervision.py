@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
     from governor.tasks.api import BatchId
     from governor.tasks.driver import Driver
-    from governor.tasks.planning.story import Waiting
     from governor.tasks.ports import PlaceState
+    from governor.tasks.scheduling.events import Waiting
     from governor.tasks.trinity.views import BatchView
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from governor import logs
 from governor.tasks.api import Status
 from governor.tasks.ports import LEVELS
-from governor.tasks.statistics import calculate_task_level_metrics
+from governor.tasks.trinity.statistics import calculate_task_level_metrics
 from governor.tasks.trinity.wakeup import Notifier
 
 if TYPE_CHECKING:
@@ -20,8 +20,13 @@ if TYPE_CHECKING:
 
     from governor.messages import TaskRecord
     from governor.tasks.api import BatchId, Task
-    from governor.tasks.planning.durations import Durations
-    from governor.tasks.planning.story import Attempt, AttemptEnded, AttemptStarted, BatchEnded
+    from governor.tasks.scheduling.dynamic_timeout import Durations
+    from governor.tasks.scheduling.events import (
+        Attempt,
+        AttemptEnded,
+        AttemptStarted,
+        BatchEnded,
+    )
     from governor.tasks.trinity.kept import KeptBatch
 
 RUN_SECONDS = "time/run_execution"

@@ -9,13 +9,13 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from governor.tasks.planning.patience import Patience
+from governor.tasks.scheduling.wait_policy import Patience
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from governor.tasks.api import Counted
-    from governor.tasks.planning.patience import Verdict
+    from governor.tasks.scheduling.wait_policy import Verdict
     from governor.tasks.trinity.views import BatchView
     from governor.tasks.trinity.wakeup import Notifier
 

@@ -11,9 +11,9 @@ from click.testing import CliRunner
 from run_results import run_result
 
 from governor.cli import ask, cli
-from governor.journal import Journal
+from governor.daemon.state_lock import StateLock
+from governor.journal.journal import Journal
 from governor.messages import Pruned
-from governor.state_lock import StateLock
 
 
 @pytest.fixture

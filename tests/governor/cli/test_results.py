@@ -218,7 +218,7 @@ def test_parquet_is_nothing_for_a_terminal(run, monkeypatch):
 
 
 def test_arrow_is_imported_for_rows_alone():
-    code = "import sys; from governor.cli.results import command; import governor.daemon; assert 'pyarrow' not in sys.modules"
+    code = "import sys; from governor.cli.results import command; import governor.daemon.daemon; assert 'pyarrow' not in sys.modules"
     subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, check=True
     )

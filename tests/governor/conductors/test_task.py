@@ -17,7 +17,7 @@ from governor.conductors.task import TaskConductor
 from governor.errors import ConductorError
 from governor.messages import ConductorSpec
 from governor.messages.link import RecordingLink
-from governor.ray_head import RayHead
+from governor.tasks.cluster.head import RayHead
 from transport.access import Secret
 
 LIFE = Path(__file__).parent / "task_conductor_life.py"

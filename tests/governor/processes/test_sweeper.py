@@ -11,12 +11,12 @@ import time
 import psutil
 import pytest
 
-from governor.conductors.readiness import is_readable
 from governor.processes import kill_tree
+from governor.processes.readiness import is_readable
 
 DAEMON = """
 import os, resource, subprocess, sys, time
-from governor import prctl
+from governor.processes import prctl
 from governor.processes import kill_tree
 from governor.processes.sweeper import fork_sweeper
 prctl.adopt_orphans()

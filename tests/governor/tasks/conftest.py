@@ -14,7 +14,7 @@ import pytest_asyncio
 
 from governor.messages import ConductorSpec, PartEnded, StartTasks, TaskEnded, TaskSpec
 from governor.messages.link import RecordingLink
-from governor.ray_head import RayHead
+from governor.tasks.cluster.head import RayHead
 from transport.access import Secret
 
 USER_CODE = Path(__file__).parent / "user_code"
@@ -31,7 +31,7 @@ async def ray_head():
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def crew(ray_head, tmp_path_factory):
-    from governor.tasks.fleet.cluster import Cluster
+    from governor.tasks.cluster.cluster import Cluster
 
     folder = tmp_path_factory.mktemp("run")
     spec = ConductorSpec(
@@ -51,7 +51,7 @@ async def crew(ray_head, tmp_path_factory):
     cluster = Cluster(address=ray_head.address, token_path=str(ray_head.token_path), namespace=spec.uid)
     await cluster.connect()
     from governor.tasks.engine import Engine
-    from governor.tasks.runners import Runners
+    from governor.tasks.runners.pool import Runners
 
     runners = Runners(
         cluster=cluster,
@@ -77,7 +77,7 @@ class Crew:
     phases = itertools.count()
 
     def phase(self, *tasks, **fields):
-        from governor.tasks.phase import PhaseTasks
+        from governor.tasks.phases.task_graph import PhaseTasks
 
         link = RecordingLink()
         number = next(self.phases)

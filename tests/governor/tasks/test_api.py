@@ -7,7 +7,7 @@ import math
 import pytest
 
 from governor.tasks import OverRollout, SchedulerConfig, Task
-from governor.tasks.actor.functions import Functions
+from governor.tasks.runner_process.pickled import Functions
 from governor.tasks.trinity.handover import specs_of
 
 NAN = math.nan

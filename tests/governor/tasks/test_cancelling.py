@@ -10,8 +10,8 @@ import pytest
 import pytest_asyncio
 from runner_world import open_world
 
-from governor.tasks.exchange.wire import Begun, Over, Told
-from governor.tasks.planning.story import RunnerGone
+from governor.tasks.protocol.wire import Begun, Over, Told
+from governor.tasks.scheduling.events import RunnerGone
 
 pytestmark = [pytest.mark.ray, pytest.mark.asyncio(loop_scope="session")]
 

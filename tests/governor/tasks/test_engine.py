@@ -12,9 +12,14 @@ from core_world import task
 from governor.messages import TaskRecord
 from governor.tasks.engine import Engine
 from governor.tasks.errors import GraphError, QueueFull
-from governor.tasks.exchange.wire import Begun, Line, Over, Told
-from governor.tasks.fleet.works import file_name
-from governor.tasks.planning.story import BatchSpec, RunnerGone, RunnerReady
+from governor.tasks.protocol.wire import (
+    Begun,
+    Line,
+    Over,
+    Told,
+)
+from governor.tasks.scheduling.events import BatchSpec, RunnerGone, RunnerReady
+from governor.tasks.work import file_name
 
 
 class Pool:

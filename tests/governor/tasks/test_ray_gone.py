@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[3]
 SCRIPT = """
 import asyncio, sys, time
 import ray
-from governor.tasks.fleet.joining import take_loopback_at_its_word
+from governor.tasks.cluster.joining import take_loopback_at_its_word
 
 take_loopback_at_its_word()
 ray.init(address=sys.argv[1], log_to_driver=False, configure_logging=False)

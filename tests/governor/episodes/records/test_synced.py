@@ -12,7 +12,7 @@ from governor.episodes.records import state_file
 from governor.episodes.records.checkpoints import Checkpoints
 from governor.episodes.records.episode_file import EpisodeFile
 from governor.messages import Checkpoint, EpisodeRecord
-from governor.result import save_result
+from governor.runs.result import save_result
 
 
 @pytest.fixture

@@ -7,10 +7,10 @@ import msgspec
 import pytest
 from in_process_commands import inside, outcomes, vector
 
+from governor.conductors.agent_copies import through_conductors
 from governor.episodes import trajectories
 from governor.episodes.records import state_file
 from governor.episodes.remote import control
-from governor.episodes.remote.agent_copies import through_conductors
 from governor.messages import Checkpoint, Done, EpisodeEnded, Evaluate, Plateau, Refused, StopPart, Until
 from governor.messages.link import RecordingLink
 from transport.errors import ServiceNotFound

@@ -12,7 +12,7 @@ from text_world import Notes
 
 from governor.cli import cli
 from governor.episodes import ActorPool, Interactor, StaticBaseURLProvider, http_sites
-from governor.episodes.text.http_environment import HTTPEnvironments
+from governor.episodes.text.environments.http_environment import HTTPEnvironments
 from governor.errors import UsageError
 from governor.messages import Made
 

@@ -17,11 +17,9 @@ from text_world import Notes
 
 from governor.episodes import trajectories
 from governor.episodes.text.actor_pool import ActorHandle, ActorPool, NoEnvironments, PoolBusy, Site
-from governor.episodes.text.environment import (
-    EnvironmentHung,
-)
+from governor.episodes.text.chat_model import StaticBaseURLProvider
+from governor.episodes.text.environments.environment import EnvironmentHung
 from governor.episodes.text.interactor import Interactor
-from governor.episodes.text.llm import StaticBaseURLProvider
 from governor.errors import UsageError
 
 

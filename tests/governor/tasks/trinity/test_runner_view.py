@@ -11,7 +11,7 @@ import pytest
 from scheduling import turns, visitor, within
 
 from governor.tasks import RunnerWrapper, Task
-from governor.tasks.planning import attempts
+from governor.tasks.scheduling import attempts
 
 pytestmark = [pytest.mark.ray, pytest.mark.asyncio(loop_scope="session")]
 

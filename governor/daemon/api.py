@@ -1,0 +1,340 @@
+"""The front desk: the executor's verbs, answered by the service `governor`.
+
+Rules:
+1. A request is answered at once, a result in parts; only `watch` stays open, with a sign of life every few seconds.
+2. A submit, also of a run that resumes another, is in the journal before it is acknowledged, and the client's key makes
+   it idempotent.
+3. What can't be done is `Refused` with the exit code; nothing has changed then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from governor import clock, logs
+from governor.daemon.queries import RunBook
+from governor.errors import (
+    AlreadyEnded,
+    BadRequest,
+    GoingDown,
+    GovernorError,
+    NotEnded,
+    RecordDamaged,
+    RunFileError,
+    TryAgain,
+    UsageError,
+)
+from governor.journal.tables import LARGEST
+from governor.messages import (
+    Abort,
+    Done,
+    ExecutorReply,
+    Explain,
+    Fault,
+    ListRuns,
+    Prune,
+    Refused,
+    Reload,
+    Results,
+    Resume,
+    RunResult,
+    Status,
+    Submit,
+    Submitted,
+    Watch,
+    WatchEnd,
+    decode_request,
+    encode,
+)
+from governor.messages.chunking import parcels, slices
+from governor.processes import kill_tree
+from governor.run_file.load import digest, parse
+from governor.runs import resume
+from governor.runs.assignment import Assignment
+from governor.runs.result import result_of_damaged, whole_result
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from governor.daemon.queries import House
+    from governor.journal.journal import Journal
+    from governor.journal.tables import RunRow, Transaction
+    from governor.runs.run_context import Site
+    from transport.worker import Request
+
+KEEP_ALIVE_SECONDS: Final = 5.0
+ALPHABET: Final = "abcdefghjkmnpqrstvwxyz23456789"
+"""Of uids: no letters that are taken for others, no vowels that make words."""
+UID_LENGTH: Final = 8
+
+BY: Final = "front desk"
+KEY_LENGTH: Final = 256
+"""Characters of a client's key, at most: it stays known for ever."""
+
+log = logs.get_logger()
+
+
+def new_uid() -> str:
+    return "".join(secrets.choice(ALPHABET) for _ in range(UID_LENGTH))
+
+
+class FrontDesk:
+    def __init__(self, *, house: House, site: Site) -> None:
+        self._house = house
+        self._site = site
+        self._journal: Journal = site.journal
+        self._book = RunBook(house=house, site=site)
+
+    async def answer(self, request: Request) -> Sequence[bytes]:
+        """Handles one request to the service `governor`."""
+        try:
+            return [encode(await self._answer(request))]
+        except RunFileError as error:
+            return [encode(_refused(error, faults=error.faults))]
+        except GovernorError as error:
+            return [encode(_refused(error))]
+
+    async def _answer(self, request: Request) -> ExecutorReply:  # noqa: C901, PLR0911  # one for each verb
+        try:
+            asked = decode_request(request.body[0])
+        except (IndexError, msgspec.MsgspecError) as error:
+            raise BadRequest(f"not understood, is the client of another version? ({error})") from error
+        match asked:
+            case Submit():
+                return await self._submit(asked)
+            case Resume():
+                return await self._resume(asked)
+            case Watch():
+                return await self._watch(request, asked)
+            case Status():
+                return self._book.status(asked.uid, await asyncio.to_thread(kill_tree.marked))
+            case ListRuns(limit=limit):
+                return self._book.list(limit)
+            case Abort():
+                return await self._abort(asked)
+            case Explain(uid=uid):
+                return self._book.explain(uid)
+            case Results(uid=uid):
+                return await self._results(request, uid)
+            case Prune():
+                return await self._house.prune(asked)
+            case Reload():
+                return self._house.reload()
+
+    # -- verbs -------------------------------------------------------------------------------------------------
+
+    async def _submit(self, asked: Submit) -> Submitted:
+        run = parse(asked.run, "run file")
+        this = digest(run)
+        if (known := self._known(asked.key, this)) is not None:
+            return known
+        uid = new_uid()
+
+        def change(transaction: Transaction) -> str:
+            return transaction.submit(
+                uid=uid, key=asked.key, name=run.name, spec=run.raw(), folder=asked.folder, digest=this
+            )
+
+        with self._house.queue.place():
+            recorded = await self._journal.write(change)
+            if recorded == uid:
+                self._house.queue.append(Assignment(uid=uid, run=run, folder=asked.folder))
+            else:
+                self._known(asked.key, this)
+        return self._taken(uid, recorded, name=run.name, key=asked.key)
+
+    async def _resume(self, asked: Resume) -> Submitted:
+        row = self._book.find_sound(asked.uid)
+        if (known := self._known(asked.key, parent=row.uid)) is not None:
+            return known
+        if row.outcome is None or row.ended_at is None:
+            raise NotEnded(row.uid, self._book.describe(row).state)
+        run, old = parse(row.spec, row.name), self._site.run_folder(row.uid)
+        kept = await asyncio.to_thread(resume.survey, self._journal, row, run, old)
+        if kept.is_complete and row.outcome == "finished":
+            why = "nothing of it failed or is missing, so there is nothing to resume"
+            raise AlreadyEnded(row.uid, message=f"run {row.uid} has ended already: finished; {why}")
+        uid = new_uid()
+
+        def change(transaction: Transaction) -> str:
+            other = transaction.resumed_by(row.uid)
+            recorded = transaction.submit(
+                uid=uid, key=asked.key, name=run.name, spec=row.spec, folder=row.folder, parent=row.uid
+            )
+            if recorded == uid:
+                if other is not None:
+                    raise TryAgain(f"run {other} resumes run {row.uid} right now; `governor watch {other}`")
+                kept.enter(transaction, uid)
+            return recorded
+
+        with self._house.queue.place():
+            recorded = await self._record_with_files(uid, change, old=old)
+            if recorded == uid:
+                self._house.queue.append(
+                    Assignment(uid=uid, run=run, folder=row.folder, first_phase=kept.first_phase)
+                )
+        return self._taken(uid, recorded, name=run.name, key=asked.key, parent=row.uid)
+
+    async def _record_with_files(self, uid: str, change: Callable[[Transaction], str], *, old: Path) -> str:
+        """As the journal's `write`; the run that it records has the files of the old one then."""
+        folder = self._site.run_folder(uid)
+        recorded = ""
+        try:
+            await asyncio.to_thread(resume.gather, old, folder)
+            recorded = await self._journal.write(change)
+            if recorded == uid:
+                await asyncio.to_thread(resume.take_place, folder)
+        except OSError as error:
+            raise TryAgain(f"the files of {old} can't be taken over: {error}") from error
+        except asyncio.CancelledError:
+            recorded = uid  # perhaps; the next start of the daemon knows
+            raise
+        finally:
+            if recorded != uid:
+                await asyncio.to_thread(resume.discard, folder)
+        return recorded
+
+    def _known(
+        self, key: str | None, this: bytes | None = None, *, parent: str | None = None
+    ) -> Submitted | None:
+        """The run with this key, also when there is no room for another one: the client asks again for its own.
+
+        Raises TryAgain when there is none and none can be taken, UsageError when it is no run that resumes `parent`, or
+        was submitted with another run file than that of the digest `this`, or the key is too long.
+        """
+        if key is not None and len(key) > KEY_LENGTH:
+            raise UsageError(
+                f"a key has at most {KEY_LENGTH} characters, and {key[:16]!r}... has {len(key)}: choose a shorter one"
+            )
+        known = None if key is None else self._journal.of_key(key)
+        if known is not None:
+            row = self._journal.run(known)
+            if parent is not None and (row is None or row.parent != parent):
+                raise UsageError(f"the key {key!r} is that of run {known}, which does not resume {parent}")
+            if this is not None and row is not None and (row.digest or this) != this:
+                raise UsageError(
+                    f"the key {key!r} is that of run {known}, which was submitted with another run file: choose "
+                    "another key for this one"
+                )
+            return Submitted(uid=known, known=True)
+        self._house.require_room()
+        if self._house.is_stopping:
+            raise GoingDown("the daemon is going down and takes no more runs")
+        return None
+
+    def _taken(self, uid: str, recorded: str, **about: object) -> Submitted:
+        if recorded == uid:
+            log.info("run.accepted", run=uid, **about)
+            self._house.dispatch()
+        return Submitted(uid=recorded, known=recorded != uid)
+
+    async def _watch(self, request: Request, asked: Watch) -> WatchEnd:
+        uid = self._book.find(asked.uid).uid
+        after = asked.after
+        if not 0 <= after < LARGEST:
+            raise BadRequest(f"events are numbered from 1, and none is {after}")
+        with self._journal.arrivals(uid) as arrived:
+            while True:
+                arrived.clear()
+                page = self._journal.events(uid, after=after)
+                if page:
+                    after = page[-1].seq
+                    for frames in parcels(encode(event) for event in page):
+                        await request.partial(*frames)
+                    continue
+                row = self._book.find(uid)
+                if row.outcome is not None and row.ended_at is not None:
+                    return WatchEnd(outcome=row.outcome)
+                if not asked.follow:
+                    return WatchEnd(outcome="in work")
+                if damage := self._book.damage_of(row):
+                    raise RecordDamaged(uid, *damage.split(": ", 1))
+                if self._house.is_stopping and self._book.governor_of(uid) is None:
+                    return WatchEnd(outcome="interrupted")
+                try:
+                    async with asyncio.timeout(KEEP_ALIVE_SECONDS):
+                        await arrived.wait()
+                except TimeoutError:
+                    await request.partial(b"")
+
+    async def _abort(self, asked: Abort) -> Done:
+        row = self._book.find(asked.uid)
+        damage = self._book.damage_of(row)
+        if row.ended_at is not None or (row.outcome is not None and not damage):
+            raise AlreadyEnded(row.uid, row.outcome or f"as what can't be read ({damage})")
+        reason = asked.reason or "aborted by request"
+        if (governor := self._book.governor_of(row.uid)) is not None:
+            await governor.abort(row.uid, reason)
+        elif (assignment := self._house.queue.remove(row.uid)) is not None:
+            try:
+                await self._end_unstarted(row, reason, damage)
+            except GovernorError:
+                self._house.queue.append(assignment)
+                raise
+        elif row.uid in self._house.damaged:
+            await self._end_unstarted(row, reason, damage)
+        else:
+            raise TryAgain(f"run {row.uid} is between queue and slot, ask again")
+        return Done()
+
+    async def _end_unstarted(self, row: RunRow, reason: str, damage: str) -> None:
+        folder, file = self._site.run_folder(row.uid), None
+        if damage:
+            reason = f"{reason}; its record was damaged ({damage})"
+            result, file = await asyncio.to_thread(
+                result_of_damaged, self._journal, row, reason=reason, folder=folder
+            )
+        else:
+            result = _never_started(row, reason, folder=str(folder))
+
+        def change(transaction: Transaction) -> None:
+            if damage:
+                transaction.end_damaged(row, result, file=file, by=BY)
+            else:
+                _end(transaction, result)
+
+        await self._journal.write(change)
+        self._house.damaged.pop(row.uid, None)
+        log.info("run.ended", run=row.uid, outcome=result.outcome, reason=result.reason)
+
+    async def _results(self, request: Request, uid: str) -> Done:
+        row = self._book.find_sound(uid)
+        folder = self._site.run_folder(row.uid)
+        result = await asyncio.to_thread(whole_result, self._journal, row.uid, folder)
+        if result is None:
+            raise NotEnded(row.uid, self._book.describe(row).state)
+        for part in slices(encode(result)):
+            await request.partial(part)
+        return Done()
+
+
+def _refused(error: GovernorError, *, faults: tuple[Fault, ...] = ()) -> Refused:
+    return Refused(code=error.code, message=str(error), exit_code=int(error.exit_code), faults=faults)
+
+
+def _never_started(row: RunRow, reason: str, *, folder: str) -> RunResult:
+    return RunResult(
+        uid=row.uid,
+        name=row.name,
+        outcome="aborted",
+        reason=reason,
+        submitted_at=row.submitted_at,
+        started_at=row.started_at,
+        ended_at=clock.wall(),
+        phases=(),
+        folder=folder,
+        parent=row.parent,
+        seconds=0.0,
+    )
+
+
+def _end(transaction: Transaction, result: RunResult) -> None:
+    transaction.outcome(result)
+    ended = {"outcome": result.outcome, "reason": result.reason, "by": BY}
+    transaction.event(result.uid, "run.ended", ended)
+    transaction.ended(result.uid)

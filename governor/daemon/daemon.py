@@ -1,0 +1,416 @@
+"""The daemon: the one place that puts everything together, in the order in which it is needed, and takes it apart.
+
+Rules:
+1. READY is said when runs can be taken: journal open, forkserver warm, broker answering, front desk registered.
+2. A stop interrupts the runs in order, tells watchers, then takes down Ray, broker and forkserver. A second signal
+   leaves out the grace.
+3. A crash of a governor, or a broker that can't be kept alive, ends the daemon with 70, a full disk or a journal that can't be
+   written with 75, so do files that were removed under it: the next start goes on where the journal ends.
+4. The loop itself feeds the watchdog: a daemon whose loop hangs is restarted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import signal
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from typing import TYPE_CHECKING, Final
+
+from governor import config as configuration
+from governor import logs
+from governor.daemon import folders
+from governor.daemon.api import FrontDesk
+from governor.daemon.broker_supervisor import BrokerProcess, access_of, answering
+from governor.daemon.ray_supervisor import RayService
+from governor.daemon.recovery import Recovery
+from governor.daemon.run_queue import RunQueue
+from governor.errors import (
+    ConfigError,
+    ExitCode,
+    FilesRemoved,
+    GovernorError,
+    ProcessError,
+    TryAgain,
+    UsageError,
+)
+from governor.journal import disk_reserve, schema
+from governor.journal.journal import Journal
+from governor.journal.retention import Keep, Pruner, asked_for
+from governor.messages import SERVICE, Reloaded
+from governor.processes import leftovers, process
+from governor.runs.file_watch import FileWatch
+from governor.runs.run_context import Site
+from governor.runs.run_governor import RunGovernor
+from transport.access import Secret
+from transport.client import Client
+from transport.worker import Worker
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+    from contextlib import ExitStack
+
+    from governor.config import Config
+    from governor.daemon.systemd import Notifier
+    from governor.messages import Prune, Pruned
+    from governor.runs.assignment import Assignment
+
+DESK_CREDIT: Final = 256
+"""Requests at the front desk at once; an open `watch` holds one."""
+REGISTER_SECONDS: Final = 10.0
+ASSIGN_AGAIN_SECONDS: Final = 5.0
+"""After a slot could not begin a run, a full disk for one."""
+
+log = logs.get_logger()
+
+
+class Daemon:
+    """`serve` until a signal, or `running` as a context within somebody else's loop.
+
+    `reload` reads the configuration anew. `taken`: its premises, where they are taken
+    already. `held` are runs that can't be taken up yet, and what they wait for;
+    `damaged` those that can't be taken up at all, and why.
+    """
+
+    def __init__(
+        self,
+        *,
+        config: Config,
+        notifier: Notifier,
+        reload: Callable[[], Config] | None = None,
+        taken: ExitStack | None = None,
+    ) -> None:
+        self.config = config
+        self._taken = taken
+        self._reload = reload
+        self.governors: list[RunGovernor] = []
+        self.queue = RunQueue(limit=config.queue_limit)
+        self._notifier = notifier
+        self._wake = asyncio.Event()
+        self._stop = asyncio.Event()
+        self._signals = 0
+        self._refused = ""
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._crash: BaseException | None = None
+        self.held: Mapping[str, str] = {}
+        self.damaged: dict[str, str] = {}
+        self._stopping = False
+        self._pruner: Pruner
+
+    @property
+    def client_endpoint(self) -> str:
+        return self.config.client_endpoint
+
+    @property
+    def is_stopping(self) -> bool:
+        return self._stopping
+
+    def dispatch(self) -> None:
+        self._wake.set()
+
+    async def serve(self) -> ExitCode:
+        """Serves until SIGTERM or SIGINT and returns the exit code. Raises what keeps it from starting."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._signalled, number)
+        loop.add_signal_handler(signal.SIGQUIT, self._signalled, signal.SIGQUIT)
+        loop.add_signal_handler(signal.SIGUSR1, self._dump)
+        loop.add_signal_handler(signal.SIGHUP, self._hang_up)
+        async with self.running():
+            await self._stop.wait()
+        if isinstance(self._crash, GovernorError):
+            return self._crash.exit_code
+        return ExitCode.DONE if self._crash is None else ExitCode.INTERNAL
+
+    async def crash(self) -> BaseException:
+        """What broke the daemon, once something does; for whoever uses `running`."""
+        await self._stop.wait()
+        return self._crash or RuntimeError("the daemon was stopped")
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[Daemon]:
+        """Everything up inside; nothing of it left behind outside."""
+        async with AsyncExitStack() as stack:
+            config = self.config
+            stack.enter_context(self._taken or folders.taken(config))
+            folders.tell_of_others(config.state_dir)
+            leftovers.tell_unmarked()
+            extending = asyncio.create_task(self._notifier.keep_extending(), name="extend")
+            stack.push_async_callback(_cancel, extending)
+            journal = await self._open_journal(stack)
+            recovery = Recovery(journal=journal, state_dir=config.state_dir)
+            self.held, self.damaged = recovery.held, recovery.damaged
+            await recovery.clear_away()
+            await stack.enter_async_context(recovery.heartbeat.beating(in_order=self._ends_in_order))
+            stack.enter_context(folders.cleared(config.runtime_dir))
+            site = await self._open(stack, journal)
+            self.governors = [
+                RunGovernor(
+                    config.worker_endpoint,
+                    f"slot-{number}",
+                    site=site,
+                    on_change=self._changed,
+                    on_journal_failure=self._give_up,
+                )
+                for number in range(config.slots)
+            ]
+            for assignment in await recovery.take_up(site.runs_folder):
+                self.queue.append(assignment)
+            if recovery.survivors:
+                self._spawn(self._take_up_the_rest(recovery, site), "recovery")
+            slots = [
+                asyncio.create_task(self._govern(governor), name=governor.uid) for governor in self.governors
+            ]
+            self._spawn(self._dispatch_all(), "dispatch")
+            self._spawn(site.files.run(), "file_watch")
+            self._pruner = Pruner(site.journal, site.runs_folder)
+            self._spawn(self._pruner.serve(lambda: self._keep), "prune")
+            desk = FrontDesk(house=self, site=site)
+            worker = await stack.enter_async_context(
+                Worker(config.worker_endpoint, SERVICE, desk.answer, credit=DESK_CREDIT, secret=site.secret)
+            )
+            async with asyncio.timeout(REGISTER_SECONDS):
+                await worker.registered()
+            self.dispatch()
+            gc.freeze()  # what is loaded stays for ever: a collection need not walk it
+            await _cancel(extending)
+            self._announce()
+            if self._notifier.watchdog_interval is not None:
+                self._spawn(self._watchdog(self._notifier.watchdog_interval), "watchdog")
+            try:
+                yield self
+            finally:
+                await self._go_down(slots, site)
+
+    async def _take_up_the_rest(self, recovery: Recovery, site: Site) -> None:
+        for assignment in await recovery.take_up_the_rest(site.runs_folder):
+            self.queue.append(assignment)
+        self.dispatch()
+
+    def _ends_in_order(self) -> bool:
+        """A crash is a death for the runs that were in work; a disk that takes no record is none."""
+        return self._crash is None or isinstance(self._crash, GovernorError)
+
+    async def _open_journal(self, stack: AsyncExitStack) -> Journal:
+        folder, loop = self.config.state_dir, asyncio.get_running_loop()
+        reserve = disk_reserve.Reserve(
+            folder,
+            on_used=lambda full: loop.call_soon_threadsafe(self._give_up, full),
+            sockets=self.config.runtime_dir,
+        )
+        reserve.take()
+        stack.callback(reserve.release)
+        path = folder / "governor.db"
+        await asyncio.to_thread(schema.examine, path)
+        journal = Journal(path, reserve=reserve, on_unreadable=self._give_up)
+        stack.push_async_callback(journal.close)
+        return journal
+
+    async def _open(self, stack: AsyncExitStack, journal: Journal) -> Site:
+        config = self.config
+        runs = config.state_dir / "runs"
+        folders.own(runs)
+        ray = RayService(config.ray, state_folder=config.state_dir, runtime_folder=config.runtime_dir)
+        report = await process.warm()
+        if report.failures:
+            log.warning("forkserver.not_preloaded", failures=report.failures)
+        secret = Secret.new()
+        broker = BrokerProcess(
+            client_endpoint=config.client_endpoint,
+            worker_endpoint=config.worker_endpoint,
+            private_endpoint=config.private_endpoint,
+            client_group=config.socket_group,
+            access=access_of(secret),
+        )
+        broker_task = asyncio.create_task(broker.run(), name="broker")
+        stack.push_async_callback(_cancel, broker_task)
+        broker_task.add_done_callback(self._background_ended)
+        client = await stack.enter_async_context(Client(config.private_endpoint))
+        await answering(client)
+        stack.push_async_callback(ray.aclose)
+        return Site(
+            client_endpoint=config.client_endpoint,
+            private_endpoint=config.private_endpoint,
+            worker_endpoint=config.worker_endpoint,
+            secret=secret,
+            client=client,
+            journal=journal,
+            files=FileWatch(journal.path, runs=runs, runtime=config.runtime_dir, on_lost=self._give_up),
+            ray=ray,
+            runs_folder=runs,
+            runtime_folder=config.runtime_dir,
+            log_format=config.log_format or logs.choose_format(),
+            log_level=config.log_level,
+        )
+
+    async def _go_down(self, slots: list[asyncio.Task[None]], site: Site) -> None:
+        self._stopping = True
+        self._notifier.stopping("interrupting the runs in work")
+        log.info("daemon.stopping", runs=[g.experiment_run_id for g in self.governors if g.experiment_run_id])
+        urgent = self._signals > 1
+        why = f": {self._crash}" if isinstance(self._crash, ProcessError | FilesRemoved) else ""
+        for governor in self.governors:
+            governor.post_stop(f"the daemon is going down{why}", urgent=urgent)
+        _, late = await asyncio.wait(slots, timeout=self.config.stop_grace)
+        if late:
+            for governor in self.governors:
+                governor.post_stop(f"stop_grace of {self.config.stop_grace:g} s is over", urgent=True)
+            await asyncio.wait(slots)
+        site.journal.wake_followers()
+        for task in list(self._tasks):
+            await _cancel(task)
+
+    # -- slots -------------------------------------------------------------------------------------------------
+
+    async def _govern(self, governor: RunGovernor) -> None:
+        try:
+            await governor.run()
+        except Exception as error:  # noqa: BLE001  # logged by the governor; here it becomes the daemon's end
+            self._broken(error)
+
+    async def _dispatch_all(self) -> None:
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            for governor in self.governors:
+                if not self._stopping and governor.is_free and (assignment := self.queue.pop()) is not None:
+                    await self._assign(governor, assignment)
+
+    async def _assign(self, governor: RunGovernor, assignment: Assignment) -> None:
+        try:
+            await governor.assign(assignment)
+        except (TryAgain, OSError) as error:
+            log.warning("run.not_assigned", run=assignment.uid, slot=governor.uid, reason=str(error))
+            self.queue.put_back(assignment)
+            asyncio.get_running_loop().call_later(ASSIGN_AGAIN_SECONDS, self.dispatch)
+
+    @property
+    def _keep(self) -> Keep:
+        return Keep(runs=self.config.keep_runs, days=self.config.keep_days)
+
+    async def prune(self, asked: Prune) -> Pruned:
+        """Raises UsageError where nothing says what to keep."""
+        keep = asked_for(asked.keep_runs, asked.keep_days, otherwise=self._keep)
+        return await self._pruner.prune(keep, dry_run=asked.dry_run)
+
+    def require_room(self) -> None:
+        """Raises NoRoom where another run should not be taken."""
+        disk_reserve.require(self.config.state_dir, self.config.disk_reserve)
+
+    def _give_up(self, error: GovernorError) -> None:
+        """Without a journal nothing may be acknowledged, without a broker nothing is heard: the runs are interrupted, and go on
+        in the next invocation.
+        """
+        if self._crash is None:
+            log.error("daemon.gives_up", reason=str(error))
+        self._crash = self._crash or error
+        self._stop.set()
+
+    def _changed(self, governor: RunGovernor) -> None:
+        if governor.is_free:
+            self.dispatch()
+            self._pruner.wake()
+        self._notifier.status(self._status)
+
+    @property
+    def _status(self) -> str:
+        at_work = ", ".join(
+            f"{g.experiment_run_id} {g.state.name}" for g in self.governors if g.experiment_run_id
+        )
+        return f"{at_work or 'no run in work'}; {len(self.queue)} queued{self._refused}"
+
+    def _announce(self) -> None:
+        self._notifier.ready(self._status)
+        log.info(
+            "daemon.ready",
+            endpoint=self.client_endpoint,
+            slots=len(self.governors),
+            queued=len(self.queue),
+            state_dir=str(self.config.state_dir),
+        )
+
+    # -- signals -----------------------------------------------------------------------------------------------
+
+    def _signalled(self, number: int) -> None:
+        """The first one stops in order; another one, or SIGQUIT, leaves out the grace."""
+        self._signals += 2 if number == signal.SIGQUIT else 1
+        log.info("daemon.signal", signal=signal.Signals(number).name)
+        if self._signals > 1:
+            for governor in self.governors:
+                governor.post_stop(f"{signal.Signals(number).name} again", urgent=True)
+        self._stop.set()
+
+    def _hang_up(self) -> None:
+        """SIGHUP: the configuration is read anew. All or nothing: what needs a restart refuses the whole."""
+        if self._reload is None:
+            self._signalled(signal.SIGHUP)
+            return
+        self._notifier.reloading()
+        with suppress(ConfigError):  # the log has it, and the status
+            self.reload()
+        self._notifier.ready()
+
+    def reload(self) -> Reloaded:
+        """Raises ConfigError with all faults: nothing has changed then. UsageError where nothing can be read anew."""
+        if self._reload is None:
+            raise UsageError("this daemon was started without a configuration that could be read anew")
+        try:
+            wanted = self._reload()
+            changed = configuration.changed(self.config, wanted)
+        except ConfigError as error:
+            log.error("daemon.reload_refused", faults=list(error.faults))  # noqa: TRY400  # they say it all
+            self._refused = f"; reload refused: {', '.join(error.faults)}"
+            raise
+        else:
+            log.info("daemon.reloaded", changed=list(changed))
+            self.config, self._refused = wanted, ""
+            self.queue.limit = wanted.queue_limit
+            self._pruner.wake()
+            return Reloaded(changed=changed)
+        finally:
+            self._notifier.status(self._status)
+
+    def _dump(self) -> None:
+        log.info(
+            "daemon.dump",
+            governors=[repr(governor) for governor in self.governors],
+            waits_for=[governor.state.waits_for for governor in self.governors],
+            queue=self.queue.uids(),
+            tasks=sorted(task.get_name() for task in asyncio.all_tasks()),
+        )
+
+    async def _watchdog(self, interval: float) -> None:
+        while True:
+            self._notifier.watchdog()
+            await asyncio.sleep(interval)
+
+    # -- housekeeping ------------------------------------------------------------------------------------------
+
+    def _spawn(self, work: Coroutine[None, None, None], name: str) -> None:
+        task = asyncio.create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._background_ended)
+
+    def _background_ended(self, task: asyncio.Task[None]) -> None:
+        """Background work ends by being cancelled; any other end is a crash of the daemon."""
+        if task.cancelled() or (error := task.exception()) is None:
+            return
+        if isinstance(
+            error, ProcessError | FilesRemoved
+        ):  # not ours: what could not be kept alive, with its story
+            self._give_up(error)
+            return
+        log.error("daemon.crashed", task=task.get_name(), exc_info=error)
+        self._broken(error)
+
+    def _broken(self, error: BaseException) -> None:
+        """A disk that is full is no crash."""
+        full = disk_reserve.no_room(self.config.state_dir, error) if isinstance(error, OSError) else None
+        self._crash = self._crash or full or error
+        self._stop.set()
+
+
+async def _cancel(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.wait({task})

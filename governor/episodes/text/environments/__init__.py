@@ -1,0 +1,1 @@
+"""Text environments: in a process of their own, or behind an HTTP server."""

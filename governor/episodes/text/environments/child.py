@@ -1,0 +1,175 @@
+"""The process of one text environment: `python -m governor.episodes.text.environments.child FD PARENT`, started by `process`.
+
+It reads the order and then calls from FD, one at a time, and writes one JSON answer for each: ``{"value": ...}`` or
+``{"fault": "one line"}``. It leaves without its runtime's clean-up, which threads of user code could hold up. It
+imports nothing of the side that starts it: each environment would pay for that, in time and in memory.
+
+User code runs in a fork of it. The process that was started is that one's keeper: it ends as that one has ended, or when it
+is told to, or its parent dies, and leaves nothing that user code has started, in sessions of its own neither.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+import os
+import pickle
+import resource
+import signal
+import socket
+import struct
+import sys
+import threading
+from contextlib import suppress
+from multiprocessing import spawn
+from typing import Any, Final
+
+from governor.episodes.entries import load, one_line
+from governor.processes import guard, prctl
+
+STEP_NAMES = ("reward", "terminated", "truncated", "info")
+SIZE: Final = struct.Struct(">I")
+"""The length of what follows, before each message."""
+KILL_ALL: Final = signal.SIGUSR1
+"""For the keeper; it gets it from the kernel when the process that started it dies."""
+_FOR_KEEPER: Final = frozenset({signal.SIGCHLD, signal.SIGTERM, KILL_ALL})
+"""SIGTERM is for its group: the fork ends by it, or not, and the keeper after that."""
+
+
+def main() -> None:
+    """Serves until the socket ends, or `close`."""
+    _fork_below_keeper(parent=int(sys.argv[2]), descriptor=int(sys.argv[1]))
+    with socket.socket(fileno=int(sys.argv[1])) as sock:
+        sock.set_inheritable(False)
+        os.register_at_fork(after_in_child=sock.close)
+        environment: Any = None
+        while request := _receive(sock):
+            order = pickle.loads(request)  # noqa: S301 - from the parent
+            if order[0] == "close":
+                break
+            try:
+                if environment is None:
+                    environment = _make(*order)
+                    answer: Any = {"value": callable(getattr(environment, "reset", None))}
+                else:
+                    answer = {"value": _call(environment, *order)}
+                data = json.dumps(answer, default=_plain).encode()
+            except BaseException as error:  # noqa: BLE001 - user code: whatever it raises is its fault, SystemExit too
+                data = json.dumps({"fault": one_line(error)}).encode()
+            sock.sendall(SIZE.pack(len(data)) + data)
+        close = getattr(environment, "close", None)
+        if callable(close):
+            with suppress(Exception):  # it is thrown away: what it says when it goes helps nobody
+                _finished(close())
+    _leave()
+
+
+def _fork_below_keeper(*, parent: int, descriptor: int) -> None:
+    """Returns in the fork; the keeper does not return."""
+    keeper = os.getpid()
+    prctl.adopt_orphans()
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, _FOR_KEEPER)
+    prctl.die_with_parent(expected=parent, told_by=KILL_ALL)
+    player = os.fork()
+    if player == 0:
+        prctl.die_with_parent(expected=keeper)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        return
+    os.close(descriptor)
+    signal.signal(signal.SIGCHLD, lambda *_: None)  # its default disposition drops it
+    status = guard.reap().get(player)
+    while status is None and signal.sigwaitinfo(_FOR_KEEPER).si_signo != KILL_ALL:
+        status = guard.reap().get(player)
+    guard.sweep()
+    _end_as(-signal.SIGKILL if status is None else os.waitstatus_to_exitcode(status))
+
+
+def _end_as(code: int) -> None:
+    """`code` is minus the signal that has ended the fork, or its exit code."""
+    if code < 0:
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the fork has left its own
+        with suppress(OSError):  # SIGKILL has no handler
+            signal.signal(-code, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {-code})
+        os.kill(os.getpid(), -code)
+    os._exit(code)
+
+
+def _make(pickled: bytes, script: dict[str, Any]) -> Any:
+    if script:
+        spawn.prepare(script)
+    made, params = pickle.loads(pickled)  # noqa: S301 - from the parent
+    if isinstance(made, str):
+        made = load(made)
+    if isinstance(made, type) or not hasattr(made, "step"):
+        made = made(**params)
+    missing = [name for name in ("get_task_prompt", "step") if not callable(getattr(made, name, None))]
+    if missing:
+        raise TypeError(f"a {type(made).__name__} has no {', '.join(missing)}")
+    return made
+
+
+def _call(environment: Any, name: str, *arguments: Any) -> Any:
+    if name == "reset":
+        _finished(environment.reset(seed=arguments[0]))
+        return None
+    value = _finished(getattr(environment, name)(*arguments))
+    if name == "step" and isinstance(value, tuple | list) and len(value) == len(STEP_NAMES):
+        return dict(zip(STEP_NAMES, value, strict=True))
+    return value
+
+
+def _finished(value: Any) -> Any:
+    """What an async method comes to; its event loop goes on between calls, so that its tasks do."""
+    if not inspect.isawaitable(value):
+        return value
+
+    async def wait() -> Any:
+        return await value
+
+    return asyncio.run_coroutine_threadsafe(wait(), _loop()).result()
+
+
+_running: list[asyncio.AbstractEventLoop] = []
+
+
+def _loop() -> asyncio.AbstractEventLoop:
+    if not _running:
+        _running.append(asyncio.new_event_loop())
+        threading.Thread(target=_running[0].run_forever, name="event loop", daemon=True).start()
+    return _running[0]
+
+
+def _plain(value: Any) -> Any:
+    """JSON for what has none: numpy's and torch's values as Python's, the rest as text."""
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    return list(value) if isinstance(value, set | frozenset) else repr(value)
+
+
+def _receive(sock: socket.socket) -> bytes:
+    """One message; b"" when the parent has gone."""
+    size = _exactly(sock, SIZE.size)
+    return _exactly(sock, SIZE.unpack(size)[0]) if size else b""
+
+
+def _exactly(sock: socket.socket, size: int) -> bytes:
+    data = bytearray()
+    while len(data) < size:
+        piece = sock.recv(min(size - len(data), 1 << 20))
+        if not piece:
+            return b""
+        data += piece
+    return bytes(data)
+
+
+def _leave() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

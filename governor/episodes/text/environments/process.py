@@ -1,0 +1,260 @@
+"""Text environments in Python: each in a process of its own, so that a hang or a crash costs that process and no more.
+
+Rules:
+1. User code runs in the child alone (`child`). The order goes there pickled; what comes back is JSON, checked like
+   an answer over HTTP.
+2. A call that is not answered in time, or is cancelled, kills the process: where it stands nobody knows.
+3. The child dies with the thread that started it, and leads a session of its own; its descendants die with it, by the keeper
+   in it (`child`), also when this process gets SIGKILL.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import pickle
+import signal
+import socket
+import subprocess
+import sys
+from multiprocessing import spawn
+from typing import TYPE_CHECKING, Any, Final
+
+from governor.episodes.entries import one_line
+from governor.episodes.text.environments.child import KILL_ALL, SIZE
+from governor.episodes.text.environments.environment import (
+    EnvironmentCrashed,
+    EnvironmentFault,
+    EnvironmentHung,
+    decoded,
+    prompt_of,
+    step_of,
+)
+from governor.episodes.text.environments.user_calls import to_its_end
+from governor.processes import kill_ladder, kill_tree
+from governor.processes.identity import Birth
+from governor.processes.readiness import is_readable, readable
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from governor.episodes.text.environments.environment import Message, TextStep
+
+RUNGS: Final = kill_ladder.Rungs(ask=2.0, terminate=0.5, kill=5.0)
+"""Seconds for the environment's own `close`, for SIGTERM, and until everything must be dead."""
+LARGEST_ANSWER: Final = 1 << 26
+"""Bytes."""
+
+
+class TextProcess:
+    """A text environment made from `made`, in a process of its own; `start` it first. One call at a time.
+
+    `made`: ``module:Class``, or what pickle can send: a class or function (called with `params`), or an object. It has
+    `get_task_prompt()` and `step(action)`, sync (called in the child's main thread) or async (in one event loop that
+    goes on between calls); a step returns a mapping, or ``(reward, terminated, truncated, info)``. Optional are `close()`,
+    and `reset(seed=...)`, which begins an episode anew; `has_reset` says whether it is there.
+    """
+
+    def __init__(self, made: Any, params: Mapping[str, Any] | None = None, *, name: str = "") -> None:
+        self.name = name or (made if isinstance(made, str) else type(made).__name__)
+        self.broken: str | None = None
+        self.has_reset = False
+        self._made = made
+        self._params = dict(params or {})
+        self._child: _Child | None = None
+        self._watch: asyncio.Task[int] | None = None
+        self._reader: asyncio.StreamReader
+        self._writer: asyncio.StreamWriter
+
+    def __repr__(self) -> str:
+        return f"TextProcess({self.name!r}, {self._state})"
+
+    @property
+    def _state(self) -> str:
+        if self.broken is not None:
+            return self.broken if self.broken == "closed" else f"broken: {self.broken}"
+        return "not started" if self._child is None else "at work"
+
+    @property
+    def pid(self) -> int | None:
+        """Of the keeper; user code runs in a child of it."""
+        return self._child.pid if self._child else None
+
+    async def start(self, *, timeout: float) -> None:  # noqa: ASYNC109 - one deadline, owned here
+        """Returns when the environment is made. Raises EnvironmentFault (Hung after `timeout` seconds); close it then too."""
+        if self._child is not None or self.broken is not None:
+            raise EnvironmentFault(f"start: the environment {self.name} is {self._state}")
+        order = self._order()
+        ours, theirs = socket.socketpair()
+        with theirs:
+            self._reader, self._writer = await asyncio.open_unix_connection(sock=ours)
+            try:
+                self._child = _Child(self.name, theirs.fileno())
+            except OSError as error:
+                self._writer.transport.abort()
+                raise EnvironmentFault(f"{self.name}: no process: {one_line(error)}") from error
+        self._watch = asyncio.create_task(self._child.wait(), name=f"wait for the end of {self.name}")
+        try:
+            self.has_reset = await self._call(order, "start", timeout)
+        except EnvironmentFault as fault:
+            self._break(fault)
+            raise
+
+    async def reset(self, *, seed: int, timeout: float) -> None:  # noqa: ASYNC109 - one deadline, owned here
+        """Nothing where the environment has none."""
+        if self.has_reset:
+            await self._call(pickle.dumps(("reset", seed)), "reset", timeout)
+
+    async def get_task_prompt(self, *, timeout: float) -> list[Message]:  # noqa: ASYNC109 - one deadline, owned here
+        return prompt_of(await self._call(pickle.dumps(("get_task_prompt",)), "get_task_prompt", timeout))
+
+    async def step(self, action: str, *, key: str = "", timeout: float) -> TextStep:  # noqa: ARG002, ASYNC109 - a pipe sends once
+        return step_of(await self._call(pickle.dumps(("step", action)), "step", timeout))
+
+    async def aclose(self) -> None:
+        """Lets the environment close itself, then leaves nothing of it, in `sum(RUNGS)` seconds at most; who is cancelled
+        meanwhile waits for that.
+
+        Raises ProcessError when something is alive all the same.
+        """
+        child, self._child = self._child, None
+        self.broken = self.broken or "closed"
+        if child is not None:
+            await to_its_end(self._bring_down(child), name=f"close {self.name}")
+
+    async def _bring_down(self, child: _Child) -> None:
+        try:
+            await kill_ladder.bring_down(child, self._ask_to_close, RUNGS)
+        finally:
+            child.signal(signal.SIGKILL)  # alive only if this failed
+            self._writer.transport.abort()
+            with contextlib.suppress(OSError):
+                await self._writer.wait_closed()
+            if self._watch is not None:
+                self._watch.cancel()
+            child.release()
+
+    async def _ask_to_close(self) -> None:
+        self._writer.write(_framed(pickle.dumps(("close",))))
+        await self._writer.drain()
+
+    async def _call(self, request: bytes, where: str, seconds: float) -> Any:
+        """What user code returned. Raises EnvironmentFault."""
+        if self.broken is not None or self._child is None:
+            raise EnvironmentFault(f"{where}: the environment {self.name} is {self._state}")
+        try:
+            async with asyncio.timeout(seconds):
+                self._writer.write(_framed(request))
+                await self._writer.drain()
+                (size,) = SIZE.unpack(await self._reader.readexactly(SIZE.size))
+                data = await self._reader.readexactly(min(size, LARGEST_ANSWER))
+        except TimeoutError:
+            raise self._break(
+                EnvironmentHung(f"{where}: no answer within {seconds:g} s; its process is killed")
+            ) from None
+        except (OSError, EOFError):
+            code = await self._exit_code()
+            raise self._break(EnvironmentCrashed(f"{where}: its process ended with {_told(code)}")) from None
+        except asyncio.CancelledError:
+            self._break(EnvironmentFault(f"{where} was cancelled; its process is killed"))
+            raise
+        if size > LARGEST_ANSWER:
+            raise self._break(EnvironmentFault(f"{where}: the answer is larger than {LARGEST_ANSWER} bytes"))
+        answer = decoded(data, where=where)
+        if "fault" in answer:
+            raise EnvironmentFault(f"{where}: {answer['fault']}")
+        return answer["value"]
+
+    def _order(self) -> bytes:
+        try:
+            made = pickle.dumps((self._made, self._params))
+        except Exception as error:
+            raise EnvironmentFault(
+                f"{self.name} cannot be sent to a process of its own: {one_line(error)}; name it as 'module:Class'"
+            ) from error
+        # Only a class of the user's script needs that script; as with multiprocessing, it is run again, as __mp_main__.
+        of_script = spawn.get_preparation_data(self.name) if b"__main__" in made else {}
+        main = {key: value for key, value in of_script.items() if key.startswith("init_main")}
+        return pickle.dumps((made, main))
+
+    def _break(self, fault: EnvironmentFault) -> EnvironmentFault:
+        self.broken = fault.reason
+        if self._child is not None:
+            self._child.kill()
+        return fault
+
+    async def _exit_code(self) -> int:
+        """The socket ends just before its process does; if it does not, user code has closed the socket."""
+        if self._child is None:
+            return 0
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(1.0):
+                return await self._child.wait()
+        self._child.kill()
+        return await self._child.wait()
+
+
+class _Child:
+    """The process, as `kill_ladder` wants it: leader of its group; when it has ended, the rest of its group is killed."""
+
+    def __init__(self, name: str, descriptor: int) -> None:
+        self.name = name
+        path = os.pathsep.join(part for part in sys.path if part)
+        self._process = subprocess.Popen(
+            [
+                sys.executable,
+                "-m",
+                "governor.episodes.text.environments.child",
+                str(descriptor),
+                str(os.getpid()),
+            ],
+            stdin=subprocess.DEVNULL,
+            stdout=2,  # the parent's standard output is not for user code
+            env={**os.environ, "PYTHONPATH": path},
+            pass_fds=[descriptor],
+            start_new_session=True,
+        )
+        self.pid = self._process.pid
+        self.birth = Birth.of(self.pid)
+        self.mark = kill_tree.UNMARKED
+        """Of its own it has none: it is below that of this process, and its keeper finds what it starts."""
+        self._pidfd = os.pidfd_open(self.pid)
+        self._code: int | None = None
+
+    @property
+    def exit_code(self) -> int | None:
+        if self._code is None and is_readable(self._pidfd):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.pid, signal.SIGKILL)  # not reaped yet, so the number is still its own
+            self._code = self._process.wait()
+        return self._code
+
+    async def wait(self) -> int:
+        while (code := self.exit_code) is None:
+            await readable(self._pidfd)
+        return code
+
+    def signal(self, number: int) -> bool:
+        if self.exit_code is not None:
+            return False
+        os.killpg(self.pid, number)
+        return True
+
+    def kill(self) -> None:
+        """By its keeper, which finds all that user code has started."""
+        if self.exit_code is None:
+            os.kill(self.pid, KILL_ALL)
+            os.kill(self.pid, signal.SIGCONT)  # user code may have stopped its whole group
+
+    def release(self) -> None:
+        if self.exit_code is not None:
+            os.close(self._pidfd)
+
+
+def _framed(data: bytes) -> bytes:
+    return SIZE.pack(len(data)) + data
+
+
+def _told(code: int) -> str:
+    return f"exit code {code}" if code >= 0 else signal.Signals(-code).name

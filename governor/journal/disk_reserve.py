@@ -1,0 +1,195 @@
+"""The disk of the state directory: how much room it has, and a reserve for the end.
+
+Rules:
+1. Before any run is taken there is room for the reserve, and as much again to work in; else the start is refused.
+2. The reserve is given up when the disk is full: what is in flight, and that the runs are interrupted, is put on record
+   in its place, and the daemon goes down in order.
+3. Full is not only bytes: a disk without another file's inode, and a quota that is used up, are full as well. No figure of
+   the disk tells of a quota, so that a file is tried.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import sqlite3
+import threading
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final
+
+from governor import logs
+from governor.errors import NoRoom
+from governor.units import sizes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+NAME: Final = "governor.reserve"
+RESERVE_BYTES: Final = 4 << 20
+LEAST_FILES: Final = 128
+"""Files for which a disk has room when a daemon starts, or a run is taken."""
+FULL_FILES: Final = 32
+"""With room for fewer a disk is full: what failed for want of a file has removed some of its own since."""
+TRIED_BYTES: Final = 4096
+"""Of a file that is tried where sockets are made."""
+READ_ONLY: Final = frozenset({errno.EROFS})
+FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+_OF_SQLITE: Final = frozenset({sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_WRITE, sqlite3.SQLITE_IOERR_SHMSIZE})
+"""A write-ahead log that can't grow is the one, its index the other."""
+
+log = logs.get_logger()
+
+
+def is_full(error: BaseException) -> bool:
+    """Whether it may be for want of room."""
+    if isinstance(error, sqlite3.Error):
+        return getattr(error, "sqlite_errorcode", 0) in _OF_SQLITE
+    return isinstance(error, OSError) and error.errno in FULL
+
+
+def no_room(path: Path, error: OSError) -> NoRoom | None:
+    """What an error says of the disk; None where that is not what is wrong."""
+    if error.errno not in FULL | READ_ONLY:
+        return None
+    return NoRoom(
+        f"{path} can't be written: {error.strerror}; "
+        + ("mount its disk writable" if error.errno in READ_ONLY else "make room on its disk")
+    )
+
+
+def files_left(folder: Path) -> int | None:
+    """Files for which its disk has room; None where the file system sets no limit."""
+    disk = os.statvfs(folder)
+    return disk.f_favail if disk.f_files else None
+
+
+def _require_files(folder: Path, advice: str) -> None:
+    files = files_left(folder)
+    if files is not None and files < LEAST_FILES:
+        raise NoRoom(
+            f"the disk of {folder} has room for {files} more files (`df -i`), and {LEAST_FILES} are the least: "
+            f"make room ({advice})"
+        )
+
+
+def require(folder: Path, least: int) -> None:
+    """Raises NoRoom where the disk of the folder has less than `least` bytes, or hardly a file left."""
+    _require_files(folder, "`governor prune`")
+    free = shutil.disk_usage(folder).free
+    if free < least:
+        raise NoRoom(
+            f"the disk of {folder} has {sizes.text(free)} left, and a run is taken with {sizes.text(least)} "
+            "(disk_reserve): make room (`governor prune`)"
+        )
+
+
+class Reserve:
+    """A file of some megabytes. `on_used` hears, once and in whatever thread that was, why it was given up. `sockets` is a
+    folder that must take files too. `allocate` gives an open file its room, or raises OSError.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        size: int = RESERVE_BYTES,
+        on_used: Callable[[NoRoom], object] = lambda _: None,
+        sockets: Path | None = None,
+        allocate: Callable[[int, int, int], None] = os.posix_fallocate,
+    ) -> None:
+        self.path = folder / NAME
+        self.size = size
+        self._sockets = sockets
+        self._allocate = allocate
+        self._on_used = on_used
+        self._lock = threading.Lock()
+        self._was_used = False
+
+    def take(self) -> None:
+        """Raises NoRoom, and leaves nothing then."""
+        try:
+            self._make(self.path, self.size)
+        except OSError as error:
+            self.release()
+            if (missing := no_room(self.path, error)) is None:
+                raise
+            raise missing from error
+        try:
+            self._require_as_much_again()
+        except NoRoom:
+            self.release()
+            raise
+
+    def _require_as_much_again(self) -> None:
+        folder = self.path.parent
+        advice = f"`governor prune --state-dir {folder}`"
+        _require_files(folder, advice)
+        free = shutil.disk_usage(folder).free
+        if free < self.size:
+            raise NoRoom(
+                f"the disk of {folder} has {sizes.text(free)} left beside the reserve, and a daemon starts with "
+                f"{sizes.text(self.size)}: make room ({advice})"
+            )
+
+    def give_up(self, error: BaseException) -> bool:
+        """Whether there was one still."""
+        with self._lock:
+            if not self.release():
+                return False
+            self._was_used = True
+        log.error("disk.full", reserve=str(self.path), bytes=self.size, reason=str(error))
+        self._on_used(
+            NoRoom(
+                f"the disk of {self.path.parent} is full ({error}); runs in work are interrupted, and go on at the "
+                "next start: make room first"
+            )
+        )
+        return True
+
+    def is_needed(self) -> bool:
+        """Whether the disk is full by now, so that it is given up, or was: what fails then may fail for that."""
+        if not self._was_used and (error := self._refusal()) is not None:
+            self.give_up(error)
+        return self._was_used
+
+    def _refusal(self) -> OSError | None:
+        """Why a file of the size of the reserve, or a socket, can't be had now; None where it can, and where that can't be told:
+        a folder that is gone is not full.
+        """
+        tried = [(self.path.parent, self.size), *([(self._sockets, TRIED_BYTES)] if self._sockets else [])]
+        for folder, size in tried:
+            try:
+                free, files = shutil.disk_usage(folder).free, files_left(folder)
+            except OSError:
+                continue
+            if free < size or (files is not None and files < FULL_FILES):
+                return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder))
+            if free < 2 * size:
+                continue  # so little that trying would take it from who needs it
+            probe = folder / f".{NAME}.tried"
+            try:
+                self._make(probe, size)
+            except OSError as error:
+                if is_full(error):
+                    return error
+            finally:
+                with suppress(OSError):
+                    probe.unlink()
+        return None
+
+    def _make(self, path: Path, size: int) -> None:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            self._allocate(fd, 0, size)
+        finally:
+            os.close(fd)
+
+    def release(self) -> bool:
+        """Gives the room back. Whether there was any."""
+        try:
+            self.path.unlink()
+        except OSError:
+            return False
+        return True

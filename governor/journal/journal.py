@@ -1,0 +1,396 @@
+"""The journal: what has happened, durable before anybody is told of it. SQLite in WAL, one writer.
+
+Rules:
+1. All writing goes through one thread. What has gathered there while it was busy is committed together (group
+   commit): one fsync for many acknowledgements.
+2. `write` returns when the commit is durable. A change that fails is rolled back alone and raises for its own caller.
+3. Events of a run are numbered from 1 without gaps, in the transaction that records them.
+4. Reading happens in the caller's thread, on a connection of that thread: it sees what is committed, whatever another
+   thread is reading.
+5. Every error of SQLite is a JournalError. Where there is no room the reserve is given up, and the changes are made once
+   more: they may be called twice. Of a run of which a change was lost no other is taken: a record has no hole.
+6. A value that can't be what was written is a RecordDamaged of its run: of a row of `runs` the others are read all the same.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import sqlite3
+import threading
+from collections import defaultdict
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
+
+from governor import logs
+from governor.errors import JournalError, text_of
+from governor.journal import record_check, schema
+from governor.journal.disk_reserve import is_full
+from governor.journal.readers import Readers
+from governor.journal.tables import (
+    EVENTS_OF_RUN,
+    PRUNED,
+    RECORDS_OF_PHASE,
+    RunRow,
+    Transaction,
+    decoded,
+    position_of,
+    read_events,
+    read_row,
+)
+from governor.messages import EpisodeRecord, RunEvent, RunResult, TaskRecord
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from governor.journal.disk_reserve import Reserve
+
+T = TypeVar("T")
+GROUP: Final = 512
+"""Changes in one commit, at most."""
+PAGE: Final = 500
+"""Events read at once."""
+_OF_ONE_CHANGE: Final = (
+    sqlite3.IntegrityError,
+    sqlite3.ProgrammingError,
+    sqlite3.InterfaceError,
+    sqlite3.DataError,
+)
+"""Its own fault; all other errors of SQLite are the disk's, and fail the whole group."""
+
+
+class _Change(NamedTuple):
+    make: Callable[[Transaction], Any]
+    done: asyncio.Future[Any]
+    run: str | None
+
+
+log = logs.get_logger()
+_Outcome = tuple["asyncio.Future[Any]", Any, Exception | None]
+
+
+class Journal:
+    """Belongs to one event loop. `close` it when no writer is left.
+
+    `reserve` is given up where the disk is full; `on_unreadable` hears of what could not be read, in the loop.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        reserve: Reserve | None = None,
+        on_unreadable: Callable[[JournalError], None] = lambda _: None,
+    ) -> None:
+        self.path = path
+        self._reserve = reserve
+        self._on_unreadable = on_unreadable
+        self._loop = asyncio.get_running_loop()
+        self._changes: queue.SimpleQueue[_Change | None] = queue.SimpleQueue()
+        self._followers: defaultdict[str, set[asyncio.Event]] = defaultdict(set)
+        self._cut_off: set[str] = set()
+        self._over: str | None = None
+        try:
+            self._writing = schema.connect(path)
+            schema.prepare(self._writing, path)
+            self._readers = Readers(path)
+        except sqlite3.Error as error:
+            raise schema.failure(path, "opened", error) from error
+        self._thread = threading.Thread(target=self._write_all, name="journal.writer", daemon=True)
+        self._thread.start()
+
+    async def close(self) -> None:
+        """Commits what was handed in and gives the files back."""
+        self._changes.put(None)
+        await asyncio.to_thread(self._thread.join)
+        await asyncio.to_thread(self._readers.close)
+        self._writing.close()  # the last one puts the log into the file
+
+    def make_room(self, error: BaseException) -> bool:
+        """Gives up the reserve where the disk is full: what met `error` may succeed now."""
+        return is_full(error) and self._reserve is not None and self._reserve.give_up(error)
+
+    @property
+    def is_out_of_room(self) -> bool:
+        """Whether the disk is full, or was: the daemon goes down."""
+        return self._reserve is not None and self._reserve.is_needed()
+
+    # -- writing ---------------------------------------------------------------------------------------------
+
+    async def write(self, change: Callable[[Transaction], T], *, run: str | None = None) -> T:
+        """Runs `change` in the writer's thread and returns its result once that is durable.
+
+        Raises JournalError when the disk would not take it; nothing of the change is recorded then, and no later one
+        of the same `run`, where that is named: it has to be interrupted, and goes on in the next invocation.
+        """
+        done: asyncio.Future[T] = self._loop.create_future()
+        self._changes.put(_Change(change, done, run))
+        if self._over is not None:
+            self._refuse_all(self._over)
+        return await asyncio.shield(done)
+
+    def _write_all(self) -> None:
+        group: list[_Change] = []
+        why = "it is closed"
+        try:
+            is_last = False
+            while not is_last:
+                group, is_last = self._gather()
+                if group:
+                    self._commit(group)
+                group = []
+        except BaseException as error:
+            why = f"its writer failed: {type(error).__name__}: {text_of(error)}"
+            log.exception("journal.writer_failed", reason=why)
+        finally:
+            self._over = why  # whoever hands in a change looks at it afterwards: none is left waiting
+            for change in group:
+                self._changes.put(change)
+            self._refuse_all(why)
+
+    def _gather(self) -> tuple[list[_Change], bool]:
+        """What is there, and whether it is the last."""
+        group: list[_Change] = []
+        while len(group) < GROUP and (not group or not self._changes.empty()):
+            change = self._changes.get()
+            if change is None:
+                return group, True
+            group.append(change)
+        return group, False
+
+    def _refuse_all(self, why: str) -> None:
+        results: list[_Outcome] = []
+        with suppress(queue.Empty):
+            while True:
+                change = self._changes.get_nowait()
+                if change is not None:
+                    results.append(
+                        (change.done, None, JournalError(f"the journal {self.path} takes nothing: {why}"))
+                    )
+        with suppress(RuntimeError):  # the loop is closed: nobody waits
+            self._loop.call_soon_threadsafe(self._announce, results, set())
+
+    def _commit(self, group: list[_Change]) -> None:
+        transaction = Transaction(self._writing)
+        try:
+            results = self._transact(group, transaction)
+        except sqlite3.Error as first:
+            schema.roll_back(self._writing)
+            transaction = Transaction(self._writing)
+            results = self._once_more(group, transaction, first)
+        self._loop.call_soon_threadsafe(self._announce, results, transaction.touched)
+
+    def _once_more(
+        self, group: list[_Change], transaction: Transaction, first: sqlite3.Error
+    ) -> list[_Outcome]:
+        try:
+            if not self.make_room(first):
+                raise first
+            return self._transact(group, transaction)
+        except sqlite3.Error as error:
+            schema.roll_back(self._writing)
+            transaction.touched.clear()
+            failure = schema.failure(self.path, "written", error)
+            self._cut_off.update(change.run for change in group if change.run is not None)
+            return [(change.done, None, failure) for change in group]
+
+    def _transact(self, group: list[_Change], transaction: Transaction) -> list[_Outcome]:
+        self._writing.execute("BEGIN IMMEDIATE")
+        results = [(change.done, *self._apply(change, transaction)) for change in group]
+        self._writing.execute("COMMIT")
+        return results
+
+    def _apply(self, change: _Change, transaction: Transaction) -> tuple[Any, Exception | None]:
+        if change.run in self._cut_off:
+            return None, JournalError(f"run {change.run} has lost a change: nothing more of it is recorded")
+        self._writing.execute("SAVEPOINT change")
+        failure: Exception
+        try:
+            result = change.make(transaction)
+        except _OF_ONE_CHANGE as error:
+            failure = schema.failure(self.path, "written", error)
+            self._cut_off.update([change.run] if change.run is not None else [])
+        except sqlite3.Error:
+            raise  # the disk, not this change: the whole group fails
+        except Exception as error:  # noqa: BLE001  # handed to the caller of this change, whatever it is
+            failure = error
+        else:
+            self._writing.execute("RELEASE change")
+            return result, None
+        self._writing.execute("ROLLBACK TO change")
+        self._writing.execute("RELEASE change")
+        transaction.rolled_back()
+        return None, failure
+
+    def _announce(self, results: list[_Outcome], touched: set[str]) -> None:
+        for done, result, error in results:
+            if done.cancelled():
+                continue
+            if error is None:
+                done.set_result(result)
+            else:
+                done.set_exception(error)
+        for uid in touched:
+            for arrived in self._followers.get(uid, ()):
+                arrived.set()
+
+    # -- reading ---------------------------------------------------------------------------------------------
+
+    def _rows(self, question: str, parameters: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+        try:
+            yield from self._readers.rows(question, parameters)
+        except sqlite3.Error as error:
+            failure = schema.failure(self.path, "read", error)
+            if not self._readers.closing:
+                self._loop.call_soon_threadsafe(self._on_unreadable, failure)
+            raise failure from error
+
+    def _row(self, question: str, *parameters: Any) -> tuple[Any, ...] | None:
+        return next(self._rows(question, parameters), None)
+
+    def run(self, uid: str) -> RunRow | None:
+        rows = self._rows(f"{RunRow.SELECT} WHERE uid = ? OR position = ?", (uid, position_of(uid)))
+        return next((row for row in map(read_row, rows) if row.uid == uid), None)
+
+    def of_key(self, key: str) -> str | None:
+        """The uid of the run that was submitted with this key."""
+        row = self._row("SELECT uid FROM runs WHERE key = ?", key)
+        return str(row[0]) if row else None
+
+    def find(self, prefix: str) -> list[str]:
+        """Uids that begin with `prefix`, five at most; none of a run that was pruned."""
+        rows = self._rows(
+            f"SELECT uid FROM runs WHERE substr(uid, 1, ?) = ? AND NOT {PRUNED} LIMIT 5",  # noqa: S608  # our own
+            (len(prefix), prefix),
+        )
+        found = [uid for (uid,) in rows]
+        return [prefix] if not found and position_of(prefix) and self.run(prefix) else found
+
+    def runs(self, *, limit: int) -> list[RunRow]:
+        """The newest runs, newest first."""
+        rows = self._rows(f"{RunRow.SELECT} WHERE NOT {PRUNED} ORDER BY position DESC LIMIT ?", (limit,))
+        return [read_row(row) for row in rows]
+
+    def unended(self) -> list[RunRow]:
+        """Runs of which no end is on record, in the order of their submission."""
+        rows = self._rows(f"{RunRow.SELECT} WHERE typeof(ended_at) <> 'real' ORDER BY position")
+        return [read_row(row) for row in rows]
+
+    def ended(self) -> Iterator[tuple[str, float]]:
+        """Uid and time of the end of each ended run, newest first."""
+        rows = self._rows(
+            f"SELECT uid, ended_at FROM runs WHERE typeof(ended_at) = 'real' AND typeof(uid) = 'text' AND NOT {PRUNED}"  # noqa: S608  # our own
+            " ORDER BY ended_at DESC, position DESC"
+        )
+        return ((uid, at) for uid, at in rows)
+
+    def pruned(self, prefix: str) -> RunRow | None:
+        """A run that was pruned, by the beginning of its uid."""
+        row = self._row(f"{RunRow.SELECT} WHERE substr(uid, 1, ?) = ? AND {PRUNED}", len(prefix), prefix)
+        return read_row(row) if row else None
+
+    def marked(self) -> list[str]:
+        """Runs that are pruned, and not yet removed."""
+        return [
+            uid
+            for (uid,) in self._rows(f"SELECT uid FROM runs WHERE {PRUNED} AND removed = 0")  # noqa: S608  # our own
+        ]
+
+    def last_event(self, uid: str) -> int:
+        """Its number, 0 for none."""
+        found = self._row("SELECT max(last) FROM events JOIN runs ON run = position WHERE uid = ?", uid)
+        return int(found[0] or 0) if found else 0
+
+    def checkpoint(self) -> None:
+        """What is in the write-ahead log goes into the file, which gets as small as it may. Blocks."""
+        next(self._rows("PRAGMA wal_checkpoint(PASSIVE)"))
+
+    def result_file(self, uid: str) -> str | None:
+        """Where in the run's folder its whole result is, when the journal has it without the tasks."""
+        row = self._row("SELECT result_file FROM runs WHERE uid = ?", uid)
+        return row[0] if row else None
+
+    def result(self, uid: str) -> RunResult | None:
+        row = self._row("SELECT result FROM runs WHERE uid = ?", uid)
+        return decoded(uid, "runs.result", row[0], RunResult) if row and row[0] is not None else None
+
+    def events(self, uid: str, *, after: int = 0, limit: int = PAGE) -> list[RunEvent]:
+        """The events that follow number `after`: `limit` of them, and the others that were recorded together with the
+        last one.
+        """
+        rows = self._rows(f"{EVENTS_OF_RUN} AND last > ? ORDER BY last", (uid, after))
+        found: list[RunEvent] = []
+        for row in rows:
+            found += [event for event in read_events(row) if event.seq > after]
+            if len(found) >= limit:
+                break
+        return found
+
+    def latest(self, uid: str) -> RunEvent | None:
+        """The last event on record."""
+        row = self._row(f"{EVENTS_OF_RUN} ORDER BY last DESC LIMIT 1", uid)
+        return read_events(row)[-1] if row else None
+
+    def events_of(self, uid: str, kinds: tuple[str, ...]) -> list[RunEvent]:
+        """The events of these kinds, in their order."""
+        marks = ", ".join("?" * len(kinds))
+        rows = self._rows(f"{EVENTS_OF_RUN} AND events.kind IN ({marks}) ORDER BY last", (uid, *kinds))
+        return [event for row in rows for event in read_events(row)]
+
+    def standing_events_of(self, uid: str, kinds: tuple[str, ...]) -> list[RunEvent]:
+        """As `events_of`, without what was before the run began anew: that was discarded."""
+        begun = self._last_of(uid, ("run.restarted",))
+        return [event for event in self.events_of(uid, kinds) if event.seq > begun]
+
+    def last_record(self, uid: str) -> int:
+        """The number of the last event that tells of an ended episode or task; 0 where there is none."""
+        return self._last_of(uid, ("episode.ended", "task.ended"))
+
+    def _last_of(self, uid: str, kinds: tuple[str, ...]) -> int:
+        marks = ", ".join("?" * len(kinds))
+        found = self._row(
+            f"SELECT max(last) FROM runs JOIN events ON run = position WHERE uid = ? AND kind IN ({marks})",  # noqa: S608
+            uid,
+            *kinds,
+        )
+        return int(found[0] or 0) if found else 0
+
+    def episodes(self, uid: str, phase: int) -> list[EpisodeRecord]:
+        """The ended episodes of a phase, in the order in which they ended."""
+        return self._records(uid, "episode", phase, list[EpisodeRecord])
+
+    def tasks(self, uid: str, phase: int) -> list[TaskRecord]:
+        """The ended runs of tasks of a phase, in the order in which they ended."""
+        return self._records(uid, "task", phase, list[TaskRecord])
+
+    def _records(self, uid: str, kind: str, phase: int, type_: type[list[T]]) -> list[T]:
+        rows = self._rows(RECORDS_OF_PHASE, (uid, kind, phase))
+        place = f"records of {kind}s of phase {phase}"
+        return [record for (data,) in rows for record in decoded(uid, place, data, type_)]
+
+    def require_sound(self, uid: str, *, phases: int) -> None:
+        """All of the run's record can be read. Blocks. Raises RecordDamaged."""
+        record_check.check(self._rows, uid, phases=phases)
+
+    def readable(self, row: RunRow, kind: str) -> list[dict[str, Any]]:
+        """What can be read of the run's events of this kind, whatever else of its record is damaged."""
+        return record_check.readable(self._rows, row.position, kind)
+
+    @contextmanager
+    def arrivals(self, uid: str) -> Iterator[asyncio.Event]:
+        """An event that is set whenever the run has new events on record, and by `wake_followers`."""
+        arrived = asyncio.Event()
+        self._followers[uid].add(arrived)
+        try:
+            yield arrived
+        finally:
+            self._followers[uid].discard(arrived)
+            if not self._followers[uid]:
+                del self._followers[uid]
+
+    def wake_followers(self) -> None:
+        """So that whoever follows a run looks up: the daemon goes down."""
+        for followers in self._followers.values():
+            for arrived in followers:
+                arrived.set()

@@ -1,0 +1,109 @@
+"""Whether the record of a run that has not ended can be relied on: looked at before the run is taken up.
+
+Rules:
+1. One damaged value is one run's: `RecordDamaged` names the run, the place, and what is wrong there.
+2. Each line is decoded, and the numbers must fit together: events without a gap, records with the keys that tell what is done.
+3. A value that is whole in itself, and of the right type, can't be told from a true one.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from governor.errors import RecordDamaged
+from governor.journal.tables import RECORD_OF, decoded, plain_events
+from governor.messages import EpisodeRecord, TaskRecord
+from states.events import EVENTS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+KINDS: Final = frozenset(
+    {event.kind for event in EVENTS}
+    | {"phase.started", "phase.ended", "run.transition", "run.interrupted", "run.ended", "run.accepted"}
+    | {"run.inherited", "run.restarted", "task.started", "task.attempt_ended", *RECORD_OF}
+)
+"""All that is ever recorded."""
+_EVENTS: Final = (
+    "SELECT last, number, at, events.kind, events.data, records.kind FROM runs JOIN events ON events.run = runs.position"
+    " LEFT JOIN records ON records.position = events.records WHERE uid = ? ORDER BY last"
+)
+_OF_KIND: Final = "SELECT data FROM events WHERE run = ? AND kind = ? ORDER BY last"
+_RECORDS: Final = "SELECT records.position, kind, phase, data FROM runs JOIN records ON records.run = runs.position WHERE uid = ?"
+_TYPES: Final[dict[str, Any]] = {"episode": list[EpisodeRecord], "task": list[TaskRecord]}
+_DISCARDED: Final = "discarded "
+"""As often as the run began anew."""
+SHOWN: Final = 200
+"""Characters of what does not fit."""
+_EPISODES: Final = (
+    "SELECT total(typeof(phase) = 'integer' AND typeof(episode) = 'integer'), total(phase), total(episode)"
+    " FROM runs JOIN ended_episodes ON run = position WHERE uid = ?"
+)
+_TASKS: Final = "SELECT phase, task, number FROM runs JOIN ended_tasks ON run = position WHERE uid = ?"
+
+
+class Rows(Protocol):
+    def __call__(self, question: str, parameters: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]: ...
+
+
+def check(rows: Rows, uid: str, *, phases: int) -> None:
+    """`phases`: of its run file. Blocks, as long as all of the record takes to be read. Raises RecordDamaged."""
+    _check_events(rows, uid)
+    episodes, tasks = _check_records(rows, uid, phases=phases)
+    [keys] = rows(_EPISODES, (uid,))
+    if keys != episodes:
+        raise RecordDamaged(uid, "ended_episodes", f"{keys[0]:g} keys do not fit {episodes[0]} records")
+    if wrong := tasks ^ set(rows(_TASKS, (uid,))):
+        raise RecordDamaged(
+            uid, "ended_tasks", f"keys do not fit records: {', '.join(map(str, wrong))[:SHOWN]}"
+        )
+
+
+def readable(rows: Rows, position: int, kind: str) -> list[dict[str, Any]]:
+    """Of the events of one kind of the run in this row; those that can't be read are left out."""
+    found: list[dict[str, Any]] = []
+    for (packed,) in rows(_OF_KIND, (position, kind)):
+        with suppress(RecordDamaged):
+            found += plain_events("", "", packed)
+    return found
+
+
+def _check_events(rows: Rows, uid: str) -> None:
+    before = 0
+    for last, number, at, kind, packed, of_records in rows(_EVENTS, (uid,)):
+        where = f"events, behind number {before}"
+        if not (type(last) is type(number) is int and last - number == before and isinstance(at, float)):
+            raise RecordDamaged(uid, where, f"number {last!r}, {number!r} of them, at {at!r}")
+        if kind not in KINDS:
+            raise RecordDamaged(uid, where, f"the kind {kind!r} is none that this governor knows")
+        if packed is not None:
+            told = plain_events(uid, where, packed)
+            if len(told) != number:
+                raise RecordDamaged(uid, where, f"{len(told)} events are not {number}")
+        elif of_records is None or kind not in RECORD_OF:
+            raise RecordDamaged(uid, where, "they have no data, and no records")
+        before = last
+
+
+def _check_records(
+    rows: Rows, uid: str, *, phases: int
+) -> tuple[tuple[int, int, int], set[tuple[int, str, int]]]:
+    """Of episodes how many count, and the sums of their keys, for there may be millions; of tasks their keys."""
+    number = of_phases = of_indices = 0
+    tasks = set()
+    for position, kind, phase, packed in rows(_RECORDS, (uid,)):
+        where = f"records, row {position}"
+        plain = kind.replace(_DISCARDED, "") if isinstance(kind, str) else kind
+        if plain not in _TYPES:
+            raise RecordDamaged(uid, where, f"the kind {kind!r} is none that this governor knows")
+        if not (isinstance(phase, int) and 0 <= phase < phases):
+            raise RecordDamaged(uid, where, f"it has no phase {phase!r}")
+        found = decoded(uid, where, packed, _TYPES[plain])
+        if kind == "episode":
+            number += len(found)
+            of_phases += phase * len(found)
+            of_indices += sum(each.index for each in found)
+        elif kind == "task":
+            tasks |= {(phase, each.task, each.run) for each in found}
+    return (number, of_phases, of_indices), tasks

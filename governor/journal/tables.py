@@ -1,0 +1,394 @@
+"""The journal's tables, and what may be written into them: one method of `Transaction` for each kind of change.
+
+Rules: a run is inserted once for a client's key; an episode or a run of a task is recorded once, the first record
+stays; an outcome is set once, the first one that can be read stays. Of a run that is pruned (`governor.journal.retention`) the row
+in `runs` stays, with its key.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeVar, get_args, get_type_hints
+
+import msgspec
+
+from governor import clock
+from governor.errors import NoSuchRun, RecordDamaged
+from governor.messages import EpisodeRecord, RunEvent, RunOutcome, RunResult, TaskRecord
+
+if TYPE_CHECKING:
+    import sqlite3
+    from collections.abc import Sequence
+
+R = TypeVar("R", bound=EpisodeRecord | TaskRecord)
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunRow:
+    """A run as it stands in the journal. Times are wall-clock seconds; `spec` is the run file as submitted; `parent` is
+    the run that it resumes. `digest` is that of the run file, None in a journal of before; of a run that was pruned no
+    more is left than this row. `damage`: what of the row can't be read, and stands here as nothing. One whose uid can't be
+    read is called by its `position` in the table, as ``#7``.
+    """
+
+    SELECT: ClassVar[str] = (
+        "SELECT uid, key, name, spec, folder, submitted_at, started_at, ended_at, outcome, reason, parent,"
+        " digest, pruned_at, position FROM runs"
+    )
+    uid: str
+    key: str | None
+    name: str
+    spec: dict[str, Any]
+    folder: str
+    submitted_at: float
+    started_at: float | None
+    ended_at: float | None
+    outcome: RunOutcome | None
+    reason: str
+    parent: str | None = None
+    digest: bytes | None = None
+    pruned_at: float | None = None
+    position: int = 0
+    damage: str = ""
+
+
+_TYPES: Final = {
+    name: kind
+    for name, kind in get_type_hints(RunRow).items()
+    if name not in ("SELECT", "position", "damage")
+}
+_NOTHING: Final[dict[str, Any]] = {"name": "?", "spec": {}, "folder": "", "submitted_at": 0.0, "reason": ""}
+"""For a value that must be there, and can't be read."""
+
+
+def read_row(row: tuple[Any, ...]) -> RunRow:
+    """One damaged value leaves the others readable."""
+    *values, position = row
+    found = dict(zip(_TYPES, values, strict=True))
+    damage = []
+    for name, kind in _TYPES.items():
+        try:
+            if name == "spec":
+                found[name] = msgspec.msgpack.decode(found[name])
+            found[name] = msgspec.convert(found[name], kind)
+        except (msgspec.MsgspecError, TypeError, ValueError) as error:
+            damage.append(f"runs.{name}: {error}")
+            found[name] = _NOTHING.get(name)
+    found["uid"] = found["uid"] or f"#{position}"
+    return RunRow(**found, position=position, damage="; ".join(damage))
+
+
+def position_of(uid: str) -> int | None:
+    """Of a run whose uid can't be read."""
+    number = uid.removeprefix("#")
+    return int(number) if number != uid and number.isdecimal() and len(number) < len(str(LARGEST)) else None
+
+
+EVENTS_OF_RUN: Final = (
+    "SELECT uid, last, events.number, at, events.kind, events.data, records.phase, records.data FROM runs"
+    " JOIN events ON events.run = runs.position LEFT JOIN records ON records.position = events.records"
+    " WHERE uid = ?"
+)
+RECORDS_OF_PHASE: Final = (
+    "SELECT data FROM runs JOIN records ON records.run = runs.position"
+    " WHERE uid = ? AND kind = ? AND phase = ? ORDER BY records.position"
+)
+RECORD_OF: Final = {"episode.ended": "episode", "task.ended": "record"}
+"""Where an event has its record."""
+LARGEST: Final = 2**63
+"""What SQLite takes for a number is below."""
+PRUNED: Final = "typeof(pruned_at) = 'real'"
+"""What is no time there is damage, and no reason to remove a run."""
+
+
+def decoded(uid: str, place: str, packed: Any, kind: type[T]) -> T:
+    """Raises RecordDamaged."""
+    try:
+        return msgspec.msgpack.decode(packed, type=kind)
+    except (msgspec.MsgspecError, TypeError, ValueError) as error:
+        raise RecordDamaged(uid, place, str(error)) from error
+
+
+def plain_events(uid: str, place: str, packed: Any) -> list[dict[str, Any]]:
+    """Raises RecordDamaged."""
+    return decoded(uid, place, packed, list[dict[str, Any]])
+
+
+def read_events(row: tuple[Any, ...]) -> list[RunEvent]:
+    """The events of a row of `EVENTS_OF_RUN`. Raises RecordDamaged."""
+    uid, last, number, at, kind, packed, phase, records = row
+    place = f"events, number {last!r}"
+    if packed is None and kind in RECORD_OF:
+        told = [{"phase": phase, RECORD_OF[kind]: each} for each in plain_events(uid, place, records)]
+    else:
+        told = plain_events(uid, place, packed)
+    if not (
+        isinstance(last, int) and number == len(told) and isinstance(at, float) and isinstance(kind, str)
+    ):
+        raise RecordDamaged(uid, place, f"{number!r} of {kind!r} at {at!r}")
+    return [
+        RunEvent(uid=uid, seq=seq, at=at, kind=kind, data=data)
+        for seq, data in enumerate(told, start=last - number + 1)
+    ]
+
+
+@dataclass(slots=True)
+class _Numbers:
+    """The row of a run and the number of its last event: ours are the only new ones until we commit."""
+
+    run: int
+    last: int
+
+
+_ENDED: Final = {
+    "episode": "INSERT OR IGNORE INTO ended_episodes (run, phase, episode) VALUES (?, ?, ?)",
+    "task": "INSERT OR IGNORE INTO ended_tasks (run, phase, task, number) VALUES (?, ?, ?, ?)",
+}
+_REMOVE: Final = (
+    "DELETE FROM events WHERE run = ?1 AND last IN (SELECT last FROM events WHERE run = ?1 LIMIT ?2)",
+    "DELETE FROM records WHERE position IN (SELECT position FROM records WHERE run = ?1 LIMIT ?2)",
+    "DELETE FROM ended_episodes WHERE run = ?1 AND (phase, episode) IN (SELECT phase, episode FROM ended_episodes WHERE run = ?1 LIMIT ?2)",
+    "DELETE FROM ended_tasks WHERE run = ?1 AND (phase, task, number) IN (SELECT phase, task, number FROM ended_tasks WHERE run = ?1 LIMIT ?2)",
+)
+
+
+class Transaction:
+    """One group of changes in the writer's thread. `touched` are the runs that have new events."""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._connection = connection
+        self._known: dict[str, _Numbers] = {}
+        self.touched: set[str] = set()
+
+    def submit(
+        self,
+        *,
+        uid: str,
+        key: str | None,
+        name: str,
+        spec: dict[str, Any],
+        folder: str,
+        parent: str | None = None,
+        digest: bytes | None = None,
+    ) -> str:
+        """Records a run and gives its uid; that of the earlier one where the key was used before.
+
+        Raises NoSuchRun when the parent was pruned meanwhile.
+        """
+        if key is not None:
+            known = self._connection.execute("SELECT uid FROM runs WHERE key = ?", (key,)).fetchone()
+            if known:
+                return str(known[0])
+        gone = "SELECT 1 FROM runs WHERE uid = ? AND pruned_at IS NOT NULL"
+        if parent is not None and self._connection.execute(gone, (parent,)).fetchone():
+            raise NoSuchRun(parent, f"run {parent} was pruned just now")
+        self._connection.execute(
+            "INSERT INTO runs (uid, key, name, spec, folder, submitted_at, parent, digest)"
+            " VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+            (uid, key, name, msgspec.msgpack.encode(spec), folder, clock.wall(), parent, digest),
+        )
+        self.event(uid, "run.accepted", {"name": name})
+        return uid
+
+    def resumed_by(self, uid: str) -> str | None:
+        """The run that resumes this one at the moment."""
+        row = self._connection.execute(
+            "SELECT uid FROM runs WHERE parent = ? AND ended_at IS NULL", (uid,)
+        ).fetchone()
+        return str(row[0]) if row else None
+
+    def event(self, uid: str, kind: str, data: dict[str, Any]) -> RunEvent:
+        """Records the next event of a run."""
+        at = self.events(uid, kind, [data])
+        return RunEvent(uid=uid, seq=self._known[uid].last, at=at, kind=kind, data=data)
+
+    def events(self, uid: str, kind: str, data: Sequence[dict[str, Any]]) -> float:
+        """Records the next events of a run, all of one kind, in one row; when."""
+        return self._insert_events(uid, kind, len(data), packed=msgspec.msgpack.encode(data))
+
+    def _insert_events(
+        self, uid: str, kind: str, number: int, *, packed: bytes | None = None, records: int | None = None
+    ) -> float:
+        numbers = self._numbers(uid)
+        at = clock.wall()
+        self._connection.execute(
+            "INSERT INTO events (run, last, number, at, kind, data, records) VALUES (?, ?, ?, ?, ?, ?, ?)",
+            (numbers.run, numbers.last + number, number, at, kind, packed, records),
+        )
+        numbers.last += number
+        self.touched.add(uid)
+        return at
+
+    def _numbers(self, uid: str) -> _Numbers:
+        """Raises LookupError for a run that is not on record."""
+        known = self._known.get(uid)
+        if known is None:
+            row = self._connection.execute(
+                "SELECT position, (SELECT max(last) FROM events WHERE run = position) FROM runs WHERE uid = ?",
+                (uid,),
+            ).fetchone()
+            if row is None:
+                raise LookupError(f"run {uid} is not on record")
+            if not isinstance(row[1], int | None):
+                raise RecordDamaged(uid, "events", f"one has the number {row[1]!r}")
+            known = self._known[uid] = _Numbers(run=row[0], last=row[1] or 0)
+        return known
+
+    def rolled_back(self) -> None:
+        """A change was undone: what was remembered of it does not count."""
+        self._known.clear()
+
+    def started(self, uid: str) -> None:
+        """The first start counts; a run that goes on in another invocation keeps it."""
+        self._connection.execute(
+            "UPDATE runs SET started_at = coalesce(started_at, ?) WHERE uid = ?", (clock.wall(), uid)
+        )
+
+    def episodes(
+        self, uid: str, phase: int, records: Sequence[EpisodeRecord], *, ended: bool = True
+    ) -> list[EpisodeRecord]:
+        """Records episodes, with an event for each where they `ended` just now; those that were not on record yet."""
+        return self._records("episode", uid, phase, records, [(each.index,) for each in records], ended=ended)
+
+    def tasks(
+        self, uid: str, phase: int, records: Sequence[TaskRecord], *, ended: bool = True
+    ) -> list[TaskRecord]:
+        """Records runs of tasks, with an event for each where they `ended` just now; those that were not on record
+        yet.
+        """
+        return self._records(
+            "task", uid, phase, records, [(each.task, each.run) for each in records], ended=ended
+        )
+
+    def _records(
+        self,
+        kind: str,
+        uid: str,
+        phase: int,
+        records: Sequence[R],
+        keys: Sequence[tuple[Any, ...]],
+        *,
+        ended: bool,
+    ) -> list[R]:
+        run = self._numbers(uid).run
+        new = self._not_yet_ended(_ENDED[kind], [(run, phase, *key) for key in keys])
+        fresh = [record for record, is_new in zip(records, new, strict=True) if is_new]
+        if not fresh:
+            return []
+        position = self._connection.execute(
+            "INSERT INTO records (run, kind, phase, data) VALUES (?, ?, ?, ?)",
+            (run, kind, phase, msgspec.msgpack.encode(fresh)),
+        ).lastrowid
+        if ended:
+            self._insert_events(uid, f"{kind}.ended", len(fresh), records=position)
+        return fresh
+
+    def restarted(self, uid: str) -> None:
+        """The run begins anew: its events stay, and with them what they tell of, but nothing of it counts any more."""
+        run = self._numbers(uid).run
+        discarded = {}
+        for kind, table in (("episode", "ended_episodes"), ("task", "ended_tasks")):
+            discarded[f"{kind}s"] = self._connection.execute(
+                f"DELETE FROM {table} WHERE run = ?",  # noqa: S608  # our own names
+                (run,),
+            ).rowcount
+        self._connection.execute("UPDATE records SET kind = 'discarded ' || kind WHERE run = ?", (run,))
+        self.event(uid, "run.restarted", {"discarded": discarded})
+
+    def _not_yet_ended(self, statement: str, keys: Sequence[tuple[Any, ...]]) -> list[bool]:
+        """Takes note of the keys; which of them are new. All at once costs a third, as long as all are."""
+        connection = self._connection
+        connection.execute("SAVEPOINT keys")
+        before = connection.total_changes
+        connection.executemany(statement, keys)
+        if connection.total_changes - before == len(keys):
+            new = [True] * len(keys)
+        else:
+            connection.execute("ROLLBACK TO keys")
+            new = [connection.execute(statement, key).rowcount == 1 for key in keys]
+        connection.execute("RELEASE keys")
+        return new
+
+    def outcome(self, result: RunResult, *, file: str | None = None) -> RunOutcome:
+        """Sets the outcome and its result, and gives the outcome that stands: the first one.
+
+        Where all of the result is in a `file` of the run's folder, the journal has it without its tasks.
+        """
+        if file is not None:
+            phases = tuple(msgspec.structs.replace(phase, tasks=()) for phase in result.phases)
+            result = msgspec.structs.replace(result, phases=phases)
+        self._connection.execute(
+            "UPDATE runs SET outcome = ?, reason = ?, result = ?, result_file = ? WHERE uid = ? AND outcome IS NULL",
+            (result.outcome, result.reason, msgspec.msgpack.encode(result), file, result.uid),
+        )
+        (outcome,) = self._connection.execute(
+            "SELECT outcome FROM runs WHERE uid = ?", (result.uid,)
+        ).fetchone()
+        if outcome not in get_args(RunOutcome):
+            raise ValueError(f"run {result.uid} has no known outcome: {outcome!r}")
+        known: RunOutcome = outcome
+        return known
+
+    def ended(self, uid: str) -> None:
+        """The run is over: nothing of it is left but its record."""
+        self._connection.execute(
+            "UPDATE runs SET ended_at = coalesce(ended_at, ?) WHERE uid = ?", (clock.wall(), uid)
+        )
+
+    def end_damaged(self, row: RunRow, result: RunResult, *, file: str | None, by: str) -> None:
+        """Ends a run whose record is damaged: what of its `row` could not be read is written anew. The record of its work stays
+        as it is. Nothing where it has ended meanwhile. `file`: as of `outcome`.
+        """
+        values = {name: getattr(row, name) for name in _TYPES} | {
+            "spec": msgspec.msgpack.encode(row.spec),
+            "ended_at": result.ended_at,
+            "outcome": result.outcome,
+            "reason": result.reason,
+            "result": msgspec.msgpack.encode(result),
+            "result_file": file,
+        }
+        changed = self._connection.execute(
+            f"UPDATE runs SET {', '.join(f'{name} = :{name}' for name in values)}"  # noqa: S608  # our own names
+            " WHERE position = :position AND typeof(ended_at) <> 'real'",
+            {**values, "position": row.position},
+        ).rowcount
+        is_told = "SELECT 1 FROM events WHERE run = ? AND kind = 'run.ended'"
+        if not changed or self._connection.execute(is_told, (row.position,)).fetchone():
+            return
+        (last,) = self._connection.execute(
+            "SELECT coalesce(max(last), 0) FROM events WHERE run = ? AND typeof(last) = 'integer' AND last BETWEEN 0 AND ?",
+            (row.position, LARGEST - 2),
+        ).fetchone()
+        self._known[row.uid] = _Numbers(run=row.position, last=last)
+        self.event(row.uid, "run.ended", {"outcome": result.outcome, "reason": result.reason, "by": by})
+
+    # -- what is pruned ----------------------------------------------------------------------------------------
+
+    def mark_pruned(self, uids: Sequence[str]) -> list[str]:
+        """Those that are ended runs still: nobody finds them any more."""
+        mark = "UPDATE runs SET pruned_at = ? WHERE uid = ? AND ended_at IS NOT NULL AND pruned_at IS NULL"
+        now = clock.wall()
+        return [uid for uid in uids if self._connection.execute(mark, (now, uid)).rowcount == 1]
+
+    def remove_rows(self, uid: str, limit: int) -> bool:
+        """Removes some rows of a run that is marked. Whether there may be more."""
+        marked = "SELECT position FROM runs WHERE uid = ? AND pruned_at IS NOT NULL"
+        found = self._connection.execute(marked, (uid,)).fetchone()
+        return found is not None and any(
+            self._connection.execute(statement, (found[0], limit)).rowcount > 0 for statement in _REMOVE
+        )
+
+    def removed(self, uid: str) -> None:
+        """Nothing is left of it but its key."""
+        self._connection.execute(
+            "UPDATE runs SET removed = 1, spec = ?, result = NULL WHERE uid = ? AND pruned_at IS NOT NULL",
+            (msgspec.msgpack.encode({}), uid),
+        )
+
+    def give_back(self, pages: int) -> bool:
+        """Gives free pages back to the disk. Whether there are more that can be."""
+        (before,) = self._connection.execute("PRAGMA freelist_count").fetchone()
+        self._connection.execute(f"PRAGMA incremental_vacuum({pages})").fetchall()
+        (free,) = self._connection.execute("PRAGMA freelist_count").fetchone()
+        return bool(0 < free < before)

@@ -1,0 +1,188 @@
+"""The guard: two small parents above the daemon that leave nothing behind, whichever of the three is killed.
+
+Outside systemd nobody kills what escapes its process group. A guard is a subreaper, so that every orphan below it
+becomes its child, and the daemon is its child too. One alone would leave its orphans to init when it gets SIGKILL;
+so there are two, guard -> deputy -> daemon, with the same loop. Rules:
+* Stdlib only, one thread, forked before anything heavy is imported.
+* The daemon has a process group of its own and hears each signal once, down the line: a Ctrl-C of the terminal and a
+  signal to the job's group reach the guard alone.
+* Ctrl-Z stops guard and daemon; `fg` and `bg` wake both.
+* The daemon dies: the deputy sweeps. The deputy dies: the daemon dies with it (PDEATHSIG), the guard sweeps. The guard
+  dies: the kernel tells the deputy (PDEATHSIG too), which sweeps, the daemon among them, however busy that is. Both die
+  together: the daemon dies with the deputy, and the sweeper beside it kills what is left.
+* The exit code is the daemon's; 128 + n when signal n ended it, as shells say it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING
+
+from governor.processes import cgroups, kill_tree, prctl
+from governor.processes.sweeper import fork_sweeper
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_FORWARDED = (
+    signal.SIGTERM,
+    signal.SIGINT,
+    signal.SIGHUP,
+    signal.SIGQUIT,
+    signal.SIGUSR1,
+    signal.SIGUSR2,
+    signal.SIGWINCH,
+    signal.SIGCONT,
+)
+_GUARD_DIED = signal.SIGRTMIN
+"""From the kernel, to the deputy; nobody sends it otherwise."""
+_TAKEN = frozenset({*_FORWARDED, signal.SIGTSTP, signal.SIGCHLD, _GUARD_DIED})
+
+FOLDER = "RUN_GOVERNOR_FOLDER"
+"""Variable with the path of the folder that the guard removes; whoever takes the folder takes the variable away."""
+SWEEP_SECONDS = 10.0
+"""How long the guard tries to see every descendant dead before it names the survivors and goes."""
+
+
+def needs_guard(environ: Mapping[str, str], *, pid: int) -> bool:
+    """Whether the process `pid` must stand its own guard: not where a systemd unit's cgroup does the work.
+
+    INVOCATION_ID is no proof: everything below a unit inherits it, a shell in a terminal emulator too. SYSTEMD_EXEC_PID
+    names the very process that the unit started, and NOTIFY_SOCKET is there while a manager waits for READY.
+    """
+    return not environ.get("NOTIFY_SOCKET") and environ.get("SYSTEMD_EXEC_PID") != str(pid)
+
+
+def stand_guard(*, makes_folder: bool = False) -> None:
+    """Forks where a guard is needed, and returns in the daemon only; the guard leaves with the daemon's exit code.
+
+    `makes_folder`: a short one of mode 0700, for sockets. The variable `FOLDER` has its path, and the guard removes it.
+
+    Call it first, before threads, event loops and heavy imports. Raises RuntimeError when threads exist already:
+    a fork would lose them.
+    """
+    if not needs_guard(os.environ, pid=os.getpid()):
+        return
+    if threading.active_count() > 1:
+        raise RuntimeError("stand_guard() must be called before any thread is started")
+    folder = _make_folder() if makes_folder else None
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Blocked before the forks: no signal can fall between them and the waits below.
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, _TAKEN)
+    prctl.die_with_parent(expected=_fork_below(folder, is_deputy=False), told_by=_GUARD_DIED)
+    prctl.die_with_parent(expected=_fork_below(folder, is_deputy=True))
+    fork_sweeper()
+    # A background group of the terminal: writing goes through also under `stty tostop`, reading fails instead
+    # of stopping the daemon in silence.
+    signal.signal(signal.SIGTTOU, signal.SIG_IGN)
+    signal.signal(signal.SIGTTIN, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
+def _make_folder() -> str | None:
+    """None where there is no room for one: whoever needs it says so."""
+    import tempfile  # noqa: PLC0415  # the guard of a `serve` needs none
+
+    try:
+        folder = os.environ[FOLDER] = tempfile.mkdtemp(prefix="governor-")
+    except OSError:
+        return None
+    return folder
+
+
+def _fork_below(folder: str | None, *, is_deputy: bool) -> int:
+    """Returns in a child of its own process group, with the parent's pid; the parent becomes its guard."""
+    prctl.adopt_orphans()
+    guard = os.getpid()
+    child = os.fork()
+    if child == 0:
+        os.setpgid(0, 0)
+        return guard
+    code = 70
+    try:
+        prctl.name_process("governor-deputy" if is_deputy else "governor-guard")
+        code = _guard(child, is_deputy=is_deputy)
+        if folder is not None:
+            import shutil  # noqa: PLC0415  # as tempfile below
+
+            shutil.rmtree(folder, ignore_errors=True)
+    except BaseException:  # noqa: BLE001 - nothing is left without guard: the other one sweeps
+        sys.excepthook(*sys.exc_info())
+    os._exit(code)
+
+
+def _guard(child: int, *, is_deputy: bool) -> int:
+    """Forwards signals and reaps orphans until `child` ends, or the guard above; sweeps; the exit code."""
+    # The default disposition of SIGWINCH and SIGCONT drops them while blocked, that of SIGCHLD too, unless handled.
+    for quiet in (signal.SIGCHLD, signal.SIGWINCH, signal.SIGCONT):
+        signal.signal(quiet, lambda *_: None)
+    status: int | None = None
+    while status is None:
+        number = signal.sigwaitinfo(_TAKEN).si_signo
+        if number == _GUARD_DIED:
+            _forward(child, signal.SIGKILL)  # before all others: it shall put none of their deaths on record
+            status = signal.SIGKILL
+            break
+        if number != signal.SIGCHLD:
+            _forward(child, number)
+        if number == signal.SIGTSTP and not is_deputy:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        status = reap().get(child)
+    survivors = sweep()
+    cgroups.clear()
+    if survivors:
+        sys.stderr.write(
+            f"governor: still alive after SIGKILL: pid {', '.join(map(str, sorted(survivors)))}\n"
+        )
+        sys.stderr.flush()
+    code = os.waitstatus_to_exitcode(status)
+    return code if code >= 0 else 128 - code
+
+
+def _forward(child: int, number: int) -> None:
+    # Not reaped yet, or it would not be asked for: the pid cannot be someone else's.
+    os.kill(child, number)
+
+
+def reap() -> dict[int, int]:
+    """Every child that has ended: pid -> wait status."""
+    ended: dict[int, int] = {}
+    while True:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return ended
+        if pid == 0:
+            return ended
+        ended[pid] = status
+
+
+def sweep() -> set[int]:
+    """Kills and reaps descendants until none is left; the pids of those that live on after SWEEP_SECONDS."""
+    deadline = time.monotonic() + SWEEP_SECONDS
+    while True:
+        reap()
+        if not _has_children():
+            return set()
+        for pid in kill_tree.descendants(os.getpid()):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        remaining = deadline - time.monotonic()
+        if remaining <= 0 or (signal.sigtimedwait({signal.SIGCHLD}, remaining) is None):
+            reap()
+            return kill_tree.descendants(os.getpid())
+
+
+def _has_children() -> bool:
+    """Orphans that a subreaper has adopted are its children, too."""
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return False
+    return True

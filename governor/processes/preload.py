@@ -1,0 +1,169 @@
+"""Preloaded in the forkserver: ties it to the daemon, imports what is heavy once, prepares each fork.
+
+Importing this module does nothing, except in the process that `process.warm_up` started with an order in its
+environment. Rules:
+* PDEATHSIG first: nothing below may outlive the daemon, not even an import that hangs.
+* Modules are named by the order, so this one imports no Ray. A module that fails is recorded in `report`, which each
+  child inherits and the daemon gets: multiprocessing swallows the ImportErrors of a preload.
+* A direct child of the forkserver is tied to it, and leads its process group, before it runs anything else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import json
+import os
+import resource
+import signal
+import socket
+import sys
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from governor.processes import prctl
+
+ORDER_VARIABLE: Final = "GOVERNOR_FORKSERVER"
+_DEFAULT_SIGNALS: Final = (
+    signal.SIGTERM,
+    signal.SIGHUP,
+    signal.SIGQUIT,
+    signal.SIGUSR1,
+    signal.SIGUSR2,
+    signal.SIGCHLD,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """What the daemon wants of its forkserver. `main_name` and `main_path` tell which script is not to be run again."""
+
+    daemon: int
+    address: str
+    secret: str
+    modules: tuple[str, ...]
+    sys_path: tuple[str, ...]
+    environ: dict[str, str | None]
+    main_name: str | None
+    main_path: str | None
+    open_files: int | None = None
+    """The soft limit that children begin with; None: as it is."""
+
+    def dump(self) -> str:
+        return json.dumps(asdict(self))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """What came of it: `failures` maps a module's name to its error, `seconds` is the time of all imports.
+
+    `threads` counts the forkserver's threads: those beyond the first are lost in every child.
+    """
+
+    pid: int
+    loaded: tuple[str, ...]
+    failures: dict[str, str]
+    seconds: float
+    threads: int
+
+    def dump(self, secret: str) -> bytes:
+        return json.dumps({"secret": secret, **asdict(self)}).encode()
+
+    @classmethod
+    def load(cls, datagram: bytes, secret: str) -> Report | None:
+        """None for a datagram of anybody else: the address can be found by others, the secret can't."""
+        try:
+            fields: dict[str, Any] = json.loads(datagram)
+            if fields.pop("secret") != secret:
+                return None
+            return cls(**{**fields, "loaded": tuple(fields["loaded"])})
+        except (ValueError, KeyError, TypeError, AttributeError):
+            return None
+
+
+report: Report | None = None
+"""The forkserver's report, in the forkserver and its children; None in any other process."""
+
+_forkserver = 0
+_in_conductor = False
+
+
+def _settle(order: Order) -> Report:
+    prctl.die_with_parent(expected=order.daemon)
+    prctl.name_process("gov-forkserver")
+    _reset_signals()
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if order.open_files is not None and order.open_files < soft:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (order.open_files, hard))
+    for name, value in order.environ.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+    sys.path[:] = order.sys_path
+    _mark_main_as_done(order)
+    begin = time.monotonic()
+    failures = {}
+    for name in order.modules:
+        try:
+            importlib.import_module(name)
+        except Exception as error:  # noqa: BLE001 - an import can raise anything; it is recorded and reported
+            failures[name] = f"{type(error).__name__}: {error}"
+    seconds = time.monotonic() - begin
+    # What is loaded stays for ever: a collection in a child need not touch, and so copy, its pages.
+    gc.collect()
+    gc.freeze()
+    return Report(
+        pid=os.getpid(),
+        loaded=tuple(name for name in order.modules if name not in failures),
+        failures=failures,
+        seconds=seconds,
+        threads=sum(1 for _ in Path("/proc/self/task").iterdir()),
+    )
+
+
+def _reset_signals() -> None:
+    """What an ancestor ignored or blocked stays so across exec; children take their dispositions from here."""
+    for number in _DEFAULT_SIGNALS:
+        signal.signal(number, signal.SIG_DFL)
+    # A Ctrl-C is the daemon's to answer. Children are background groups of the terminal, and may write to it.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTTOU, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+
+
+def _mark_main_as_done(order: Order) -> None:
+    """The daemon's script is run again by multiprocessing in each child, unless `__main__` looks as if it had been."""
+    main = sys.modules["__main__"]
+    if order.main_name is not None:
+        main.__spec__ = importlib.machinery.ModuleSpec(order.main_name, loader=None)
+    elif order.main_path is not None:
+        main.__file__ = order.main_path
+
+
+def _after_fork() -> None:
+    global _in_conductor  # noqa: PLW0603 - forks of a conductor's own run this hook too, and are none of ours
+    if _in_conductor:
+        return
+    _in_conductor = True
+    prctl.die_with_parent(expected=_forkserver)
+    os.setpgid(0, 0)
+
+
+def _send(order: Order, message: bytes) -> None:
+    with (
+        socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender,
+        contextlib.suppress(ConnectionRefusedError),  # whoever waited has gone, and takes this process along
+    ):
+        sender.sendto(message, "\0" + order.address)
+
+
+if ORDER_VARIABLE in os.environ:
+    _order = Order(**json.loads(os.environ.pop(ORDER_VARIABLE)))
+    report = _settle(_order)
+    _forkserver = report.pid
+    os.register_at_fork(after_in_child=_after_fork)
+    _send(_order, report.dump(_order.secret))

@@ -1,0 +1,129 @@
+"""What a run file says of language models and of text environments: their entries, and how they go together.
+
+A phase whose agent has the entry ``openai:MODEL`` is played by that model over OpenAI chat completions; its environment
+speaks text: it is at ``http(s)://...``, or a ``module:Class`` with `get_task_prompt` and `step`.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+from governor.episodes.text import base_urls
+from governor.episodes.text.entries import is_language_model, is_over_http
+from governor.episodes.text.params import HTTPEnvironment, LanguageModel
+from governor.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from pydantic import BaseModel
+
+    from governor.run_file.yaml_lines import Path
+
+    Shape = Callable[[dict[Any, Any], type[BaseModel]], list[tuple[Path, str]]]
+
+
+def faults(
+    environments: Mapping[str, Any], agents: Mapping[str, Any], phases: Sequence[Any], *, shape: Shape
+) -> Iterator[tuple[Path, str]]:
+    """Of these sections, given as plain data; `shape` finds the faults of a mapping that is to be a model."""
+    for name, section in environments.items():
+        if is_over_http(entry := _entry(section)):
+            place: Path = ("conductors", "environments", name)
+            try:
+                base_urls.checked(entry)
+            except UsageError:
+                yield (*place, "entry"), f"{entry!r} is no address: it should look like http://host:port/base"
+            yield from _params(section, place, HTTPEnvironment, shape)
+    for name, section in agents.items():
+        if is_language_model(_entry(section)):
+            yield from _params(section, ("conductors", "agents", name), LanguageModel, shape)
+    for index, phase in enumerate(phases):
+        simulate = phase.get("simulate") if isinstance(phase, dict) else None
+        if isinstance(simulate, dict):
+            yield from _pairing(phase, ("phases", index), environments, agents)
+
+
+def _pairing(
+    phase: Mapping[str, Any], path: Path, environments: Mapping[str, Any], agents: Mapping[str, Any]
+) -> Iterator[tuple[Path, str]]:
+    simulate, place = phase["simulate"], (*path, "simulate")
+    named, chosen = simulate.get("agents"), simulate.get("environment")
+    given = named.values() if isinstance(named, dict) else named if isinstance(named, list | tuple) else ()
+    names = [name for name in given if isinstance(name, str)]
+    section = environments.get(chosen) if isinstance(chosen, str) else None
+    entry = _entry(section)
+    models = [name for name in names if is_language_model(_entry(agents.get(name)))]
+    if not models:
+        if is_over_http(entry) and any(name in agents for name in names):
+            yield (
+                (*place, "agents"),
+                f"environment {chosen!r} speaks text: it needs an agent with the entry 'openai:MODEL'",
+            )
+        return
+    model = models[0]
+    if len(names) > 1 or isinstance(named, dict):
+        yield (*place, "agents"), f"agent {model!r} is a language model and plays alone: name no other agent"
+    if simulate.get("transport", "conductors") != "in_process":
+        yield place, f"agent {model!r} is a language model: that needs transport: in_process"
+    if phase.get("checkpoint") is not None:
+        yield (
+            (*path, "checkpoint"),
+            f"agent {model!r} is a language model: no state of it is here to keep (if it is inherited, say 'checkpoint: null')",
+        )
+    if entry.startswith("gymnasium:"):
+        yield (
+            (*place, "environment"),
+            f"environment {chosen!r} speaks numbers, agent {model!r} is a language model: it needs http://host:port/base, or a module:Class with get_task_prompt",
+        )
+    if isinstance(section, dict) and section.get("vector", 1) != 1:
+        yield (*place, "environment"), f"environment {chosen!r} has a 'vector': a language model plays none"
+    ids = _count(section) if is_over_http(entry) else None
+    workers = simulate.get("workers", 1)
+    if ids is not None and isinstance(workers, int) and workers > ids:
+        yield (
+            (*place, "workers"),
+            f"{workers} workers need as many ids, one is played once at a time; environment {chosen!r} has {ids}",
+        )
+
+
+def _count(section: Any) -> int | None:
+    params = section.get("params") if isinstance(section, dict) else None
+    ids = params.get("ids") if isinstance(params, dict) else None
+    return len(ids) if isinstance(ids, list | tuple) else ids if isinstance(ids, int) else None
+
+
+def _params(section: Any, place: Path, model: type[BaseModel], shape: Shape) -> Iterator[tuple[Path, str]]:
+    params = section.get("params", {})
+    if isinstance(params, dict):
+        for path, message in shape(params, model):
+            yield (*place, "params", *path), message
+
+
+def missing_keys(data: Any, environ: Mapping[str, str]) -> Iterator[tuple[Path, str]]:
+    """The variables of keys and headers that are not set here, of a run given as plain data."""
+    for path, variable in _variables(_mapping(_mapping(data).get("conductors"))):
+        if isinstance(variable, str) and re.fullmatch(r"\w+", variable) and not environ.get(variable):
+            yield path, f"the environment variable {variable} is not set: export it where the run is started"
+
+
+def _variables(conductors: Mapping[str, Any]) -> Iterator[tuple[Path, Any]]:
+    for name, section in _mapping(conductors.get("agents")).items():
+        if is_language_model(_entry(section)):
+            path: Path = ("conductors", "agents", name, "params", "api_key_env")
+            yield path, _mapping(section.get("params")).get("api_key_env")
+    for name, section in _mapping(conductors.get("environments")).items():
+        if is_over_http(_entry(section)):
+            path = ("conductors", "environments", name, "params", "headers_env")
+            for header, variable in _mapping(_mapping(section.get("params")).get("headers_env")).items():
+                yield (*path, header), variable
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _entry(section: Any) -> str:
+    entry = _mapping(section).get("entry")
+    return entry if isinstance(entry, str) else ""

@@ -1,0 +1,100 @@
+"""What must hold among the rules of a phase: `until`, `evaluate`, `checkpoint` and the episodes they are about.
+
+As `governor.run_file.check`, to which it belongs: plain data in, as far as it makes sense; paths and messages out.
+"""
+
+from __future__ import annotations
+
+import difflib
+from typing import TYPE_CHECKING, Any, Final, TypeGuard
+
+from governor.episodes.rules.conditions import METRICS, is_metric
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from governor.run_file.yaml_lines import Path
+
+_KEYS: Final = ("until", "evaluate", "checkpoint")
+
+
+def faults(phase: Mapping[str, Any], path: Path) -> Iterator[tuple[Path, str]]:
+    """Of one phase, whose shape has been asked elsewhere."""
+    simulate = phase.get("simulate")
+    if simulate is None:
+        for key in _KEYS:
+            if phase.get(key):
+                yield (*path, key), "has no meaning without 'simulate'"
+    if not isinstance(simulate, dict):
+        return
+    episodes = simulate.get("episodes")
+    for index, condition in enumerate(_list(phase.get("until"))):
+        if isinstance(condition, dict):
+            yield from _condition(condition, (*path, "until", index), episodes)
+    evaluate, checkpoint = phase.get("evaluate"), phase.get("checkpoint")
+    if isinstance(evaluate, dict):
+        yield from _evaluation(evaluate, (*path, "evaluate"), episodes, mode=phase.get("mode", "train"))
+    if isinstance(checkpoint, dict):
+        yield from _checkpoint(checkpoint, (*path, "checkpoint"), episodes, evaluated=evaluate is not None)
+
+
+def _condition(condition: Mapping[str, Any], path: Path, episodes: object) -> Iterator[tuple[Path, str]]:
+    yield from _metric(condition, path)
+    window = condition.get("average_over", 1)
+    if _is_count(window) and _is_count(episodes) and window > episodes:
+        yield (
+            (*path, "average_over"),
+            f"can never be met: the phase has {episodes} episodes, the average needs {window}",
+        )
+
+
+def _evaluation(
+    evaluate: Mapping[str, Any], path: Path, episodes: object, *, mode: object
+) -> Iterator[tuple[Path, str]]:
+    if mode == "eval":
+        yield path, "has no meaning with mode: eval (if it is inherited, say 'evaluate: null')"
+    yield from _metric(evaluate, path)
+    every, needed = evaluate.get("every"), evaluate.get("consecutive", 1)
+    if not _is_count(every) or not _is_count(episodes) or every < 1:
+        return
+    if every > episodes:
+        yield (*path, "every"), f"never comes: the phase has only {episodes} episodes"
+    elif _is_count(needed) and needed > episodes // every:
+        yield (
+            (*path, "consecutive"),
+            f"can never be met: there are {episodes // every} evaluations in {episodes} episodes",
+        )
+
+
+def _checkpoint(
+    checkpoint: Mapping[str, Any], path: Path, episodes: object, *, evaluated: bool
+) -> Iterator[tuple[Path, str]]:
+    every = checkpoint.get("every")
+    if every is None and not checkpoint.get("best") and not checkpoint.get("last"):
+        yield path, "asks for nothing: say 'every', 'best: true' or 'last: true'"
+    if _is_count(every) and _is_count(episodes) and every > episodes:
+        yield (*path, "every"), f"never comes: the phase has only {episodes} episodes"
+    if checkpoint.get("keep") is not None and every is None:
+        yield (*path, "keep"), "has no meaning without 'every'"
+    if checkpoint.get("best") is True and every is None and not evaluated:
+        yield (*path, "best"), "nothing says which is the best: say 'evaluate', or 'every'"
+
+
+def _metric(section: Mapping[str, Any], path: Path) -> Iterator[tuple[Path, str]]:
+    metric = section.get("metric")
+    if not isinstance(metric, str) or is_metric(metric):
+        return
+    near = difflib.get_close_matches(metric, METRICS, n=1) if len(metric) <= 64 else []
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    yield (
+        (*path, "metric"),
+        f"unknown metric {metric!r}; there are {', '.join(METRICS)}, and return.PLAYER{hint}",
+    )
+
+
+def _list(value: object) -> list[Any] | tuple[Any, ...]:
+    return value if isinstance(value, list | tuple) else ()
+
+
+def _is_count(value: object) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool)

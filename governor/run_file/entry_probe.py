@@ -1,0 +1,168 @@
+"""The process that imports user code to see whether it can be imported: `python -m governor.run_file.entry_probe FD FOLDER JSON`.
+
+It writes one JSON text a line to FD, which user code does not know of: "" first, when it is up, then a verdict for each
+question, "" when the entry is good. It ends without its runtime's clean-up, which threads of user code could hold up.
+A module is what a conductor would have under its name (`shadowing`).
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+import sys
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+from governor.episodes.entries import one_line
+from governor.run_file.shadowing import Shadowing
+from governor.tasks.runner_process import calls
+
+
+def main() -> None:
+    """Answers the questions of the command line."""
+    descriptor = int(sys.argv[1])
+    os.set_inheritable(descriptor, False)
+    folder = Path(sys.argv[2])
+    shadowing = Shadowing(folder)
+    shadowing.watch()
+    sys.path.insert(0, sys.argv[2])
+    _say(descriptor, "")
+    for kind, target in json.loads(sys.argv[3]):
+        _say(descriptor, _state(folder / target) if kind == "state" else _verdict(kind, target, shadowing))
+    os._exit(0)
+
+
+def _say(descriptor: int, verdict: str) -> None:
+    line = json.dumps(verdict).encode() + b"\n"
+    while line:
+        line = line[os.write(descriptor, line) :]
+
+
+def _verdict(kind: str, target: str, shadowing: Shadowing) -> str:
+    module_name, _, attribute = target.partition(":")
+    if "environment" in kind and module_name == "gymnasium":
+        return _loaded(kind, module_name, attribute)
+    fault = shadowing.fault(module_name)
+    if fault:
+        return fault
+    shadowing.imported = ""
+    said = _loaded(kind, module_name, attribute)
+    return shadowing.imported or said  # whatever else is wrong may come of it
+
+
+def _loaded(kind: str, module_name: str, attribute: str) -> str:
+    try:
+        if "environment" in kind and module_name == "gymnasium":
+            return _gymnasium(attribute)
+        try:
+            module = import_module(module_name)
+        except ModuleNotFoundError as error:
+            if error.name is not None and (
+                module_name == error.name or module_name.startswith(f"{error.name}.")
+            ):
+                return (
+                    f"no module named {error.name!r} in the run file's folder or among the installed packages"
+                )
+            return f"module {module_name!r} does not import: {one_line(error)}"
+        return _attribute(kind, module, attribute)
+    except SystemExit as error:
+        return f"module {module_name!r} ends Python when it is imported: {one_line(error)}"
+    except BaseException as error:  # noqa: BLE001  # whatever user code raises is the verdict
+        return f"module {module_name!r} does not import: {one_line(error)}"
+
+
+def _state(path: Path) -> str:
+    """Whether an agent's state can be read from the file."""
+    from governor.episodes.records import state_file  # noqa: PLC0415  # numpy, for this kind alone
+    from governor.errors import ConductorError  # noqa: PLC0415  # as above
+
+    try:
+        return "" if state_file.load(path) is not None else f"the agent's state {path} is not there"
+    except ConductorError as error:
+        return error.reason
+
+
+def _attribute(kind: str, module: ModuleType, attribute: str) -> str:
+    found: Any = module
+    for name in attribute.split("."):
+        if not hasattr(found, name):
+            near = difflib.get_close_matches(
+                name, [known for known in dir(found) if not known.startswith("_")], n=1
+            )
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            return f"module {module.__name__!r} has no {attribute!r}{hint}"
+        found = getattr(found, name)
+    if "environment" in kind and isinstance(found, type) and (wrong := _wrong_kind(kind, found)):
+        return f"'{module.__name__}:{attribute}' {wrong}"
+    if kind == "task" and calls.lacks_run(found):
+        return f"'{module.__name__}:{attribute}' {calls.WITHOUT_RUN}"
+    methods = ("run", "arun") if kind == "task" else ()
+    if callable(found) or any(callable(getattr(found, method, None)) for method in methods):
+        return _kept(found, attribute) if kind == "kept" else _on_ray(kind, found, attribute)
+    return f"'{module.__name__}:{attribute}' is of type {type(found).__name__}, which can't be called"
+
+
+def _wrong_kind(kind: str, made: type) -> str:
+    """A class shows whether it speaks text or numbers; a function does not."""
+    if kind == "text environment":
+        missing = [name for name in ("get_task_prompt", "step") if not hasattr(made, name)]
+        if missing:
+            return f"has no {', '.join(missing)}: a language model plays text environments alone"
+    elif hasattr(made, "get_task_prompt") and not hasattr(made, "observation_space"):
+        return "speaks text: it needs an agent with the entry 'openai:MODEL'"
+    return ""
+
+
+def _on_ray(kind: str, agent: Any, name: str) -> str:
+    """Whether an agent can be in many runners at once; of a factory that is no class nothing is known."""
+    learns = hasattr(agent, "learn")
+    if kind == "actor" and learns:
+        return (
+            f"agent {name!r} learns, and with transport: ray there is one of it in each runner: train with transport: "
+            "conductors or in_process, and use ray with mode: eval"
+        )
+    if kind == "heir" and learns and not (hasattr(agent, "state_dict") and hasattr(agent, "load_state_dict")):
+        return (
+            f"agent {name!r} has no state_dict() and load_state_dict(state): with transport: ray it would not know what it "
+            "has learned in an earlier phase"
+        )
+    return ""
+
+
+def _kept(agent: Any, name: str) -> str:
+    """Whether a checkpoint of an agent can be taken; of what is no class, or makes up its attributes, nothing is known."""
+    if not isinstance(agent, type) or hasattr(agent, "state_dict") or hasattr(agent, "__getattr__"):
+        return ""
+    return f"agent {name!r} has no state_dict(): no checkpoint of it can be taken"
+
+
+def _gymnasium(identifier: str) -> str:
+    """Whether `gymnasium.make` knows the id and the code behind it loads (an extra may not be installed)."""
+    import gymnasium  # noqa: PLC0415  # 0.2 s, for this kind of entry only
+    from gymnasium.envs.registration import load_env_creator  # noqa: PLC0415
+
+    module_name, colon, name = identifier.partition(":")
+    if colon:
+        import_module(module_name)
+    wanted = name if colon else identifier
+    try:
+        spec = gymnasium.spec(wanted)
+    except gymnasium.error.Error as error:
+        near = difflib.get_close_matches(wanted, list(gymnasium.registry), n=3, cutoff=0.7)
+        hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else f" ({one_line(error)})"
+        return f"gymnasium has no environment {wanted!r}{hint}"
+    try:
+        if isinstance(spec.entry_point, str):
+            load_env_creator(spec.entry_point)
+    except Exception as error:  # noqa: BLE001  # whatever the environment's module raises is the verdict
+        return f"gymnasium environment {wanted!r} does not load: {one_line(error)}"
+    return ""
+
+
+if __name__ == "__main__":
+    main()

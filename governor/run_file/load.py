@@ -1,0 +1,130 @@
+"""The run file: from YAML on disk, or plain data, to a sound `Run`; or one error that lists every fault with its place.
+
+Rules:
+1. All faults in one `RunFileError`, from a file each with its line.
+2. A `Run` that `load` or `parse` returned is sound in itself. Whether its entries can be imported is asked by
+   `governor.run_file.entry_check.faults`, in a process of its own: no user code runs here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from governor.errors import RunFileError
+from governor.messages import Fault
+from governor.run_file import check, phase_inheritance, yaml_lines
+from governor.run_file.model import Run
+from governor.units.fields import without_numpy
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from governor.run_file.yaml_lines import Document
+    from governor.run_file.yaml_lines import Path as Place
+    from states.plan import RunPlan
+
+__all__ = ["Examined", "Run", "digest", "examine", "load", "parse", "schema", "to_plan"]
+
+_MAX_BYTES = 8_000_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Examined:
+    """A file with its faults, sorted by line; `folder` is what its entries are imported from."""
+
+    source: str
+    document: Document
+    folder: Path
+    faults: tuple[Fault, ...]
+
+    def with_faults(self, more: Iterable[tuple[Place, str]]) -> Examined:
+        """The same with faults that were found by other means."""
+        added = [
+            Fault(path=check.spell(place), message=message, line=self.document.line(place) or 1)
+            for place, message in more
+        ]
+        return replace(self, faults=tuple(sorted([*self.faults, *added], key=lambda fault: fault.line or 0)))
+
+    def run(self) -> Run:
+        """Raises RunFileError with all faults when there are any."""
+        if self.faults:
+            raise RunFileError(self.source, self.faults)
+        return Run.model_validate(self.document.data)
+
+
+def load(path: str | Path) -> tuple[Run, Path]:
+    """The run of a file, and the folder that its entries are imported from.
+
+    Raises:
+        RunFileError: with all faults, each with path and line; also for a file that is missing or can't be read.
+    """
+    examined = examine(path)
+    return examined.run(), examined.folder
+
+
+def examine(path: str | Path) -> Examined:
+    """As `load`, for who wants to add to the faults. Raises RunFileError when there is no text to examine."""
+    file = Path(path)
+    document = yaml_lines.read(_text(file))
+    found = Examined(
+        source=str(path),
+        document=document,
+        folder=file.resolve().parent,
+        faults=tuple(
+            Fault(path=check.spell(place), message=message, line=line)
+            for place, line, message in document.faults
+        ),
+    )
+    unread = document.data is None and document.faults
+    return found if unread else found.with_faults(check.faults(document.data))
+
+
+def parse(data: object, source: str = "run") -> Run:
+    """The run of plain data, as `Run.raw` or a YAML parser gives it. `source` names it in errors.
+
+    Raises:
+        RunFileError: with all faults, each with its path.
+    """
+    data = without_numpy(data)
+    found = [Fault(path=check.spell(path), message=message) for path, message in check.faults(data)]
+    if found:
+        raise RunFileError(source, found)
+    return Run.model_validate(data)
+
+
+def to_plan(run: Run, uid: str) -> RunPlan:
+    """What the state machine must know of `run`."""
+    return run.to_plan(uid)
+
+
+def schema() -> dict[str, Any]:
+    """The JSON schema of a run file, for editors."""
+    made = phase_inheritance.schema(Run.model_json_schema())
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **made}
+
+
+def _text(file: Path) -> str:
+    try:
+        with file.open("rb") as stream:
+            content = stream.read(_MAX_BYTES + 1)
+        if len(content) > _MAX_BYTES:
+            said = f"is larger than {_MAX_BYTES // 10**6} MB: use 'repeat' for tasks that are alike, or hand the run in from Python"
+            raise RunFileError(str(file), [Fault(path="", message=said)])
+        return content.decode()
+    except UnicodeDecodeError as error:
+        line = error.object.count(b"\n", 0, error.start) + 1
+        raise RunFileError(str(file), [Fault(path="", message="is not UTF-8 text", line=line)]) from None
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise RunFileError(str(file), [Fault(path="", message=f"can't be read: {reason}")]) from None
+
+
+def digest(run: Run) -> bytes:
+    """The same for the same run file; what it leaves to the defaults does not count, so that those may grow."""
+    said = run.model_dump(mode="json", exclude_defaults=True)
+    return hashlib.blake2b(msgspec.json.encode(said, order="deterministic"), digest_size=16).digest()

@@ -1,0 +1,384 @@
+"""The run as a person describes it: frozen pydantic models, one for each section of the run file.
+
+pydantic stands at the human edge because it reports every fault at once and gives editors a JSON schema; on the wire
+a run travels as the plain data of `Run.raw`.
+
+Rules:
+1. Unknown keys are faults, and nothing is coerced: ``episodes: "400"`` is a fault, not 400.
+2. A model knows the shape of its section alone; what must hold between sections is asked by `governor.run_file.check`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from governor.episodes.text.entries import is_language_model, is_over_http
+from governor.run_file import phase_inheritance
+from governor.units.fields import (
+    MAX_COUNT,
+    Agents,
+    AnyDuration,
+    Count,
+    Duration,
+    Entry,
+    Models,
+    Name,
+    Params,
+    ShortName,
+    Size,
+    without_numpy,
+)
+from states.plan import ConductorPlan, Deadlines, OnStall, PhasePlan, RunPlan
+
+if TYPE_CHECKING:
+    from states.amounts import Limit
+    from states.plan import Part
+
+SIMULATION = "simulation"
+TASKS = "tasks"
+SHORTEST_SILENCE = 5.0
+"""Seconds: the transport's own heartbeat takes 4 to tell a peer to connect anew."""
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_numpy(cls, data: Any) -> Any:
+        return without_numpy(data, levels=1)
+
+
+class Environment(_Section):
+    """An environment conductor: `pool` environments of one kind. `entry` is ``gymnasium:ID`` or ``module:Class``, or the
+    address of text environments, ``http://host:port/base``. Each worker has `vector` of them at once, which it steps together.
+    """
+
+    entry: Entry
+    params: Params = {}
+    pool: Annotated[int, Field(ge=1, le=1024)] = 1
+    vector: Annotated[int, Field(ge=1, le=1024)] = 1
+
+
+class Agent(_Section):
+    """An agent conductor: `entry` is ``module:Class``. Or a language model: ``openai:MODEL``. `state` is a file with a state that
+    it begins from, such as a checkpoint of another run; a relative path begins at the run file's folder.
+    """
+
+    entry: Entry
+    params: Params = {}
+    state: Annotated[str, Field(min_length=1, max_length=4096)] | None = None
+
+
+class Conductors(_Section):
+    environments: dict[ShortName, Environment] = {}
+    agents: dict[ShortName, Agent] = {}
+
+
+class Simulate(_Section):
+    """`workers` episodes at a time. `max_steps` truncates an episode; `episode_timeout` is in seconds. With the transport
+    ``in_process`` the simulation builds environment and agent itself: quicker steps, no processes of their own. With ``ray``
+    runners do, all over the cluster; each gets `chunk` episodes at a time, by default as many as make a second. In an
+    environment of several players `agents` are one for all of them, one for each in their order, or {player: agent}. With
+    `max_staleness` the agent acts while it learns, with weights that are so many versions old at most.
+    """
+
+    environment: str
+    agents: Agents
+    episodes: Count
+    workers: Annotated[int, Field(ge=1, le=1024)] = 1
+    max_steps: Count | None = None
+    episode_timeout: Duration | None = None
+    transport: Literal["conductors", "in_process", "ray"] = "conductors"
+    chunk: Count | None = None
+    max_staleness: Annotated[int, Field(ge=0, le=MAX_COUNT)] = 0
+
+    @property
+    def agent_names(self) -> tuple[str, ...]:
+        """Each once."""
+        return tuple(dict.fromkeys(self.players.values())) or tuple(self.agents)
+
+    @property
+    def players(self) -> dict[str, str]:
+        """Player to agent, where that is said."""
+        return self.agents if isinstance(self.agents, dict) else {}
+
+
+class Task(_Section):
+    """One node of the graph. `call` is ``module:attribute``; `timeout` (seconds) bounds the running time of an attempt."""
+
+    id: Name
+    call: Entry
+    args: Params = {}
+    depends_on: Annotated[tuple[str, ...], Field(strict=False)] = ()
+    repeat: Annotated[int, Field(ge=1, le=100_000)] = 1
+    timeout: Duration | None = None
+    retries: Annotated[int, Field(ge=0, le=1000)] = 0
+    resources: dict[str, Annotated[float, Field(ge=0)]] = {}
+    priority: Annotated[int, Field(ge=-1_000_000, le=1_000_000)] = 0
+
+
+class DynamicTimeout(_Section):
+    """``min(timeout, ratio * mean)`` of the wall times of sub-tasks in train phases with the same settings, once
+    `warmup_min_steps` such phases are over. `percentile` takes that of the last `window` in place of the mean. It is never
+    less than `floor`.
+    """
+
+    ratio: Annotated[float, Field(gt=0)] = 3.0
+    warmup_min_steps: Annotated[int, Field(ge=0, le=1_000_000)] = 1
+    percentile: Annotated[float, Field(ge=0, le=100)] | None = None
+    window: Count = 256
+    floor: AnyDuration = 1.0
+
+
+class Until(_Section):
+    """The simulation ends once the mean of `metric` over the last `average_over` episodes is `at_least` this much, or
+    `at_most`; or once its episodes have taken so many `steps`, or its `wall_clock` time is up. One of these.
+    """
+
+    metric: Name | None = None
+    at_least: float | None = None
+    at_most: float | None = None
+    average_over: Count = 1
+    steps: Annotated[int, Field(ge=1, lt=2**63)] | None = None
+    wall_clock: Duration | None = None
+
+    @model_validator(mode="after")
+    def _is_one(self) -> Self:
+        said = [name for name in ("metric", "steps", "wall_clock") if getattr(self, name) is not None]
+        if len(said) != 1:
+            raise ValueError("must have one of 'metric', 'steps' and 'wall_clock'")
+        _one_bound(self, needed=self.metric is not None)
+        if self.metric is None and "average_over" in self.model_fields_set and self.average_over != 1:
+            raise ValueError("'average_over' has no meaning without 'metric'")
+        return self
+
+
+class Plateau(_Section):
+    """`patience` evaluations in a row whose metric, as the mean of the last `window` of them, was not better than the best
+    one before by more than `min_delta`.
+    """
+
+    patience: Count
+    min_delta: Annotated[float, Field(ge=0)] = 0.0
+    direction: Literal["max", "min"] = "max"
+    window: Count = 1
+
+
+class Evaluate(_Section):
+    """After `every` so many training episodes training pauses for `episodes` that neither explore nor learn. The simulation
+    ends once the mean of their `metric` was `at_least` (or `at_most`) this much in `consecutive` evaluations, or on a
+    `plateau`.
+    """
+
+    every: Count
+    episodes: Count = 10
+    metric: Name = "return"
+    at_least: float | None = None
+    at_most: float | None = None
+    consecutive: Count = 1
+    plateau: Plateau | None = None
+
+    @model_validator(mode="after")
+    def _has_one_direction(self) -> Self:
+        _one_bound(self, needed="consecutive" in self.model_fields_set and self.consecutive != 1)
+        bound = "max" if self.at_least is not None else "min" if self.at_most is not None else None
+        if self.plateau is not None and bound not in (None, self.plateau.direction):
+            raise ValueError(f"the plateau's direction must be {bound}, as that of the bound")
+        return self
+
+
+class Checkpoint(_Section):
+    """States of the agents: after `every` so many episodes (the last `keep` of them stay; null: all), the `best` by the
+    evaluation's metric, or else by the mean return since the one before, and the `last` one of the phase.
+    """
+
+    every: Count | None = None
+    keep: Count | None = None
+    best: bool = False
+    last: bool = False
+
+
+def _one_bound(section: Until | Evaluate, *, needed: bool) -> None:
+    given = [name for name in ("at_least", "at_most") if getattr(section, name) is not None]
+    if len(given) > 1:
+        raise ValueError("must have one of 'at_least' and 'at_most', not both")
+    if needed and not given:
+        raise ValueError("'at_least' or 'at_most' is missing")
+    if given and section.metric is None:
+        raise ValueError(f"'{given[0]}' has no meaning without 'metric'")
+
+
+class Phase(_Section):
+    """`simulate`, `tasks`, or both. The keys from `min_num` to `grace` are about the tasks: once `min_num` of them have
+    succeeded, or all but the part `over_rollout`, what is left has `wait_after_min` seconds. `max_repeat_per_runner`
+    runs of a task are executed by one runner in a row (null: all of them). Between its deadline and its death a task
+    has `grace` seconds. What it does not say itself is as in the earlier phase that it `inherits`; a run that was made
+    has that resolved.
+    """
+
+    name: Name
+    inherits: Name | None = None
+    mode: Literal["train", "eval"] = "train"
+    simulate: Simulate | None = None
+    tasks: Annotated[tuple[Task, ...], Field(strict=False)] = ()
+    min_num: Count | None = None
+    over_rollout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    wait_after_min: Duration | None = None
+    max_repeat_per_runner: Count | None = 1
+    dynamic_timeout: DynamicTimeout | None = None
+    grace: AnyDuration = 1.0
+    until: Annotated[tuple[Until, ...], Field(strict=False)] = ()
+    evaluate: Evaluate | None = None
+    checkpoint: Checkpoint | None = None
+    on_failure: Literal["fail", "continue"] = "fail"
+
+
+class Limits(_Section):
+    """The run fails beyond them. `steps` and `episodes` count those of all phases, evaluation included; `tasks` the attempts
+    of runs of tasks that have begun. `memory` is that of its processes on the daemon's machine, `disk` that of its folder.
+    After `stall_timeout` seconds without progress in a phase the run says so (`report`), its conductors are replaced
+    (`restart`), or it fails.
+    """
+
+    wall_clock: Duration | None = None
+    steps: Annotated[int, Field(ge=1, lt=2**63)] | None = None
+    episodes: Annotated[int, Field(ge=1, lt=2**63)] | None = None
+    tasks: Annotated[int, Field(ge=1, lt=2**63)] | None = None
+    memory: Size | None = None
+    disk: Size | None = None
+    stall_timeout: Duration | None = 600.0
+    on_stall: OnStall = "report"
+
+    @property
+    def amounts(self) -> list[tuple[Limit, int]]:
+        """Those that are set and are no time, and what they allow."""
+        named: dict[Limit, int | None] = {
+            "episodes": self.episodes,
+            "steps": self.steps,
+            "tasks": self.tasks,
+            "memory": self.memory,
+            "disk": self.disk,
+        }
+        return [(name, allowed) for name, allowed in named.items() if allowed is not None]
+
+
+class Restart(_Section):
+    """How many restarts of conductors the whole run may use."""
+
+    conductors: Annotated[int, Field(ge=0, le=1000)] = 2
+
+
+class RunDeadlines(_Section):
+    """Seconds: until all conductors are ready, until the result is durable, until the last process is gone; and `silence`, in
+    which a conductor that lives has to give a sign of it.
+    """
+
+    start: Duration = 60.0
+    finalize: Duration = 60.0
+    stop: Duration = 20.0
+    silence: Annotated[Duration, Field(ge=SHORTEST_SILENCE)] = 10.0
+
+
+class Run(_Section):
+    """One experiment run: build one in Python, or `governor.run_file.load.load` a file. `models` are the model endpoints of
+    its tasks: a runner works with one of them, ``context.model``. `resume` is what becomes of it after the daemon has gone
+    down with it.
+    """
+
+    name: Name
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    conductors: Conductors = Conductors()
+    phases: Annotated[tuple[Phase, ...], Field(strict=False, min_length=1)]
+    limits: Limits = Limits()
+    restart: Restart = Restart()
+    models: Models = ()
+    deadlines: RunDeadlines = RunDeadlines()
+    resume: Literal["continue", "restart", "never"] = "continue"
+
+    @model_validator(mode="before")
+    @classmethod
+    def _inherit(cls, data: Any) -> Any:
+        resolved = phase_inheritance.Cascade(data)
+        if resolved.faults:
+            (_, index, _), said = resolved.faults[0]
+            raise ValueError(f"phases[{index}].inherits: {said}")
+        return resolved.data
+
+    def raw(self) -> dict[str, Any]:
+        """The run as plain data (JSON, msgpack); `governor.run_file.load.parse` makes an equal run of it. Durations are seconds."""
+        return self.model_dump(mode="json")
+
+    def to_plan(self, uid: str) -> RunPlan:
+        """What the state machine must know of this run."""
+        phases = tuple(
+            PhasePlan(
+                name=phase.name,
+                parts=_parts(phase),
+                on_failure=phase.on_failure,
+                simulated_by=TASKS if _transport(phase) == "ray" else SIMULATION,
+            )
+            for phase in self.phases
+        )
+        drivers = {phase.conductor_of(part) for phase in phases for part in phase.parts}
+        inside = self._built_inside()
+        conductors = [
+            *(
+                ConductorPlan(name=f"environment.{name}", kind="environment")
+                for name in self.conductors.environments
+                if name not in inside
+            ),
+            *(
+                ConductorPlan(name=f"agent.{name}", kind="agent")
+                for name in self.conductors.agents
+                if name not in inside
+            ),
+        ]
+        if SIMULATION in drivers:
+            conductors.append(ConductorPlan(name=SIMULATION, kind="simulation"))
+        if TASKS in drivers:
+            conductors.append(ConductorPlan(name=TASKS, kind="task"))
+        return RunPlan(
+            uid=uid,
+            name=self.name,
+            conductors=tuple(conductors),
+            phases=phases,
+            restarts=self.restart.conductors,
+            wall_clock=self.limits.wall_clock,
+            deadlines=Deadlines(
+                start=self.deadlines.start, finalize=self.deadlines.finalize, stop=self.deadlines.stop
+            ),
+            stall_timeout=self.limits.stall_timeout,
+            on_stall=self.limits.on_stall,
+        )
+
+    def _built_inside(self) -> set[str]:
+        """Environments and agents that need no conductor: who plays every phase with them builds them itself."""
+        inside: set[str] = set()
+        conducted: set[str] = set()
+        for phase in self.phases:
+            if phase.simulate is not None:
+                used = conducted if phase.simulate.transport == "conductors" else inside
+                used |= {phase.simulate.environment, *phase.simulate.agent_names}
+        of_text = {
+            name
+            for section in (self.conductors.environments, self.conductors.agents)
+            for name, made in section.items()
+            if is_language_model(made.entry) or is_over_http(made.entry)
+        }
+        return (inside - conducted) | of_text
+
+
+def _transport(phase: Phase) -> str | None:
+    return None if phase.simulate is None else phase.simulate.transport
+
+
+def _parts(phase: Phase) -> frozenset[Part]:
+    parts: set[Part] = set()
+    if phase.simulate is not None:
+        parts.add("simulation")
+    if phase.tasks:
+        parts.add("tasks")
+    return frozenset(parts)

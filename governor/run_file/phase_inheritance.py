@@ -1,0 +1,147 @@
+"""Phases that inherit: ``inherits: NAME`` takes over from an earlier phase what a phase does not say itself.
+
+Rules:
+1. It is plain data that inherits, before anything of it is validated: what comes out says everything itself, so nothing
+   behind this module knows of inheritance, and a run that travels has none left.
+2. Mappings are merged key by key; lists and single values are replaced. Null un-says a key, as if nobody had said it.
+3. A phase inherits from one before it, which may have inherited itself. Its name is its own.
+4. A value that was inherited has the faults of its origin: those are told once, where they stand in the file.
+"""
+
+from __future__ import annotations
+
+import copy
+import difflib
+from typing import TYPE_CHECKING, Any, Final
+
+from pydantic import BaseModel
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from governor.run_file.yaml_lines import Path
+
+KEY: Final = "inherits"
+_NULL_IS_A_VALUE: Final = frozenset({"max_repeat_per_runner"})
+"""Null says something there (all of them), so it cannot un-say it."""
+
+
+class Cascade:
+    """The run `data` with its phases resolved, in `data`; `faults` are those of the word `inherits` itself."""
+
+    def __init__(self, data: Any) -> None:
+        self.data = data
+        self.faults: list[tuple[Path, str]] = []
+        self._origins: dict[int, int] = {}
+        self._own: list[Any] = []
+        phases = data.get("phases") if isinstance(data, dict) else None
+        if not isinstance(phases, list | tuple):
+            return
+        self._own = [_as_data(phase) for phase in phases]
+        if any(isinstance(phase, dict) and phase.get(KEY) is not None for phase in self._own):
+            self.data = {**data, "phases": self._resolve(list(phases))}
+
+    def told_once(self, found: Sequence[tuple[Path, str]]) -> list[tuple[Path, str]]:
+        """Without those that a phase has inherited together with the value."""
+        known = set(found)
+        return [(path, said) for path, said in found if (self._of_origin(path), said) not in known]
+
+    def _of_origin(self, path: Path) -> Path | None:
+        if len(path) < 3 or path[0] != "phases" or path[1] not in self._origins:
+            return None
+        index = int(path[1])
+        own = self._own[index]
+        for step in path[2:]:
+            if not isinstance(own, dict) or step not in own:
+                return ("phases", self._origins[index], *path[2:])
+            own = own[step]
+        return None
+
+    def _resolve(self, phases: list[Any]) -> list[Any]:
+        for index, own in enumerate(self._own):
+            if not isinstance(own, dict) or own.get(KEY) is None:
+                continue
+            base = self._base(index, own[KEY], phases)
+            said = {key: value for key, value in own.items() if key != KEY}
+            phases[index] = said
+            if base is not None:
+                self._origins[index] = base
+                inherited = {key: value for key, value in _as_data(phases[base]).items() if key != "name"}
+                phases[index] = _merged(said, inherited)
+        return phases
+
+    def _base(self, index: int, name: object, phases: list[Any]) -> int | None:
+        """For a name that leads nowhere, the phase before: so that one slip is one fault."""
+        names = [phase.get("name") if isinstance(phase, dict) else None for phase in self._own]
+        if isinstance(name, str) and name in names[:index]:
+            return names.index(name)
+        self.faults.append((("phases", index, KEY), _what_is_wrong(name, names, index)))
+        return index - 1 if index and isinstance(_as_data(phases[index - 1]), dict) else None
+
+
+def schema(document: dict[str, Any]) -> dict[str, Any]:
+    """The JSON schema of a run, with phases that inherit: those need say nothing else, and may say null."""
+    definitions = document["$defs"]
+    phase = definitions["Phase"]
+    heir = copy.deepcopy(phase)
+    heir["required"] = ["name", KEY]
+    heir["properties"][KEY] = {"type": "string", "description": "The name of an earlier phase."}
+    for name in ("Simulate", "Evaluate"):
+        part = definitions[f"{name}OfHeir"] = copy.deepcopy(definitions[name])
+        part.pop("required", None)
+        part["properties"] = {key: _or_null(value) for key, value in part["properties"].items()}
+    own = {"name", KEY}
+    heir["properties"] = {
+        key: value if key in own else _or_null(_renamed(value)) for key, value in heir["properties"].items()
+    }
+    definitions["PhaseThatInherits"] = heir
+    phase["properties"].pop(KEY)
+    document["properties"]["phases"]["items"] = {
+        "anyOf": [{"$ref": "#/$defs/Phase"}, {"$ref": "#/$defs/PhaseThatInherits"}]
+    }
+    return document
+
+
+def _renamed(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _renamed(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_renamed(item) for item in value]
+    return f"{value}OfHeir" if value in {"#/$defs/Simulate", "#/$defs/Evaluate"} else value
+
+
+def _or_null(value: dict[str, Any]) -> dict[str, Any]:
+    return {"anyOf": [value, {"type": "null"}]}
+
+
+def _merged(own: Mapping[str, Any], base: Mapping[str, Any]) -> dict[str, Any]:
+    made = dict(base)
+    for key, said in own.items():
+        value, inherited = _as_data(said), _as_data(base.get(key))
+        if value is None and key not in _NULL_IS_A_VALUE:
+            made.pop(key, None)
+        elif isinstance(value, dict) and isinstance(inherited, dict):
+            made[key] = _merged(value, inherited)
+        else:
+            made[key] = value
+    return made
+
+
+def _as_data(value: Any) -> Any:
+    """A section that was built in Python, as what was said of it."""
+    return value.model_dump(exclude_unset=True) if isinstance(value, BaseModel) else value
+
+
+def _what_is_wrong(name: object, names: list[Any], index: int) -> str:
+    earlier = [known for known in names[:index] if isinstance(known, str)]
+    if not isinstance(name, str):
+        return "must be the name of an earlier phase"
+    if name in names:
+        return f"phase {name!r} does not come before this one: a phase inherits from an earlier one"
+    near = difflib.get_close_matches(name, earlier, n=1) if len(name) <= 64 else []
+    if near:
+        return f"unknown phase {name!r}; did you mean {near[0]!r}?"
+    listed = ", ".join(map(repr, earlier))
+    return f"unknown phase {name!r}; " + (
+        f"before this one there is {listed}" if listed else "no phase is before this one"
+    )

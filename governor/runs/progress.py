@@ -1,0 +1,91 @@
+"""How far a run is, kept up from the same events that are journaled: what `status` shows without a look at the disk."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from governor.messages import EpisodeRecord, TaskRecord
+    from governor.runs.assignment import Assignment
+
+WINDOW: Final = 50
+"""Episodes that the mean return of `metrics` looks back on."""
+NAMED: Final = 3
+"""Running tasks that `at_work` names."""
+
+
+class Progress:
+    """Of the phase that the run is in; `totals` are what the run file asks for. `moves` counts what has happened at all."""
+
+    def __init__(self, assignment: Assignment) -> None:
+        self._assignment = assignment
+        self._returns: deque[float] = deque(maxlen=WINDOW)
+        self.phase_index: int | None = None
+        self.episodes_ended = 0
+        self.tasks_ended = 0
+        self._running: dict[str, float] = {}
+        self._began = time.monotonic()
+        self.moves = 0
+
+    def enter(self, phase: int, *, episodes: list[EpisodeRecord], tasks: list[TaskRecord]) -> None:
+        """A phase begins; what had ended of it in an earlier invocation counts."""
+        self.moves += 1
+        self.phase_index = phase
+        episodes = [episode for episode in episodes if not episode.evaluation]
+        self.episodes_ended = len(episodes)
+        self.tasks_ended = len(tasks)
+        self._running = {}
+        self._returns = deque((episode.value for episode in episodes), maxlen=WINDOW)
+
+    @property
+    def seconds(self) -> float:
+        """In work, in earlier invocations too."""
+        return self._assignment.worked + time.monotonic() - self._began
+
+    def episode(self, record: EpisodeRecord) -> None:
+        """Those of an evaluation are not among the `episodes` of a phase."""
+        self.moves += 1
+        if record.evaluation:
+            return
+        self.episodes_ended += 1
+        self._returns.append(record.value)
+
+    def task_started(self, task: str, run: int) -> None:
+        self.moves += 1
+        self._running[f"{task}[{run}]"] = time.monotonic()
+
+    def task_rested(self, task: str, run: int) -> None:
+        """An attempt ended; another one may follow."""
+        self.moves += 1
+        self._running.pop(f"{task}[{run}]", None)
+
+    def task_ended(self, task: str, run: int) -> None:
+        self.task_rested(task, run)
+        self.tasks_ended += 1
+
+    @property
+    def at_work(self) -> str:
+        """The tasks that run, the oldest ones by name and age; empty when there are none."""
+        now = time.monotonic()
+        oldest = [f"{name} for {now - since:.0f} s" for name, since in list(self._running.items())[:NAMED]]
+        more = len(self._running) - len(oldest)
+        return ", ".join(oldest) + (f" and {more} more" if more else "")
+
+    @property
+    def phase(self) -> str | None:
+        return None if self.phase_index is None else self._assignment.run.phases[self.phase_index].name
+
+    @property
+    def episodes_total(self) -> int:
+        return 0 if self.phase_index is None else self._assignment.episodes_of(self.phase_index)
+
+    @property
+    def tasks_total(self) -> int:
+        return 0 if self.phase_index is None else self._assignment.tasks_of(self.phase_index)
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """`return_mean`: over the last 50 episodes of this phase."""
+        return {"return_mean": sum(self._returns) / len(self._returns)} if self._returns else {}

@@ -1,0 +1,274 @@
+"""The desk of a run: takes what its conductors report, makes it durable, and acknowledges.
+
+Rules:
+1. Each event of (conductor, incarnation) is applied once, by its number, however often it is sent: also those that
+   stood before one that could not be applied.
+2. Records (episodes, tasks) go into the journal as they come; what moves the run goes through the state machine.
+3. An acknowledgement is sent when all of the report is in the journal.
+4. The fence: reports are taken of the incarnation alone that was started last and was not found dead. When `close` returns,
+   nothing of it is being applied, and nothing will be: what its successor is told is done is all that is done.
+5. A report shows the secret of its run, or it is not read.
+6. What fails while the disk is full, or for want of files that were removed under the daemon or the run (`missing` says which),
+   is not recorded: it may have failed for that. The run is interrupted, or fails of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from itertools import groupby
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+import msgspec
+
+from governor import logs, messages
+from governor.conductors.verifier import Verifier
+from governor.errors import ExitCode, JournalError, NoRoom
+from governor.messages import (
+    Acknowledged,
+    EpisodeEnded,
+    FlowControl,
+    Log,
+    Refused,
+    Report,
+    TaskAttemptEnded,
+    TaskEnded,
+    TaskStarted,
+    decode_report,
+    encode,
+)
+from governor.run_file.model import TASKS
+from governor.runs.limits import Recorded
+from states import events
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from governor.errors import FilesRemoved, TryAgain
+    from governor.journal.journal import Journal
+    from governor.journal.tables import Transaction
+    from governor.runs.limits import Budget
+    from governor.runs.progress import Progress
+    from states.events import Event
+    from transport.access import Secret
+    from transport.worker import Request
+
+log = logs.get_logger()
+_KINDS: Final = {TaskStarted: "task.started", TaskAttemptEnded: "task.attempt_ended"}
+
+
+class Governor(Protocol):
+    """What the desk needs of its governor."""
+
+    @property
+    def flow(self) -> FlowControl: ...
+    async def take(self, event: Event, *, detail: dict[str, Any]) -> None:
+        """Returns when the event has been answered and recorded."""
+
+    def now(self) -> float: ...
+    def journal_failed(self, error: JournalError) -> None: ...
+
+
+class RunDesk:
+    def __init__(
+        self,
+        *,
+        uid: str,
+        journal: Journal,
+        progress: Progress,
+        governor: Governor,
+        secret: Secret,
+        budget: Budget | None = None,
+        missing: Callable[[], FilesRemoved | None] = lambda: None,
+    ) -> None:
+        self._uid = uid
+        self._verifier = Verifier(secret, run=uid)
+        self._budget = budget
+        self._missing = missing
+        self._journal = journal
+        self._progress = progress
+        self._governor = governor
+        self._applied: defaultdict[tuple[str, int], int] = defaultdict(int)
+        self._turns: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._open: dict[str, int] = {}
+
+    def open(self, conductor: str, incarnation: int) -> None:
+        """Before its process is started."""
+        self._open[conductor] = incarnation
+
+    async def close(self, conductor: str, incarnation: int) -> None:
+        """It is dead. Waits for a report that is being applied, which may wait for the governor: not for its loop."""
+        async with self._turns[conductor]:
+            if self._open.get(conductor) == incarnation:
+                del self._open[conductor]
+
+    async def answer(self, request: Request) -> Sequence[bytes]:
+        """Handles one request to `run.<uid>`."""
+        if (refusal := self._verifier.refusal(request.body)) is not None:
+            return [encode(refusal)]
+        try:
+            report = decode_report(request.body[0])
+        except (IndexError, msgspec.MsgspecError) as error:
+            log.warning("run.bad_report", run=self._uid, reason=str(error))
+            refusal = Refused(
+                code="bad_request", message=f"no report of a conductor: {error}", exit_code=ExitCode.USAGE
+            )
+            return [encode(refusal)]
+        async with self._turns[report.conductor]:
+            if self._open.get(report.conductor) != report.incarnation:
+                return [encode(self._fenced(report))]
+            await self._apply(report)
+        return [encode(Acknowledged(flow=self._governor.flow))]
+
+    def _fenced(self, report: Report) -> Refused:
+        conductor, incarnation = report.conductor, report.incarnation
+        log.warning(
+            "report.fenced",
+            run=self._uid,
+            conductor=conductor,
+            incarnation=incarnation,
+            seq=report.seq,
+            events=len(report.events),
+        )
+        reason = f"incarnation {incarnation} of conductor {conductor} is dead, or was never started"
+        return Refused(code="fenced", message=reason, exit_code=ExitCode.TRY_AGAIN)
+
+    async def _apply(self, report: Report) -> None:
+        who = (report.conductor, report.incarnation)
+        pending: list[Recorded] = []
+        excuse = await self._excuse() if any(map(_is_bad, report.events)) else None
+        for seq, event in enumerate(report.events, start=report.seq):
+            if seq <= self._applied[who]:
+                continue
+            if excuse is not None and _is_bad(event):
+                if pending:
+                    await self._record(pending)
+                    self._applied[who] = seq - 1
+                raise excuse
+            if isinstance(event, Recorded):
+                pending.append(event)
+                continue
+            if pending:
+                await self._record(pending)
+                self._applied[who] = seq - 1
+                pending = []
+            if isinstance(event, Log):
+                getattr(log, event.level)(
+                    event.event, run=self._uid, conductor=report.conductor, **event.data
+                )
+            else:
+                await self._move(report, event)
+            self._applied[who] = seq
+        if pending:
+            await self._record(pending)
+            self._applied[who] = report.seq + len(report.events) - 1
+
+    async def _excuse(self) -> TryAgain | None:
+        """Why an event that ended badly may be no fault of its own, so that it is not recorded; None where there is no reason."""
+        if await asyncio.to_thread(
+            lambda: self._journal.is_out_of_room
+        ):  # it tries a file: some milliseconds
+            return NoRoom(
+                f"the disk is full: what fails in run {self._uid} is done again after the next start"
+            )
+        return self._missing()
+
+    async def _move(
+        self,
+        report: Report,
+        event: messages.ConductorReady | messages.ConductorFailed | messages.PartEnded,
+    ) -> None:
+        at = self._governor.now()
+        match event:
+            case messages.ConductorReady(detail=detail):
+                moved: Event = events.ConductorReady(
+                    run=self._uid, at=at, conductor=report.conductor, incarnation=report.incarnation
+                )
+                if self._budget is not None and report.conductor == TASKS:
+                    self._budget.task_conductor_ready()
+                await self._governor.take(moved, detail={"detail": detail})
+            case messages.ConductorFailed(reason=reason, traceback=traceback):
+                moved = events.ConductorFailed(
+                    run=self._uid,
+                    at=at,
+                    conductor=report.conductor,
+                    incarnation=report.incarnation,
+                    reason=reason,
+                )
+                await self._governor.take(moved, detail={"traceback": traceback})
+            case messages.PartEnded():
+                moved = events.PartEnded(
+                    run=self._uid,
+                    at=at,
+                    phase=event.phase,
+                    part=event.part,
+                    end=event.end,
+                    failures=event.failures,
+                    first_failure=event.first_failure,
+                )
+                await self._governor.take(moved, detail={"metrics": event.metrics})
+
+    async def _record(self, pending: list[Recorded]) -> None:
+        """Raises JournalError: the conductor hears it and sends its report again."""
+
+        def change(transaction: Transaction) -> list[Recorded]:
+            return record_all(transaction, self._uid, pending)
+
+        try:
+            new = await self._journal.write(change, run=self._uid)
+        except JournalError as error:
+            self._governor.journal_failed(error)
+            raise
+        for event in new:
+            match event:
+                case EpisodeEnded(episode=episode):
+                    self._progress.episode(episode)
+                case TaskStarted(task=task, run=run):
+                    self._progress.task_started(task, run)
+                case TaskAttemptEnded(task=task, run=run):
+                    self._progress.task_rested(task, run)
+                case TaskEnded(record=record):
+                    self._progress.task_ended(record.task, record.run)
+        await self._spend(new)
+
+    async def _spend(self, new: list[Recorded]) -> None:
+        """The governor has answered before the report is: with its flow control no further episode begins."""
+        exceeded = self._budget.spend(new) if self._budget is not None else None
+        if exceeded is None:
+            return
+        limit, value, reached = exceeded
+        moved = events.LimitExceeded(
+            run=self._uid, at=self._governor.now(), limit=limit, value=value, reached=reached
+        )
+        await self._governor.take(moved, detail={})
+
+
+def record_all(transaction: Transaction, uid: str, pending: Sequence[Recorded]) -> list[Recorded]:
+    """Records events and what they brought, in their order; those that were not on record before."""
+    new: list[Recorded] = []
+    for (kind, phase), group in groupby(pending, key=lambda event: (type(event), event.phase)):
+        together = list(group)
+        if kind is TaskEnded:
+            records = [event.record for event in together if isinstance(event, TaskEnded)]
+            new += [TaskEnded(phase=phase, record=each) for each in transaction.tasks(uid, phase, records)]
+        elif kind is EpisodeEnded:
+            episodes = [event.episode for event in together if isinstance(event, EpisodeEnded)]
+            new += [
+                EpisodeEnded(phase=phase, episode=each) for each in transaction.episodes(uid, phase, episodes)
+            ]
+        else:
+            transaction.events(uid, _KINDS[kind], [msgspec.structs.asdict(event) for event in together])
+            new += together
+    return new
+
+
+def _is_bad(event: messages.ConductorEvent) -> bool:
+    match event:
+        case EpisodeEnded(episode=episode):
+            return episode.outcome in messages.BAD
+        case TaskEnded(record=record):
+            return record.outcome not in ("succeeded", "cancelled")
+        case messages.PartEnded(failures=failures):
+            return failures > 0
+        case _:
+            return isinstance(event, messages.ConductorFailed)

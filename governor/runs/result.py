@@ -1,0 +1,161 @@
+"""The result of a run, computed from what is on record: for each phase its end, episodes, metrics and tasks.
+
+It stands in the journal, and as `result.json` in the run's folder for whoever has no governor at hand.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final, get_args
+
+import msgspec
+
+from governor import clock
+from governor.errors import RecordDamaged, UsageError
+from governor.files import write_whole
+from governor.messages import PhaseResult, RunOutcome, RunResult
+from governor.runs import history
+
+INLINE_BYTES: Final = 64 * 1024
+"""Of a result in the journal; a larger one is in a file, and in the journal without its tasks."""
+FILES: Final = {outcome: f"result.{outcome}.msgpack" for outcome in get_args(RunOutcome)}
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from governor.journal.journal import Journal
+    from governor.journal.tables import RunRow
+    from governor.messages import EpisodeRecord
+    from governor.runs.assignment import Assignment
+
+
+def build_result(
+    *, journal: Journal, assignment: Assignment, outcome: RunOutcome, reason: str, folder: Path
+) -> RunResult:
+    """Phases that were never begun are not in it."""
+    uid = assignment.uid
+    row = journal.run(uid)
+    if row is None:
+        raise LookupError(f"run {uid} is not in the journal")
+    ends: dict[int, str] = {}
+    metrics: dict[int, dict[str, float]] = {}
+    begun: list[int] = []
+    for event in journal.standing_events_of(uid, ("phase.started", "part.ended", "phase.ended")):
+        data = event.data
+        match event.kind:
+            case "phase.started" if data["index"] not in begun:
+                begun.append(data["index"])
+            case "part.ended":
+                metrics.setdefault(data["phase"], {}).update(data.get("metrics", {}))
+            case "phase.ended":
+                ends[data["index"]] = data["end"]
+    phases = tuple(
+        _phase(journal, assignment, index, ends.get(index, outcome), metrics.get(index, {}))
+        for index in begun
+    )
+    return RunResult(
+        uid=uid,
+        name=assignment.run.name,
+        outcome=outcome,
+        reason=reason,
+        submitted_at=row.submitted_at,
+        started_at=row.started_at,
+        ended_at=clock.wall(),
+        phases=phases,
+        folder=str(folder),
+        parent=row.parent,
+        seconds=round(history.read(journal.events_of(uid, history.KINDS)).worked, 3),
+    )
+
+
+def result_of_damaged(
+    journal: Journal, row: RunRow, *, reason: str, folder: Path
+) -> tuple[RunResult, str | None]:
+    """The result that ends a run whose record is damaged, and its file. Blocks.
+
+    An outcome that is on record stays, and its result where that can be read; any other is `aborted`, without phases.
+    """
+    known = None
+    if row.outcome is not None:
+        reason = f"{row.reason}; {reason}" if row.reason else reason
+        with suppress(RecordDamaged):
+            known = journal.result(row.uid)
+    if known is not None:
+        return msgspec.structs.replace(known, reason=reason), journal.result_file(row.uid)
+    seconds = None
+    with suppress(RecordDamaged, LookupError, TypeError, ValueError, AttributeError):
+        events = journal.events_of(row.uid, history.KINDS)
+        if events or row.started_at is None:
+            seconds = round(history.read(events).worked, 3)
+    result = RunResult(
+        uid=row.uid,
+        name=row.name,
+        outcome=row.outcome or "aborted",
+        reason=reason,
+        submitted_at=row.submitted_at,
+        started_at=row.started_at,
+        ended_at=clock.wall(),
+        phases=(),
+        folder=str(folder),
+        parent=row.parent,
+        seconds=seconds,
+    )
+    return result, None
+
+
+def save_result(result: RunResult, folder: Path) -> str | None:
+    """Writes `result.json`, and where the result is too large for the journal a file for it, too: its name. Raises OSError.
+
+    It has the outcome in its name: the outcome that gets into the journal first is the one that counts.
+    """
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    write_whole(folder / "result.json", msgspec.json.format(msgspec.json.encode(result), indent=2))
+    packed = msgspec.msgpack.encode(result)
+    if len(packed) <= INLINE_BYTES:
+        return None
+    name = FILES[result.outcome]
+    write_whole(folder / name, packed)
+    return name
+
+
+def whole_result(journal: Journal, uid: str, folder: Path) -> RunResult | None:
+    """The result of a run that has ended. Blocks. Raises UsageError when its file is gone."""
+    result, name = journal.result(uid), journal.result_file(uid)
+    if name is None:
+        return result
+    try:
+        return msgspec.msgpack.decode((folder / name).read_bytes(), type=RunResult)
+    except (OSError, msgspec.MsgspecError) as error:
+        raise UsageError(f"the result of run {uid} can't be read from {folder / name}: {error}") from error
+
+
+def _phase(
+    journal: Journal, assignment: Assignment, index: int, end: str, metrics: dict[str, float]
+) -> PhaseResult:
+    phase = assignment.run.phases[index]
+    every = journal.episodes(assignment.uid, index)
+    episodes = [episode for episode in every if not episode.evaluation]
+    return PhaseResult(
+        name=phase.name,
+        mode=phase.mode,
+        end=end,
+        episodes=dict(Counter(episode.outcome for episode in episodes)),
+        metrics=metrics or _metrics(episodes),
+        tasks=tuple(
+            sorted(journal.tasks(assignment.uid, index), key=lambda record: (record.task, record.run))
+        ),
+    )
+
+
+def _metrics(episodes: list[EpisodeRecord]) -> dict[str, float]:
+    """Of a phase that was cut short, so that its controller could not tell them."""
+    if not episodes:
+        return {}
+    returns = [episode.value for episode in episodes]
+    return {
+        "return_mean": sum(returns) / len(returns),
+        "return_min": min(returns),
+        "return_max": max(returns),
+        "steps_total": float(sum(episode.steps for episode in episodes)),
+    }

@@ -1,0 +1,226 @@
+"""What a run takes over from the one that it resumes, so that nothing that is done is done again.
+
+Rules:
+1. Runs of tasks that succeeded are kept, and episodes that ended by themselves (terminated, truncated). What failed, timed
+   out, crashed, was cancelled or never began is missing, and is done.
+2. Phases are kept whole as long as nothing is missing of any of them; the run goes on at the first one that is not
+   whole, as after a restart of the daemon.
+3. The old run stays as it is. The new one gets its files: those that are only ever written whole, under another name, as
+   hard links; all others, which its tasks may write into, as copies.
+4. Files are complete in a folder beside before the run is in the journal, and get their name after that: `settle` finishes
+   what a death in between left.
+"""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from governor.errors import UsageError
+from governor.files import sync_to_disk
+from governor.messages import BAD, COMPLETE
+from governor.runs import result
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from governor.journal.journal import Journal
+    from governor.journal.tables import RunRow, Transaction
+    from governor.messages import EpisodeRecord, TaskRecord
+    from governor.run_file.model import Phase, Run
+
+CUT_SHORT: Final = frozenset({"failed", "aborted"})
+"""Ends of a phase that ended with its run."""
+WRITTEN_WHOLE: Final = frozenset({"results", "episodes", "agents", "checkpoints"})
+"""Folders of a run whose files are never changed in place."""
+OF_ONE_RUN: Final = frozenset({"run.json", "result.json", *result.FILES.values()})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeptPhase:
+    """`story` are the events that tell of a whole phase, in order; empty where something is missing."""
+
+    index: int
+    episodes: tuple[EpisodeRecord, ...]
+    tasks: tuple[TaskRecord, ...]
+    story: tuple[tuple[str, dict[str, Any]], ...]
+
+    @property
+    def is_whole(self) -> bool:
+        return bool(self.story)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inheritance:
+    parent: str
+    phases: tuple[KeptPhase, ...]
+
+    @property
+    def is_complete(self) -> bool:
+        """Nothing is missing."""
+        return all(phase.is_whole for phase in self.phases)
+
+    @property
+    def first_phase(self) -> int:
+        """Where the new run begins: the last phase when nothing is missing, its end comes from the record."""
+        return next((phase.index for phase in self.phases if not phase.is_whole), len(self.phases) - 1)
+
+    def enter(self, transaction: Transaction, uid: str) -> None:
+        """Records all of it as the new run's own; in the transaction that records the run."""
+        kept = [
+            {
+                "phase": phase.index,
+                "episodes": len(phase.episodes),
+                "evaluated": sum(episode.evaluation > 0 for episode in phase.episodes),
+                "tasks": len(phase.tasks),
+            }
+            for phase in self.phases
+        ]
+        transaction.event(uid, "run.inherited", {"parent": self.parent, "kept": kept})
+        for phase in self.phases:
+            transaction.episodes(uid, phase.index, phase.episodes, ended=False)
+            transaction.tasks(uid, phase.index, phase.tasks, ended=False)
+            for kind, data in phase.story if phase.index < self.first_phase else ():
+                transaction.event(uid, kind, {**data, "by": "resume"})
+
+
+def survey(journal: Journal, row: RunRow, run: Run, folder: Path) -> Inheritance:
+    """What is done of the run that ended. `folder` has its files: a value whose file is gone is missing.
+
+    Raises UsageError when the whole folder is gone.
+    """
+    stories = _stories(journal, row.uid)
+    phases = tuple(
+        _kept(
+            phase,
+            index=index,
+            episodes=journal.episodes(row.uid, index),
+            tasks=journal.tasks(row.uid, index),
+            folder=folder,
+            story=stories.get(index, {}),
+        )
+        for index, phase in enumerate(run.phases)
+    )
+    if not folder.is_dir() and any(phase.episodes or phase.tasks for phase in phases):
+        raise UsageError(f"the files of run {row.uid} are gone from {folder}; submit its run file again")
+    return Inheritance(parent=row.uid, phases=phases)
+
+
+def _stories(journal: Journal, uid: str) -> dict[int, dict[str, dict[str, Any]]]:
+    """For each phase the last event of each kind; those of its parts under their own names."""
+    found: dict[int, dict[str, dict[str, Any]]] = {}
+    for event in journal.standing_events_of(uid, ("phase.started", "part.ended", "phase.ended")):
+        data = event.data
+        name = f"part.ended {data['part']}" if event.kind == "part.ended" else event.kind
+        index = data["phase"] if event.kind == "part.ended" else data["index"]
+        found.setdefault(index, {})[name] = data
+    return found
+
+
+def _kept(
+    phase: Phase,
+    *,
+    index: int,
+    episodes: list[EpisodeRecord],
+    tasks: list[TaskRecord],
+    folder: Path,
+    story: dict[str, dict[str, Any]],
+) -> KeptPhase:
+    """A part that ended early because its goal was reached misses nothing, unless its failures were the run's end."""
+    ends = {part: story.get(f"part.ended {part}", {}).get("end") for part in ("simulation", "tasks")}
+    strict = phase.on_failure == "fail"
+    good = [episode for episode in episodes if episode.outcome in COMPLETE]
+    bad = any(episode.outcome in BAD for episode in episodes)
+    played = (
+        phase.simulate is None
+        or (ends["simulation"] == "until" and not (bad and strict))
+        or (ends["simulation"] == "max_episodes" and len(good) >= _wanted(phase))
+    )
+    succeeded = [task for task in tasks if task.outcome == "succeeded"]
+    there = [task for task in succeeded if task.value_file is None or (folder / task.value_file).is_file()]
+    broken = any(task.outcome not in ("succeeded", "cancelled") for task in tasks)
+    done = len(there) >= sum(task.repeat for task in phase.tasks) or (
+        ends["tasks"] == "enough" and len(there) == len(succeeded) and not (broken and strict)
+    )
+    over = story.get("phase.ended", {}).get("end", "failed") not in CUT_SHORT
+    whole = played and done and over
+    return KeptPhase(
+        index=index,
+        # What was cancelled because its goal was reached belongs to a whole phase, and is not done again.
+        episodes=tuple(episodes if whole else good),
+        tasks=tuple(tasks if whole else there),
+        story=tuple((name.partition(" ")[0], data) for name, data in story.items()) if whole else (),
+    )
+
+
+def _wanted(phase: Phase) -> int:
+    """Episodes of a whole phase, those of its evaluations too."""
+    episodes = phase.simulate.episodes if phase.simulate is not None else 0
+    evaluate = phase.evaluate
+    return episodes + (episodes // evaluate.every * evaluate.episodes if evaluate is not None else 0)
+
+
+# -- files ---------------------------------------------------------------------------------------------------------
+
+
+def staging_of(folder: Path) -> Path:
+    """Where the files of a new run are gathered."""
+    return folder.with_name(f".{folder.name}.part")
+
+
+def gather(old: Path, folder: Path) -> None:
+    """Gives the run of `folder` the files of the old run, beside its final name. Blocks; raises OSError."""
+    staging = staging_of(folder)
+    staging.mkdir(mode=0o700)
+    if not old.is_dir():
+        return
+    for entry in old.iterdir():
+        if entry.name not in OF_ONE_RUN:
+            _take(entry, staging / entry.name, link=entry.name in WRITTEN_WHOLE)
+    sync_to_disk(staging)
+
+
+def take_place(folder: Path) -> None:
+    """The files that were gathered get their name. Raises OSError."""
+    staging_of(folder).rename(folder)
+    sync_to_disk(folder.parent)
+
+
+def discard(folder: Path) -> None:
+    """The run was not recorded: its files go again. Blocks."""
+    shutil.rmtree(staging_of(folder), ignore_errors=True)
+
+
+def settle(journal: Journal, runs_folder: Path) -> None:
+    """After a death in the middle: files of runs that are on record get their name, the others go. Blocks."""
+    for staging in runs_folder.glob(".*.part"):
+        folder = staging.with_name(staging.name[1:].removesuffix(".part"))
+        if journal.run(folder.name) is None:
+            discard(folder)
+        else:
+            take_place(folder)
+
+
+def _take(source: Path, target: Path, *, link: bool) -> None:
+    """A file, a folder with all that is in it, or a link as it is; nothing that is half written, or a socket."""
+    if source.name.startswith(".") and source.name.endswith(".part"):
+        return
+    if source.is_symlink():
+        target.symlink_to(source.readlink())
+    elif source.is_dir():
+        target.mkdir(mode=0o700)
+        for entry in source.iterdir():
+            _take(entry, target / entry.name, link=link)
+        sync_to_disk(target)
+    elif source.is_file() and not (link and _linked(source, target)):
+        shutil.copy2(source, target)
+        sync_to_disk(target)
+
+
+def _linked(source: Path, target: Path) -> bool:
+    try:
+        target.hardlink_to(source)
+    except OSError:  # a file system without links
+        return False
+    return True

@@ -1,0 +1,402 @@
+"""`RunGovernor`: one slot of the daemon. Takes events from its inbox, asks the state, has the effects performed.
+
+Rules:
+1. State changes here and nowhere else, one event at a time.
+2. An event and the transition that it caused are in the journal before their effects are performed.
+3. A refused command changes nothing, and its error tells the last steps.
+4. A crash inside a state is logged with the state and raised: the daemon goes down, and its next invocation goes on
+   where the journal ends. A machine in an unknown state must not act.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from governor import logs
+from governor.errors import JournalError, TryAgain
+from governor.files import write_whole
+from governor.messages import FlowControl, RunStatus, run_service
+from governor.runs.effects import Performer
+from governor.runs.event_log import entries
+from governor.runs.limits import budget_of
+from governor.runs.liveness_probe import PulseTaker
+from governor.runs.progress import Progress
+from governor.runs.quarantine import Quarantine
+from governor.runs.report_handler import RunDesk
+from governor.runs.resource_usage import Meter
+from governor.runs.status import in_work
+from states import Dropped, Pristine, Refused, Running, State, Step, advance
+from states.base import Crewed
+from states.effects import BeginPhase, EndPhase, EndRun
+from states.events import AbortRequested, Event, ProcessesGone, RunAssigned, StopRequested
+from states.finalizing import Finalizing
+from states.stopping import Stopping
+from transport.worker import Worker
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from governor.journal.tables import RunRow, Transaction
+    from governor.processes.process import ChildProcess
+    from governor.run_file.model import Run
+    from governor.runs.assignment import Assignment
+    from governor.runs.limits import Budget
+    from governor.runs.run_context import Site
+
+STORY: Final = 12
+"""Steps that a refusal tells."""
+DESK_CREDIT: Final = 64
+PROGRESS: Final = frozenset({"conductor.ready", "part.ended"})
+"""Events that are progress of a run; what is on record of its episodes and tasks is, too."""
+
+log = logs.get_logger()
+
+
+class RunGovernor:
+    """Governs one run at a time, from its assignment to the last process gone.
+
+    Args:
+        broker_uri: where its services register (the broker's endpoint for workers).
+        uid: the slot's name in logs.
+        site: what the house offers.
+        on_change: called after each transition, with this governor.
+        on_journal_failure: called when what happened could not be recorded; the daemon has to go down in order.
+    """
+
+    def __init__(
+        self,
+        broker_uri: str,
+        uid: str | None = None,
+        *,
+        site: Site,
+        on_change: Callable[[RunGovernor], None] = lambda _: None,
+        on_journal_failure: Callable[[JournalError], None] = lambda _: None,
+    ) -> None:
+        self.broker_uri = broker_uri
+        self.uid = uid or "governor"
+        self.state: State = Pristine()
+        self.errors: list[tuple[Exception, str]] = []
+        self.dead_children: list[str] = []
+        self.dropped = 0
+        self.assignment: Assignment | None = None
+        self._site = site
+        self._on_change = on_change
+        self._on_journal_failure = on_journal_failure
+        self._inbox: asyncio.Queue[tuple[Event, dict[str, Any], asyncio.Future[None]]] = asyncio.Queue()
+        self._story: deque[str] = deque(maxlen=STORY)
+        self._progress: Progress | None = None
+        self._performer: Performer | None = None
+        self._desk: Worker | None = None
+        self._budget: Budget | None = None
+        self._meter: Meter | None = None
+        self._quarantine = Quarantine(self.uid, self._post)
+
+    def __repr__(self) -> str:
+        run = f", run={self.experiment_run_id}" if self.assignment else ""
+        return f"RunGovernor({self.uid}, {self.state.name}{run})"
+
+    # -- what is known of it -----------------------------------------------------------------------------------
+
+    @property
+    def experiment_run(self) -> Run | None:
+        return self.assignment.run if self.assignment else None
+
+    @property
+    def experiment_run_id(self) -> str | None:
+        return self.assignment.uid if self.assignment else None
+
+    @property
+    def current_phase(self) -> int | None:
+        return self._progress.phase_index if self._progress else None
+
+    @property
+    def current_episode(self) -> int:
+        """Episodes of the current phase that have ended."""
+        return self._progress.episodes_ended if self._progress else 0
+
+    @property
+    def agent_conductors(self) -> dict[str, ChildProcess]:
+        return self._processes("agent")
+
+    @property
+    def env_conductors(self) -> dict[str, ChildProcess]:
+        return self._processes("environment")
+
+    @property
+    def sim_controllers(self) -> dict[str, ChildProcess]:
+        return self._processes("simulation")
+
+    @property
+    def stopping(self) -> bool:
+        return isinstance(self.state, Finalizing | Stopping)
+
+    @property
+    def shutdown(self) -> bool:
+        """It takes no further run, and `run` returns."""
+        return isinstance(self.state, Pristine) and self.state.shutdown
+
+    @property
+    def is_free(self) -> bool:
+        taking = isinstance(self.state, Pristine) and not self.state.shutdown and not self.state.stuck
+        return taking and self.assignment is None  # set until all of the last run has been cleared away
+
+    @property
+    def quarantine(self) -> str:
+        """Whom it waits for before it takes another run; empty where that is nobody."""
+        held = isinstance(self.state, Pristine) and self.state.stuck and not self.state.shutdown
+        return self.state.waits_for if held else ""
+
+    @property
+    def flow(self) -> FlowControl:
+        """The governor's own word at the end of an episode: after SHUTDOWN what is under way is not on record."""
+        if isinstance(self.state, Running):
+            return "CONTINUE"
+        return "STOP_PHASE" if isinstance(self.state, Finalizing) else "SHUTDOWN"
+
+    def journal_failed(self, error: JournalError) -> None:
+        """Something of this run could not be recorded."""
+        log.error("journal.failed", run=self.experiment_run_id, reason=str(error))
+        self._on_journal_failure(error)
+
+    def now(self) -> float:
+        """The machine's clock, in monotonic seconds."""
+        return time.monotonic()
+
+    def status(self, row: RunRow, marked: Mapping[int, Sequence[int]]) -> RunStatus:
+        """The run in work, for people and scripts. `row` is its entry in the journal, `marked` as of `kill_tree`."""
+        conductors = self._performer.processes if self._performer else {}
+        return in_work(
+            row,
+            state=self.state,
+            progress=self._progress,
+            assignment=self.assignment,
+            limits=self._meter.uses(self._budget) if self._meter else (),
+            started={
+                name: tuple(pid for pid in marked.get(child.mark, ()) if pid != child.pid)
+                for name, child in conductors.items()
+            },
+            now=self.now(),
+        )
+
+    @property
+    def deadlines(self) -> dict[tuple[str, str], float]:
+        """As of `Performer`."""
+        return self._performer.deadlines if self._performer else {}
+
+    # -- commands ----------------------------------------------------------------------------------------------
+
+    async def assign(self, assignment: Assignment) -> None:
+        """Gives it a run. Raises TryAgain when it has one, OSError when the run's folders can't be made."""
+        prepared = self.is_free
+        try:
+            if prepared:
+                await self._prepare(assignment)
+            await self.take(RunAssigned(run=assignment.uid, at=self.now(), plan=assignment.plan))
+        except (OSError, TryAgain):
+            if prepared:
+                await self._leave_run()
+            raise
+
+    async def abort(self, uid: str, reason: str) -> None:
+        """Wants the run to end as `aborted`. Raises TryAgain when it is on its way out already."""
+        await self.take(AbortRequested(run=uid, at=self.now(), reason=reason or "aborted by request"))
+
+    def post_stop(self, reason: str, *, urgent: bool = False) -> None:
+        """Interrupts the run, and lets `run` return when nothing of it is left. `urgent`: without any grace."""
+        uid = self.experiment_run_id or ""
+        self._post(StopRequested(run=uid, at=self.now(), reason=reason, urgent=urgent))
+
+    async def take(self, event: Event, *, detail: dict[str, Any] | None = None) -> None:
+        """Puts an event into the inbox; returns when it has been answered and recorded.
+
+        `detail` is recorded with it. Raises TryAgain for a refused command.
+        """
+        answered: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._inbox.put_nowait((event, detail or {}, answered))
+        await answered
+
+    # -- the loop ----------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Cycles through the states until a stop was asked for and nothing is left of the last run."""
+        try:
+            while not self.shutdown:
+                await self._answer(*await self._inbox.get())
+        finally:
+            await self._quarantine.aclose()
+
+    async def _answer(self, event: Event, detail: dict[str, Any], answered: asyncio.Future[None]) -> None:
+        try:
+            await self._step(event, detail, answered)
+        except Exception as error:
+            self.errors.append((error, self.state.name))
+            log.exception("governor.crashed", slot=self.uid, state=self.state.name, event_kind=event.kind)
+            raise
+
+    async def _step(self, event: Event, detail: dict[str, Any], answered: asyncio.Future[None]) -> None:
+        before = self.state
+        match advance(before, event):
+            case Refused(why=why):
+                story = "; ".join(self._story) or "none"
+                answered.set_exception(
+                    TryAgain(f"{event.kind} refused: {why}. Last steps of this slot: {story}")
+                )
+                return
+            case Dropped(why=why):
+                self.dropped += 1
+                log.debug("event.dropped", slot=self.uid, event_kind=event.kind, why=why)
+            case Step() as step:
+                await self._record(before, event, step, detail)
+                self.state = step.state
+                self._perform(step)
+                await self._changed(before, event, step)
+        if not answered.done():
+            answered.set_result(None)
+
+    async def _record(self, before: State, event: Event, step: Step, detail: dict[str, Any]) -> None:
+        """Writes event and transition. Where the journal fails the run goes down in order, recorded or not."""
+        uid = self.experiment_run_id
+        if uid is None or self.assignment is None:
+            return
+        rows = entries(before, event, step, detail=detail, assignment=self.assignment)
+
+        def change(transaction: Transaction) -> None:
+            if isinstance(event, RunAssigned):
+                transaction.started(uid)
+            for kind, data in rows:
+                transaction.event(uid, kind, data)
+            if any(isinstance(effect, EndRun) and effect.outcome for effect in step.effects):
+                transaction.ended(uid)
+
+        try:
+            await self._site.journal.write(change, run=uid)
+        except JournalError as error:
+            self.journal_failed(error)
+
+    def _perform(self, step: Step) -> None:
+        for effect in step.effects:
+            match effect:
+                case BeginPhase(phase=phase):
+                    self._enter(phase)
+                case EndPhase() | EndRun():
+                    pass  # for the record alone
+                case _:
+                    if self._performer is not None:
+                        self._performer.perform(effect)
+
+    def _enter(self, phase: int) -> None:
+        if self._progress is None or self.assignment is None:
+            return
+        journal, uid = self._site.journal, self.assignment.uid
+        try:
+            self._progress.enter(
+                phase, episodes=journal.episodes(uid, phase), tasks=journal.tasks(uid, phase)
+            )
+        except JournalError as error:
+            self.journal_failed(error)
+
+    async def _changed(self, before: State, event: Event, step: Step) -> None:
+        if event.kind in PROGRESS and self._progress is not None:
+            self._progress.moves += 1
+        if event.kind == "conductor.exited" and isinstance(before, Crewed) and not self.stopping:
+            self.dead_children.append(getattr(event, "conductor", ""))
+        if isinstance(event, ProcessesGone) and self.is_free:
+            log.info("slot.released", slot=self.uid, pids=event.pids)
+            self._on_change(self)
+        if type(before) is type(step.state):
+            return
+        line = f"{before.name} -> {step.state.name} ({step.cause or event.kind})"
+        self._story.append(line)
+        log.info(
+            "run.transition",
+            run=self.experiment_run_id,
+            slot=self.uid,
+            source=before.name,
+            target=step.state.name,
+            cause=step.cause or event.kind,
+        )
+        if isinstance(step.state, Pristine):
+            await self._clear(step)
+        self._on_change(self)
+
+    # -- around a run ------------------------------------------------------------------------------------------
+
+    async def _prepare(self, assignment: Assignment) -> None:
+        self.assignment = assignment
+        self._progress = Progress(assignment)
+        self._site.run_folder(assignment.uid).mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._site.socket_folder(assignment.uid).mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._site.files.begin(self, self._post)
+        run_file = self._site.run_folder(assignment.uid) / "run.json"
+        content = msgspec.json.format(msgspec.json.encode(assignment.run.raw()), indent=2)
+        await asyncio.to_thread(write_whole, run_file, content)
+        self._budget = budget_of(assignment, self._site.journal)
+        desk = RunDesk(
+            uid=assignment.uid,
+            journal=self._site.journal,
+            progress=self._progress,
+            governor=self,
+            secret=self._site.run_secret(assignment.uid),
+            budget=self._budget,
+            missing=partial(self._site.files.missing, self),
+        )
+        service, secret = run_service(assignment.uid), self._site.secret
+        self._desk = Worker(self.broker_uri, service, desk.answer, credit=DESK_CREDIT, secret=secret)
+        await self._desk.__aenter__()
+        self._performer = Performer(assignment=assignment, site=self._site, post=self._post, fence=desk)
+        pulse = PulseTaker(
+            assignment=assignment,
+            client=self._site.client,
+            secret=self._site.run_secret(assignment.uid),
+            progress=self._progress,
+            state=lambda: self.state,
+            post=self._post,
+        )
+        self._performer.accompany(pulse.run(), "pulse")
+        self._meter = Meter(
+            assignment=assignment,
+            folder=self._site.run_folder(assignment.uid),
+            conductors=self._performer,
+            post=self._post,
+        )
+
+    async def _clear(self, step: Step) -> None:
+        for effect in step.effects:
+            if isinstance(effect, EndRun):
+                log.info(
+                    "run.ended" if effect.outcome else "run.interrupted",
+                    run=self.experiment_run_id,
+                    outcome=effect.outcome,
+                    reason=effect.reason,
+                    stuck=effect.stuck,
+                    dead_conductors=len(self.dead_children),
+                    events_dropped=self.dropped,
+                )
+                if effect.stuck and self._performer is not None:
+                    left = self._performer.left_behind()
+                    self._quarantine.begin(self.experiment_run_id or "", effect.stuck, left)
+        await self._leave_run()
+
+    async def _leave_run(self) -> None:
+        if self._meter is not None:
+            await self._meter.aclose()
+        if self._performer is not None:
+            await self._performer.aclose()
+        if self._desk is not None:
+            await self._desk.aclose()
+        self._performer = self._desk = self._progress = self.assignment = self._budget = self._meter = None
+        self.dead_children = []
+
+    def _post(self, event: Event, detail: dict[str, Any] | None = None) -> None:
+        """For the performer: an event that nobody waits for."""
+        self._inbox.put_nowait((event, detail or {}, asyncio.get_running_loop().create_future()))
+
+    def _processes(self, kind: str) -> dict[str, ChildProcess]:
+        processes = self._performer.processes if self._performer else {}
+        return {name: child for name, child in processes.items() if name.partition(".")[0] == kind}

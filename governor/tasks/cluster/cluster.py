@@ -1,0 +1,367 @@
+"""The connection to Ray: made in a thread of its own, asked what the nodes have, watched for its loss.
+
+Ray terminates a driver 61 s after the GCS is lost and fails every call for ever once its raylet is lost; with one that
+is frozen it waits without an end. So both are watched (`liveness`), the GCS also while a connection is being made.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from governor import logs
+from governor.errors import ConductorError
+from governor.tasks.cluster.joining import join, worker_id
+from governor.tasks.cluster.liveness import (
+    all_answer,
+    answers,
+    ended,
+    first_ended,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from governor.tasks.cluster.liveness import Server
+    from governor.tasks.scheduling.events import Shape
+
+CONNECT_SECONDS: Final = 60.0
+LEAVE_SECONDS: Final = 10.0
+"""What is tidied up at the end is not waited for any longer: Ray may hang, and its thread with it."""
+ASK_AGAIN_SECONDS: Final = 1.0
+"""For a node that was lost to show that it is not."""
+AGENT_THREADS: Final = 16
+RAY_NAMES: Final = {"cpus": "CPU", "cpu": "CPU", "gpus": "GPU", "gpu": "GPU"}
+"""Names of `resources` in a run file for Ray's own; `memory` (bytes) and custom ones keep their names."""
+
+T = TypeVar("T")
+
+log = logs.get_logger()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """One living node; `resources` are its totals by Ray's names."""
+
+    id: str
+    host: str
+    port: int
+    resources: Mapping[str, float]
+
+
+class Cluster:
+    """Ray as seen by one driver. All calls into Ray run in one thread, so that none can hold the event loop."""
+
+    def __init__(self, *, address: str, token_path: str | None, namespace: str) -> None:
+        self.address = address
+        self.namespace = namespace
+        self._token_path = token_path
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="ray")
+        self._agents: dict[str, Any] = {}
+        self.nodes: tuple[Node, ...] = ()
+        self._alive: tuple[Node, ...] = ()
+        """As Ray has it."""
+        self._lost: set[str] = set()
+        """Those of which we know better; `_told` are those that `refresh` has told of."""
+        self._told: frozenset[str] = frozenset()
+        self._gone: asyncio.Future[str]
+        """The reason, once Ray is known to be lost."""
+        self.own: Node | None = None
+        self.ray: Any = None
+        self._worker = ""
+
+    async def connect(self) -> None:
+        """Without an address, the connection that this process has already is used, and left open at the end.
+
+        Raises ConductorError within `CONNECT_SECONDS`.
+        """
+        self._gone = asyncio.get_running_loop().create_future()
+        try:
+            async with asyncio.timeout(CONNECT_SECONDS):
+                if not self.address:
+                    await self.call(self._adopt)
+                    return
+                await self._reachable()
+                await self._join()
+        except TimeoutError:
+            where = f"Ray at {self.address}" if self.address else "Ray of this process"
+            raise ConductorError(f"{where} did not answer within {CONNECT_SECONDS:g} s") from None
+        except ConductorError:
+            raise
+        except Exception as error:  # Ray raises many types, RuntimeError and ConnectionError among them
+            why = _first_line(error)
+            if "InvalidAuthToken" in str(error.__context__) or "InvalidAuthToken" in str(error):
+                why = f"it does not accept the token ({self._token_path or 'none is configured'})"
+            raise ConductorError(f"no connection to Ray at {self.address}: {why}") from error
+
+    async def _join(self) -> None:
+        """`_connect`, given up when the GCS is lost meanwhile: Ray would wait for it."""
+        joined = asyncio.ensure_future(self.call(self._connect))
+        lost = asyncio.create_task(first_ended(self._vital()), name="ray.watch")
+        try:
+            await asyncio.wait({joined, lost}, return_when=asyncio.FIRST_COMPLETED)
+            if not joined.done():
+                raise ConductorError(f"no connection to Ray at {self.address}: {lost.result()}")
+            joined.result()
+        finally:
+            joined.cancel()
+            lost.cancel()
+            await asyncio.wait({joined, lost})
+
+    async def call(self, function: Callable[[], T]) -> T:
+        """Runs a call into Ray in Ray's thread. Raises ConductorError once the connection has been shut down, and at once
+        when Ray is known to be lost: that thread may wait for it for ever.
+        """
+
+        def guarded() -> T:
+            # Without one, Ray would start a cluster of its own now; another one is not ours.
+            if self.ray is not None and worker_id() != self._worker:
+                raise ConductorError("the connection to Ray was shut down in this process")
+            return function()
+
+        called = asyncio.get_running_loop().run_in_executor(self._thread, guarded)
+        either: set[asyncio.Future[Any]] = {called, self._gone}
+        try:
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            if not called.done():
+                raise ConductorError(f"Ray is lost: {self._gone.result()}")
+            return called.result()
+        finally:
+            called.cancel()
+
+    async def call_at_end(self, function: Callable[[], object]) -> None:
+        """As `call`, for `LEAVE_SECONDS`; then it is done when Ray's thread comes to it. Nothing when the connection has
+        been shut down: what was to be tidied up went with it.
+        """
+        called = asyncio.ensure_future(self.call(function))
+        done, _ = await asyncio.wait({called}, timeout=LEAVE_SECONDS)
+        if not done:
+            log.error("ray.hangs", seconds=LEAVE_SECONDS)
+            called.add_done_callback(_forget)
+            return
+        with contextlib.suppress(ConductorError):
+            called.result()
+
+    async def lost(self) -> str:
+        """Returns the reason when the GCS or this node's raylet is gone or silent; until then it waits."""
+        return self._note_loss(await first_ended(self._vital()))
+
+    async def answers(self) -> bool:
+        """Whether the GCS and this node's raylet are there and answer."""
+        found = await all_answer(self._vital())
+        if not found:
+            self._note_loss("it does not answer")
+        return found
+
+    def _note_loss(self, reason: str) -> str:
+        """Again: nothing."""
+        if not self._gone.done():
+            self._gone.set_result(reason)
+        return reason
+
+    def _vital(self) -> list[Server]:
+        host, _, port = self.address.rpartition(":")
+        own = [] if self.own is None else [(self.own.host, self.own.port, "Ray's raylet")]
+        return [(host, int(port), "Ray's GCS"), *own]
+
+    def slots(self, shape: Shape) -> int:
+        """How many runners of this shape fit on all nodes at once; plain ones: as many as there are CPUs."""
+        if not shape:
+            return max(1, int(sum(node.resources.get("CPU", 0.0) for node in self.nodes)))
+        return sum(_fits(node, demand(shape)) for node in self.nodes)
+
+    def why_never(self, shape: Shape) -> str:
+        """Why no node can ever hold a runner of this shape, in one line."""
+        wanted = demand(shape)
+        missing = [
+            f"{name} {amount:g} (the most a node has: {max((n.resources.get(name, 0.0) for n in self.nodes), default=0.0):g})"
+            for name, amount in wanted.items()
+            if all(node.resources.get(name, 0.0) < amount for node in self.nodes)
+        ]
+        what = ", ".join(missing) or f"{dict(wanted)} together on one node"
+        return f"can never be scheduled: no node of the Ray cluster has {what}"
+
+    async def refresh(self) -> bool:
+        """Asks for the nodes; whether any came or went since it was called last, or since `connect`."""
+        before = self._told
+        await self.call(self._ask_nodes)
+        for node in self._alive:
+            if node.id in self._lost and await answers(node.host, node.port, silence=ASK_AGAIN_SECONDS):
+                self._lost.discard(node.id)
+        self._lost.intersection_update(node.id for node in self._alive)
+        self._note_nodes()
+        self._told = frozenset(node.id for node in self.nodes)
+        return before != self._told
+
+    def next_node(self, taken: Mapping[str, int]) -> str | None:
+        """The node for the next plain runner, by how many each has of them for each of its CPUs: Ray would spread
+        runners that hold nothing without a look at either. None where there is but one.
+        """
+        if len(self.nodes) < 2:
+            return None
+        cpus = {node.id: node.resources.get("CPU", 0.0) for node in self.nodes}
+        some = [node_id for node_id, number in cpus.items() if number > 0] or list(cpus)
+        return min(some, key=lambda node_id: (taken.get(node_id, 0) + 1) / (cpus[node_id] or 1.0))
+
+    async def is_lost(self, node_id: str) -> bool:
+        """Whether this node is no more: its raylet does not answer."""
+        try:
+            node = await self._known(node_id)
+        except Exception:  # noqa: BLE001  # whatever Ray raises: who is lost is Ray itself
+            return False
+        return node is None or not await answers(node.host, node.port)
+
+    async def node_lost(self, node_id: str) -> None:
+        """Returns when the raylet of this node is gone; it is none of the nodes then, though Ray itself takes some
+        15 s to say so. Raises what Ray does when it is lost.
+        """
+        node = await self._known(node_id)
+        if node is not None:
+            await ended(node.host, node.port, node_id)
+        self._lost.add(node_id)
+        self._note_nodes()
+
+    async def _known(self, node_id: str) -> Node | None:
+        """The node, which may have come after the last `refresh`; None when it has left."""
+        if all(node.id != node_id for node in self._alive):
+            await self.call(self._ask_nodes)
+        return next((node for node in self._alive if node.id == node_id), None)
+
+    def _note_nodes(self) -> None:
+        self.nodes = tuple(node for node in self._alive if node.id not in self._lost)
+
+    async def ask_agent(self, node_id: str, method: str, *arguments: Any) -> Any:
+        """Calls a method of a node's agent (`node_agent.NodeAgent`), which is started on first need. Raises what Ray
+        raises when the agent is dead; the next call starts a new one.
+        """
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[Any] = loop.create_future()
+
+        def settle(outcome: Any) -> None:
+            error = outcome.exception()
+            if answer.done():
+                return
+            if error is None:
+                answer.set_result(outcome.result())
+            else:
+                self._agents.pop(node_id, None)
+                answer.set_exception(error)
+
+        def answered(outcome: Any) -> None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody wants to know
+                loop.call_soon_threadsafe(settle, outcome)
+
+        def ask() -> None:
+            reference = getattr(self._agent(node_id), method).remote(*arguments)
+            reference.future().add_done_callback(answered)
+
+        await self.call(ask)
+        return await answer
+
+    async def disconnect(self) -> None:
+        """Ends a connection that `connect` has made; one that was there before is left as it is."""
+        # behind a `connect` that was cancelled: its thread is still at it
+        await self.call_at_end(self._leave)
+        self._thread.shutdown(wait=False)
+
+    def _leave(self) -> None:
+        """In Ray's thread."""
+        if self.ray is None:
+            return
+        if self.address:
+            self.ray.shutdown()
+        else:
+            self._dismiss_agents()
+
+    def close(self) -> None:
+        """Leaves without waiting: the process ends soon after, and Ray's actors end with their driver."""
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    def _dismiss_agents(self) -> None:
+        """In Ray's thread."""
+        for agent in self._agents.values():
+            self.ray.kill(agent)
+        self._agents.clear()
+
+    def _agent(self, node_id: str) -> Any:
+        """In Ray's thread."""
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy  # noqa: PLC0415  # Ray is imported late
+
+        from governor.tasks.cluster.node_agent import NodeAgent  # noqa: PLC0415  # only where there are other nodes
+
+        agent = self._agents.get(node_id)
+        if agent is None:
+            strategy = NodeAffinitySchedulingStrategy(node_id=node_id, soft=False)
+            remote: Any = self.ray.remote(NodeAgent)
+            agent = remote.options(
+                num_cpus=0, max_restarts=0, max_concurrency=AGENT_THREADS, scheduling_strategy=strategy
+            ).remote()
+            self._agents[node_id] = agent
+        return agent
+
+    async def _reachable(self) -> None:
+        host, colon, port = self.address.rpartition(":")
+        if not colon or not port.isdigit():
+            raise ConductorError(f'"{self.address}" is no Ray address of the form host:port')
+        try:
+            _, writer = await asyncio.open_connection(host, int(port))
+        except OSError as error:
+            raise ConductorError(f"no Ray at {self.address}: {error.strerror or error}") from None
+        writer.close()
+
+    def _connect(self) -> None:
+        self.ray = join(self.address, token_path=self._token_path, namespace=self.namespace)
+        self._worker = worker_id()
+        self._ask_nodes()
+        self._told = frozenset(node.id for node in self.nodes)
+
+    def _adopt(self) -> None:
+        import ray  # noqa: PLC0415  # the caller has imported it
+
+        if not ray.is_initialized():
+            raise ConductorError("Ray is not initialized in this process, and no address was given")
+        self.ray, self._worker = ray, worker_id()
+        self._ask_nodes()
+        self._told = frozenset(node.id for node in self.nodes)
+
+    def _ask_nodes(self) -> None:
+        here = self.ray.get_runtime_context().get_node_id()
+        self._alive = tuple(
+            Node(
+                id=node["NodeID"],
+                host=node["NodeManagerAddress"],
+                port=node["NodeManagerPort"],
+                resources=node["Resources"],
+            )
+            for node in self.ray.nodes()
+            if node["Alive"]
+        )
+        for gone in self._agents.keys() - {node.id for node in self._alive}:
+            self._agents.pop(gone, None)
+        self._note_nodes()
+        self.own = next((node for node in self._alive if node.id == here), None)
+
+
+def demand(shape: Shape) -> dict[str, float]:
+    """The resources of a shape by Ray's names."""
+    return {RAY_NAMES.get(name, name): amount for name, amount in shape}
+
+
+def _fits(node: Node, wanted: Mapping[str, float]) -> int:
+    rooms = [math.floor(node.resources.get(name, 0.0) / amount + 1e-9) for name, amount in wanted.items()]
+    return min(rooms, default=0)
+
+
+def _forget(called: asyncio.Future[Any]) -> None:
+    """What nobody waits for any more."""
+    if not called.cancelled():
+        called.exception()
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__

@@ -1,0 +1,281 @@
+"""The daemon's own Ray head: started as a child, watched, taken down with everything that it started.
+
+Rules:
+1. The daemon never imports Ray: the head is a process of its own (`governor.tasks.cluster.head_process`), in its own process group.
+2. One `RayHead` is one head from start to end. To stop and replace it after `lost()`, with a back-off, is the caller's
+   part: it makes a new one, and task conductors connect to the new address.
+3. Clients need a token: `token_path`, 0600, kept from one head to the next.
+4. `stop` returns when every process is seen dead, also agents in sessions of their own, and the temp folder is gone.
+5. Its GCS and its raylet are asked, not only waited for: who is frozen is lost too.
+6. Call `start` in a thread that lives as long as the head is to: PDEATHSIG tells of the death of the thread that forked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import secrets
+import shutil
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from governor import logs
+from governor.errors import ProcessError
+from governor.processes import kill_tree
+from governor.processes.leftovers import house_of
+from governor.processes.readiness import readable
+from governor.tasks.cluster.liveness import all_answer, first_ended
+
+if TYPE_CHECKING:
+    from governor.tasks.cluster.liveness import Server
+
+START_SECONDS: Final = 60.0
+STOP_SECONDS: Final = 10.0
+SOCKET_PATH_BYTES: Final = 107
+# what comes behind our folder: /t/session_2026-01-01_00-00-00_000000_1234567/sockets/plasma_store.1
+RAY_SUFFIX_BYTES: Final = 77
+OBJECT_STORE_BYTES: Final = 256 * 1024 * 1024
+"""Values of tasks travel in records and files: the object store holds next to nothing."""
+LAST_LINES: Final = 20
+LAST_WORDS_SECONDS: Final = 1.0
+FAR_FOLDER: Final = Path("/tmp")  # noqa: S108  # made by mkdtemp
+"""Where Ray's temp folder goes if its sockets would not fit into the runtime folder."""
+
+log = logs.get_logger()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadAddress:
+    """Where the head is: `address` as ``host:port`` of its GCS, and the file with the token that opens it."""
+
+    address: str
+    token_path: Path
+
+
+def environment(token_path: Path | None) -> dict[str, str]:
+    """The variables under which Ray's processes, ours and the head's, find each other. Ray reads them at import."""
+    variables = {
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_kill_child_processes_on_worker_exit_with_raylet_subreaper": "true",
+        "RAY_enable_worker_prestart": "false",
+        "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",
+    }
+    if token_path is not None:
+        variables |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token_path)}
+    return variables
+
+
+class RayHead:
+    """One local head.
+
+    Args:
+        state_folder: the token lives here. `runtime_folder`: Ray's temp folder goes below it, or below /tmp where its
+            sockets would not fit into 107 bytes.
+        num_cpus: how many plain tasks may run at once. `token`: the one to begin with; None: a random one.
+    """
+
+    def __init__(
+        self, *, state_folder: Path, runtime_folder: Path, num_cpus: int, token: str | None = None
+    ) -> None:
+        self._token = token or secrets.token_hex(32)
+        self._token_path = state_folder / "ray-token"
+        self._state_folder = state_folder
+        self._runtime_folder = runtime_folder
+        self._num_cpus = num_cpus
+        self._mark = kill_tree.new_child_mark()
+        self._temp: Path | None = None
+        self._process: asyncio.subprocess.Process | None = None
+        self._complaints: asyncio.Task[list[str]] | None = None
+        self._exited: asyncio.Task[int] | None = None
+        self._vital: tuple[Server, ...] = ()
+
+    @property
+    def pid(self) -> int | None:
+        return None if self._process is None else self._process.pid
+
+    async def start(self) -> HeadAddress:
+        """Returns when tasks can be sent. Raises ProcessError with Ray's last lines; nothing is left then."""
+        if self._process is not None:
+            raise ProcessError("this Ray head was started before: one object is one head", pid=self.pid)
+        self._keep_token()
+        self._temp = self._make_temp()
+        settings = {
+            "num_cpus": self._num_cpus,
+            # Ray opens its folder to everybody (0777): ours around it stays closed
+            "temp_dir": str(self._temp / "t"),
+            "object_store_bytes": OBJECT_STORE_BYTES,
+            "parent": os.getpid(),
+            "mark": self._mark,
+        }
+        root = str(Path(__file__).parents[3])
+        path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
+        began = time.monotonic()
+        self._process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "governor.tasks.cluster.head_process", json.dumps(settings)),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            start_new_session=True,
+            env={**os.environ, **environment(self._token_path), "PYTHONPATH": path},
+        )
+        self._complaints = asyncio.create_task(_last_lines(self._process.stderr), name="ray_head.stderr")
+        self._exited = asyncio.create_task(self._process.wait(), name="ray_head.exit")
+        assert self._process.stdout is not None  # noqa: S101  # asked for above
+        try:
+            async with asyncio.timeout(START_SECONDS):
+                ready = await _ready(self._process.stdout)
+        except (TimeoutError, ValueError, ProcessError) as error:
+            await self.stop()
+            told = " ".join(self._complaints.result()[-1:]) if self._complaints.done() else ""
+            late = f" within {START_SECONDS:g} s" if isinstance(error, TimeoutError) else ""
+            ended = str(error) if isinstance(error, ProcessError) else ""
+            why = "; ".join(filter(None, (ended, told))) or "no reason given"
+            raise ProcessError(f"the Ray head did not start{late}: {why}") from error
+        except asyncio.CancelledError:
+            await self.stop()
+            raise
+        host, _, port = ready["address"].rpartition(":")
+        self._vital = ((host, int(port), "Ray's GCS"), (host, ready["raylet_port"], "Ray's raylet"))
+        took = round(time.monotonic() - began, 2)
+        log.info(
+            "ray_head.started",
+            pid=self.pid,
+            address=ready["address"],
+            num_cpus=self._num_cpus,
+            seconds=took,
+        )
+        return HeadAddress(address=ready["address"], token_path=self._token_path)
+
+    async def exited(self) -> int:
+        """Returns the exit code when the head has ended, asked to or not. Any number of waiters; call after `start`."""
+        if self._exited is None:
+            raise ProcessError("this Ray head was never started")
+        return await asyncio.shield(self._exited)
+
+    async def answers(self) -> bool:
+        """Whether its parts answer; a frozen one is given the time that takes it for lost."""
+        return await all_answer(self._vital)
+
+    async def lost(self) -> str:
+        """Returns how it has ended, or which part of it is gone or silent; until then it waits. Call after `start`."""
+        exited = asyncio.ensure_future(self.exited())
+        silent = asyncio.create_task(first_ended(self._vital), name="ray_head.beat")
+        try:
+            await asyncio.wait({exited, silent}, return_when=asyncio.FIRST_COMPLETED)
+            if not exited.done():
+                return silent.result()
+            if self._complaints is not None:
+                await asyncio.wait({self._complaints}, timeout=LAST_WORDS_SECONDS)
+            return f"exit code {exited.result()}{self._last_words()}"
+        finally:
+            for task in (exited, silent):
+                task.cancel()
+            await asyncio.wait({exited, silent})
+
+    def _last_words(self) -> str:
+        if self._complaints is None or not self._complaints.done():
+            return ""
+        return "".join(f" ({line})" for line in self._complaints.result()[-1:])
+
+    async def stop(self) -> None:
+        """Takes the head down; may be called at any time, and again. Raises ProcessError if a process lives on."""
+        try:
+            if self._process is not None and self._exited is not None:
+                left = await asyncio.to_thread(_kill_all, self._process.pid, self._mark)
+                await asyncio.wait({self._exited}, timeout=STOP_SECONDS)
+                if self._complaints is not None:
+                    await asyncio.wait({self._complaints}, timeout=LAST_WORDS_SECONDS)
+                if left:
+                    raise ProcessError(f"processes of the Ray head live on: {left}", pid=left[0])
+        finally:
+            temp, self._temp = self._temp, None
+            if temp is not None:
+                await asyncio.to_thread(shutil.rmtree, temp, ignore_errors=True)
+
+    def _keep_token(self) -> None:
+        self._token_path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with contextlib.suppress(FileExistsError):
+            handle = os.open(self._token_path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            with os.fdopen(handle, "w") as file:
+                file.write(self._token)
+
+    def _make_temp(self) -> Path:
+        fits = len(os.fsencode(self._runtime_folder)) + len("/ray-12345678") + RAY_SUFFIX_BYTES
+        if fits <= SOCKET_PATH_BYTES:
+            self._runtime_folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            return Path(tempfile.mkdtemp(prefix="ray-", dir=self._runtime_folder))
+        return Path(tempfile.mkdtemp(prefix=_far_prefix(house_of(self._state_folder)), dir=FAR_FOLDER))
+
+
+def remove_left_over(house: str) -> None:
+    """Temp folders of earlier heads of this house, where they are not in the runtime folder. Blocks."""
+    for folder in FAR_FOLDER.glob(f"{_far_prefix(house)}*"):
+        if folder.lstat().st_uid == os.getuid():
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _far_prefix(house: str) -> str:
+    return f"ray-{house[:8]}-"
+
+
+async def _ready(told: asyncio.StreamReader) -> dict[str, Any]:
+    """What a head says when it is ready. Raises ProcessError when a part of it dies before, ValueError when it ends."""
+    line = asyncio.create_task(told.readline(), name="ray_head.line")
+    deaths: dict[asyncio.Task[None], str] = {}
+    try:
+        while True:
+            await asyncio.wait({line, *deaths}, return_when=asyncio.FIRST_COMPLETED)
+            if not line.done():
+                await asyncio.wait({line}, timeout=LAST_WORDS_SECONDS)  # it may end itself, and say why
+            if not line.done():
+                ended = ", ".join(part for death, part in deaths.items() if death.done())
+                raise ProcessError(f"{ended} has ended during its start")
+            said: dict[str, Any] = json.loads(line.result())
+            if "part" not in said:
+                return said
+            deaths[asyncio.create_task(_death(said["pid"]))] = said["part"]
+            line = asyncio.create_task(told.readline(), name="ray_head.line")
+    finally:
+        for task in (line, *deaths):
+            task.cancel()
+        await asyncio.wait({line, *deaths})
+
+
+async def _death(pid: int) -> None:
+    """Returns when it is dead; never where no descriptor is left to watch it by."""
+    try:
+        handle = os.pidfd_open(pid)
+        try:
+            await readable(handle)
+        finally:
+            os.close(handle)
+    except ProcessLookupError:
+        return
+    except OSError as error:
+        log.warning("ray_head.not_watched", pid=pid, reason=str(error))
+        await asyncio.Event().wait()
+
+
+async def _last_lines(stream: asyncio.StreamReader | None) -> list[str]:
+    lines: list[str] = []
+    while stream is not None and (line := await stream.readline()):
+        lines = [*lines, line.decode(errors="replace").strip()][-LAST_LINES:]
+    return lines
+
+
+def _kill_all(pid: int, mark: int) -> list[int]:
+    """SIGKILL to the head, to what descends from it, and to what was left by it; the pids that live on."""
+    try:
+        handle = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return kill_tree.kill_tree(pid, None, mark)
+    try:
+        return kill_tree.kill_tree(pid, handle, mark)
+    finally:
+        os.close(handle)

@@ -1,0 +1,68 @@
+"""How a process joins a Ray that runs already, and keeps its hands off signals, addresses and standard output."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from governor import logs
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+log = logs.get_logger()
+
+
+def join(address: str, *, token_path: str | None, namespace: str) -> Any:
+    """The module `ray`, connected. Blocks; raises what Ray raises."""
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    if token_path is not None:
+        os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": token_path}
+    import ray  # noqa: PLC0415  # the variables above are read when it is imported
+    from ray._raylet import Config  # type: ignore[attr-defined]  # noqa: PLC0415  # as above
+    from ray.job_config import JobConfig  # noqa: PLC0415
+
+    # Reads the variables again: in a fork of a process that had imported Ray they came late.
+    Config.initialize("")
+    if address.startswith("127.0.0.1:"):
+        take_loopback_at_its_word()
+    # It warns that off the main thread it sets no SIGTERM handler: ours is to stay.
+    logging.getLogger("ray._private.worker").addFilter(lambda line: "SIGTERM" not in line.getMessage())
+    root = str(Path(__file__).parents[3])
+    ray.init(
+        address=address,
+        namespace=namespace,
+        log_to_driver=False,
+        configure_logging=False,
+        job_config=JobConfig(_py_driver_sys_path=[root, *filter(None, sys.path)]),
+    )
+    _quiet()
+    return ray
+
+
+def take_loopback_at_its_word() -> None:
+    """`ray.init` replaces 127.0.0.1 by the machine's outward address, where our own head does not listen."""
+    import ray._private.services as ray_services  # noqa: PLC0415  # after its variables are set
+
+    ray_services.resolve_ip_for_localhost = lambda host: host
+
+
+def _quiet() -> None:
+    """What Ray tells its driver goes to the log: it prints, and standard output belongs to the command line."""
+    import ray._private.worker as ray_worker  # noqa: PLC0415  # after its variables are set
+
+    def note(data: Mapping[str, Any], *_: object, **__: object) -> None:
+        log.debug("ray.said", text=" ".join(data.get("lines", ()))[:1000])
+
+    ray_worker.print_to_stdstream = note
+
+
+def worker_id() -> str:
+    """Ray's id of this process; another one after each `ray.init`, "" without. Does not import Ray to find out."""
+    ray = sys.modules.get("ray")
+    if ray is None or not ray.is_initialized():
+        return ""
+    return str(ray.get_runtime_context().get_worker_id())

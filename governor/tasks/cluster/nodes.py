@@ -1,0 +1,31 @@
+"""Nodes that join and leave a cluster while tasks run: places follow."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Final
+
+from governor import logs
+
+if TYPE_CHECKING:
+    from governor.tasks.cluster.cluster import Cluster
+    from governor.tasks.engine import Engine
+
+REFRESH_SECONDS: Final = 5.0
+"""How often the nodes are asked for: Ray tells its drivers nothing of nodes that join."""
+
+log = logs.get_logger()
+
+
+async def follow(cluster: Cluster, engine: Engine) -> None:
+    """Goes on until it is cancelled. The loss of a node shows in its runners first; here its places go."""
+    while True:
+        await asyncio.sleep(REFRESH_SECONDS)
+        try:
+            changed = await cluster.refresh()
+        except Exception as error:  # noqa: BLE001  # Ray raises many types; it may answer again
+            log.warning("ray.unanswered", reason=f"{type(error).__name__}: {error}")
+            continue
+        if changed:
+            log.info("ray.nodes", nodes=len(cluster.nodes))
+            engine.resize(engine.shapes())

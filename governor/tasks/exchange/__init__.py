@@ -1,1 +1,0 @@
-"""What both sides of a runner share: messages, values, tickets, deaths. Light: user code loads it in every runner."""

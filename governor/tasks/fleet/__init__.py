@@ -1,1 +1,0 @@
-"""The driver's side of runners and nodes: processes, streams, the cluster."""

@@ -1,0 +1,394 @@
+"""The simulation of one phase on Ray: `workers` chunks of episodes at a time, each a batch of the engine.
+
+Rules:
+1. What is played, recorded and reported, and when the part is over, is `episodes.simulation`'s to say, as with every
+   transport: a worker here is a thread that has runners play for it (`actor.episodes`).
+2. An episode that ended is told at once, by itself: whatever becomes of its chunk, it is kept.
+3. An episode has its time from its own start. A runner that is not back `LATE_SECONDS` after that gets the batch's grace,
+   then it is killed: the episode is `timed_out`. One whose runner died is played again, at most `TRIES` times, then it is
+   `crashed`. What had not begun goes into another chunk.
+4. A stop cancels the episodes in work at their next step. PAUSE, RESET and RESTART hold from the next chunk on.
+5. A runner that dies with Ray is no crash: nothing is told of it, and who takes the run up plays it again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import threading
+from collections import Counter, deque
+from concurrent.futures import wait
+from itertools import count
+from pathlib import Path
+from queue import SimpleQueue
+from time import monotonic
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from governor import logs
+from governor.episodes.entries import one_line
+from governor.episodes.records.episode_file import unkept
+from governor.episodes.remote.worker import TRIES
+from governor.episodes.rules.conditions import faults
+from governor.episodes.simulation import Paused, Simulation
+from governor.messages import EpisodeRecord, TaskRecord, TaskSpec, encode
+from governor.tasks.phases.sent_steps import SentSteps
+from governor.tasks.protocol import episodes
+from governor.tasks.scheduling.chunks import ChunkSizes
+from governor.tasks.scheduling.events import BatchSpec
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+    from concurrent.futures import Future
+
+    from governor.messages import Acknowledged, EpisodeOutcome, StartSimulation
+    from governor.tasks.engine import Engine
+    from governor.tasks.scheduling.events import (
+        Attempt,
+        AttemptEnded,
+        AttemptStarted,
+        BatchEnded,
+    )
+
+LATE_SECONDS: Final = 0.5
+"""For an episode past its deadline to come to the end of its step."""
+GRACE_SECONDS: Final = 1.0
+"""For an episode that is cancelled to do so."""
+
+log = logs.get_logger()
+
+
+def refusals(command: StartSimulation) -> list[str]:
+    """What is wrong with the command, one line each."""
+    wrong = faults(command.until)
+    if len(command.agents) != 1:
+        wrong.append(f"an environment for one agent takes one, not {len(command.agents)}")
+    if command.workers < 1:
+        wrong.append(f"workers must be at least 1, not {command.workers}")
+    if command.evaluate is not None or command.checkpoint is not None:
+        wrong.append("what is evaluated or kept while it learns is no agent on Ray")
+    if command.transport != "ray":
+        wrong.append(f"a task conductor simulates with transport ray, not {command.transport}")
+    if command.made_environment is None or len(command.made_agents) != len(command.agents):
+        wrong.append("the command does not say what its environment and agents are made of")
+    return wrong
+
+
+class Chunk:
+    """Episodes on their way to a runner and back. Implements `BatchListener`: all of it belongs to the event loop, but
+    `told`, which gives the record of each run and its payload, and None at the end.
+    """
+
+    def __init__(
+        self, engine: Engine, batch: BatchSpec, *, timeout: float | None, build_seconds: float
+    ) -> None:
+        self.told: SimpleQueue[tuple[TaskRecord, bytes] | None] = SimpleQueue()
+        self.begun = -1
+        """The run that began last."""
+        self.began = 0.0
+        self.overdue = -1
+        """The run that was cancelled because its time was over."""
+        self._engine = engine
+        self._batch = batch
+        self._timeout = timeout
+        self._build_seconds = build_seconds
+        self._alarm: asyncio.TimerHandle | None = None
+
+    def begin(self) -> None:
+        self._engine.submit(self._batch, self)
+
+    def cancel(self, reason: str) -> None:
+        self._engine.cancel(self._batch.id, reason=reason, gentle=True)
+
+    def attempt_started(self, started: AttemptStarted, *, pid: int, node: str) -> None:
+        del pid, node
+        self.begun, self.began = started.run, started.at
+        self._watch()
+
+    def attempt_ended(self, ended: AttemptEnded) -> None:
+        log.warning("episodes.runner_lost", reason=ended.error)
+
+    def run_ended(self, record: TaskRecord, payload: bytes) -> None:
+        self.told.put((record, payload))
+
+    def line(self, attempt: Attempt, run: int, level: str, text: str) -> None:
+        log.info("episodes.log", task=attempt.task.id, run=run, level=level, text=text)
+
+    def batch_ended(self, ended: BatchEnded) -> None:
+        log.debug("episodes.chunk_ended", batch=ended.batch, end=ended.end)
+        if self._alarm is not None:
+            self._alarm.cancel()
+        self.told.put(None)
+
+    def _watch(self) -> None:
+        """Over the run in work. An alarm that is set for an earlier one rings too early, and is set anew."""
+        limit = self._build_seconds if self.begun == 0 else self._timeout
+        due = math.inf if limit is None else self.began + limit + LATE_SECONDS
+        if self._alarm is not None:
+            if monotonic() < self._alarm.when() <= due:
+                return
+            self._alarm.cancel()
+            self._alarm = None
+        if monotonic() >= due:
+            self.overdue = self.begun
+            self.cancel(f"longer than {limit:g} s")
+        elif limit is not None:
+            self._alarm = asyncio.get_running_loop().call_at(due, self._watch)
+
+
+class RaySimulation:
+    """Of one phase. `ray_answers` tells whether Ray lives; `give_up` ends the process with a reason."""
+
+    def __init__(
+        self,
+        simulation: Simulation,
+        *,
+        engine: Engine,
+        ray_answers: Callable[[], Awaitable[bool]],
+        give_up: Callable[[str], None],
+    ) -> None:
+        command = simulation.command
+        self.simulation = simulation
+        self._engine = engine
+        self._ray_answers = ray_answers
+        self._give_up = give_up
+        self._part = encode(msgspec.structs.replace(command, done=(), until=()))
+        folder = Path(simulation.spec.run_folder)
+        self._state_path = folder / "agents" / f"{command.agents[0]}.state"
+        self._sent = SentSteps(folder, command.name)
+        self._lock = threading.Lock()
+        self._sizes = ChunkSizes(workers=command.workers, fixed=command.chunk)
+        self._left = command.episodes - len(command.done)
+        self._again: deque[int] = deque()
+        self._tries: Counter[int] = Counter()
+        self._replays: dict[int, int] = {}
+        self._builds_lost = 0
+        self._numbers = count()
+        self._at_work: set[Chunk] = set()
+
+    async def run(self) -> None:
+        """From the first episode to `PartEnded`."""
+        stop: asyncio.Future[Any] = asyncio.wrap_future(self.simulation.ask(asyncio.Event().wait()))
+        stop.add_done_callback(self._stopped)
+        try:
+            await self.simulation.run(self._play)
+        finally:
+            stop.cancel()
+            self._sent.close()
+
+    def _stopped(self, _: asyncio.Future[Any]) -> None:
+        with self._lock:
+            at_work = list(self._at_work)
+        for chunk in at_work:
+            chunk.cancel("the phase was stopped")
+
+    # -- in the thread of a worker --------------------------------------------------------------------------
+
+    def _play(self, simulation: Simulation, number: int) -> None:
+        """The life of a worker. The last episode of a chunk is acknowledged before the next chunk begins."""
+        del simulation  # the one of this phase
+        while indices := self._take():
+            reported = self._play_chunk(indices, number)
+            if reported is not None:
+                wait([reported])
+
+    def _take(self) -> list[int]:
+        """Episodes for one chunk; none when there is nothing more to do."""
+        with self._lock:
+            size = self._sizes.next(self._left)
+        taken: list[int] = []
+        while len(taken) < size and not self.simulation.stopping:
+            with self._lock:
+                index = self._again.popleft() if self._again else None
+            if index is None:
+                try:
+                    index = self.simulation.next_index(wait=not taken)
+                except Paused:
+                    break
+            if index is None:
+                break
+            taken.append(index)
+        with self._lock:
+            self._left -= len(taken)
+        return taken
+
+    def _give_back(self, indices: list[int], *, replayed: bool = False) -> None:
+        with self._lock:
+            if replayed:
+                self._replays |= dict.fromkeys(indices, self.simulation.replays)
+            self._again += indices
+            self._left += len(indices)
+
+    def _play_chunk(
+        self, indices: list[int], worker: int, *, with_state: bool = False
+    ) -> Future[Acknowledged] | None:
+        """The acknowledgement of the last episode that was told."""
+        wanted = episodes.Chunk(
+            number=next(self._numbers),
+            part=self._part,
+            indices=indices,
+            worker=worker,
+            resets=self.simulation.resets,
+            replays=max(self._replays.get(index, 0) for index in indices),
+            learned=self._state_path.exists(),
+            state=self._state_path.read_bytes() if with_state else None,
+        )
+        chunk = self._begin(wanted)
+        reported: Future[Acknowledged] | None = None
+        missing = [*range(len(indices) + 1)]
+        lost: TaskRecord | None = None
+        ready = episodes.READY
+        while (ended := chunk.told.get()) is not None:
+            record, payload = ended
+            if record.outcome != "succeeded":
+                lost = lost or record
+            elif record.run == 0:
+                ready = record.value
+                missing.remove(0)
+            elif (played := self._heard(record.value, payload)) is not None:
+                reported = self.simulation.ended(played)
+                missing.remove(record.run)
+        with self._lock:
+            self._at_work.discard(chunk)
+        if ready == episodes.WITHOUT_STATE:
+            return self._play_chunk(indices, worker, with_state=True)
+        if ready != episodes.READY:
+            self.simulation.break_off(ready)
+        elif missing:
+            reported = self._left_over(chunk, wanted, missing, lost) or reported
+        return reported
+
+    def _begin(self, wanted: episodes.Chunk) -> Chunk:
+        command = self.simulation.command
+        task = TaskSpec(
+            id=f"{command.name}.{wanted.number}",
+            call=episodes.CALL,
+            args=wanted.args(),
+            repeat=len(wanted.indices) + 1,
+            is_eval=command.mode == "eval",
+        )
+        batch = BatchSpec(
+            id=f"episodes {command.phase}.{wanted.number}",
+            tasks=(task,),
+            rank=(float(command.phase), 0),
+            grace=GRACE_SECONDS,
+        )
+        chunk = Chunk(
+            self._engine,
+            batch,
+            timeout=command.episode_timeout,
+            build_seconds=command.build_seconds,
+        )
+
+        async def begin() -> None:
+            if self.simulation.stopping:
+                chunk.told.put(None)
+                return
+            with self._lock:
+                self._at_work.add(chunk)
+            chunk.begin()
+
+        self.simulation.ask(begin(), stoppable=False).result()
+        return chunk
+
+    def _heard(self, value: Any, payload: bytes) -> EpisodeRecord | None:
+        """The episode, if it ended by itself or had to: not one that was cancelled in place of another."""
+        if value == episodes.UNPREPARED:
+            return None
+        record, stream = episodes.heard(value)
+        if record.outcome == "cancelled" and not self.simulation.stopping:
+            return None
+        with self._lock:
+            self._builds_lost = 0
+            self._sizes.seen(record.seconds)
+            try:
+                self._sent.write(payload, stream=stream, worker=record.worker)
+            except OSError as error:
+                reason = f"cannot record its steps: {one_line(error)}"
+                log.warning("episode.not_recorded", index=record.index, reason=reason)
+                return unkept(record, reason)
+        return record
+
+    # -- what has no end ------------------------------------------------------------------------------------
+
+    def _left_over(
+        self, chunk: Chunk, wanted: episodes.Chunk, missing: list[int], lost: TaskRecord | None
+    ) -> Future[Acknowledged] | None:
+        """`missing` are runs, `lost` is the end of the first one that the engine ended: that was in work, if any was."""
+        simulation = self.simulation
+        if lost is not None and lost.outcome == "crashed":
+            if not simulation.ask(_awaited(self._ray_answers()), stoppable=False).result():
+                simulation.loop.call_soon_threadsafe(self._ray_is_lost)
+                return None
+        elif lost is not None and lost.outcome == "failed":
+            simulation.break_off(lost.error)
+            return None
+        first, *others = missing
+        self._give_back([wanted.indices[run - 1] for run in others])
+        if first == 0:
+            self._not_built(lost, overdue=chunk.overdue == 0)
+            return None
+        cut_short = self._cut_short(chunk, wanted, first, lost)
+        if cut_short is not None:
+            return simulation.ended(cut_short)
+        had_begun = first <= chunk.begun
+        if had_begun:
+            simulation.played_again()
+        self._give_back([wanted.indices[first - 1]], replayed=had_begun)
+        return None
+
+    def _cut_short(
+        self, chunk: Chunk, wanted: episodes.Chunk, run: int, lost: TaskRecord | None
+    ) -> EpisodeRecord | None:
+        """The end of an episode whose runner has not told how far it came; None if it is to be played again."""
+        simulation = self.simulation
+        index = wanted.indices[run - 1]
+        outcome: EpisodeOutcome
+        if chunk.overdue == run:
+            outcome, reason = (
+                "timed_out",
+                f"longer than {simulation.command.episode_timeout:g} s, and its runner hangs",
+            )
+        elif lost is not None and lost.outcome == "crashed":
+            self._tries[index] += 1
+            log.warning("episode.crashed", index=index, attempt=self._tries[index], reason=lost.error)
+            if self._tries[index] < TRIES:
+                return None
+            outcome, reason = "crashed", lost.error
+        elif simulation.stopping and run == chunk.begun:
+            outcome, reason = "cancelled", ""
+        else:
+            return None
+        return EpisodeRecord(
+            index=index,
+            worker=wanted.worker,
+            seed=simulation.seed_of(index),
+            outcome=outcome,
+            value=0.0,
+            steps=0,
+            seconds=monotonic() - chunk.began,
+            reason=reason,
+        )
+
+    def _not_built(self, lost: TaskRecord | None, *, overdue: bool) -> None:
+        """The runner did not make environment and agent, and did not say why."""
+        simulation = self.simulation
+        what = f"environment {simulation.command.environment!r} and its agent"
+        if overdue:
+            limit = f"{simulation.command.build_seconds:g} s (deadlines.start)"
+            simulation.break_off(f"{what} have not been made within {limit}")
+        elif lost is not None and lost.outcome == "crashed":
+            with self._lock:
+                self._builds_lost += 1
+                tries = self._builds_lost
+            if tries >= TRIES:
+                simulation.break_off(f"the runner that made {what} died: {lost.error}")
+
+    def _ray_is_lost(self) -> None:
+        self.simulation.abandon()
+        self._give_up("Ray is lost: a runner has died, and Ray does not answer")
+
+
+async def _awaited(answer: Awaitable[bool]) -> bool:
+    return await answer

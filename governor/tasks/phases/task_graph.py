@@ -1,0 +1,197 @@
+"""The task graph of one phase of a run: a batch of the engine, told to the governor.
+
+Rules:
+1. What the governor hears keeps its order: `TaskStarted` before `TaskEnded`, `PartEnded` last, and it is reported
+   without one event waiting for the acknowledgement of the one before.
+2. A start is told unless its end came with it: a task that takes a millisecond is one event, not two.
+3. While the governor is away all waits for it but the lines of users beyond `LINES_WAITING`: those are counted, and the
+   count is a line of its own.
+4. A runner that dies with Ray is no crash of its task: nothing is told of it, and who takes the run up runs it again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import TYPE_CHECKING, Final
+
+from governor import logs
+from governor.errors import ConductorError
+from governor.messages import Log, PartEnded, TaskAttemptEnded, TaskEnded, TaskStarted
+from governor.tasks.errors import GraphError
+from governor.tasks.ports import LEVELS
+from governor.tasks.scheduling.events import BatchSpec
+from governor.tasks.scheduling.wait_policy import min_wait_num
+from governor.tasks.work import file_name
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from governor.messages import ConductorEvent, StartTasks, TaskRecord
+    from governor.messages.link import Link
+    from governor.tasks.engine import Engine
+    from governor.tasks.scheduling.events import (
+        Attempt,
+        AttemptEnded,
+        AttemptStarted,
+        BatchEnded,
+        Limits,
+    )
+
+REPORTS_AT_ONCE: Final = 1024
+LINES_WAITING: Final = 4096
+"""Each has up to 4,000 characters; a traceback 20,000."""
+log = logs.get_logger()
+
+
+class PhaseTasks:
+    """Runs one `StartTasks` from start to `PartEnded`. Implements `BatchListener`."""
+
+    def __init__(
+        self,
+        *,
+        command: StartTasks,
+        link: Link,
+        engine: Engine,
+        ray_answers: Callable[[], Awaitable[bool]],
+        limits: Limits | None = None,
+    ) -> None:
+        self.phase = command.phase
+        self.progress = 0
+        """Attempts begun and ended, and runs that are over."""
+        self._command = command
+        self._link = link
+        self._engine = engine
+        self._ray_answers = ray_answers
+        self._limits = limits
+        self._reports: deque[ConductorEvent] = deque()
+        self._to_report = asyncio.Event()
+        self._lines = 0
+        """Of those that wait to be reported."""
+        self._dropped = 0
+
+    def begin(self) -> None:
+        """Raises ConductorError when the graph has faults."""
+        command = self._command
+        log.info("tasks.begin", phase=command.name, tasks=len(command.tasks), done=len(command.done))
+        min_num = command.min_num
+        if command.over_rollout:
+            enough = min_wait_num(len(command.tasks), command.over_rollout)
+            min_num = enough if min_num is None else min(min_num, enough)
+        batch = BatchSpec(
+            id=command.phase,
+            tasks=command.tasks,
+            done=command.done,
+            split=command.max_repeat_per_runner,
+            min_num=min_num,
+            wait_after_min=command.wait_after_min,
+            rank=(float(command.phase), 0),
+            grace=command.grace,
+            payload_inline=False,
+            folder=f"results/{file_name(command.name)}",
+        )
+        try:
+            self._engine.submit(batch, self, limits=self._limits)
+        except GraphError as error:
+            raise ConductorError(f"the task graph has faults: {error}") from error
+
+    async def run(self) -> None:
+        """Ends when `PartEnded` is in the journal. Raises ConductorError when Ray is lost."""
+        while True:
+            await self._to_report.wait()
+            batch = self._take()
+            crash = next((place for place, event in enumerate(batch) if _is_crash(event)), None)
+            if crash is not None and not await self._ray_answers():
+                if crash:
+                    await self._link.report_all(batch[:crash])
+                raise ConductorError("Ray is lost: a runner has died, and Ray does not answer")
+            await self._link.report_all(batch)
+            if any(isinstance(event, PartEnded) for event in batch):
+                return
+
+    def stop(self, reason: str) -> None:
+        """Cancels all that has not ended; the end comes as `PartEnded` with end ``stopped``."""
+        self._engine.cancel(self.phase, reason=reason or "the phase was stopped")
+
+    # -- BatchListener --------------------------------------------------------------------------------------
+
+    def attempt_started(self, started: AttemptStarted, *, pid: int, node: str) -> None:
+        self.progress += 1
+        attempt = started.attempt
+        self._say(
+            TaskStarted(
+                phase=self.phase,
+                task=attempt.task.id,
+                run=started.run,
+                attempt=attempt.number,
+                pid=pid,
+                node=node,
+            )
+        )
+
+    def attempt_ended(self, ended: AttemptEnded) -> None:
+        self.progress += 1
+        attempt = ended.attempt
+        self._say(
+            TaskAttemptEnded(
+                phase=self.phase,
+                task=attempt.task.id,
+                run=ended.run,
+                attempt=attempt.number,
+                outcome=ended.outcome,
+                error=ended.error,
+                seconds=ended.seconds,
+            )
+        )
+
+    def run_ended(self, record: TaskRecord, payload: bytes) -> None:
+        del payload  # it lies in a file of the run
+        self.progress += 1
+        self._say(TaskEnded(phase=self.phase, record=record))
+
+    def line(self, attempt: Attempt, run: int, level: str, text: str) -> None:
+        if self._lines >= LINES_WAITING:
+            self._dropped += 1
+            return
+        self._lines += 1
+        data = {"task": attempt.task.id, "run_id": run, "attempt": attempt.number, "text": text}
+        event = "task.traceback" if level == "traceback" else "task.log"
+        self._say(Log(level=LEVELS.get(level, "info"), event=event, data=data))
+
+    def batch_ended(self, ended: BatchEnded) -> None:
+        log.info("tasks.end", end=ended.end, failures=ended.failures, first_failure=ended.first_failure)
+        self._say(
+            PartEnded(
+                phase=self.phase,
+                part="tasks",
+                end=ended.end,
+                failures=ended.failures,
+                first_failure=ended.first_failure,
+            )
+        )
+
+    # -- reports --------------------------------------------------------------------------------------------
+
+    def _take(self) -> list[ConductorEvent]:
+        """The next events to be reported."""
+        batch = [self._reports.popleft() for _ in range(min(len(self._reports), REPORTS_AT_ONCE))]
+        self._lines -= sum(isinstance(event, Log) for event in batch)
+        if not self._reports:
+            self._to_report.clear()
+        if self._dropped:
+            batch.insert(0, Log(level="warning", event="task.logs_dropped", data={"lines": self._dropped}))
+            self._dropped = 0
+        return batch
+
+    def _say(self, event: ConductorEvent) -> None:
+        self._reports.append(event)
+        self._to_report.set()
+
+
+def _is_crash(event: ConductorEvent) -> bool:
+    match event:
+        case TaskAttemptEnded(outcome="crashed"):
+            return True
+        case TaskEnded(record=record):
+            return record.outcome == "crashed"
+    return False

@@ -1,1 +1,0 @@
-"""The parts of the core: pure, without clock, socket or Ray."""

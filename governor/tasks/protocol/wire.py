@@ -1,0 +1,182 @@
+"""What the scheduler and its runners say to each other: msgpack documents in frames on a stream socket.
+
+Rules:
+1. A frame is four bytes of length, little-endian, and one document; several may be written at once.
+2. What a runner says is in the kernel before it goes on: a report outlives its runner, and is out before user code
+   can hold the GIL.
+3. A runner's first frame is `Hello` with the secret that it got through Ray; nobody else is listened to.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+import msgspec
+
+from governor.processes.identity import Birth  # noqa: TC001  # msgspec reads the annotation
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+LENGTH: Final = struct.Struct("<I")
+LARGEST: Final = 2**31
+"""Bytes of one document."""
+KEEPALIVE: Final = {socket.TCP_KEEPIDLE: 5, socket.TCP_KEEPINTVL: 2, socket.TCP_KEEPCNT: 3}
+"""Seconds of silence, seconds between questions, and how many may stay unanswered: some 11 s in all."""
+
+
+class _Message(msgspec.Struct, frozen=True, array_like=True, tag=True, gc=False):
+    """Root of all of them."""
+
+
+class Input(msgspec.Struct, frozen=True, array_like=True, kw_only=True, gc=False):
+    """A result of an earlier run: its value, or the file below the run's folder that holds it; `data` is the
+    file's content for a runner that cannot see that folder.
+    """
+
+    value: Any = None
+    file: str | None = None
+    data: bytes | None = None
+
+
+class Work(msgspec.Struct, frozen=True, array_like=True, kw_only=True, gc=False):
+    """One attempt: the `runs` of a task that are to be executed one after the other.
+
+    `call` is ``module:attribute`` or ``pickled:KEY``; `args_key` names arguments that are no plain data. `timeout`
+    bounds the attempt in seconds, from the start of its first run. `stem` is the path below the run's folder, without
+    the number of the run and the extension, for what is too large to travel. `inputs` holds the runs of each
+    dependency; `repeated` names those to hand over as lists. `payload_inline`: payloads travel back, instead of
+    into files. `model` is that of the runner's place, as the user gave it.
+    """
+
+    ticket: int
+    batch: int | str
+    task: str
+    runs: tuple[int, ...]
+    attempt: int
+    call: str
+    args: dict[str, Any] = {}
+    args_key: str = ""
+    timeout: float | None = None
+    stem: str = ""
+    inputs: dict[str, list[Input]] = {}
+    repeated: tuple[str, ...] = ()
+    payload_inline: bool = False
+    is_eval: bool = False
+    model: Any = None
+
+
+class Bundle(_Message, frozen=True):
+    """Attempts to be executed one after the other; those not yet claimed can be taken back."""
+
+    works: list[Work]
+
+
+class Hello(_Message, frozen=True, kw_only=True):
+    """The runner can work. `mark` is what its process bears of the mark that it was given; `claims` and `cancels` are
+    the descriptors of its pipes (`claims.py`); `shares_folder`: it sees the run's folder.
+    """
+
+    secret: bytes
+    runner: int
+    birth: Birth
+    mark: int
+    node: str
+    host: str
+    claims: int
+    cancels: int
+    shares_folder: bool
+
+    @property
+    def pid(self) -> int:
+        return self.birth.pid
+
+
+class Loading(_Message, frozen=True):
+    """The attempt was claimed and its module is being imported."""
+
+    ticket: int
+
+
+class Begun(_Message, frozen=True):
+    """The callable is called next for this run; `at` is the runner's monotonic clock."""
+
+    ticket: int
+    run: int
+    at: float
+
+
+class Over(_Message, frozen=True):
+    """The callable has returned or raised; `error` is one line and empty for a success. `at` is the runner's clock.
+    `dropped`: the attempt was cancelled, and its other runs are not executed.
+    """
+
+    ticket: int
+    run: int
+    at: float
+    seconds: float
+    error: str = ""
+    traceback: str = ""
+    value: Any = None
+    value_file: str | None = None
+    metrics: dict[str, float] = {}
+    payload: bytes = b""
+    dropped: bool = False
+
+
+class Leaving(_Message, frozen=True):
+    """User code ends the process by `os._exit`."""
+
+    exit_code: int
+
+
+class Line(_Message, frozen=True):
+    """User code has logged something."""
+
+    ticket: int
+    run: int
+    level: str
+    text: str
+
+
+class Told(_Message, frozen=True):
+    """User code has set keys of its runner's state; all values are plain data."""
+
+    ticket: int
+    state: dict[str, Any]
+
+
+class File(_Message, frozen=True):
+    """A file of the run by a runner that cannot see its folder: comes before the `Over` that names it."""
+
+    name: str
+    data: bytes
+
+
+FromRunner: TypeAlias = Hello | Loading | Begun | Over | Leaving | Line | Told | File
+
+_encoder = msgspec.msgpack.Encoder()
+_from_runner: msgspec.msgpack.Decoder[FromRunner] = msgspec.msgpack.Decoder(FromRunner)
+_bundle: msgspec.msgpack.Decoder[Bundle] = msgspec.msgpack.Decoder(Bundle)
+decode_from_runner = _from_runner.decode
+decode_bundle = _bundle.decode
+
+
+def frames(messages: Iterable[Bundle | FromRunner]) -> bytearray:
+    """The messages as they stand on the stream."""
+    out = bytearray()
+    for message in messages:
+        start = len(out)
+        out += b"\0\0\0\0"
+        _encoder.encode_into(message, out, start + LENGTH.size)
+        LENGTH.pack_into(out, start, len(out) - start - LENGTH.size)
+    return out
+
+
+def keep_alive(sock: socket.socket) -> None:
+    """Its end shows, too, when the other machine is gone without a word."""
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in KEEPALIVE.items():
+        sock.setsockopt(socket.IPPROTO_TCP, option, value)

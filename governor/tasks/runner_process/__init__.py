@@ -1,0 +1,1 @@
+"""Inside a runner: the process on Ray that executes tasks."""

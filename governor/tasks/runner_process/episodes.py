@@ -1,0 +1,223 @@
+"""Episodes inside a runner: the task that plays a chunk of them.
+
+Rules:
+1. Environment and agent are made once for each process and phase, and kept for later chunks. The agent has what the run
+   saved last, and learns nothing: for that there would have to be one of it.
+2. User code works in a thread of its own. A cancellation, which is raised in the main thread, ends the episode at its next
+   step, as with every transport, and tears nothing that is being written.
+3. Steps are in the run's folder before the episode is told of. Where that is not to be seen they travel with it.
+4. What is played again after a crash is recorded in a stream that was begun after that crash: it counts.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+from uuid import uuid4
+
+import msgspec
+
+from governor.episodes.local.kept_agent import KeptAgent
+from governor.episodes.local.place import Place
+from governor.episodes.local.stepping import SeveralPlayers, Worker
+from governor.episodes.records import episode_file
+from governor.episodes.records.recording import Columns, StepRecorder
+from governor.episodes.records.stream import streams_of
+from governor.episodes.rules.seeds import episode_seed
+from governor.errors import ConductorError
+from governor.messages import Acknowledged, EpisodeRecord, StartSimulation
+from governor.tasks.api import TaskCancelled, TaskResult
+from governor.tasks.protocol.episodes import (
+    READY,
+    UNPREPARED,
+    WITHOUT_STATE,
+    Chunk,
+    decode_chunk,
+    told,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from governor.episodes.spaces import SpaceSpec
+    from governor.tasks.api import TaskContext
+
+_decode: Final = msgspec.msgpack.Decoder(StartSimulation).decode
+_thread: Final = ThreadPoolExecutor(max_workers=1, thread_name_prefix="episodes")
+_player: Player | None = None
+
+
+def play(number: int, chunk: bytes, context: TaskContext) -> Any:
+    """The task. Returns READY or why it is not in its first run; an episode (`told`) or UNPREPARED in the others."""
+    if context.run_id == 0:
+        return _in_thread(lambda: _make_ready(decode_chunk(chunk), context.run_folder))
+    player = _player
+    if player is None or player.chunk.number != number:
+        return UNPREPARED
+    return _in_thread(lambda: player.play(player.chunk.indices[context.run_id - 1]))
+
+
+def _in_thread(work: Callable[[], Any]) -> Any:
+    if _player is not None:
+        _player.stopping = False
+    future: Future[Any] | None = None
+    try:
+        future = _thread.submit(work)
+        return future.result()
+    except TaskCancelled:
+        if future is None:
+            raise
+        if _player is not None:
+            _player.stopping = True
+        return future.result()
+
+
+def _make_ready(chunk: Chunk, run_folder: Path) -> str:
+    global _player  # noqa: PLW0603  # a runner plays for one phase at a time
+    key = chunk.part, chunk.resets
+    if _player is not None and (_player.key != key or _player.replays < chunk.replays):
+        _player.close()
+        _player = None
+    if _player is None:
+        command = _decode(chunk.part)
+        sees = episode_file.path_of(run_folder, command.name).exists()
+        if not sees and chunk.learned and chunk.state is None:
+            return WITHOUT_STATE
+        player = Player(command, chunk=chunk, folder=run_folder if sees else None)
+        try:
+            player.make()
+        except ConductorError as error:
+            player.close()
+            return error.reason
+        _player = player
+    _player.chunk = chunk
+    return READY
+
+
+class _Actor(KeptAgent):
+    """An agent that only acts."""
+
+    def trained(self) -> None:
+        """Nothing was learned, so nothing is saved."""
+
+
+class Player:
+    """Environment, agent and recorder of this process, and the `stepping.Course` of its worker: one episode at a time."""
+
+    def __init__(self, command: StartSimulation, *, chunk: Chunk, folder: Path | None) -> None:
+        """`folder` is the run's, None where it is not to be seen."""
+        if command.made_environment is None:
+            raise ConductorError("the command does not say what its environment is made of")
+        self.command = msgspec.structs.replace(command, workers=1)
+        self.key = chunk.part, chunk.resets
+        self.chunk = chunk
+        self.replays = chunk.replays
+        self.resets = 0
+        self.stopping = False
+        self._index: int | None = None
+        self._record: EpisodeRecord | None = None
+        self._recorder: StepRecorder | None = None
+        self._sent: _Sent | None = None
+        if folder is None:
+            self._sent = _Sent(command.name)
+            folder = self._sent.folder
+        name, made = command.agents[0], command.made_agents[0]
+        state_path = folder / "agents" / f"{name}.state"
+        if self._sent is not None and chunk.state is not None:
+            state_path.parent.mkdir()
+            state_path.write_bytes(chunk.state)
+        self._folder = folder
+        self._agent = _Actor(name=name, made=made, seed=command.seed, state_path=state_path)
+        place = Place(chunk.worker, owner=chunk.worker, agent=name)
+        self._worker = Worker(self, place, self._agent, command.made_environment)
+
+    def make(self) -> None:
+        """Environment and agent. Raises ConductorError."""
+        try:
+            self._worker.play_all()
+        except SeveralPlayers:
+            raise ConductorError(
+                f"environment {self.command.environment!r} has several players: that needs transport: in_process"
+            ) from None
+        if self.command.mode == "train" and self._agent.calls(0, alone=True).learn is not None:
+            raise ConductorError(
+                f"agent {self._agent.name!r} learns, and on Ray there is one of it in each runner: "
+                "train with transport: conductors or in_process"
+            )
+
+    def play(self, index: int) -> list[Any] | TaskResult:
+        """The episode, and its steps where nobody else would get them."""
+        self._index = index
+        self._worker.play_all()
+        if self._record is None:
+            raise RuntimeError(f"episode {index} was not played")
+        if self._sent is None:
+            return told(self._record)
+        return TaskResult(told(self._record, self._sent.name), payload=self._sent.take())
+
+    def close(self) -> None:
+        self._worker.close()
+        if self._recorder is not None:
+            self._recorder.close()
+        if self._sent is not None:
+            self._sent.close()
+
+    # -- Course ---------------------------------------------------------------------------------------------
+
+    def next_index(self, *, wait: bool = True) -> int | None:
+        del wait
+        index, self._index = self._index, None
+        return index
+
+    def seed_of(self, index: int) -> int:
+        return episode_seed(self.command.seed, self.command.phase, index)
+
+    def take_restart(self) -> bool:
+        return False
+
+    def recorder(self, worker: int, observation: SpaceSpec, action: SpaceSpec) -> StepRecorder:
+        self._recorder = StepRecorder(
+            self._folder, phase=self.command.name, worker=worker, columns=Columns.of(observation, action)
+        )
+        return self._recorder
+
+    def trains(self, index: int) -> bool:  # noqa: ARG002  # who learns is refused in `make`
+        return self.command.mode == "train"
+
+    def may_end(self, record: EpisodeRecord) -> bool:  # noqa: ARG002  # the driver says that
+        return False
+
+    def ended(self, *records: EpisodeRecord) -> Future[Acknowledged]:
+        self._record = records[-1]
+        acknowledged: Future[Acknowledged] = Future()
+        acknowledged.set_result(Acknowledged())
+        return acknowledged
+
+
+class _Sent:
+    """A stream that lies in no folder of the run: its new bytes are taken after each episode."""
+
+    def __init__(self, phase: str) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="governor-episodes-"))
+        self.name = uuid4().hex
+        self._phase = phase
+        self._file = -1
+
+    def take(self) -> bytes:
+        if self._file < 0:
+            streams = streams_of(self.folder, self._phase)
+            if not streams:
+                return b""
+            self._file = os.open(streams[0][2], os.O_RDONLY | os.O_CLOEXEC)
+            shutil.rmtree(self.folder)  # the open file is all that is left, so a kill leaves nothing
+        with os.fdopen(os.dup(self._file), "rb", buffering=0) as file:  # both share one position
+            return file.read()
+
+    def close(self) -> None:
+        if self._file >= 0:
+            os.close(self._file)
+        shutil.rmtree(self.folder, ignore_errors=True)

@@ -1,0 +1,352 @@
+"""Callables and arguments that are no plain data: they travel through Ray's own key-value store, pickled.
+
+Rules:
+1. Nothing is unpickled that came over a socket of ours: Ray guards its store with its token.
+2. Each is pickled when it is named: what changes later does not count. Pickles are stored in packs, equal ones once, and
+   deleted when all who named them have released them, the rest when the driver closes.
+3. A runner keeps pickles, the latest used `KEPT_BYTES` of them, and makes a new object for each who asks: runs do not
+   see each other. Functions and classes alone are shared.
+4. A class of the driver's script travels once, not with each object: by value it is 5 kB and 0.2 ms.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import pickle
+import sys
+import threading
+from collections import Counter, OrderedDict
+from dataclasses import dataclass
+from functools import lru_cache
+from types import BuiltinFunctionType, FunctionType
+from typing import TYPE_CHECKING, Any, Final
+
+from ray import cloudpickle
+from ray.experimental import internal_kv
+
+from governor.tasks.protocol import values
+from governor.tasks.runner_process import calls
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+PREFIX: Final = "pickled:"
+CODE: Final = "code"
+DATA: Final = "data"
+KEPT: Final = 256
+"""Functions and classes that a runner keeps."""
+KEPT_BYTES: Final = 64 * 1024 * 1024
+PACKED: Final = 1_000
+PACKED_BYTES: Final = 256 * 1024
+"""A runner that wants one object fetches its whole pack."""
+NAMESPACE: Final = b"governor-tasks"
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """What tasks that are submitted together are called by. The rest is for `Functions.store` and `release`.
+
+    `args` are plain ones, or none and the name under which a runner fetches them. `pickles` are to be stored, by name;
+    `uses` is how often each of them was named.
+    """
+
+    calls: list[str]
+    args: list[tuple[dict[str, Any], str]]
+    pickles: dict[str, bytes]
+    uses: Counter[str]
+
+
+class Functions:
+    """The driver's side. Safe to use from any thread."""
+
+    def __init__(self, namespace: str) -> None:
+        self._users: Counter[str] = Counter()
+        self._lock = threading.Lock()
+        self._prefix = f"{PREFIX}{namespace}/"
+
+    def name_tasks(
+        self, given: Sequence[Callable[..., Any] | str], args: Sequence[Mapping[str, Any]]
+    ) -> Named:
+        """Names for the callables and arguments of tasks, as they are now; calls nobody, and stores nothing.
+        ``module:attribute`` and plain arguments stay as they are.
+
+        Raises TypeError, naming it, for what cannot be called or pickled.
+        """
+        pile = _Pile(self._prefix)
+        known: dict[int, int] = {}
+        """Places of functions and classes, by identity; the caller holds them."""
+        calls_at = [pile.add_call(call, known) for call in given]
+        args_at = [
+            None if _is_plain(plain) else pile.add(DATA, plain) for plain in (dict(each) for each in args)
+        ]
+        names = pile.close()
+        return Named(
+            [
+                place if isinstance(place, str) else f"{PREFIX}{_kind(call)}{names[place]}"
+                for place, call in zip(calls_at, given, strict=True)
+            ],
+            [
+                (dict(each), "") if place is None else ({}, f"{PREFIX}{names[place]}")
+                for place, each in zip(args_at, args, strict=True)
+            ],
+            pile.pickles,
+            pile.uses,
+        )
+
+    def name_many(self, things: Sequence[Any], labels: Sequence[str]) -> list[str]:
+        """Names for many callable objects, which are stored: a graph of 100,000 is stored in seconds. What stands
+        before the first ``#`` of a name is that of their class. Calls into Ray.
+
+        Raises TypeError, with its label, for what cannot be called or pickled; no object is stored then.
+        """
+        pile = _Pile(self._prefix)
+        for thing, label in zip(things, labels, strict=True):
+            calls.require_callable(thing, label)
+            pile.add(DATA, thing, label)
+        names = pile.close()
+        for name, pickled in pile.pickles.items():
+            self.store(name, pickled, uses=pile.uses[name])
+        return [f"{PREFIX}{_kind(thing)}{name}" for thing, name in zip(things, names, strict=True)]
+
+    def store(self, name: str, pickled: bytes, *, uses: int) -> None:
+        """Keeps a pickle until it was released as often as it was used. Calls into Ray."""
+        with self._lock:
+            if name not in self._users:
+                internal_kv._internal_kv_put(name, pickled, namespace=NAMESPACE)  # noqa: SLF001  # its only interface
+            self._users[name] += uses
+
+    def release_names(self, names: Iterable[str]) -> None:
+        """Whoever was given these names by `name_many` needs them no more. Calls into Ray."""
+        self.release(Counter(name.split("#")[1] for name in names))
+
+    def release(self, uses: Mapping[str, int]) -> None:
+        """These pickles are not needed any more by so many of those who used them. Calls into Ray."""
+        with self._lock:
+            for name, number in uses.items():
+                if name not in self._users:
+                    continue
+                self._users[name] -= number
+                if self._users[name] <= 0:
+                    del self._users[name]
+                    internal_kv._internal_kv_del(name, namespace=NAMESPACE)  # noqa: SLF001  # as above
+
+    def close(self) -> None:
+        """Deletes what was stored. Ray must still be connected; if it is lost, so is the store."""
+        with self._lock:
+            stored, self._users = self._users, Counter()
+        if not stored:
+            return
+        try:
+            internal_kv._internal_kv_del(self._prefix, del_by_prefix=True, namespace=NAMESPACE)  # noqa: SLF001  # as above
+        except Exception:  # noqa: BLE001  # Ray is gone, and the store with it
+            return
+
+
+class _Pile:
+    """Pickles in the making, and the names that they get: a pack's is made of all that is in it."""
+
+    def __init__(self, prefix: str) -> None:
+        self._prefix = prefix
+        self._pickler = _Pickler(self._name_class)
+        self._added: list[tuple[str, bytes]] = []
+        self.pickles: dict[str, bytes] = {}
+        self.uses: Counter[str] = Counter()
+
+    def add(self, kind: str, thing: Any, label: str | None = None) -> int:
+        """Its place among the names. Raises TypeError."""
+        pickled = self._pickler.pickle(thing, label) if kind == DATA else cloudpickle_of(thing)
+        self._added.append((kind, pickled))
+        return len(self._added) - 1
+
+    def add_call(self, call: Callable[..., Any] | str, known: dict[int, int]) -> int | str:
+        """``module:attribute``, or the place of its name. Raises TypeError."""
+        if isinstance(call, str):
+            module, colon, attribute = call.partition(":")
+            if not (module and colon and attribute):
+                raise TypeError(f'"{call}" is not of the form module:attribute')
+            return call
+        if id(call) in known:
+            return known[id(call)]
+        calls.require_callable(call)
+        if not _is_code(call):
+            return self.add(DATA, call)
+        place = known[id(call)] = self.add(CODE, call)
+        return place
+
+    def close(self) -> list[str]:
+        """Packs what was added: where each of it lies, in its order."""
+        names = [""] * len(self._added)
+        for kind in (CODE, DATA):
+            places = [place for place, (its_kind, _) in enumerate(self._added) if its_kind == kind]
+            for pack in _packs([self._added[place][1] for place in places]):
+                name = self._keep(kind, pickle.dumps(pack))
+                packed, places = places[: len(pack)], places[len(pack) :]
+                self.uses[name] += len(pack)
+                for number, place in enumerate(packed):
+                    names[place] = f"#{name}#{number}"
+        return names
+
+    def _name_class(self, kind: type) -> str:
+        name = self._keep(CODE, cloudpickle_of(kind))
+        self.uses[name] = 1
+        return name
+
+    def _keep(self, kind: str, pickled: bytes) -> str:
+        name = f"{self._prefix}{kind}/{hashlib.sha256(pickled).hexdigest()}"
+        self.pickles[name] = pickled
+        return name
+
+
+class _Pickler(cloudpickle.CloudPickler):
+    """Pickles one object after the other; names the classes of the script in place of pickling them."""
+
+    def __init__(self, name_class: Callable[[Any], str]) -> None:
+        self._into = io.BytesIO()
+        super().__init__(self._into)  # type: ignore[no-untyped-call]
+        self._name_class = name_class
+        self._classes: dict[type, str] = {}
+
+    def persistent_id(self, thing: Any) -> str | None:
+        if not isinstance(thing, type) or not _is_of_script(thing):
+            return None
+        if thing not in self._classes:
+            self._classes[thing] = self._name_class(thing)
+        return self._classes[thing]
+
+    def pickle(self, thing: Any, label: str | None = None) -> bytes:
+        """Raises TypeError, with its label, for what cannot be pickled."""
+        self.clear_memo()
+        self._into.seek(0)
+        self._into.truncate()
+        try:
+            self.dump(thing)  # type: ignore[no-untyped-call]
+        except Exception as error:
+            raise _unsendable(label or calls.brief(thing), error) from error
+        return self._into.getvalue()
+
+
+class _Unpickler(pickle.Unpickler):
+    def persistent_load(self, name: str) -> Any:
+        return fetch(name)
+
+
+class _Pickles:
+    """What the runner has fetched: the latest used of it. Pickles of one thread."""
+
+    def __init__(self) -> None:
+        self._known: OrderedDict[str, Any] = OrderedDict()
+        self._sizes: dict[str, int] = {}
+        self._bytes = 0
+
+    def fetch(self, name: str) -> Any:
+        """The pickle of this name; of a pack, the list of its pickles. Raises LookupError."""
+        known = self._known.get(name)
+        if known is not None:
+            self._known.move_to_end(name)
+            return known
+        pickled = _read(name.removesuffix("#"))
+        found = cloudpickle.loads(pickled) if name.endswith("#") else pickled
+        self._known[name] = found
+        self._sizes[name] = len(pickled)
+        self._bytes += len(pickled)
+        while self._bytes > KEPT_BYTES and len(self._known) > 1:
+            oldest, _ = self._known.popitem(last=False)
+            self._bytes -= self._sizes.pop(oldest)
+        return found
+
+
+_pickles = _Pickles()
+
+
+def cloudpickle_of(thing: Any) -> bytes:
+    """Raises TypeError, naming it, for what cannot be pickled."""
+    try:
+        pickled: bytes = cloudpickle.dumps(thing)  # type: ignore[no-untyped-call]
+    except Exception as error:
+        raise _unsendable(calls.brief(thing), error) from error
+    return pickled
+
+
+def fetch(name: str) -> Any:
+    """The object of this name, on the runner's side. Raises LookupError, or what its unpickling raises."""
+    if f"/{CODE}/" in name:
+        return _fetch_code(name)
+    return _fetch_data(name)
+
+
+@lru_cache(maxsize=KEPT)
+def _fetch_code(name: str) -> Any:
+    return _fetch_data(name)
+
+
+def _fetch_data(name: str) -> Any:
+    if "#" not in name:
+        return _unpickled(_pickles.fetch(name))
+    _, pack, place = name.split("#")
+    return _unpickled(_pickles.fetch(f"{pack}#")[int(place)])
+
+
+def _read(name: str) -> bytes:
+    pickled: bytes | None = internal_kv._internal_kv_get(name, namespace=NAMESPACE)  # noqa: SLF001  # its only interface
+    if pickled is None:
+        raise LookupError(f"{name} is not in Ray's store any more: its driver has ended")
+    return pickled
+
+
+def _unpickled(pickled: bytes) -> Any:
+    return _Unpickler(io.BytesIO(pickled)).load()
+
+
+def _packs(pickles: Sequence[bytes]) -> Iterator[list[bytes]]:
+    pack: list[bytes] = []
+    size = 0
+    for pickled in pickles:
+        if pack and (len(pack) == PACKED or size + len(pickled) > PACKED_BYTES):
+            yield pack
+            pack, size = [], 0
+        pack.append(pickled)
+        size += len(pickled)
+    if pack:
+        yield pack
+
+
+def _kind(thing: Any) -> str:
+    """What is alike bears the same name; no more of them than there are lines of code."""
+    if isinstance(thing, FunctionType):
+        return f"{thing.__module__}.{thing.__qualname__}:{thing.__code__.co_firstlineno}".replace("#", "")
+    kind = thing if isinstance(thing, type) else type(thing)
+    return f"{kind.__module__}.{kind.__qualname__}".replace("#", "")
+
+
+def _is_code(thing: Any) -> bool:
+    return isinstance(thing, type | FunctionType | BuiltinFunctionType)
+
+
+def _is_of_script(kind: type) -> bool:
+    """Whether it can't be imported elsewhere: cloudpickle would send all of it, each time."""
+    return kind.__module__ == "__main__" and getattr(sys.modules["__main__"], kind.__qualname__, None) is kind
+
+
+def _is_plain(value: Any, levels: int = values.DEEPEST) -> bool:
+    """Whether it is None, bool, int of 64 bits, float, str, bytes, or lists and dicts (text keys) of such: what a
+    message can hold, and its reader can take apart.
+    """
+    if value is None or type(value) in (bool, float, bytes):
+        return True
+    if type(value) is int:
+        return -(2**63) <= value < 2**64
+    if type(value) is str:
+        return values.has_utf8(value)
+    if type(value) is list:
+        return levels > 0 and all(_is_plain(item, levels - 1) for item in value)
+    if type(value) is not dict or not levels:
+        return False
+    return all(
+        type(key) is str and values.has_utf8(key) and _is_plain(item, levels - 1)
+        for key, item in value.items()
+    )
+
+
+def _unsendable(label: str, error: Exception) -> TypeError:
+    return TypeError(f"{label} cannot be sent to a runner: {type(error).__name__}: {error}")

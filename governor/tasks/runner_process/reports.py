@@ -1,0 +1,127 @@
+"""What a runner says: its own reports, and what user code logs and tells, on one stream.
+
+Rules:
+1. A call returns when it is in the kernel; whoever dies after it was heard.
+2. Frames are whole: threads take turns, and TaskCancelled waits until a frame is out.
+3. Text that has no UTF-8 form (a file name, say) is escaped: a report can always be written.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from typing import TYPE_CHECKING, Any, Final
+
+from governor.tasks.protocol import values
+from governor.tasks.protocol.wire import (
+    Leaving,
+    Line,
+    Told,
+    frames,
+)
+
+if TYPE_CHECKING:
+    import socket
+
+    from governor.tasks.protocol.wire import FromRunner
+    from governor.tasks.runner_process.cancellation import Cancellation
+
+LINES_PER_ATTEMPT: Final = 200
+LINE_LENGTH: Final = 4000
+
+
+class Reports:
+    """The runner's end of the stream."""
+
+    def __init__(self, sock: socket.socket, cancellation: Cancellation) -> None:
+        self.sock = sock
+        self.log = self._logger()
+        self._cancellation = cancellation
+        self._main = threading.get_ident()
+        self._sending = threading.Lock()
+        self._silent = False
+        self._ticket = self._run = self._lines = 0
+
+    def begin_attempt(self, ticket: int) -> None:
+        """Of this attempt is what user code says from now on."""
+        self._ticket, self._lines = ticket, 0
+        self.log.disabled = False  # `logging.config` disables what it does not name
+
+    def begin_run(self, run: int) -> None:
+        self._run = run
+
+    def say(self, *messages: FromRunner) -> None:
+        """Raises OSError when nobody listens any more."""
+        if messages:
+            data = frames(
+                messages
+            )  # not under the lock: it may collect garbage, and user code's finalizers may log
+            with self._sending:
+                self.sock.sendall(data)
+
+    def tell(self, **state: Any) -> None:
+        """For user code. Raises TypeError for what is no plain data."""
+        if not values.is_shallow(state):
+            raise TypeError(f"what is told is nested more than {values.DEEPEST} levels deep")
+        if self._ticket and not self._silent:
+            self._say_for_user_code(Told(self._ticket, state))
+
+    def line(self, level: str, text: str) -> None:
+        """Passes a line of user code on; past `LINES_PER_ATTEMPT` lines are dropped, and that is said once."""
+        self._lines += 1
+        if self._lines > LINES_PER_ATTEMPT or self._silent or not self._ticket:
+            return
+        text = text[:LINE_LENGTH]
+        if self._lines == LINES_PER_ATTEMPT:
+            text = f"{text}\n(further lines of this attempt are dropped)"
+        self._say_for_user_code(Line(self._ticket, self._run, level, utf8(text)))
+
+    def leave(self, code: int) -> None:
+        """The process is about to end by its own doing."""
+        self._cancellation.ticket = 0
+        try:
+            self.say(Leaving(code))
+        except OSError:  # user code has closed the socket
+            return
+
+    def silence(self) -> None:
+        """In a child that user code has forked: the stream is its parent's."""
+        self._silent = True
+        self.sock.close()
+
+    def _say_for_user_code(self, message: FromRunner) -> None:
+        if threading.get_ident() != self._main:
+            self.say(message)
+            return
+        with self._cancellation.held_off():
+            self.say(message)
+
+    def _logger(self) -> logging.Logger:
+        log = logging.getLogger("task")
+        log.setLevel(logging.DEBUG)
+        log.propagate = False
+        log.handlers = [_Forward(self)]
+        return log
+
+
+class _Forward(logging.Handler):
+    def __init__(self, reports: Reports) -> None:
+        super().__init__()
+        self._reports = reports
+
+    def handle(self, record: logging.LogRecord) -> bool:
+        """Without the lock of all handlers, which TaskCancelled could leave locked: a report needs none."""
+        if self.filter(record):
+            self.emit(record)
+        return True
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            self._reports.line(record.levelname.lower(), self.format(record))
+        except Exception:  # noqa: BLE001  # as logging has it: a bad log call does not end the task
+            self.handleError(record)
+
+
+def utf8(text: str) -> str:
+    """The text, with what UTF-8 does not know as escapes."""
+    return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()

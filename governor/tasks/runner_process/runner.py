@@ -1,0 +1,371 @@
+"""The inside of a runner: a Ray actor that calls user code in its main thread, one run at a time.
+
+Rules:
+1. Its one Ray call, `serve`, lasts as long as the runner. Work and reports travel over a stream socket: a report is in
+   the kernel before user code is called, so that neither the GIL nor a kill can hold it back.
+2. Each run is one Begun and one Over, whatever user code raises, SystemExit and KeyboardInterrupt too. The Over of a
+   run leaves together with the Begun of the next.
+3. Runs do not see each other: each gets its arguments and inputs anew, and so an object that is called.
+4. The process is a child subreaper: what its tasks leave behind stays below it, to be found when it is killed. It is
+   marked, too, and they with it, to be found when it has died. A child that user code has forked is no runner: it ends
+   where it would return to us.
+5. Its exit code is known to nobody outside Ray, so `os._exit` by user code is announced before it happens.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+import time
+import traceback
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NoReturn
+
+import msgspec
+import ray
+
+from governor.processes import kill_tree, prctl
+from governor.processes.identity import Birth
+from governor.tasks.api import TaskCancelled, TaskContext
+from governor.tasks.protocol import values
+from governor.tasks.protocol.claims import TICKET
+from governor.tasks.protocol.wire import (
+    LENGTH,
+    Begun,
+    File,
+    Hello,
+    Loading,
+    Over,
+    Work,
+    decode_bundle,
+    keep_alive,
+)
+from governor.tasks.runner_process import calls
+from governor.tasks.runner_process.cancellation import Cancellation
+from governor.tasks.runner_process.reports import Reports, utf8
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from governor.tasks.protocol.wire import Bundle, FromRunner, Input
+
+READ_BYTES: Final = 256 * 1024
+OURS: Final = Path(__file__).parents[1]
+"""Frames of this folder are no concern of a user."""
+ERROR_LENGTH: Final = 1500
+TRACEBACK_FRAMES: Final = 30
+TRACEBACK_LENGTH: Final = 20_000
+
+
+class Runner:
+    """The actor. All else is in another class: Ray wraps each method of an actor, at a microsecond for each call."""
+
+    def __init__(self, *, run: str, run_folder: str, import_path: list[str]) -> None:
+        self._serving = Serving(run=run, run_folder=run_folder, import_path=import_path)
+
+    def serve(
+        self, *, path: str, address: tuple[str, int], secret: bytes, runner: int, marker: str, mark: int
+    ) -> None:
+        """Works until it is killed. Call once. `marker` is a file in the run's folder: whoever sees it shares it. `mark`
+        is for its process.
+        """
+        self._serving.serve(
+            path=path, address=address, secret=secret, runner=runner, marker=marker, mark=mark
+        )
+
+
+class Serving:
+    """The life of a runner; `serve` never returns."""
+
+    def __init__(self, *, run: str, run_folder: str, import_path: list[str]) -> None:
+        self._run = run
+        self._folder = Path(run_folder)
+        sys.path[:0] = [folder for folder in import_path if folder not in sys.path]
+        self._pid = os.getpid()
+        self._forked = False
+        self._loaded: set[tuple[str, bool]] = set()
+        """What was unpickled before, and so will not take long."""
+        self._in = bytearray()
+        self._cancellation = Cancellation()
+        self._claims = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+
+    def serve(
+        self, *, path: str, address: tuple[str, int], secret: bytes, runner: int, marker: str, mark: int
+    ) -> None:
+        """See `Runner.serve`."""
+        prctl.adopt_orphans()
+        # Ray's own handler turns the signal into an exception inside user code; a signal is meant to kill.
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        # Ray has children reaped unseen (its subreaper option): every one would seem to have ended with 0.
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        self._cancellation.listen()
+        self._reports = Reports(_connect(path, address), self._cancellation)
+        self._leave = os._exit
+        os._exit = self._announced_exit  # type: ignore[assignment]
+        os.register_at_fork(after_in_child=self._in_child)
+        self._shares = (self._folder / marker).exists()
+        try:
+            self._reports.say(
+                Hello(
+                    secret=secret,
+                    runner=runner,
+                    birth=Birth.of(self._pid),
+                    mark=kill_tree.mark_self(mark),
+                    node=ray.get_runtime_context().get_node_id(),
+                    host=socket.gethostname(),
+                    claims=self._claims[0],
+                    cancels=self._cancellation.pipe,
+                    shares_folder=self._shares,
+                )
+            )
+            while True:
+                self._execute(self._receive())
+        except OSError:  # the scheduler is gone, or user code has closed our descriptors
+            self._leave(1)
+        except BaseException:  # noqa: BLE001  # user code has put its own in their place: there is nothing to go on with
+            traceback.print_exc()
+            self._leave(1)
+
+    # -- bundles --------------------------------------------------------------------------------------------
+
+    def _receive(self) -> Bundle:
+        while True:
+            if len(self._in) >= LENGTH.size:
+                end = LENGTH.size + LENGTH.unpack_from(self._in)[0]
+                if len(self._in) >= end:
+                    bundle = decode_bundle(self._in[LENGTH.size : end])
+                    del self._in[:end]
+                    return bundle
+            data = self._reports.sock.recv(READ_BYTES)
+            if not data:
+                raise OSError("the scheduler has closed the connection")
+            self._in += data
+
+    def _execute(self, bundle: Bundle) -> None:
+        works = {work.ticket: work for work in bundle.works}
+        os.write(self._claims[1], b"".join(map(TICKET.pack, works)))
+        over: list[FromRunner] = []
+        while True:
+            try:
+                claim = os.read(self._claims[0], TICKET.size)
+            except BlockingIOError:  # done, or the rest was taken back
+                break
+            over = self._attempt(works[TICKET.unpack(claim)[0]], over)
+            self._cancellation.listen()
+        self._reports.say(*over)
+
+    def _attempt(self, work: Work, over: list[FromRunner]) -> list[FromRunner]:
+        """Executes the runs of an attempt; `over` is what is still to be said of the one before."""
+        self._cancellation.fired = False
+        self._reports.begin_attempt(work.ticket)
+        try:
+            target, args = self._load(work, over)
+        except BaseException as error:  # noqa: BLE001  # rule 2
+            self._end_child()
+            failed = [self._failed(work, run, error, 0.0) for run in work.runs]
+            for run, each in zip(work.runs, failed, strict=True):
+                over += [Begun(work.ticket, run, time.monotonic()), each]
+            return over
+        began = 0.0
+        for run in work.runs:
+            at = time.monotonic()
+            self._reports.begin_run(run)
+            self._reports.say(*over, Begun(work.ticket, run, at))
+            if began:
+                call = partial(self._call_again, work, run, began)
+            else:
+                began = at
+                call = partial(calls.call_it, target, args=args, offers=self._offers(work, run, began))
+            over = self._one_run(work, run, at, call)
+            if self._cancellation.fired:
+                over[-1] = msgspec.structs.replace(over[-1], dropped=True)
+                break
+        return over
+
+    def _load(self, work: Work, over: list[FromRunner]) -> tuple[Any, Any]:
+        """The callable and its arguments; says so first when that may take its time."""
+        if work.args_key or work.call.startswith("pickled:"):
+            # what lies in one pack, or is an argument of the same call, needs the same modules
+            call = work.call.partition("#")[0], bool(work.args_key)
+            if call not in self._loaded:
+                self._say_loading(work, over)
+                self._loaded.add(call)
+        elif not calls.is_loaded(work.call):
+            self._say_loading(work, over)
+        return self._fetch(work, last=len(work.runs) == 1)
+
+    def _say_loading(self, work: Work, over: list[FromRunner]) -> None:
+        self._reports.say(*over, Loading(work.ticket))
+        over.clear()
+
+    def _fetch(self, work: Work, *, last: bool) -> tuple[Any, Any]:
+        """Both as user code has not seen them; its own if it is the `last` that needs them."""
+        pickled = work.call.startswith("pickled:")
+        if not (pickled or work.args_key):
+            return calls.find(work.call), work.args if last or not work.args else _copy(work.args)
+        from governor.tasks.runner_process import pickled as functions  # noqa: PLC0415  # only where something is pickled
+
+        target = functions.fetch(work.call) if pickled else calls.find(work.call)
+        if work.args_key:
+            return target, functions.fetch(work.args_key)
+        return target, work.args if last else _copy(work.args)
+
+    # -- one run --------------------------------------------------------------------------------------------
+
+    def _call_again(self, work: Work, run: int, began: float) -> Any:
+        target, args = self._fetch(work, last=run == work.runs[-1])
+        return calls.call_it(target, args=args, offers=self._offers(work, run, began))
+
+    def _offers(self, work: Work, run: int, began: float) -> dict[str, Callable[[], Any]]:
+        """What a callable may take beside its arguments; made when it does."""
+        return {"inputs": lambda: self._inputs(work), "context": lambda: self._context(work, run, began)}
+
+    def _one_run(self, work: Work, run: int, at: float, call: Callable[[], Any]) -> list[FromRunner]:
+        try:
+            try:
+                self._cancellation.enter(work.ticket)
+                returned = call()
+            finally:
+                self._cancellation.ticket = 0
+            ended = time.monotonic()
+            if self._forked:
+                self._leave(0)
+            if returned is None:
+                return [Over(work.ticket, run, ended, ended - at)]
+            return self._keep(work, run, returned, at, ended)
+        except values.Unserialisable as error:
+            now = time.monotonic()
+            return [Over(work.ticket, run, now, now - at, error=utf8(str(error)))]
+        except BaseException as error:  # noqa: BLE001  # rule 2
+            self._end_child()
+            return [self._failed(work, run, error, time.monotonic() - at)]
+
+    def _keep(self, work: Work, run: int, returned: Any, at: float, ended: float) -> list[FromRunner]:
+        kept = values.keep(
+            returned,
+            folder=self._folder,
+            stem=f"{work.stem}-{run}",
+            payload_inline=work.payload_inline,
+            writes=self._shares,
+        )
+        over = Over(
+            work.ticket,
+            run,
+            ended,
+            ended - at,
+            value=kept.value,
+            value_file=kept.value_file,
+            metrics=kept.metrics,
+            payload=kept.payload,
+        )
+        return [*(File(name, data) for name, data in kept.files), over]
+
+    def _failed(self, work: Work, run: int, error: BaseException, seconds: float) -> Over:
+        return Over(
+            work.ticket,
+            run,
+            time.monotonic(),
+            seconds,
+            error=_one_line(error, cancelled=self._cancellation.fired),
+            traceback=_traceback(error),
+        )
+
+    def _inputs(self, work: Work) -> dict[str, Any]:
+        inputs: dict[str, Any] = {}
+        for name, runs in work.inputs.items():
+            loaded = [self._load_input(item) for item in runs]
+            inputs[name] = loaded if name in work.repeated else loaded[0]
+        return inputs
+
+    def _load_input(self, item: Input) -> Any:
+        if item.file is None:
+            return _copy(item.value) if type(item.value) in (dict, list) else item.value
+        if item.data is not None:
+            return values.read(item.data, suffix=Path(item.file).suffix)
+        return values.load(self._folder / item.file)
+
+    def _context(self, work: Work, run: int, began: float) -> TaskContext:
+        left = None if work.timeout is None else work.timeout - (time.monotonic() - began)
+        return TaskContext(
+            run=self._run,
+            batch=work.batch,
+            task=work.task,
+            run_id=run,
+            attempt=work.attempt,
+            deadline=None if left is None else time.time() + left,
+            run_folder=self._folder,
+            log=self._reports.log,
+            model=work.model,
+            is_eval=work.is_eval,
+            tell=self._reports.tell,
+        )
+
+    # -- ends of processes ----------------------------------------------------------------------------------
+
+    def _in_child(self) -> None:
+        """User code has forked; this is the child."""
+        self._forked = True
+        self._reports.silence()
+        self._cancellation.forget()
+        for end in self._claims:
+            os.close(end)
+
+    def _end_child(self) -> None:
+        """Ends a forked child that an exception has led back to us; nothing in the runner itself."""
+        if self._forked:
+            traceback.print_exc()
+            self._leave(1)
+
+    def _announced_exit(self, code: int = 0, /) -> NoReturn:
+        if os.getpid() == self._pid:  # a forked child of user code leaves in its own way
+            self._reports.leave(code)
+        self._leave(code)
+
+
+def _connect(path: str, address: tuple[str, int]) -> socket.socket:
+    """The unix socket where it is to be had, that is on the scheduler's machine; else TCP. Raises OSError."""
+    local = socket.socket(socket.AF_UNIX)
+    try:
+        local.connect(path)
+    except OSError:
+        local.close()
+    else:
+        return local
+    remote = socket.create_connection(address)
+    remote.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    keep_alive(remote)
+    return remote
+
+
+def _copy(plain: Any) -> Any:
+    """Of data that came in a message."""
+    return msgspec.msgpack.decode(msgspec.msgpack.encode(plain))
+
+
+def _one_line(error: BaseException, *, cancelled: bool) -> str:
+    """Type, message and place of an exception; an exit by its code."""
+    if isinstance(error, TaskCancelled) or (cancelled and type(error).__name__ == "CancelledError"):
+        return "the task was cancelled"
+    try:
+        if isinstance(error, SystemExit):
+            return utf8(f"the task called sys.exit({error.code!r})"[:ERROR_LENGTH])
+        text = " ".join(str(error)[: 2 * ERROR_LENGTH].split())
+    except BaseException:  # noqa: BLE001  # a broken __str__ of user code
+        text = "(its message cannot be read)"
+    frames_of = traceback.extract_tb(error.__traceback__)
+    user = [frame for frame in frames_of if not Path(frame.filename).is_relative_to(OURS)]
+    place = f" ({Path(user[-1].filename).name}:{user[-1].lineno})" if user else ""
+    name = type(error).__name__
+    return utf8(f"{name}: {text[:ERROR_LENGTH]}{place}" if text else f"{name}{place}")
+
+
+def _traceback(error: BaseException) -> str:
+    """Its last lines: the ends of what is too long are kept, the message and the innermost frames."""
+    try:
+        text = "".join(traceback.format_exception(error)[-TRACEBACK_FRAMES:])
+    except BaseException:  # noqa: BLE001  # it runs code of the exception's class
+        text = "".join(traceback.format_tb(error.__traceback__)[-TRACEBACK_FRAMES:])
+    return utf8(text[-TRACEBACK_LENGTH:])

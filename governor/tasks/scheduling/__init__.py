@@ -1,0 +1,1 @@
+"""The scheduling core, pure: graphs, batches, attempts, time. Events in, effects out."""

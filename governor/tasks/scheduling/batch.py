@@ -1,0 +1,263 @@
+"""One batch: its graph, its runs and their outcomes.
+
+Rules:
+1. A task is ready when every run of everything that it depends on has succeeded.
+2. The first run of a task that ends badly for good ends all that depends on it, at any distance, as
+   `upstream_failed`; their `cause` is the task at the root, not the one next to them.
+3. Every run of every task gets exactly one record.
+4. All walks are iterative: a chain may be 10,000 long. A pending task costs less than 2 kB.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+from governor.messages import TaskRecord, TaskSpec
+from governor.tasks.scheduling.events import (
+    BatchSpec,
+    Limits,
+    Shape,
+    shape_of,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator
+
+    from governor.tasks.api import BatchId
+
+LaneKey: TypeAlias = tuple[int, tuple[float, int], bool, int]
+
+
+class Node:
+    """A task of the graph."""
+
+    __slots__ = ("batch", "blocked_by", "dependants", "failed", "left", "records", "shape", "spec")
+
+    def __init__(self, batch: Batch, spec: TaskSpec) -> None:
+        self.batch = batch
+        self.spec = spec
+        self.shape: Shape = shape_of(spec)
+        self.blocked_by = len(set(spec.depends_on)) if spec.depends_on else 0
+        self.left = spec.repeat
+        self.dependants: list[Node] | None = None
+        self.records: dict[int, TaskRecord] | None = None
+        self.failed = False
+
+    def ended(self, run: int) -> bool:
+        return self.records is not None and run in self.records
+
+
+class Piece:
+    """A sub-task: runs of one task that one runner executes in a row. `number` is that of its next attempt;
+    `missing` are the runs without an outcome.
+    """
+
+    __slots__ = (
+        "began",
+        "lane",
+        "limit",
+        "misfires",
+        "missing",
+        "node",
+        "number",
+        "pin",
+        "ready_at",
+        "shape",
+        "spent",
+        "withdrawn",
+    )
+
+    def __init__(self, node: Node, runs: tuple[int, ...]) -> None:
+        self.node = node
+        self.missing = runs
+        self.number = 1
+        self.shape = node.shape
+        self.pin = node.batch.spec.pin
+        self.lane: LaneKey = (
+            -node.spec.priority,
+            node.batch.spec.rank,
+            node.spec.is_eval,
+            node.batch.order,
+        )
+        self.ready_at = 0.0
+        self.misfires = 0
+        self.spent = 0.0
+        """Seconds that its earlier attempts have run."""
+        self.began: float | None = None
+        self.limit: float | None = None
+        """Of the attempt in work."""
+        self.withdrawn = ""
+        """Why its runs are cancelled as soon as their runner allows."""
+
+    def left(self, now: float) -> float:
+        """Seconds of its budget. An attempt costs no more than its limit: what its end takes is not its fault."""
+        budget = self.node.batch.spec.budget
+        if budget is None:
+            return math.inf
+        running = 0.0 if self.began is None else now - self.began
+        return budget - self.spent - (running if self.limit is None else min(running, self.limit))
+
+    def spend(self, now: float) -> None:
+        """An attempt is over."""
+        if self.node.batch.spec.budget is not None:
+            self.spent = self.node.batch.spec.budget - self.left(now)
+
+    def done(self, run: int) -> None:
+        """The run has its outcome."""
+        if len(self.missing) == 1:
+            self.missing = ()
+        else:
+            self.missing = tuple(other for other in self.missing if other != run)
+
+
+class Batch:
+    """What has ended, what is ready, what waits. Changes only through its methods."""
+
+    def __init__(self, spec: BatchSpec, *, order: int, limits: Limits | None = None) -> None:
+        self.spec = spec
+        self.order = order
+        self.limits = limits
+        self.nodes = {task.id: Node(self, task) for task in spec.tasks}
+        for node in self.nodes.values():
+            for name in dict.fromkeys(node.spec.depends_on):
+                other = self.nodes[name]
+                if other.dependants is None:
+                    other.dependants = []
+                other.dependants.append(node)
+        self.left = sum(task.repeat for task in spec.tasks)
+        self.tasks_succeeded = 0
+        self.failures = 0
+        self.first_failure = ""
+        self.end: Literal["tasks_done", "enough", "stopped"] = "tasks_done"
+        self.enough_at: float | None = None
+        self.held: list[Piece] = []
+        """Ready, but for what its batch waits for."""
+        for record in spec.done:
+            done = self.nodes.get(record.task)
+            if done is not None and 0 <= record.run < done.spec.repeat and not done.ended(record.run):
+                self._enter(done, record)
+
+    @property
+    def id(self) -> BatchId:
+        return self.spec.id
+
+    def begin(self) -> tuple[list[TaskRecord], list[Piece]]:
+        """What can never run because of runs done earlier, and what is ready."""
+        ended: list[TaskRecord] = []
+        ready: list[Piece] = []
+        for node in self.nodes.values() if self.failures else ():
+            if node.failed and node.records is not None:
+                worst = next(record for record in node.records.values() if record.outcome != "succeeded")
+                ended += self._spread(node, worst)
+        for node in self.nodes.values():
+            if not node.spec.depends_on and node.left:
+                ready += self._pieces(node)
+        for node in self.nodes.values() if self.spec.done else ():
+            if node.left == 0 and not node.failed:
+                ready += self._unblock(node)
+        return ended, ready
+
+    def inputs(self, task: TaskSpec) -> dict[str, tuple[TaskRecord, ...]]:
+        """The records of each dependency, in run order."""
+        found: dict[str, tuple[TaskRecord, ...]] = {}
+        for name in dict.fromkeys(task.depends_on):
+            node = self.nodes[name]
+            records = node.records or {}
+            found[name] = tuple(records[run] for run in range(node.spec.repeat))
+        return found
+
+    def enter(self, node: Node, record: TaskRecord) -> tuple[list[TaskRecord], list[Piece]]:
+        """Enters the outcome of a run: the `upstream_failed` that follow from it, and what it has made ready."""
+        self._enter(node, record)
+        if record.outcome != "succeeded":
+            return (self._spread(node, record) if node.dependants else []), []
+        if node.left == 0 and not node.failed and node.dependants is not None:
+            return [], self._unblock(node)
+        return [], []
+
+    def cancel(
+        self, *, tasks: Collection[str] | None, keep: Collection[tuple[Node, int]], error: str
+    ) -> list[TaskRecord]:
+        """Ends what has not ended, of these tasks or of all, save the runs in `keep`: their runner still has them."""
+        ended: list[TaskRecord] = []
+        chosen = self.nodes.values() if tasks is None else [self.nodes[name] for name in tasks]
+        for node in chosen:
+            for run in range(node.spec.repeat) if node.left else ():
+                if node.ended(run) or (node, run) in keep:
+                    continue
+                record = TaskRecord(
+                    task=node.spec.id, run=run, outcome="cancelled", attempts=0, seconds=0.0, error=error
+                )
+                self._enter(node, record)
+                ended.append(record)
+        return ended
+
+    def downstream(self, tasks: Collection[str]) -> set[str]:
+        """These tasks and all that depend on them."""
+        found = {name: self.nodes[name] for name in tasks if name in self.nodes}
+        stack = list(found.values())
+        while stack:
+            for node in stack.pop().dependants or ():
+                if node.spec.id not in found:
+                    found[node.spec.id] = node
+                    stack.append(node)
+        return set(found)
+
+    def _enter(self, node: Node, record: TaskRecord) -> None:
+        if node.records is None:
+            node.records = {}
+        node.records[record.run] = record
+        node.left -= 1
+        self.left -= 1
+        if record.outcome != "succeeded":
+            node.failed = True
+            if self.end == "enough" and record.outcome == "cancelled":
+                return
+            self.failures += 1
+            if not self.first_failure:
+                why = f": {record.error}" if record.error else ""
+                self.first_failure = f'task "{record.task}" run {record.run} {record.outcome}{why}'
+        elif node.left == 0 and not node.failed:
+            self.tasks_succeeded += 1
+
+    def _pieces(self, node: Node) -> Iterator[Piece]:
+        repeat = node.spec.repeat
+        size = self.spec.split or repeat
+        for base in range(0, repeat, size):
+            runs = tuple(run for run in range(base, min(base + size, repeat)) if not node.ended(run))
+            if runs:
+                yield Piece(node, runs)
+
+    def _unblock(self, node: Node) -> list[Piece]:
+        ready: list[Piece] = []
+        for dependant in node.dependants or ():
+            dependant.blocked_by -= 1
+            if dependant.blocked_by == 0 and dependant.left:
+                ready += self._pieces(dependant)
+        return ready
+
+    def _spread(self, node: Node, record: TaskRecord) -> list[TaskRecord]:
+        root = record.cause or record.task
+        error = f'task "{root}" did not succeed'
+        ended: list[TaskRecord] = []
+        stack = [node]
+        while stack:
+            for dependant in stack.pop().dependants or ():
+                if not dependant.left:
+                    continue
+                for run in range(dependant.spec.repeat):
+                    if not dependant.ended(run):
+                        upstream = TaskRecord(
+                            task=dependant.spec.id,
+                            run=run,
+                            outcome="upstream_failed",
+                            attempts=0,
+                            seconds=0.0,
+                            error=error,
+                            cause=root,
+                        )
+                        self._enter(dependant, upstream)
+                        ended.append(upstream)
+                stack.append(dependant)
+        return ended

@@ -1,0 +1,271 @@
+"""The scheduler of tasks, without sockets, clocks or Ray: events in, effects out.
+
+Rules:
+1. Every run of every task ends in exactly one outcome, whatever order events come in; then its batch ends, once.
+2. Only runs without an outcome are tried again.
+3. News of a runner or ticket that is over changes nothing.
+
+Which runners there are is the concern of `crew.py`, what they do that of `attempts.py`, who is next that of
+`ready.py`, the graph that of `batch.py`, outcomes and retries that of `outcomes.py`.
+"""
+
+from __future__ import annotations
+
+from itertools import count
+from typing import TYPE_CHECKING
+
+from governor.tasks.scheduling.attempts import Attempts
+from governor.tasks.scheduling.events import (
+    Cancelled,
+    Effect,
+    Event,
+    KillRunner,
+    Released,
+    Replaced,
+    Resized,
+    Revoked,
+    RunnerGone,
+    RunnerReady,
+    Said,
+    Shape,
+    StartRunner,
+    Submitted,
+    Tick,
+)
+from governor.tasks.scheduling.outcomes import Outcomes
+from governor.tasks.scheduling.ready_queue import ReadyQueue
+from governor.tasks.scheduling.runner_slots import Crew, Doom, holders
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator, Mapping
+
+    from governor.tasks.api import BatchId
+    from governor.tasks.scheduling.batch import Batch, Node
+
+
+class Core:
+    """Batches of tasks on the runners of one driver.
+
+    Args:
+        places: how many runners of each shape may work at once; `why_never` tells why there can be none of a shape.
+        age: seconds in the queue after which nobody overtakes.
+        grace: seconds from the cancellation of an attempt to the death of its runner.
+        runner_ids: numbers for new runners.
+    """
+
+    def __init__(
+        self,
+        *,
+        places: Mapping[Shape, int],
+        why_never: Mapping[Shape, str] | None = None,
+        age: float = float("inf"),
+        grace: float = 0.0,
+        runner_ids: Iterator[int] | None = None,
+    ) -> None:
+        self.crew = Crew(runner_ids=runner_ids or count())
+        self.ready = ReadyQueue(age=age)
+        self.outcomes = Outcomes(ready=self.ready, why_never=why_never or {})
+        self.attempts = Attempts(crew=self.crew, outcomes=self.outcomes, grace=grace)
+        for shape, number in places.items():
+            self.crew.open(shape, number)
+
+    @property
+    def batches(self) -> Mapping[BatchId, Batch]:
+        """Those that have not ended."""
+        return self.outcomes.batches
+
+    def next_alarm(self) -> float | None:
+        """When the next `Tick` is due; one too early is harmless."""
+        return self.attempts.alarms.next()
+
+    def warm(self, now: float) -> list[Effect]:
+        """Starts a runner for every plain place; one that dies idle is replaced from now on."""
+        self.attempts.now = now
+        self.crew.keeps_warm = True
+        new = self.crew.reinforce((), waiting=self.crew.places(()), now=self._now)
+        return [StartRunner(runner, ()) for runner in new]
+
+    def close(self) -> None:
+        """No runner is started any more."""
+        self.crew.is_closed = True
+
+    def on(self, event: Event) -> list[Effect]:  # noqa: C901  # one answer for each kind of event
+        """What is to be done about the event. News that comes too late has no effects."""
+        self.attempts.now = max(self.attempts.now, event.now)
+        match event:
+            case Said():
+                self.attempts.said(event)
+            case RunnerReady():
+                self._runner_ready(event.runner)
+            case RunnerGone():
+                self.attempts.gone(event)
+            case Revoked():
+                self.attempts.revoked(event)
+            case Submitted():
+                self._submitted(event)
+            case Released():
+                self._released(event)
+            case Cancelled():
+                self._cancelled(event)
+            case Replaced():
+                self._replaced(event)
+            case Resized():
+                self._resized(event)
+            case Tick():
+                self._tick()
+        self._settle()
+        effects, self.outcomes.effects = self.outcomes.effects, []
+        return effects
+
+    @property
+    def _now(self) -> float:
+        return self.attempts.now
+
+    def _do(self, effect: Effect) -> None:
+        self.outcomes.effects.append(effect)
+
+    # -- batches --------------------------------------------------------------------------------------------
+
+    def _released(self, event: Released) -> None:
+        batch = self.batches.get(event.batch)
+        if batch is not None:
+            self.outcomes.release(batch, self._now, error=event.error)
+
+    def _submitted(self, event: Submitted) -> None:
+        batch = self.outcomes.submit(event.batch, event.limits, self._now, held=event.held)
+        for node in batch.nodes.values():
+            if not self.crew.knows(node.shape):
+                self.crew.open(node.shape, 0)
+
+    def _cancelled(self, event: Cancelled) -> None:
+        batch = self.batches.get(event.batch)
+        if batch is None:
+            return
+        if event.tasks is None and batch.end == "tasks_done":
+            batch.end = "stopped"
+        self._withdraw(batch, event.tasks, event.reason or "it was cancelled", gentle=event.gentle)
+
+    def _withdraw(self, batch: Batch, tasks: Collection[str] | None, error: str, *, gentle: bool) -> None:
+        """Cancels what waits at once, and what works when its runner allows."""
+        chosen = None if tasks is None else batch.downstream(tasks)
+        kept: set[tuple[Node, int]] = set()
+        for seat in self.crew.all():
+            for position, job in enumerate(seat.jobs):
+                node = job.piece.node
+                if node.batch is not batch or (chosen is not None and node.spec.id not in chosen):
+                    continue
+                kept.update((node, run) for run in job.piece.missing)
+                job.piece.withdrawn = error
+                if seat.state == "working" and position == 0:
+                    seconds = seat.elapsed(self._now)
+                    if batch.end == "enough":
+                        self.attempts.observe_stopped(seat)
+                    doom = Doom("cancelled", error, retry=False, keep_runner=gentle, seconds=seconds)
+                    self.attempts.doom(seat, doom)
+                elif seat.state == "working":
+                    self.attempts.revoke(seat)
+        self.outcomes.withdraw(batch, chosen, kept, error)
+
+    def _enough(self, batch: Batch) -> None:
+        """`min_num` tasks have succeeded: the others have `wait_after_min` seconds left."""
+        if batch.enough_at is None:
+            batch.enough_at = self._now + batch.spec.wait_after_min
+            self.attempts.alarms.set_batch(batch.enough_at, batch.id)
+        if batch.enough_at <= self._now and batch.end == "tasks_done":
+            batch.end = "enough"
+            self._withdraw(batch, None, "enough tasks of the batch have succeeded", gentle=False)
+
+    # -- runners --------------------------------------------------------------------------------------------
+
+    def _runner_ready(self, runner: int) -> None:
+        seat = self.crew.get(runner)
+        if seat is None or seat.state != "starting":
+            return
+        self.crew.ready(seat)
+
+    def _replaced(self, event: Replaced) -> None:
+        seat = self.crew.at_place(event.place)
+        if seat is not None and seat.state in ("idle", "working", "ending"):
+            seat.replace = True
+
+    def _replace(self) -> None:
+        """Kills a runner that is to be replaced, once there is a spare that no other place waits for."""
+        old = next((seat for seat in self.crew.all() if seat.replace), None)
+        if old is not None and self.crew.has_spare(old.shape):
+            old.replace = False
+            self.attempts.kill(old, Doom("crashed", "its runner was restarted on request"))
+
+    def _resized(self, event: Resized) -> None:
+        for shape, number in event.slots.items():
+            self.crew.open(shape, number)
+            self.outcomes.never(shape, event.why_never.get(shape), self._now)
+
+    # -- time ----------------------------------------------------------------------------------------------
+
+    def _tick(self) -> None:
+        for runner, batch_id in self.attempts.alarms.due(self._now):
+            if runner is None:
+                batch = None if batch_id is None else self.batches.get(batch_id)
+                if batch is not None and batch.enough_at is not None:
+                    self._enough(batch)
+                continue
+            seat = self.crew.get(runner)
+            if seat is not None and seat.alarm_at is not None and seat.alarm_at <= self._now:
+                seat.alarm_at = None
+                self.attempts.check(seat)
+
+    # -- after every event ----------------------------------------------------------------------------------
+
+    def _settle(self) -> None:
+        """Tells who has begun, ends what there is enough of, brings work and runners together."""
+        self.attempts.tell_begun()
+        for batch in self._drain(self.outcomes.reached):
+            self._enough(batch)
+        for batch in self._drain(self.outcomes.ended):
+            if batch.limits is not None and batch.end != "stopped":
+                batch.limits.step_done(batch.id)
+        self._replace()
+        for shape in self.crew.shapes():
+            self._make_room(shape)
+            self._assign(shape)
+            waiting = self.ready.waiting(shape) + (0 if shape else len(self.ready.pins()))
+            for seat in self.crew.superfluous(shape, waiting=waiting):
+                self._do(KillRunner(seat.runner, "not needed any more"))
+            for runner in self.crew.reinforce(shape, waiting=waiting, now=self._now):
+                self._do(StartRunner(runner, shape))
+
+    def _make_room(self, shape: Shape) -> None:
+        """Idle runners go, as many as needed, where what they hold is wanted for something more urgent than their own
+        next work.
+        """
+        idle = self.crew.idle(shape)
+        if not shape or not idle or not self.ready.waiting(shape):
+            return
+        own = self.ready.urgency(shape, self._now)
+        for other in self.crew.shapes():
+            needed = holders(shape, other) - self.crew.dying(shape)
+            if needed <= 0 or other == shape or not self.ready.waiting(other) or not self.crew.lacks(other):
+                continue
+            if self.ready.urgency(other, self._now) < own:
+                for seat in idle[:needed]:
+                    self.crew.dismiss(seat)
+                    self._do(KillRunner(seat.runner, "its resources are needed for something more urgent"))
+
+    @staticmethod
+    def _drain(batches: list[Batch]) -> list[Batch]:
+        taken = batches[:]
+        batches.clear()
+        return taken
+
+    def _assign(self, shape: Shape) -> None:
+        for place in () if shape else self.ready.pins():
+            seat = self.crew.at_place(place)
+            piece = self.ready.take_pinned(place) if seat is not None and seat.state == "idle" else None
+            if seat is not None and piece is not None:
+                self.attempts.dispatch(seat, [piece])
+        while waiting := self.ready.waiting(shape):
+            seat = next((seat for seat in reversed(self.crew.idle(shape)) if not seat.replace), None)
+            if seat is None:
+                return
+            fair = max(1, waiting // max(1, self.crew.places(shape)))
+            self.attempts.dispatch(seat, self.attempts.bundles.take(self.ready, shape, self._now, most=fair))

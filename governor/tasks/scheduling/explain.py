@@ -1,0 +1,84 @@
+"""Why a batch is not done yet: for every task that has not ended, what it waits for, since when and until when."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from governor.tasks.scheduling.events import Waiting
+
+if TYPE_CHECKING:
+    from governor.tasks.api import BatchId
+    from governor.tasks.scheduling.batch import Batch, Node
+    from governor.tasks.scheduling.core import Core
+    from governor.tasks.scheduling.runner_slots import Job, Seat
+
+MOST_NAMED = 5
+
+
+def explain(core: Core, batch_id: BatchId) -> list[Waiting]:
+    """Rows in the order of the tasks; runs at work first. Raises KeyError for a batch that is not active."""
+    batch = core.batches[batch_id]
+    rows: dict[str, list[Waiting]] = {}
+    at_work: dict[str, set[int]] = {}
+    for seat in core.crew.all():
+        for position, job in enumerate(seat.jobs):
+            if job.piece.node.batch is batch:
+                name = job.piece.node.spec.id
+                rows.setdefault(name, []).append(_at_work(seat, job, position))
+                at_work.setdefault(name, set()).update(job.piece.missing)
+    queued = core.ready.since(batch.order)
+    found: list[Waiting] = []
+    for node in batch.nodes.values():
+        if not node.left:
+            continue
+        name = node.spec.id
+        found += rows.get(name, [])
+        busy = at_work.get(name, set())
+        left = tuple(run for run in range(node.spec.repeat) if run not in busy and not node.ended(run))
+        if left:
+            found.append(_waiting(core, batch, node, left, queued.get(name)))
+    return found
+
+
+def _at_work(seat: Seat, job: Job, position: int) -> Waiting:
+    attempt = job.attempt
+    since: float | None = seat.waits_since
+    until = None
+    if position or (seat.started_at is None and not seat.taken):
+        state, why = "sent", f"runner {seat.runner} has it, and has not begun it"
+    elif seat.started_at is None:
+        state, why = "importing", f'runner {seat.runner} imports "{attempt.task.call}"'
+    else:
+        state, since, until = "running", seat.started_at, seat.deadline
+        why = f"runner {seat.runner} executes run {seat.run}" if seat.run is not None else "between two runs"
+    if seat.doom is not None and not position:
+        state, until = "ending", seat.kill_at
+        why = f"runner {seat.runner} is to end it: {seat.doom.error}"
+    return Waiting(
+        task=attempt.task.id,
+        runs=job.piece.missing,
+        state=state,  # type: ignore[arg-type]  # one of the words above
+        why=why,
+        runner=seat.runner,
+        place=seat.place,
+        attempt=attempt.number,
+        since=since,
+        until=until,
+    )
+
+
+def _waiting(core: Core, batch: Batch, node: Node, runs: tuple[int, ...], since: float | None) -> Waiting:
+    name = node.spec.id
+    if node.blocked_by:
+        needs = [other for other in dict.fromkeys(node.spec.depends_on) if batch.nodes[other].left]
+        more = f" and {len(needs) - MOST_NAMED} more" if len(needs) > MOST_NAMED else ""
+        why = f"waits for {', '.join(needs[:MOST_NAMED])}{more}"
+        return Waiting(task=name, runs=runs, state="blocked", why=why)
+    shape = node.shape
+    ahead = core.ready.waiting(shape)
+    runners = core.crew.places(shape) if core.crew.knows(shape) else 0
+    what = ", ".join(f"{key} {amount:g}" for key, amount in shape) or "plain"
+    why = f"waits for one of {runners} {what} runners, {ahead} sub-tasks in the queue"
+    if batch.spec.pin is not None:
+        why = f"waits for place {batch.spec.pin}"
+    return Waiting(task=name, runs=runs, state="queued", why=why, since=since)

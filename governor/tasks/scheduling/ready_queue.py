@@ -1,0 +1,181 @@
+"""The queue of sub-tasks that wait for a runner: who goes next.
+
+Rules:
+1. The higher priority first; then the earlier batch (`api.sort_batch_id`), training before evaluation of the same
+   step; then in the order of submission.
+2. Who has waited for `age` seconds goes before all who have not, the longest waiting first: early batches cannot
+   starve late ones.
+3. What was sent back unharmed goes to the front of its lane, a retry to its end.
+"""
+
+from __future__ import annotations
+
+import heapq
+from bisect import bisect_left, insort
+from collections import deque
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from governor.tasks.scheduling.batch import LaneKey, Piece
+    from governor.tasks.scheduling.events import Shape
+
+
+class _Lanes:
+    """The queue of one shape. A lane holds pieces of one batch and priority; it is never empty.
+
+    `ages` is a heap of (since when the first piece of a lane has waited, lane). An entry may be too early, or be of a
+    lane that is no more; it is put right when it comes up.
+    """
+
+    __slots__ = ("ages", "by_key", "count", "order")
+
+    def __init__(self) -> None:
+        self.by_key: dict[LaneKey, deque[Piece]] = {}
+        self.order: list[LaneKey] = []
+        self.ages: list[tuple[float, LaneKey]] = []
+        self.count = 0
+
+    def push(self, piece: Piece) -> None:
+        lane = self.by_key.get(piece.lane)
+        if lane is None:
+            lane = self._open(piece)
+        lane.append(piece)
+        self.count += 1
+
+    def push_front(self, piece: Piece) -> None:
+        lane = self.by_key.get(piece.lane)
+        if lane is None:
+            lane = self._open(piece)
+        elif piece.ready_at < lane[0].ready_at:
+            heapq.heappush(self.ages, (piece.ready_at, piece.lane))
+        lane.appendleft(piece)
+        self.count += 1
+
+    def _open(self, piece: Piece) -> deque[Piece]:
+        lane = self.by_key[piece.lane] = deque()
+        insort(self.order, piece.lane)
+        heapq.heappush(self.ages, (piece.ready_at, piece.lane))
+        return lane
+
+    def close(self, key: LaneKey) -> None:
+        del self.by_key[key]
+        del self.order[bisect_left(self.order, key)]
+        if not self.order:
+            self.ages.clear()
+
+    def oldest(self) -> tuple[float, LaneKey]:
+        """The lane whose first piece has waited longest, and since when."""
+        while True:
+            at, key = self.ages[0]
+            lane = self.by_key.get(key)
+            if lane is None:
+                heapq.heappop(self.ages)
+            elif lane[0].ready_at != at:
+                heapq.heapreplace(self.ages, (lane[0].ready_at, key))
+            else:
+                return at, key
+
+
+class ReadyQueue:
+    """Pieces by shape; pinned ones by their place."""
+
+    def __init__(self, *, age: float) -> None:
+        self._age = age
+        self._shapes: dict[Shape, _Lanes] = {}
+        self._pinned: dict[int, deque[Piece]] = {}
+
+    def push(self, piece: Piece, now: float) -> None:
+        """Behind those of its lane."""
+        piece.ready_at = now
+        if piece.pin is not None:
+            self._pinned.setdefault(piece.pin, deque()).append(piece)
+            return
+        self._of(piece.shape).push(piece)
+
+    def push_front(self, piece: Piece) -> None:
+        """Before those of its lane; it keeps its age."""
+        if piece.pin is not None:
+            self._pinned.setdefault(piece.pin, deque()).appendleft(piece)
+            return
+        self._of(piece.shape).push_front(piece)
+
+    def waiting(self, shape: Shape) -> int:
+        """How many wait, without the pinned ones."""
+        lanes = self._shapes.get(shape)
+        return 0 if lanes is None else lanes.count
+
+    def pins(self) -> list[int]:
+        """Places for which something waits."""
+        return [place for place, lane in self._pinned.items() if lane]
+
+    def urgency(self, shape: Shape, now: float) -> tuple[int, float, LaneKey]:
+        """Of what waits for runners of this shape: the smaller, the earlier it is due."""
+        lanes = self._shapes[shape]
+        at, key = lanes.oldest()
+        return (0, at, key) if now - at >= self._age else (1, 0.0, lanes.order[0])
+
+    def peek(self, shape: Shape, now: float) -> Piece | None:
+        """The piece that `take` would give."""
+        lanes = self._shapes.get(shape)
+        return lanes.by_key[self._next(lanes, now)][0] if lanes is not None and lanes.count else None
+
+    def take(self, shape: Shape, now: float) -> Piece | None:
+        lanes = self._shapes.get(shape)
+        if lanes is None or not lanes.count:
+            return None
+        key = self._next(lanes, now)
+        lane = lanes.by_key[key]
+        piece = lane.popleft()
+        lanes.count -= 1
+        if not lane:
+            lanes.close(key)
+        return piece
+
+    def take_pinned(self, place: int) -> Piece | None:
+        lane = self._pinned.get(place)
+        return lane.popleft() if lane else None
+
+    def since(self, order: int) -> dict[str, float]:
+        """Since when the tasks of the batch with this number have waited here."""
+        found: dict[str, float] = {}
+        lanes = [lane for lanes in self._shapes.values() for lane in lanes.by_key.values()]
+        for lane in [*lanes, *self._pinned.values()]:
+            for piece in lane:
+                if piece.lane[3] == order:
+                    name = piece.node.spec.id
+                    found[name] = min(piece.ready_at, found.get(name, piece.ready_at))
+        return found
+
+    def drop(self, order: int, tasks: Collection[str]) -> None:
+        """Takes out the pieces of these tasks of the batch with this number."""
+        for lane in self._pinned.values():
+            self._strip(lane, order, tasks)
+        for lanes in self._shapes.values():
+            for key in [key for key in lanes.order if key[3] == order]:
+                lane = lanes.by_key[key]
+                lanes.count -= self._strip(lane, order, tasks)
+                if not lane:
+                    lanes.close(key)
+
+    def _strip(self, lane: deque[Piece], order: int, tasks: Collection[str]) -> int:
+        left = [piece for piece in lane if piece.lane[3] != order or piece.node.spec.id not in tasks]
+        gone = len(lane) - len(left)
+        if gone:
+            lane.clear()
+            lane.extend(left)
+        return gone
+
+    def _of(self, shape: Shape) -> _Lanes:
+        lanes = self._shapes.get(shape)
+        if lanes is None:
+            lanes = self._shapes[shape] = _Lanes()
+        return lanes
+
+    def _next(self, lanes: _Lanes, now: float) -> LaneKey:
+        first = lanes.order[0]
+        if len(lanes.order) == 1:
+            return first
+        at, oldest = lanes.oldest()
+        return oldest if now - at >= self._age else first

@@ -1,0 +1,397 @@
+"""`Scheduler`: batches of repeated tasks on a pool of runners, under the names of Trinity-RFT's scheduler.
+
+A view on the engine. What differs from the model, on purpose:
+1. Results stay until they are handed out; without `clear_timeout_tasks` a later call gets the rest.
+2. `min_num` counts tasks that succeeded. Failures alone are never enough.
+3. Statuses carry the id of their task.
+4. A result is handed out once, also to callers at the same time, and none is lost with a caller that is cancelled.
+5. A bounded queue: `schedule` raises QueueFull and has taken nothing.
+6. Waits end with an event, not with the next look; `stop` is bounded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from contextlib import contextmanager
+from itertools import count
+from typing import TYPE_CHECKING, Any, Self
+
+from governor import logs
+from governor.errors import ConductorError
+from governor.tasks.api import SchedulerConfig, Status
+from governor.tasks.driver import Driver
+from governor.tasks.scheduling.dynamic_timeout import Durations
+from governor.tasks.trinity.handover import models_of, results_of
+from governor.tasks.trinity.kept import KeptResults
+from governor.tasks.trinity.portions import Portions
+from governor.tasks.trinity.supervision import Supervision
+from governor.tasks.trinity.views import BatchView, StepLimits
+from governor.tasks.trinity.waiting import for_batch, for_progress
+from governor.tasks.trinity.wakeup import Notifier
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+    from types import TracebackType
+
+    from governor.tasks.api import BatchId, Task
+    from governor.tasks.engine import Engine
+    from governor.tasks.scheduling.wait_policy import Verdict
+    from governor.tasks.trinity.views import CompletedTaskResult
+
+log = logs.get_logger()
+
+
+class Scheduler(Supervision):
+    """Runs batches of tasks until `stop`. Also an async context manager, which starts and stops it.
+
+    Args:
+        config: see `SchedulerConfig`.
+        rollout_model: OpenAI-compatible endpoints, any plain data. There are ``runner_per_model`` runners for each;
+            runner i works with model i mod the number of models (``context.model``).
+        auxiliary_models: lists of further models; a runner gets one of each list, as
+            ``context.model = {"rollout": ..., "auxiliary": [...]}``.
+        folder: where results are kept, beyond the end of this process: a batch that is scheduled again gets them, and
+            runs what failed or is missing, until `forget`. None: nothing is kept.
+
+    Raises:
+        ValueError: a setting of ``config.dynamic_timeout`` makes no sense.
+    """
+
+    def __init__(
+        self,
+        config: SchedulerConfig | None = None,
+        rollout_model: Sequence[Any] = (),
+        auxiliary_models: Sequence[Sequence[Any]] | None = None,
+        folder: Path | str | None = None,
+    ) -> None:
+        self.config = config or SchedulerConfig()
+        self.rollout_model = list(rollout_model)
+        self.auxiliary_models = [list(models) for models in auxiliary_models or ()]
+        self.runner_num = self.config.runner_per_model * max(1, len(self.rollout_model))
+        self.default_timeout = self.config.max_timeout * (self.config.max_retry_times + 1)
+        self.running = False
+        self._durations = Durations(self.config.dynamic_timeout, self.config.max_timeout)
+        self._kept = None if folder is None else KeptResults(folder)
+        self._batches: dict[BatchId, BatchView] = {}
+        self._private: set[BatchView] = set()
+        """Of single runners: they are nobody else's to see."""
+        self._changed = Notifier()
+        self.numbers = count(1)
+        """For batches of the engine."""
+        self._driver: Driver | None = None
+        self._portions: Portions | None = None
+        self._opening: asyncio.Task[None] | None = None
+        self._life = asyncio.Lock()
+        """Held by who starts or stops it."""
+
+    @property
+    def engine(self) -> Engine:
+        """What does the work. Raises RuntimeError while the scheduler does not run."""
+        if self._driver is None:
+            raise RuntimeError("the scheduler does not run: await start() first")
+        return self._driver.engine
+
+    @property
+    def portions(self) -> Portions:
+        """The way of batches to the engine. Raises RuntimeError as `engine`."""
+        if self._portions is None:
+            raise RuntimeError("the scheduler does not run: await start() first")
+        return self._portions
+
+    @contextmanager
+    def private_view(self) -> Iterator[BatchView]:
+        """Of a batch of the engine that has no name, under a number of its own; `stop` ends it like the others."""
+        view = BatchView(next(self.numbers), split=None, portion_ended=self._portion_ended)
+        self._private.add(view)
+        try:
+            yield view
+        finally:
+            self._private.discard(view)
+
+    # -- life -----------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Connects to Ray and returns when every runner is ready; again: nothing.
+
+        Raises:
+            GovernorError: no Ray, no runner can be started, or `stop` came first. Nothing is left then.
+        """
+        async with self._life:
+            if self.running:
+                return
+            driver = Driver(
+                self.config,
+                places=self.runner_num,
+                models=models_of(self.rollout_model, self.auxiliary_models),
+                folder=None if self._kept is None else self._kept.folder,
+            )
+            await self._open(driver)
+            self._driver, self._portions = driver, Portions(driver)
+            self.running = True
+        log.info("scheduler.started", runners=self.runner_num)
+
+    async def _open(self, driver: Driver) -> None:
+        """Opens it, whole or not at all; `stop` may cancel that."""
+        self._opening = asyncio.create_task(driver.open(), name="scheduler.open")
+        try:
+            await self._opening
+        except asyncio.CancelledError:
+            me = asyncio.current_task()
+            if me is not None and me.cancelling():
+                raise
+            raise ConductorError("the scheduler was stopped before it had started") from None
+        finally:
+            self._opening = None
+        if not driver.engine.places():
+            await driver.close(seconds=self.config.stop_timeout)
+            raise ConductorError("no runner can be started on Ray; its log says why")
+
+    async def stop(self) -> None:
+        """Cancels what is left, a `start` too, sees every runner dead and wakes who waits; within ``stop_timeout``
+        seconds. Results that were not handed out can still be drained. Again: nothing, once it has stopped.
+        """
+        until = time.monotonic() + self.config.stop_timeout
+        if self._opening is not None:
+            self._opening.cancel()
+        try:
+            async with asyncio.timeout_at(asyncio.get_running_loop().time() + self.config.stop_timeout):
+                await self._life.acquire()
+        except TimeoutError:
+            log.error("scheduler.unstopped", seconds=self.config.stop_timeout)  # noqa: TRY400  # no traceback: it says all
+            return
+        try:
+            if self._driver is not None:
+                await self._close(until)
+        finally:
+            self._life.release()
+
+    async def _close(self, until: float) -> None:
+        driver, self._driver = self._driver, None
+        self.running = False
+        try:
+            if driver is not None:
+                await driver.close(seconds=max(0.0, until - time.monotonic()))
+        finally:
+            if self._portions is not None:
+                self._portions.close()
+                self._portions = None
+            for view in [*self._batches.values(), *self._private]:
+                view.end()
+                self._tidy(view)
+            if self._kept is not None:
+                await self._kept.close()
+        log.info("scheduler.stopped")
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.stop()
+
+    # -- batches --------------------------------------------------------------------------------------------
+
+    def schedule(self, tasks: Sequence[Task], batch_id: BatchId) -> None:
+        """Adds tasks to a batch, all or none.
+
+        Raises:
+            QueueFull: more than ``max_pending`` runs would wait.
+            GraphError: duplicate or unknown ids, cycles.
+            ValueError: the batch has tasks of these ids, or a task is to run less than once, or has less than no time.
+            TypeError: a callable or an argument that cannot be sent to a runner; an id that is no text.
+            RuntimeError: the scheduler does not run.
+            OSError, TryAgain: the folder cannot be written, or another process works on this batch in it.
+        """
+        if not tasks:
+            return
+        view = self._batches.get(batch_id) or self._new_view(batch_id)
+        if self._kept is not None:
+            view.kept = self._kept.batch(batch_id)
+        self._batches[batch_id] = view
+        try:
+            planned = self.portions.plan(next(self.numbers), tasks, view, self.config)
+            self.portions.schedule(planned, view, StepLimits(self._durations, view, planned.number))
+        finally:
+            self._tidy(view)
+
+    def forget(self, batch_id: BatchId) -> None:
+        """Removes what was kept of a batch in the scheduler's folder. Raises ValueError while it is active."""
+        if self._kept is not None:
+            self._kept.forget(batch_id)
+
+    def has_step(self, batch_id: BatchId) -> bool:
+        """Whether the batch has tasks at work, or results that were not handed out."""
+        view = self._batches.get(batch_id)
+        return view is not None and not view.is_empty
+
+    async def get_statuses(
+        self,
+        batch_id: BatchId,
+        min_num: int | None = None,
+        timeout: float | None = None,
+        clear_timeout_tasks: bool = True,  # noqa: FBT001, FBT002  # the signature that users know
+        return_partial_tasks: bool = False,  # noqa: FBT001, FBT002  # as above
+    ) -> list[Status]:
+        """Waits for a batch and hands out the statuses of its tasks; their payloads are dropped.
+
+        The wait is over when all tasks have ended; or `min_num` have succeeded and ``over_rollout.wait_after_min``
+        seconds have passed; or after `timeout` seconds (None: ``max_timeout * (max_retry_times + 1)``).
+
+        Args:
+            clear_timeout_tasks: cancel what is left then. Without it, it goes on, and a later call gets the rest.
+            return_partial_tasks: of what is cancelled, tasks with some completed runs are handed out as well.
+
+        Returns:
+            Those that have ended, in the order in which they did; an empty list, at once, for an unknown batch. When
+            the scheduler is stopped meanwhile: what has ended until then.
+
+        Raises:
+            ValueError: `min_num` is negative, or `timeout` is NaN.
+        """
+        statuses, _ = await self.get_payload_results(
+            batch_id, min_num, timeout, clear_timeout_tasks, return_partial_tasks
+        )
+        return statuses
+
+    async def get_payload_results(
+        self,
+        batch_id: BatchId,
+        min_num: int | None = None,
+        timeout: float | None = None,
+        clear_timeout_tasks: bool = True,  # noqa: FBT001, FBT002  # the signature that users know
+        return_partial_tasks: bool = False,  # noqa: FBT001, FBT002  # as above
+    ) -> tuple[list[Status], list[bytes]]:
+        """As `get_statuses`, with the payloads of the completed runs, as they were given, task by task."""
+        await self.wait_for(batch_id, min_num, timeout, clear_timeout_tasks, return_partial_tasks)
+        return await self.drain_batch_payload_results(batch_id)
+
+    async def wait_for(
+        self,
+        batch_id: BatchId,
+        min_num: int | None = None,
+        timeout: float | None = None,
+        clear_timeout_tasks: bool = True,  # noqa: FBT001, FBT002  # as its siblings
+        return_partial_tasks: bool = False,  # noqa: FBT001, FBT002  # as its siblings
+    ) -> Verdict:
+        """The wait of `get_statuses` alone: nothing is handed out. ``"timeout"``: too few have succeeded. Raises
+        ValueError as `get_statuses`.
+        """
+        view = self._batches.get(batch_id)
+        if view is None:
+            return "all"
+        verdict = await for_batch(
+            view,
+            min_num=min_num,
+            wait_after_min=self.config.over_rollout.wait_after_min,
+            deadline=time.monotonic() + (self.default_timeout if timeout is None else timeout),
+            running=lambda: self.running,
+            count=self.config.min_num_counts,
+        )
+        if verdict != "all" and clear_timeout_tasks:
+            await self.abort_batch(batch_id, return_partial_tasks, restart_runners=verdict == "timeout")
+        return verdict
+
+    async def drain_batch_payload_results(self, batch_id: BatchId) -> tuple[list[Status], list[bytes]]:
+        """Hands out what has ended so far, without waiting."""
+        view = self._batches.get(batch_id)
+        if view is None:
+            return [], []
+        taken = view.take()
+        try:
+            results = await results_of(batch_id, taken)
+        except BaseException:
+            view.put_back(taken)
+            raise
+        view.handed_out(taken)
+        self._tidy(view)
+        payloads = [payload for result in results for payload in result.experience_payloads]
+        return [result.status for result in results], payloads
+
+    async def peek_results(self, batch_id: BatchId) -> list[CompletedTaskResult]:
+        """What has ended and was not handed out; it stays until it is. The event loop is not held."""
+        view = self._batches.get(batch_id)
+        return [] if view is None else await results_of(batch_id, list(view.completed.values()))
+
+    def discard_completed_results(self, batch_id: BatchId) -> None:
+        """Drops the results of a batch that were not handed out."""
+        view = self._batches.get(batch_id)
+        if view is not None:
+            view.handed_out(view.take())
+            self._tidy(view)
+
+    async def abort_batch(
+        self,
+        batch_id: BatchId,
+        return_partial_tasks: bool = False,  # noqa: FBT001, FBT002  # the signature that users know
+        restart_runners: bool = True,  # noqa: FBT001, FBT002  # as above
+    ) -> None:
+        """Cancels what has not ended, and returns when it has; who waits for the batch wakes.
+
+        With `restart_runners` the runners at work on it are replaced, past their grace. Without, a task that ends
+        within its grace leaves its runner as it is. What had ended before can still be drained. Unknown: nothing.
+        """
+        view = self._batches.get(batch_id)
+        if view is None or self._driver is None:
+            return
+        for task in view.tasks.values() if return_partial_tasks else ():
+            task.keep_partial = True
+        portions = set(view.portions)
+        for number in portions:
+            self.engine.cancel(number, reason="the batch was cancelled", gentle=not restart_runners)
+        while self.running and not portions.isdisjoint(view.portions):
+            await view.changed.wait()
+        if self._driver is not None and restart_runners:
+            self.engine.warm()
+        self._tidy(view)
+
+    async def wait_all(
+        self,
+        timeout: float | None = None,
+        clear_timeout_tasks: bool = True,  # noqa: FBT001, FBT002  # the signature that users know
+    ) -> None:
+        """Waits until no task is left; hands out nothing.
+
+        Raises:
+            TimeoutError: for `timeout` seconds no run has ended. With `clear_timeout_tasks`, what is left is cancelled.
+            RuntimeError: the scheduler was stopped meanwhile.
+        """
+        patience = self.default_timeout if timeout is None else timeout
+        if await for_progress(
+            self._changed, patience=patience, unfinished=self._unfinished, running=lambda: self.running
+        ):
+            return
+        left = self._unfinished()
+        tasks = sum(len(view.tasks) for view in left)
+        if clear_timeout_tasks:
+            await asyncio.gather(*(self.abort_batch(view.batch_id) for view in left))
+        raise TimeoutError(f"no run has ended for {patience:g} s; {tasks} tasks were left")
+
+    def dynamic_timeout(self, timeout: float | None = None) -> float:
+        """What was learned so far: ``min(T, ratio * mean)`` seconds, T being `timeout` (None:
+        ``max_timeout * (max_retry_times + 1)``). An attempt of a train task gets that, with its own time-out for T. See
+        `DynamicTimeout`.
+        """
+        return self._durations.limit(self.default_timeout if timeout is None else timeout)
+
+    # -- inside ---------------------------------------------------------------------------------------------
+
+    def _new_view(self, batch_id: BatchId) -> BatchView:
+        split = self.config.max_repeat_times_per_runner
+        return BatchView(batch_id, split=split, everywhere=self._changed, portion_ended=self._portion_ended)
+
+    def _portion_ended(self, number: int) -> None:
+        if self._portions is not None:
+            self._portions.ended(number)
+
+    def _unfinished(self) -> list[BatchView]:
+        return [view for view in self._batches.values() if view.tasks]
+
+    def _tidy(self, view: BatchView) -> None:
+        if view.is_empty and self._batches.get(view.batch_id) is view:
+            del self._batches[view.batch_id]
+            if self._kept is not None:
+                self._kept.leave(view.batch_id)

@@ -1,0 +1,68 @@
+"""What travels to a runner for an attempt, and where what it leaves behind lies."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import quote
+
+from governor.files import temporary
+from governor.tasks.protocol import values
+from governor.tasks.protocol.wire import Input, Work
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from governor.tasks.scheduling.batch import Batch
+    from governor.tasks.scheduling.events import Attempt
+
+NAME_BYTES: Final = 100
+
+
+def work_of(attempt: Attempt, batch: Batch, *, place: int, models: Sequence[Any]) -> Work:
+    """The attempt for the runner of this place, with the results that it builds on."""
+    task, spec = attempt.task, batch.spec
+    inputs: dict[str, list[Input]] = {}
+    if task.depends_on:
+        inputs = {
+            name: [Input(value=record.value, file=record.value_file) for record in records]
+            for name, records in batch.inputs(task).items()
+        }
+    return Work(
+        ticket=attempt.ticket,
+        batch=attempt.batch if spec.name is None else spec.name,
+        task=task.id,
+        runs=attempt.runs,
+        attempt=attempt.number,
+        call=task.call,
+        args=task.args,
+        args_key=task.args_key,
+        timeout=attempt.limit,
+        stem=f"{spec.folder}/{file_name(task.id)}",
+        payload_inline=spec.payload_inline,
+        is_eval=task.is_eval,
+        model=models[place % len(models)] if models else None,
+        inputs=inputs,
+        repeated=tuple(name for name in inputs if batch.nodes[name].spec.repeat > 1),
+    )
+
+
+def sweep(folder: Path, task: str, run: int) -> None:
+    """Removes what a killed attempt had half written; `folder` is that of its batch."""
+    stem = folder / f"{file_name(task)}-{run}"
+    for suffix in values.SUFFIXES:
+        temporary(stem.with_name(stem.name + suffix)).unlink(missing_ok=True)
+
+
+def file_name(text: str) -> str:
+    """A file name for any id; long ones are cut and told apart by a number made of all of it."""
+    if text.isalnum() and len(text) <= NAME_BYTES and text.isascii():
+        return text
+    name = quote(text, safe=" ", errors="surrogatepass")
+    if name.startswith("."):
+        name = f"%2E{name[1:]}"
+    if len(name) <= NAME_BYTES:
+        return name
+    import hashlib  # noqa: PLC0415  # rare
+
+    return f"{name[:NAME_BYTES]}-{hashlib.sha256(text.encode(errors='surrogatepass')).hexdigest()[:12]}"

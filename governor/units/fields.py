@@ -1,0 +1,128 @@
+"""What a value in a run file may be: the types of the fields of `governor.run_file.model`.
+
+Names end up in file names, socket paths and service names; their alphabet is narrow for that reason.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated, Any, TypeAlias
+
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Discriminator,
+    Field,
+    Tag,
+    WithJsonSchema,
+)
+
+from governor.units import durations, sizes
+
+MAX_COUNT = 10_000_000
+_MAX_DEPTH = 100
+
+
+def _duration(value: object) -> float:
+    length = durations.seconds(value)
+    if length == 0:
+        raise ValueError("must be longer than 0")
+    return length
+
+
+def without_numpy(value: Any, levels: int = _MAX_DEPTH) -> Any:
+    """Plain data with Python's numbers and lists in the place of numpy's scalars and arrays, down to so many `levels`; a copy
+    where there may be any. Numpy is not imported: where nobody has, nothing is of it.
+    """
+    numpy: Any = sys.modules.get("numpy")
+    return value if numpy is None else _without((numpy.generic, numpy.ndarray), value, levels)
+
+
+def _without(kinds: tuple[type, type], value: Any, levels: int) -> Any:
+    if isinstance(value, kinds):
+        return value.tolist()  # type: ignore[attr-defined]  # they have it
+    if levels and isinstance(value, dict):
+        return {key: _without(kinds, item, levels - 1) for key, item in value.items()}
+    if levels and isinstance(value, list):
+        return [_without(kinds, item, levels - 1) for item in value]
+    return value
+
+
+def _plain(values: dict[str, Any]) -> dict[str, Any]:
+    """What JSON and msgpack both carry: text keys, no other objects, whole numbers of 64 bits. Walks without recursion."""
+    pending: list[tuple[str, object, int]] = [("", values, 0)]
+    while pending:
+        place, item, depth = pending.pop()
+        problem = _not_plain(item) if depth <= _MAX_DEPTH else f"is nested deeper than {_MAX_DEPTH} levels"
+        if problem:
+            raise ValueError(f"{place}: {problem}" if place else problem)
+        if isinstance(item, dict):
+            for key, value in item.items():
+                if not isinstance(key, str):
+                    raise ValueError(f"{place or 'here'}: the key {key!r} must be a text")  # noqa: TRY004  # pydantic collects ValueErrors
+                pending.append((f"{place}.{key}" if place else key, value, depth + 1))
+        elif isinstance(item, list):
+            pending += [(f"{place}[{index}]", value, depth + 1) for index, value in enumerate(item)]
+    return values
+
+
+def _not_plain(item: object) -> str:
+    if isinstance(item, int) and not -(2**63) <= item < 2**64:
+        return "does not fit 64 bits"
+    if isinstance(item, str) and any("\ud800" <= character <= "\udfff" for character in item):
+        return "holds a text that is not valid Unicode"
+    if item is None or isinstance(item, str | int | float | dict | list):
+        return ""
+    return f"a {type(item).__name__} can't be sent: use texts, numbers, booleans, lists and mappings"
+
+
+ENTRY = r"^[^\s:]+:[^\s]+$"
+Name: TypeAlias = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=64)]
+ShortName: TypeAlias = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$", max_length=32)]
+Entry: TypeAlias = Annotated[str, Field(pattern=ENTRY, max_length=256)]
+Duration: TypeAlias = Annotated[
+    float,
+    BeforeValidator(_duration),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "number", "exclusiveMinimum": 0},
+                {"type": "string", "pattern": durations.PATTERN},
+            ]
+        }
+    ),
+]
+AnyDuration: TypeAlias = Annotated[
+    float,
+    BeforeValidator(durations.seconds),
+    WithJsonSchema(
+        {"anyOf": [{"type": "number", "minimum": 0}, {"type": "string", "pattern": durations.PATTERN}]}
+    ),
+]
+"""0 is one, too."""
+Size: TypeAlias = Annotated[
+    int,
+    BeforeValidator(sizes.limit),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "integer", "minimum": sizes.LEAST, "maximum": sizes.MOST},
+                {"type": "string", "pattern": sizes.PATTERN},
+            ]
+        }
+    ),
+]
+"""Bytes, as a limit."""
+Count: TypeAlias = Annotated[int, Field(ge=1, le=MAX_COUNT)]
+Params: TypeAlias = Annotated[dict[str, Any], BeforeValidator(without_numpy), AfterValidator(_plain)]
+Models: TypeAlias = Annotated[
+    tuple[Annotated[str, Field(min_length=1)] | Params, ...], Field(strict=False, max_length=10_000)
+]
+
+LIST, MAPPING = "[list]", "[mapping]"
+"""What pydantic puts into the place of a fault, for a key that may be either."""
+Agents: TypeAlias = Annotated[
+    Annotated[tuple[str, ...], Field(strict=False, min_length=1), Tag(LIST)]
+    | Annotated[dict[Annotated[str, Field(min_length=1)], str], Field(min_length=1), Tag(MAPPING)],
+    Discriminator(lambda given: MAPPING if isinstance(given, dict) else LIST),
+]

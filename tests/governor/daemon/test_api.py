@@ -1,0 +1,260 @@
+"""The executor's verbs over a real broker: what each does, and with which exit code it refuses."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import shutil
+
+import pytest
+from desk_world import RUN, TWO, done, open_desk
+from run_results import run_result
+
+from governor.errors import (
+    AlreadyEnded,
+    ExitCode,
+    GovernorError,
+    NoSuchRun,
+    NotEnded,
+    RunFileError,
+    TryAgain,
+    UsageError,
+)
+from governor.messages import (
+    SERVICE,
+    Refused,
+    Submit,
+    decode_reply,
+    encode,
+)
+from governor.run_file.load import parse
+
+
+@pytest.fixture
+async def desk():
+    async with open_desk() as opened:
+        yield opened
+
+
+async def test_a_submitted_run_is_on_record_and_waits_with_its_reason(desk):
+    uid = await desk.executor.submit(RUN, key="k")
+    assert await desk.executor.submit(RUN, key="k") == uid
+    assert desk.dispatched == 1
+    [run] = (await desk.executor.status()).runs
+    assert (run.uid, run.state, run.waits_for) == (uid, "queued", "a free slot (0 runs before it)")
+    assert [event.kind for event in desk.journal.events(uid)] == ["run.accepted"]
+
+
+async def test_a_faulty_run_is_refused_with_all_its_faults(desk):
+    faulty = {
+        "name": "r",
+        "phases": [{"name": "p", "tasks": [{"id": "t", "call": "m:f", "retrys": 1}], "mod": 1}],
+    }
+    asked = encode(Submit(run=faulty, folder="/"))
+    answer = decode_reply((await desk.client.request(SERVICE, asked, timeout=3.0))[0])
+    assert isinstance(answer, Refused)
+    assert answer.exit_code == 78
+    assert [fault.path for fault in answer.faults] == ["phases[0].tasks[0].retrys", "phases[0].mod"]
+    with pytest.raises(RunFileError) as caught:
+        await desk.executor.submit(faulty)
+    assert len(caught.value.faults) == 2
+    assert desk.journal.runs(limit=9) == []
+
+
+async def test_a_full_queue_and_a_daemon_that_goes_down_take_no_run(desk):
+    for _ in range(3):
+        await desk.executor.submit(RUN)
+    with pytest.raises(TryAgain, match="queue_limit"):
+        await desk.executor.submit(RUN)
+    desk.is_stopping = True
+    with pytest.raises(TryAgain, match="going down"):
+        await desk.executor.submit(RUN)
+    assert len(desk.journal.runs(limit=9)) == 3
+
+
+async def test_a_client_that_asks_again_for_its_own_run_gets_it_from_a_full_queue_and_at_the_last(desk):
+    first = await desk.executor.submit(RUN, key="mine")
+    for _ in range(2):
+        await desk.executor.submit(RUN)
+    assert await desk.executor.submit(RUN, key="mine") == first
+    desk.is_stopping = True
+    assert await desk.executor.submit(RUN, key="mine") == first
+
+
+async def test_submits_side_by_side_get_no_more_places_than_there_are(desk):
+    answers = await asyncio.gather(*(desk.executor.submit(RUN) for _ in range(9)), return_exceptions=True)
+    assert [type(answer) for answer in answers].count(TryAgain) == 6
+    assert len(desk.queue) == len(desk.journal.runs(limit=9)) == 3
+
+
+async def test_a_key_is_that_of_one_run_file(desk):
+    first = await desk.executor.submit(RUN, key="k")
+    explicit = {"name": "r", "seed": parse(RUN, "r").seed, "phases": RUN["phases"]}
+    assert await desk.executor.submit(explicit, key="k") == first, "a default that is written out is the same"
+    with pytest.raises(
+        UsageError, match=f"'k' is that of run {first}, which was submitted with another run file"
+    ):
+        await desk.executor.submit(TWO, key="k")
+    answers = await asyncio.gather(
+        *(desk.executor.submit(run, key="two at once") for run in (RUN, TWO)), return_exceptions=True
+    )
+    assert {type(answer) for answer in answers} == {str, UsageError}
+    assert len(desk.journal.runs(limit=9)) == 2
+
+
+async def test_without_room_no_run_is_taken_but_a_known_one_is_told(desk):
+    first = await desk.executor.submit(RUN, key="k")
+    desk.disk_reserve = 1 << 60
+    for stopping in (False, True):
+        desk.is_stopping = stopping
+        with pytest.raises(TryAgain, match="disk_reserve") as caught:
+            await desk.executor.submit(RUN)
+        assert (caught.value.code, caught.value.exit_code) == ("no_room", 75)
+    assert await desk.executor.submit(RUN, key="k") == first
+    assert len(desk.journal.runs(limit=9)) == 1
+
+
+async def test_a_run_that_was_pruned_is_said_to_be_and_its_key_stays_its_own(desk):
+    kept, gone = await desk.executor.submit(TWO), await desk.executor.submit(RUN, key="k")
+    await desk.executor.abort(kept)
+    await desk.executor.abort(gone)
+    assert (await desk.executor.prune(keep_runs=1, dry_run=True)).uids == (kept,)
+    assert (await desk.executor.prune(keep_days=1)).uids == ()
+    assert (await desk.executor.prune(keep_runs=0)).uids == (kept, gone)
+    await desk.pruner.finish()
+    assert (await desk.executor.list()).runs == ()
+    for ask in (desk.executor.result, desk.executor.status, desk.executor.abort, desk.executor.resume):
+        with pytest.raises(NoSuchRun, match=f"run {gone} was pruned on 20"):
+            await ask(gone[:6])
+    assert await desk.executor.submit(RUN, key="k") == gone
+    with pytest.raises(UsageError, match="another run file"):
+        await desk.executor.submit(TWO, key="k")
+    assert len(desk.queue) == 0
+    with pytest.raises(UsageError, match="counted from 0"):
+        await desk.executor.prune(keep_days=-1.0)
+
+
+async def ended(desk, *records, outcome="failed", uid="p1", spec=TWO):
+    """A run on record that has ended, with these records of its only phase, and a file of its own."""
+    result = run_result(uid, outcome=outcome)
+
+    def change(tx):
+        tx.submit(uid=uid, key=f"key of {uid}", name="r", spec=parse(spec).raw(), folder="/home")
+        for record in records:
+            tx.tasks(uid, 0, [record])
+        tx.event(uid, "phase.ended", {"phase": "p", "index": 0, "end": "tasks_done"})
+        tx.outcome(result)
+        tx.ended(uid)
+
+    await desk.journal.write(change)
+    (desk.runs / uid).mkdir()
+    (desk.runs / uid / "model.pt").write_text("weights")
+
+
+async def test_a_resumed_run_has_what_the_old_one_finished_before_it_is_acknowledged(desk):
+    await ended(desk, done("t"), done("u", outcome="timed_out"))
+    uid = await desk.executor.resume("p", key="again")
+    assert await desk.executor.resume("p1", key="again") == uid
+    assert desk.dispatched == 1
+    assert [record.task for record in desk.journal.tasks(uid, 0)] == ["t"]
+    assert (desk.runs / uid / "model.pt").read_text() == "weights"
+    assignment = desk.queue.pop()
+    assert (assignment.uid, assignment.folder, assignment.first_phase) == (uid, "/home", 0)
+    [status] = (await desk.executor.status(uid)).runs
+    assert (status.parent, status.state) == ("p1", "interrupted")
+    assert [run.parent for run in (await desk.executor.list()).runs] == ["p1", None]
+    assert desk.journal.tasks("p1", 0) == [done("t"), done("u", outcome="timed_out")]
+
+
+async def test_what_cannot_be_resumed_says_why_and_leaves_nothing(desk):
+    uid = await desk.executor.submit(RUN, key="s")
+    with pytest.raises(NotEnded, match="queued") as not_ended:
+        await desk.executor.resume(uid)
+    assert not_ended.value.exit_code == 75
+    with pytest.raises(NoSuchRun):
+        await desk.executor.resume("no-such-run")
+    await ended(desk, done("t"), done("u"), outcome="finished")
+    with pytest.raises(AlreadyEnded, match="nothing to resume"):
+        await desk.executor.resume("p1")
+    await ended(desk, done("t"), uid="p2")
+    with pytest.raises(UsageError, match=f"is that of run {uid}"):
+        await desk.executor.resume("p2", key="s")
+    first = await desk.executor.resume("p2")
+    with pytest.raises(TryAgain, match=f"run {first} resumes run p2 right now"):
+        await desk.executor.resume("p2")
+    await ended(desk, done("t"), uid="p3")
+    await desk.executor.submit(RUN)
+    with pytest.raises(TryAgain, match="queue_limit"):
+        await desk.executor.resume("p3")
+    desk.is_stopping = True
+    with pytest.raises(TryAgain, match="going down"):
+        await desk.executor.resume("p3")
+    kept = {path.name for path in desk.runs.iterdir() if path.is_dir()}
+    assert kept == {"p1", "p2", "p3", first}
+
+
+async def test_a_finished_run_with_a_failure_that_was_allowed_can_be_resumed(desk):
+    await ended(desk, done("t"), done("u", outcome="failed"), outcome="finished")
+    assert await desk.executor.resume("p1") in desk.queue
+
+
+async def test_a_run_goes_on_where_something_is_missing_and_one_that_failed_with_nothing_missing_ends_anew(
+    desk,
+):
+    more = {**TWO, "phases": [*TWO["phases"], {"name": "q", "tasks": [{"id": "v", "call": "m:f"}]}]}
+    await ended(desk, done("t"), done("u"), spec=more)
+    await ended(desk, done("t"), done("u"), uid="p2")
+    for uid in ("p1", "p2"):
+        await desk.executor.resume(uid)
+    assert [desk.queue.pop().first_phase for _ in range(2)] == [1, 0]
+
+
+async def test_without_room_for_files_or_record_there_is_no_run_and_no_files(desk, monkeypatch):
+    await ended(desk, done("t", value="y" * 200_000))
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as disk:
+        disk.setattr(shutil, "copy2", full)
+        with pytest.raises(TryAgain, match="No space left") as caught:
+            await desk.executor.resume("p1")
+    assert caught.value.exit_code == 75
+    (pages,) = desk.journal._writing.execute("PRAGMA page_count").fetchone()
+    desk.journal._writing.execute(f"PRAGMA max_page_count={pages}")
+    with pytest.raises(GovernorError, match="cannot be written") as caught:
+        await desk.executor.resume("p1")
+    assert caught.value.exit_code == 75
+    assert len(desk.queue) == 0
+    assert [row.uid for row in desk.journal.runs(limit=9)] == ["p1"]
+    assert [path.name for path in desk.runs.iterdir() if path.is_dir()] == ["p1"]
+
+
+async def test_a_queued_run_that_is_aborted_ends_once_with_a_result(desk):
+    uid = await desk.executor.submit(RUN)
+    with pytest.raises(NotEnded) as not_ended:
+        await desk.executor.result(uid)
+    assert not_ended.value.exit_code == 75
+    await desk.executor.abort(uid, reason="no need")
+    assert len(desk.queue) == 0
+    result = await desk.executor.result(uid)
+    assert (result.outcome, result.reason, result.phases) == ("aborted", "no need", ())
+    watching = desk.executor.watch(uid)
+    assert [event.kind async for event in watching] == ["run.accepted", "run.ended"]
+    assert watching.end.outcome == "aborted"
+    with pytest.raises(AlreadyEnded):
+        await desk.executor.abort(uid)
+
+
+async def test_a_configuration_that_is_refused_is_told_with_all_its_faults(desk):
+    with pytest.raises(GovernorError, match="slots: no\n  slot: no") as caught:
+        await desk.executor.reload()
+    assert (caught.value.code, caught.value.exit_code) == ("bad_configuration", ExitCode.BAD_CONFIGURATION)
+
+
+async def test_a_key_has_at_most_256_characters(desk):
+    uid = await desk.executor.submit(RUN, key="k" * 256)
+    assert await desk.executor.submit(RUN, key="k" * 256) == uid
+    for ask in (desk.executor.submit(RUN, key="k" * 257), desk.executor.resume(uid, key="k" * 100_000)):
+        with pytest.raises(UsageError, match=r"at most 256 characters, and 'kkkkkkkkkkkkkkkk'\.\.\. has"):
+            await ask

@@ -1,0 +1,45 @@
+"""Runs that wait for a slot: in order, bounded, and a place that was promised is nobody else's."""
+
+from __future__ import annotations
+
+import pytest
+
+from governor.daemon.run_queue import RunQueue
+from governor.errors import TryAgain
+from governor.run_file.load import parse
+from governor.runs.assignment import Assignment
+
+RUN = parse({"name": "r", "phases": [{"name": "p", "tasks": [{"id": "t", "call": "m:f"}]}]})
+
+
+def assignment(uid):
+    return Assignment(uid=uid, run=RUN, folder="/")
+
+
+def test_a_promised_place_is_taken_until_its_run_is_in_or_was_not_recorded():
+    queue = RunQueue(limit=2)
+    with queue.place():
+        with queue.place(), pytest.raises(TryAgain, match="2 runs are queued already"), queue.place():
+            pass
+        with pytest.raises(OSError, match="full"), queue.place():
+            raise OSError("the disk is full")
+        queue.append(assignment("a"))
+    with queue.place():
+        queue.append(assignment("b"))
+    with pytest.raises(TryAgain), queue.place():
+        pass
+    queue.remove("a")
+    with queue.place():
+        assert queue.uids() == ["b"]
+
+
+def test_first_come_first_served_and_what_could_not_begin_is_first_again():
+    queue = RunQueue(limit=1)
+    for uid in ("a", "b", "c"):  # recovery queues what it finds, however many
+        queue.append(assignment(uid))
+    queue.append(assignment("a"))
+    assert (queue.uids(), queue.position("c")) == (["a", "b", "c"], 2)
+    first = queue.pop()
+    queue.put_back(first)
+    assert first.uid == "a"
+    assert queue.uids() == ["a", "b", "c"]

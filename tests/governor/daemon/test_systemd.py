@@ -1,0 +1,167 @@
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tomllib
+from configparser import ConfigParser
+from pathlib import Path
+
+import pytest
+
+from governor.daemon.systemd import Notifier
+from governor.errors import ExitCode
+from governor.journal.journal import Journal
+
+DEPLOY = Path(__file__).parents[3] / "deploy"
+
+
+@pytest.fixture(params=["file", "abstract"])
+def manager(request, tmp_path):
+    """The service manager's end of NOTIFY_SOCKET: (the socket, the variable's value)."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as receiver:
+        receiver.settimeout(5)
+        if request.param == "file":
+            receiver.bind(str(tmp_path / "notify"))
+            yield receiver, str(tmp_path / "notify")
+        else:
+            receiver.bind("")
+            yield receiver, "@" + receiver.getsockname()[1:].decode()
+
+
+def open_fds() -> list[str]:
+    return sorted(link.name for link in Path("/proc/self/fd").iterdir())
+
+
+def test_what_the_manager_hears(manager):
+    receiver, address = manager
+    notifier = Notifier.from_environ({"NOTIFY_SOCKET": address})
+    said = [
+        notifier.ready("2 slots"),
+        notifier.status("running\nREADY=1  a"),
+        notifier.watchdog(),
+        notifier.stopping(),
+        notifier.ready(),
+    ]
+    assert said == [True] * 5
+    assert [receiver.recv(4096) for _ in said] == [
+        b"READY=1\nSTATUS=2 slots",
+        b"STATUS=running READY=1 a",
+        b"WATCHDOG=1",
+        b"STOPPING=1",
+        b"READY=1",
+    ]
+    assert notifier.reloading()
+    first, second = receiver.recv(4096).split(b"\n")
+    assert first == b"RELOADING=1"
+    assert second.startswith(b"MONOTONIC_USEC=")
+    assert int(second.partition(b"=")[2]) > 0
+
+
+def test_the_variables_are_taken_out_of_the_environment(monkeypatch):
+    names = ["NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES"]
+    for name in names:
+        monkeypatch.setenv(name, "1")
+    Notifier.from_environ()
+    assert not set(names) & set(os.environ)
+
+
+@pytest.mark.parametrize(
+    ("environ", "interval"),
+    [
+        ({"WATCHDOG_USEC": "30000000"}, 15.0),
+        ({"WATCHDOG_USEC": "30000000", "WATCHDOG_PID": str(os.getpid())}, 15.0),
+        ({"WATCHDOG_USEC": "30000000", "WATCHDOG_PID": "1"}, None),
+        ({"WATCHDOG_USEC": "0"}, None),
+        ({"WATCHDOG_USEC": "-5"}, None),
+        ({"WATCHDOG_USEC": "soon"}, None),
+        ({"WATCHDOG_USEC": "²"}, None),
+        ({}, None),
+    ],
+)
+def test_the_watchdog_is_due_twice_in_the_managers_time(environ, interval):
+    assert Notifier.from_environ({"NOTIFY_SOCKET": "/x", **environ}).watchdog_interval == interval
+
+
+def test_without_a_socket_nothing_is_sent_and_no_watchdog_is_due():
+    notifier = Notifier.from_environ({"WATCHDOG_USEC": "30000000"})
+    assert notifier.watchdog_interval is None
+    assert not notifier.ready("x")
+    assert not notifier.watchdog()
+
+
+def test_a_manager_that_is_gone_or_deaf_stops_nothing(tmp_path):
+    assert not Notifier(address=str(tmp_path / "nobody")).ready()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as deaf:
+        deaf.bind(str(tmp_path / "deaf"))
+        notifier = Notifier(address=str(tmp_path / "deaf"))
+        assert not all(
+            notifier.watchdog() for _ in range(10_000)
+        )  # its queue is full: refused, not waited for
+
+
+def test_sending_leaves_no_descriptor_open(manager):
+    receiver, address = manager
+    notifier = Notifier(address=address)
+    before = open_fds()
+    for _ in range(5):
+        notifier.watchdog()
+        receiver.recv(100)
+    assert set(open_fds()) <= set(before)
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed")
+def test_the_unit_is_clean_under_systemd_analyze_verify():
+    verified = subprocess.run(
+        ["systemd-analyze", "verify", "--man=no", str(DEPLOY / "run-governor.service")],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (verified.returncode, verified.stderr, verified.stdout) == (0, "", "")
+
+
+def test_the_unit_fits_the_daemon():
+    unit = ConfigParser(strict=False, interpolation=None)
+    unit.optionxform = str
+    unit.read(DEPLOY / "run-governor.service")
+    service = unit["Service"]
+    settings = tomllib.loads((DEPLOY / "governor.toml").read_text())
+    assert float(service["TimeoutStopSec"]) >= settings["stop_grace"] + 10
+    final = {ExitCode.USAGE, ExitCode.NOT_PERMITTED, ExitCode.BAD_CONFIGURATION}
+    assert set(map(int, service["RestartPreventExitStatus"].split())) == final
+    assert service["StateDirectoryMode"] == service["RuntimeDirectoryMode"] == "0700"
+    assert "MemoryDenyWriteExecute" not in service
+    assert service["Delegate"] == "yes"
+    assert "ProtectControlGroups" not in service, "it would make the delegated cgroup read-only"
+
+
+async def test_the_backup_that_is_documented_copies_a_journal_at_work(tmp_path):
+    """A plain copy of the file would have nothing: all of it is in the write-ahead log."""
+    [_, code] = (DEPLOY / "README.md").read_text().split('bin/python -c "\n')
+    code = code.partition('"\n')[0].replace("/var/lib/run-governor", str(tmp_path))
+    journal = Journal(tmp_path / "governor.db")
+    try:
+        await journal.write(
+            lambda tx: tx.submit(uid="r1", key=None, name="n", spec={"name": "n"}, folder="/")
+        )
+        done = await asyncio.to_thread(subprocess.run, [sys.executable, "-c", code], check=False)
+        assert done.returncode == 0
+    finally:
+        await journal.close()
+    (tmp_path / "governor.db.copy").rename(tmp_path / "back.db")
+    back = Journal(tmp_path / "back.db")
+    try:
+        assert back.run("r1") is not None
+    finally:
+        await back.close()
+
+
+def test_the_command_is_where_the_unit_and_a_shell_find_it():
+    unit = (DEPLOY / "run-governor.service").read_text()
+    page = (DEPLOY / "README.md").read_text()
+    assert "Environment=PATH=/opt/run-governor/bin:" in unit
+    assert "ln -s /opt/run-governor/bin/governor /usr/local/bin/governor" in page

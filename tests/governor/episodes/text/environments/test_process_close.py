@@ -1,0 +1,38 @@
+"""A close that is cancelled is a close: no process, no descriptor is left when it returns."""
+
+import asyncio
+import gc
+from pathlib import Path
+
+import pytest
+from living import lives
+from text_worlds import Corridor
+
+from governor.episodes.text.environments.process import TextProcess
+
+SECONDS = 20
+
+
+def descriptors():
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+async def test_a_cancelled_close_leaves_no_process_and_no_descriptor():
+    gc.collect()
+    before = descriptors()
+    world = TextProcess(Corridor)
+    await world.start(timeout=SECONDS)
+    pid = world.pid
+    descendant = (await world.step("stranger", timeout=SECONDS)).info["child"]
+    await world.step("stubborn", timeout=SECONDS)  # it takes all the time that it is given
+    closing = asyncio.create_task(world.aclose())
+    await asyncio.sleep(0)
+    for _ in range(2):
+        closing.cancel()
+        await asyncio.sleep(0)
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.wait_for(closing, SECONDS)
+    gc.collect()
+    assert not lives(pid)
+    assert not lives(descendant)
+    assert descriptors() <= before

@@ -1,0 +1,317 @@
+"""One damaged value in the journal: it is told by run, and all other runs go on. Each column in its turn."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import sqlite3
+import subprocess
+
+import msgspec
+import pytest
+from desk_world import open_desk
+from run_results import run_result
+
+from governor.daemon.recovery import Recovery
+from governor.errors import AlreadyEnded, GovernorError, RecordDamaged
+from governor.messages import EpisodeRecord, TaskRecord
+from governor.processes.identity import Birth, boot_id
+from governor.run_file.load import parse
+
+LAKE = {"entry": "gymnasium:FrozenLake-v1"}
+RUN = parse(
+    {
+        "name": "r",
+        "conductors": {"environments": {"lake": LAKE}, "agents": {"walker": {"entry": "m:W"}}},
+        "phases": [
+            {
+                "name": "p",
+                "simulate": {"environment": "lake", "agents": ["walker"], "episodes": 9},
+                "tasks": [{"id": "t", "call": "m:f", "repeat": 9}],
+            }
+        ],
+    },
+    "r",
+).raw()
+GARBAGE = {"bytes": b"\xff\xf0", "text": "garbage", "no text": b"\xff"}
+POSSIBLE = {("runs", column, "text") for column in ("uid", "key", "name", "folder", "reason", "parent")}
+POSSIBLE |= {("runs", "digest", garbage) for garbage in ("bytes", "no text")}
+"""What may be a true value."""
+OF_RUNS = (
+    "uid",
+    "key",
+    "name",
+    "spec",
+    "folder",
+    "submitted_at",
+    "started_at",
+    "ended_at",
+    "outcome",
+    "reason",
+)
+OF_RUNS += ("parent", "digest", "pruned_at")
+OF_OTHERS = {
+    "events": ("run", "last", "number", "at", "kind", "data"),
+    "records": ("run", "kind", "phase", "data"),
+    "ended_episodes": ("run", "phase", "episode"),
+    "ended_tasks": ("run", "phase", "task", "number"),
+}
+CASES = [("runs", column) for column in OF_RUNS]
+CASES += [(table, column) for table, columns in OF_OTHERS.items() for column in columns]
+CASES = [(*case, garbage) for case in CASES for garbage in GARBAGE if (*case, garbage) not in POSSIBLE]
+OF_ENDED = [(column, garbage) for table, column, garbage in CASES if table == "runs"]
+OF_ENDED += [("result", garbage) for garbage in GARBAGE]
+
+
+@pytest.fixture
+async def desk():
+    async with open_desk() as opened:
+        for uid in ("sound", "bad", "ended", "spoilt"):
+            await record(opened.journal, uid, is_ended=uid in ("ended", "spoilt"))
+        yield opened
+
+
+@pytest.fixture
+def left():
+    """A process that nothing but its birth on record tells of."""
+    with subprocess.Popen(["/bin/sleep", "600"], env={}, start_new_session=True) as process:
+        yield process
+        process.kill()
+
+
+async def record(journal, uid, *, is_ended):
+    """A run that was in work, with episodes and runs of tasks."""
+    episodes = [
+        EpisodeRecord(index=i, worker=0, seed=i, outcome="terminated", value=1.0, steps=2, seconds=0.1)
+        for i in range(3)
+    ]
+    tasks = [TaskRecord(task="t", run=i, outcome="succeeded", attempts=1, seconds=0.1) for i in range(3)]
+
+    def change(tx):
+        tx.submit(uid=uid, key=f"key of {uid}", name="r", spec=RUN, folder="/")
+        tx.started(uid)
+        tx.event(uid, "run.assigned", {"at": 1.0})
+        started = {
+            "conductor": "tasks",
+            "incarnation": 1,
+            "pid": 4_000_000,
+            "ticks": 1,
+            "boot": "b",
+            "at": 1.0,
+        }
+        tx.event(uid, "conductor.started", started)
+        tx.event(uid, "phase.started", {"index": 0})
+        tx.episodes(uid, 0, episodes)
+        tx.tasks(uid, 0, tasks)
+        tx.event(uid, "run.interrupted", {"reason": "SIGTERM", "died": False})
+        if is_ended:
+            tx.outcome(run_result(uid))
+            tx.event(uid, "run.ended", {"outcome": "finished", "by": "recovery"})
+            tx.ended(uid)
+
+    await journal.write(change)
+
+
+def damage(desk, uid, table, column, value, *, as_text=False):
+    with contextlib.closing(sqlite3.connect(desk.journal.path)) as connection:
+        of_run = (
+            "uid = :uid" if table == "runs" else "run = (SELECT runs.position FROM runs WHERE uid = :uid)"
+        )
+        put = "CAST(:value AS TEXT)" if as_text else ":value"
+        row = {
+            "runs": "",
+            "records": f"AND position = (SELECT max(position) FROM records WHERE {of_run})",
+            "events": "AND last = 3",
+            "ended_episodes": "AND episode = 1",
+            "ended_tasks": "AND number = 1",
+        }[table]
+        update = f"UPDATE {table} SET {column} = {put} WHERE {of_run} {row}"
+        changed = connection.execute(update, {"value": value, "uid": uid})
+        connection.commit()
+        assert changed.rowcount == 1
+
+
+async def recovered(desk, tmp_path):
+    recovery = Recovery(journal=desk.journal, state_dir=tmp_path)
+    await recovery.clear_away()
+    for assignment in await recovery.take_up(tmp_path / "runs"):
+        desk.queue.append(assignment)
+    desk.damaged = recovery.damaged
+    return recovery
+
+
+@pytest.mark.parametrize(("table", "column", "garbage"), [*CASES, ("events", "data", "nothing")])
+async def test_an_unended_run_with_a_damaged_value_is_held_and_named_and_others_go_on(
+    desk, tmp_path, table, column, garbage
+):
+    damage(desk, "bad", table, column, GARBAGE.get(garbage), as_text=garbage == "no text")
+    await recovered(desk, tmp_path)
+    assert desk.queue.uids() == ["sound"]
+    listed = {run.uid: run for run in (await desk.executor.list()).runs}
+    assert len(listed) == 4
+    assert listed["sound"].state == "queued"
+    assert listed["ended"].state == "ended"
+    uid = "#2" if column == "uid" else "bad"
+    run = listed[uid]
+    assert run.state == "damaged"
+    place = "ended_tasks" if (table, column) == ("records", "run") else table  # it belongs to nobody
+    assert run.reason.startswith(f"its record is damaged ({place}")
+    assert [each.uid for each in (await desk.executor.status()).runs] == ["sound", uid]
+    [line] = (await desk.executor.explain(uid)).lines
+    assert line.what.startswith(f"damaged: waits for a copy of the journal to be put back: {place}")
+    with pytest.raises(GovernorError, match=f"the record of run {uid} is damaged") as caught:
+        _ = [event async for event in desk.executor.watch(uid)]
+    assert caught.value.code == RecordDamaged.code
+
+
+@pytest.mark.parametrize(("column", "garbage"), OF_ENDED)
+async def test_an_ended_run_with_a_damaged_value_is_shown_as_damaged(desk, tmp_path, column, garbage):
+    damage(desk, "spoilt", "runs", column, GARBAGE.get(garbage), as_text=garbage == "no text")
+    await recovered(desk, tmp_path)
+    assert desk.queue.uids() == ["sound", "bad"]
+    runs = (await desk.executor.list()).runs
+    assert [run.state for run in runs] == ["damaged", "ended", "queued", "queued"]
+    assert f"its record is damaged (runs.{column}: " in runs[0].reason
+    if column != "uid":
+        [run] = (await desk.executor.status("spoilt")).runs
+        assert run.state == "damaged"
+        with pytest.raises(GovernorError, match=f"spoilt is damaged .*runs.{column}"):
+            await desk.executor.result("spoilt")
+
+
+@pytest.mark.parametrize(("table", "column"), [("events", "data"), ("records", "data")])
+async def test_an_ended_run_with_damaged_events_says_so_where_they_are_read(desk, table, column):
+    damage(desk, "spoilt", table, column, b"\xff")
+    assert [run.state for run in (await desk.executor.list()).runs][:2] == ["ended", "ended"]
+    assert (await desk.executor.explain("spoilt")).lines[0].what.startswith("it has ended")
+    if table == "records":
+        with pytest.raises(GovernorError, match=r"the record of run spoilt is damaged \(records"):
+            await desk.executor.resume("spoilt")
+    with pytest.raises(GovernorError, match=r"the record of run spoilt is damaged \(events, number"):
+        _ = [event async for event in desk.executor.watch("spoilt")]
+
+
+@pytest.mark.parametrize(("table", "column", "garbage"), [*CASES, ("events", "data", "nothing")])
+async def test_a_damaged_run_can_be_aborted_and_has_ended_then_also_after_the_next_start(
+    desk, tmp_path, table, column, garbage
+):
+    damage(desk, "bad", table, column, GARBAGE.get(garbage), as_text=garbage == "no text")
+    await recovered(desk, tmp_path)
+    uid = "#2" if column == "uid" else "bad"
+    await desk.executor.abort(uid, reason="start it again")
+    for _ in range(2):
+        listed = {run.uid: run for run in (await desk.executor.list()).runs}
+        assert (listed[uid].state, listed[uid].outcome) == ("ended", "aborted")
+        assert listed[uid].reason.startswith("start it again; its record was damaged (")
+        assert (await desk.executor.status(uid)).runs == (listed[uid],)
+        assert [each.uid for each in (await desk.executor.status()).runs] == ["sound"]
+        result = await desk.executor.result(uid)
+        assert (result.outcome, result.reason) == ("aborted", listed[uid].reason)
+        await recovered(desk, tmp_path)
+        assert desk.queue.uids() == ["sound"]
+    with pytest.raises(AlreadyEnded, match="aborted"):
+        await desk.executor.abort(uid)
+    if table == "runs":
+        events = [event async for event in desk.executor.watch(uid)]
+        assert [event.kind for event in events if event.kind == "run.ended"] == ["run.ended"]
+        assert events[-1].data["outcome"] == "aborted"
+
+
+async def test_a_run_that_had_its_outcome_and_not_its_end_keeps_the_outcome(desk, tmp_path):
+    await desk.journal.write(lambda tx: tx.outcome(run_result("bad")))
+    damage(desk, "bad", "records", "data", b"\xff")
+    await recovered(desk, tmp_path)
+    await desk.executor.abort("bad")
+    [run] = (await desk.executor.status("bad")).runs
+    assert (run.state, run.outcome) == ("ended", "finished")
+    assert "; its record was damaged (records, row " in run.reason
+    result = await desk.executor.result("bad")
+    assert (result.outcome, result.reason) == ("finished", run.reason)
+    assert result.phases == run_result("bad").phases
+
+
+async def test_the_time_in_work_of_a_damaged_run_is_told_where_it_can_be_read(desk, tmp_path):
+    await desk.journal.write(lambda tx: tx.event("bad", "run.interrupted", {"at": 4.0}))
+    await desk.journal.write(lambda tx: tx.event("sound", "run.interrupted", {"at": 4.0}))
+    damage(desk, "bad", "records", "data", b"\xff")
+    damage(desk, "sound", "events", "data", b"\xff")
+    await recovered(desk, tmp_path)
+    for uid, seconds in (("bad", 3.0), ("sound", None)):
+        await desk.executor.abort(uid)
+        assert (await desk.executor.result(uid)).seconds == seconds
+
+
+@pytest.mark.parametrize(("column", "garbage"), OF_ENDED)
+async def test_an_ended_run_with_a_damaged_value_has_ended_already(desk, tmp_path, column, garbage):
+    damage(desk, "spoilt", "runs", column, GARBAGE.get(garbage), as_text=garbage == "no text")
+    await recovered(desk, tmp_path)
+    uid = "#4" if column == "uid" else "spoilt"
+    if column != "ended_at":
+        with pytest.raises(AlreadyEnded, match=f"run {uid} has ended already"):
+            await desk.executor.abort(uid)
+        return
+    await desk.executor.abort(uid)
+    [run] = (await desk.executor.status(uid)).runs
+    assert (run.state, run.outcome) == ("ended", "finished")
+    assert run.ended_at == (await desk.executor.result(uid)).ended_at == run_result(uid).ended_at
+    events = [event.kind async for event in desk.executor.watch(uid)]
+    assert events.count("run.ended") == 1
+
+
+@pytest.mark.parametrize(
+    "identity", [{"pid": 2**40}, {"pid": -1}, {"pid": "x"}, {"ticks": None}, {"mark": "x"}]
+)
+async def test_an_identity_that_no_process_can_have_is_damage_and_hinders_no_start(desk, tmp_path, identity):
+    started = {
+        "conductor": "tasks",
+        "incarnation": 2,
+        "pid": 7,
+        "ticks": 1,
+        "boot": boot_id(),
+        "at": 2.0,
+        **identity,
+    }
+    await desk.journal.write(lambda tx: tx.event("bad", "conductor.started", started))
+    recovery = await recovered(desk, tmp_path)
+    assert recovery.damaged.keys() == {"bad"}
+    assert desk.queue.uids() == ["sound"]
+
+
+@pytest.mark.parametrize("last", [2**63 - 1, -5])
+async def test_a_number_of_an_event_that_leaves_no_next_one_hinders_no_abort(desk, tmp_path, last):
+    damage(desk, "bad", "events", "last", last)
+    await recovered(desk, tmp_path)
+    await desk.executor.abort("bad")
+    assert (await desk.executor.status("bad")).runs[0].state == "ended"
+
+
+async def test_a_queued_run_that_is_damaged_meanwhile_can_be_aborted(desk, tmp_path):
+    await recovered(desk, tmp_path)
+    damage(desk, "bad", "runs", "outcome", b"\xff")
+    await desk.executor.abort("bad")
+    assert desk.queue.uids() == ["sound"]
+    assert (await desk.executor.status("bad")).runs[0].outcome == "aborted"
+
+
+@pytest.mark.parametrize(
+    ("table", "column"),
+    [("runs", "spec"), ("runs", "ended_at"), ("events", "data"), ("records", "data"), ("runs", "uid")],
+)
+async def test_what_a_damaged_run_has_left_running_is_killed_at_the_start(
+    desk, tmp_path, left, table, column
+):
+    birth = msgspec.to_builtins(Birth.of(left.pid))
+    started = {"conductor": "tasks", "incarnation": 2, **birth, "at": 2.0}
+    await desk.journal.write(lambda tx: tx.event("bad", "conductor.started", started))
+    damage(desk, "bad", table, column, b"\xff")
+    recovery = await recovered(desk, tmp_path)
+    assert recovery.damaged.keys() == {"#2" if column == "uid" else "bad"}
+    assert left.wait(timeout=0) == -signal.SIGKILL
+
+
+async def test_a_damaged_time_of_pruning_removes_nothing(desk):
+    damage(desk, "spoilt", "runs", "pruned_at", b"\xff")
+    damage(desk, "ended", "runs", "ended_at", b"\xff")
+    assert (await desk.executor.prune(keep_runs=0)).uids == ()
+    await desk.pruner.finish()
+    assert {run.uid for run in (await desk.executor.list()).runs} == {"sound", "bad", "ended", "spoilt"}

@@ -1,0 +1,271 @@
+"""Ended runs that are let go: which, and that nothing of them is left whenever the pruner dies."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from run_results import run_result
+
+from governor.errors import NoSuchRun, UsageError
+from governor.journal.journal import Journal
+from governor.journal.retention import (
+    DAY_SECONDS,
+    Keep,
+    Pruner,
+    asked_for,
+    choose,
+)
+from governor.messages import EpisodeRecord, PhaseResult, TaskRecord
+from governor.runs.result import FILES, save_result, whole_result
+
+NOW = 1_000_000_000.0
+BOUND = st.none() | st.integers(0, 12)
+
+
+@given(ages=st.lists(st.floats(0, 12), max_size=12), runs=BOUND, days=BOUND)
+def test_a_run_goes_when_neither_bound_keeps_it(ages, runs, days):
+    ages.sort()
+    ended = [(f"r{number}", NOW - age * DAY_SECONDS) for number, age in enumerate(ages)]
+    gone = choose(ended, keep=Keep(runs=runs, days=days), now=NOW)
+    kept_by_runs = {uid for uid, _ in ended[: runs if runs is not None else 0]}
+    kept_by_days = {uid for uid, at in ended if days is not None and at >= NOW - days * DAY_SECONDS}
+    kept = kept_by_runs | kept_by_days
+    assert set(gone) == ({uid for uid, _ in ended} - kept if (runs, days) != (None, None) else set())
+    assert gone == sorted(gone, key=lambda uid: -int(uid[1:])), "oldest first"
+
+
+@pytest.mark.parametrize("bounds", [{"runs": -1}, {"days": -0.5}, {"days": float("nan")}])
+def test_what_is_no_bound(bounds):
+    with pytest.raises(UsageError, match="counted from 0"):
+        Keep(**bounds)
+
+
+def test_a_request_without_bounds_asks_for_those_of_the_configuration():
+    assert asked_for(None, None, otherwise=Keep(runs=3)) == Keep(runs=3)
+    assert asked_for(None, 2.0, otherwise=Keep(runs=3)) == Keep(days=2.0)
+    with pytest.raises(UsageError, match="--keep-runs"):
+        asked_for(None, None, otherwise=Keep())
+
+
+def result_of(uid, *, tasks=()):
+    phases = (PhaseResult(name="p", mode="-", end="tasks_done", metrics={"m": 1.0}, tasks=tuple(tasks)),)
+    return run_result(uid, phases=phases)
+
+
+def task(number, value=None):
+    return TaskRecord(
+        task=f"t{number}",
+        run=0,
+        outcome="succeeded",
+        attempts=1,
+        seconds=0.1,
+        value=value,
+        metrics={"m": 0.5},
+    )
+
+
+def episode(index):
+    return EpisodeRecord(
+        index=index, worker=0, seed=1, outcome="terminated", value=1.0, steps=3, seconds=0.1, reason="r" * 50
+    )
+
+
+async def make(journal, folder, uid, *, work=300, ended=True, parent=None):
+    """A run with its files, of some hundred pages."""
+
+    def change(tx):
+        key, spec = f"key of {uid}", {"name": "n"}
+        tx.submit(uid=uid, key=key, name="n", spec=spec, folder="/", parent=parent, digest=b"d")
+        for start in range(0, work, 50):
+            tx.episodes(uid, 0, [episode(start + n) for n in range(50)])
+            tx.tasks(uid, 1, [task(start + n) for n in range(50)])
+            for _ in range(20):
+                tx.event(uid, "k", {"x": "y" * 500})
+
+    await journal.write(change)
+    files = folder / "runs" / uid / "results"
+    files.mkdir(parents=True)
+    (files / "t.json").write_bytes(bytes(10_000))
+    if ended:
+        await journal.write(lambda tx: (tx.outcome(result_of(uid)), tx.ended(uid)))
+
+
+@pytest.fixture
+async def house(tmp_path):
+    """A journal with four runs: a, b, c have ended in this order, d is in work and resumes b."""
+    journal = Journal(tmp_path / "governor.db")
+    for uid in ("a", "b", "c"):
+        await make(journal, tmp_path, uid)
+    await make(journal, tmp_path, "d", ended=False, parent="b")
+    yield journal
+    await journal.close()
+
+
+def rows_of(journal):
+    """Rows of each table, by run."""
+    tables = ("events", "records", "ended_episodes", "ended_tasks")
+    query = "SELECT uid, count(*) FROM {} JOIN runs ON run = runs.position GROUP BY uid"
+    return {table: dict(journal._writing.execute(query.format(table)).fetchall()) for table in tables}
+
+
+def assert_gone(journal, folder, gone):
+    rows = rows_of(journal)
+    for uid in "abcd":
+        assert (folder / "runs" / uid).exists() == (uid not in gone)
+        assert {table for table, found in rows.items() if uid in found} == (
+            set() if uid in gone else {"events", "records", "ended_episodes", "ended_tasks"}
+        )
+        assert (journal.find(uid) == []) == (uid in gone)
+        assert journal.of_key(f"key of {uid}") == uid, "keys stay known"
+    assert journal.marked() == []
+    assert journal._writing.execute("PRAGMA freelist_count").fetchone() == (0,)
+    assert journal._writing.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+
+
+async def test_what_is_beyond_the_bounds_goes_with_its_files_and_the_journal_gets_smaller(house, tmp_path):
+    pruner = Pruner(house, tmp_path / "runs")
+    house.checkpoint()
+    before = house.path.stat().st_size
+    seen = await pruner.prune(Keep(runs=1), dry_run=True)
+    assert (seen.uids, seen.dry_run) == (("a", "b"), True)
+    assert seen.bytes >= 20_000
+    assert house.find("a") == ["a"]
+    told = await pruner.prune(Keep(runs=1))
+    assert (told.uids, told.bytes) == (seen.uids, seen.bytes)
+    assert house.find("a") == [], "marked: nobody finds it any more"
+    await pruner.finish()
+    assert_gone(house, tmp_path, {"a", "b"})
+    assert house.path.stat().st_size < 0.7 * before
+    assert house.pruned("a").pruned_at is not None
+    assert [row.uid for row in house.runs(limit=9)] == ["d", "c"]
+    assert len(house.episodes("d", 0)) == 300
+    assert (await pruner.prune(Keep(runs=1))).uids == ()
+
+
+async def test_a_run_that_was_pruned_is_resumed_by_none_and_its_key_starts_none(house, tmp_path):
+    pruner = Pruner(house, tmp_path / "runs")
+    await pruner.prune(Keep(runs=0))
+    await pruner.finish()
+    assert_gone(house, tmp_path, {"a", "b", "c"})
+    with pytest.raises(NoSuchRun, match="pruned"):
+        await house.write(lambda tx: tx.submit(uid="e", key=None, name="n", spec={}, folder="/", parent="a"))
+    again = await house.write(
+        lambda tx: tx.submit(uid="e", key="key of a", name="n", spec={}, folder="/", digest=b"d")
+    )
+    assert (again, house.run("a").digest) == ("a", b"d")
+
+
+PRUNE = """
+import asyncio, os, signal, sys
+from pathlib import Path
+from governor.journal import tables as journal_tables, retention as pruning
+from governor.journal.journal import Journal
+
+folder = Path(sys.argv[1])
+pruning.ROWS, pruning.PAGES = 40, 20
+
+def counted(function):
+    def call(*arguments, **more):
+        global left
+        left -= 1
+        if left < 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return function(*arguments, **more)
+    return call
+
+for name in ("mark_pruned", "remove_rows", "removed", "give_back"):
+    setattr(journal_tables.Transaction, name, counted(getattr(journal_tables.Transaction, name)))
+os.rmdir, os.unlink = counted(os.rmdir), counted(os.unlink)
+
+async def main():
+    journal = Journal(folder / "governor.db")
+    known = {row.uid: len(journal.episodes(row.uid, 0)) for row in journal.runs(limit=9)}
+    assert known in ({"d": 50, "c": 50}, {uid: 50 for uid in "abcd"}), known
+    pruner = pruning.Pruner(journal, folder / "runs")
+    await pruner.prune(pruning.Keep(runs=1))
+    await pruner.finish()
+    await journal.close()
+
+kills = 0
+while True:
+    child = os.fork()
+    if child == 0:
+        left = 1 + kills % 4
+        asyncio.run(main())
+        os._exit(0)
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    if code != -signal.SIGKILL:
+        break
+    kills += 1
+print(code, kills)
+"""
+
+
+async def test_a_pruner_that_is_killed_at_any_step_is_finished_by_the_next_start(tmp_path):
+    """Each start makes one to four steps - a change of the journal, a file, a folder - and is killed before the next one."""
+    journal = Journal(tmp_path / "governor.db")
+    for uid in ("a", "b", "c", "d"):
+        await make(journal, tmp_path, uid, work=50, ended=uid != "d")
+    await journal.close()
+    command = [sys.executable, "-c", PRUNE, str(tmp_path)]
+    done = await asyncio.to_thread(
+        subprocess.run, command, capture_output=True, text=True, check=False, timeout=60
+    )
+    code, kills = map(int, done.stdout.splitlines()[-1].split())
+    assert (code, done.stderr) == (0, "")
+    assert kills > 8
+    journal = Journal(tmp_path / "governor.db")
+    assert_gone(journal, tmp_path, {"a", "b"})
+    await journal.close()
+
+
+async def test_files_that_cannot_be_removed_are_tried_again(house, tmp_path, monkeypatch):
+    pruner = Pruner(house, tmp_path / "runs")
+    with monkeypatch.context() as stubborn:
+        stubborn.setattr("governor.journal.retention.shutil.rmtree", lambda *_, **__: None)
+        await pruner.prune(Keep(runs=2))
+        await pruner.finish()
+        assert house.marked() == ["a"]
+    await pruner.finish()
+    assert_gone(house, tmp_path, {"a"})
+
+
+async def test_the_pruner_keeps_to_the_bounds_when_it_is_woken(house, tmp_path):
+    keep = Keep()
+    pruner = Pruner(house, tmp_path / "runs")
+    serving = asyncio.create_task(pruner.serve(lambda: keep))
+    await asyncio.sleep(0)
+    assert house.find("a") == ["a"]
+    keep = Keep(runs=0)
+    pruner.wake()
+    async with asyncio.timeout(30):
+        while house.find("c") or house.marked():
+            await house.write(lambda _: None)
+    serving.cancel()
+    await asyncio.wait({serving})
+    assert house.run("c").spec == {}
+
+
+@pytest.mark.parametrize(("number", "is_file"), [(3, False), (2000, True)])
+async def test_a_large_result_is_in_a_file_and_without_its_tasks_in_the_journal(
+    house, tmp_path, number, is_file
+):
+    large = result_of("d", tasks=[task(n, value=float("nan") if n == 1 else n) for n in range(number)])
+    folder = tmp_path / "runs" / "d"
+    file = save_result(large, folder)
+    assert (file is not None) == is_file
+    await house.write(lambda tx: tx.outcome(large, file=file))
+    assert repr(whole_result(house, "d", folder)) == repr(large)
+    (blob,) = house._writing.execute("SELECT result FROM runs WHERE uid = 'd'").fetchone()
+    assert len(blob) < 64 * 1024
+    assert house.result("d").phases[0].metrics == {"m": 1.0}
+    if file is not None:
+        assert file == FILES["finished"]
+        (folder / file).unlink()
+        with pytest.raises(UsageError, match="can't be read from"):
+            whole_result(house, "d", folder)

@@ -1,0 +1,161 @@
+"""What the children of these tests do; imported in the child by name."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+SLEEP = ("sleep", "86400")
+
+
+def describe() -> dict:
+    fds = {}
+    for link in Path("/proc/self/fd").iterdir():
+        try:
+            fds[link.name] = str(link.readlink())
+        except FileNotFoundError:
+            continue
+    status = Path("/proc/self/status").read_text()
+    ignored = int(status.split("SigIgn:")[1].split()[0], 16)
+    return {
+        "pid": os.getpid(),
+        "ppid": os.getppid(),
+        "pgid": os.getpgrp(),
+        "comm": Path("/proc/self/comm").read_text().strip(),
+        "fds": fds,
+        "modules": sorted(sys.modules),
+        "main": {
+            "name": getattr(sys.modules["__main__"], "__name__", None),
+            "mark": hasattr(sys.modules["__main__"], "MARK"),
+        },
+        "ignored": [number for number in range(1, 32) if ignored >> (number - 1) & 1],
+        "environ": dict(os.environ),
+        "path": sys.path,
+    }
+
+
+def tell(address: str, what: object) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+        sender.sendto(json.dumps(what).encode(), address)
+
+
+async def answer(payload: bytes) -> None:
+    from governor.processes import preload
+
+    failures = preload.report.failures if preload.report else None
+    tell(payload.decode(), {**describe(), "preload_failures": failures})
+
+
+async def leave(payload: bytes) -> int:
+    return int(payload)
+
+
+async def leave_by_exit(payload: bytes) -> None:
+    sys.exit(int(payload))
+
+
+async def leave_with_hung_thread(payload: bytes) -> int:
+    asyncio.get_running_loop().run_in_executor(None, threading.Event().wait)
+    return 5
+
+
+async def fail(payload: bytes) -> None:
+    raise RuntimeError("on purpose")
+
+
+async def obey(payload: bytes) -> int:
+    """Says its pid, then serves until SIGTERM."""
+    stop = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, stop.set)
+    tell(payload.decode(), {"pid": os.getpid()})
+    await stop.wait()
+    return 0
+
+
+async def nap(payload: bytes) -> None:
+    """Lets SIGTERM do what it does by default."""
+    tell(payload.decode(), {"pid": os.getpid()})
+    await asyncio.Event().wait()
+
+
+async def nap_in_silence(payload: bytes) -> None:
+    await asyncio.Event().wait()
+
+
+async def defy(payload: bytes) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    tell(payload.decode(), {"pid": os.getpid()})
+    await asyncio.Event().wait()
+
+
+async def found_family(payload: bytes) -> None:
+    """One child in the group, one in a session of its own, and one below that in yet another; defies SIGTERM."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    tell(payload.decode(), {"pid": os.getpid(), "family": _three()})
+    await asyncio.Event().wait()
+
+
+def _three() -> list[int]:
+    inside = subprocess.Popen(SLEEP)
+    outside = subprocess.Popen(
+        [sys.executable, "-c", _PARENT_OF_ONE], start_new_session=True, stdout=subprocess.PIPE, text=True
+    )
+    return [inside.pid, outside.pid, int(outside.stdout.readline())]
+
+
+_WITHOUT_A_MAIN_THREAD = """
+import ctypes, pathlib, threading
+def live():
+    while pathlib.Path("/proc/self/stat").read_text().split()[2] != "Z":
+        pass
+    print(flush=True)
+    threading.Event().wait()
+threading.Thread(target=live).start()
+SYS_EXIT = 60
+ctypes.CDLL(None).syscall(SYS_EXIT, 0)
+"""
+
+
+async def hollow_family(payload: bytes) -> None:
+    """A process in a session of its own whose main thread has ended: a zombie, with a thread that lives."""
+    tell(payload.decode(), {"pid": os.getpid(), "family": [_hollow()]})
+    await asyncio.Event().wait()
+
+
+def _hollow() -> int:
+    command = [sys.executable, "-c", _WITHOUT_A_MAIN_THREAD]
+    hollow = subprocess.Popen(command, start_new_session=True, stdout=subprocess.PIPE)
+    hollow.stdout.readline()
+    return hollow.pid
+
+
+async def leave_family(payload: bytes) -> int:
+    """Obeys SIGTERM, but leaves a process in its group and one outside behind."""
+    stop = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
+    tell(payload.decode(), {"pid": os.getpid(), "family": _two_deaf()})
+    await stop.wait()
+    return 0
+
+
+def _two_deaf() -> list[int]:
+    deaf = ["sh", "-c", "trap '' TERM; echo; exec sleep 86400"]
+    two = [subprocess.Popen(deaf, stdout=subprocess.PIPE, start_new_session=away) for away in (False, True)]
+    for member in two:
+        member.stdout.readline()  # it is deaf now
+    return [member.pid for member in two]
+
+
+_PARENT_OF_ONE = """
+import subprocess, time
+print(subprocess.Popen(["sleep", "86400"], start_new_session=True).pid, flush=True)
+time.sleep(86400)
+"""

@@ -1,0 +1,395 @@
+from __future__ import annotations
+
+import asyncio
+import errno
+import json
+import os
+import signal
+import socket
+import threading
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from governor.errors import ProcessError
+from governor.processes import kill_ladder, kill_tree, process
+from governor.processes.kill_ladder import Rungs, bring_down
+from governor.processes.readiness import is_readable, readable
+
+HERE = Path(__file__).parent
+QUICK = Rungs(ask=0.2, terminate=0.2, kill=5)
+PATIENT = Rungs(ask=10, terminate=10, kill=10)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def shut_down():
+    process.shut_down()
+    process.warm_up(preload=False)
+    yield
+    process.shut_down()
+
+
+@pytest.fixture
+def begin(tmp_path, monkeypatch):
+    """`child, family = await begin("target")`: returns when the child has said that it is ready."""
+    monkeypatch.syspath_prepend(str(HERE))
+    receiver = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
+    receiver.bind(str(tmp_path / "news"))
+    begun = []
+
+    async def begin(target: str):
+        child = await process.start(
+            name=target, target=f"process_targets:{target}", payload=str(tmp_path / "news").encode()
+        )
+        begun.append(child)
+        async with asyncio.timeout(10):
+            await readable(receiver.fileno())
+        family = [psutil.Process(pid) for pid in json.loads(receiver.recv(4096)).get("family", [])]
+        begun.extend(family)
+        return child, family
+
+    yield begin
+    receiver.close()
+    for each in begun:
+        if isinstance(each, psutil.Process):
+            if lives(each):
+                each.kill()
+        else:
+            each.signal(signal.SIGKILL)
+
+
+def open_fds() -> list[str]:
+    return sorted(link.name for link in Path("/proc/self/fd").iterdir())
+
+
+def lives(member: psutil.Process) -> bool:
+    try:
+        return member.is_running() and member.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+async def test_who_obeys_the_message_gets_no_signal(begin):
+    child, _ = await begin("obey")
+
+    async def ask() -> None:
+        child.signal(signal.SIGUSR1)  # stands for Shutdown
+
+    gone = await bring_down(child, ask, PATIENT)
+    assert (gone.exit_code, gone.rung, gone.killed) == (0, "message", ())
+    assert gone.seconds < 5
+
+
+async def test_without_a_message_sigterm_is_the_first_rung(begin):
+    child, _ = await begin("obey")
+    gone = await bring_down(child, None, PATIENT)
+    assert (gone.exit_code, gone.rung) == (0, "SIGTERM")
+
+
+async def test_who_ignores_the_message_gets_sigterm_after_its_grace(begin):
+    child, _ = await begin("nap")
+    asked = []
+
+    async def ask() -> None:
+        asked.append(1)
+
+    gone = await bring_down(child, ask, Rungs(ask=0.2, terminate=10, kill=10))
+    assert (gone.exit_code, gone.rung) == (-signal.SIGTERM, "SIGTERM")
+    assert 0.2 <= gone.seconds < 5
+    assert asked
+
+
+async def test_a_message_that_cannot_be_delivered_costs_no_grace(begin):
+    child, _ = await begin("nap")
+
+    async def ask() -> None:
+        raise ConnectionError("no broker")
+
+    gone = await bring_down(child, ask, PATIENT)
+    assert (gone.exit_code, gone.rung) == (-signal.SIGTERM, "SIGTERM")
+    assert gone.seconds < 5
+
+
+async def test_a_message_that_hangs_costs_its_grace_alone(begin):
+    child, _ = await begin("nap")
+    cancelled = asyncio.Event()
+
+    async def ask() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            cancelled.set()
+
+    gone = await bring_down(child, ask, Rungs(ask=0.2, terminate=10, kill=10))
+    assert gone.rung == "SIGTERM"
+    assert gone.seconds < 5
+    assert cancelled.is_set()
+
+
+async def test_who_ignores_sigterm_gets_sigkill(begin):
+    child, _ = await begin("defy")
+    gone = await bring_down(child, None, QUICK)
+    assert (gone.exit_code, gone.rung) == (-signal.SIGKILL, "SIGKILL")
+    assert gone.seconds < 3
+
+
+@pytest.mark.parametrize(("target", "code", "rung"), [("obey", 0, "SIGTERM"), ("defy", -9, "SIGKILL")])
+async def test_who_is_stopped_is_woken_for_sigterm(begin, target, code, rung):
+    child, _ = await begin(target)
+    os.kill(child.pid, signal.SIGSTOP)
+    gone = await bring_down(child, None, Rungs(ask=0.2, terminate=10 if code == 0 else 0.2, kill=10))
+    assert (gone.exit_code, gone.rung) == (code, rung)
+
+
+async def test_without_time_for_sigterm_nobody_is_woken_to_hear_it(begin, monkeypatch):
+    child, _ = await begin("obey")
+    os.kill(child.pid, signal.SIGSTOP)
+    sent = []
+    signal_it = child.signal
+    monkeypatch.setattr(child, "signal", lambda number: sent.append(number) or signal_it(number))
+    gone = await bring_down(child, None, Rungs(ask=0, terminate=0, kill=10))
+    assert (gone.exit_code, gone.rung) == (-signal.SIGKILL, "SIGKILL")
+    assert sent == [signal.SIGKILL]
+
+
+async def test_descendants_die_in_the_group_and_outside(begin):
+    child, family = await begin("found_family")
+    assert [os.getpgid(member.pid) == child.pid for member in family] == [True, False, False]
+    gone = await bring_down(child, None, QUICK)
+    assert gone.rung == "SIGKILL"
+    assert not any(lives(member) for member in family)
+    assert {member.pid for member in family[1:]} <= set(gone.killed)
+
+
+async def test_who_has_lost_its_main_thread_is_not_taken_for_dead(begin):
+    child, [hollow] = await begin("hollow_family")
+    death = os.pidfd_open(hollow.pid)
+    await bring_down(child, None, QUICK)
+    assert is_readable(death)
+    os.close(death)
+
+
+async def test_what_an_obedient_child_leaves_behind_dies_too(begin):
+    child, family = await begin("leave_family")
+    gone = await bring_down(child, None, PATIENT)
+    assert (gone.exit_code, gone.rung) == (0, "SIGTERM")
+    assert not any(lives(member) for member in family)
+    assert family[1].pid in gone.killed
+
+
+async def test_who_has_ended_already_is_gone_with_its_code(begin):
+    child, _ = await begin("nap")
+    child.signal(signal.SIGKILL)
+    await child.wait()
+
+    async def ask() -> None:
+        raise AssertionError("nobody is there to be asked")
+
+    gone = await bring_down(child, ask, PATIENT)
+    assert (gone.exit_code, gone.rung) == (-signal.SIGKILL, "none")
+
+
+async def test_what_one_that_was_killed_has_left_in_other_sessions_dies_too(begin):
+    child, family = await begin("found_family")
+    child.signal(signal.SIGKILL)
+    await child.wait()
+    assert lives(family[1])
+    gone = await bring_down(child, None, PATIENT)
+    assert (gone.rung, set(gone.killed)) == ("none", {member.pid for member in family[1:]})
+    assert not any(lives(member) for member in family)
+
+
+async def test_two_ladders_at_once_agree(begin):
+    child, _ = await begin("defy")
+    one, two = await asyncio.gather(bring_down(child, None, QUICK), bring_down(child, None, QUICK))
+    assert one.exit_code == two.exit_code == -signal.SIGKILL
+
+
+async def test_many_go_down_side_by_side(begin):
+    children = [(await begin("defy"))[0] for _ in range(8)]
+    began = time.monotonic()
+    await asyncio.gather(*(bring_down(child, None, QUICK) for child in children))
+    assert time.monotonic() - began < 4
+
+
+def unreachable(monkeypatch, child):
+    """No signal reaches it, as in state D."""
+    monkeypatch.setattr(child, "signal", lambda number: True)
+    monkeypatch.setattr(kill_tree, "send", lambda handle, number: None)
+
+
+async def test_who_lives_on_is_named(begin, monkeypatch):
+    child, _ = await begin("defy")
+    unreachable(monkeypatch, child)
+    with pytest.raises(ProcessError, match="alive after SIGKILL") as caught:
+        await bring_down(child, None, Rungs(ask=0.1, terminate=0.1, kill=0.1))
+    assert caught.value.pid == child.pid
+    monkeypatch.undo()
+
+
+async def test_who_lives_on_is_waited_for_where_somebody_is_told_of_it(begin, monkeypatch):
+    child, _ = await begin("defy")
+    unreachable(monkeypatch, child)
+    told = asyncio.get_running_loop().create_future()
+    rungs = Rungs(ask=0.1, terminate=0.1, kill=0.1)
+    ladder = asyncio.create_task(bring_down(child, None, rungs, on_stuck=told.set_result))
+    assert (await told).pid == child.pid
+    assert not ladder.done()
+    monkeypatch.undo()
+    child.signal(signal.SIGKILL)
+    assert (await ladder).exit_code == -signal.SIGKILL
+
+
+async def test_one_of_another_user_keeps_nobody_from_being_killed(begin, monkeypatch):
+    child, family = await begin("found_family")
+    spared, send = os.pidfd_open(family[1].pid), kill_tree.send
+    same = Path(f"/proc/self/fdinfo/{spared}").read_text
+
+    def not_permitted(handle, number):
+        if Path(f"/proc/self/fdinfo/{handle}").read_text().splitlines()[-2:] != same().splitlines()[-2:]:
+            send(handle, number)
+
+    monkeypatch.setattr(kill_tree, "send", not_permitted)
+    with pytest.raises(ProcessError, match="alive after SIGKILL") as caught:
+        await bring_down(child, None, Rungs(ask=0.1, terminate=0.1, kill=0.5))
+    assert caught.value.pid == family[1].pid
+    assert child.exit_code == -signal.SIGKILL
+    assert [lives(member) for member in family] == [False, True, False]
+    os.close(spared)
+
+
+async def test_the_loop_goes_on_while_the_tree_is_looked_for(begin, monkeypatch):
+    child, _ = await begin("defy")
+    loop, turned, strike = asyncio.get_running_loop(), threading.Event(), kill_tree.strike
+
+    def slow(*arguments, **named):
+        loop.call_soon_threadsafe(turned.set)
+        assert turned.wait(10), "the loop was blocked"
+        return strike(*arguments, **named)
+
+    monkeypatch.setattr(kill_tree, "strike", slow)
+    assert (await bring_down(child, None, QUICK)).exit_code == -signal.SIGKILL
+
+
+async def test_a_kill_waits_for_no_thread_of_others(begin):
+    child, _ = await begin("defy")
+    loop, go_on = asyncio.get_running_loop(), threading.Event()
+    others = [loop.run_in_executor(None, go_on.wait) for _ in range(64)]
+    try:
+        async with asyncio.timeout(20):
+            gone = await bring_down(child, None, Rungs(ask=0, terminate=0, kill=10))
+    finally:
+        go_on.set()
+        await asyncio.gather(*others)
+    assert gone.exit_code == -signal.SIGKILL
+
+
+async def test_the_time_in_which_a_tree_is_looked_for_is_no_grace_of_its_processes(begin, monkeypatch):
+    child, family = await begin("found_family")
+    strike = kill_tree.strike
+
+    def slow(*arguments, **options):
+        time.sleep(2.1)
+        return strike(*arguments, **options)
+
+    monkeypatch.setattr(kill_tree, "strike", slow)
+    gone = await bring_down(child, None, Rungs(ask=0, terminate=0, kill=2))
+    assert gone.exit_code == -signal.SIGKILL
+    assert not any(lives(member) for member in family)
+
+
+async def test_what_is_seen_dead_needs_no_time(begin, monkeypatch):
+    child, family = await begin("found_family")
+    child.signal(signal.SIGKILL)
+    await child.wait()
+    strike = kill_tree.strike
+
+    def until_dead(*arguments, **options):
+        handles = strike(*arguments, **options)
+        assert not kill_tree.await_deaths(handles, seconds=20)
+        return handles
+
+    monkeypatch.setattr(kill_tree, "strike", until_dead)
+    gone = await bring_down(child, None, Rungs(ask=0, terminate=0, kill=0))
+    assert set(gone.killed) == {member.pid for member in family[1:]}
+
+
+async def test_a_ladder_that_is_cancelled_while_it_looks_closes_what_it_has_opened(begin, monkeypatch):
+    child, family = await begin("found_family")
+    loop, looking, closed = asyncio.get_running_loop(), asyncio.Event(), asyncio.Event()
+    go_on, strike, close = threading.Event(), kill_tree.strike, kill_tree.close
+
+    def slow(*arguments, **named):
+        loop.call_soon_threadsafe(looking.set)
+        assert go_on.wait(10)
+        return strike(*arguments, **named)
+
+    def told(handles):
+        close(handles)
+        closed.set()
+
+    before = open_fds()
+    with monkeypatch.context() as patch:
+        patch.setattr(kill_tree, "strike", slow)
+        patch.setattr(kill_tree, "close", told)
+        ladder = asyncio.create_task(bring_down(child, None, Rungs(ask=0, terminate=0, kill=10)))
+        await looking.wait()
+        ladder.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await ladder
+        go_on.set()
+        async with asyncio.timeout(10):
+            await closed.wait()
+    assert set(open_fds()) <= set(before)
+    await bring_down(child, None, QUICK)
+    assert not any(lives(member) for member in family)
+
+
+@pytest.mark.parametrize(("times", "seconds"), [(2, 5), (20, 0.1)])
+async def test_who_can_not_be_watched_is_watched_again_and_told_when_time_is_up(
+    begin, monkeypatch, times, seconds
+):
+    child, _ = await begin("found_family")
+    told, left = [], times
+    watch = kill_ladder._Descent._end
+
+    async def no_descriptor_left(*arguments):
+        nonlocal left
+        left -= 1
+        if left >= 0:
+            raise OSError(errno.EMFILE, "Too many open files")
+        await watch(*arguments)
+
+    monkeypatch.setattr(kill_ladder, "AGAIN_SECONDS", 0.02)
+    monkeypatch.setattr(kill_ladder._Descent, "_end", no_descriptor_left)
+    gone = await bring_down(child, None, Rungs(ask=0, terminate=0, kill=seconds), on_stuck=told.append)
+    assert gone.exit_code == -signal.SIGKILL
+    words = f"found_family (pid {child.pid}) was not seen dead: [Errno 24] Too many open files"
+    assert [str(error) for error in told] == ([words] if seconds < 1 else [])
+
+
+async def test_a_cancelled_ladder_leaves_no_task_behind(begin):
+    child, _ = await begin("defy")
+
+    async def ask() -> None:
+        await asyncio.Event().wait()
+
+    before = asyncio.all_tasks()
+    ladder = asyncio.create_task(bring_down(child, ask, PATIENT))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    ladder.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await ladder
+    assert asyncio.all_tasks() == before
+
+
+async def test_it_leaves_no_descriptor_open(begin):
+    child, _ = await begin("found_family")
+    await bring_down(child, None, QUICK)
+    before = open_fds()
+    child, _ = await begin("found_family")
+    await bring_down(child, None, QUICK)
+    assert set(open_fds()) <= set(before)

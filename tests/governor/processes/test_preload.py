@@ -1,0 +1,138 @@
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from governor.processes import preload, process
+from governor.processes.preload import Order, Report
+from governor.processes.readiness import is_readable, readable
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[2]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def shut_down():
+    process.shut_down()
+    yield
+    process.shut_down()
+
+
+@pytest.fixture
+def receiver(tmp_path):
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as receiver:
+        receiver.bind(str(tmp_path / "news"))
+        yield receiver
+
+
+async def test_a_module_that_fails_is_in_the_report_and_in_every_child(tmp_path, monkeypatch, receiver):
+    monkeypatch.syspath_prepend(str(HERE))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "broken_module.py").write_text("1 / 0")
+    process.shut_down()
+    process.warm_up(preload=("no_such_module", "broken_module", "json"))
+    report = await process.warm()
+    assert report.failures == {
+        "no_such_module": "ModuleNotFoundError: No module named 'no_such_module'",
+        "broken_module": "ZeroDivisionError: division by zero",
+    }
+    assert report.loaded[-1] == "json"
+    child = await process.start(
+        name="c", target="process_targets:answer", payload=str(tmp_path / "news").encode()
+    )
+    await readable(receiver.fileno())
+    assert json.loads(receiver.recv(1 << 20))["preload_failures"] == report.failures
+    assert await child.wait() == 0
+
+
+@pytest.mark.ray
+async def test_everything_that_children_need_loads():
+    process.shut_down()
+    process.warm_up()
+    report = await process.warm()
+    assert report.failures == {}
+    assert set(process.PRELOAD) <= set(report.loaded)
+
+
+def test_the_import_does_nothing_without_an_order():
+    code = (
+        "import signal, sys; before = len(sys.path)\n"
+        "from governor.processes import preload\n"
+        "assert preload.report is None\n"
+        "assert signal.getsignal(signal.SIGINT) is signal.default_int_handler\n"
+        "assert 'numpy' not in sys.modules and len(sys.path) == before"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ, "PYTHONPATH": str(ROOT)})
+
+
+def test_a_forkserver_whose_daemon_is_gone_before_it_began_ends_at_once():
+    order = Order(
+        daemon=1 if os.getpid() != 1 else 2,
+        address="nobody",
+        secret="s",
+        modules=("json",),
+        sys_path=tuple(sys.path),
+        environ={},
+        main_name=None,
+        main_path=None,
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", "import governor.processes.preload; print('lives on')"],
+        env={**os.environ, "PYTHONPATH": str(ROOT), preload.ORDER_VARIABLE: order.dump()},
+        stdout=subprocess.PIPE,
+        check=False,
+    )
+    assert ended.returncode == -signal.SIGKILL
+    assert ended.stdout == b""
+
+
+def test_signals_that_an_ancestor_ignored_or_blocked_are_as_new_in_children(tmp_path, receiver):
+    code = (
+        "import asyncio, signal, sys\n"
+        f"sys.path[:0] = [{str(HERE)!r}]\n"
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN); signal.signal(signal.SIGHUP, signal.SIG_IGN)\n"
+        "signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGCHLD})\n"
+        "from governor.processes import process\n"
+        "process.warm_up(preload=False)\n"
+        "async def main():\n"
+        "    child = await process.start(name='c', target='process_targets:nap', payload=sys.argv[1].encode())\n"
+        "    sys.stdin.read(1)\n"
+        "    child.signal(signal.SIGTERM)\n"
+        "    print(await child.wait())\n"
+        "asyncio.run(main())\n"
+    )
+    popen = subprocess.Popen(
+        [sys.executable, "-c", code, str(tmp_path / "news")],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    assert is_readable(receiver.fileno(), timeout=10)
+    out, _ = popen.communicate(b"x", timeout=10)
+    assert out.strip() == b"-15"
+
+
+async def test_a_fork_of_a_conductors_own_stays_in_its_group(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "forking.py").write_text(
+        "import os\n"
+        "async def main(payload):\n"
+        "    pid = os.fork()\n"
+        "    if pid == 0:\n"
+        "        os._exit(0 if os.getpgrp() == os.getppid() else 1)\n"
+        "    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])\n"
+    )
+    assert await (await process.start(name="c", target="forking:main", payload=b"")).wait() == 0
+
+
+def test_a_report_is_read_back_as_it_was_written():
+    report = Report(pid=3, loaded=("a", "b"), failures={"c": "E: x"}, seconds=0.5, threads=2)
+    assert Report.load(report.dump("s"), "s") == report
+    assert Report.load(report.dump("s"), "t") is None

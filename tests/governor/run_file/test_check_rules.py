@@ -1,0 +1,132 @@
+"""What `governor check` says of the rules of a phase."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from governor.messages import Checkpoint, Evaluate, Made, Plateau, Until
+from governor.run_file import check as run_check
+from governor.run_file.load import parse
+from governor.runs.assignment import Assignment
+
+
+def run(phase, **simulate):
+    made = {"environment": "e", "agents": ["a"], "episodes": 100, **simulate}
+    return {
+        "name": "r",
+        "conductors": {"environments": {"e": {"entry": "m:E"}}, "agents": {"a": {"entry": "m:A", "state": "x/y.state"}}},
+        "phases": [{"name": "p", "simulate": made, **phase}],
+    }  # fmt: skip
+
+
+GOOD = {
+    "until": [
+        {"metric": "return.left", "at_most": 1.5, "average_over": 3},
+        {"steps": 10_000},
+        {"wall_clock": "5min"},
+    ],
+    "evaluate": {
+        "every": 10, "episodes": 5, "metric": "steps", "at_most": 9.0, "consecutive": 2,
+        "plateau": {"patience": 3, "min_delta": 0.5, "direction": "min", "window": 2},
+    },
+    "checkpoint": {"every": 50, "keep": 3, "best": True, "last": True},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("transport", ["conductors", "in_process"])
+def test_every_rule_reaches_the_simulation(transport):
+    made = Assignment(uid="u", run=parse(run(GOOD, transport=transport)), folder="/f")
+    command = made.simulation(0, done=[])
+    assert command.until == (
+        Until(metric="return.left", at_most=1.5, average_over=3), Until(steps=10_000), Until(wall_clock=300.0),
+    )  # fmt: skip
+    assert command.evaluate == Evaluate(
+        every=10, episodes=5, metric="steps", at_most=9.0, consecutive=2,
+        plateau=Plateau(patience=3, min_delta=0.5, direction="min", window=2),
+    )  # fmt: skip
+    assert command.checkpoint == Checkpoint(every=50, keep=3, best=True, last=True)
+    if transport == "in_process":
+        assert command.made_agents == (Made(entry="m:A", state="/f/x/y.state"),)
+    else:
+        assert made.settings("agent.a")["state"] == "/f/x/y.state"
+    assert parse(made.run.raw()) == made.run
+
+
+@pytest.mark.parametrize(
+    ("phase", "place", "said"),
+    [
+        ({"until": [{}]}, "until[0]", "must have one of 'metric', 'steps' and 'wall_clock'"),
+        ({"until": [{"steps": 5, "wall_clock": 5}]}, "until[0]", "must have one of 'metric', 'steps' and 'wall_clock'"),
+        ({"until": [{"metric": "return"}]}, "until[0]", "'at_least' or 'at_most' is missing"),
+        (
+            {"until": [{"metric": "return", "at_least": 1.0, "at_most": 2.0}]},
+            "until[0]",
+            "must have one of 'at_least' and 'at_most', not both",
+        ),
+        ({"until": [{"steps": 5, "at_least": 1.0}]}, "until[0]", "'at_least' has no meaning without 'metric'"),
+        ({"until": [{"steps": 5, "average_over": 2}]}, "until[0]", "'average_over' has no meaning without 'metric'"),
+        ({"until": [{"steps": 0}]}, "until[0].steps", "must be greater than or equal to 1, not 0"),
+        (
+            {"until": [{"metric": "retrun", "at_least": 1.0}]},
+            "until[0].metric",
+            "unknown metric 'retrun'; there are return, steps, seconds, and return.PLAYER; did you mean 'return'?",
+        ),
+        ({"evaluate": {"episodes": 5}}, "evaluate.every", "'every' is missing"),
+        ({"evaluate": {"every": 101}}, "evaluate.every", "never comes: the phase has only 100 episodes"),
+        ({"evaluate": {"every": 10, "consecutive": 2}}, "evaluate", "'at_least' or 'at_most' is missing"),
+        (
+            {"evaluate": {"every": 40, "at_least": 1.0, "consecutive": 3}},
+            "evaluate.consecutive",
+            "can never be met: there are 2 evaluations in 100 episodes",
+        ),
+        (
+            {"evaluate": {"every": 10, "at_least": 1.0, "plateau": {"patience": 1, "direction": "min"}}},
+            "evaluate",
+            "the plateau's direction must be max, as that of the bound",
+        ),
+        (
+            {"mode": "eval", "evaluate": {"every": 10}},
+            "evaluate",
+            "has no meaning with mode: eval (if it is inherited, say 'evaluate: null')",
+        ),
+        ({"checkpoint": {}}, "checkpoint", "asks for nothing: say 'every', 'best: true' or 'last: true'"),
+        ({"checkpoint": {"every": 101}}, "checkpoint.every", "never comes: the phase has only 100 episodes"),
+        ({"checkpoint": {"last": True, "keep": 5}}, "checkpoint.keep", "has no meaning without 'every'"),
+        (
+            {"checkpoint": {"best": True}},
+            "checkpoint.best",
+            "nothing says which is the best: say 'evaluate', or 'every'",
+        ),
+    ],
+)  # fmt: skip
+def test_a_fault_is_told_with_its_place(phase, place, said):
+    found = [(run_check.spell(path), message) for path, message in run_check.faults(run(phase))]
+    assert found == [(f"phases[0].{place}", said)]
+
+
+@pytest.mark.parametrize("key", ["until", "evaluate", "checkpoint"])
+def test_rules_are_about_a_simulation(key):
+    data = run({key: GOOD[key]})
+    del data["phases"][0]["simulate"]
+    data["phases"][0]["tasks"] = [{"id": "t", "call": "m:f"}]
+    assert run_check.faults(data) == [(("phases", 0, key), "has no meaning without 'simulate'")]
+
+
+@pytest.mark.parametrize("limits", [{"steps": 0}, {"episodes": 0}, {"steps": 1.5}])
+def test_limits_are_whole_numbers_from_1(limits):
+    [(path, _)] = run_check.faults({**run({}), "limits": limits})
+    assert path[:1] == ("limits",)
+
+
+def test_the_run_file_of_the_readme_has_no_faults():
+    section = (Path(__file__).parents[3] / "README.md").read_text().partition("### Rules of a phase")[2]
+    data = yaml.safe_load(section.partition("```yaml\n")[2].partition("```")[0])
+    conductors = {
+        "environments": {"lake": {"entry": "m:E", "pool": 4}},
+        "agents": {"walker": {"entry": "m:A"}},
+    }
+    made = parse({"name": "r", "conductors": conductors, **data})
+    train, check = made.phases
+    assert (check.simulate.workers, check.simulate.episodes, check.until) == (4, 100, ())
+    assert (train.evaluate.episodes, made.limits.episodes) == (20, 50_000)

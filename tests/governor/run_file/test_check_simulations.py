@@ -1,0 +1,172 @@
+"""What a run file says of its simulations: transports, vectors, players, and the commands that come of them."""
+
+import pytest
+import yaml
+from run_files import GOOD
+
+from governor.messages import Made
+from governor.run_file import check, load
+from governor.runs.assignment import Assignment
+from states.plan import ConductorPlan
+
+IN_PROCESS = GOOD.replace("episodes: 400,", "episodes: 400, transport: in_process,")
+
+
+def test_what_only_plays_in_process_has_no_conductor():
+    run = load.parse(yaml.safe_load(IN_PROCESS))
+    names = [conductor.name for conductor in load.to_plan(run, "u1").conductors]
+    assert names == ["simulation", "tasks"]
+    both = yaml.safe_load(IN_PROCESS)
+    both["conductors"]["agents"]["other"] = both["conductors"]["agents"]["walker"]
+    both["phases"].append({"name": "more", "simulate": {**SIMULATE, "agents": ["other"]}})
+    names = [conductor.name for conductor in load.to_plan(load.parse(both), "u1").conductors]
+    assert names == ["environment.lake", "agent.other", "simulation", "tasks"]
+
+
+SIMULATE = {"environment": "lake", "agents": ["walker"], "episodes": 5}
+
+
+def test_the_command_of_a_phase_in_process_says_what_to_build():
+    run = load.parse(yaml.safe_load(IN_PROCESS))
+    command = Assignment(uid="u1", run=run, folder=".").simulation(0, done=[])
+    assert command.transport == "in_process"
+    assert command.made_environment == Made(entry="gymnasium:FrozenLake-v1", params={"is_slippery": False})
+    assert command.made_agents == (Made(entry="q_learner:QLearner", params={"alpha": 0.5}),)
+    command = Assignment(uid="u1", run=load.parse(yaml.safe_load(GOOD)), folder=".").simulation(0, done=[])
+    assert (command.transport, command.made_environment, command.made_agents) == ("conductors", None, ())
+
+
+ON_RAY = GOOD.replace("workers: 2,", "workers: 9, transport: ray, chunk: 5,").split("  - name: analyse")[0]
+
+
+def test_a_simulation_on_ray_is_the_task_conductors_and_needs_no_other():
+    data = yaml.safe_load(ON_RAY)
+    assert check.faults(data) == []
+    run = load.parse(data)
+    plan = load.to_plan(run, "u1")
+    assert plan.conductors == (ConductorPlan(name="tasks", kind="task"),)
+    assert plan.phases[0].conductor_of("simulation") == "tasks"
+    command = Assignment(uid="u1", run=run, folder=".").simulation(0, done=[])
+    assert (command.transport, command.chunk) == ("ray", 5)
+    assert command.made_environment == Made(entry="gymnasium:FrozenLake-v1", params={"is_slippery": False})
+    assert command.made_agents == (Made(entry="q_learner:QLearner", params={"alpha": 0.5}),)
+
+
+def test_an_agent_may_learn_elsewhere_and_play_on_ray():
+    data = yaml.safe_load(GOOD)
+    data["phases"].append(
+        {"name": "evaluate", "mode": "eval", "simulate": {**SIMULATE, "transport": "ray", "workers": 100}}
+    )
+    assert check.faults(data) == []
+    plan = load.to_plan(load.parse(data), "u1")
+    assert [phase.conductor_of("simulation") for phase in plan.phases] == [
+        "simulation",
+        "simulation",
+        "tasks",
+    ]
+    assert [conductor.name for conductor in plan.conductors] == [
+        "environment.lake", "agent.walker", "simulation", "tasks",
+    ]  # fmt: skip
+
+
+def test_chunks_are_for_ray_and_a_vector_is_not():
+    data = yaml.safe_load(ON_RAY.replace("transport: ray", "transport: in_process"))
+    assert check.faults(data) == [
+        (("phases", 0, "simulate", "chunk"), "has no meaning without 'transport: ray'")
+    ]
+    data = yaml.safe_load(ON_RAY.replace("pool: 4", "vector: 16"))
+    [(path, said)] = check.faults(data)
+    assert check.spell(path) == "phases[0].simulate.environment"
+    assert said.endswith("which is not for transport: ray")
+
+
+def test_workers_in_process_need_no_pool():
+    many = yaml.safe_load(IN_PROCESS.replace("workers: 2", "workers: 9"))
+    assert check.faults(many) == []
+    many["phases"][0]["simulate"]["transport"] = "conductors"
+    assert [check.spell(path) for path, _ in check.faults(many)] == ["phases[0].simulate.workers"]
+
+
+def test_a_vector_plays_on_either_transport():
+    many = yaml.safe_load(IN_PROCESS.replace("pool: 4", "vector: 16"))
+    assert check.faults(many) == []
+    command = Assignment(uid="u1", run=load.parse(many), folder=".").simulation(0, done=[])
+    assert command.made_environment.vector == 16
+    many["phases"][0]["simulate"] |= {"transport": "conductors", "workers": 1}
+    many["phases"][0]["simulate"]["max_staleness"] = 3
+    assert check.faults(many) == []
+    command = Assignment(uid="u1", run=load.parse(many), folder=".").simulation(0, done=[])
+    assert (command.vector, command.max_staleness, command.made_environment) == (16, 3, None)
+
+
+PLAYERS = IN_PROCESS.replace("    walker:", "    runner: {entry: 'q_learner:QLearner'}\n    walker:").replace(
+    "agents: [walker]", "agents: {red: walker, blue: runner, green: walker}"
+)
+
+
+def test_agents_may_be_said_for_each_player():
+    run = load.parse(yaml.safe_load(PLAYERS))
+    assert load.parse(run.raw()) == run
+    command = Assignment(uid="u1", run=run, folder=".").simulation(0, done=[])
+    assert command.agents == ("walker", "runner")
+    assert command.players == {"red": "walker", "blue": "runner", "green": "walker"}
+    assert [made.params for made in command.made_agents] == [{"alpha": 0.5}, {}]
+    assert [one.name for one in load.to_plan(run, "u1").conductors] == ["simulation", "tasks"]
+
+
+def test_several_agents_play_in_process():
+    for agents in (["walker", "runner"], {"red": "walker"}):
+        many = yaml.safe_load(PLAYERS)
+        many["phases"][0]["simulate"]["agents"] = agents
+        assert check.faults(many) == []
+        many["phases"][0]["simulate"]["transport"] = "conductors"
+        ((path, said),) = check.faults(many)
+        assert check.spell(path) == "phases[0].simulate.agents"
+        assert said == "are for several players: that needs transport: in_process"
+
+
+def test_several_agents_and_a_vector_do_not_go_together():
+    ((path, said),) = check.faults(yaml.safe_load(PLAYERS.replace("pool: 4", "vector: 4")))
+    assert check.spell(path) == "phases[0].simulate.agents"
+    assert said == "are for several players: their environment can have no 'vector'"
+
+
+@pytest.mark.parametrize(
+    ("agents", "path", "said"),
+    [
+        ({}, "agents", "must have at least 1 item"),
+        ({"red": "wolker"}, "agents.red", "unknown agent 'wolker'; did you mean 'walker'?"),
+        ({"red": 3}, "agents.red", "must be a text, not 3"),
+        ({1: "walker"}, "agents[1]", "must be a text, not 1"),
+        (["walker", 3], "agents[1]", "must be a text, not 3"),
+        ("walker", "agents", "must be a list, not the text 'walker'"),
+        (
+            ["walker", "walker"],
+            "agents[1]",
+            "agent 'walker' stands twice; say whom it plays: {player: walker}",
+        ),
+    ],
+)
+def test_faults_of_agents(agents, path, said):
+    many = yaml.safe_load(PLAYERS)
+    many["phases"][0]["simulate"]["agents"] = agents
+    found = [(check.spell(path), said) for path, said in check.faults(many)]
+    assert found == [(f"phases[0].simulate.{path}", said)]
+
+
+def test_an_agent_of_a_player_has_one_transport():
+    both = yaml.safe_load(PLAYERS)
+    both["phases"].append({"name": "more", "simulate": SIMULATE})
+    ((path, said),) = check.faults(both)
+    assert check.spell(path) == "phases[2].simulate.agents[0]"
+    assert "it must be one" in said
+
+
+def test_an_agent_has_one_transport():
+    both = yaml.safe_load(IN_PROCESS)
+    both["phases"].append({"name": "more", "simulate": SIMULATE})
+    ((path, said),) = check.faults(both)
+    assert check.spell(path) == "phases[2].simulate.agents[0]"
+    assert said == (
+        "agent 'walker' plays with transport: conductors here and with in_process in phases[0]; it must be one"
+    )

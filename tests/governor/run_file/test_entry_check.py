@@ -1,0 +1,253 @@
+import os
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from governor.episodes.records import state_file
+from governor.run_file import entry_check
+
+SLEEP = f"98765.{os.getpid()}"
+"""Nobody else's."""
+CODE = {
+    "good": "print('noise')\nimport sys; print('noise', file=sys.stderr)\ndef f(): ...\nclass K:\n    x = 3\n    def run(self): ...\nk = K()\n",
+    "dies": "import os; os._exit(3)",
+    "exits": "import sys; sys.exit('no way')",
+    "crashes": "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)",
+    "hangs": f"import subprocess, time; subprocess.Popen(['sleep', '{SLEEP}']); time.sleep(1000)",
+    "needs": "import nothing_that_exists",
+    "broken": "def f(:",
+    "agents": "class Fixed:\n    def act(self): ...\nclass Learns(Fixed):\n    def learn(self): ...\n"
+    "class Keeps(Learns):\n    def state_dict(self): ...\n    def load_state_dict(self): ...\n",
+    "raises": "raise RuntimeError('first line\\nsecond line')",
+}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    for name, code in CODE.items():
+        (tmp_path / f"{name}.py").write_text(code)
+    return tmp_path
+
+
+def verdicts(folder, *targets, kind="task", seconds=20.0):
+    asked = [
+        entry_check.Entry(place=(number, target), kind=kind, target=target)
+        for number, target in enumerate(targets)
+    ]
+    return {
+        place[1]: said for place, said in entry_check.faults(asked, folder=folder, import_seconds=seconds)
+    }
+
+
+def test_good_entries_have_no_fault(folder):
+    assert verdicts(folder, "good:f", "good:K", "good:k", "json:dumps", "os.path:join") == {}
+
+
+def test_each_bad_entry_has_its_reason_and_all_are_found(folder):
+    said = verdicts(
+        folder,
+        "dies:x",
+        "good:f",
+        "dies:y",
+        "exits:f",
+        "crashes:f",
+        "good:g",
+        "good:K.x",
+        "needs:f",
+        "absent:f",
+        "broken:f",
+        "raises:f",
+        "json:dumpz",
+    )
+    assert "exit code 3" in said.pop("dies:x")
+    assert "exit code 3" in said.pop("dies:y")
+    assert "SystemExit: no way" in said.pop("exits:f")
+    assert "SIGSEGV" in said.pop("crashes:f")
+    assert said.pop("good:g") == "module 'good' has no 'g'"
+    assert "type int" in said.pop("good:K.x")
+    assert "nothing_that_exists" in said.pop("needs:f")
+    assert "no module named 'absent'" in said.pop("absent:f")
+    assert "SyntaxError" in said.pop("broken:f")
+    assert said.pop("raises:f").endswith("RuntimeError: first line second line")
+    assert "did you mean 'dump'?" in said.pop("json:dumpz")
+    assert said == {}
+
+
+def test_a_hang_ends_at_its_limit_and_leaves_no_process(folder):
+    before = set(psutil.Process().children())
+    begun = time.monotonic()
+    said = verdicts(folder, "hangs:f", "good:f", "hangs:g", seconds=1.5)
+    assert time.monotonic() - begun < 6
+    assert set(said) == {"hangs:f", "hangs:g"}
+    assert "does not end within 1.5 s" in said["hangs:f"]
+    assert not [
+        child for child in psutil.process_iter(["cmdline"]) if child.info["cmdline"] == ["sleep", SLEEP]
+    ]
+    assert set(psutil.Process().children()) <= before
+
+
+def test_an_object_with_run_is_a_task_but_no_agent(folder):
+    assert set(verdicts(folder, "good:k", "good:K", kind="agent")) == {"good:k"}
+
+
+def test_a_class_that_cannot_be_run_is_no_task(folder):
+    targets = ("agents:Fixed", "lazily:run_later", "lazily:Called")
+    (folder / "lazily.py").write_text(
+        "from functools import partial\nfrom agents import Fixed\nrun_later = partial(Fixed)\n"
+        "class Called:\n    def __call__(self): ...\n"
+    )
+    said = verdicts(folder, *targets)
+    assert set(said) == {"agents:Fixed", "lazily:run_later"}
+    assert (
+        said["agents:Fixed"] == "'agents:Fixed' is a class without run() or arun(): there is nothing to run"
+    )
+    assert verdicts(folder, "agents:Fixed", kind="agent") == {}
+
+
+def test_gymnasium_ids(folder):
+    said = verdicts(
+        folder,
+        "gymnasium:FrozenLake-v1",
+        "gymnasium:FrozenLak-v1",
+        "gymnasium:absent:X-v1",
+        kind="environment",
+    )
+    assert set(said) == {"gymnasium:FrozenLak-v1", "gymnasium:absent:X-v1"}
+    assert "did you mean 'FrozenLake-v1'" in said["gymnasium:FrozenLak-v1"]
+
+
+def test_the_state_of_an_agent_is_a_file_that_can_be_read(folder):
+    state_file.save(folder / "good.state", {"learned": 3})
+    (folder / "bad.state").write_bytes(b"nonsense")
+    said = verdicts(folder, "good.state", "bad.state", str(folder / "none.state"), kind="state")
+    assert said.pop(str(folder / "none.state")) == f"the agent's state {folder}/none.state is not there"
+    assert said.pop("bad.state").startswith(f"the agent's state {folder}/bad.state cannot be read: ")
+    assert said == {}
+    place = ("conductors", "agents", "a", "state")
+    data = {"conductors": {"agents": {"a": {"state": "good.state"}, "b": {"state": 5}}}}
+    assert entry_check.of_data(data) == [entry_check.Entry(place=place, kind="state", target="good.state")]
+
+
+def test_entries_of_anything():
+    for data in (
+        None,
+        [],
+        {"conductors": 5, "phases": [None, {"tasks": [3, {"call": 5}]}]},
+        {"conductors": {"agents": {"a": None}}},
+    ):
+        assert entry_check.of_data(data) == []
+    data = {
+        "conductors": {"agents": {"a": {"entry": "m:C"}}},
+        "phases": [{}, {"tasks": [{}, {"call": "m:f"}]}],
+        "sede": 1,
+    }
+    assert [(entry.place, entry.kind) for entry in entry_check.of_data(data)] == [
+        (("conductors", "agents", "a", "entry"), "agent"),
+        (("phases", 1, "tasks", 1, "call"), "task"),
+    ]
+
+
+def on_ray(agent, *phases):
+    """Faults of a run whose agent is made of `agent` and is in these phases."""
+    played = [
+        {"mode": mode, "simulate": {"agents": ["a"], "transport": transport}} for mode, transport in phases
+    ]
+    return entry_check.of_data({"conductors": {"agents": {"a": {"entry": agent}}}, "phases": played})
+
+
+def test_an_agent_on_ray_does_not_learn_there_and_brings_what_it_learned_elsewhere(folder):
+    train, there = ("train", "in_process"), ("eval", "ray")
+    place = ("phases", 0, "simulate", "agents", 0)
+    [(found, said)] = entry_check.faults(on_ray("agents:Keeps", ("train", "ray")), folder=folder)
+    assert found == place
+    assert said.endswith("train with transport: conductors or in_process, and use ray with mode: eval")
+    [(found, said)] = entry_check.faults(on_ray("agents:Learns", train, there), folder=folder)
+    assert found == ("phases", 1, "simulate", "agents", 0)
+    assert "has no state_dict() and load_state_dict(state)" in said
+    for agent, phases in (
+        ("agents:Fixed", [("train", "ray")]),
+        ("agents:Fixed", [train, there]),
+        ("agents:Keeps", [train, there]),
+        ("agents:Learns", [there, train]),
+    ):
+        assert entry_check.faults(on_ray(agent, *phases), folder=folder) == []
+
+
+def test_an_agent_that_does_not_import_is_told_once(folder):
+    [(place, _)] = entry_check.faults(on_ray("raises:A", ("train", "ray")), folder=folder)
+    assert place == ("conductors", "agents", "a", "entry")
+
+
+@pytest.fixture
+def shadowed(tmp_path):
+    """Modules of a user under names that conductors have for others."""
+    for name in (
+        "queue",
+        "states",
+        "transport",
+        "yaml",
+        "json/__init__",
+        "json/tools",
+        "fine",
+        "test",
+        "utils",
+    ):
+        path = tmp_path / f"{name}.py"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("def mine(): ...\n")
+    (tmp_path / "agents.py").write_text("import fine\nfrom states import mine\nmine()\n")
+    (tmp_path / "lazy.py").write_text("import queue\ndef act(): queue.mine()\n")
+    return tmp_path
+
+
+def test_a_module_that_a_conductor_has_another_of_is_named_with_both_files(shadowed):
+    targets = ["queue:mine", "states:mine", "transport:mine", "yaml:mine", "json.tools:mine"]
+    said = verdicts(shadowed, *targets, "fine:mine", "utils:mine", "os.path:join")
+    assert set(said) == set(targets)
+    for target, verdict in said.items():
+        name = target.partition(":")[0].partition(".")[0]
+        file = shadowed / (name if name == "json" else f"{name}.py")
+        assert verdict.startswith(f"module {name!r} is /")
+        assert f"{name}/__init__.py in a conductor" in verdict or f"{name}.py in a conductor" in verdict
+        assert verdict.endswith(f"in a conductor, not {file}: give that file another name")
+
+
+def test_a_folder_that_is_no_package_stands_in_nobodys_way(tmp_path):
+    """Python prefers any module to it."""
+    (tmp_path / "statistics").mkdir()
+    (tmp_path / "statistics" / "plot.py").write_text("")
+    (tmp_path / "mine.py").write_text("import statistics\ndef act(): statistics.mean([1])\n")
+    assert verdicts(tmp_path, "mine:act") == {}
+
+
+def test_so_is_one_that_another_module_of_the_folder_imports(shadowed):
+    said = verdicts(shadowed, "agents:mine", "lazy:act")
+    assert said["agents:mine"].startswith("module 'agents' imports 'states', which is ")
+    assert said["lazy:act"].startswith("module 'lazy' imports 'queue', which is ")
+    assert said["lazy:act"].endswith(f"not {shadowed / 'queue.py'}: give that file another name")
+
+
+def test_modules_that_are_nobody_elses_cost_no_import_of_what_conductors_have(tmp_path, monkeypatch):
+    from governor.run_file import shadowing
+
+    monkeypatch.setattr(shadowing, "_import_as_conductors_do", lambda: pytest.fail("nothing is in doubt"))
+    (tmp_path / "agents.py").write_text("")
+    assert shadowing.Shadowing(tmp_path).fault("agents") == ""
+
+
+def test_a_folder_that_is_on_the_path_shadows_nothing_of_its_own():
+    """The folder that holds this project, for one: its run file's folder has ``states`` and ``transport`` in it."""
+    from governor.run_file import shadowing
+
+    root = Path(shadowing.__file__).parents[2]
+    assert verdicts(
+        root, "states.table:RULES_", "transport.broker:Broker", "governor:Executor", kind="agent"
+    ) == {"states.table:RULES_": "module 'states.table' has no 'RULES_'"}
+
+
+def test_the_folder_in_which_somebody_is_is_no_part_of_the_path(folder, tmp_path, monkeypatch):
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(folder)
+    assert "no module named 'good'" in verdicts(tmp_path / "elsewhere", "good:f")["good:f"]

@@ -1,0 +1,89 @@
+"""What a run file says of a phase's tasks is what the task conductor is told."""
+
+from __future__ import annotations
+
+from governor.messages import DynamicTimeoutSpec, StartTasks, TaskSpec
+from governor.run_file.load import parse
+from governor.runs.assignment import Assignment
+
+
+def assignment(phase, **run):
+    return Assignment(
+        uid="u", run=parse({"name": "r", "phases": [{"name": "p", **phase}], **run}), folder="/"
+    )
+
+
+def test_every_key_of_a_phase_and_its_tasks_reaches_the_conductor():
+    made = assignment(
+        {
+            "mode": "eval",
+            "min_num": 1,
+            "over_rollout": 0.25,
+            "wait_after_min": "2s",
+            "max_repeat_per_runner": 3,
+            "dynamic_timeout": {
+                "ratio": 2.0,
+                "warmup_min_steps": 0,
+                "percentile": 90.0,
+                "window": 5,
+                "floor": "1min",
+            },
+            "grace": 0,
+            "tasks": [
+                {"id": "a", "call": "m:f", "priority": 7},
+                {
+                    "id": "b",
+                    "call": "m:g",
+                    "args": {"x": [1]},
+                    "depends_on": ["a"],
+                    "repeat": 4,
+                    "timeout": "1min",
+                    "retries": 2,
+                    "resources": {"cpus": 0.5},
+                },
+            ],
+        },
+        seed=5,
+    )
+    assert made.tasks(0, done=[]) == StartTasks(
+        phase=0,
+        name="p",
+        seed=5,
+        tasks=(
+            TaskSpec(id="a", call="m:f", priority=7, is_eval=True),
+            TaskSpec(
+                id="b",
+                call="m:g",
+                args={"x": [1]},
+                depends_on=("a",),
+                repeat=4,
+                timeout=60.0,
+                retries=2,
+                resources={"cpus": 0.5},
+                is_eval=True,
+            ),
+        ),
+        max_repeat_per_runner=3,
+        min_num=1,
+        over_rollout=0.25,
+        wait_after_min=2.0,
+        dynamic_timeout=DynamicTimeoutSpec(
+            ratio=2.0, warmup_min_steps=0, percentile=90.0, window=5, floor=60.0
+        ),
+        grace=0.0,
+    )
+    assert made.tasks_of(0) == 5
+
+
+def test_what_is_not_said_is_the_commands_own_default():
+    made = assignment({"tasks": [{"id": "a", "call": "m:f"}]}).tasks(0, done=[])
+    assert made == StartTasks(phase=0, name="p", seed=0, tasks=(TaskSpec(id="a", call="m:f"),))
+    nothing_split = assignment({"tasks": [{"id": "a", "call": "m:f"}], "max_repeat_per_runner": None})
+    assert nothing_split.tasks(0, done=[]).max_repeat_per_runner is None
+
+
+def test_models_are_a_setting_of_the_task_conductor_alone():
+    models = ["http://a", {"url": "http://b", "weight": 2}]
+    made = assignment({"tasks": [{"id": "a", "call": "m:f"}]}, models=models)
+    assert made.settings("tasks") == {"models": models}
+    assert made.settings("simulation") == {}

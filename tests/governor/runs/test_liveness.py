@@ -1,0 +1,213 @@
+"""Who is silent, and when the time did not count; whether a run moves."""
+
+from __future__ import annotations
+
+from math import inf
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from governor.run_file.load import parse
+from governor.runs.liveness import (
+    LATE_SECONDS,
+    USER_CODE_SECONDS,
+    Pulse,
+    Sighting,
+    Stall,
+    patience,
+)
+
+SILENCE, INTERVAL = 10.0, 2.0
+
+
+class World:
+    """One conductor or more, beaten every two seconds."""
+
+    def __init__(self):
+        self.now = 100.0
+        self.pulse = Pulse(silence=SILENCE, interval=INTERVAL, now=self.now)
+
+    def beat(self, *, stopped=False, patience=SILENCE, broker=True, after=INTERVAL, heard=(), incarnation=1):
+        """Gives who is silent then; `heard` have answered just before."""
+        self.now += after
+        for name in heard:
+            self.pulse.heard(name, incarnation, 0, self.now)
+        seen = [
+            Sighting(conductor=name, incarnation=incarnation, stopped=stopped, patience=patience)
+            for name in ("a", "b")
+        ]
+        silent, self.counted = self.pulse.beat(seen, broker=broker, now=self.now)
+        return [each.conductor for each in silent]
+
+    def beats(self, count, **how):
+        return [name for _ in range(count) for name in self.beat(**how)]
+
+
+@pytest.fixture
+def world():
+    made = World()
+    made.beat()
+    return made
+
+
+def test_who_does_not_answer_is_silent_after_a_time_and_told_once(world):
+    assert world.beats(4, heard="b") == []
+    assert world.beat(heard="b") == ["a"]
+    assert world.beats(9, heard="b") == []
+
+
+def test_the_next_incarnation_begins_anew(world):
+    assert world.beats(5, heard="b") == ["a"]
+    assert world.beats(5, heard="b", incarnation=2) == []
+    assert world.beat(heard="b", incarnation=2) == ["a"]
+
+
+def test_an_answer_of_an_earlier_incarnation_is_no_sign_of_life(world):
+    world.beat(incarnation=2)
+    for _ in range(4):
+        world.pulse.heard("a", 1, 0, world.now)
+        world.beat(heard="b", incarnation=2)
+    assert world.beat(heard="b", incarnation=2) == ["a"]
+
+
+@pytest.mark.parametrize("patience", [60.0, inf])
+def test_user_code_may_hold_a_process_up_for_its_own_time_but_not_one_that_has_stopped(world, patience):
+    assert world.beats(29, heard="b", patience=patience) == []
+    assert world.beat(heard="b", patience=patience) == ([] if patience == inf else ["a"])
+    world = World()
+    world.beats(9, heard="b", patience=patience)
+    assert world.beats(5, heard="b", patience=patience, stopped=True) == [], (
+        "it was not stopped all that time"
+    )
+    assert world.beat(heard="b", patience=patience, stopped=True) == ["a"]
+
+
+def test_who_goes_on_after_a_stop_has_all_its_time_to_answer(world):
+    assert world.beats(5, stopped=True) == []
+    assert world.beats(5) == []
+    assert world.beats(1) == ["a", "b"]
+
+
+def test_time_without_a_broker_counts_for_nobody(world):
+    assert world.beats(100, broker=False) == []
+    assert not world.counted
+    assert world.beats(4) == []
+    assert world.counted
+    assert world.beats(1) == ["a", "b"]
+
+
+def test_a_daemon_that_was_late_has_observed_no_silence(world):
+    world.beats(4)
+    assert world.beat(after=INTERVAL + LATE_SECONDS + 60) == []
+    assert not world.counted
+    assert world.beats(4) == []
+    assert world.beats(1) == ["a", "b"]
+
+
+beats = st.lists(
+    st.fixed_dictionaries(
+        {
+            "stopped": st.booleans(),
+            "broker": st.sampled_from([True, True, True, False]),
+            "after": st.sampled_from([INTERVAL, INTERVAL, INTERVAL, INTERVAL + 0.9, 2.0 * INTERVAL, 500.0]),
+            "heard": st.sampled_from(["", "", "a", "b", "ab"]),
+            "patience": st.sampled_from([SILENCE, 25.0, inf]),
+        }
+    ),
+    max_size=60,
+)
+
+
+@given(beats)
+def test_whatever_happens_nobody_is_silent_who_had_no_time_to_speak(story):
+    """`quiet` is the time that counts: seen alike at each beat, unheard, with a broker and a daemon in time."""
+    world = World()
+    quiet = dict.fromkeys("ab", 0.0)
+    stopped, told, known = None, set(), False
+    for each in story:
+        silent = world.beat(**each)
+        counts = known and each["broker"] and each["after"] <= INTERVAL + LATE_SECONDS
+        for name in "ab":
+            anew = not counts or name in each["heard"] or each["stopped"] != stopped
+            quiet[name] = 0.0 if anew else quiet[name] + each["after"]
+            due = quiet[name] >= (SILENCE if each["stopped"] else each["patience"])
+            assert (name in silent) == (due and name not in told)
+            told |= {name} if due else set()
+        stopped, known = each["stopped"], True
+
+
+def test_it_moves_when_a_conductor_tells_of_progress(world):
+    for count, moves in [(5, 0), (5, 0), (6, 1), (2, 2)]:
+        world.pulse.heard("a", 1, count, world.now)
+        assert world.pulse.moves == moves
+    world.pulse.heard("nobody", 1, 7, world.now)
+    world.beat(incarnation=2)
+    world.pulse.heard("a", 2, 0, world.now)
+    assert world.pulse.moves == 2, "a new one begins to count"
+
+
+# -- progress --------------------------------------------------------------------------------------------------
+
+
+def test_a_run_stalls_after_its_time_and_moves_again_and_each_is_said_once():
+    stall = Stall(timeout=60, now=0)
+
+    def beat(count, now, *, at_work=True, counts=True):
+        return stall.beat(count, at_work=at_work, counts=counts, now=now)
+
+    assert [beat(3, 10), beat(3, 69), beat(3, 70), beat(3, 71)] == [None, None, "stalled", None]
+    assert stall.since == 10
+    assert beat(3, 80, counts=False) is None
+    assert stall.since == 10, "it has stalled since then, whatever came after"
+    assert [beat(4, 90), beat(5, 91)] == ["moved", None]
+    assert beat(5, 150, counts=False) is None
+    assert [beat(5, 151), beat(5, 210)] == [None, "stalled"], "what did not count is not its own fault"
+    assert beat(5, 211, at_work=False) is None
+    assert beat(5, 271) == "stalled"
+
+
+def test_without_a_timeout_nothing_stalls():
+    stall = Stall(timeout=None, now=0)
+    assert stall.beat(0, at_work=True, counts=True, now=1e9) is None
+
+
+# -- what user code may take -----------------------------------------------------------------------------------
+
+
+def run_of(**simulate):
+    section = {"environment": "e", "agents": ["a"], "episodes": 1, **simulate}
+    agents = {"a": {"entry": "m:A"}, "idle": {"entry": "m:A"}}
+    agents["model"] = {"entry": "openai:m", "params": {"base_url": "http://127.0.0.1:1"}}
+    return parse(
+        {
+            "name": "r",
+            "conductors": {
+                "environments": {"e": {"entry": "m:E"}, "other": {"entry": "m:E"}},
+                "agents": agents,
+            },
+            "phases": [
+                {"name": "p", "simulate": section},
+                {"name": "q", "tasks": [{"id": "t", "call": "m:f"}]},
+            ],
+            "deadlines": {"silence": "8s"},
+        }
+    )
+
+
+@pytest.mark.parametrize(
+    ("simulate", "held"),
+    [
+        ({"episode_timeout": 300.0}, {"environment.e": 308.0, "agent.a": 308.0}),
+        ({"episode_timeout": 3.0}, dict.fromkeys(("environment.e", "agent.a"), 8 + USER_CODE_SECONDS)),
+        ({}, {"environment.e": inf, "agent.a": inf}),
+        ({"transport": "in_process", "episode_timeout": 300.0}, {"simulation": 308.0}),
+        ({"transport": "in_process", "agents": ["model"]}, {}),
+        ({"transport": "ray", "episode_timeout": 300.0}, {}),
+    ],
+)
+def test_who_runs_user_code_has_the_time_of_an_episode_and_the_others_have_none(simulate, held):
+    run = run_of(**simulate)
+    names = ("environment.e", "environment.other", "agent.a", "agent.idle", "simulation", "tasks")
+    assert {name: patience(run, name, 0) for name in names} == {**dict.fromkeys(names, 8.0), **held}
+    assert {patience(run, name, 1) for name in names} == {8.0}

@@ -1,0 +1,341 @@
+"""What conductors report: applied once, in order, acknowledged when it is durable."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+
+import msgspec
+import pytest
+from structlog.testing import capture_logs
+
+from governor.errors import FilesRemoved, JournalError, NoRoom
+from governor.journal import disk_reserve
+from governor.journal.disk_reserve import Reserve
+from governor.journal.journal import Journal
+from governor.messages import (
+    Acknowledged,
+    ConductorFailed,
+    ConductorReady,
+    EpisodeEnded,
+    EpisodeRecord,
+    Log,
+    PartEnded,
+    Refused,
+    Report,
+    TaskStarted,
+    decode_acknowledged,
+    encode,
+)
+from governor.run_file.load import parse
+from governor.run_file.model import Limits
+from governor.runs.assignment import Assignment
+from governor.runs.limits import Budget
+from governor.runs.progress import Progress
+from governor.runs.report_handler import RunDesk
+from states import events
+from transport.access import Secret
+
+RUN = parse(
+    {
+        "name": "r",
+        "conductors": {"environments": {"e": {"entry": "m:E"}}, "agents": {"a": {"entry": "m:A"}}},
+        "phases": [{"name": "p", "simulate": {"environment": "e", "agents": ["a"], "episodes": 9}}],
+    }
+)
+
+SECRET = Secret.new()
+
+
+class Governor:
+    """The desk's `Governor`: notes what it is told, and what is on record at that moment."""
+
+    flow = "CONTINUE"
+
+    def __init__(self, journal):
+        self.journal = journal
+        self.taken = []
+        self.failures = []
+
+    def journal_failed(self, error):
+        self.failures.append(error)
+
+    async def take(self, event, *, detail):
+        self.taken.append((event, detail, len(self.journal.episodes("r1", 0))))
+
+    def now(self):
+        return 5.0
+
+
+@pytest.fixture
+async def desk(tmp_path):
+    journal = Journal(tmp_path / "governor.db")
+    await journal.write(lambda tx: tx.submit(uid="r1", key=None, name="r", spec=RUN.raw(), folder="/"))
+    progress = Progress(Assignment(uid="r1", run=RUN, folder="/"))
+    progress.enter(0, episodes=[], tasks=[])
+    governor = Governor(journal)
+    made = RunDesk(uid="r1", journal=journal, progress=progress, governor=governor, secret=SECRET)
+    yield SimpleNamespace(desk=made, governor=governor, journal=journal, progress=progress)
+    await journal.close()
+
+
+async def tell(desk, seq, *told, conductor="simulation", incarnation=1):
+    """As that incarnation, which is the one that was started last."""
+    desk.desk.open(conductor, incarnation)
+    return await say(desk, seq, *told, conductor=conductor, incarnation=incarnation)
+
+
+async def say(desk, seq, *told, conductor="simulation", incarnation=1):
+    report = Report(conductor=conductor, incarnation=incarnation, seq=seq, events=told)
+    [answer] = await desk.desk.answer(SimpleNamespace(body=[encode(report), SECRET.value]))
+    return decode_acknowledged(answer)
+
+
+def ended(index, value=1.0):
+    record = EpisodeRecord(
+        index=index, worker=0, seed=1, outcome="terminated", value=value, steps=3, seconds=0.1
+    )
+    return EpisodeEnded(phase=0, episode=record)
+
+
+async def test_episodes_of_an_evaluation_are_recorded_and_not_counted(desk):
+    of_evaluation = msgspec.structs.replace(ended(9, value=8.0).episode, evaluation=1)
+    await tell(desk, 1, ended(0), EpisodeEnded(phase=0, episode=of_evaluation))
+    assert desk.journal.episodes("r1", 0)[1] == of_evaluation
+    for _ in range(2):
+        assert (desk.progress.episodes_ended, desk.progress.metrics) == (1, {"return_mean": 1.0})
+        desk.progress.enter(0, episodes=desk.journal.episodes("r1", 0), tasks=[])
+
+
+def limited(desk, done=(), **limits):
+    """The desk of a run with limits, an earlier invocation of which has `done` some."""
+    desk.desk._budget = Budget(Limits(**limits), done=done)
+
+
+@pytest.mark.parametrize(
+    ("limits", "exceeded"),
+    [
+        ({"episodes": 2}, ("episodes", 2, 3)),
+        ({"steps": 6}, ("steps", 6, 9)),
+        ({"steps": 9, "episodes": 2}, ("episodes", 2, 3)),
+    ],
+)
+async def test_a_limit_moves_the_run_before_the_episode_beyond_it_is_acknowledged(desk, limits, exceeded):
+    limited(desk, **limits)
+    await tell(desk, 1, ended(0), ended(1))
+    assert desk.governor.taken == []
+    await tell(desk, 3, ended(2))
+    moved = [(event, on_record) for event, _, on_record in desk.governor.taken]
+    limit, value, reached = exceeded
+    told = events.LimitExceeded(run="r1", at=5.0, limit=limit, value=value, reached=reached)
+    assert moved == [(told, 3)]
+    await tell(desk, 4, ended(3))
+    assert len(desk.governor.taken) == 1, "said once"
+
+
+async def test_what_an_earlier_invocation_has_played_counts_and_what_is_told_twice_does_not(desk):
+    limited(desk, done=[ended(7).episode, ended(8).episode], episodes=3)
+    await tell(desk, 1, ended(0))
+    await tell(desk, 1, ended(0), incarnation=2)
+    assert desk.governor.taken == []
+    await tell(desk, 2, ended(1), incarnation=2)
+    assert [event.kind for event, _, _ in desk.governor.taken] == ["limit.exceeded"]
+
+
+END = PartEnded(phase=0, part="simulation", end="until", metrics={"return_mean": 1.0})
+
+
+async def test_records_are_durable_before_what_follows_them_moves_the_run(desk):
+    assert await tell(desk, 1, ended(0), ended(1), END) == Acknowledged(flow="CONTINUE")
+    [(moved, detail, on_record)] = desk.governor.taken
+    assert moved == events.PartEnded(run="r1", at=5.0, phase=0, part="simulation", end="until")
+    assert (detail, on_record) == ({"metrics": {"return_mean": 1.0}}, 2)
+    assert [event.kind for event in desk.journal.events("r1")] == [
+        "run.accepted",
+        "episode.ended",
+        "episode.ended",
+    ]
+
+
+async def test_what_is_sent_again_is_acknowledged_again_and_applied_once(desk):
+    await tell(desk, 1, ended(0), ConductorReady())
+    await tell(desk, 1, ended(0), ConductorReady())
+    await tell(desk, 2, ConductorReady(), ended(1))
+    assert len(desk.governor.taken) == 1
+    assert [record.index for record in desk.journal.episodes("r1", 0)] == [0, 1]
+    assert (desk.progress.episodes_ended, len(desk.journal.events("r1"))) == (2, 3)
+
+
+async def test_a_later_incarnation_counts_its_own_and_an_episode_stays_as_first_told(desk):
+    await tell(desk, 1, ended(0, value=1.0))
+    await tell(desk, 1, ended(0, value=7.0), ended(1), incarnation=2)
+    assert [record.value for record in desk.journal.episodes("r1", 0)] == [1.0, 1.0]
+    assert desk.progress.episodes_ended == 2
+
+
+async def test_the_answer_carries_the_governors_flow_control(desk):
+    desk.governor.flow = "SHUTDOWN"
+    assert (await tell(desk, 1, ended(0))).flow == "SHUTDOWN"
+
+
+def fill(journal, pages=None):
+    """No page can be added to the file, or there are so many at most."""
+    (there,) = journal._writing.execute("PRAGMA page_count").fetchone()
+    journal._writing.execute(f"PRAGMA max_page_count={pages or there}")
+
+
+async def test_without_room_on_the_disk_nothing_is_acknowledged_and_the_record_has_no_hole(desk):
+    await tell(desk, 1, ended(0))
+    fill(desk.journal)
+    many = [ended(index) for index in range(1, 400)]
+    with pytest.raises(JournalError, match="full"):
+        await tell(desk, 2, *many)
+    fill(desk.journal, pages=100_000)
+    with pytest.raises(JournalError, match="nothing more of it"):
+        await tell(desk, 401, ended(400), conductor="tasks")
+    assert len(desk.governor.failures) == 2
+    assert [episode.index for episode in desk.journal.episodes("r1", 0)] == [0]
+
+
+async def test_what_fails_while_the_disk_is_full_is_not_on_record_and_what_is_good_is(
+    desk, tmp_path, monkeypatch
+):
+    used = []
+    desk.journal._reserve = reserve = Reserve(tmp_path, size=1 << 16, on_used=used.append)
+    reserve.take()
+    bad = msgspec.structs.replace(
+        ended(2), episode=msgspec.structs.replace(ended(2).episode, outcome="failed", reason="no space")
+    )
+    await tell(desk, 1, ended(0), msgspec.structs.replace(bad, phase=1))
+    assert used == [], "there is room: it has failed"
+    left = disk_reserve.shutil.disk_usage(tmp_path)._replace(free=0)
+    with monkeypatch.context() as full:
+        full.setattr(disk_reserve.shutil, "disk_usage", lambda _: left)
+        with pytest.raises(NoRoom):
+            await tell(desk, 3, ended(1), bad, END)
+    assert len(used) == 1
+    for told in (bad, msgspec.structs.replace(END, failures=1), ConductorFailed(reason="no space")):
+        with pytest.raises(NoRoom, match="done again after the next start"):
+            await tell(desk, 4, told)
+    assert [episode.index for episode in desk.journal.episodes("r1", 0)] == [0, 1]
+    assert desk.governor.taken == []
+    await tell(desk, 1, ended(3), conductor="other")
+    assert [episode.index for episode in desk.journal.episodes("r1", 0)] == [0, 1, 3]
+
+
+def begun(task):
+    return TaskStarted(phase=0, task=task, run=0, attempt=1, pid=7, node="n")
+
+
+async def test_what_stood_before_the_write_that_failed_is_not_applied_again(desk):
+    fill(desk.journal)
+    told = [begun("a"), END, begun("b"), ConductorReady(), *(ended(index) for index in range(400))]
+    with pytest.raises(JournalError):
+        await tell(desk, 1, *told)
+    fill(desk.journal, pages=100_000)
+    with pytest.raises(JournalError):
+        await tell(desk, 1, *told)
+    assert [type(moved) for moved, _, _ in desk.governor.taken] == [events.PartEnded, events.ConductorReady]
+    started = [e.data["task"] for e in desk.journal.events("r1") if e.kind == "task.started"]
+    assert started == ["a", "b"]
+
+
+async def test_lines_stand_in_the_log_with_their_level(desk):
+    levels = ("debug", "info", "warning", "error")
+    with capture_logs() as lines:
+        await tell(desk, 1, *(Log(level=level, event="task.log", data={"text": level}) for level in levels))
+    assert [(line["log_level"], line["text"]) for line in lines] == [(level, level) for level in levels]
+    assert {line["conductor"] for line in lines} == {"simulation"}
+
+
+async def test_who_was_never_started_or_is_dead_is_refused_and_logged(desk):
+    strangers = [("nobody", 9), ("simulation", 2), ("simulation", 0)]
+    desk.desk.open("simulation", 1)
+    for conductor, incarnation in strangers:
+        with capture_logs() as lines:
+            answer = await say(desk, 1, ended(0), conductor=conductor, incarnation=incarnation)
+        assert (answer.code, answer.exit_code) == ("fenced", 75)
+        [line] = lines
+        assert (line["event"], line["conductor"], line["incarnation"]) == (
+            "report.fenced",
+            conductor,
+            incarnation,
+        )
+    assert isinstance(await say(desk, 1, ended(0)), Acknowledged)
+    await desk.desk.close("simulation", 1)
+    assert isinstance(await say(desk, 2, ended(1)), Refused)
+    desk.desk.open("simulation", 2)
+    assert isinstance(await say(desk, 2, ended(1)), Refused), "its successor opens no way for it"
+    assert isinstance(await say(desk, 1, ended(2), incarnation=2), Acknowledged)
+    assert [record.index for record in desk.journal.episodes("r1", 0)] == [0, 2]
+
+
+async def test_a_report_that_is_being_applied_is_finished_before_its_conductor_is_shut_out(desk):
+    """The order of a death: the governor hears of it when `close` returns, and must be able to answer the report before."""
+    taking, may_take = asyncio.Event(), asyncio.Event()
+
+    async def take(event, *, detail):
+        taking.set()
+        await may_take.wait()
+
+    desk.governor.take = take
+    desk.desk.open("simulation", 1)
+    first = asyncio.create_task(say(desk, 1, ended(0), ConductorReady(), ended(1)))
+    await taking.wait()
+    second = asyncio.create_task(say(desk, 4, ended(2)))
+    closed = asyncio.create_task(desk.desk.close("simulation", 1))
+    late = asyncio.create_task(say(desk, 5, ended(3)))
+    assert isinstance(await tell(desk, 1, ended(7), conductor="tasks"), Acknowledged), "no business of others"
+    assert not closed.done()
+    may_take.set()
+    await closed
+    assert first.done()
+    assert second.done()
+    assert {record.index for record in desk.journal.episodes("r1", 0)} == {0, 1, 2, 7}
+    assert isinstance(await late, Refused)
+
+
+async def test_what_is_no_report_is_refused(desk):
+    [answer] = await desk.desk.answer(SimpleNamespace(body=[b"\xff\x00", SECRET.value]))
+    assert isinstance(decode_acknowledged(answer), Refused)
+    assert desk.governor.taken == []
+
+
+@pytest.mark.parametrize(
+    "shown", [(), (b"",), (Secret.new().value,), (SECRET.value[:-1],), (SECRET.value, b"more")]
+)
+async def test_a_report_without_the_secret_of_its_run_is_not_read_and_a_flood_of_them_makes_few_lines(
+    desk, shown
+):
+    desk.desk.open("simulation", 1)
+    report = Report(conductor="simulation", incarnation=1, seq=1, events=(ended(0, 1e9), ConductorReady()))
+    with capture_logs() as logged:
+        for _ in range(1000):
+            for body in (encode(report), b"\xff"):
+                [answer] = await desk.desk.answer(SimpleNamespace(body=[body, *shown]))
+                told = decode_acknowledged(answer)
+                assert (told.code, told.exit_code) == ("not_permitted", 77)
+    assert [line["event"] for line in logged] == ["message.not_permitted"] * 11
+    assert logged[-1] == {
+        "event": "message.not_permitted",
+        "log_level": "warning",
+        "run": "r1",
+        "refused": 1024,
+    }
+    assert (desk.governor.taken, desk.journal.episodes("r1", 0)) == ([], [])
+    assert isinstance(await say(desk, 1, ended(0)), Acknowledged), "the numbers of its own are free"
+    assert [record.value for record in desk.journal.episodes("r1", 0)] == [1.0]
+
+
+async def test_what_fails_for_want_of_removed_files_is_not_recorded(desk):
+    gone = [FilesRemoved("the folder /s/runs/r1 was removed")]
+    desk.desk._missing = lambda: gone.pop() if gone else None
+    desk.desk.open("simulation", 1)
+    bad = EpisodeEnded(phase=0, episode=msgspec.structs.replace(ended(1).episode, outcome="crashed"))
+    with pytest.raises(FilesRemoved, match="the folder /s/runs/r1 was removed"):
+        await say(desk, 1, ended(0), bad, ended(2))
+    assert [record.index for record in desk.journal.episodes("r1", 0)] == [0]
+    assert isinstance(await say(desk, 1, ended(0), bad, ended(2)), Acknowledged), (
+        "sent again, and of its own fault"
+    )
+    assert [record.index for record in desk.journal.episodes("r1", 0)] == [0, 1, 2]

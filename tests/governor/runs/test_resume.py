@@ -1,0 +1,328 @@
+"""What a run takes over from the one that it resumes: what is done, where it goes on, which files, and after a death."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+
+from governor.daemon import recovery
+from governor.errors import UsageError
+from governor.journal.journal import Journal
+from governor.messages import EpisodeRecord, TaskRecord
+from governor.run_file.load import parse
+from governor.runs.resume import (
+    discard,
+    gather,
+    settle,
+    staging_of,
+    survey,
+    take_place,
+)
+
+SIMULATE = {"environment": "e", "agents": ["a"], "episodes": 4}
+
+
+def run_of(*phases, until=(), on_failure="fail"):
+    """Phases named by what they hold: "s" a simulation, "t" a task `once` and a task `thrice`, "st" both."""
+    made = []
+    for number, holds in enumerate(phases):
+        phase = {"name": f"p{number}", "on_failure": on_failure}
+        if "s" in holds:
+            phase |= {"simulate": SIMULATE, "until": list(until)}
+        if "t" in holds:
+            phase["tasks"] = [{"id": "once", "call": "m:f"}, {"id": "thrice", "call": "m:f", "repeat": 3}]
+        made.append(phase)
+    conductors = {"environments": {"e": {"entry": "m:E"}}, "agents": {"a": {"entry": "m:A"}}}
+    uses = any("s" in holds for holds in phases)
+    return parse({"name": "r", "phases": made, **({"conductors": conductors} if uses else {})})
+
+
+@pytest.fixture
+async def journal(tmp_path):
+    opened = Journal(tmp_path / "governor.db")
+    yield opened
+    await opened.close()
+
+
+@pytest.fixture
+def old(tmp_path):
+    folder = tmp_path / "runs" / "old"
+    folder.mkdir(parents=True)
+    return folder
+
+
+def episode(index, outcome="terminated", **more):
+    return EpisodeRecord(
+        index=index, worker=0, seed=1, outcome=outcome, value=1.0, steps=3, seconds=0.1, **more
+    )
+
+
+def task(name, run=0, outcome="succeeded", **more):
+    return TaskRecord(task=name, run=run, outcome=outcome, attempts=1, seconds=0.1, **more)
+
+
+ALL_TASKS = [task("once"), *(task("thrice", run) for run in range(3))]
+
+
+async def record(journal, run, phases):
+    """A run `old` whose phases had these records and ends: `{index: (records, end of simulation, end of phase)}`; an end
+    of a phase is that of its tasks too.
+    """
+
+    def change(tx):
+        tx.submit(uid="old", key=None, name="r", spec=run.raw(), folder="/")
+        for index, (records, simulation, end) in phases.items():
+            tx.event("old", "phase.started", {"phase": f"p{index}", "index": index, "episodes": 4})
+            for one in records:
+                (tx.episodes if isinstance(one, EpisodeRecord) else tx.tasks)("old", index, [one])
+            if simulation:
+                ended = {"phase": index, "part": "simulation", "end": simulation, "metrics": {"m": 1.0}}
+                tx.event("old", "part.ended", ended)
+            if end:
+                tx.event("old", "part.ended", {"phase": index, "part": "tasks", "end": end, "metrics": {}})
+                tx.event("old", "phase.ended", {"phase": f"p{index}", "index": index, "end": end})
+
+    await journal.write(change)
+
+
+def found(journal, run, old):
+    return survey(journal, journal.run("old"), run, old)
+
+
+async def test_what_succeeded_is_kept_and_the_run_goes_on_at_the_first_phase_with_something_missing(
+    journal, old
+):
+    run = run_of("t", "t", "t")
+    some = [task("once"), task("thrice", 0), task("thrice", 1, "timed_out"), task("thrice", 2, "cancelled")]
+    await record(journal, run, {0: (ALL_TASKS, "", "tasks_done"), 1: (some, "", "failed")})
+    kept = found(journal, run, old)
+    assert (kept.first_phase, kept.is_complete) == (1, False)
+    assert [len(phase.tasks) for phase in kept.phases] == [4, 2, 0]
+    assert [[kind for kind, _ in phase.story] for phase in kept.phases] == [
+        ["phase.started", "part.ended", "phase.ended"],
+        [],
+        [],
+    ]
+
+
+@pytest.mark.parametrize(("evaluated", "whole"), [(6, True), (5, False)])
+async def test_a_phase_is_whole_with_its_evaluations(journal, old, evaluated, whole):
+    raw = run_of("s", "s").raw()
+    raw["phases"][0]["evaluate"] = {"every": 2, "episodes": 3}
+    run = parse(raw)
+    records = [episode(index) for index in range(4)]
+    records += [episode(index, evaluation=1 + index // 7) for index in range(4, 4 + evaluated)]
+    await record(journal, run, {0: (records, "max_episodes", "max_episodes")})
+    kept = found(journal, run, old)
+    assert [phase.is_whole for phase in kept.phases] == [whole, False]
+
+
+async def test_failures_that_the_run_was_allowed_are_missing_all_the_same(journal, old):
+    run = run_of("t", "t", on_failure="continue")
+    broken = [*ALL_TASKS[1:], task("once", outcome="failed")]
+    await record(journal, run, {0: (broken, "", "tasks_done"), 1: (ALL_TASKS, "", "tasks_done")})
+    kept = found(journal, run, old)
+    assert (kept.first_phase, kept.is_complete) == (0, False)
+    assert [len(phase.tasks) for phase in kept.phases] == [3, 4]
+
+
+ENOUGH = [task("once"), task("thrice", 0), task("thrice", 1), task("thrice", 2, "cancelled")]
+
+
+@pytest.mark.parametrize(
+    ("tasks", "end", "policy", "whole"),
+    [
+        (ENOUGH, "enough", "fail", True),
+        (ENOUGH, "tasks_done", "fail", False),
+        ([*ENOUGH[:2], task("thrice", 1, "failed"), ENOUGH[3]], "enough", "continue", True),
+        ([*ENOUGH[:2], task("thrice", 1, "failed"), ENOUGH[3]], "enough", "fail", False),
+        ([*ENOUGH[:2], task("thrice", 1, value_file="results/gone"), ENOUGH[3]], "enough", "fail", False),
+    ],
+)
+async def test_what_was_cancelled_because_enough_had_succeeded_is_not_missing(  # noqa: PLR0917  # a table of cases
+    journal, old, tasks, end, policy, whole
+):
+    run = run_of("t", "t", on_failure=policy)
+    await record(journal, run, {0: (tasks, "", end)})
+    [first, _] = found(journal, run, old).phases
+    assert first.is_whole == whole
+    kept = tasks if whole else [one for one in tasks if one.outcome == "succeeded" and not one.value_file]
+    assert list(first.tasks) == kept
+
+
+async def test_a_value_whose_file_is_gone_is_missing(journal, old):
+    run = run_of("t")
+    stored = [*ALL_TASKS[:3], task("thrice", 2, value_file="results/p0/thrice-2.json")]
+    await record(journal, run, {0: (stored, "", "tasks_done")})
+    assert len(found(journal, run, old).phases[0].tasks) == 3
+    (old / "results" / "p0").mkdir(parents=True)
+    (old / "results" / "p0" / "thrice-2.json").write_text("[]")
+    assert found(journal, run, old).is_complete
+
+
+async def test_without_any_files_there_is_nothing_to_take_over(journal, old):
+    run = run_of("t")
+    await record(journal, run, {0: (ALL_TASKS[:1], "", "failed")})
+    old.rmdir()
+    with pytest.raises(UsageError, match="files of run old are gone"):
+        found(journal, run, old)
+
+
+async def test_a_run_that_never_began_has_everything_missing(journal, old):
+    run = run_of("st", "t")
+    await record(journal, run, {})
+    old.rmdir()
+    kept = found(journal, run, old)
+    assert (kept.first_phase, kept.is_complete) == (0, False)
+
+
+FOUR = [episode(n) for n in range(4)]
+UNTIL = [episode(0), episode(1, "truncated"), episode(2, "cancelled")]
+
+
+@pytest.mark.parametrize(
+    ("episodes", "ends", "policy", "whole", "kept"),
+    [
+        (FOUR, ("max_episodes", "max_episodes"), "fail", True, [0, 1, 2, 3]),
+        (UNTIL, ("until", "until"), "fail", True, [0, 1, 2]),
+        (UNTIL, ("stopped", "aborted"), "fail", False, [0, 1]),
+        (UNTIL, ("", ""), "fail", False, [0, 1]),
+        (FOUR, ("max_episodes", ""), "fail", False, [0, 1, 2, 3]),
+        ([*FOUR[:3], episode(3, "crashed")], ("max_episodes", "max_episodes"), "fail", False, [0, 1, 2]),
+        (
+            [*FOUR[:3], episode(3, "timed_out")],
+            ("max_episodes", "max_episodes"),
+            "continue",
+            False,
+            [0, 1, 2],
+        ),
+        ([*UNTIL, episode(3, "failed")], ("until", "until"), "continue", True, [0, 1, 2, 3]),
+        ([*UNTIL, episode(3, "failed")], ("until", "until"), "fail", False, [0, 1]),
+    ],
+)
+async def test_a_simulation_is_whole_or_keeps_the_episodes_that_ended_by_themselves(  # noqa: PLR0917  # a table of cases
+    journal, old, episodes, ends, policy, whole, kept
+):
+    run = run_of("s", "t", on_failure=policy)
+    await record(journal, run, {0: (episodes, *ends)})
+    [first, _] = found(journal, run, old).phases
+    assert first.is_whole == whole
+    assert [one.index for one in first.episodes] == kept
+
+
+async def test_a_run_whose_phases_are_all_whole_ends_from_the_record(journal, old):
+    run = run_of("s", "t")
+    phases = {0: (FOUR, "max_episodes", "max_episodes"), 1: (ALL_TASKS, "", "tasks_done")}
+    await record(journal, run, phases)
+    kept = found(journal, run, old)
+    assert (kept.is_complete, kept.first_phase) == (True, 1)
+
+
+async def test_entered_it_is_a_run_that_recovery_goes_on_with(journal, old):
+    run = run_of("s", "t")
+    await record(
+        journal,
+        run,
+        {0: (UNTIL, "until", "until"), 1: ([task("once"), task("thrice", 0, "failed")], "", "failed")},
+    )
+    kept = found(journal, run, old)
+
+    def change(tx):
+        tx.submit(uid="new", key=None, name="r", spec=run.raw(), folder="/", parent="old")
+        kept.enter(tx, "new")
+
+    await journal.write(change)
+    assert journal.run("new").parent == "old"
+    assert journal.episodes("new", 0) == journal.episodes("old", 0) == UNTIL
+    assert [record.task for record in journal.tasks("new", 1)] == ["once"]
+    events = journal.events("new")
+    assert [event.kind for event in events] == [
+        "run.accepted",
+        "run.inherited",
+        "phase.started",
+        "part.ended",
+        "part.ended",
+        "phase.ended",
+    ]
+    assert events[1].data == {
+        "parent": "old",
+        "kept": [
+            {"phase": 0, "episodes": 3, "evaluated": 0, "tasks": 0},
+            {"phase": 1, "episodes": 0, "evaluated": 0, "tasks": 1},
+        ],
+    }
+    assert recovery._first_unfinished_phase(journal, "new", phases=2) == kept.first_phase == 1
+
+
+async def test_of_a_whole_phase_behind_a_broken_one_the_records_are_kept_and_its_end_is_told_anew(
+    journal, old
+):
+    run = run_of("t", "t", on_failure="continue")
+    await record(journal, run, {0: (ALL_TASKS[1:], "", "tasks_done"), 1: (ALL_TASKS, "", "tasks_done")})
+    kept = found(journal, run, old)
+
+    def change(tx):
+        tx.submit(uid="new", key=None, name="r", spec=run.raw(), folder="/", parent="old")
+        kept.enter(tx, "new")
+
+    await journal.write(change)
+    assert [event.kind for event in journal.events("new")] == ["run.accepted", "run.inherited"]
+    assert [len(journal.tasks("new", phase)) for phase in (0, 1)] == [3, 4]
+
+
+def test_files_come_along_and_what_tasks_may_write_into_is_their_own(tmp_path, old):
+    for name in (
+        "results/p/t-0.json", "agents/a.state", "checkpoints/p/a.best.state", "mine/deep/model.pt", "run.json", "result.json",
+    ):  # fmt: skip
+        (old / name).parent.mkdir(parents=True, exist_ok=True)
+        (old / name).write_text(name)
+    (old / "results" / "p" / ".t-1.json.part").write_text("half")
+    (old / "latest").symlink_to("mine/deep")
+    with socket.socket(socket.AF_UNIX) as left:
+        left.bind(str(old / "mine" / "s"))
+    new = old.with_name("new")
+    gather(old, new)
+    assert not new.exists()
+    take_place(new)
+    names = {
+        str(path.relative_to(new)) for path in new.rglob("*") if path.is_file() and "latest" not in str(path)
+    }
+    whole = {"results/p/t-0.json", "agents/a.state", "checkpoints/p/a.best.state"}
+    assert names == {*whole, "mine/deep/model.pt"}
+    assert (new / "latest" / "model.pt").read_text() == "mine/deep/model.pt"
+    assert (new / "latest").is_symlink()
+    assert all((new / name).samefile(old / name) for name in whole)
+    (new / "mine/deep/model.pt").write_text("changed")
+    assert (old / "mine/deep/model.pt").read_text() == "mine/deep/model.pt"
+    assert [path.name for path in new.parent.iterdir() if path.name.startswith(".")] == []
+
+
+def test_without_links_files_are_copied(monkeypatch, old):
+    def refuse(*_):
+        raise PermissionError("no links here")
+
+    monkeypatch.setattr(type(old), "hardlink_to", refuse)
+    (old / "results").mkdir()
+    (old / "results" / "t.json").write_text("1")
+    new = old.with_name("new")
+    gather(old, new)
+    take_place(new)
+    assert (new / "results" / "t.json").read_text() == "1"
+    assert not (new / "results" / "t.json").samefile(old / "results" / "t.json")
+
+
+async def test_a_death_between_the_record_and_the_name_of_the_files_is_made_good(journal, old):
+    for uid in ("recorded", "unrecorded"):
+        gather(old, old.with_name(uid))
+    await journal.write(lambda tx: tx.submit(uid="recorded", key=None, name="r", spec={}, folder="/"))
+    settle(journal, old.parent)
+    assert sorted(path.name for path in old.parent.iterdir()) == ["old", "recorded"]
+
+
+def test_what_was_not_recorded_is_taken_away(old):
+    new = old.with_name("new")
+    gather(old, new)
+    assert staging_of(new).is_dir()
+    discard(new)
+    assert [path.name for path in old.parent.iterdir()] == ["old"]

@@ -1,0 +1,348 @@
+"""Task graphs on a real Ray: every way a task can end, and what is left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from governor.errors import ConductorError
+from governor.messages import Log, PartEnded, TaskAttemptEnded, TaskEnded, TaskRecord, TaskStarted
+from governor.tasks.phases.task_graph import LINES_WAITING, REPORTS_AT_ONCE
+
+GRACE = 0.4
+"""Not that of the engine in conftest.py."""
+
+pytestmark = [pytest.mark.ray, pytest.mark.asyncio(loop_scope="session")]
+
+
+def gone(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
+    except psutil.NoSuchProcess:
+        return True
+
+
+async def test_results_flow_along_dependencies_and_repeats_arrive_as_lists(crew, task):
+    story = await crew.run(
+        task("a", "give", args={"value": 20}),
+        task("b", "add", "a", args={"plus": 2}),
+        task("many", "mine", "b", repeat=4),
+        task("all", "collect", "many", "a"),
+    )
+    assert story["b"].value == 22
+    assert story["all"].value == {"many": [0, 1, 2, 3], "a": 20}
+    assert story.end == PartEnded(phase=story.end.phase, part="tasks", end="tasks_done")
+    assert {record.outcome for record in story.records.values()} == {"succeeded"}
+    order = [event.record.task for event in story.of(TaskEnded)]
+    assert order == ["a", "b", "many", "many", "many", "many", "all"]
+
+
+async def test_callables_of_every_kind(crew, task):
+    story = await crew.run(
+        task("async", "later", args={"value": 5}),
+        task("class", "Work", args={"base": 10}),
+        task("aclass", "AsyncWork"),
+        task("told", "tell", timeout=20),
+        task("scores", "scores"),
+        task("measured", "measured"),
+        task("builtin", "builtins:dict", args={"n": 1}),
+    )
+    assert story["async"].value == 5
+    assert story["class"].value == 11
+    assert story["aclass"].value == "async"
+    run, name, run_id, attempt, left, folder = story["told"].value
+    assert (run, name, run_id, attempt, folder) == ("test-run", "told", 0, 1, str(crew.folder))
+    assert 19 < left <= 20
+    assert story["scores"].metrics == {"accuracy": 0.75, "n": 3.0}
+    assert story["measured"].value == [1, 2]
+    assert story["measured"].metrics == {"loss": 0.5}
+    assert [path.read_bytes() for path in crew.folder.rglob("measured-0.payload")] == [b"\x00raw"]
+    assert story["builtin"].value == {"n": 1}
+    assert [event.data["text"] for event in story.of(Log)] == ["seen told"]
+
+
+async def test_what_is_raised_is_a_failure_with_its_place(crew, task):
+    story = await crew.run(
+        task("raise", "fail"),
+        task("exit", "leave", args={"code": 3}),
+        task("interrupt", "interrupt"),
+        task("import", "broken_import:f"),
+        task("nowhere", "no_such_module:f"),
+        task("nothing", "no_such_attribute"),
+        task("arguments", "give", args={"wrong": 1}),
+    )
+    assert {record.outcome for record in story.records.values()} == {"failed"}
+    assert story["raise"].error.startswith("ValueError: bad luck (deeds.py:")
+    assert story["exit"].error == "the task called sys.exit(3)"
+    assert story["interrupt"].error.startswith("KeyboardInterrupt")
+    assert "no licence" in story["import"].error
+    assert "no_such_module" in story["nowhere"].error
+    assert 'has no "no_such_attribute"' in story["nothing"].error
+    assert "unexpected keyword argument" in story["arguments"].error
+    assert story.end.failures == 7
+    assert story.end.first_failure.startswith('task "')
+    assert any("Traceback" in event.data["text"] for event in story.of(Log))
+
+
+async def test_a_process_that_ends_is_a_crash_and_the_others_go_on(crew, task):
+    story = await crew.run(
+        task("exit", "drop_dead", args={"code": 7}),
+        task("kill", "shoot", args={"number": int(signal.SIGKILL)}),
+        task("segv", "shoot", args={"number": int(signal.SIGSEGV)}),
+        task("term", "shoot", args={"number": int(signal.SIGTERM)}),
+        task("fine", "pid", repeat=3),
+        task("after", "give", "exit", args={"value": 1}),
+        task("last", "give", "after", args={"value": 1}),
+    )
+    for name in ("exit", "kill", "segv", "term"):
+        assert story[name].outcome == "crashed", story[name]
+        assert story[name].attempts == 1
+    assert "os._exit(7)" in story["exit"].error
+    assert "killed by a signal" in story["kill"].error
+    assert [story["fine", run].outcome for run in range(3)] == ["succeeded"] * 3
+    assert (story["after"].outcome, story["after"].cause) == ("upstream_failed", "exit")
+    assert (story["last"].outcome, story["last"].cause) == ("upstream_failed", "exit")
+
+
+async def test_values_that_are_large_or_no_json_go_to_files_and_come_back_as_inputs(crew, task):
+    story = await crew.run(
+        task("big", "big", args={"size": 100_000}),
+        task("a", "array", args={"size": 1000}),
+        task("sum", "total", "a"),
+        task("lock", "lock"),
+    )
+    assert story["big"].value is None
+    assert (crew.folder / story["big"].value_file).stat().st_size == 100_002
+    assert story["big"].value_file.endswith("/big-0.json")
+    assert story["a"].value_file.endswith("/a-0.npy")
+    assert story["sum"].value == 499500.0
+    assert story["lock"].outcome == "failed"
+    assert "the returned lock cannot be serialised" in story["lock"].error
+    assert not list(crew.folder.rglob(".*.part"))
+
+
+async def test_a_retry_that_succeeds_is_a_success(crew, task):
+    story = await crew.run(task("flaky", "flaky", retries=2), task("fail", "fail", retries=1))
+    assert (story["flaky"].outcome, story["flaky"].value, story["flaky"].attempts) == ("succeeded", 2, 2)
+    assert (story["fail"].outcome, story["fail"].attempts) == ("failed", 2)
+    retried = [(event.task, event.attempt, event.outcome) for event in story.of(TaskAttemptEnded)]
+    assert sorted(retried) == [("fail", 1, "failed"), ("flaky", 1, "failed")]
+
+
+@pytest.mark.parametrize("deed", ["sleep", "spin", "hold_the_gil", "swallow"])
+async def test_a_task_past_its_deadline_is_seen_dead(crew, task, deed):
+    story = await crew.run(task("hung", deed, timeout=0.3), task("fine", "nothing"))
+    assert story["hung"].outcome == "timed_out"
+    assert story["hung"].error == "ran longer than its timeout of 0.3 s"
+    assert 0.3 <= story["hung"].seconds < 3
+    [started] = [event for event in story.of(TaskStarted) if event.task == "hung"]
+    assert gone(started.pid)
+    assert story["fine"].outcome == "succeeded"
+
+
+@pytest.mark.parametrize("deed", ["wait_on_child", "leave_a_grandchild"])
+async def test_no_descendant_survives_a_deadline(crew, task, deed, tmp_path):
+    note = tmp_path / "pid"
+    story = await crew.run(task("parent", deed, args={"note": str(note)}, timeout=1))
+    assert story["parent"].outcome == "timed_out"
+    assert gone(int(note.read_text()))
+
+
+async def test_neither_cold_start_nor_import_nor_queue_is_running_time(crew, task):
+    story = await crew.run(
+        task("slow", "slow_to_import:quick", timeout=0.5),
+        task("queued", "sleep", args={"seconds": 0.25}, repeat=6, timeout=0.6),
+    )
+    assert {record.outcome for record in story.records.values()} == {"succeeded"}
+
+
+async def test_two_plain_tasks_run_at_once(crew, task, tmp_path):
+    story = await crew.run(
+        task("a", "meet", args={"folder": str(tmp_path), "name": "a", "other": "b"}),
+        task("b", "meet", args={"folder": str(tmp_path), "name": "b", "other": "a"}),
+    )
+    assert story.end.failures == 0
+
+
+async def test_resources_are_held_and_what_can_never_be_had_is_said(crew, task):
+    story = await crew.run(
+        task("one", "sleep", args={"seconds": 0.1}, resources={"cpus": 2}, repeat=2),
+        task("gpu", "nothing", resources={"gpus": 1}),
+        task("half", "nothing", resources={"cpus": 0.5}, repeat=3),
+    )
+    assert story["gpu"].outcome == "failed"
+    assert story["gpu"].error == (
+        "can never be scheduled: no node of the Ray cluster has GPU 1 (the most a node has: 0)"
+    )
+    assert [story["one", run].outcome for run in range(2)] == ["succeeded"] * 2
+    assert [story["half", run].outcome for run in range(3)] == ["succeeded"] * 3
+
+
+async def test_stop_in_the_middle_cancels_everything_and_leaves_no_process(crew, task):
+    phase, link = crew.phase(
+        task("quick", "nothing"),
+        task("hung", "hold_the_gil", "quick", repeat=3),
+        task("after", "nothing", "hung"),
+    )
+    phase.begin()
+    running = asyncio.create_task(phase.run())
+    async with asyncio.timeout(10):
+        while not any(isinstance(event, TaskStarted) and event.task == "hung" for event in link.events):
+            await link.next(TaskStarted, after=len(link.events))
+        phase.stop("enough")
+        phase.stop("twice")
+        await running
+    outcomes = {(e.record.task, e.record.run): e.record for e in link.events if isinstance(e, TaskEnded)}
+    assert outcomes.pop(("quick", 0)).outcome == "succeeded"
+    assert {record.outcome for record in outcomes.values()} == {"cancelled"}
+    assert len(outcomes) == 4
+    assert {record.error for record in outcomes.values()} == {"enough"}
+    assert link.events[-1].end == "stopped"
+    for event in link.events:
+        if isinstance(event, TaskStarted) and event.task == "hung":
+            assert gone(event.pid)
+
+
+async def test_done_runs_are_kept_and_their_values_are_inputs(crew, task):
+    kept = crew.folder / "results" / "old.json"
+    kept.parent.mkdir(exist_ok=True)
+    kept.write_text("[7]")
+    done = (
+        TaskRecord(task="many", run=0, outcome="succeeded", attempts=1, seconds=1.0, value="old"),
+        TaskRecord(
+            task="file", run=0, outcome="succeeded", attempts=1, seconds=1.0, value_file="results/old.json"
+        ),
+        TaskRecord(task="bad", run=0, outcome="timed_out", attempts=1, seconds=1.0, error="late"),
+    )
+    story = await crew.run(
+        task("many", "mine", repeat=2),
+        task("file", "fail"),
+        task("bad", "fail"),
+        task("all", "collect", "many", "file"),
+        task("lost", "nothing", "bad"),
+        done=done,
+    )
+    assert set(story.records) == {("many", 1), ("all", 0), ("lost", 0)}
+    assert story["all"].value == {"many": ["old", 1], "file": [7]}
+    assert story["lost"].cause == "bad"
+    assert story.end.failures == 2
+    assert story.end.first_failure == 'task "bad" run 0 timed_out: late'
+
+
+async def test_a_graph_with_faults_is_refused_before_anything_runs(crew, task):
+    with pytest.raises(ConductorError, match="a -> b -> a"):
+        crew.phase(task("a", "nothing", "b"), task("b", "nothing", "a"))[0].begin()
+
+
+async def test_an_empty_graph_ends_at_once(crew):
+    story = await crew.run()
+    assert story.end.end == "tasks_done"
+
+
+async def test_ids_of_any_form_name_files_below_the_results_folder(crew, task):
+    story = await crew.run(
+        task("../up/é", "big", args={"size": 70_000}), task("x" * 300, "array", args={"size": 3})
+    )
+    for record in story.records.values():
+        path = (crew.folder / record.value_file).resolve()
+        assert path.is_file()
+        assert path.is_relative_to(crew.folder.resolve() / "results")
+        assert Path(record.value_file).parts[0] == "results"
+
+
+async def test_deaths_are_not_late(crew, task, gate):
+    """From the deadline and the grace of a task, by its own clock, to the death of its process. How late they are on a quiet
+    machine is measured by `benchmarks/task_deaths.py`.
+    """
+    visit = {"gate": gate.path}
+    phase, _ = crew.phase(task("hung", "batch_deeds:visit", args=visit, timeout=0.2, repeat=6), grace=GRACE)
+    phase.begin()
+    running = asyncio.create_task(phase.run())
+    lived = await asyncio.gather(*(life_of_the_next(gate) for _ in range(6)))
+    await running
+    assert min(lived) > 0.2 + GRACE / 2, "its clock starts when it gets a processor, not when it has begun"
+    assert max(lived) < 0.2 + GRACE + 2.0
+
+
+async def life_of_the_next(gate):
+    """Seconds from what a task took for its start to the moment at which its process was dead; it holds the GIL."""
+    visit = await gate.visit()
+    died = asyncio.Event()
+    handle = os.pidfd_open(visit.pid)
+    try:
+        asyncio.get_running_loop().add_reader(handle, died.set)
+        visit.tell("hold the GIL for good")
+        async with asyncio.timeout(30):
+            await died.wait()
+        return time.monotonic() - visit.began
+    finally:
+        asyncio.get_running_loop().remove_reader(handle)
+        os.close(handle)
+
+
+async def test_while_the_governor_is_away_lines_are_dropped_and_counted_and_outcomes_kept(crew, task):
+    phase, link = crew.phase(task("chat", "chat", args={"lines": 100}, repeat=60), task("bad", "fail"))
+    back, over = asyncio.Event(), asyncio.Event()
+    report_all, batch_ended = link.report_all, phase.batch_ended
+
+    async def once_back(events):
+        await back.wait()
+        return await report_all(events)
+
+    def ended(event):
+        batch_ended(event)
+        over.set()
+
+    link.report_all, phase.batch_ended = once_back, ended
+    phase.begin()
+    running = asyncio.create_task(phase.run())
+    async with asyncio.timeout(30):
+        await over.wait()
+        back.set()
+        await running
+    assert len([event for event in link.events if isinstance(event, TaskEnded)]) == 61
+    assert isinstance(link.events[-1], PartEnded)
+    lines = [event for event in link.events if isinstance(event, Log)]
+    [told] = [line for line in lines if line.event == "task.logs_dropped"]
+    assert told.level == "warning"
+    assert len(lines) - 1 + told.data["lines"] == 6001, "a line of each, and a traceback"
+    assert LINES_WAITING <= len(lines) - 1 <= LINES_WAITING + REPORTS_AT_ONCE
+
+
+async def test_a_runner_that_dies_with_ray_is_no_crash_of_its_task(crew, task):
+    phase, link = crew.phase(
+        task("good", "nothing"),
+        task("kill", "shoot", "good", args={"number": int(signal.SIGKILL)}, retries=1),
+        task("after", "nothing", "kill"),
+    )
+
+    async def no_answer():
+        return False
+
+    phase._ray_answers = no_answer
+    phase.begin()
+    with pytest.raises(ConductorError, match="Ray is lost: a runner has died"):
+        async with asyncio.timeout(20):
+            await phase.run()
+    ended = [event.record.task for event in link.events if isinstance(event, TaskEnded)]
+    assert ended == ["good"]
+    assert not [event for event in link.events if isinstance(event, TaskAttemptEnded | PartEnded)]
+    phase.stop("the test is over")
+
+
+async def test_lines_keep_their_level_and_a_traceback_is_an_error(crew, task):
+    story = await crew.run(task("chat", "chat", args={"lines": 6}), task("bad", "fail"))
+    said = {event.data["text"]: event.level for event in story.of(Log) if event.event == "task.log"}
+    assert said == {"0": "debug", "1": "info", "2": "info", "3": "warning", "4": "error", "5": "error"}
+    assert [event.level for event in story.of(Log) if event.event == "task.traceback"] == ["error"]
+
+
+async def test_what_ray_says_is_not_printed(crew, task, capfd):
+    await crew.run(task("kill", "shoot", args={"number": int(signal.SIGKILL)}))
+    assert "(raylet)" not in "".join(capfd.readouterr())

@@ -1,0 +1,100 @@
+"""The task that plays episodes, called as its runner calls it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from recorded_steps import play as record
+from recorded_steps import recorder
+
+from governor.episodes import trajectories
+from governor.episodes.records.stream import streams_of
+from governor.messages import Made, StartSimulation, encode
+from governor.tasks.protocol.episodes import (
+    READY,
+    UNPREPARED,
+    WITHOUT_STATE,
+    Chunk,
+    heard,
+)
+from governor.tasks.runner_process import episodes
+
+USER_CODE = Path(__file__).parents[1] / "user_code"
+
+
+class Runner:
+    def __init__(self, folder):
+        self.folder = folder
+        self.numbers = iter(range(100))
+        self.built = folder / "built"
+        command = StartSimulation(
+            phase=0, name="p", mode="eval", environment="field", agents=("walker",), episodes=9, workers=4, max_steps=None,
+            episode_timeout=None, seed=7, transport="ray", made_agents=(Made(entry="far_walks:Reflex"),),
+            made_environment=Made(entry="far_walks:Walk", params={"built": str(self.built)}),
+        )  # fmt: skip
+        self.part = encode(command)
+
+    def chunk(self, *indices, **more):
+        number = next(self.numbers)
+        return Chunk(number=number, part=self.part, indices=list(indices), worker=2, **more)
+
+    def call(self, chunk, run):
+        context = SimpleNamespace(run_id=run, run_folder=self.folder)
+        return episodes.play(**chunk.args(), context=context)
+
+    def play(self, *indices, **more):
+        chunk = self.chunk(*indices, **more)
+        assert self.call(chunk, 0) == READY
+        return [heard(self.call(chunk, run + 1))[0] for run in range(len(indices))]
+
+
+@pytest.fixture
+def runner(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(USER_CODE))
+    monkeypatch.setattr(episodes, "_player", None)
+    (tmp_path / "episodes").mkdir()
+    (
+        tmp_path / "episodes" / "p.jsonl"
+    ).touch()  # as the simulation does: so a runner knows that it sees the folder
+    yield Runner(tmp_path)
+    episodes._player.close()
+
+
+def test_it_builds_once_for_all_chunks_of_a_phase_and_anew_after_a_reset(runner):
+    assert [each.index for each in runner.play(0, 1)] == [0, 1]
+    [third] = runner.play(5)
+    assert (third.index, third.worker, third.outcome, third.steps) == (5, 2, "terminated", 5)
+    assert len(runner.built.read_text().split()) == 1
+    runner.play(6, resets=1)
+    assert len(runner.built.read_text().split()) == 2
+    assert set(trajectories.read(runner.folder, "p")["episode"].to_pylist()) == {0, 1, 5, 6}
+
+
+def test_what_is_played_again_is_newer_than_what_the_crash_has_left(runner):
+    runner.play(0)
+    left = recorder(runner.folder, worker=9, phase="p")
+    left._stream._incarnation = 5
+    record(left, 1, steps=77, outcome="")
+    runner.play(1, replays=1)
+    assert max(streams_of(runner.folder, "p"))[:2] == (6, 2)
+    steps = trajectories.read(runner.folder, "p")["episode"].to_pylist()
+    assert (steps.count(0), steps.count(1)) == (5, 5)
+    runner.play(2)
+    assert len(runner.built.read_text().split()) == 2, "one that is new enough stays"
+
+
+def test_a_chunk_that_was_begun_elsewhere_is_not_played(runner):
+    chunk = runner.chunk(0, 1)
+    assert runner.call(chunk, 2) == UNPREPARED
+    assert runner.call(chunk, 0) == READY
+    assert runner.call(runner.chunk(0, 1), 2) == UNPREPARED
+
+
+def test_it_asks_for_the_agents_state_where_it_cannot_see_it(runner):
+    (runner.folder / "episodes" / "p.jsonl").unlink()
+    assert runner.call(runner.chunk(0), 0) == READY, "nothing was learned"
+    made, episodes._player = episodes._player, None
+    assert runner.call(runner.chunk(0, learned=True), 0) == WITHOUT_STATE
+    episodes._player = made

@@ -1,0 +1,275 @@
+"""Callables and arguments on their way through Ray's store: what arrives, what is shared, what is refused, what stays."""
+
+from __future__ import annotations
+
+import threading
+from functools import partial
+
+import pytest
+import pytest_asyncio
+from runner_world import open_world
+
+from governor.tasks.protocol.values import DEEPEST
+from governor.tasks.protocol.wire import Loading
+from governor.tasks.runner_process import calls
+from governor.tasks.runner_process import pickled as functions
+from governor.tasks.runner_process.pickled import KEPT_BYTES, Functions, fetch
+
+pytestmark = [pytest.mark.ray, pytest.mark.asyncio(loop_scope="session")]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def world(crew, tmp_path_factory):
+    async with open_world(crew.cluster, tmp_path_factory.mktemp("run")) as world:
+        yield world
+
+
+@pytest.fixture
+def names(crew):
+    names = Names(crew.cluster.namespace)
+    yield names
+    names.close()
+
+
+class Names(Functions):
+    """Names one thing at a time, and stores it."""
+
+    def name_call(self, call):
+        return self._stored(self.name_tasks([call], [{}])).calls[0]
+
+    def name_args(self, args):
+        return self._stored(self.name_tasks(["m:a"], [args])).args[0]
+
+    def _stored(self, named):
+        for name, pickled in named.pickles.items():
+            self.store(name, pickled, uses=named.uses[name])
+        return named
+
+
+def nest(levels):
+    found = []
+    for _ in range(levels):
+        found = [found]
+    return found
+
+
+async def value(world, call, **fields):
+    runs = await world.run(call, **fields)
+    assert not runs[0].error, runs[0].traceback
+    return [run.value for run in runs] if len(runs) > 1 else runs[0].value
+
+
+class Counter:
+    """An experiment, which changes when it runs."""
+
+    def __init__(self, n):
+        self.n = n
+
+    def run(self):
+        self.n += 1
+        return self.n
+
+
+class Async:
+    async def arun(self, context):
+        return context.run_id
+
+
+async def test_callables_of_every_kind_arrive(world, names):
+    offset = 40
+    assert await value(world, names.name_call(lambda: offset + 2)) == 42
+    assert await value(world, names.name_call(partial(divmod, 9, 2))) == [4, 1]
+    assert await value(world, names.name_call(Counter(6))) == 7
+    assert await value(world, names.name_call(Counter), args={"n": 8}) == 9
+    assert await value(world, names.name_call(Async()), runs=(5,)) == 5
+    assert await value(world, names.name_call(Counter(1).run)) == 2
+    assert names.name_call("a.b:c") == "a.b:c"
+
+
+async def test_runs_and_attempts_do_not_see_what_others_did_to_an_object(world, names):
+    experiment = Counter(0)
+    name = names.name_call(experiment)
+    assert await value(world, name, runs=(0, 1, 2)) == [1, 1, 1]
+    assert await value(world, name) == 1
+    experiment.n = 10
+    assert await value(world, names.name_call(experiment)) == 11
+    _, key = names.name_args({"items": [0], "extra": {1, 2}})
+
+    def grow(items, extra):
+        items.append(1)
+        extra.add("new")
+        return [len(items), len(extra)]
+
+    assert await value(world, names.name_call(grow), args_key=key, runs=(0, 1)) == [[2, 3], [2, 3]]
+
+
+async def test_many_are_named_and_each_is_itself(world, names):
+    things = [Counter(n) for n in range(2500)]
+    named = names.name_many(things, [f"c{n}" for n in range(2500)])
+    assert len(set(named)) == 2500
+    assert [await value(world, named[n]) for n in (0, 999, 1000, 2499)] == [1, 1000, 1001, 2500]
+
+
+@pytest.mark.parametrize(
+    "plain",
+    [
+        {},
+        {"n": 1, "x": 0.5, "s": "ä", "b": b"\0", "none": None, "many": [1, [2, {"k": []}]]},
+        {"largest": 2**64 - 1, "smallest": -(2**63)},
+        {"deep": nest(DEEPEST - 2)},
+    ],
+)
+async def test_plain_arguments_travel_as_they_are(names, plain):
+    assert names.name_args(plain) == (plain, "")
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"t": (1, 2)},
+        {"n": 2**64},
+        {"s": "\udc80"},
+        {"d": {"\udc80": 1}},
+        {"d": {1: 1}},
+        {"deep": nest(DEEPEST + 5)},
+        {"o": Counter},
+    ],
+)
+async def test_others_are_pickled_and_arrive_equal(world, names, other):
+    args, key = names.name_args(other)
+    assert args == {}
+
+    def same(**given):
+        return repr(given)
+
+    if "o" not in other:
+        assert await value(world, names.name_call(same), args_key=key) == repr(other)
+
+
+async def test_arguments_that_contain_themselves(world, names):
+    endless = []
+    endless.append(endless)
+    _, key = names.name_args({"endless": endless})
+    assert await value(world, names.name_call(lambda endless: endless[0] is endless), args_key=key) is True
+
+
+class Mute:
+    def __repr__(self):
+        raise RuntimeError("no")
+
+
+async def test_what_cannot_be_sent_is_named(names):
+    lock = threading.Lock()
+    with pytest.raises(
+        TypeError, match=r"<function .*<lambda> at .* cannot be sent to a runner: TypeError: .*lock"
+    ):
+        names.name_call(lambda: lock)
+    with pytest.raises(TypeError, match=r"\{'lock': <unlocked _thread.lock object at .* cannot be sent"):
+        names.name_args({"lock": lock})
+    with pytest.raises(TypeError, match="exp-7 cannot be sent to a runner"):
+        names.name_many([Counter(1), Counter(lock)], ["exp-6", "exp-7"])
+    with pytest.raises(TypeError, match="5 is a int, which cannot be called and has no run"):
+        names.name_call(5)
+    with pytest.raises(TypeError, match=r"<Mute instance at .* is a Mute, which cannot be called"):
+        names.name_call(Mute())
+    with pytest.raises(TypeError, match='"f" is not of the form module:attribute'):
+        names.name_call("f")
+
+
+async def test_a_name_of_large_things_is_short_and_quick():
+    assert len(calls.brief(dict.fromkeys(range(1000), "x" * 1000))) < 2000
+
+
+async def test_only_the_first_of_a_kind_says_that_it_loads(world, names):
+    """The scheduler takes back what waits behind one that loads."""
+
+    class Fresh(Counter):
+        """No runner has seen it."""
+
+    objects = names.name_many([Fresh(n) for n in range(20)], ["c"] * 20)
+    function = names.name_call(lambda x: x.pop())
+    keys = [names.name_args({"x": {n}})[1] for n in range(20)]
+    runner = await world.ready()
+    works = [*(world.work(each) for each in objects), *(world.work(function, args_key=key) for key in keys)]
+    world.runners.send(runner, works)
+    await world.over(runner, works[-1])
+    loading = [each.ticket for each in world.heard.all(runner, Loading) if each.ticket >= works[0].ticket]
+    assert loading == [works[0].ticket, works[20].ticket]
+    world.give_back(runner)
+
+
+async def test_what_is_stored_is_deleted_at_the_end(crew, world):
+    names = Names(crew.cluster.namespace)
+    called, (_, key) = names.name_call(lambda: 1), names.name_args({"x": {1}})
+    assert await value(world, called) == 1
+    names.close()
+    assert all(
+        functions.internal_kv._internal_kv_get(n.split("#")[1], namespace=b"governor-tasks") is None
+        for n in (called, key)
+    )
+    (over,) = await world.run(called.replace("code/", "code/0"))
+    assert "LookupError" in over.error
+    assert "its driver has ended" in over.error
+
+
+async def test_equal_things_are_stored_once_until_all_have_released_them(names, monkeypatch):
+    first, second = names.name_many([Counter(5)], ["a"]), names.name_many([Counter(5)], ["b"])
+    assert first == second
+    names.release_names(first)
+    assert fetch(second[0]).n == 5
+    names.release_names(second)
+    monkeypatch.setattr(functions, "_pickles", functions._Pickles())
+    with pytest.raises(LookupError):
+        fetch(second[0])
+
+
+async def test_equal_things_that_are_released_together_are_deleted(names):
+    first, second = names.name_many([Counter(5)], ["a"]), names.name_many([Counter(5)], ["b"])
+    names.release_names([*first, *second])
+    assert not names._users
+
+
+async def test_of_many_tasks_each_gets_its_own_and_few_packs_are_stored(world, names):
+    calls = [lambda x, n=n: [n, sum(x)] for n in range(300)]
+    args = [{"x": {n}} for n in range(300)]
+    named = names.name_tasks(calls, args)
+    assert not names._users, "nothing is stored before it is told"
+    assert len(named.pickles) == 2
+    names._stored(named)
+    for n in (0, 7, 299):
+        assert await value(world, named.calls[n], args_key=named.args[n][1]) == [n, n]
+    names.release(named.uses)
+    assert not names._users
+
+
+async def test_a_function_of_many_tasks_is_pickled_once_and_shared_on_a_runner(world, names):
+    def count(kept=[]):  # noqa: B006  # what is shared shows
+        kept.append(1)
+        return len(kept)
+
+    named = names._stored(names.name_tasks([count] * 50, [{}] * 50))
+    assert len(set(named.calls)) == 1
+    assert await value(world, named.calls[0], runs=(0, 1, 2)) == [1, 2, 3]
+
+
+async def test_a_runner_keeps_no_more_than_its_share(names, monkeypatch):
+    kept = functions._Pickles()
+    monkeypatch.setattr(functions, "_pickles", kept)
+    size = KEPT_BYTES // 4
+    named = [names.name_call(partial(len, bytes([n]) * size)) for n in range(6)]
+    for name in named:
+        assert len(fetch(name).args[0]) == size
+    assert len(kept._known) == 3
+
+
+async def test_objects_that_fail_to_load_fail_their_task_only(world, names):
+    class Bad:
+        def __reduce__(self):
+            return (exit, (3,))
+
+        def run(self):
+            return 1
+
+    (over,) = await world.run(names.name_call(Bad()))
+    assert over.error == "the task called sys.exit(3)"
+    assert await value(world, names.name_call(lambda: 1)) == 1

@@ -1,0 +1,417 @@
+"""The driver's sockets: peers that are wrong, mean, slow or large, and the loop that goes on turning."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import resource
+import socket
+import struct
+import tempfile
+import time
+from collections import deque
+from pathlib import Path
+
+import msgspec
+import pytest
+from turns import Turns
+
+from governor.processes.identity import Birth
+from governor.tasks.protocol.wire import (
+    Begun,
+    Bundle,
+    Hello,
+    Input,
+    Over,
+    Work,
+    decode_bundle,
+    frames,
+)
+from governor.tasks.runners import channel
+from governor.tasks.runners.channel import Gate
+
+SECRET = b"s" * 32
+
+
+TRIES = 3
+HOLD = 0.08
+"""Seconds of one turn for 50 MB. Their copy takes 25 ms, most of it 12,000 page faults; on a virtual machine that has
+never touched these pages before, 200 ms: see `touched_memory`.
+"""
+
+
+@pytest.fixture
+def touched_memory():
+    """The host has given this machine the pages that the test is about to use."""
+    for _ in range(2):
+        bytearray(b"\1") * 400_000_000
+
+
+def hello(**fields):
+    fields = {
+        "secret": SECRET,
+        "runner": 0,
+        "birth": Birth(pid=1, ticks=0, boot="b"),
+        "node": "n",
+        "host": "h",
+        **fields,
+    }
+    return Hello(mark=5, claims=3, cancels=4, shares_folder=True, **fields)
+
+
+class Driver:
+    """A gate and all that came through it."""
+
+    def __init__(self, folder):
+        self.gate = Gate(folder=folder, host="127.0.0.1", secret=SECRET, welcome=self.welcome)
+        self.guests = []
+        self.heard = []
+        self.reads = []
+        self.ended = []
+        self.news = asyncio.Event()
+
+    def welcome(self, connection, first):
+        self.guests.append((connection, first))
+        connection.heard = self.hear
+        connection.closed = lambda: (self.ended.append(first.runner), self.news.set())
+        self.news.set()
+
+    def hear(self, documents):
+        self.reads.append(len(documents))
+        self.heard += documents
+        self.news.set()
+
+    async def until(self, condition, seconds=10):
+        async with asyncio.timeout(seconds):
+            while not condition():
+                self.news.clear()
+                await self.news.wait()
+
+
+class Peer:
+    """The other end, as a blocking socket that this test drives from the loop."""
+
+    def __init__(self, driver, *, tcp=False):
+        self.loop = asyncio.get_running_loop()
+        self.sock = socket.socket(socket.AF_INET if tcp else socket.AF_UNIX)
+        self.sock.setblocking(False)
+        self.to = driver.gate.address if tcp else driver.gate.path
+
+    async def connect(self):
+        await self.loop.sock_connect(self.sock, self.to)
+        return self
+
+    async def say(self, data):
+        await self.loop.sock_sendall(self.sock, data)
+
+    async def is_shut(self, seconds=5):
+        """Whether the driver ends the connection."""
+        try:
+            async with asyncio.timeout(seconds):
+                return await self.loop.sock_recv(self.sock, 1) == b""
+        except ConnectionResetError:
+            return True
+
+    async def receive(self, size):
+        data = bytearray(size)
+        view = memoryview(data)
+        while view:
+            view = view[await self.loop.sock_recv_into(self.sock, view) :]
+        return bytes(data)
+
+    async def bundle(self):
+        (length,) = struct.unpack("<I", await self.receive(4))
+        return decode_bundle(await self.receive(length))
+
+    def close(self):
+        self.sock.close()
+
+
+@pytest.fixture
+async def driver():
+    loop_errors = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: loop_errors.append(context))
+    with tempfile.TemporaryDirectory(prefix="gate-") as folder:
+        driver = Driver(Path(folder))
+        yield driver
+        for connection, _ in driver.guests:
+            connection.close()
+        driver.gate.close()
+        assert is_empty(folder)
+    assert not loop_errors
+
+
+@pytest.fixture
+async def connect(driver):
+    with contextlib.ExitStack() as stack:
+
+        async def connect(*, tcp=False, said=b""):
+            peer = Peer(driver, tcp=tcp)
+            stack.callback(peer.close)
+            await peer.connect()
+            await peer.say(said)
+            return peer
+
+        yield connect
+
+
+@pytest.fixture
+async def runner(driver, connect):
+    """A proper one, which must not suffer from what others do."""
+    peer = await connect(said=frames([hello()]))
+    await driver.until(lambda: driver.guests)
+
+    async def works():
+        count = len(driver.heard)
+        await peer.say(frames([Begun(1, 0, 0.5)]))
+        await driver.until(lambda: len(driver.heard) > count)
+        driver.guests[0][0].send([Bundle([small_work()])])
+        assert (await peer.bundle()).works[0].call == "a:b"
+
+    peer.works = works
+    await works()
+    return peer
+
+
+def is_empty(folder):
+    return not list(Path(folder).iterdir())
+
+
+def small_work(**fields):
+    return Work(batch=1, task="t", runs=(0,), attempt=1, call="a:b", **{"ticket": 1, **fields})
+
+
+def nested(depth):
+    """An Over whose value is a list in a list in a list."""
+    whole = msgspec.msgpack.encode(Over(1, 0, 1.0, 1.0, value="here"))
+    document = whole.replace(b"\xa4here", b"\x91" * depth + b"\xc0")
+    return struct.pack("<I", len(document)) + document
+
+
+MALFORMED = {
+    "nothing": struct.pack("<I", 0),
+    "two gigabytes": struct.pack("<I", 2**31 - 1),
+    "four gigabytes": b"\xff\xff\xff\xff",
+    "http": b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    "no msgpack": struct.pack("<I", 3) + b"\xc1\xc1\xc1",
+    "an array": struct.pack("<I", 1) + b"\x90",
+    "wrong types": struct.pack("<I", 8) + b"\x93\xa5Begun\x01",
+    "nested": nested(3000),
+    "no secret": frames([hello(secret=b"")]),
+    "wrong secret": frames([hello(secret=b"t" * 32)]),
+    "not hello": frames([Begun(1, 0, 1.0)]),
+    "not hello, then hello": frames([Begun(1, 0, 1.0), hello()]),
+    "a secret as long as a book": frames([hello(secret=b"s" * 5000)]),
+}
+
+
+@pytest.mark.parametrize("tcp", [False, True])
+@pytest.mark.parametrize("said", MALFORMED.values(), ids=MALFORMED)
+async def test_who_does_not_begin_with_the_secret_is_shut_out(driver, connect, runner, said, tcp):
+    peer = await connect(tcp=tcp, said=said)
+    assert await peer.is_shut()
+    await runner.works()
+    assert len(driver.guests) == 1
+
+
+@pytest.mark.parametrize(
+    "said", [MALFORMED["nothing"], MALFORMED["no msgpack"], MALFORMED["four gigabytes"], nested(3000)]
+)
+async def test_a_runner_that_turns_to_nonsense_loses_its_connection_and_what_it_said_before_counts(
+    driver, connect, runner, said
+):
+    peer = await connect(said=frames([hello(runner=1), Begun(7, 0, 1.0), Begun(8, 0, 1.0)]) + said)
+    assert await peer.is_shut()
+    assert driver.ended == [1]
+    assert [each.ticket for each in driver.heard[-2:]] == [7, 8]
+    await runner.works()
+
+
+async def test_noise_of_any_kind_disturbs_nobody(driver, connect, runner):
+    noise = random.Random(7)
+    proper = bytes(frames([hello(runner=5), Over(1, 0, 1.0, 1.0, value={"a": [1, 2]}, metrics={"x": 0.5})]))
+    for _ in range(150):
+        data = bytearray(proper)
+        for _ in range(noise.randrange(1, 8)):
+            match noise.randrange(3):
+                case 0:
+                    data[noise.randrange(len(data))] = noise.randrange(256)
+                case 1:
+                    del data[noise.randrange(len(data)) :]
+                    data += b"\0"
+                case _:
+                    data.insert(noise.randrange(len(data)), noise.randrange(256))
+        peer = await connect(said=data)
+        peer.close()
+    await runner.works()
+    assert {first.secret for _, first in driver.guests} == {SECRET}
+
+
+async def test_frames_may_arrive_in_pieces_of_any_size(driver, connect, runner):
+    data = frames([hello(runner=1), *(Begun(n, 0, 1.0) for n in range(40))])
+    peer = await connect()
+    for start in range(0, len(data), 7):
+        await peer.say(data[start : start + 7])
+        await asyncio.sleep(0)
+    await driver.until(lambda: driver.heard and driver.heard[-1].ticket == 39)
+    assert [each.ticket for each in driver.heard[-40:]] == list(range(40))
+
+
+async def test_half_a_frame_and_then_the_end_is_an_end(driver, connect, runner):
+    peer = await connect(said=frames([hello(runner=1), Begun(7, 0, 1.0)]) + b"\x10\0\0\0half")
+    peer.close()
+    await driver.until(lambda: driver.ended)
+    assert driver.heard[-1].ticket == 7
+    await runner.works()
+
+
+async def test_silent_connections_keep_nobody_out_and_are_ended(driver, connect, runner, monkeypatch):
+    monkeypatch.setattr(channel, "STRANGER_SECONDS", 0.3)
+    silent = [await connect(tcp=True) for _ in range(300)]
+    late = await connect(said=frames([hello(runner=1)]))
+    await driver.until(lambda: len(driver.guests) == 2)
+    await runner.works()
+    for peer in silent:
+        assert await peer.is_shut()
+    driver.guests[1][0].send([Bundle([])])
+    assert await late.bundle() == Bundle([])
+
+
+async def test_strangers_by_tcp_do_not_drive_out_a_runner_that_is_about_to_say_hello(driver, connect, runner):
+    own = await connect()
+    strangers = [await connect(tcp=True) for _ in range(channel.STRANGERS + 40)]
+    await own.say(frames([hello(runner=1)]))
+    await driver.until(lambda: len(driver.guests) == 2)
+    assert strangers
+
+
+async def test_a_stranger_that_floods_does_not_hold_the_loop(driver, connect, runner):
+    async def flood():
+        while True:
+            peer = Peer(driver, tcp=True)
+            with contextlib.suppress(OSError):
+                await peer.connect()
+                await peer.say(b"\x00\x08\0\0" + b"x" * 100_000)
+            peer.close()
+
+    floods = [asyncio.create_task(flood()) for _ in range(8)]
+    async with Turns() as turns:
+        for _ in range(50):
+            await runner.works()
+    for task in floods:
+        task.cancel()
+    await asyncio.wait(floods)
+    assert turns.longest < 0.02
+
+
+async def test_no_descriptors_left_costs_a_pause_not_the_loop(driver, runner):
+    """A listener that cannot accept stays readable: without a pause the loop would spin on it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    waiting = [socket.socket(socket.AF_UNIX) for _ in range(3)]
+    held = [*waiting]
+    highest = max(sock.fileno() for sock in waiting)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 1, hard))
+    try:
+        with contextlib.suppress(OSError):
+            while True:
+                held.append(socket.socket())
+        for sock in waiting:
+            sock.connect(driver.gate.path)
+        before = time.thread_time()
+        await asyncio.sleep(0.3)
+        assert time.thread_time() - before < 0.1
+        await runner.works()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    waiting[0].sendall(frames([hello(runner=1)]))
+    await driver.until(lambda: len(driver.guests) == 2)
+    for sock in held:
+        sock.close()
+
+
+@pytest.mark.usefixtures("touched_memory")
+async def test_large_documents_come_whole_and_the_loop_turns_meanwhile(driver, connect, runner):
+    payload = random.Random(1).randbytes(50_000_000)
+    peer = await connect(said=frames([hello(runner=1)]))
+    longest = []
+    for ticket in range(TRIES):
+        said = frames([Over(ticket, 0, 1.0, 1.0, payload=payload), Begun(100 + ticket, 0, 2.0)])
+        async with Turns() as turns:
+            await asyncio.to_thread(_send_all, peer.sock, said)
+            await driver.until(lambda ticket=ticket: driver.heard and driver.heard[-1].ticket == 100 + ticket)
+        assert driver.heard[-2].payload == payload
+        longest.append(turns.longest)
+    assert min(longest) < HOLD, longest
+    await runner.works()
+
+
+@pytest.mark.usefixtures("touched_memory")
+async def test_large_bundles_go_out_while_the_loop_turns(driver, runner):
+    args = {"data": random.Random(1).randbytes(50_000_000)}
+    work = small_work(ticket=9, args=args, inputs={"a": [Input(value=1)]})
+    longest = []
+    for _ in range(TRIES):
+        async with Turns() as turns:
+            driver.guests[0][0].send([Bundle([work])])
+            driver.guests[0][0].send([Bundle([])])
+            received = await asyncio.to_thread(_receive_two, runner.sock)
+        assert received[0].works == [work]
+        assert received[1] == Bundle([])
+        longest.append(turns.longest)
+    assert min(longest) < HOLD, longest
+    await runner.works()
+
+
+async def test_a_burst_of_reports_is_taken_in_portions(driver, runner):
+    said = frames(
+        [Over(n, 0, 1.0, 1.0, value={"reward": 0.5}, metrics={"reward": 0.5}) for n in range(100_000)]
+    )
+    async with Turns() as turns:
+        await asyncio.to_thread(_send_all, runner.sock, said)
+        await driver.until(lambda: driver.heard and driver.heard[-1].ticket == 99_999)
+    assert [each.ticket for each in driver.heard[-100_000:]] == list(range(100_000))
+    assert max(driver.reads) < 1000
+    assert turns.longest < 0.02
+
+
+async def test_all_that_a_dead_runner_wrote_is_read_by_drain(driver, connect, runner):
+    peer = await connect(said=frames([hello(runner=1)]))
+    await driver.until(lambda: len(driver.guests) == 2)
+    peer.sock.setblocking(True)
+    peer.sock.sendall(frames([Begun(n, 0, 1.0) for n in range(3000)]))
+    peer.close()
+    driver.guests[1][0].drain()
+    assert [each.ticket for each in driver.heard[-3000:]] == list(range(3000))
+    assert driver.ended == [1]
+
+
+async def test_sending_to_one_who_is_gone_or_does_not_read_neither_waits_nor_raises(driver, connect, runner):
+    peer = await connect(said=frames([hello(runner=1)]))
+    await driver.until(lambda: len(driver.guests) == 2)
+    connection = driver.guests[1][0]
+    large = Bundle([small_work(ticket=1, args={"x": "y" * 2_000_000})])
+    for _ in range(5):
+        connection.send([large])
+    peer.close()
+    await driver.until(lambda: driver.ended)
+    connection.send([large])
+    connection.close()
+    await runner.works()
+
+
+def _send_all(sock, data):
+    sock.setblocking(True)
+    sock.sendall(data)
+    sock.setblocking(False)
+
+
+def _receive_two(sock):
+    sock.setblocking(True)
+    found = deque()
+    with sock.makefile("rb") as file:
+        for _ in range(2):
+            (length,) = struct.unpack("<I", file.read(4))
+            found.append(decode_bundle(file.read(length)))
+    sock.setblocking(False)
+    return found

@@ -1,0 +1,397 @@
+"""Runners on a real Ray: bundles, claims, deaths, and what user code can do to its runner."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import resource
+import signal
+import time
+from functools import partial
+
+import msgspec
+import psutil
+import pytest
+import pytest_asyncio
+from runner_world import open_world
+from structlog.testing import capture_logs
+
+from governor.processes import kill_tree
+from governor.tasks.protocol.wire import (
+    Begun,
+    Input,
+    Line,
+    Loading,
+    Over,
+    Told,
+)
+from governor.tasks.scheduling.events import RunnerGone
+
+pytestmark = [pytest.mark.ray, pytest.mark.asyncio(loop_scope="session")]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def world(crew, tmp_path_factory):
+    async with open_world(crew.cluster, tmp_path_factory.mktemp("run")) as world:
+        yield world
+
+
+def dead(pid):
+    try:
+        return psutil.Process(pid).status() in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
+    except psutil.NoSuchProcess:
+        return True
+
+
+def holders(path):
+    """Processes that have a file open."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            found += [process.pid for file in process.open_files() if file.path == str(path)]
+        except psutil.Error:
+            continue
+    return found
+
+
+# -- bundles ------------------------------------------------------------------------------------------------
+
+
+async def test_a_bundle_is_executed_in_order_each_run_begins_and_ends_once(world):
+    runner = await world.ready()
+    works = [world.work("give", args={"value": n}, runs=(0, 1, 2)) for n in range(50)]
+    start = time.monotonic()
+    world.runners.send(runner, works)
+    await world.over(runner, works[-1])
+    end = time.monotonic()
+    told = [each for each in world.heard.of[runner] if isinstance(each, Begun | Over)][-300:]
+    wanted = [(work.ticket, run, kind) for work in works for run in work.runs for kind in (Begun, Over)]
+    assert [(each.ticket, each.run, type(each)) for each in told] == wanted
+    assert [each.value for each in told if isinstance(each, Over)] == [n for n in range(50) for _ in range(3)]
+    assert [start, *sorted(each.at for each in told), end] == [start, *(each.at for each in told), end]
+    world.give_back(runner)
+
+
+async def test_runs_of_a_task_do_not_see_what_others_did_to_its_arguments(world):
+    overs = await world.run("grow", args={"items": [0]}, runs=(0, 1, 2))
+    assert [over.value for over in overs] == [2, 2, 2]
+    inputs = {"a": [Input(value={"list": []})]}
+    overs = await world.run("grow_input", inputs=inputs, runs=(0, 1, 2))
+    assert [over.value for over in overs] == [1, 1, 1]
+
+
+async def test_what_a_context_tells(world):
+    (over,) = await world.run(
+        "context_of", runs=(7,), attempt=3, is_eval=True, model={"url": "u"}, batch="4/x"
+    )
+    assert over.value == {
+        "run": "test-run",
+        "batch": "4/x",
+        "task": over.value["task"],
+        "run_id": 7,
+        "attempt": 3,
+        "is_eval": True,
+        "model": {"url": "u"},
+    }
+
+
+async def test_a_module_that_cannot_be_imported_ends_each_run_and_nothing_else(world):
+    runner = await world.ready()
+    bad = world.work("no_such_module:x", runs=(3, 4))
+    worse = world.work("runner_deeds:no_such_name")
+    good = world.work("nothing")
+    world.runners.send(runner, [bad, worse, good])
+    assert not (await world.over(runner, good))[0].error
+    news = [type(each) for each in world.heard.all(runner, Loading | Begun | Over, bad.ticket)]
+    assert news == [Loading, Begun, Over, Begun, Over]
+    assert [over.run for over in world.heard.all(runner, Over, bad.ticket)] == [3, 4]
+    assert "no_such_module" in world.heard.all(runner, Over, bad.ticket)[0].error
+    assert "no_such_name" in world.heard.all(runner, Over, worse.ticket)[0].error
+    world.give_back(runner)
+
+
+@pytest.mark.parametrize(
+    ("call", "error"),
+    [
+        ("bad_error", r"FileNotFoundError: /tmp/\udc80\udcff (runner_deeds.py:"),
+        ("unspeakable", "Unspeakable: (its message cannot be read)"),
+        ("nested_error", "RuntimeError: out (runner_deeds.py:"),
+        ("endless_recursion", "RecursionError: maximum recursion depth exceeded"),
+        ("bad_metric", r"the name of metric '\udc80' has no UTF-8 form"),
+        ("bad_payload", "the payload is a str"),
+        ("fork_and_raise", ""),
+    ],
+)
+async def test_every_exception_is_one_end_and_the_runner_lives(world, call, error):
+    (over,) = await world.run(call)
+    assert over.error.startswith(error) if error else not over.error
+    assert (await world.run("give", args={"value": 5}))[0].value == 5
+    assert not world.heard.all(0, RunnerGone)
+
+
+async def test_bad_logging_and_telling_stay_in_the_task(world):
+    assert (await world.run("bad_log"))[0].value == "ok"
+    assert (await world.run("bad_tell"))[0].value == "refused"
+
+
+async def test_threads_of_user_code_do_not_mix_up_the_stream(world):
+    runner = await world.ready()
+    work = world.work("told_by_threads")
+    world.runners.send(runner, [work])
+    (over,) = await world.over(runner, work)
+    assert not over.error
+    told = world.heard.all(runner, Told, work.ticket)
+    assert len(told) == 800
+    assert [each.state["t2"] for each in told if "t2" in each.state] == list(range(200))
+    world.give_back(runner)
+
+
+async def test_a_forked_child_that_leaves_the_task_does_not_act_as_the_runner(world, tmp_path):
+    note = tmp_path / "note"
+    (over,) = await world.run("fork_and_return", args={"note": str(note)})
+    assert over.value == "parent"
+    assert dead(int(note.read_text()))
+    assert (await world.run("give", args={"value": 1}))[0].value == 1
+
+
+async def test_children_have_their_exit_codes(world):
+    """Ray ignores SIGCHLD in its workers, and all children seem to succeed."""
+    assert (await world.run("codes"))[0].value == [[0, 3], True]
+
+
+async def test_more_than_a_pipe_holds_is_refused(world):
+    runner = await world.ready()
+    with pytest.raises(ValueError, match="8192"):
+        world.runners.send(runner, [world.work("nothing") for _ in range(8193)])
+    world.give_back(runner)
+
+
+async def test_a_full_socket_does_not_hold_the_loop(world):
+    runner = await world.ready()
+    busy = world.work("sleep", args={"seconds": 2.0})
+    world.runners.send(runner, [busy])
+    await world.begun(runner, busy)
+    large = world.work("give", args={"value": "x" * 60_000, "more": ["y" * 50_000_000]}, runs=(0,))
+    start = time.monotonic()
+    world.runners.send(runner, [large])
+    assert time.monotonic() - start < 1.5
+    (over,) = await world.over(runner, large)
+    assert "unexpected keyword argument 'more'" in over.error
+    world.give_back(runner)
+
+
+# -- claims -------------------------------------------------------------------------------------------------
+
+
+async def test_what_a_runner_has_not_claimed_is_taken_back_while_it_holds_the_gil(world):
+    runner = await world.ready()
+    first, *rest = works = [world.work("hold_the_gil"), *(world.work("nothing") for _ in range(20))]
+    sent = time.monotonic()
+    world.runners.send(runner, works)
+    begun = await world.begun(runner, first)
+    assert time.monotonic() - sent < 30, "it holds the lock for a minute"
+    assert sent < begun.at < time.monotonic()
+    world.runners.revoke(runner)
+    assert world.heard.of[runner][-1] == tuple(work.ticket for work in rest)
+    world.runners.revoke(runner)
+    assert world.heard.of[runner][-1] == ()
+    pid = world.runners.pid(runner)
+    killed = time.monotonic()
+    world.runners.kill(runner, "enough")
+    gone = await world.gone(runner)
+    assert dead(pid)
+    assert gone.reason == "enough"
+    assert gone.now - killed < 0.3
+    assert not world.heard.all(runner, Over, first.ticket)
+
+
+async def test_each_ticket_is_executed_or_taken_back_never_both(world):
+    runner = await world.ready()
+    for size in (2, 3, 5, 9, 17, 33, 65, 129):
+        works = [world.work("burst", args={"seconds": 20e-6}) for _ in range(size)]
+        world.runners.send(runner, works)
+        await world.begun(runner, works[0])
+        world.runners.revoke(runner)
+        back = world.heard.of[runner][-1]
+        assert isinstance(back, tuple)
+        executed = {work.ticket for work in works} - set(back)
+        last = max(executed)
+        await world.said(runner, Over, last)
+        after = world.work("nothing")
+        world.runners.send(runner, [after])
+        await world.over(runner, after)
+        tickets = {work.ticket for work in works}
+        assert {o.ticket for o in world.heard.all(runner, Over) if o.ticket in tickets} == executed
+    world.give_back(runner)
+
+
+# -- deaths -------------------------------------------------------------------------------------------------
+
+
+async def test_all_that_a_killed_runner_has_written_comes_before_its_end(world):
+    for _ in range(5):
+        runner = await world.ready()
+        works = [world.work("burst", args={"seconds": 1e-4}) for _ in range(2000)]
+        world.runners.send(runner, works)
+        await world.said(runner, Over, works[19].ticket)
+        os.kill(world.runners.pid(runner), signal.SIGKILL)
+        time.sleep(0.05)  # what it has written lies in the kernel, and it is dead  # noqa: ASYNC251
+        await world.gone(runner)
+        news = world.heard.of[runner]
+        assert isinstance(news[-1], RunnerGone)
+        tickets = [work.ticket for work in works]
+        told = [(type(e), e.ticket) for e in news if isinstance(e, Begun | Over) and e.ticket >= tickets[0]]
+        wanted = [(kind, ticket) for ticket in tickets for kind in (Begun, Over)]
+        assert told == wanted[: len(told)]
+        assert told[-1][0] is Begun  # Over and the next Begun are one write
+
+
+@pytest.mark.parametrize(
+    ("call", "reason"),
+    [
+        ("shoot", "was killed by a signal or crashed in native code"),
+        ("drop_dead", r"ended by os._exit(3)"),
+        ("close_all", "was killed by a signal or crashed in native code"),
+    ],
+)
+async def test_a_runner_that_is_dead_is_told_once_with_the_reason(world, call, reason):
+    runner = await world.ready(fresh=True)
+    pid = world.runners.pid(runner)
+    work, after = world.work(call), world.work("nothing")
+    world.runners.send(runner, [work, after])
+    gone = await world.gone(runner)
+    assert reason in gone.reason or "connection was closed" in gone.reason
+    assert dead(pid)
+    assert not world.heard.all(runner, Over, after.ticket)
+    world.runners.kill(runner, "again")
+    world.runners.revoke(runner)
+    world.runners.cancel(runner, work.ticket)
+    world.runners.send(runner, [after])
+    await world.ready()
+    assert len(world.heard.all(runner, RunnerGone)) == 1
+
+
+async def test_descriptors_that_user_code_takes_over_are_a_crash_not_a_hang(world, tmp_path):
+    runner = await world.ready(fresh=True)
+    world.runners.send(
+        runner, [world.work("close_all_and_open", args={"folder": str(tmp_path)}), world.work("nothing")]
+    )
+    await world.gone(runner, seconds=5)
+
+
+async def test_children_that_keep_the_stream_open_do_not_hide_a_death(world, tmp_path):
+    runner = await world.ready(fresh=True)
+    work = world.work("fork_and_die", args={"note": str(tmp_path / "note")})
+    sent = time.monotonic()
+    world.runners.send(runner, [work])
+    gone = await world.gone(runner)
+    assert gone.now - sent < 3
+    assert world.heard.all(runner, Begun, work.ticket)
+
+
+async def test_a_kill_takes_the_whole_tree(world):
+    runner = await world.ready(fresh=True)
+    process = psutil.Process(world.runners.pid(runner))
+    work = world.work("fork_many")
+    world.runners.send(runner, [work])
+    await world.begun(runner, work)
+    while len(process.children(recursive=True)) < 6:  # noqa: ASYNC110  # the kernel tells nobody
+        await asyncio.sleep(0)
+    family = process.children(recursive=True)
+    world.runners.kill(runner, "enough")
+    await world.gone(runner)
+    assert all(dead(child.pid) for child in [process, *family])
+
+
+async def test_nothing_of_a_crashed_runner_lives_when_its_end_is_told(world, tmp_path):
+    runner = await world.ready(fresh=True)
+    world.runners.send(runner, [world.work("leave_behind", args={"note": str(tmp_path / "note")})])
+    gone = await world.gone(runner)
+    assert "was killed by a signal" in gone.reason
+    left = [int(pid) for pid in (tmp_path / "note").read_text().split()]
+    assert len(left) == 2
+    assert all(map(dead, left))
+
+
+async def test_a_close_while_runners_start_waits_for_nobody_and_nothing_is_started_after_it(crew, tmp_path):
+    async with open_world(crew.cluster, tmp_path) as world:
+        busy = asyncio.create_task(crew.cluster.call(partial(time.sleep, 0.3)))
+        await asyncio.sleep(0)
+        first, second = next(world.runners.ids), next(world.runners.ids)
+        world.runners.start(first, ())
+        begun = time.monotonic()
+        asyncio.get_running_loop().call_soon(
+            world.runners.start, second, ()
+        )  # runs while the world is closed
+    assert time.monotonic() - begun < 3
+    assert [event.reason for event in world.heard.all(first, RunnerGone)] == ["the scheduler ends"]
+    assert not world.heard.of[second]
+    await busy
+
+
+async def test_a_task_of_ours_that_fails_ends_the_runner_that_it_was_for(world, monkeypatch):
+    def fails(*_, **__):
+        raise MemoryError("no room")
+
+    runner = await world.ready(fresh=True)
+    pid = world.runners.pid(runner)
+    world.runners._members[runner].hello = msgspec.structs.replace(
+        world.runners._members[runner].hello, shares_folder=False
+    )
+    work = world.work("nothing", inputs={"a": [Input(file="results/none.json")]})
+    with capture_logs() as lines, monkeypatch.context() as patch:
+        patch.setattr("governor.tasks.runners.remote_files.with_files", fails)
+        world.runners.send(runner, [work])
+        gone = await world.gone(runner)
+    assert "MemoryError: no room" in gone.reason
+    assert dead(pid)
+    assert [line["step"] for line in lines if line["event"] == "runner.failed"] == [f"runner.{runner}.inputs"]
+
+
+async def test_runners_that_live_have_marks_of_their_own_and_those_of_dead_ones_come_again(world):
+    def mark(runner):
+        return resource.prlimit(world.runners.pid(runner), kill_tree.MARK_LIMIT)[0]
+
+    runners = [await world.ready(fresh=True) for _ in range(3)]
+    freed = mark(runners[0])
+    world.runners.kill(runners[0], "enough")
+    await world.gone(runners[0])
+    runners[0] = await world.ready(fresh=True)
+    marks = {mark(runner) for runner in runners}
+    assert len(marks) == 3
+    assert freed in marks
+    for runner in runners:
+        world.runners.kill(runner, "enough")
+        await world.gone(runner)
+
+
+async def test_a_runner_that_is_killed_while_it_starts_is_told_once(world):
+    started = [next(world.runners.ids) for _ in range(3)]
+    for runner in started:
+        world.runners.start(runner, ())
+        world.runners.kill(runner, "not wanted")
+        await asyncio.sleep(0.15)
+    for runner in started:
+        assert (await world.gone(runner)).reason == "not wanted"
+        assert len(world.heard.all(runner, RunnerGone)) == 1
+
+
+async def test_lines_past_the_limit_are_dropped_and_that_is_said(world):
+    runner = await world.ready()
+    work = world.work("log_much", args={"seconds": 0.2})
+    world.runners.send(runner, [work])
+    await world.over(runner, work)
+    lines = world.heard.all(runner, Line, work.ticket)
+    assert len(lines) == 200
+    assert lines[-1].text.endswith("(further lines of this attempt are dropped)")
+    world.give_back(runner)
+
+
+async def test_no_descriptor_is_left_of_runners_that_are_gone(world):
+    await world.ready()
+    before = psutil.Process().num_fds()
+    for _ in range(3):
+        runner = await world.ready(fresh=True)
+        world.runners.kill(runner, "enough")
+        await world.gone(runner)
+    assert psutil.Process().num_fds() <= before + 1

@@ -1,0 +1,69 @@
+"""The scheduler core: batches that wait for what they need, and the bound of all attempts of a sub-task."""
+
+from __future__ import annotations
+
+import pytest
+from core_world import Driver, task
+
+from governor.tasks.scheduling.events import (
+    BatchEnded,
+    BatchSpec,
+    Dispatch,
+    Released,
+    Submitted,
+)
+
+
+def held(*tasks):
+    driver = Driver()
+    driver.on(Submitted(BatchSpec(id="b", tasks=tasks), 0.0, held=True))
+    return driver
+
+
+def test_nothing_of_a_held_batch_begins_before_it_is_released():
+    driver = held(task("a"), task("b", "a"))
+    assert not driver.of(Dispatch)
+    driver.on(Released("b", 1.0))
+    sent = driver.ready(0, 1.0)
+    assert [attempt.task.id for attempt in sent.attempts] == ["a"]
+    (after,) = driver.of(Dispatch, driver.do(sent, 2.0))
+    assert driver.do(after, 3.0)[-1] == BatchEnded("b", "tasks_done", 0, "")
+
+
+def test_what_never_comes_fails_it():
+    driver = held(task("a", retries=3), task("b", "a"))
+    driver.on(Released("b", 1.0, "no room"))
+    records = driver.records()
+    assert (records["a", 0].outcome, records["a", 0].error) == ("failed", "no room")
+    assert records["b", 0].outcome == "upstream_failed"
+
+
+@pytest.mark.parametrize("error", ["", "no room"])
+def test_what_was_cancelled_meanwhile_stays_so(error):
+    driver = held(task("a"), task("b"))
+    driver.cancel(1.0, tasks=frozenset("a"))
+    driver.on(Released("b", 2.0, error))
+    assert driver.records()["a", 0].outcome == "cancelled"
+    if not error:
+        assert [attempt.task.id for attempt in driver.ready(0, 2.0).attempts] == ["b"]
+    driver.cancel(3.0)
+    driver.on(Released("b", 4.0, error))
+
+
+def test_an_attempt_gets_what_is_left_of_the_budget_and_none_without():
+    driver = Driver()
+    tasks = (task("a", timeout=4.0, retries=9),)
+    driver.on(Submitted(BatchSpec(id="b", tasks=tasks, budget=10.0), 0.0))
+    sent, limits, now = driver.ready(0), [], 0.0
+    for runner in range(3):
+        limits.append(sent.attempts[0].limit)
+        driver.begin(sent, now)
+        now += sent.attempts[0].limit
+        driver.tick(now)
+        driver.gone(runner, now + 1.0)
+        now += 50.0
+        if runner < 2:
+            sent = driver.ready(runner + 1, now)
+    assert limits == [4.0, 4.0, 2.0], "neither the queue nor the way to its end counts"
+    assert driver.records()["a", 0].outcome == "timed_out"
+    assert driver.records()["a", 0].attempts == 3

@@ -1,0 +1,168 @@
+"""Random stories that obey the world: whatever happens, every run has one outcome and every batch one end."""
+
+from __future__ import annotations
+
+import random
+from itertools import count
+
+from core_world import GPU, World, task
+from hypothesis import given
+from hypothesis import strategies as st
+
+from governor.messages import TaskRecord
+from governor.tasks.scheduling.core import Core
+from governor.tasks.scheduling.events import (
+    BatchSpec,
+    Cancelled,
+    Replaced,
+    Resized,
+    Submitted,
+)
+
+
+@st.composite
+def batches(draw):
+    specs = []
+    for number in range(draw(st.integers(1, 3))):
+        tasks = []
+        small = draw(st.booleans())
+        for index in range(draw(st.integers(0, 12 if small else 6))):
+            names = [t.id for t in tasks]
+            needs = (
+                draw(st.lists(st.sampled_from(names), max_size=2, unique=True)) if names and not small else []
+            )
+            fields = {
+                "repeat": 1 if small else draw(st.integers(1, 4)),
+                "retries": draw(st.integers(0, 2)),
+                "timeout": draw(st.sampled_from([None, 0.5, 1.0, 5.0])),
+                "resources": {}
+                if small
+                else draw(st.sampled_from([{}, {}, {}, {"gpus": 1.0}, {"gpus": 9.0}])),
+                "priority": draw(st.sampled_from([0, 0, 1])),
+                "is_eval": draw(st.booleans()),
+            }
+            tasks.append(task(f"t{index}", *needs, **fields))
+        runs = [(t.id, run) for t in tasks for run in range(t.repeat)]
+        kept = draw(st.lists(st.sampled_from(runs), unique=True, max_size=3)) if runs else []
+        done = tuple(
+            TaskRecord(
+                task=name,
+                run=run,
+                outcome=draw(st.sampled_from(["succeeded", "failed"])),
+                attempts=1,
+                seconds=1,
+            )
+            for name, run in kept
+        )
+        specs.append(
+            BatchSpec(
+                id=number,
+                tasks=tuple(tasks),
+                done=done,
+                split=draw(st.sampled_from([None, 1, 2])),
+                min_num=draw(st.sampled_from([None, None, 1, 3])),
+                wait_after_min=draw(st.sampled_from([0.0, 1.0])),
+                pin=draw(st.sampled_from([None, None, None, 1]))
+                if not any(t.resources for t in tasks)
+                else None,
+                rank=(float(number), 0),
+            )
+        )
+    return specs
+
+
+class Story:
+    """Submits, cancels, replaces and resizes while the world goes on."""
+
+    def __init__(self, specs, seed, grace):
+        self.choose = random.Random(seed)
+        core = Core(
+            places={(): 2, GPU: 1},
+            why_never={(("gpus", 9.0),): "too many"},
+            grace=grace,
+            age=self.choose.choice([0.5, 100.0]),
+            runner_ids=count(),
+        )
+        self.world = World(core, self.choose)
+        self.specs = specs
+        self.left = list(specs)
+        self.cancelled = set()
+
+    def tell(self, steps=1500):
+        world = self.world
+        for _ in range(steps):
+            luck = self.choose.random()
+            if self.left and (luck < 0.1 or not list(world.moves())):
+                world.feed(Submitted(self.left.pop(0), world.now))
+            elif luck < 0.11 and world.core.batches:
+                self.cancel(self.choose.choice(list(world.core.batches)))
+            elif luck < 0.12:
+                world.feed(Replaced(self.choose.randrange(2), world.now))
+            elif luck < 0.125:
+                world.feed(Resized({(): self.choose.choice([1, 2, 3])}, {}, world.now))
+            elif not world.step() and not self.left:
+                break
+        world.feed(Resized({(): 2}, {}, world.now))
+
+    def cancel(self, batch):
+        some = [t.id for t in self.world.core.batches[batch].spec.tasks]
+        chosen = frozenset(self.choose.sample(some, 1)) if some and self.choose.random() < 0.5 else None
+        self.cancelled.add(batch)
+        self.world.feed(
+            Cancelled(batch, self.world.now, "no more", tasks=chosen, gentle=self.choose.random() < 0.5)
+        )
+
+    def finish(self):
+        """Whatever hangs for ever is cancelled."""
+        world = self.world
+        for spec in self.left:
+            world.feed(Submitted(spec, world.now))
+        for _ in range(3):
+            for batch in list(world.core.batches):
+                world.feed(Cancelled(batch, world.now, "the end"))
+            for _ in range(3000):
+                if not world.core.batches:
+                    return
+                if not world.step():
+                    break
+
+
+@given(specs=batches(), seed=st.integers(0, 2**32), grace=st.sampled_from([0.0, 0.4]))
+def test_every_run_ends_in_exactly_one_outcome_and_every_batch_once(specs, seed, grace):
+    story = Story(specs, seed, grace)
+    story.tell()
+    world = story.world
+    hung = bool(world.core.batches)
+    story.finish()
+    assert set(world.batches_ended) == {spec.id for spec in specs}
+    assert world.core.outcomes.pending == 0
+    limits = {(s.id, t.id): t.timeout for s in specs for t in s.tasks}
+    for key in world.executed:
+        if limits[key[:2]] is None:
+            assert world.ended[key].outcome == "succeeded", "a finished result is not dropped"
+    for spec in specs:
+        check(spec, world, cancelled=hung or spec.id in story.cancelled)
+
+
+def check(spec, world, *, cancelled):
+    done = {(r.task, r.run): r for r in spec.done}
+    runs = {(t.id, run) for t in spec.tasks for run in range(t.repeat)}
+    ended = {key[1:]: record for key, record in world.ended.items() if key[0] == spec.id}
+    assert set(ended) == runs - set(done)
+    every = {**ended, **done}
+    end = world.batches_ended[spec.id]
+    bad = [r for r in every.values() if r.outcome != "succeeded"]
+    if end.end == "enough":
+        assert (
+            sum(all(every[t.id, run].outcome == "succeeded" for run in range(t.repeat)) for t in spec.tasks)
+            >= spec.min_num
+        )
+    else:
+        assert end.failures == len(bad)
+        assert cancelled or not any(r.outcome == "cancelled" for r in ended.values())
+    by_id = {t.id: t for t in spec.tasks}
+    for (name, _), record in ended.items():
+        assert 0 <= record.attempts <= by_id[name].retries + 1
+        if record.outcome == "upstream_failed":
+            causes = [r for (other, _), r in every.items() if other == record.cause]
+            assert any(r.outcome not in ("succeeded", "upstream_failed") for r in causes)

@@ -1,0 +1,322 @@
+"""The known faults of the scheduler whose users ours is made for: each test fails on the behaviour that it names."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import signal
+import time
+
+import pytest
+from scheduling import BASE, configured, is_alive, turns, visitor, within
+
+from governor.tasks import RunnerWrapper, Task
+
+pytestmark = [pytest.mark.ray, pytest.mark.asyncio(loop_scope="session")]
+
+
+def runners(scheduler):
+    """Numbers of all runners that live, or are on their way."""
+    return {seat.runner for seat in scheduler.engine._core.crew.all()}
+
+
+def pid_of(scheduler, place):
+    return scheduler.engine._runners.pid(scheduler.engine._core.crew.at_place(place).runner)
+
+
+# -- results --------------------------------------------------------------------------------------------------
+
+
+async def test_a_caller_that_is_cancelled_loses_no_finished_result(scheduler, gate, monkeypatch):
+    scheduler.schedule([visitor(gate, id=name) for name in "ab"], 1)
+    visits = await gate.visits(2)
+    waiting = asyncio.create_task(scheduler.get_statuses(1))
+    visits["a", 0].tell("go")
+    await scheduler.wait_for(1, min_num=1, clear_timeout_tasks=False)
+    waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)
+    visits["b", 0].tell("go")
+    await scheduler.wait_for(1)
+
+    begun = asyncio.Event()
+
+    async def never(*_):
+        begun.set()
+        await asyncio.Event().wait()
+
+    with monkeypatch.context() as patch:
+        patch.setattr("governor.tasks.trinity.scheduler.results_of", never)
+        handing_out = asyncio.create_task(scheduler.get_statuses(1))
+        await begun.wait()
+        handing_out.cancel()
+        await asyncio.gather(handing_out, return_exceptions=True)
+    assert {status.task_id for status in await within(1, scheduler.get_statuses(1))} == {"a", "b"}
+
+
+@pytest.mark.parametrize("deed", ["drain", "discard", "abort", "schedule", "peek"])
+async def test_what_others_do_meanwhile_loses_no_result_of_a_caller_that_is_cancelled(
+    scheduler, monkeypatch, deed
+):
+    scheduler.schedule([Task("batch_deeds:score", id=str(number)) for number in range(5)], 1)
+    await within(20, scheduler.wait_for(1))
+    begun = asyncio.Event()
+
+    async def never(*_):
+        begun.set()
+        await asyncio.Event().wait()
+
+    with monkeypatch.context() as patch:
+        patch.setattr("governor.tasks.trinity.scheduler.results_of", never)
+        handing_out = asyncio.create_task(scheduler.drain_batch_payload_results(1))
+        await begun.wait()
+    assert scheduler.has_step(1)
+    match deed:
+        case "drain":
+            assert await scheduler.drain_batch_payload_results(1) == ([], [])
+        case "discard":
+            scheduler.discard_completed_results(1)
+        case "abort":
+            await scheduler.abort_batch(1)
+        case "schedule":
+            with pytest.raises(ValueError, match="ids already: 3"):
+                scheduler.schedule([Task("batch_deeds:score", id="3")], 1)
+            scheduler.schedule([Task("batch_deeds:score", id="more")], 1)
+        case "peek":
+            assert await scheduler.peek_results(1) == []
+    handing_out.cancel()
+    await asyncio.gather(handing_out, return_exceptions=True)
+    found = {status.task_id for status in await within(20, scheduler.get_statuses(1))}
+    assert found - {"more"} == {"0", "1", "2", "3", "4"}
+
+
+async def test_a_result_is_handed_out_once_to_callers_at_the_same_time(scheduler):
+    scheduler.schedule([Task("batch_deeds:score") for _ in range(20)], 1)
+    found = await within(20, asyncio.gather(*(scheduler.get_payload_results(1) for _ in range(3))))
+    ids = [status.task_id for statuses, _ in found for status in statuses]
+    assert sorted(ids, key=int) == [str(number) for number in range(20)]
+    assert sum(len(payloads) for _, payloads in found) == 20
+
+
+async def test_failures_alone_never_satisfy_min_num(scheduler, gate):
+    scheduler.schedule([visitor(gate, id=name) for name in "abc"], 1)
+    scheduler.schedule([visitor(gate, id="d")], 2)
+    first = await gate.visits(2)
+    waiting = asyncio.create_task(scheduler.get_statuses(1, min_num=1))
+    for visit in first.values():
+        visit.tell("fail")
+    second = await gate.visits(2)  # both runners are free again: both failures are known
+    await turns()
+    assert not waiting.done(), "two have failed, and one success was asked for"
+    second["c", 0].tell("go")
+    assert [status.ok for status in await within(5, waiting)] == [False, False, True]
+    second["d", 0].tell("go")
+    await within(5, scheduler.get_statuses(2))
+
+
+async def test_statuses_are_not_numbered_in_the_order_of_completion(scheduler, gate):
+    scheduler.schedule([visitor(gate), visitor(gate)], 1)
+    visits = await gate.visits(2)
+    visits["1", 0].tell("go")
+    await scheduler.wait_for(1, min_num=1, clear_timeout_tasks=False)
+    visits["0", 0].tell("fail")
+    statuses = await within(5, scheduler.get_statuses(1))
+    assert [(status.task_id, status.ok) for status in statuses] == [("1", True), ("0", False)]
+
+
+async def test_abort_wakes_who_waits_for_the_batch(scheduler, gate):
+    scheduler.schedule([visitor(gate)], 1)
+    await gate.visit()
+    waiting = asyncio.create_task(scheduler.get_statuses(1, timeout=600))
+    await turns()
+    await within(5, scheduler.abort_batch(1))
+    assert await within(0.5, waiting) == []
+
+
+async def test_an_aborted_batch_does_not_wait_for_what_is_scheduled_meanwhile(scheduler, gate):
+    scheduler.schedule([visitor(gate, id="old", repeat_times=2)], 1)
+    (await gate.visit()).tell("go")
+    await gate.visit()
+    aborting = asyncio.create_task(scheduler.abort_batch(1, return_partial_tasks=True))
+    await asyncio.sleep(0)
+    scheduler.schedule([visitor(gate, id="new")], 1)
+    await within(5, aborting)
+    statuses, _ = await scheduler.drain_batch_payload_results(1)
+    assert [(status.task_id, status.completed_runs) for status in statuses] == [("old", 1)]
+    (await gate.visit()).tell("go")
+    assert [status.task_id for status in await within(5, scheduler.get_statuses(1))] == ["new"]
+
+
+# -- runners --------------------------------------------------------------------------------------------------
+
+
+async def test_a_crashed_runner_is_not_put_back_as_idle_and_eats_no_other_task(scheduler, gate):
+    scheduler.schedule([visitor(gate, id=str(index)) for index in range(4)], 1)
+    visits = await gate.visits(2)
+    for visit in visits.values():
+        visit.tell("die")
+    others = await gate.visits(2)
+    for visit in others.values():
+        visit.tell("go")
+    statuses = {status.task_id: status for status in await within(20, scheduler.get_statuses(1))}
+    for task, _ in visits:
+        assert "crashed" in statuses[task].message
+        assert "os._exit(3)" in statuses[task].message
+    assert all(statuses[task].ok and visit.attempt == 1 for (task, _), visit in others.items())
+
+
+async def test_a_runner_that_dies_idle_is_replaced_and_costs_no_attempt(scheduler, gate):
+    wrapper = RunnerWrapper(0, scheduler)
+    await within(20, wrapper.prepare())
+    os.kill(pid_of(scheduler, 0), signal.SIGKILL)
+    scheduler.schedule([visitor(gate, id=str(index)) for index in range(2)], 1)
+    for visit in (await gate.visits(2)).values():
+        assert visit.attempt == 1
+        visit.tell("go")
+    assert all(status.ok for status in await within(20, scheduler.get_statuses(1)))
+
+
+async def test_an_attempt_past_its_deadline_is_dead_before_its_retry_begins(scheduler, gate):
+    scheduler.schedule([visitor(gate, args={"stubborn": True}, retries=1, timeout=0.3)], 1)
+    first = await gate.visit()
+    second = await gate.visit()
+    assert (first.attempt, second.attempt) == (1, 2)
+    assert not is_alive(first.pid)
+    second.tell("go")
+    assert (await within(5, scheduler.get_statuses(1)))[0].ok
+
+
+async def test_a_hung_runner_freezes_no_report_of_states(scheduler, gate, capsys):
+    scheduler.schedule([visitor(gate, id="hung")], 1)
+    visit = await gate.visit()
+    visit.tell("hold the GIL")
+    assert await visit.heard() == b"held\n"
+    began = time.monotonic()
+    (state,) = [state for state in scheduler.get_all_state().values() if state["terminate_time"] is None]
+    scheduler.print_all_state()
+    for runner in range(scheduler.runner_num):
+        await RunnerWrapper(runner, scheduler).update_state()
+    assert scheduler.get_key_state("workflow_id")
+    (row,) = scheduler.explain(1)
+    assert time.monotonic() - began < 5
+    assert state["workflow_id"] == "1/hung/0"
+    assert "1/hung/0" in capsys.readouterr().out
+    assert row.state == "running"
+    await within(5, scheduler.abort_batch(1))
+    await within(1, visit.gone())
+
+
+async def test_a_failed_restart_leaks_no_runner(scheduler, monkeypatch):
+    for runner in range(2):
+        await within(20, RunnerWrapper(runner, scheduler).prepare())
+    pool = scheduler.engine._runners
+    create, failures = pool._create, iter([True])
+
+    def create_or_fail(member):
+        if next(failures, False):
+            raise RuntimeError("no licence")
+        create(member)
+
+    monkeypatch.setattr(pool, "_create", create_or_fail)
+    old = pid_of(scheduler, 0)
+    await within(20, RunnerWrapper(0, scheduler).restart_runner())
+    assert not is_alive(old)
+    for runner in range(2):
+        await within(20, RunnerWrapper(runner, scheduler).prepare())
+    assert len(runners(scheduler)) == len(pool._members) == 2
+    scheduler.schedule([Task("deeds:nothing") for _ in range(4)], 1)
+    assert all(status.ok for status in await within(20, scheduler.get_statuses(1)))
+
+
+# -- time -----------------------------------------------------------------------------------------------------
+
+
+async def test_nobody_polls(scheduler, gate, monkeypatch):
+    """While a task is at work, a wait sets no timer after the other: looks every 10 or 100 ms would be 100 or 10."""
+    scheduler.schedule([visitor(gate, id=name) for name in "ab"], 1)
+    visits = await gate.visits(2)
+    loop = asyncio.get_running_loop()
+    timers = []
+    call_at = loop.call_at
+
+    def counted(when, *arguments, **more):
+        timers.append(when)
+        return call_at(when, *arguments, **more)
+
+    waits = [asyncio.create_task(scheduler.get_statuses(1)), asyncio.create_task(scheduler.wait_all())]
+    await turns()
+    monkeypatch.setattr(loop, "call_at", counted)
+    await asyncio.sleep(1.0)  # not waited for anything: the time in which nothing is to happen
+    monkeypatch.undo()
+    assert len(timers) < 6
+    for visit in visits.values():
+        visit.tell("go")
+    await within(5, asyncio.gather(*waits))
+
+
+async def test_early_batches_do_not_starve_late_ones(scheduler, gate, monkeypatch):
+    """Who has waited for `max_timeout` seconds is overtaken by nobody."""
+    assert scheduler.engine._core.ready._age == BASE.max_timeout
+    monkeypatch.setattr(scheduler.engine._core.ready, "_age", 0.0)
+    scheduler.schedule([visitor(gate, id=f"busy-{index}") for index in range(2)], 0)
+    busy = await gate.visits(2)
+    scheduler.schedule([visitor(gate, id="late")], 9)
+    scheduler.schedule([visitor(gate, id="early")], 1)
+    busy.pop(("busy-0", 0)).tell("go")
+    visit = await gate.visit()
+    assert visit.task == "late"
+    for left in (visit, *busy.values(), await gate.visit()) if not visit.tell("go") else ():
+        left.tell("go")
+    await within(5, scheduler.wait_all())
+    for batch_id in (0, 1, 9):
+        scheduler.discard_completed_results(batch_id)
+
+
+async def test_the_deadline_of_one_task_is_not_that_of_its_siblings(scheduler, gate):
+    scheduler.schedule([visitor(gate, id="short", timeout=0.2), visitor(gate, id="long")], 1)
+    visits = await gate.visits(2)
+    await within(5, visits["short", 0].gone())
+    visits["long", 0].tell("go")
+    statuses = {status.task_id: status for status in await within(5, scheduler.get_statuses(1))}
+    assert statuses["long"].ok
+    assert "timed_out: ran longer than its timeout of 0.2 s" in statuses["short"].message
+
+
+@pytest.mark.parametrize(("seconds", "attempts"), [(None, 2), (0.3, 3)])
+async def test_no_task_outlives_its_bound(scheduler, gate, seconds, attempts):
+    """``max_timeout * (max_retry_times + 1)``, however many retries it asks for; an attempt is cut short for it."""
+    configured(scheduler, max_timeout=0.4, max_retry_times=1)
+    scheduler.schedule([visitor(gate, retries=10, timeout=seconds)], 1)
+    for attempt in range(1, attempts + 1):
+        visit = await gate.visit()
+        assert visit.attempt == attempt
+    (status,) = await within(20, scheduler.get_statuses(1, timeout=20))
+    assert "timed_out" in status.message
+    assert gate.arrivals.empty()
+
+
+async def test_attempts_that_fail_at_once_are_as_many_as_the_task_asks_for(scheduler, tmp_path):
+    configured(scheduler, max_timeout=5.0, max_retry_times=0)
+    args = {"folder": str(tmp_path), "times": 4}
+    scheduler.schedule([Task("batch_deeds:fail_first", args, repeat_times=2, retries=4)], 1)
+    assert (await within(20, scheduler.get_statuses(1)))[0].ok
+
+
+async def test_a_large_evaluation_does_not_hold_the_event_loop(scheduler):
+    """2,200 tasks of 16 runs. What the loop's thread itself works at a stretch counts, not what others take from it."""
+    scheduler.schedule(
+        [Task("batch_deeds:score", repeat_times=16, is_eval=True) for _ in range(2_200)], "1/large"
+    )
+    await within(60, scheduler.wait_for("1/large"))
+    gc.collect()
+    gc.freeze()  # the garbage collector's walks over all that other tests have left are not counted
+    worst = 0.0
+    handing_out = asyncio.create_task(scheduler.get_payload_results("1/large"))
+    while not handing_out.done():
+        before = time.thread_time()
+        await asyncio.sleep(0)
+        worst = max(worst, time.thread_time() - before)
+    gc.unfreeze()
+    statuses, payloads = handing_out.result()
+    assert (len(statuses), len(payloads)) == (2_200, 35_200)
+    assert worst < 0.02
