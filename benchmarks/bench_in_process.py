@@ -27,12 +27,12 @@ from step_agent import TrivialAgent
 
 from governor.episodes import Transition
 from governor.messages import (
-    ConductorReady,
     ConductorSpec,
     Made,
-    PartEnded,
+    PartEndedReport,
+    ReadyReport,
     StartSimulation,
-    StopPart,
+    StopPartCommand,
     conductor_service,
     encode,
     run_service,
@@ -181,7 +181,7 @@ class House:
         child = subprocess.Popen([sys.executable, "-c", PROGRAM, str(path)], cwd=HERE.parent)  # noqa: ASYNC220  # once, before anything is timed
         stack.callback(child.wait)
         stack.callback(child.kill)
-        await self._governor.next(ConductorReady)
+        await self._governor.next(ReadyReport)
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -209,9 +209,9 @@ class House:
         await self._client.request(service, encode(start), SECRET.value, timeout=10)
         await asyncio.sleep(seconds)
         await self._client.request(
-            service, encode(StopPart(phase=self._phase, reason="enough")), SECRET.value, timeout=10
+            service, encode(StopPartCommand(phase=self._phase, reason="enough")), SECRET.value, timeout=10
         )
-        return (await self._governor.next(PartEnded)).metrics
+        return (await self._governor.next(PartEndedReport)).metrics
 
 
 WORLDS = (

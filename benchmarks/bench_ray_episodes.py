@@ -23,7 +23,7 @@ from rows import Row, p50, table
 from governor.conductors.conductor import RecordingLink
 from governor.conductors.simulation import SimulationController
 from governor.conductors.task import TaskConductor
-from governor.messages import ConductorSpec, Made, PartEnded, StartSimulation
+from governor.messages import ConductorSpec, Made, PartEndedReport, StartSimulation
 from governor.tasks.cluster.head import RayHead
 from transport.access import Secret
 
@@ -76,7 +76,7 @@ async def play(conductor: Conductor, link: RecordingLink, command: StartSimulati
     """Episodes per second, from the command to the end of the part, finalizing included."""
     seen, began = len(link.events), perf_counter()
     await conductor.perform(command)
-    end = await link.next(PartEnded, after=seen)
+    end = await link.next(PartEndedReport, after=seen)
     if end.failures:
         raise RuntimeError(end.first_failure)
     return command.episodes / (perf_counter() - began)

@@ -24,11 +24,11 @@ from step_agent import TrivialAgent
 from governor.episodes import Transition
 from governor.messages import (
     Acknowledged,
-    ConductorReady,
     ConductorSpec,
-    PartEnded,
+    PartEndedReport,
+    ReadyReport,
     StartSimulation,
-    StopPart,
+    StopPartCommand,
     conductor_service,
     decode_report,
     encode,
@@ -96,7 +96,7 @@ class Governor:
 
     async def take(self, request: Request) -> list[bytes]:
         for event in decode_report(request.body[0]).events:
-            if isinstance(event, (ConductorReady, PartEnded)):
+            if isinstance(event, (ReadyReport, PartEndedReport)):
                 self.events.put_nowait(event)
         return [encode(Acknowledged())]
 
@@ -145,7 +145,7 @@ async def conducted(
             child = subprocess.Popen([sys.executable, "-c", PROGRAM, str(path)], cwd=HERE.parent)  # noqa: ASYNC220  # once, before anything is timed
             stack.callback(child.wait)
             stack.callback(child.kill)
-            await governor.next(ConductorReady)
+            await governor.next(ReadyReport)
         service = conductor_service(UID, "simulation", 1)
         start = StartSimulation(
             phase=0,
@@ -162,8 +162,10 @@ async def conducted(
         )
         await client.request(service, encode(start), SECRET.value, timeout=10)
         await asyncio.sleep(seconds)
-        await client.request(service, encode(StopPart(phase=0, reason="enough")), SECRET.value, timeout=10)
-        return (await governor.next(PartEnded)).metrics
+        await client.request(
+            service, encode(StopPartCommand(phase=0, reason="enough")), SECRET.value, timeout=10
+        )
+        return (await governor.next(PartEndedReport)).metrics
 
 
 async def measure(seconds: float) -> list[Row]:

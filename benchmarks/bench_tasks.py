@@ -247,13 +247,13 @@ async def shapes(stage: Stage, plain: Plain) -> AsyncIterator[Row]:
 async def pending_memory() -> Row:
     """Of the driver, for tasks that wait: their own descriptions included."""
     from governor.tasks.scheduling.core import Core
-    from governor.tasks.scheduling.events import Submitted
+    from governor.tasks.scheduling.events import BatchSubmitted
 
     core, number = Core(places={(): 0}), 20_000
     tracemalloc.start()
     before = tracemalloc.get_traced_memory()[0]
     batch = BatchSpec(id=0, tasks=tuple(specs(number)), split=1)
-    core.on(Submitted(batch, 0.0))
+    core.on(BatchSubmitted(batch, 0.0))
     size = (tracemalloc.get_traced_memory()[0] - before) / number
     tracemalloc.stop()
     return Row(what="memory of the driver for a pending task", figure=size / 1000, unit="kB", at_most=2.0)

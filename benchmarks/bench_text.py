@@ -23,7 +23,7 @@ from rows import Row, p50, spread, table
 from text_server import ANSWER_SECONDS, PROMPT, STEPS
 
 from governor import logs
-from governor.episodes.text.actor_pool import ActorPool, Site
+from governor.episodes.text.actor_pool import ActorPool, EnvironmentEndpoint
 from governor.episodes.text.chat_model import (
     Answer,
     ChatModel,
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 
     Task = tuple[str, str, str]
-    MakeSite = Callable[[], Site]
+    MakeSite = Callable[[], EnvironmentEndpoint]
 
 AT_ONCE = 64
 TURNS = 3
@@ -85,7 +85,7 @@ def server(seconds: float) -> Iterator[str]:
 async def player(
     tasks: Iterable[Task], make_site: MakeSite, model: Any, **more: Any
 ) -> AsyncIterator[Interactor]:
-    async def site() -> Site:
+    async def site() -> EnvironmentEndpoint:
         return make_site()
 
     with tempfile.TemporaryDirectory() as folder:
@@ -149,8 +149,10 @@ async def side_by_side(seconds: float, *, episodes: bool) -> dict[str, list[floa
             found["asked"].append(await loops(ours, STEPS))
             if not episodes:
                 continue
-            found["in process"].append(await played(lambda: Site("inproc", None, InProcess(STEPS)), model))
-            found["over HTTP"].append(await played(lambda: Site("http", url), model))
+            found["in process"].append(
+                await played(lambda: EnvironmentEndpoint("inproc", None, InProcess(STEPS)), model)
+            )
+            found["over HTTP"].append(await played(lambda: EnvironmentEndpoint("http", url), model))
         await client.close()
         await model.aclose()
     return found
@@ -197,7 +199,9 @@ async def memory_of_episodes() -> Row:
                 marks.append(process.memory_info().rss)
             yield "walk", str(number), "g"
 
-    async with player(tasks(), lambda: Site("inproc", None, InProcess(3)), Parrot()) as interactor:
+    async with player(
+        tasks(), lambda: EnvironmentEndpoint("inproc", None, InProcess(3)), Parrot()
+    ) as interactor:
         began = perf_counter()
         await interactor.run_all_environments()
         seconds = perf_counter() - began

@@ -37,6 +37,7 @@ from governor.messages import (
     ExecutorRequest,
     Explain,
     Explanation,
+    GetStatus,
     ListRuns,
     Prune,
     Pruned,
@@ -48,7 +49,6 @@ from governor.messages import (
     RunEvent,
     RunList,
     RunResult,
-    Status,
     StatusReport,
     Submit,
     Submitted,
@@ -62,8 +62,8 @@ from transport.errors import (
     BadEndpoint,
     BrokerUnreachable,
     DeadlineExceeded,
-    QueueFull,
     RemoteError,
+    RequestQueueFull,
     TooLarge,
     TransportError,
 )
@@ -196,7 +196,7 @@ class Executor:
                         uid, after = said.uid, said.seq
                         yield said
             except TransportError as error:
-                hopeless = isinstance(error, RemoteError | TooLarge | transport.errors.NotPermitted)
+                hopeless = isinstance(error, RemoteError | TooLarge | transport.errors.RequestNotPermitted)
                 if hopeless or (end is None and loop.time() > until):
                     raise self._failure(error) from error
             if end is not None and not (self._may_go_on(end) and loop.time() <= until):
@@ -219,7 +219,7 @@ class Executor:
 
     async def status(self, uid: str | None = None) -> StatusReport:
         """The daemon and its runs in work or queued; with a uid that run alone. Raises NoSuchRun."""
-        return await self._ask(Status(uid=uid), StatusReport, source=uid or "")
+        return await self._ask(GetStatus(uid=uid), StatusReport, source=uid or "")
 
     async def explain(self, uid: str) -> Explanation:
         """What a run does and waits for, since when, and until when at most. Raises NoSuchRun."""
@@ -353,11 +353,11 @@ class Executor:
                 return Unreachable(self.endpoint, str(error))
             case DeadlineExceeded():
                 return NoAnswer(self.endpoint, error.timeout)
-            case QueueFull():
+            case RequestQueueFull():
                 return TryAgain(f"the broker at {self.endpoint} has no room for another request: {error}")
             case TooLarge():
                 return UsageError(f"the request is larger than a broker takes: {error}")
-            case transport.errors.NotPermitted():
+            case transport.errors.RequestNotPermitted():
                 return NotPermitted(f"the daemon is not reached through {self.endpoint}: {error}")
             case RemoteError():
                 return GovernorError(f"the daemon failed at this request, its log tells more: {error}")

@@ -4,7 +4,7 @@ No clock, socket, await, log or random number is in here; time arrives inside ev
 `governor.runs.effects`; what runs the machine is `governor.runs.run_governor`.
 """
 
-from states.base import Dropped, Refused, State, Step
+from states.base import Dropped, Rejected, State, Step
 from states.finalizing import Finalizing
 from states.pristine import Pristine
 from states.running import Running
@@ -17,7 +17,7 @@ __all__ = [
     "Dropped",
     "Finalizing",
     "Pristine",
-    "Refused",
+    "Rejected",
     "Running",
     "Starting",
     "State",

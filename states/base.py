@@ -3,7 +3,7 @@
 Rules:
 1. A state is a frozen dataclass that holds only what it needs.
 2. The answer to an event is one of three: a `Step` (next state and effects), `Dropped` (too late, or nothing to do
-   with this run: counted), `Refused` (a command that changes nothing).
+   with this run: counted), `Rejected` (a command that changes nothing).
 3. `waits_for` tells in one line what the state waits for.
 """
 
@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar, TypeAlias
 
 if TYPE_CHECKING:
-    from states.crew import Crew
+    from states.crew import ConductorStates
     from states.effects import Effect
     from states.events import ConductorStarted
     from states.plan import RunPlan
@@ -41,7 +41,7 @@ class Crewed(State):
     """A state with a run in work and the conductors of that run."""
 
     plan: RunPlan
-    crew: Crew
+    crew: ConductorStates
 
     @property
     def run(self) -> RunPlan:
@@ -66,14 +66,14 @@ class Dropped:
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class Rejected:
     """The command can't be taken in this state; nothing changed."""
 
     state: State
     why: str
 
 
-Answer: TypeAlias = Step | Dropped | Refused
+Answer: TypeAlias = Step | Dropped | Rejected
 
 
 def started(state: Crewed, event: ConductorStarted) -> Answer:

@@ -25,7 +25,7 @@ LONGEST_BACK_OFF = 30.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Member:
+class ConductorState:
     name: str
     kind: Kind
     incarnation: int = 1
@@ -38,33 +38,35 @@ class Member:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Crew:
+class ConductorStates:
     """Immutable: each method gives another crew. `forkservers` are the pids of those whose death has been paid for."""
 
-    members: tuple[Member, ...]
+    members: tuple[ConductorState, ...]
     restarts_left: int
     forkservers: frozenset[int] = frozenset()
 
     @classmethod
-    def of(cls, plan: RunPlan) -> Crew:
+    def of(cls, plan: RunPlan) -> ConductorStates:
         last = dict(plan.incarnations)
         members = tuple(
-            Member(name=conductor.name, kind=conductor.kind, incarnation=last.get(conductor.name, 0) + 1)
+            ConductorState(
+                name=conductor.name, kind=conductor.kind, incarnation=last.get(conductor.name, 0) + 1
+            )
             for conductor in plan.conductors
         )
         return cls(members=members, restarts_left=max(plan.restarts - plan.restarts_used, 0))
 
-    def member(self, name: str) -> Member | None:
+    def member(self, name: str) -> ConductorState | None:
         return next((member for member in self.members if member.name == name), None)
 
-    def current(self, event: ConductorEvent) -> Member | None:
+    def current(self, event: ConductorEvent) -> ConductorState | None:
         """The member that the event speaks of, if it is of this incarnation and was not gone already."""
         member = self.member(event.conductor)
         if member is None or member.incarnation != event.incarnation or member.standing == "gone":
             return None
         return member
 
-    def awaited(self, event: ConductorEvent) -> Member | None:
+    def awaited(self, event: ConductorEvent) -> ConductorState | None:
         """The member that the event speaks of, if it is of this incarnation and has still to be ready."""
         member = self.current(event)
         return member if member is not None and member.standing == "starting" else None
@@ -83,7 +85,7 @@ class Crew:
         return all(member.standing == "ready" for member in self.members)
 
     @property
-    def alive(self) -> tuple[Member, ...]:
+    def alive(self) -> tuple[ConductorState, ...]:
         """Members that may have a process."""
         return tuple(member for member in self.members if member.standing in ("starting", "ready"))
 
@@ -91,24 +93,24 @@ class Crew:
     def stuck_pids(self) -> tuple[int, ...]:
         return tuple(m.pid for m in self.members if m.standing == "stuck" and m.pid is not None)
 
-    def started(self, name: str, pid: int) -> Crew:
+    def started(self, name: str, pid: int) -> ConductorStates:
         return self._with(name, pid=pid)
 
-    def ready(self, name: str) -> Crew:
+    def ready(self, name: str) -> ConductorStates:
         return self._with(name, standing="ready")
 
-    def said(self, name: str, reason: str) -> Crew:
+    def said(self, name: str, reason: str) -> ConductorStates:
         return self._with(name, last_words=reason)
 
-    def gone(self, name: str) -> Crew:
+    def gone(self, name: str) -> ConductorStates:
         return self._with(name, standing="gone", pid=None)
 
-    def stuck(self, name: str) -> Crew:
+    def stuck(self, name: str) -> ConductorStates:
         return self._with(name, standing="stuck")
 
     def restart(
         self, name: str, *, at: float, within: float, death: str = "", forkserver: int | None = None
-    ) -> tuple[Crew, tuple[Effect, ...]] | None:
+    ) -> tuple[ConductorStates, tuple[Effect, ...]] | None:
         """One more incarnation that has to be ready `within` seconds; None when the budget is used up. `death`: how the
         last one died; `forkserver` is the one that took it along.
         """
@@ -136,13 +138,13 @@ class Crew:
             ),
         )
 
-    def kill(self, name: str, reason: str) -> tuple[Crew, StopConductor]:
+    def kill(self, name: str, reason: str) -> tuple[ConductorStates, StopConductor]:
         """Of no use as it is: its exit follows, with this reason."""
         return self.said(name, reason), StopConductor(
             conductor=name, incarnation=self.incarnation(name), first="SIGKILL"
         )
 
-    def kill_silent(self, event: ConductorSilent) -> tuple[Crew, StopConductor] | str:
+    def kill_silent(self, event: ConductorSilent) -> tuple[ConductorStates, StopConductor] | str:
         """Or why that is not to be done."""
         member = self.current(event)
         if member is None:
@@ -162,7 +164,7 @@ class Crew:
             for member in self.alive
         )
 
-    def _with(self, name: str, **changes: object) -> Crew:
+    def _with(self, name: str, **changes: object) -> ConductorStates:
         members = tuple(
             replace(member, **changes) if member.name == name else member  # type: ignore[arg-type]
             for member in self.members
@@ -170,7 +172,7 @@ class Crew:
         return replace(self, members=members)
 
 
-def obituary(member: Member, event: ConductorExited) -> str:
+def obituary(member: ConductorState, event: ConductorExited) -> str:
     """How it died, in one line."""
     if event.exit_code is None:
         how = "could not be started"

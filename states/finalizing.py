@@ -14,7 +14,7 @@ from states.base import Answer, Crewed, Dropped, Step
 from states.effects import Effect, EndPhase, StopPart, Wake, WriteResult
 
 if TYPE_CHECKING:
-    from states.crew import Crew
+    from states.crew import ConductorStates
     from states.events import (
         ConductorExited,
         ConductorReady,
@@ -57,7 +57,7 @@ class Finalizing(Crewed):
 def enter(
     *,
     plan: RunPlan,
-    crew: Crew,
+    crew: ConductorStates,
     outcome: Outcome,
     reason: str,
     at: float,

@@ -15,7 +15,7 @@ from states.base import Answer, Dropped, Step
 from states.effects import BeginPhase, Effect, EndPhase, StartPart, StopConductor
 
 if TYPE_CHECKING:
-    from states.crew import Crew
+    from states.crew import ConductorStates
     from states.events import (
         ConductorReady,
         PartEnded,
@@ -63,7 +63,7 @@ class Running(AtWork):
         return f"{' and '.join(sorted(self.open))} to end"
 
 
-def enter(*, plan: RunPlan, crew: Crew, phase: int, at: float, cause: str) -> Step:
+def enter(*, plan: RunPlan, crew: ConductorStates, phase: int, at: float, cause: str) -> Step:
     """The next phase, or the end after the last one."""
     if phase >= len(plan.phases):
         return finalizing.enter(plan=plan, crew=crew, outcome="finished", reason="", at=at, phase=phase)

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, ClassVar
 
 from states import at_work, running
 from states.at_work import AtWork
-from states.base import Answer, Dropped, Refused, Step
-from states.crew import Crew
+from states.base import Answer, Dropped, Rejected, Step
+from states.crew import ConductorStates
 from states.effects import Effect, StartConductor, Wake
 
 if TYPE_CHECKING:
@@ -32,13 +32,13 @@ class Starting(AtWork):
 
 def assign(state: Pristine, event: RunAssigned) -> Answer:
     if state.shutdown:
-        return Refused(state, "it is shut down")
+        return Rejected(state, "it is shut down")
     if state.stuck:
-        return Refused(
+        return Rejected(
             state, f"it is quarantined: {state.stuck_pids} could not be killed, and is not gone yet"
         )
     plan = event.plan
-    crew = Crew.of(plan)
+    crew = ConductorStates.of(plan)
     effects: list[Effect] = [Wake(name="start", at=event.at + plan.deadlines.start)]
     if plan.wall_clock is not None:
         effects.append(Wake(name="wall_clock", at=event.at + max(plan.wall_clock - plan.worked, 0.0)))

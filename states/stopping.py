@@ -13,7 +13,7 @@ from states.effects import EndRun, RemoveTraces, Wake
 from states.pristine import Pristine
 
 if TYPE_CHECKING:
-    from states.crew import Crew
+    from states.crew import ConductorStates
     from states.events import (
         ConductorExited,
         ConductorStuck,
@@ -48,7 +48,7 @@ class Stopping(Crewed):
 def enter(
     *,
     plan: RunPlan,
-    crew: Crew,
+    crew: ConductorStates,
     outcome: Outcome | None,
     reason: str,
     shutdown: bool,

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from states import at_work, base, events, finalizing, pristine, running, starting, stopping
-from states.base import Answer, Dropped, Refused, State, Step
+from states.base import Answer, Dropped, Rejected, State, Step
 from states.errors import UndeclaredTransition
 from states.finalizing import Finalizing
 from states.pristine import Pristine
@@ -42,10 +42,10 @@ def refuse(state: State, event: Event) -> Answer:
     """A command at the wrong time."""
     if isinstance(event, events.RunAssigned):
         work = f"run {state.run.uid} is in work" if state.run else "no run can be taken"
-        return Refused(state, f"{work} ({state.name})")
+        return Rejected(state, f"{work} ({state.name})")
     if state.run is None:
-        return Refused(state, "no run is in work")
-    return Refused(state, f"the run is {state.name} already")
+        return Rejected(state, "no run is in work")
+    return Rejected(state, f"the run is {state.name} already")
 
 
 _LATE: Final = Rule(late)
@@ -149,7 +149,7 @@ def advance(state: State, event: Event) -> Answer:
     elsewhere = state.run is not None and event.run != state.run.uid
     if elsewhere and not isinstance(event, events.RunAssigned | events.StopRequested):
         why = f"of run {event.run or '(none)'}, which is not in work here"
-        return Refused(state, why) if isinstance(event, events.COMMANDS) else Dropped(state, why)
+        return Rejected(state, why) if isinstance(event, events.COMMANDS) else Dropped(state, why)
     rule = TABLE[type(state)][type(event)]
     answer = rule.handler(state, event)
     if isinstance(answer, Step):

@@ -30,7 +30,7 @@ import zmq
 
 from transport import endpoints
 from transport.access import Access
-from transport.broker_core import BrokerCore, Limits, Send, Side
+from transport.broker_core import BrokerCore, BrokerLimits, Send, Side
 from transport.connection import keep_alive
 from transport.connections import BoundedConnections, bound_of_each, files_needed
 from transport.errors import CannotBind, EndpointInUse
@@ -80,7 +80,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     private_endpoint: str | None = None
     client_group: str | None = None
     access: Access = Access()
-    limits: Limits = Limits()
+    limits: BrokerLimits = BrokerLimits()
 
 
 def encode_settings(
@@ -90,7 +90,7 @@ def encode_settings(
     private_endpoint: str | None = None,
     client_group: str | None = None,
     access: Access | None = None,
-    limits: Limits | None = None,
+    limits: BrokerLimits | None = None,
 ) -> bytes:
     """Return the payload for `main`."""
     return msgspec.msgpack.encode(
@@ -100,7 +100,7 @@ def encode_settings(
             private_endpoint=private_endpoint,
             client_group=client_group,
             access=access or Access(),
-            limits=limits or Limits(),
+            limits=limits or BrokerLimits(),
         )
     )
 
@@ -121,14 +121,14 @@ class Broker:
         private_endpoint: str | None = None,
         client_group: str | None = None,
         access: Access | None = None,
-        limits: Limits | None = None,
+        limits: BrokerLimits | None = None,
         on_event: OnEvent | None = None,
     ) -> None:
         self.client_endpoint = client_endpoint
         self.worker_endpoint = worker_endpoint
         self.private_endpoint = private_endpoint
         self.access = access or Access()
-        self.limits = limits or Limits()
+        self.limits = limits or BrokerLimits()
         self._client_group = client_group
         self._on_event = on_event or _to_logging
         self._stopping = asyncio.Event()

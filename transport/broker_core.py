@@ -18,15 +18,15 @@ from typing import TYPE_CHECKING, Final
 from transport import envelope as envelopes
 from transport import frames as mdp
 from transport.access import Access
-from transport.broker_state import Counters, Limits, Request, Worker
+from transport.broker_state import BrokerLimits, Counters, QueuedRequest, RegisteredWorker
 from transport.dispatch import Dispatcher, Send, Side
-from transport.envelope import ReplyEnvelope, RequestEnvelope, Status
+from transport.envelope import ReplyEnvelope, ReplyStatus, RequestEnvelope
 from transport.errors import MalformedFrames
 
 if TYPE_CHECKING:
     from transport.frames import Frames
 
-__all__ = ["BrokerCore", "Limits", "Send", "Side"]
+__all__ = ["BrokerCore", "BrokerLimits", "Send", "Side"]
 
 _MMI: Final = b"mmi."
 _NOT_PERMITTED: Final = b"this service is not reached through the socket that is open to all clients"
@@ -38,13 +38,13 @@ class BrokerCore:
     """The broker's whole state. `now` is any monotonic clock, in seconds."""
 
     def __init__(
-        self, *, limits: Limits | None = None, access: Access | None = None, now: float = 0.0
+        self, *, limits: BrokerLimits | None = None, access: Access | None = None, now: float = 0.0
     ) -> None:
-        self.limits = limits or Limits()
+        self.limits = limits or BrokerLimits()
         self.access = access or Access()
         self.counters = Counters()
         self._dispatcher = Dispatcher(limits=self.limits, counters=self.counters)
-        self._workers: dict[bytes, Worker] = {}
+        self._workers: dict[bytes, RegisteredWorker] = {}
         self._credit_total = 0
         self._next_heartbeat = now + self.limits.heartbeat
         self._disconnected: dict[bytes, None] = {}
@@ -144,7 +144,7 @@ class BrokerCore:
             self._answer_mmi(side, client, name, body, envelope)
             return
         wait = self.limits.plain_wait if envelope is None else envelope.budget_seconds
-        request = Request(
+        request = QueuedRequest(
             side=side,
             client=client,
             service=name,
@@ -161,7 +161,7 @@ class BrokerCore:
         self.counters.not_permitted += 1
         if envelope is None or envelope.cancel:
             return
-        status = int(Status.NOT_PERMITTED)
+        status = int(ReplyStatus.NOT_PERMITTED)
         reply: Frames = [ReplyEnvelope(envelope.request_id, envelope.session, status).frame(), _NOT_PERMITTED]
         self._dispatcher.out.append((side, [client, *mdp.ClientFinal(name, reply).frames()]))
 
@@ -231,7 +231,7 @@ class BrokerCore:
             self._disconnect(routing_id)
             return
         service = self._dispatcher.service_of_worker(ready.service, now)
-        worker = Worker(
+        worker = RegisteredWorker(
             routing_id=routing_id, service=service, credit=ready.credit, extended=ready.extended, now=now
         )
         self._workers[routing_id] = worker
@@ -247,7 +247,7 @@ class BrokerCore:
         if len(self._disconnected) > self.limits.disconnected:
             del self._disconnected[next(iter(self._disconnected))]
 
-    def _lose(self, worker: Worker, now: float) -> None:
+    def _lose(self, worker: RegisteredWorker, now: float) -> None:
         self.counters.workers_lost += 1
         del self._workers[worker.id]
         self._credit_total -= worker.credit

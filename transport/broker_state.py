@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from transport.shares import Shares
 
 
-class Limits(msgspec.Struct, frozen=True, kw_only=True):
+class BrokerLimits(msgspec.Struct, frozen=True, kw_only=True):
     """Bounds and times of a broker. Times in seconds, sizes in bytes.
 
     `heartbeat`: interval of both sides. `liveness`: missed heartbeats after which a peer is gone (3 to 5).
@@ -82,7 +82,7 @@ class Counters:
     disconnects_sent: int = 0
 
 
-class Request:
+class QueuedRequest:
     """One request in the broker's hands. Its room is that of `payer`, who asked first, also when it is asked again by others."""
 
     __slots__ = (
@@ -129,7 +129,7 @@ class Request:
         self.queued_at = queued_at
         self.cancelled = False
         self.attempts = 0
-        self.worker: Worker | None = None
+        self.worker: RegisteredWorker | None = None
         self.address = b""
 
     @property
@@ -138,7 +138,7 @@ class Request:
         return self.envelope is None or self.envelope.idempotent
 
 
-class Worker:
+class RegisteredWorker:
     """A registered worker and what it has in hand, by the address that the broker made up for each request."""
 
     __slots__ = ("credit", "extended", "id", "in_hand", "last_seen", "last_sent", "service", "stamp")
@@ -150,7 +150,7 @@ class Worker:
         self.service = service
         self.credit = credit
         self.extended = extended
-        self.in_hand: dict[bytes, Request] = {}
+        self.in_hand: dict[bytes, QueuedRequest] = {}
         self.last_seen = now
         self.last_sent = now
         self.stamp = 0
@@ -164,12 +164,12 @@ class Service:
     unserved_since: float
     room: Shares
     opener: tuple[Side, bytes] | None = None
-    queue: OrderedDict[int, Request] = field(default_factory=OrderedDict)
-    workers: dict[bytes, Worker] = field(default_factory=dict)
+    queue: OrderedDict[int, QueuedRequest] = field(default_factory=OrderedDict)
+    workers: dict[bytes, RegisteredWorker] = field(default_factory=dict)
     _spare: list[tuple[int, int, bytes]] = field(default_factory=list)
     _stamp: int = 0
 
-    def offer(self, worker: Worker) -> None:
+    def offer(self, worker: RegisteredWorker) -> None:
         """Note the worker's load after it has changed."""
         load = len(worker.in_hand)
         if load >= worker.credit:
@@ -182,7 +182,7 @@ class Service:
             self._spare = [entry for entry in self._spare if self._is_current(entry)]
             heapify(self._spare)
 
-    def take(self) -> Worker | None:
+    def take(self) -> RegisteredWorker | None:
         """Return the least loaded worker with credit to spare, the longest waiting among equals."""
         while self._spare:
             entry = heappop(self._spare)

@@ -22,18 +22,18 @@ from transport import endpoints
 from transport import envelope as envelopes
 from transport import frames as mdp
 from transport.connection import Connection
-from transport.envelope import ReplyEnvelope, RequestEnvelope, Status
+from transport.envelope import ReplyEnvelope, ReplyStatus, RequestEnvelope
 from transport.errors import (
     BrokerUnreachable,
     ClientClosed,
     ConnectionLost,
     DeadlineExceeded,
     MalformedFrames,
-    NotPermitted,
     PartialsLost,
-    QueueFull,
     RemoteError,
     RequestError,
+    RequestNotPermitted,
+    RequestQueueFull,
     ServiceNotFound,
     TooLarge,
     WorkerLost,
@@ -47,11 +47,11 @@ if TYPE_CHECKING:
 
 BUFFERED_PARTS: Final = 50_000
 _SAID_BY_BROKER: Final = {
-    Status.SERVICE_NOT_FOUND: ServiceNotFound,
-    Status.QUEUE_FULL: QueueFull,
-    Status.TOO_LARGE: TooLarge,
-    Status.WORKER_LOST: WorkerLost,
-    Status.NOT_PERMITTED: NotPermitted,
+    ReplyStatus.SERVICE_NOT_FOUND: ServiceNotFound,
+    ReplyStatus.QUEUE_FULL: RequestQueueFull,
+    ReplyStatus.TOO_LARGE: TooLarge,
+    ReplyStatus.WORKER_LOST: WorkerLost,
+    ReplyStatus.NOT_PERMITTED: RequestNotPermitted,
 }
 # The broker's error is to arrive before our own deadline ends the wait with a less telling one.
 _HEAD_START: Final = 0.1
@@ -353,9 +353,9 @@ class Client:
 
 def _error(call: _Call, envelope: ReplyEnvelope, body: list[bytes]) -> RequestError:
     texts = [frame.decode(errors="replace") for frame in body] + ["", ""]
-    if envelope.status == Status.REMOTE_ERROR:
+    if envelope.status == ReplyStatus.REMOTE_ERROR:
         return RemoteError(call.service, type_name=texts[0], remote_message=texts[1])
-    if envelope.status == Status.EXPIRED:
+    if envelope.status == ReplyStatus.EXPIRED:
         return DeadlineExceeded(call.service, timeout=call.timeout, detail=texts[0])
-    known = _SAID_BY_BROKER.get(Status(envelope.status), WorkerLost)
+    known = _SAID_BY_BROKER.get(ReplyStatus(envelope.status), WorkerLost)
     return known(call.service, texts[0])

@@ -5,7 +5,7 @@ Rules:
    cancelled by its client, or (plain clients only, who could not read a status) dropped and counted.
 2. The oldest request goes first, to the least loaded worker.
 3. When a worker is lost, what may be repeated goes back to the head of the queue, the rest fails with WORKER_LOST. So does
-   what has lost `Limits.attempts` workers: it may be what kills them. It takes along what was in the same hands: a worker
+   what has lost `BrokerLimits.attempts` workers: it may be what kills them. It takes along what was in the same hands: a worker
    begins all that it has credit for at once, and does not tell, so nobody knows which it was.
 4. Room in queues, held bytes and names without a worker are shared among the clients (`shares.py`).
 5. What is to be sent is appended to `out`; nothing is ever sent from here.
@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 
 from transport import envelope as envelopes
 from transport import frames as mdp
-from transport.broker_state import Counters, Limits, Request, Service, Worker
-from transport.envelope import ReplyEnvelope, RequestEnvelope, Status
+from transport.broker_state import BrokerLimits, Counters, QueuedRequest, RegisteredWorker, Service
+from transport.envelope import ReplyEnvelope, ReplyStatus, RequestEnvelope
 from transport.shares import Shares
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ _NAMES: Final = b"%d services without a worker are waited for; a client may take
 class Dispatcher:
     """Services, their queues and their workers. `out` is what is to be sent, in order."""
 
-    def __init__(self, *, limits: Limits, counters: Counters) -> None:
+    def __init__(self, *, limits: BrokerLimits, counters: Counters) -> None:
         self.limits = limits
         self.counters = counters
         self.out: list[Send] = []
@@ -62,9 +62,9 @@ class Dispatcher:
         self._waiting = Shares(limits.queue_total)
         self._held = Shares(limits.held_bytes)
         self._unserved = Shares(limits.services)
-        self._by_key: dict[bytes, Request] = {}
-        self._streams: dict[tuple[Side, bytes], dict[bytes, Request]] = {}
-        self._expiries: list[tuple[float, int, Request]] = []
+        self._by_key: dict[bytes, QueuedRequest] = {}
+        self._streams: dict[tuple[Side, bytes], dict[bytes, QueuedRequest]] = {}
+        self._expiries: list[tuple[float, int, QueuedRequest]] = []
         self._seq = 0
 
     @property
@@ -82,24 +82,26 @@ class Dispatcher:
         """When `expire` is due at the latest."""
         return self._expiries[0][0] if self._expiries else inf
 
-    def known(self, key: bytes) -> Request | None:
+    def known(self, key: bytes) -> QueuedRequest | None:
         """Return the request of this identity that is queued or in flight."""
         return self._by_key.get(key)
 
     # -- clients --------------------------------------------------------------------------------------------
 
-    def accept(self, request: Request, now: float) -> None:
+    def accept(self, request: QueuedRequest, now: float) -> None:
         """Take a new request: it goes to a worker, into the queue, or fails at once."""
         limits = self.limits
         service = self.services.get(request.service)
         if request.size > limits.body_bytes:
             self._fail(
-                request, Status.TOO_LARGE, b"%d bytes, %d are allowed" % (request.size, limits.body_bytes)
+                request,
+                ReplyStatus.TOO_LARGE,
+                b"%d bytes, %d are allowed" % (request.size, limits.body_bytes),
             )
             return
         if service is None:
             if not self._unserved.fits(request.payer, reserved=self._served):
-                self._fail(request, Status.QUEUE_FULL, _NAMES % self._unserved.taken)
+                self._fail(request, ReplyStatus.QUEUE_FULL, _NAMES % self._unserved.taken)
                 return
             service = self._open(request.service, now)
             service.opener = request.payer
@@ -114,14 +116,16 @@ class Dispatcher:
                 self._dispatch(worker, request, now)
                 return
         if not (room and service.room.fits(request.payer) and self._waiting.fits(request.payer)):
-            self._fail(request, Status.QUEUE_FULL, _FULL % (len(service.queue), self.queued, self.held_bytes))
+            self._fail(
+                request, ReplyStatus.QUEUE_FULL, _FULL % (len(service.queue), self.queued, self.held_bytes)
+            )
             self._drop_if_idle(service)
             return
         self._remember(request)
         self._enqueue(service, request, now)
 
     def again(
-        self, request: Request, side: Side, client: bytes, envelope: RequestEnvelope, now: float
+        self, request: QueuedRequest, side: Side, client: bytes, envelope: RequestEnvelope, now: float
     ) -> None:
         """Take note that the same request was asked again, perhaps over another connection."""
         self.counters.reattached += 1
@@ -135,7 +139,7 @@ class Dispatcher:
             if self._is_queued(request):
                 self._expect(request, min(request.deadline, now + self.limits.service_wait))
 
-    def cancel(self, request: Request) -> None:
+    def cancel(self, request: QueuedRequest) -> None:
         """Take note that nobody waits for this reply any more."""
         if request.cancelled:
             return
@@ -169,13 +173,13 @@ class Dispatcher:
         self._unpledge(service)
         return service
 
-    def add(self, worker: Worker, now: float) -> None:
+    def add(self, worker: RegisteredWorker, now: float) -> None:
         """Let a new worker of `worker.service` have requests."""
         worker.service.workers[worker.id] = worker
         worker.service.offer(worker)
         self._serve(worker.service, now)
 
-    def take_out(self, worker: Worker, now: float) -> None:
+    def take_out(self, worker: RegisteredWorker, now: float) -> None:
         """Let a lost worker have no more requests, and give those that it had an end or another start."""
         service = worker.service
         del service.workers[worker.id]
@@ -187,10 +191,10 @@ class Dispatcher:
             if request.cancelled:
                 self._forget(request)
             elif not request.repeatable:
-                self._fail(request, Status.WORKER_LOST, _LOST)
+                self._fail(request, ReplyStatus.WORKER_LOST, _LOST)
             elif request.attempts >= self.limits.attempts:
                 self.counters.given_up += 1
-                self._fail(request, Status.WORKER_LOST, _GIVEN_UP % request.attempts)
+                self._fail(request, ReplyStatus.WORKER_LOST, _GIVEN_UP % request.attempts)
             else:
                 self.counters.requeued += 1
                 self._enqueue(service, request, now)
@@ -199,7 +203,7 @@ class Dispatcher:
         self._serve(service, now)
         self._drop_if_idle(service)
 
-    def partial(self, worker: Worker, address: bytes, body: Frames) -> bool:
+    def partial(self, worker: RegisteredWorker, address: bytes, body: Frames) -> bool:
         """Pass a part on. False when the worker has no such request."""
         request = worker.in_hand.get(address)
         if request is None:
@@ -212,7 +216,7 @@ class Dispatcher:
             self.out.append((request.side, [request.client, *command.frames()]))
         return True
 
-    def final(self, worker: Worker, address: bytes, body: Frames, now: float) -> bool:
+    def final(self, worker: RegisteredWorker, address: bytes, body: Frames, now: float) -> bool:
         """Pass the reply on and give the worker the next request. False when it has no such request."""
         request = worker.in_hand.pop(address, None)
         if request is None:
@@ -233,7 +237,7 @@ class Dispatcher:
         return True
 
     @staticmethod
-    def _reply_body(worker: Worker, request: Request, body: Frames) -> Frames:
+    def _reply_body(worker: RegisteredWorker, request: QueuedRequest, body: Frames) -> Frames:
         if worker.extended or request.envelope is None:
             return body
         # A strict worker knows nothing of envelopes: what it says is in order, but not numbered (sequence 0).
@@ -249,7 +253,7 @@ class Dispatcher:
             if self._is_queued(request):
                 self._review(request, now)
 
-    def _enqueue(self, service: Service, request: Request, now: float) -> None:
+    def _enqueue(self, service: Service, request: QueuedRequest, now: float) -> None:
         request.queued_at = now
         service.queue[request.seq] = request
         service.room.take(request.payer)
@@ -257,7 +261,7 @@ class Dispatcher:
         self._held.take(request.payer, request.size)
         self._expect(request, min(request.deadline, now + self.limits.service_wait))
 
-    def _unqueue(self, service: Service, request: Request) -> None:
+    def _unqueue(self, service: Service, request: QueuedRequest) -> None:
         del service.queue[request.seq]
         service.room.give_back(request.payer)
         self._waiting.give_back(request.payer)
@@ -275,7 +279,7 @@ class Dispatcher:
             self._unqueue(service, request)
             self._dispatch(worker, request, now)
 
-    def _dispatch(self, worker: Worker, request: Request, now: float) -> None:
+    def _dispatch(self, worker: RegisteredWorker, request: QueuedRequest, now: float) -> None:
         self.counters.dispatched += 1
         self._seq += 1
         address = self._seq.to_bytes(8, "big")
@@ -299,12 +303,12 @@ class Dispatcher:
                 body = [envelopes.with_budget(body[0], budget), *body[1:]]  # type: ignore[arg-type]
         self.out.append((Side.WORKERS, [worker.id, *mdp.WorkerRequest(address, body).frames()]))
 
-    def _release(self, request: Request) -> None:
+    def _release(self, request: QueuedRequest) -> None:
         request.worker = None
         if request.repeatable:
             self._held.give_back(request.payer, request.size)
 
-    def _expect(self, request: Request, due: float) -> None:
+    def _expect(self, request: QueuedRequest, due: float) -> None:
         """Look at a queued request at `due`. Entries of requests that left the queue are swept when they prevail."""
         self._seq += 1
         heappush(self._expiries, (due, self._seq, request))
@@ -313,16 +317,16 @@ class Dispatcher:
             self._expiries = list({entry[2].seq: entry for entry in entries}.values())
             heapify(self._expiries)
 
-    def _review(self, request: Request, now: float) -> None:
+    def _review(self, request: QueuedRequest, now: float) -> None:
         """Look at a queued request: it has expired, its service is missing for too long, or it waits on."""
         service = self.services[request.service]
         patience = self.limits.service_wait
         missing_since = now if service.workers else max(request.queued_at, service.unserved_since)
         if missing_since + patience <= now:
-            end, detail = Status.SERVICE_NOT_FOUND, _NOBODY
+            end, detail = ReplyStatus.SERVICE_NOT_FOUND, _NOBODY
         elif request.deadline <= now:
             found = bool(service.workers)
-            end, detail = (Status.EXPIRED, _BUSY) if found else (Status.SERVICE_NOT_FOUND, _NOBODY)
+            end, detail = (ReplyStatus.EXPIRED, _BUSY) if found else (ReplyStatus.SERVICE_NOT_FOUND, _NOBODY)
         else:
             self._expect(request, min(request.deadline, missing_since + patience))
             return
@@ -330,11 +334,11 @@ class Dispatcher:
         self._fail(request, end, detail)
         self._drop_if_idle(service)
 
-    def _is_queued(self, request: Request) -> bool:
+    def _is_queued(self, request: QueuedRequest) -> bool:
         service = self.services.get(request.service)
         return service is not None and service.queue.get(request.seq) is request
 
-    def _fail(self, request: Request, status: Status, detail: bytes) -> None:
+    def _fail(self, request: QueuedRequest, status: ReplyStatus, detail: bytes) -> None:
         self._forget(request)
         if request.envelope is None:
             self.counters.dropped_plain += 1
@@ -344,19 +348,19 @@ class Dispatcher:
         command = mdp.ClientFinal(request.service, [envelope.frame(), detail])
         self.out.append((request.side, [request.client, *command.frames()]))
 
-    def _forget(self, request: Request) -> None:
+    def _forget(self, request: QueuedRequest) -> None:
         if request.key is not None and self._by_key.get(request.key) is request:
             del self._by_key[request.key]
             self._leave_stream(request)
 
-    def _remember(self, request: Request) -> None:
+    def _remember(self, request: QueuedRequest) -> None:
         if request.key is None or request.envelope is None:
             return
         self._by_key[request.key] = request
         if request.envelope.stream:
             self._streams.setdefault((request.side, request.client), {})[request.key] = request
 
-    def _leave_stream(self, request: Request) -> None:
+    def _leave_stream(self, request: QueuedRequest) -> None:
         reader = (request.side, request.client)
         streams = self._streams.get(reader)
         if streams is not None and request.key in streams:

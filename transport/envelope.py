@@ -43,7 +43,7 @@ class Kind(IntEnum):
     CANCEL = 3
 
 
-class Status(IntEnum):
+class ReplyStatus(IntEnum):
     """How a request ended. All but OK and REMOTE_ERROR are said by the broker; CANCELLED is never delivered."""
 
     OK = 0
@@ -58,7 +58,7 @@ class Status(IntEnum):
 
 
 _REQUEST, _CANCEL, _REPLY = int(Kind.REQUEST), int(Kind.CANCEL), int(Kind.REPLY)
-_STATUSES: Final = frozenset(int(status) for status in Status)
+_STATUSES: Final = frozenset(int(status) for status in ReplyStatus)
 
 
 class RequestEnvelope(msgspec.Struct, frozen=True, gc=False):

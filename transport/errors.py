@@ -74,7 +74,7 @@ class ServiceNotFound(RequestError):
     """No worker registered for the service in time. Nothing was done."""
 
 
-class QueueFull(RequestError):
+class RequestQueueFull(RequestError):
     """The broker holds as many requests as it may. Nothing was done; the same call may be taken later."""
 
 
@@ -82,7 +82,7 @@ class TooLarge(RequestError):
     """The body is larger than the broker takes. Nothing was done."""
 
 
-class NotPermitted(RequestError):
+class RequestNotPermitted(RequestError):
     """The broker's socket at which this was asked does not lead to the service. Nothing was done."""
 
 

@@ -27,7 +27,7 @@ from transport import endpoints
 from transport import envelope as envelopes
 from transport import frames as mdp
 from transport.connection import Connection
-from transport.envelope import ReplyEnvelope, RequestEnvelope, Status
+from transport.envelope import ReplyEnvelope, ReplyStatus, RequestEnvelope
 from transport.errors import MalformedFrames, TooLarge
 from transport.sockets import Sent
 
@@ -84,7 +84,7 @@ class Request:
         """Send a part of the reply; waits while the connection takes no more. Dropped when nobody can get it."""
         await self._worker._reply(self, frames, final=False)  # noqa: SLF001 - one thing in two classes
 
-    def reply_body(self, frames: Sequence[bytes], status: Status) -> Frames:
+    def reply_body(self, frames: Sequence[bytes], status: ReplyStatus) -> Frames:
         """Return the reply's frames behind the envelope that the client correlates by."""
         self.sequence += 1
         if self.key is None:
@@ -305,7 +305,7 @@ class Worker:
             data = {"service": self.service, "error": type(error).__name__}
             _log.warning("worker.handler_failed", exc_info=True, extra={"data": data})
             frames = (type(error).__name__.encode(), str(error)[:_ERROR_LIMIT].encode(errors="replace"))
-            await self._reply(request, frames, final=True, status=Status.REMOTE_ERROR)
+            await self._reply(request, frames, final=True, status=ReplyStatus.REMOTE_ERROR)
 
     def _done(self, request: Request, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
@@ -334,11 +334,13 @@ class Worker:
     def _send_cancelled(self, request: Request) -> None:
         """Pay the FINAL that is owed for every request, though nobody will read it."""
         if request.address is not None:
-            frames = request.reply_body([b"CancelledError", b"the handler was cancelled"], Status.CANCELLED)
+            frames = request.reply_body(
+                [b"CancelledError", b"the handler was cancelled"], ReplyStatus.CANCELLED
+            )
             self._send(mdp.WorkerFinal(request.address, frames).frames())
 
     async def _reply(
-        self, request: Request, frames: Sequence[bytes], *, final: bool, status: Status = Status.OK
+        self, request: Request, frames: Sequence[bytes], *, final: bool, status: ReplyStatus = ReplyStatus.OK
     ) -> None:
         """Send a part or the end of a reply, and wait while the connection takes no more."""
         if not all(type(frame) is bytes for frame in frames):

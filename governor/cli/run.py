@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from governor.cli.view import RunView
     from governor.config import Config
     from governor.daemon.daemon import Daemon
-    from governor.daemon.systemd import Notifier
+    from governor.daemon.systemd import SystemdNotifier
     from governor.executor import Executor
     from governor.messages import RunEvent, WatchEnd
 
@@ -72,10 +72,10 @@ def command(
     folder = _folder()
 
     from governor import config as configuration  # noqa: PLC0415  # not for --help
-    from governor.daemon.systemd import Notifier  # noqa: PLC0415  # as above
+    from governor.daemon.systemd import SystemdNotifier  # noqa: PLC0415  # as above
     from governor.processes import process  # noqa: PLC0415  # after _folder, see there
 
-    notifier = Notifier.from_environ()
+    notifier = SystemdNotifier.from_environ()
     options = {
         "state_dir": state_dir or (_new_state_dir(file) if file else _state_dir_of(resume or "")),
         "runtime_dir": folder / "run",
@@ -105,7 +105,7 @@ async def _run(
     begin: Callable[[Executor], Awaitable[str]],
     *,
     config: Config,
-    notifier: Notifier,
+    notifier: SystemdNotifier,
     shown: _Patient,
     as_json: bool,
 ) -> int:

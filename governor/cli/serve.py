@@ -46,9 +46,9 @@ def command(
 ) -> None:
     """Serve runs until SIGTERM. Exit 75 when another daemon works on the same state folder."""
     from governor import config as configuration  # noqa: PLC0415  # not for --help
-    from governor.daemon.systemd import Notifier  # noqa: PLC0415  # as above
+    from governor.daemon.systemd import SystemdNotifier  # noqa: PLC0415  # as above
 
-    notifier = Notifier.from_environ()
+    notifier = SystemdNotifier.from_environ()
     ray = {"ray.address": ray_address, "ray.num_cpus": ray_cpus, "ray.token_path": ray_token}
 
     def read() -> configuration.Config:

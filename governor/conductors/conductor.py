@@ -31,11 +31,11 @@ from governor.messages import (
     Alive,
     ConductorCommand,
     ConductorEvent,
-    ConductorFailed,
-    ConductorReady,
     ConductorSpec,
     Done,
+    FailedReport,
     Ping,
+    ReadyReport,
     Refused,
     Shutdown,
     conductor_service,
@@ -205,7 +205,7 @@ async def _live(conductor: Conductor, outbox: Outbox, closing: asyncio.Event) ->
 async def _say_farewell(outbox: Outbox, error: Exception) -> None:
     reason = error.reason if isinstance(error, ConductorError) else _one_line(error)
     told = "".join(traceback.format_exception(error))
-    farewell = ConductorFailed(
+    farewell = FailedReport(
         reason=_fit(reason[:REASON_CHARACTERS]), traceback=_fit(told[-TRACEBACK_CHARACTERS:])
     )
     try:
@@ -233,7 +233,7 @@ async def _close(conductor: Conductor) -> None:
 async def _get_ready(conductor: Conductor, worker: Worker, outbox: Outbox) -> None:
     detail = await conductor.prepare()
     await worker.registered()
-    await outbox.report(ConductorReady(detail=detail))
+    await outbox.report(ReadyReport(detail=detail))
     log.debug("conductor.ready", pid=os.getpid(), **detail)
 
 
@@ -247,7 +247,7 @@ def _build(spec: ConductorSpec, link: Link) -> Conductor:
 
 def _say_exit(outbox: Outbox, loop: asyncio.AbstractEventLoop, reason: str, stack: str) -> None:
     """In a thread of user code, which leaves by ``os._exit`` then."""
-    told = ConductorFailed(
+    told = FailedReport(
         reason=_fit(reason[:REASON_CHARACTERS]), traceback=_fit(stack[-TRACEBACK_CHARACTERS:])
     )
     asyncio.run_coroutine_threadsafe(outbox.report(told), loop).result(timeout=EXIT_SECONDS)

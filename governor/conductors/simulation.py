@@ -2,7 +2,7 @@
 
 It runs no user code, unless the phase says ``transport: in_process``: then environments and agents live here, in threads
 of their own; a language model is asked from here, and its environments have processes of their own. `StartSimulation`
-begins a phase's simulation, `StopPart` ends it; the end is `PartEnded`, once. Sent again, `StartSimulation` ends a PAUSE of
+begins a phase's simulation, `StopPartCommand` ends it; the end is `PartEnded`, once. Sent again, `StartSimulation` ends a PAUSE of
 the same phase, and begins nothing, also when the phase is over.
 """
 
@@ -21,12 +21,12 @@ from governor.episodes.rules.conditions import faults
 from governor.episodes.simulation import Simulation
 from governor.episodes.text.entries import is_language_model
 from governor.errors import ExitCode
-from governor.messages import ConductorCommand, ConductorSpec, Done, Refused, StartSimulation, StopPart
+from governor.messages import ConductorCommand, ConductorSpec, Done, Refused, StartSimulation, StopPartCommand
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Sequence
 
-    from governor.episodes.local.kept_agent import KeptAgent
+    from governor.episodes.local.kept_agent import LocalAgent
     from governor.messages.link import Link
 
 CLOSE_SECONDS = 2.0
@@ -37,7 +37,7 @@ class SimulationController(Conductor):
         super().__init__(spec=spec, link=link)
         self._current: Simulation | None = None
         self._task: asyncio.Task[None] | None = None
-        self._agents: dict[str, KeptAgent] = {}
+        self._agents: dict[str, LocalAgent] = {}
 
     async def prepare(self) -> dict[str, Any]:
         """Arrow is imported here, while environments and agents are built: no other process needs it."""
@@ -48,7 +48,7 @@ class SimulationController(Conductor):
         match command:
             case StartSimulation():
                 return await self._start(command)
-            case StopPart():
+            case StopPartCommand():
                 if self._current is not None and self._current.command.phase == command.phase:
                     self._current.stop(end="stopped")
                 return Done()

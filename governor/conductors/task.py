@@ -21,7 +21,7 @@ import msgspec
 from governor import logs
 from governor.conductors.conductor import Conductor
 from governor.errors import ConductorError, ExitCode
-from governor.messages import Done, Refused, StartSimulation, StartTasks, StopPart
+from governor.messages import Done, Refused, StartSimulation, StartTasks, StopPartCommand
 from governor.processes import kill_tree
 from governor.tasks.api import DynamicTimeout
 from governor.tasks.cluster.cluster import Cluster
@@ -42,7 +42,7 @@ log = logs.get_logger()
 
 
 class TaskConductor(Conductor):
-    """Performs `StartTasks`, `StartSimulation` with transport ``ray``, and `StopPart`."""
+    """Performs `StartTasks`, `StartSimulation` with transport ``ray``, and `StopPartCommand`."""
 
     def __init__(self, *, spec: ConductorSpec, link: Link) -> None:
         super().__init__(spec=spec, link=link)
@@ -90,7 +90,7 @@ class TaskConductor(Conductor):
                 return await self._start(command)
             case StartSimulation():
                 return await self._simulate(command)
-            case StopPart():
+            case StopPartCommand():
                 if self._phase is not None and self._phase.phase == command.phase:
                     self._phase.stop(command.reason)
                 if self._simulation is not None and self._simulation.command.phase == command.phase:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from governor import clock, logs
-from governor.daemon.queries import RunBook
+from governor.daemon.queries import RunQueries
 from governor.errors import (
     AlreadyEnded,
     BadRequest,
@@ -35,6 +35,7 @@ from governor.messages import (
     ExecutorReply,
     Explain,
     Fault,
+    GetStatus,
     ListRuns,
     Prune,
     Refused,
@@ -42,7 +43,6 @@ from governor.messages import (
     Results,
     Resume,
     RunResult,
-    Status,
     Submit,
     Submitted,
     Watch,
@@ -61,10 +61,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from governor.daemon.queries import House
+    from governor.daemon.queries import DaemonState
     from governor.journal.journal import Journal
     from governor.journal.tables import RunRow, Transaction
-    from governor.runs.run_context import Site
+    from governor.runs.run_context import RunContext
     from transport.worker import Request
 
 KEEP_ALIVE_SECONDS: Final = 5.0
@@ -83,12 +83,12 @@ def new_uid() -> str:
     return "".join(secrets.choice(ALPHABET) for _ in range(UID_LENGTH))
 
 
-class FrontDesk:
-    def __init__(self, *, house: House, site: Site) -> None:
+class DaemonApi:
+    def __init__(self, *, house: DaemonState, site: RunContext) -> None:
         self._house = house
         self._site = site
         self._journal: Journal = site.journal
-        self._book = RunBook(house=house, site=site)
+        self._book = RunQueries(house=house, site=site)
 
     async def answer(self, request: Request) -> Sequence[bytes]:
         """Handles one request to the service `governor`."""
@@ -111,7 +111,7 @@ class FrontDesk:
                 return await self._resume(asked)
             case Watch():
                 return await self._watch(request, asked)
-            case Status():
+            case GetStatus():
                 return self._book.status(asked.uid, await asyncio.to_thread(kill_tree.marked))
             case ListRuns(limit=limit):
                 return self._book.list(limit)

@@ -19,9 +19,9 @@ from governor import logs
 from governor.errors import FilesRemoved, ProcessError
 from governor.messages import SERVICE
 from governor.processes import process
-from governor.processes.backoff import Restarts
-from governor.processes.kill_ladder import Rungs, bring_down
-from governor.processes.silence import BEAT_SECONDS, Silence
+from governor.processes.backoff import RestartPolicy
+from governor.processes.kill_ladder import GracePeriods, terminate
+from governor.processes.silence import BEAT_SECONDS, SilenceTimer
 from governor.runs.file_watch import Files
 from transport import endpoints
 from transport.access import Access
@@ -45,8 +45,8 @@ ANSWER_SECONDS: Final = 10.0
 """For the first answer of all."""
 ASK_SECONDS: Final = 60.0
 """The deadline of a question, which our own silence may use up."""
-AT_ONCE: Final = Rungs(ask=0.0, terminate=0.0, kill=5.0)
-IN_ORDER: Final = Rungs(ask=0.0, terminate=2.0, kill=5.0)
+AT_ONCE: Final = GracePeriods(ask=0.0, terminate=0.0, kill=5.0)
+IN_ORDER: Final = GracePeriods(ask=0.0, terminate=2.0, kill=5.0)
 
 log = logs.get_logger()
 
@@ -99,7 +99,7 @@ class BrokerProcess:
     async def run(self) -> None:
         """Raises ProcessError when the broker cannot be kept alive, FilesRemoved when that is for want of its sockets."""
         budget, removals = (
-            Restarts(
+            RestartPolicy(
                 most=self._most_deaths, steady=STEADY_SECONDS, first=FIRST_BACK_OFF, longest=BACK_OFF_LIMIT
             )
             for _ in range(2)
@@ -133,7 +133,7 @@ class BrokerProcess:
         try:
             return await self._outlive(child)
         except asyncio.CancelledError:
-            await bring_down(child, rungs=IN_ORDER)
+            await terminate(child, rungs=IN_ORDER)
             raise
 
     async def _outlive(self, child: ChildProcess) -> str:
@@ -147,12 +147,12 @@ class BrokerProcess:
             match beats.result():
                 case float(seconds):
                     log.error("broker.silent", pid=child.pid, seconds=round(seconds, 1))
-                    await bring_down(child, rungs=AT_ONCE)
+                    await terminate(child, rungs=AT_ONCE)
                     return f"silent for {seconds:.0f} s"
                 case removed:
                     self._removed = ", ".join(map(str, removed))
                     log.error("broker.sockets_removed", pid=child.pid, sockets=self._removed)
-                    await bring_down(child, rungs=IN_ORDER)
+                    await terminate(child, rungs=IN_ORDER)
                     return ""
         finally:
             for task in (exited, beats):
@@ -176,7 +176,7 @@ class BrokerProcess:
         try:
             while True:
                 asked = asyncio.create_task(_ask(client), name="broker.ask")
-                silence = Silence(loop.time())
+                silence = SilenceTimer(loop.time())
                 try:
                     while not (await asyncio.wait({asked}, timeout=BEAT_SECONDS))[0]:
                         if silence.passed(loop.time()) >= patience:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Final
 from governor import config as configuration
 from governor import logs
 from governor.daemon import folders
-from governor.daemon.api import FrontDesk
+from governor.daemon.api import DaemonApi
 from governor.daemon.broker_supervisor import BrokerProcess, access_of, answering
 from governor.daemon.ray_supervisor import RayService
 from governor.daemon.recovery import Recovery
@@ -36,11 +36,11 @@ from governor.errors import (
 )
 from governor.journal import disk_reserve, schema
 from governor.journal.journal import Journal
-from governor.journal.retention import Keep, Pruner, asked_for
+from governor.journal.retention import Pruner, RetentionPolicy, asked_for
 from governor.messages import SERVICE, Reloaded
 from governor.processes import leftovers, process
 from governor.runs.file_watch import FileWatch
-from governor.runs.run_context import Site
+from governor.runs.run_context import RunContext
 from governor.runs.run_governor import RunGovernor
 from transport.access import Secret
 from transport.client import Client
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from contextlib import ExitStack
 
     from governor.config import Config
-    from governor.daemon.systemd import Notifier
+    from governor.daemon.systemd import SystemdNotifier
     from governor.messages import Prune, Pruned
     from governor.runs.assignment import Assignment
 
@@ -76,7 +76,7 @@ class Daemon:
         self,
         *,
         config: Config,
-        notifier: Notifier,
+        notifier: SystemdNotifier,
         reload: Callable[[], Config] | None = None,
         taken: ExitStack | None = None,
     ) -> None:
@@ -165,7 +165,7 @@ class Daemon:
             self._spawn(site.files.run(), "file_watch")
             self._pruner = Pruner(site.journal, site.runs_folder)
             self._spawn(self._pruner.serve(lambda: self._keep), "prune")
-            desk = FrontDesk(house=self, site=site)
+            desk = DaemonApi(house=self, site=site)
             worker = await stack.enter_async_context(
                 Worker(config.worker_endpoint, SERVICE, desk.answer, credit=DESK_CREDIT, secret=site.secret)
             )
@@ -182,7 +182,7 @@ class Daemon:
             finally:
                 await self._go_down(slots, site)
 
-    async def _take_up_the_rest(self, recovery: Recovery, site: Site) -> None:
+    async def _take_up_the_rest(self, recovery: Recovery, site: RunContext) -> None:
         for assignment in await recovery.take_up_the_rest(site.runs_folder):
             self.queue.append(assignment)
         self.dispatch()
@@ -206,7 +206,7 @@ class Daemon:
         stack.push_async_callback(journal.close)
         return journal
 
-    async def _open(self, stack: AsyncExitStack, journal: Journal) -> Site:
+    async def _open(self, stack: AsyncExitStack, journal: Journal) -> RunContext:
         config = self.config
         runs = config.state_dir / "runs"
         folders.own(runs)
@@ -228,7 +228,7 @@ class Daemon:
         client = await stack.enter_async_context(Client(config.private_endpoint))
         await answering(client)
         stack.push_async_callback(ray.aclose)
-        return Site(
+        return RunContext(
             client_endpoint=config.client_endpoint,
             private_endpoint=config.private_endpoint,
             worker_endpoint=config.worker_endpoint,
@@ -243,7 +243,7 @@ class Daemon:
             log_level=config.log_level,
         )
 
-    async def _go_down(self, slots: list[asyncio.Task[None]], site: Site) -> None:
+    async def _go_down(self, slots: list[asyncio.Task[None]], site: RunContext) -> None:
         self._stopping = True
         self._notifier.stopping("interrupting the runs in work")
         log.info("daemon.stopping", runs=[g.experiment_run_id for g in self.governors if g.experiment_run_id])
@@ -285,8 +285,8 @@ class Daemon:
             asyncio.get_running_loop().call_later(ASSIGN_AGAIN_SECONDS, self.dispatch)
 
     @property
-    def _keep(self) -> Keep:
-        return Keep(runs=self.config.keep_runs, days=self.config.keep_days)
+    def _keep(self) -> RetentionPolicy:
+        return RetentionPolicy(runs=self.config.keep_runs, days=self.config.keep_days)
 
     async def prune(self, asked: Prune) -> Pruned:
         """Raises UsageError where nothing says what to keep."""

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from governor.errors import TryAgain
-from governor.processes.identity import Birth, boot_id
+from governor.processes.identity import ProcessIdentity, boot_id
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -33,7 +33,7 @@ LENGTH: Final = 256
 class Beat(msgspec.Struct, frozen=True, kw_only=True):
     """The last sign of life of a daemon: who, and when in monotonic seconds."""
 
-    daemon: Birth
+    daemon: ProcessIdentity
     at: float
 
     @property
@@ -44,7 +44,7 @@ class Beat(msgspec.Struct, frozen=True, kw_only=True):
         return f"the daemon died (pid {self.daemon.pid}): it was killed, or crashed"
 
 
-class Heartbeat:
+class DaemonHeartbeat:
     """`last` is what a daemon that died has left here; None after an end in order."""
 
     def __init__(self, folder: Path) -> None:
@@ -76,7 +76,7 @@ class Heartbeat:
 
 
 async def _beat(fd: int) -> None:
-    me = Birth.of(os.getpid())
+    me = ProcessIdentity.of(os.getpid())
     while True:
         # In place, in one call and of one length: it is whole whenever the daemon dies, and takes no room on the disk.
         data = msgspec.json.encode(Beat(daemon=me, at=round(time.monotonic(), 3))).ljust(LENGTH)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from governor.daemon.run_queue import RunQueue
     from governor.journal.tables import RunRow
     from governor.messages import Prune, Pruned, Reloaded, RunResult
-    from governor.runs.run_context import Site
+    from governor.runs.run_context import RunContext
     from governor.runs.run_governor import RunGovernor
 
 LIST_LIMIT: Final = 10_000
@@ -27,7 +27,7 @@ LIST_LIMIT: Final = 10_000
 _NOT_ASKED: Final = MappingProxyType[int, "Sequence[int]"]({})
 
 
-class House(Protocol):
+class DaemonState(Protocol):
     """What the desk needs of the daemon."""
 
     governors: list[RunGovernor]
@@ -49,10 +49,10 @@ class House(Protocol):
         """Raises ConfigError with all faults, UsageError where there is no configuration to read anew."""
 
 
-class RunBook:
+class RunQueries:
     """Its methods raise NoSuchRun and JournalError."""
 
-    def __init__(self, *, house: House, site: Site) -> None:
+    def __init__(self, *, house: DaemonState, site: RunContext) -> None:
         self._house = house
         self._site = site
         self._journal = site.journal

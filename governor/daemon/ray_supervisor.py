@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from governor import logs
 from governor.errors import ProcessError
-from governor.processes.backoff import Restarts
+from governor.processes.backoff import RestartPolicy
 from governor.processes.silence import BEAT_SECONDS
 from governor.tasks.cluster.head import RayHead
 
@@ -58,7 +58,7 @@ class RayService:
         self._runtime_folder = runtime_folder
         self._turn = asyncio.Lock()
         self._living: _Living | None = None
-        self._budget = Restarts(
+        self._budget = RestartPolicy(
             most=most_deaths, steady=STEADY_SECONDS, first=FIRST_BACK_OFF, longest=BACK_OFF_LIMIT
         )
         self._try_again = try_again

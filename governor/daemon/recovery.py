@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from governor import logs
-from governor.daemon.heartbeat import Heartbeat
+from governor.daemon.heartbeat import DaemonHeartbeat
 from governor.errors import RecordDamaged, RunFileError
 from governor.processes import leftovers
-from governor.processes.identity import Birth
+from governor.processes.identity import ProcessIdentity
 from governor.processes.readiness import readable
 from governor.runs import history as run_history
 from governor.runs import resume
@@ -63,7 +63,7 @@ class Recovery:
     """
 
     def __init__(self, *, journal: Journal, state_dir: Path) -> None:
-        self.heartbeat = Heartbeat(state_dir)
+        self.heartbeat = DaemonHeartbeat(state_dir)
         self.survivors: list[leftovers.LeftOver] = []
         self.held: dict[str, str] = {}
         self.damaged: dict[str, str] = {}
@@ -77,7 +77,7 @@ class Recovery:
         self.damaged |= await asyncio.to_thread(self._find_damage, rows)
         unended = [row.uid for row in rows if row.uid not in self.damaged]
         await self._record_deaths([uid for uid in unended if self._history(uid).at_work])
-        births: list[Birth] = []
+        births: list[ProcessIdentity] = []
         marks: list[int] = []
         for data in (each for row in rows for each in journal.readable(row, "conductor.started")):
             with suppress(*SENSELESS):  # of a damaged run what can be read
@@ -198,9 +198,9 @@ class Recovery:
         return run_history.read(self._journal.events_of(uid, run_history.KINDS), last_record=last_record)
 
 
-def _identity(started: dict[str, Any]) -> tuple[Birth | None, int | None]:
+def _identity(started: dict[str, Any]) -> tuple[ProcessIdentity | None, int | None]:
     """Of a conductor and of what bears its mark; None where it is not on record. Raises one of `SENSELESS`."""
-    birth = msgspec.convert(started, Birth) if "ticks" in started else None
+    birth = msgspec.convert(started, ProcessIdentity) if "ticks" in started else None
     if birth is not None and not 0 < birth.pid <= LARGEST_PID:
         raise ValueError(f"pid {birth.pid}")
     return birth, int(started["mark"], 16) if "mark" in started else None

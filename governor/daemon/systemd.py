@@ -22,7 +22,7 @@ EXTEND_SECONDS: Final = 30.0
 _VARIABLES = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES")
 
 
-class Notifier:
+class SystemdNotifier:
     """Speaks to the service manager. `watchdog_interval` is how often `watchdog()` is due, in seconds."""
 
     def __init__(self, *, address: str | None, watchdog_interval: float | None = None) -> None:
@@ -33,7 +33,7 @@ class Notifier:
         return f"Notifier(address={self.address!r}, watchdog_interval={self.watchdog_interval})"
 
     @classmethod
-    def from_environ(cls, environ: MutableMapping[str, str] = os.environ) -> Notifier:
+    def from_environ(cls, environ: MutableMapping[str, str] = os.environ) -> SystemdNotifier:
         """Takes NOTIFY_SOCKET, WATCHDOG_* and LISTEN_* out of `environ`; call it before any child starts."""
         taken = {name: environ.pop(name, None) for name in _VARIABLES}
         interval = _interval(taken["WATCHDOG_USEC"], taken["WATCHDOG_PID"])

@@ -32,7 +32,7 @@ from governor.episodes.rules.evaluation import entropy
 from governor.episodes.rules.phase_rules import PhaseRules
 from governor.episodes.rules.seeds import episode_seed
 from governor.episodes.rules.statistics import summarize
-from governor.messages import BAD, Acknowledged, EpisodeEnded, EpisodeRecord, PartEnded, StartSimulation
+from governor.messages import BAD, Acknowledged, EpisodeEnded, EpisodeRecord, PartEndedReport, StartSimulation
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
@@ -191,7 +191,7 @@ class Simulation:
         return future
 
     def obey(self, flow: FlowControl, *, end: str) -> None:
-        """Does what a flow control asks; `end` is the word for `PartEnded` if it stops the part."""
+        """Does what a flow control asks; `end` is the word for `PartEndedReport` if it stops the part."""
         if flow == "SHUTDOWN":
             self.abandon()
         elif STRENGTH[flow] >= STRENGTH["STOP_SIMULATION"]:
@@ -242,7 +242,7 @@ class Simulation:
         copy: Copy | None = None,
         finalize: Callable[[], object] | None = None,
     ) -> None:
-        """From the first episode to `PartEnded`; `play` is the life of a worker, in a thread of its own: one for each
+        """From the first episode to `PartEndedReport`; `play` is the life of a worker, in a thread of its own: one for each
         worker of the command, or `threads`. `copy` is how its agents are reached; a phase without checkpoints needs none.
         `finalize` makes the steps one table, in a thread too.
         """
@@ -387,7 +387,7 @@ class Simulation:
         if self.replays:
             metrics["episodes_played_again"] = self.replays
         await self.link.report(
-            PartEnded(
+            PartEndedReport(
                 phase=self.command.phase,
                 part="simulation",
                 end=self._end or "max_episodes",

@@ -39,7 +39,7 @@ log = logs.get_logger()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Keep:
+class RetentionPolicy:
     """The bounds; None is none. Raises UsageError for what is no bound."""
 
     runs: int | None = None
@@ -54,7 +54,7 @@ class Keep:
         return self.runs is None and self.days is None
 
 
-def choose(ended: Iterable[tuple[str, float]], *, keep: Keep, now: float) -> list[str]:
+def choose(ended: Iterable[tuple[str, float]], *, keep: RetentionPolicy, now: float) -> list[str]:
     """The uids to be pruned of runs (uid, time of the end), which come newest first; oldest first."""
     if keep.is_all:
         return []
@@ -72,7 +72,7 @@ class Pruner:
         """A run has ended, or the bounds have changed."""
         self._wake.set()
 
-    async def serve(self, keep: Callable[[], Keep]) -> None:
+    async def serve(self, keep: Callable[[], RetentionPolicy]) -> None:
         """Keeps to the bounds until it is cancelled; raises JournalError."""
         while True:
             self._wake.clear()
@@ -84,7 +84,7 @@ class Pruner:
             except TimeoutError:
                 continue
 
-    async def prune(self, keep: Keep, *, dry_run: bool = False) -> Pruned:
+    async def prune(self, keep: RetentionPolicy, *, dry_run: bool = False) -> Pruned:
         """Marks what is to go: `finish` or `serve` does the rest. Raises JournalError."""
         chosen = self._choose(keep)
         sizes = await asyncio.to_thread(lambda: {uid: _size(self._runs / uid) for uid in chosen})
@@ -102,7 +102,7 @@ class Pruner:
             await self._give_back()
         await asyncio.to_thread(journal.checkpoint)
 
-    def _choose(self, keep: Keep) -> list[str]:
+    def _choose(self, keep: RetentionPolicy) -> list[str]:
         return [] if keep.is_all else choose(self._journal.ended(), keep=keep, now=time.time())
 
     async def _mark(self, chosen: list[str]) -> list[str]:
@@ -127,9 +127,11 @@ class Pruner:
         log.info("run.pruned", run=uid, events=events, seconds=round(time.monotonic() - began, 3))
 
 
-def asked_for(keep_runs: int | None, keep_days: float | None, *, otherwise: Keep) -> Keep:
+def asked_for(
+    keep_runs: int | None, keep_days: float | None, *, otherwise: RetentionPolicy
+) -> RetentionPolicy:
     """The bounds of a request, else those of the configuration. Raises UsageError where there are none."""
-    keep = Keep(runs=keep_runs, days=keep_days)
+    keep = RetentionPolicy(runs=keep_runs, days=keep_days)
     if keep.is_all and otherwise.is_all:
         raise UsageError(
             "nothing says which runs to keep: give --keep-runs or --keep-days, or set keep_runs, keep_days in the "

@@ -13,13 +13,13 @@ from transport.access import Secret  # msgspec reads it at run time
 LogLevel: TypeAlias = Literal["debug", "info", "warning", "error"]
 
 
-class ConductorReady(Message, frozen=True):
+class ReadyReport(Message, frozen=True):
     """It can take commands. `detail` is for the log: spaces of an environment, Ray's address, and so on."""
 
     detail: dict[str, Any] = {}
 
 
-class ConductorFailed(Message, frozen=True):
+class FailedReport(Message, frozen=True):
     """It cannot work and will exit; `reason` is one line, `traceback` goes to the log."""
 
     reason: str
@@ -59,7 +59,7 @@ class TaskAttemptEnded(Message, frozen=True):
     seconds: float
 
 
-class PartEnded(Message, frozen=True):
+class PartEndedReport(Message, frozen=True):
     """The simulation or the task graph of a phase is over. `end` says why: ``max_episodes``, ``until``,
     ``tasks_done``, ``stopped``; `failures` counts episodes or tasks that ended badly; `first_failure` is one
     line.
@@ -82,13 +82,13 @@ class Log(Message, frozen=True):
 
 
 ConductorEvent: TypeAlias = (
-    ConductorReady
-    | ConductorFailed
+    ReadyReport
+    | FailedReport
     | EpisodeEnded
     | TaskStarted
     | TaskAttemptEnded
     | TaskEnded
-    | PartEnded
+    | PartEndedReport
     | Log
 )
 
@@ -242,8 +242,8 @@ class StartTasks(Message, frozen=True):
     grace: float = 1.0
 
 
-class StopPart(Message, frozen=True):
-    """End what is running of this phase; the end comes as `PartEnded` with end ``stopped``."""
+class StopPartCommand(Message, frozen=True):
+    """End what is running of this phase; the end comes as `PartEndedReport` with end ``stopped``."""
 
     phase: int
     reason: str
@@ -265,7 +265,7 @@ class Alive(Message, frozen=True):
     progress: int = 0
 
 
-ConductorCommand: TypeAlias = StartSimulation | StartTasks | StopPart | Shutdown | Ping
+ConductorCommand: TypeAlias = StartSimulation | StartTasks | StopPartCommand | Shutdown | Ping
 
 
 class ConductorSpec(Message, frozen=True):

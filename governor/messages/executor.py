@@ -33,7 +33,7 @@ class Watch(Message, frozen=True):
     follow: bool = True
 
 
-class Status(Message, frozen=True):
+class GetStatus(Message, frozen=True):
     uid: str | None = None
 
 
@@ -199,7 +199,7 @@ class RunList(Message, frozen=True):
 
 
 ExecutorRequest: TypeAlias = (
-    Submit | Resume | Watch | Status | ListRuns | Abort | Results | Explain | Prune | Reload
+    Submit | Resume | Watch | GetStatus | ListRuns | Abort | Results | Explain | Prune | Reload
 )
 
 ExecutorReply: TypeAlias = (

@@ -12,7 +12,7 @@ TOLD: Final = 3
 """Deaths that the story tells of: the first two, and the last."""
 
 
-class Restarts:
+class RestartPolicy:
     """Deaths in a row: `most` of them use the budget up. `first` and `longest` bound the back-off, in seconds."""
 
     def __init__(self, *, most: int, steady: float, first: float, longest: float) -> None:

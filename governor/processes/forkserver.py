@@ -26,9 +26,9 @@ from typing import TYPE_CHECKING, Any, Final
 from governor import logs
 from governor.errors import ForkserverDied, ProcessError
 from governor.processes import open_files
-from governor.processes.preload import ORDER_VARIABLE, Order, Report
+from governor.processes.preload import ORDER_VARIABLE, Order, PreloadReport
 from governor.processes.readiness import is_readable, readable
-from governor.processes.silence import BEAT_SECONDS, Silence
+from governor.processes.silence import BEAT_SECONDS, SilenceTimer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -73,7 +73,7 @@ class Forkserver:
 
     def __init__(self, *, pid: int, receiver: socket.socket, secret: str) -> None:
         self.pid = pid
-        self.report: Report | None = None
+        self.report: PreloadReport | None = None
         self._receiver = receiver
         self._secret = secret
         self._pidfd = os.pidfd_open(pid)
@@ -92,19 +92,19 @@ class Forkserver:
     def dead(self) -> bool:
         return is_readable(self._pidfd)
 
-    def collect(self) -> Report | None:
+    def collect(self) -> PreloadReport | None:
         """Takes the report if it has arrived; raises ForkserverDied if that happened before it came."""
         while self.report is None:
             try:
                 datagram = self._receiver.recv(1 << 20)
             except BlockingIOError:
                 break
-            self.report = Report.load(datagram, self._secret)
+            self.report = PreloadReport.load(datagram, self._secret)
         if self.report is None and self.dead:
             raise self._died("while it loaded its modules; its stderr tells why")
         return self.report
 
-    async def reported(self, *, within: float) -> Report:
+    async def reported(self, *, within: float) -> PreloadReport:
         """Its report; it is killed when that has not come so many seconds later. Raises ForkserverDied."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(within):
@@ -148,7 +148,7 @@ class Forkserver:
     async def _answered(self, forked: asyncio.Future[None], begun: threading.Event) -> None:
         """Raises ForkserverDied when it is dead and no answer will come, ProcessError when it can't even be killed."""
         loop = asyncio.get_running_loop()
-        silence = Silence(loop.time())
+        silence = SilenceTimer(loop.time())
         was_dead = False
         while not (await asyncio.wait({forked}, timeout=BEAT_SECONDS))[0]:
             if was_dead:
@@ -202,7 +202,7 @@ def warm_up(*, preload: bool | Sequence[str] = True, folder: Path | None = None)
     _ensure_server()
 
 
-async def warm(*, timeout: float = WARM_SECONDS) -> Report:  # noqa: ASYNC109 - one deadline, owned here
+async def warm(*, timeout: float = WARM_SECONDS) -> PreloadReport:  # noqa: ASYNC109 - one deadline, owned here
     """Waits, without blocking the loop, until children can be started in milliseconds; the forkserver's report.
 
     Starts a new forkserver if the last one died. Raises ForkserverDied if it dies, of being killed after `timeout` seconds

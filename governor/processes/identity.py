@@ -20,7 +20,7 @@ NEVER: Final = -1
 """The tick of a process that nobody has seen alive: that of no other one."""
 
 
-class Birth(msgspec.Struct, frozen=True, kw_only=True):
+class ProcessIdentity(msgspec.Struct, frozen=True, kw_only=True):
     pid: int
     ticks: int
     boot: str
@@ -39,7 +39,7 @@ class Birth(msgspec.Struct, frozen=True, kw_only=True):
         except ProcessLookupError:
             return None
         try:
-            if Birth.of(self.pid) == self:
+            if ProcessIdentity.of(self.pid) == self:
                 return handle
         except ProcessLookupError:
             pass

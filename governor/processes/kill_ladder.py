@@ -26,7 +26,7 @@ from governor.processes.readiness import is_readable, readable
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
 
-    from governor.processes.identity import Birth
+    from governor.processes.identity import ProcessIdentity
 
 
 class Child(Protocol):
@@ -34,7 +34,7 @@ class Child(Protocol):
 
     name: str
     pid: int
-    birth: Birth
+    birth: ProcessIdentity
     mark: int
 
     @property
@@ -55,7 +55,7 @@ log = logs.get_logger()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rungs:
+class GracePeriods:
     """Seconds of grace: after the message, after SIGTERM (0: it is left out), and until everything must be seen dead after
     SIGKILL.
     """
@@ -75,10 +75,10 @@ class Gone:
     killed: tuple[int, ...] = ()
 
 
-async def bring_down(
+async def terminate(
     child: Child,
     ask: Callable[[], Awaitable[object]] | None = None,
-    rungs: Rungs | None = None,
+    rungs: GracePeriods | None = None,
     *,
     on_stuck: Callable[[ProcessError], None] | None = None,
 ) -> Gone:
@@ -88,7 +88,7 @@ async def bring_down(
     it raises ProcessError, with the pid of who lives; or tells it to `on_stuck`, if there is one, and waits for as long
     as that lives.
     """
-    rungs = rungs or Rungs()
+    rungs = rungs or GracePeriods()
     loop = asyncio.get_running_loop()
     begin = loop.time()
     descent = _Descent(child)
@@ -144,7 +144,7 @@ class _Descent:
         self.rung: Rung = "none"
         self.killed: set[int] = set()
 
-    async def climb(self, ask: Callable[[], Awaitable[object]] | None, rungs: Rungs) -> None:
+    async def climb(self, ask: Callable[[], Awaitable[object]] | None, rungs: GracePeriods) -> None:
         """Rung by rung until nothing is left. Raises what keeps it from seeing that."""
         child = self._child
         if child.exit_code is None and ask is not None:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 
 from governor import logs
 from governor.processes import cgroups, kill_tree
-from governor.processes.identity import Birth
+from governor.processes.identity import ProcessIdentity
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -77,7 +77,7 @@ def unmark(state_dir: Path) -> None:
 
 
 def kill_left_over(
-    house: str, recorded: Iterable[Birth] = (), marks: Iterable[int] = ()
+    house: str, recorded: Iterable[ProcessIdentity] = (), marks: Iterable[int] = ()
 ) -> tuple[list[LeftOver], list[LeftOver]]:
     """Those that were killed and seen dead, and those that live on, whose handles are the caller's to close.
 
@@ -123,7 +123,7 @@ def _is_marked(pid: int, house: str) -> bool:
 
 
 def _own() -> str:
-    me = Birth.of(os.getpid())
+    me = ProcessIdentity.of(os.getpid())
     return f"{me.pid}.{me.ticks}"
 
 

@@ -57,7 +57,7 @@ class Order:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
+class PreloadReport:
     """What came of it: `failures` maps a module's name to its error, `seconds` is the time of all imports.
 
     `threads` counts the forkserver's threads: those beyond the first are lost in every child.
@@ -73,7 +73,7 @@ class Report:
         return json.dumps({"secret": secret, **asdict(self)}).encode()
 
     @classmethod
-    def load(cls, datagram: bytes, secret: str) -> Report | None:
+    def load(cls, datagram: bytes, secret: str) -> PreloadReport | None:
         """None for a datagram of anybody else: the address can be found by others, the secret can't."""
         try:
             fields: dict[str, Any] = json.loads(datagram)
@@ -84,14 +84,14 @@ class Report:
             return None
 
 
-report: Report | None = None
+report: PreloadReport | None = None
 """The forkserver's report, in the forkserver and its children; None in any other process."""
 
 _forkserver = 0
 _in_conductor = False
 
 
-def _settle(order: Order) -> Report:
+def _settle(order: Order) -> PreloadReport:
     prctl.die_with_parent(expected=order.daemon)
     prctl.name_process("gov-forkserver")
     _reset_signals()
@@ -116,7 +116,7 @@ def _settle(order: Order) -> Report:
     # What is loaded stays for ever: a collection in a child need not touch, and so copy, its pages.
     gc.collect()
     gc.freeze()
-    return Report(
+    return PreloadReport(
         pid=os.getpid(),
         loaded=tuple(name for name in order.modules if name not in failures),
         failures=failures,

@@ -33,7 +33,7 @@ from governor.processes.forkserver import (
 )
 from governor.processes.identity import (
     NEVER,
-    Birth,
+    ProcessIdentity,
     boot_id,
     zombie_exit_code,
 )
@@ -63,10 +63,10 @@ class ChildProcess:
         """With the exit code: the pid of its forkserver, if that died and took it along."""
         self._exit_code: int | None = None
         self._pidfd: int | None = None
-        self.birth = Birth(pid=self.pid, ticks=NEVER, boot=boot_id())
+        self.birth = ProcessIdentity(pid=self.pid, ticks=NEVER, boot=boot_id())
         try:
             self._pidfd = os.pidfd_open(self.pid)
-            self.birth = Birth.of(self.pid)
+            self.birth = ProcessIdentity.of(self.pid)
         except ProcessLookupError:
             pass  # ended already, and reaped by the forkserver
         except OSError:
@@ -139,7 +139,7 @@ class ChildProcess:
 
     def _kill_rest_of_group(self) -> None:
         with contextlib.suppress(ProcessLookupError):
-            if Birth.of(self.pid) != self.birth:
+            if ProcessIdentity.of(self.pid) != self.birth:
                 return  # the number has a new owner, so the group is gone
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)

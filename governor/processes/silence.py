@@ -13,7 +13,7 @@ LATE_SECONDS: Final = 0.5
 """Later than this, and who counts was held up himself."""
 
 
-class Silence:
+class SilenceTimer:
     """Begins at `now`. `passed` is to be called each `beat` seconds."""
 
     def __init__(self, now: float, *, beat: float = BEAT_SECONDS) -> None:

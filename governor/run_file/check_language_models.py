@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from governor.episodes.text import base_urls
 from governor.episodes.text.entries import is_language_model, is_over_http
-from governor.episodes.text.params import HTTPEnvironment, LanguageModel
+from governor.episodes.text.params import HTTPEnvironmentParams, LanguageModelParams
 from governor.errors import UsageError
 
 if TYPE_CHECKING:
@@ -35,10 +35,10 @@ def faults(
                 base_urls.checked(entry)
             except UsageError:
                 yield (*place, "entry"), f"{entry!r} is no address: it should look like http://host:port/base"
-            yield from _params(section, place, HTTPEnvironment, shape)
+            yield from _params(section, place, HTTPEnvironmentParams, shape)
     for name, section in agents.items():
         if is_language_model(_entry(section)):
-            yield from _params(section, ("conductors", "agents", name), LanguageModel, shape)
+            yield from _params(section, ("conductors", "agents", name), LanguageModelParams, shape)
     for index, phase in enumerate(phases):
         simulate = phase.get("simulate") if isinstance(phase, dict) else None
         if isinstance(simulate, dict):

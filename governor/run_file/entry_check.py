@@ -43,7 +43,7 @@ AGAIN: Final = ("actor", "heir", "kept")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
+class UserEntry:
     """What a run names at `place`: the `entry` of a conductor, the `call` of a task, or the `state` of an agent (a file). `kind` is
     environment, text environment, agent, state, task, or what an agent is to be beside: on Ray ``actor``, which does not
     learn, or ``heir``, which has what it learned elsewhere; ``kept`` where checkpoints of it are taken.
@@ -54,9 +54,9 @@ class Entry:
     target: str
 
 
-def of_data(data: object) -> list[Entry]:
+def of_data(data: object) -> list[UserEntry]:
     """Every entry and call of a run given as plain data, as far as it makes sense, in the order of the file."""
-    found: list[Entry] = []
+    found: list[UserEntry] = []
     conductors = _in(_in(data, dict).get("conductors"), dict)
     played = _played(data)
     for name, made in _in(conductors.get("environments"), dict).items():
@@ -66,7 +66,7 @@ def of_data(data: object) -> list[Entry]:
         found += _entry(("conductors", "agents", name, "entry"), "agent", made)
         state = _in(made, dict).get("state")
         if isinstance(state, str) and state:
-            found.append(Entry(place=("conductors", "agents", name, "state"), kind="state", target=state))
+            found.append(UserEntry(place=("conductors", "agents", name, "state"), kind="state", target=state))
     found += _on_ray(_in(data, dict), _in(conductors.get("agents"), dict))
     found += _kept(data, _in(conductors.get("agents"), dict))
     for index, phase in enumerate(_in(_in(data, dict).get("phases"), list)):
@@ -96,9 +96,9 @@ def _named(simulate: dict[str, Any]) -> list[tuple[str | int, str]]:
     return [(place, name) for place, name in places if isinstance(name, str)]
 
 
-def _on_ray(data: dict[str, Any], agents: dict[str, Any]) -> list[Entry]:
+def _on_ray(data: dict[str, Any], agents: dict[str, Any]) -> list[UserEntry]:
     """Agents in phases that are played on Ray."""
-    found: list[Entry] = []
+    found: list[UserEntry] = []
     trained: set[str] = set()
     for index, phase in enumerate(_in(data.get("phases"), list)):
         simulate = _in(_in(phase, dict).get("simulate"), dict)
@@ -115,7 +115,7 @@ def _on_ray(data: dict[str, Any], agents: dict[str, Any]) -> list[Entry]:
     return found
 
 
-def _kept(data: object, agents: dict[str, Any]) -> list[Entry]:
+def _kept(data: object, agents: dict[str, Any]) -> list[UserEntry]:
     """Agents of which checkpoints are taken, each at the first phase that does."""
     places: dict[str, Place] = {}
     for index, phase in enumerate(_in(_in(Cascade(data).data, dict).get("phases"), list)):
@@ -126,7 +126,7 @@ def _kept(data: object, agents: dict[str, Any]) -> list[Entry]:
     return [replace(entry, place=place) for place, found in asked for entry in found]
 
 
-def _entry(place: Place, kind: str, section: object) -> list[Entry]:
+def _entry(place: Place, kind: str, section: object) -> list[UserEntry]:
     target = _in(section, dict).get(str(place[-1]))
     if not isinstance(target, str) or not re.fullmatch(ENTRY, target):
         return []
@@ -134,7 +134,7 @@ def _entry(place: Place, kind: str, section: object) -> list[Entry]:
         "environment" in kind and is_over_http(target)
     ):
         return []
-    return [Entry(place=place, kind=kind, target=target)]
+    return [UserEntry(place=place, kind=kind, target=target)]
 
 
 def _in(value: Any, kind: type[T]) -> T:
@@ -142,7 +142,7 @@ def _in(value: Any, kind: type[T]) -> T:
 
 
 def faults(
-    entries: Sequence[Entry], *, folder: Path, import_seconds: float = IMPORT_SECONDS
+    entries: Sequence[UserEntry], *, folder: Path, import_seconds: float = IMPORT_SECONDS
 ) -> list[tuple[Place, str]]:
     """The entries that can't be used, each with the reason in one line. Blocks; `folder` is put on the import path."""
     verdicts: dict[tuple[str, str], str] = {}
@@ -164,7 +164,7 @@ def faults(
     return [(entry.place, verdict) for entry, verdict in found if verdict and not _told(entry, verdicts)]
 
 
-def _told(entry: Entry, verdicts: dict[tuple[str, str], str]) -> bool:
+def _told(entry: UserEntry, verdicts: dict[tuple[str, str], str]) -> bool:
     """Whether the same stands at the agent's own place."""
     own = verdicts.get(("agent", entry.target))
     return entry.kind in AGAIN and own == verdicts[entry.kind, entry.target]

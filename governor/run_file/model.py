@@ -51,7 +51,7 @@ class _Section(BaseModel):
         return without_numpy(data, levels=1)
 
 
-class Environment(_Section):
+class EnvironmentSection(_Section):
     """An environment conductor: `pool` environments of one kind. `entry` is ``gymnasium:ID`` or ``module:Class``, or the
     address of text environments, ``http://host:port/base``. Each worker has `vector` of them at once, which it steps together.
     """
@@ -62,7 +62,7 @@ class Environment(_Section):
     vector: Annotated[int, Field(ge=1, le=1024)] = 1
 
 
-class Agent(_Section):
+class AgentSection(_Section):
     """An agent conductor: `entry` is ``module:Class``. Or a language model: ``openai:MODEL``. `state` is a file with a state that
     it begins from, such as a checkpoint of another run; a relative path begins at the run file's folder.
     """
@@ -72,9 +72,9 @@ class Agent(_Section):
     state: Annotated[str, Field(min_length=1, max_length=4096)] | None = None
 
 
-class Conductors(_Section):
-    environments: dict[ShortName, Environment] = {}
-    agents: dict[ShortName, Agent] = {}
+class ConductorsSection(_Section):
+    environments: dict[ShortName, EnvironmentSection] = {}
+    agents: dict[ShortName, AgentSection] = {}
 
 
 class Simulate(_Section):
@@ -106,7 +106,7 @@ class Simulate(_Section):
         return self.agents if isinstance(self.agents, dict) else {}
 
 
-class Task(_Section):
+class TaskSection(_Section):
     """One node of the graph. `call` is ``module:attribute``; `timeout` (seconds) bounds the running time of an attempt."""
 
     id: Name
@@ -120,7 +120,7 @@ class Task(_Section):
     priority: Annotated[int, Field(ge=-1_000_000, le=1_000_000)] = 0
 
 
-class DynamicTimeout(_Section):
+class DynamicTimeoutSection(_Section):
     """``min(timeout, ratio * mean)`` of the wall times of sub-tasks in train phases with the same settings, once
     `warmup_min_steps` such phases are over. `percentile` takes that of the last `window` in place of the mean. It is never
     less than `floor`.
@@ -133,7 +133,7 @@ class DynamicTimeout(_Section):
     floor: AnyDuration = 1.0
 
 
-class Until(_Section):
+class UntilSection(_Section):
     """The simulation ends once the mean of `metric` over the last `average_over` episodes is `at_least` this much, or
     `at_most`; or once its episodes have taken so many `steps`, or its `wall_clock` time is up. One of these.
     """
@@ -156,7 +156,7 @@ class Until(_Section):
         return self
 
 
-class Plateau(_Section):
+class PlateauSection(_Section):
     """`patience` evaluations in a row whose metric, as the mean of the last `window` of them, was not better than the best
     one before by more than `min_delta`.
     """
@@ -167,7 +167,7 @@ class Plateau(_Section):
     window: Count = 1
 
 
-class Evaluate(_Section):
+class EvaluateSection(_Section):
     """After `every` so many training episodes training pauses for `episodes` that neither explore nor learn. The simulation
     ends once the mean of their `metric` was `at_least` (or `at_most`) this much in `consecutive` evaluations, or on a
     `plateau`.
@@ -179,7 +179,7 @@ class Evaluate(_Section):
     at_least: float | None = None
     at_most: float | None = None
     consecutive: Count = 1
-    plateau: Plateau | None = None
+    plateau: PlateauSection | None = None
 
     @model_validator(mode="after")
     def _has_one_direction(self) -> Self:
@@ -190,7 +190,7 @@ class Evaluate(_Section):
         return self
 
 
-class Checkpoint(_Section):
+class CheckpointSection(_Section):
     """States of the agents: after `every` so many episodes (the last `keep` of them stay; null: all), the `best` by the
     evaluation's metric, or else by the mean return since the one before, and the `last` one of the phase.
     """
@@ -201,7 +201,7 @@ class Checkpoint(_Section):
     last: bool = False
 
 
-def _one_bound(section: Until | Evaluate, *, needed: bool) -> None:
+def _one_bound(section: UntilSection | EvaluateSection, *, needed: bool) -> None:
     given = [name for name in ("at_least", "at_most") if getattr(section, name) is not None]
     if len(given) > 1:
         raise ValueError("must have one of 'at_least' and 'at_most', not both")
@@ -223,20 +223,20 @@ class Phase(_Section):
     inherits: Name | None = None
     mode: Literal["train", "eval"] = "train"
     simulate: Simulate | None = None
-    tasks: Annotated[tuple[Task, ...], Field(strict=False)] = ()
+    tasks: Annotated[tuple[TaskSection, ...], Field(strict=False)] = ()
     min_num: Count | None = None
     over_rollout: Annotated[float, Field(ge=0, lt=1)] = 0.0
     wait_after_min: Duration | None = None
     max_repeat_per_runner: Count | None = 1
-    dynamic_timeout: DynamicTimeout | None = None
+    dynamic_timeout: DynamicTimeoutSection | None = None
     grace: AnyDuration = 1.0
-    until: Annotated[tuple[Until, ...], Field(strict=False)] = ()
-    evaluate: Evaluate | None = None
-    checkpoint: Checkpoint | None = None
+    until: Annotated[tuple[UntilSection, ...], Field(strict=False)] = ()
+    evaluate: EvaluateSection | None = None
+    checkpoint: CheckpointSection | None = None
     on_failure: Literal["fail", "continue"] = "fail"
 
 
-class Limits(_Section):
+class LimitsSection(_Section):
     """The run fails beyond them. `steps` and `episodes` count those of all phases, evaluation included; `tasks` the attempts
     of runs of tasks that have begun. `memory` is that of its processes on the daemon's machine, `disk` that of its folder.
     After `stall_timeout` seconds without progress in a phase the run says so (`report`), its conductors are replaced
@@ -290,9 +290,9 @@ class Run(_Section):
 
     name: Name
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
-    conductors: Conductors = Conductors()
+    conductors: ConductorsSection = ConductorsSection()
     phases: Annotated[tuple[Phase, ...], Field(strict=False, min_length=1)]
-    limits: Limits = Limits()
+    limits: LimitsSection = LimitsSection()
     restart: Restart = Restart()
     models: Models = ()
     deadlines: RunDeadlines = RunDeadlines()

@@ -23,8 +23,7 @@ from governor.run_file.model import TASKS
 if TYPE_CHECKING:
     from governor.journal.tables import RunRow
     from governor.messages import EpisodeRecord, TaskRecord
-    from governor.run_file.model import Agent, Environment, Phase
-    from governor.run_file.model import Evaluate as EvaluateSection
+    from governor.run_file.model import AgentSection, EnvironmentSection, EvaluateSection, Phase
     from states.plan import RunPlan
 
 
@@ -118,7 +117,7 @@ class Assignment:
         section = self.run.conductors.agents[name]
         return Made(entry=section.entry, params=section.params, state=self._state_of(section))
 
-    def _state_of(self, agent: Agent) -> str | None:
+    def _state_of(self, agent: AgentSection) -> str | None:
         """The file that an agent begins from."""
         return None if agent.state is None else str(Path(self.folder) / agent.state)
 
@@ -131,7 +130,7 @@ class Assignment:
         return sum(task.repeat for task in self.run.phases[phase].tasks)
 
 
-def _made(section: Environment) -> Made:
+def _made(section: EnvironmentSection) -> Made:
     return Made(entry=section.entry, params=section.params, vector=section.vector)
 
 

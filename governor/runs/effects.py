@@ -21,13 +21,13 @@ from governor.messages import (
     ConductorSpec,
     Refused,
     Shutdown,
+    StopPartCommand,
     conductor_service,
     decode_command_reply,
     encode,
 )
-from governor.messages import StopPart as StopPartCommand
 from governor.processes import process
-from governor.processes.kill_ladder import Rungs, bring_down
+from governor.processes.kill_ladder import GracePeriods, terminate
 from governor.runs.result import build_result, save_result
 from states import events
 from states.effects import (
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
     from governor.processes.process import ChildProcess
     from governor.runs.assignment import Assignment
-    from governor.runs.run_context import Site
+    from governor.runs.run_context import RunContext
 
 COMMAND_SECONDS: Final = 10.0
 """In which a conductor takes a command. It answers at once; one that does not is replaced."""
@@ -82,10 +82,10 @@ class _Life:
     over: asyncio.Event = field(default_factory=asyncio.Event)
 
 
-class Performer:
+class EffectRunner:
     """Performs the effects of one run; `aclose` when the run is over."""
 
-    def __init__(self, *, assignment: Assignment, site: Site, post: Post, fence: Fence) -> None:
+    def __init__(self, *, assignment: Assignment, site: RunContext, post: Post, fence: Fence) -> None:
         self._assignment = assignment
         self._uid = assignment.uid
         self._site = site
@@ -288,7 +288,7 @@ class Performer:
     async def _descend(self, life: _Life, child: ChildProcess, first: str) -> None:
         """Down the ladder; the run's `stop` deadline is divided among the rungs."""
         grace = self._assignment.plan.deadlines.stop
-        rungs = Rungs(
+        rungs = GracePeriods(
             ask=0.3 * grace if first == "message" else 0.0,
             terminate=0.2 * grace if first != "SIGKILL" else 0.0,
             kill=0.3 * grace,
@@ -313,7 +313,7 @@ class Performer:
                 )
             )
 
-        await bring_down(child, ask if first == "message" else None, rungs, on_stuck=stuck)
+        await terminate(child, ask if first == "message" else None, rungs, on_stuck=stuck)
 
     # -- parts -------------------------------------------------------------------------------------------------
 

@@ -68,7 +68,7 @@ def _identity(path: Path) -> tuple[int, int] | None:
     return found.st_dev, found.st_ino
 
 
-class Governor(Protocol):
+class WatchedSlot(Protocol):
     """What is needed of whoever has a run in work."""
 
     state: State
@@ -98,9 +98,9 @@ class FileWatch:
         self._journal_files = Files(journal, later=[journal.with_name(f"{journal.name}-wal")])
         self._runtime_files = Files(runtime, Path(util.get_temp_dir()))
         self._lost: FilesRemoved | None = None
-        self._watched: dict[Governor, _Watched] = {}
+        self._watched: dict[WatchedSlot, _Watched] = {}
 
-    def begin(self, governor: Governor, post: Callable[[Event], None]) -> None:
+    def begin(self, governor: WatchedSlot, post: Callable[[Event], None]) -> None:
         """The folders of its run are there: from now on they have to stay. `post` is told where they don't."""
         if (uid := governor.experiment_run_id) is not None:
             folders = Files(self._runs / uid, self._runtime / uid)
@@ -113,7 +113,7 @@ class FileWatch:
                 self._look_after_run(governor)
             await asyncio.sleep(SECONDS)
 
-    def missing(self, governor: Governor) -> FilesRemoved | None:
+    def missing(self, governor: WatchedSlot) -> FilesRemoved | None:
         """Of what this governor's run needs, what has been removed and was not told before: what fails now fails for that."""
         return self._look_after_daemon() or self._look_after_run(governor)
 
@@ -138,7 +138,7 @@ class FileWatch:
             )
         return None
 
-    def _look_after_run(self, governor: Governor) -> FilesRemoved | None:
+    def _look_after_run(self, governor: WatchedSlot) -> FilesRemoved | None:
         uid, folders, post = self._watched[governor]
         # A run that ends removes its sockets itself.
         if governor.experiment_run_id != uid or not isinstance(governor.state, Starting | Running):

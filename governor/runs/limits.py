@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from governor.journal.journal import Journal
     from governor.messages import EpisodeRecord, RunEvent
-    from governor.run_file.model import Limits
+    from governor.run_file.model import LimitsSection
     from governor.runs.assignment import Assignment
 
 Exceeded: TypeAlias = tuple[Limit, int, int]
@@ -26,7 +26,7 @@ OF_ATTEMPTS: Final = ("conductor.ready", "task.started", "task.attempt_ended", "
 """The events that tell of attempts."""
 
 
-class Attempts:
+class AttemptCount:
     """The attempts of runs of tasks that have begun. A start that came together with its end is not told: the end counts."""
 
     def __init__(self) -> None:
@@ -51,16 +51,16 @@ class Attempts:
         self._last.pop(run, None)
 
 
-class Budget:
+class RunLimits:
     """Fed with each event once; episodes of an evaluation count."""
 
     def __init__(
-        self, limits: Limits, *, done: Iterable[EpisodeRecord] = (), told: Iterable[RunEvent] = ()
+        self, limits: LimitsSection, *, done: Iterable[EpisodeRecord] = (), told: Iterable[RunEvent] = ()
     ) -> None:
         """`done` and `told` (of `OF_ATTEMPTS`): in earlier invocations of the daemon."""
         self._limits = limits
         self._steps = self._episodes = 0
-        self._attempts = Attempts()
+        self._attempts = AttemptCount()
         self._told = False
         for record in done:
             self._count(record)
@@ -117,7 +117,7 @@ class Budget:
                 self._attempts.over(run, record["attempts"])
 
 
-def budget_of(assignment: Assignment, journal: Journal) -> Budget | None:
+def budget_of(assignment: Assignment, journal: Journal) -> RunLimits | None:
     """With what earlier invocations have played of this run; what it has inherited was another run's to pay. None where
     nothing that is counted has a limit.
     """
@@ -127,7 +127,7 @@ def budget_of(assignment: Assignment, journal: Journal) -> Budget | None:
     inherited = journal.standing_events_of(uid, ("run.inherited",))
     kept = {each["phase"]: each["episodes"] for event in inherited for each in event.data["kept"]}
     phases = range(len(assignment.run.phases))
-    return Budget(
+    return RunLimits(
         limits,
         done=(each for phase in phases for each in journal.episodes(uid, phase)[kept.get(phase, 0) :]),
         told=() if limits.tasks is None else journal.events_of(uid, OF_ATTEMPTS),

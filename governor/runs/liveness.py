@@ -29,7 +29,7 @@ USER_CODE_SECONDS: Final = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sighting:
+class Sample:
     """A conductor that is to be heard; `stopped` says /proc, `patience` is what `patience` gives for it."""
 
     conductor: str
@@ -55,7 +55,7 @@ class _Vital:
     told: bool = False
 
 
-class Pulse:
+class Liveness:
     """Of the conductors of one run. `moves` counts how often one of them told of progress."""
 
     def __init__(self, *, silence: float, interval: float, now: float) -> None:
@@ -74,7 +74,7 @@ class Pulse:
         self.moves += vital.progress is not None and vital.progress != progress
         self._vitals[conductor] = replace(vital, since=now, progress=progress)
 
-    def beat(self, seen: Sequence[Sighting], *, broker: bool, now: float) -> tuple[list[Silent], bool]:
+    def beat(self, seen: Sequence[Sample], *, broker: bool, now: float) -> tuple[list[Silent], bool]:
         """Who is silent, and whether the time since the last beat counts. `broker`: it has answered since."""
         counts = broker and now - self._last <= self._interval + LATE_SECONDS
         self._last = now
@@ -96,7 +96,7 @@ class Pulse:
         self._vitals = vitals
         return found, counts
 
-    def _look(self, each: Sighting, *, counts: bool, now: float) -> _Vital:
+    def _look(self, each: Sample, *, counts: bool, now: float) -> _Vital:
         """A process that has stopped, or goes on, begins anew: how long it could not answer before is not its silence."""
         vital = self._vitals.get(each.conductor)
         if vital is None or vital.incarnation != each.incarnation:

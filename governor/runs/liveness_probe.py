@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from governor.runs.effects import Post
     from governor.runs.progress import Progress
     from states import State
-    from states.crew import Member
+    from states.crew import ConductorState
     from transport.access import Secret
     from transport.client import Client
 
@@ -36,7 +36,7 @@ LONGEST_INTERVAL: Final = 2.0
 log = logs.get_logger()
 
 
-class PulseTaker:
+class LivenessProbe:
     """Of one run. `run` beats until it is cancelled; `state` gives the machine's."""
 
     def __init__(
@@ -61,7 +61,7 @@ class PulseTaker:
         silence, now = assignment.run.deadlines.silence, time.monotonic()
         self._interval = min(LONGEST_INTERVAL, silence / 5)
         self._silence = silence
-        self._pulse = liveness.Pulse(silence=silence, interval=self._interval, now=now)
+        self._pulse = liveness.Liveness(silence=silence, interval=self._interval, now=now)
         self._stall = liveness.Stall(timeout=assignment.plan.stall_timeout, now=now)
 
     async def run(self) -> None:
@@ -77,7 +77,7 @@ class PulseTaker:
                 await asyncio.sleep(begun + self._interval - time.monotonic())
                 self._beat(broker=broker)
 
-    def _members(self) -> list[Member]:
+    def _members(self) -> list[ConductorState]:
         """Who is ready, in a state that waits for somebody: the others have deadlines of their own."""
         state = self._state()
         if not isinstance(state, Starting | Running | Finalizing):
@@ -111,7 +111,7 @@ class PulseTaker:
         state, now = self._state(), time.monotonic()
         phase = self._first_phase if self._progress.phase_index is None else self._progress.phase_index
         seen = [
-            liveness.Sighting(
+            liveness.Sample(
                 conductor=member.name,
                 incarnation=member.incarnation,
                 stopped=_is_stopped(member.pid),

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from governor.errors import FilesRemoved, TryAgain
     from governor.journal.journal import Journal
     from governor.journal.tables import Transaction
-    from governor.runs.limits import Budget
+    from governor.runs.limits import RunLimits
     from governor.runs.progress import Progress
     from states.events import Event
     from transport.access import Secret
@@ -57,7 +57,7 @@ log = logs.get_logger()
 _KINDS: Final = {TaskStarted: "task.started", TaskAttemptEnded: "task.attempt_ended"}
 
 
-class Governor(Protocol):
+class ReportingRun(Protocol):
     """What the desk needs of its governor."""
 
     @property
@@ -69,16 +69,16 @@ class Governor(Protocol):
     def journal_failed(self, error: JournalError) -> None: ...
 
 
-class RunDesk:
+class ReportHandler:
     def __init__(
         self,
         *,
         uid: str,
         journal: Journal,
         progress: Progress,
-        governor: Governor,
+        governor: ReportingRun,
         secret: Secret,
-        budget: Budget | None = None,
+        budget: RunLimits | None = None,
         missing: Callable[[], FilesRemoved | None] = lambda: None,
     ) -> None:
         self._uid = uid
@@ -176,18 +176,18 @@ class RunDesk:
     async def _move(
         self,
         report: Report,
-        event: messages.ConductorReady | messages.ConductorFailed | messages.PartEnded,
+        event: messages.ReadyReport | messages.FailedReport | messages.PartEndedReport,
     ) -> None:
         at = self._governor.now()
         match event:
-            case messages.ConductorReady(detail=detail):
+            case messages.ReadyReport(detail=detail):
                 moved: Event = events.ConductorReady(
                     run=self._uid, at=at, conductor=report.conductor, incarnation=report.incarnation
                 )
                 if self._budget is not None and report.conductor == TASKS:
                     self._budget.task_conductor_ready()
                 await self._governor.take(moved, detail={"detail": detail})
-            case messages.ConductorFailed(reason=reason, traceback=traceback):
+            case messages.FailedReport(reason=reason, traceback=traceback):
                 moved = events.ConductorFailed(
                     run=self._uid,
                     at=at,
@@ -196,7 +196,7 @@ class RunDesk:
                     reason=reason,
                 )
                 await self._governor.take(moved, detail={"traceback": traceback})
-            case messages.PartEnded():
+            case messages.PartEndedReport():
                 moved = events.PartEnded(
                     run=self._uid,
                     at=at,
@@ -268,7 +268,7 @@ def _is_bad(event: messages.ConductorEvent) -> bool:
             return episode.outcome in messages.BAD
         case TaskEnded(record=record):
             return record.outcome not in ("succeeded", "cancelled")
-        case messages.PartEnded(failures=failures):
+        case messages.PartEndedReport(failures=failures):
             return failures > 0
         case _:
-            return isinstance(event, messages.ConductorFailed)
+            return isinstance(event, messages.FailedReport)

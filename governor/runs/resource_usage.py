@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
     from governor.runs.assignment import Assignment
-    from governor.runs.limits import Budget
+    from governor.runs.limits import RunLimits
     from states.events import Event
 
 EVERY_SECONDS: Final = 2.0
@@ -43,8 +43,8 @@ _PAGE: Final = os.sysconf("SC_PAGE_SIZE")
 log = logs.get_logger()
 
 
-class Conductors(Protocol):
-    """Whose processes are measured; `Performer` is one."""
+class MeasuredConductors(Protocol):
+    """Whose processes are measured; `EffectRunner` is one."""
 
     @property
     def processes(self) -> Mapping[str, Process]: ...
@@ -61,7 +61,12 @@ class Meter:
     """Measures a run from its construction to `aclose`, and posts `LimitExceeded` once; without a limit it measures nothing."""
 
     def __init__(
-        self, *, assignment: Assignment, folder: Path, conductors: Conductors, post: Callable[[Event], None]
+        self,
+        *,
+        assignment: Assignment,
+        folder: Path,
+        conductors: MeasuredConductors,
+        post: Callable[[Event], None],
     ) -> None:
         self._run = assignment.uid
         self._limits = assignment.run.limits
@@ -75,7 +80,7 @@ class Meter:
         if self._limits.memory is not None or self._limits.disk is not None:
             self._task = asyncio.create_task(self._measure_on(), name=f"{self._run}.usage")
 
-    def uses(self, budget: Budget | None) -> tuple[LimitUse, ...]:
+    def uses(self, budget: RunLimits | None) -> tuple[LimitUse, ...]:
         """Of each limit that is set and is no time."""
         used = {**self._measured, **(budget.spent if budget is not None else {})}
         return tuple(

@@ -23,7 +23,7 @@ class RayProvider(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Site:
+class RunContext:
     """`client` is the daemon's own client of its broker, at the private endpoint. `secret` is this invocation's. Folders
     exist and belong to the daemon alone.
     """

@@ -22,16 +22,16 @@ from governor import logs
 from governor.errors import JournalError, TryAgain
 from governor.files import write_whole
 from governor.messages import FlowControl, RunStatus, run_service
-from governor.runs.effects import Performer
+from governor.runs.effects import EffectRunner
 from governor.runs.event_log import entries
 from governor.runs.limits import budget_of
-from governor.runs.liveness_probe import PulseTaker
+from governor.runs.liveness_probe import LivenessProbe
 from governor.runs.progress import Progress
 from governor.runs.quarantine import Quarantine
-from governor.runs.report_handler import RunDesk
+from governor.runs.report_handler import ReportHandler
 from governor.runs.resource_usage import Meter
 from governor.runs.status import in_work
-from states import Dropped, Pristine, Refused, Running, State, Step, advance
+from states import Dropped, Pristine, Rejected, Running, State, Step, advance
 from states.base import Crewed
 from states.effects import BeginPhase, EndPhase, EndRun
 from states.events import AbortRequested, Event, ProcessesGone, RunAssigned, StopRequested
@@ -46,12 +46,12 @@ if TYPE_CHECKING:
     from governor.processes.process import ChildProcess
     from governor.run_file.model import Run
     from governor.runs.assignment import Assignment
-    from governor.runs.limits import Budget
-    from governor.runs.run_context import Site
+    from governor.runs.limits import RunLimits
+    from governor.runs.run_context import RunContext
 
 STORY: Final = 12
 """Steps that a refusal tells."""
-DESK_CREDIT: Final = 64
+REQUEST_CREDIT: Final = 64
 PROGRESS: Final = frozenset({"conductor.ready", "part.ended"})
 """Events that are progress of a run; what is on record of its episodes and tasks is, too."""
 
@@ -74,7 +74,7 @@ class RunGovernor:
         broker_uri: str,
         uid: str | None = None,
         *,
-        site: Site,
+        site: RunContext,
         on_change: Callable[[RunGovernor], None] = lambda _: None,
         on_journal_failure: Callable[[JournalError], None] = lambda _: None,
     ) -> None:
@@ -91,9 +91,9 @@ class RunGovernor:
         self._inbox: asyncio.Queue[tuple[Event, dict[str, Any], asyncio.Future[None]]] = asyncio.Queue()
         self._story: deque[str] = deque(maxlen=STORY)
         self._progress: Progress | None = None
-        self._performer: Performer | None = None
+        self._performer: EffectRunner | None = None
         self._desk: Worker | None = None
-        self._budget: Budget | None = None
+        self._budget: RunLimits | None = None
         self._meter: Meter | None = None
         self._quarantine = Quarantine(self.uid, self._post)
 
@@ -186,7 +186,7 @@ class RunGovernor:
 
     @property
     def deadlines(self) -> dict[tuple[str, str], float]:
-        """As of `Performer`."""
+        """As of `EffectRunner`."""
         return self._performer.deadlines if self._performer else {}
 
     # -- commands ----------------------------------------------------------------------------------------------
@@ -242,7 +242,7 @@ class RunGovernor:
     async def _step(self, event: Event, detail: dict[str, Any], answered: asyncio.Future[None]) -> None:
         before = self.state
         match advance(before, event):
-            case Refused(why=why):
+            case Rejected(why=why):
                 story = "; ".join(self._story) or "none"
                 answered.set_exception(
                     TryAgain(f"{event.kind} refused: {why}. Last steps of this slot: {story}")
@@ -337,7 +337,7 @@ class RunGovernor:
         content = msgspec.json.format(msgspec.json.encode(assignment.run.raw()), indent=2)
         await asyncio.to_thread(write_whole, run_file, content)
         self._budget = budget_of(assignment, self._site.journal)
-        desk = RunDesk(
+        desk = ReportHandler(
             uid=assignment.uid,
             journal=self._site.journal,
             progress=self._progress,
@@ -347,10 +347,10 @@ class RunGovernor:
             missing=partial(self._site.files.missing, self),
         )
         service, secret = run_service(assignment.uid), self._site.secret
-        self._desk = Worker(self.broker_uri, service, desk.answer, credit=DESK_CREDIT, secret=secret)
+        self._desk = Worker(self.broker_uri, service, desk.answer, credit=REQUEST_CREDIT, secret=secret)
         await self._desk.__aenter__()
-        self._performer = Performer(assignment=assignment, site=self._site, post=self._post, fence=desk)
-        pulse = PulseTaker(
+        self._performer = EffectRunner(assignment=assignment, site=self._site, post=self._post, fence=desk)
+        pulse = LivenessProbe(
             assignment=assignment,
             client=self._site.client,
             secret=self._site.run_secret(assignment.uid),

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from governor import logs
 from governor.tasks.cluster.cluster import Cluster
-from governor.tasks.cluster.lease import Lease
+from governor.tasks.cluster.lease import NodeLease
 from governor.tasks.cluster.nodes import follow
 from governor.tasks.engine import Engine
 
@@ -111,7 +111,7 @@ class Driver:
             log.error("driver.unclosed", seconds=seconds)
 
     async def _connect(self, stack: AsyncExitStack) -> Cluster:
-        lease = Lease(address=self._config.address, num_cpus=self._config.num_cpus)
+        lease = NodeLease(address=self._config.address, num_cpus=self._config.num_cpus)
         stack.push_async_callback(lease.leave)  # before: who is cancelled meanwhile has it at work
         await lease.take()
         cluster = Cluster(address="", token_path=None, namespace=f"governor-{uuid.uuid4().hex[:8]}")

@@ -18,10 +18,10 @@ from governor.tasks.errors import GraphError, QueueFull
 from governor.tasks.ports import PlaceState
 from governor.tasks.protocol.wire import (
     Begun,
-    Line,
     Loading,
+    LogLine,
     Over,
-    Told,
+    StateUpdate,
     Work,
 )
 from governor.tasks.scheduling import graph
@@ -30,6 +30,7 @@ from governor.tasks.scheduling.events import (
     AttemptEnded,
     AttemptStarted,
     BatchEnded,
+    BatchSubmitted,
     CancelAttempt,
     Cancelled,
     Dispatch,
@@ -44,10 +45,9 @@ from governor.tasks.scheduling.events import (
     RunEnded,
     RunnerGone,
     RunnerReady,
-    Said,
+    RunnerReported,
     Shape,
     StartRunner,
-    Submitted,
     Tick,
     shape_of,
 )
@@ -63,7 +63,7 @@ if TYPE_CHECKING:
     from governor.tasks.scheduling.events import (
         Attempt,
         BatchSpec,
-        Limits,
+        SchedulingLimits,
         Waiting,
     )
 
@@ -145,7 +145,7 @@ class Engine:
         batch: BatchSpec,
         listener: BatchListener,
         *,
-        limits: Limits | None = None,
+        limits: SchedulingLimits | None = None,
         held: bool = False,
     ) -> None:
         """Takes a batch, whole or not at all; `limits` is its dynamic time-out. `held`: nothing of it is dispatched before
@@ -163,7 +163,7 @@ class Engine:
         self.resize({shape_of(task) for task in batch.tasks if task.resources})
         self._listeners[batch.id] = listener
         self._folders[batch.id] = self._folder / batch.folder
-        self._feed(Submitted(batch, time.monotonic(), limits, held))
+        self._feed(BatchSubmitted(batch, time.monotonic(), limits, held))
 
     def release(self, batch: BatchId, *, error: str = "") -> None:
         """A held batch may begin; or, with an error, it fails."""
@@ -256,30 +256,30 @@ class Engine:
         self._changed.set()
 
     def runner_said(
-        self, runner: int, messages: Sequence[Begun | Over | Loading | Line | Told], now: float
+        self, runner: int, messages: Sequence[Begun | Over | Loading | LogLine | StateUpdate], now: float
     ) -> None:
         said: list[Begun | Over | Loading] = []
         for message in messages:
             match message:
-                case Line() | Told():
+                case LogLine() | StateUpdate():
                     self._aside(runner, message)
                     continue
                 case Over() if message.traceback:
-                    aside = Line(message.ticket, message.run, "traceback", message.traceback)
+                    aside = LogLine(message.ticket, message.run, "traceback", message.traceback)
                     self._aside(runner, aside)
             said.append(message)
-        self._feed(Said(runner, said, now))
+        self._feed(RunnerReported(runner, said, now))
 
     def runner_revoked(self, runner: int, tickets: tuple[int, ...]) -> None:
         self._feed(Revoked(runner, tickets, time.monotonic()))
 
-    def _aside(self, runner: int, message: Line | Told) -> None:
+    def _aside(self, runner: int, message: LogLine | StateUpdate) -> None:
         seat = self._core.crew.get(runner)
         jobs = () if seat is None else seat.jobs
         attempt = next((job.attempt for job in jobs if job.attempt.ticket == message.ticket), None)
         if attempt is None:
             return
-        if isinstance(message, Told):
+        if isinstance(message, StateUpdate):
             self._told.setdefault(runner, {}).update(message.state)
             return
         listener = self._listeners.get(attempt.batch)

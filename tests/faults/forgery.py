@@ -58,12 +58,14 @@ async def answer(
 def _letters(what: str, uid: str, conductor: ConductorStatus) -> list[tuple[str, object]]:
     if what == "commands":
         service = conductor_service(uid, conductor.name, conductor.incarnation)
-        stop = messages.StopPart(phase=0, reason=FORGERY)
+        stop = messages.StopPartCommand(phase=0, reason=FORGERY)
         return [(service, stop), (service, messages.Shutdown(grace=0.0))]
     if (part := PARTS.get(conductor.kind)) is not None:
-        event = messages.PartEnded(phase=0, part=part, end=FORGERY, metrics={"return_mean": FORGED_RETURN})
+        event = messages.PartEndedReport(
+            phase=0, part=part, end=FORGERY, metrics={"return_mean": FORGED_RETURN}
+        )
     else:
-        event = messages.ConductorFailed(reason=FORGERY)
+        event = messages.FailedReport(reason=FORGERY)
     report = messages.Report(
         conductor=conductor.name,
         incarnation=conductor.incarnation,

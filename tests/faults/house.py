@@ -22,7 +22,7 @@ from run_processes import registered
 
 from governor.errors import GovernorError
 from governor.executor import Executor
-from governor.processes.identity import Birth
+from governor.processes.identity import ProcessIdentity
 
 if TYPE_CHECKING:
     import signal
@@ -152,7 +152,7 @@ class House:
                     continue
                 birth = known.get(process.pid)
                 if process.environ().get(MARK) == str(self.folder) or (
-                    birth is not None and Birth.of(process.pid) == birth
+                    birth is not None and ProcessIdentity.of(process.pid) == birth
                 ):
                     found.append(process)
         return found

@@ -15,7 +15,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from governor.processes.identity import Birth, boot_id
+from governor.processes.identity import ProcessIdentity, boot_id
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
@@ -31,7 +31,7 @@ class RunProcess:
     """`what` it is: a conductor's name, `RUNNER`, or whose child it is. `parent` is 0 where nobody asks for it."""
 
     what: str
-    birth: Birth
+    birth: ProcessIdentity
     parent: int = 0
 
     def __str__(self) -> str:
@@ -43,7 +43,7 @@ def conductors(events: Iterable[RunEvent]) -> dict[tuple[str, int], RunProcess]:
     return {
         (event.data["conductor"], event.data["incarnation"]): RunProcess(
             what=f"conductor {event.data['conductor']}",
-            birth=Birth(pid=event.data["pid"], ticks=event.data["ticks"], boot=event.data["boot"]),
+            birth=ProcessIdentity(pid=event.data["pid"], ticks=event.data["ticks"], boot=event.data["boot"]),
         )
         for event in events
         if event.kind == "conductor.started"
@@ -104,5 +104,5 @@ def _alive(processes: Collection[RunProcess], within: float) -> list[RunProcess]
 def _read(line: str) -> RunProcess:
     what, _, stat = line.rstrip(";").partition(" ")
     fields = stat.rpartition(")")[2].split()
-    birth = Birth(pid=int(stat.split(maxsplit=1)[0]), ticks=int(fields[19]), boot=boot_id())
+    birth = ProcessIdentity(pid=int(stat.split(maxsplit=1)[0]), ticks=int(fields[19]), boot=boot_id())
     return RunProcess(what=what, birth=birth, parent=int(fields[1]))

@@ -9,7 +9,7 @@ from run_processes import RUNNER, RunProcess, alive, conductors, earlier, regist
 from user_code import CHILD
 
 from governor.messages import RunEvent
-from governor.processes.identity import Birth
+from governor.processes.identity import ProcessIdentity
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ def event(seq, kind, conductor, incarnation, birth):
 
 async def test_a_child_without_environment_or_parent_is_known_by_its_birth(start):
     child, known = start()
-    assert known == RunProcess(what="child-of-task", birth=Birth.of(child.pid), parent=os.getpid())
+    assert known == RunProcess(what="child-of-task", birth=ProcessIdentity.of(child.pid), parent=os.getpid())
     assert await alive([known], within=0.0) == [known]
 
 
@@ -56,7 +56,7 @@ async def test_what_dies_within_its_time_is_not_alive(start):
     (one, known), (_, other) = start(), start()
     one.send_signal(signal.SIGKILL)
     assert await alive([known, other], within=0.5) == [other]
-    stranger = RunProcess(what="x", birth=Birth(pid=os.getpid(), ticks=1, boot=known.birth.boot))
+    stranger = RunProcess(what="x", birth=ProcessIdentity(pid=os.getpid(), ticks=1, boot=known.birth.boot))
     assert await alive([stranger], within=0.0) == []
 
 
@@ -66,8 +66,10 @@ def test_a_run_that_has_not_begun_has_no_processes(tmp_path):
 
 
 def test_only_what_an_earlier_incarnation_has_started_must_be_dead_when_the_next_is_ready(tmp_path):
-    boot = Birth.of(os.getpid()).boot
-    first, second = (Birth(pid=pid, ticks=ticks, boot=boot) for pid, ticks in ((11, 100), (12, 200)))
+    boot = ProcessIdentity.of(os.getpid()).boot
+    first, second = (
+        ProcessIdentity(pid=pid, ticks=ticks, boot=boot) for pid, ticks in ((11, 100), (12, 200))
+    )
     lines = [("child-of-agent", 20, 11, 110), ("child-of-agent", 21, 12, 210), ("child-of-task", 22, 30, 110)]
     register = tmp_path / "register"
     register.write_text("".join(line(*each) for each in lines))
@@ -80,8 +82,8 @@ def test_only_what_an_earlier_incarnation_has_started_must_be_dead_when_the_next
 
 
 def test_runners_and_their_children_are_of_the_task_conductor(tmp_path):
-    boot = Birth.of(os.getpid()).boot
-    second = Birth(pid=12, ticks=200, boot=boot)
+    boot = ProcessIdentity.of(os.getpid()).boot
+    second = ProcessIdentity(pid=12, ticks=200, boot=boot)
     lines = [
         (RUNNER, 30, 5, 105),
         ("child-of-task", 22, 30, 110),

@@ -27,7 +27,7 @@ from governor.messages.chunking import slices
 from transport import frames
 from transport.access import Access
 from transport.broker import Broker
-from transport.broker_core import Limits
+from transport.broker_core import BrokerLimits
 from transport.worker import Worker
 
 RUN = {
@@ -44,7 +44,7 @@ async def line():
         client, worker = f"ipc://{folder}/c", f"ipc://{folder}/w"
 
         async def open_one(*, patience=0.5, awaits_restart=True, **limits):
-            broker = Broker(client_endpoint=client, worker_endpoint=worker, limits=Limits(**limits))
+            broker = Broker(client_endpoint=client, worker_endpoint=worker, limits=BrokerLimits(**limits))
             await stack.enter_async_context(broker)
             made = Executor(client, timeout=0.5, patience=patience, awaits_restart=awaits_restart)
             return await stack.enter_async_context(made)

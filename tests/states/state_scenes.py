@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from states import Dropped, Pristine, Refused, Step, advance
+from states import Dropped, Pristine, Rejected, Step, advance
 from states import events as e
 from states.plan import ConductorPlan, Deadlines, PhasePlan, RunPlan
 
@@ -137,7 +137,7 @@ class Slot:
         return self._unmoved(event, Dropped)
 
     def refuses(self, event):
-        return self._unmoved(event, Refused)
+        return self._unmoved(event, Rejected)
 
     def _unmoved(self, event, kind):
         answer = advance(self.state, event)

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field, replace
 
-from states import Dropped, Pristine, Refused, Step, advance, effects
+from states import Dropped, Pristine, Rejected, Step, advance, effects
 from states import events as e
 
 
@@ -277,9 +277,9 @@ class World:
     def tell(self, event):
         before = self.state
         answer = advance(before, event)
-        if isinstance(answer, Dropped | Refused):
+        if isinstance(answer, Dropped | Rejected):
             assert answer.state is before
-            assert isinstance(event, e.COMMANDS) == isinstance(answer, Refused)
+            assert isinstance(event, e.COMMANDS) == isinstance(answer, Rejected)
             return
         assert isinstance(answer, Step)
         self.state = answer.state

@@ -5,13 +5,13 @@ from dataclasses import replace
 import pytest
 from state_scenes import LAKE, PLAN, SIMULATION, TASKS, exited, ready, stuck
 
-from states.crew import FIRST_BACK_OFF, LONGEST_BACK_OFF, Crew, obituary
+from states.crew import FIRST_BACK_OFF, LONGEST_BACK_OFF, ConductorStates, obituary
 from states.effects import StartConductor, StopConductor, Wake
 
 
 @pytest.fixture
 def crew():
-    return Crew.of(PLAN)
+    return ConductorStates.of(PLAN)
 
 
 def test_a_crew_begins_with_all_members_starting_and_the_whole_budget(crew):
@@ -27,7 +27,7 @@ def test_a_crew_begins_with_all_members_starting_and_the_whole_budget(crew):
 
 @pytest.mark.parametrize(("used", "left"), [(1, 1), (2, 0), (7, 0)])
 def test_restarts_of_earlier_invocations_are_used_up(used, left):
-    crew = Crew.of(replace(PLAN, restarts_used=used))
+    crew = ConductorStates.of(replace(PLAN, restarts_used=used))
     assert crew.restarts_left == left
     assert (crew.gone(LAKE).restart(LAKE, at=0, within=60) is None) == (left == 0)
 
@@ -66,7 +66,7 @@ def test_a_restart_takes_from_the_budget_and_has_a_deadline(crew):
 
 
 def test_the_back_off_doubles_for_each_restart_of_the_same_conductor_up_to_a_limit():
-    crew = Crew.of(replace(PLAN, restarts=1000))
+    crew = ConductorStates.of(replace(PLAN, restarts=1000))
     delays = []
     for _ in range(1000):
         crew, (start, wake) = crew.gone(LAKE).restart(LAKE, at=0, within=60)
@@ -78,7 +78,7 @@ def test_the_back_off_doubles_for_each_restart_of_the_same_conductor_up_to_a_lim
 
 
 def test_incarnations_go_on_where_an_earlier_invocation_ended_and_the_back_off_begins_anew():
-    crew = Crew.of(replace(PLAN, incarnations=((LAKE, 7), ("agent.gone", 2))))
+    crew = ConductorStates.of(replace(PLAN, incarnations=((LAKE, 7), ("agent.gone", 2))))
     assert [member.incarnation for member in crew.members] == [8, 1, 1]
     crew, (start, _) = crew.gone(LAKE).restart(LAKE, at=0, within=60)
     assert (start.incarnation, start.delay) == (9, FIRST_BACK_OFF)
@@ -135,7 +135,7 @@ def test_last_words_say_more_than_the_reason_of_the_exit(crew):
 
 
 def test_a_crew_is_never_changed_in_place(crew):
-    before = Crew.of(PLAN)
+    before = ConductorStates.of(PLAN)
     crew.started(LAKE, 7)
     crew.ready(LAKE)
     crew.said(LAKE, "boom")

@@ -38,7 +38,7 @@ from state_scenes import (
     written,
 )
 
-from states import TABLE, Dropped, Pristine, Refused, Step, advance, events, table
+from states import TABLE, Dropped, Pristine, Rejected, Step, advance, events, table
 from states.base import State
 from states.effects import Effect
 from states.errors import UndeclaredTransition
@@ -178,10 +178,10 @@ def test_every_answer_keeps_the_rules(state):
                 assert type(answer.state) is type(state) or type(answer.state) in rule.to
                 assert all(isinstance(effect, Effect) for effect in answer.effects)
                 assert answer.state.waits_for, "somebody will ask"
-            case Dropped() | Refused():
+            case Dropped() | Rejected():
                 assert answer.state is state, f"{event} was not taken but changed something"
                 assert answer.why
-        if isinstance(answer, Refused):
+        if isinstance(answer, Rejected):
             assert isinstance(event, events.COMMANDS), f"{event} is no command"
         if isinstance(event, events.COMMANDS):
             assert not isinstance(answer, Dropped), "who commands wants to know"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from transport import envelope as envelopes
 from transport import frames as mdp
-from transport.broker_core import BrokerCore, Limits, Side
-from transport.envelope import ReplyEnvelope, RequestEnvelope, Status
+from transport.broker_core import BrokerCore, BrokerLimits, Side
+from transport.envelope import ReplyEnvelope, ReplyStatus, RequestEnvelope
 
 SESSION = b"s" * 16
 
@@ -14,7 +14,7 @@ class Stage:
     """A core, a clock, and what was sent, by peer."""
 
     def __init__(self, *, access=None, **limits):
-        self.core = BrokerCore(limits=Limits(**limits), access=access)
+        self.core = BrokerCore(limits=BrokerLimits(**limits), access=access)
         self.now = 0.0
         self.sent: dict[bytes, list] = {}
 
@@ -82,5 +82,5 @@ class Stage:
         for command in self.take(who):
             assert type(command) is mdp.ClientFinal
             envelope = envelopes.read_reply(command.body[0])
-            found.append((envelope.request_id, Status(envelope.status), command.body[1:]))
+            found.append((envelope.request_id, ReplyStatus(envelope.status), command.body[1:]))
         return found

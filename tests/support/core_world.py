@@ -11,6 +11,7 @@ from governor.tasks.scheduling.events import (
     AttemptEnded,
     BatchEnded,
     BatchSpec,
+    BatchSubmitted,
     CancelAttempt,
     Cancelled,
     Dispatch,
@@ -20,9 +21,8 @@ from governor.tasks.scheduling.events import (
     RunEnded,
     RunnerGone,
     RunnerReady,
-    Said,
+    RunnerReported,
     StartRunner,
-    Submitted,
     Tick,
 )
 
@@ -43,7 +43,7 @@ class Driver:
             self.submit(*tasks, **(batch or {}))
 
     def submit(self, *tasks, batch="b", now=0.0, limits=None, **fields):
-        return self.on(Submitted(BatchSpec(id=batch, tasks=tasks, **fields), now, limits))
+        return self.on(BatchSubmitted(BatchSpec(id=batch, tasks=tasks, **fields), now, limits))
 
     def on(self, event):
         new = self.core.on(event)
@@ -66,14 +66,16 @@ class Driver:
     def begin(self, sent, now, run=None, index=0):
         attempt = sent.attempts[index]
         return self.on(
-            Said(sent.runner, [Begun(attempt.ticket, attempt.runs[0] if run is None else run, now)], now)
+            RunnerReported(
+                sent.runner, [Begun(attempt.ticket, attempt.runs[0] if run is None else run, now)], now
+            )
         )
 
     def end(self, sent, now, *, value=None, error="", index=0, run=None, seconds=0.1, **fields):
         attempt = sent.attempts[index]
         run = attempt.runs[0] if run is None else run
         over = Over(attempt.ticket, run, now, seconds, error=error, value=value, **fields)
-        return self.on(Said(sent.runner, [over], now))
+        return self.on(RunnerReported(sent.runner, [over], now))
 
     def do(self, sent, now, **fields):
         """Begins and ends a run in one breath."""
@@ -81,7 +83,7 @@ class Driver:
         return self.end(sent, now, **fields)
 
     def import_(self, sent, now, index=0):
-        return self.on(Said(sent.runner, [Loading(sent.attempts[index].ticket)], now))
+        return self.on(RunnerReported(sent.runner, [Loading(sent.attempts[index].ticket)], now))
 
     def revoked(self, sent, now, *indices):
         return self.on(Revoked(sent.runner, tuple(sent.attempts[index].ticket for index in indices), now))
@@ -131,7 +133,7 @@ class World:
 
     def feed(self, event):
         self.perform(self.core.on(event))
-        if not isinstance(event, (Submitted, Cancelled)):
+        if not isinstance(event, (BatchSubmitted, Cancelled)):
             self.old_news.append(event)
 
     def perform(self, effects):  # noqa: C901  # one answer for each kind of effect
@@ -243,7 +245,7 @@ class World:
         body = self.bodies[runner]
         some = self.choose.randint(1, len(body.unread))
         said, body.unread = body.unread[:some], body.unread[some:]
-        self.feed(Said(runner, said, self.now))
+        self.feed(RunnerReported(runner, said, self.now))
 
     def do_work(self, runner):
         body = self.bodies[runner]

@@ -6,18 +6,18 @@ import contextlib
 import tempfile
 from pathlib import Path
 
-from governor.daemon.api import FrontDesk
+from governor.daemon.api import DaemonApi
 from governor.daemon.run_queue import RunQueue
 from governor.errors import ConfigError
 from governor.executor import Executor
 from governor.journal import disk_reserve
 from governor.journal.journal import Journal
-from governor.journal.retention import Keep, Pruner
+from governor.journal.retention import Pruner, RetentionPolicy
 from governor.messages import (
     SERVICE,
     TaskRecord,
 )
-from governor.runs.run_context import Site
+from governor.runs.run_context import RunContext
 from transport.access import Secret
 from transport.broker import Broker
 from transport.client import Client
@@ -54,7 +54,7 @@ class House:
 
     async def prune(self, asked):
         return await self.pruner.prune(
-            Keep(runs=asked.keep_runs, days=asked.keep_days), dry_run=asked.dry_run
+            RetentionPolicy(runs=asked.keep_runs, days=asked.keep_days), dry_run=asked.dry_run
         )
 
 
@@ -69,7 +69,7 @@ async def open_desk():
             journal = Journal(folder / "governor.db")
             stack.push_async_callback(journal.close)
             own = await stack.enter_async_context(Client(client))
-            site = Site(
+            site = RunContext(
                 client_endpoint=client,
                 private_endpoint=client,
                 worker_endpoint=worker,
@@ -88,7 +88,7 @@ async def open_desk():
             house.client = own
             house.runs = folder
             house.pruner = Pruner(journal, folder)
-            served = FrontDesk(house=house, site=site)
+            served = DaemonApi(house=house, site=site)
             await stack.enter_async_context(Worker(worker, SERVICE, served.answer, credit=16))
             house.executor = await stack.enter_async_context(Executor(client, timeout=3.0, patience=0.3))
             yield house

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 
-from governor.episodes.text.actor_pool import ActorPool, Site
+from governor.episodes.text.actor_pool import ActorPool, EnvironmentEndpoint
 from governor.errors import ConductorError
 
 TASKS = [("lake", str(n), "g") for n in range(6)]
@@ -45,7 +45,7 @@ class World:
             self.together -= 1
         if self.fails(number):
             raise ConductorError(f"start {number} failed")
-        return Site("inproc", None, Environment(self), self.reusable)
+        return EnvironmentEndpoint("inproc", None, Environment(self), self.reusable)
 
 
 @contextlib.asynccontextmanager

@@ -22,7 +22,7 @@ from governor.messages import (
     Done,
     EpisodeEnded,
     EpisodeRecord,
-    PartEnded,
+    PartEndedReport,
     Report,
     Shutdown,
     conductor_service,
@@ -33,7 +33,7 @@ from governor.messages import (
 )
 from transport.access import Secret
 from transport.client import Client
-from transport.errors import NotPermitted
+from transport.errors import RequestNotPermitted
 from transport.worker import Worker
 
 pytestmark = pytest.mark.system
@@ -54,7 +54,7 @@ class Forger:
 
     async def send(self, service: str, message: bytes) -> list[bytes]:
         """Its answers: those of the private socket, where the public one leads nowhere."""
-        with pytest.raises(NotPermitted):
+        with pytest.raises(RequestNotPermitted):
             await self.public.request(service, message, SECRET.value, timeout=30)
         wrong = (), (b"",), (SECRET.value,), (Secret.new().value,), (SECRET.of(b"other").value,)
         answers = [await self.private.request(service, message, *shown, timeout=30) for shown in wrong]
@@ -95,7 +95,7 @@ def forged_end(conductor: str = "simulation") -> bytes:
     record = EpisodeRecord(
         index=EPISODES + 7, worker=0, seed=1, outcome="terminated", value=1e9, steps=1, seconds=0.1
     )
-    end = PartEnded(phase=0, part="simulation", end="until", metrics={"return_mean": 1e9})
+    end = PartEndedReport(phase=0, part="simulation", end="until", metrics={"return_mean": 1e9})
     events = (EpisodeEnded(phase=0, episode=record), end)
     return encode(Report(conductor=conductor, incarnation=1, seq=AHEAD, events=events))
 

@@ -13,12 +13,12 @@ import zmq
 
 from transport import broker as broker_module
 from transport.broker import Broker
-from transport.broker_core import Limits
+from transport.broker_core import BrokerLimits
 from transport.client import Client
 from transport.connection import last_words
 from transport.worker import Worker
 
-FAST = Limits(heartbeat=0.1, liveness=4, service_wait=2.0)
+FAST = BrokerLimits(heartbeat=0.1, liveness=4, service_wait=2.0)
 spawn = multiprocessing.get_context("spawn")
 
 
@@ -53,7 +53,7 @@ class House:
     def worker_endpoint(self) -> str:
         return f"ipc://{self.folder}/workers.sock"
 
-    def broker(self, *, limits: Limits = FAST, tcp: bool = False) -> Broker:
+    def broker(self, *, limits: BrokerLimits = FAST, tcp: bool = False) -> Broker:
         return Broker(
             client_endpoint="tcp://127.0.0.1:*" if tcp else self.client_endpoint,
             worker_endpoint="tcp://127.0.0.1:*" if tcp else self.worker_endpoint,

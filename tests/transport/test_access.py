@@ -15,8 +15,8 @@ from transport import frames as mdp
 from transport.access import Access, Secret
 from transport.broker import Broker
 from transport.broker_core import Side
-from transport.envelope import Status
-from transport.errors import NotPermitted
+from transport.envelope import ReplyStatus
+from transport.errors import RequestNotPermitted
 
 SECRET = Secret(bytes(range(32)))  # known, since it is in the names of tests
 ACCESS = Access(
@@ -95,13 +95,13 @@ def test_a_closed_name_is_refused_at_once_on_the_public_side_and_reached_on_the_
     stage = _stage()
     stage.ask(b"c", 1, service=b"run.r1")
     [(number, status, _)] = stage.answers(b"c")
-    assert (number, status) == (1, Status.NOT_PERMITTED)
+    assert (number, status) == (1, ReplyStatus.NOT_PERMITTED)
     assert stage.take(b"w") == []
     assert stage.core.counters.not_permitted == 1
     stage.ask(b"c", 1, service=b"run.r1", side=Side.PRIVATE)
     address, _, _ = stage.request_at(b"w")
     stage.answer(b"w", address, 1)
-    assert stage.answers(b"c") == [(1, Status.OK, [b"reply"])]
+    assert stage.answers(b"c") == [(1, ReplyStatus.OK, [b"reply"])]
 
 
 def test_a_refused_request_makes_no_service_and_a_plain_client_is_dropped():
@@ -174,7 +174,7 @@ async def test_each_socket_leads_where_it_may(house):
             assert await client.request("governor", b"x", timeout=5) == [b"x"]
             assert await client.request("mmi.service", b"run.r1", timeout=5) == [b"200"]
         assert await private.request("run.r1", b"x", timeout=5) == [b"x"]
-        with pytest.raises(NotPermitted, match=r"run\.r1: this service is not reached"):
+        with pytest.raises(RequestNotPermitted, match=r"run\.r1: this service is not reached"):
             await public.request("run.r1", b"x", timeout=30)
         await until(lambda: ("broker.not_permitted", {"requests": 1, "registrations": 0}) in told)
 
@@ -185,7 +185,7 @@ async def test_what_is_refused_in_a_burst_is_one_line(house):
         async with asyncio.timeout(20):
             asked = [public.request("run.r1", b"x", timeout=20) for _ in range(500)]
             assert {type(end) for end in await asyncio.gather(*asked, return_exceptions=True)} == {
-                NotPermitted
+                RequestNotPermitted
             }
         refused = lambda: [data["requests"] for name, data in told if name == "broker.not_permitted"]  # noqa: E731
         await until(lambda: sum(refused()) == 500)

@@ -13,8 +13,8 @@ from conftest_peers import FAST, echo, process, run_broker
 
 from transport import frames as mdp
 from transport.broker import Broker, encode_settings
-from transport.broker_core import Limits
-from transport.errors import BadEndpoint, EndpointInUse, QueueFull, TooLarge
+from transport.broker_core import BrokerLimits
+from transport.errors import BadEndpoint, EndpointInUse, RequestQueueFull, TooLarge
 
 
 @pytest.mark.parametrize("tcp", [False, True])
@@ -158,12 +158,12 @@ async def test_a_slow_reader_is_owed_its_messages_and_loses_none(house):
 
 
 async def test_refusals_are_typed(house):
-    limits = Limits(heartbeat=0.1, queue=1, body_bytes=10_000)
+    limits = BrokerLimits(heartbeat=0.1, queue=1, body_bytes=10_000)
     async with house.broker(limits=limits), house.client() as client:
         with pytest.raises(TooLarge, match="10000 are allowed"):
             await client.request("nobody", b"x" * 15_000, timeout=5)
         first = asyncio.create_task(client.request("nobody", b"x", timeout=5))
-        with pytest.raises(QueueFull):
+        with pytest.raises(RequestQueueFull):
             await asyncio.gather(*(client.request("nobody", b"x", timeout=5) for _ in range(2)))
         first.cancel()
 

@@ -8,7 +8,7 @@ from broker_stage import Stage
 from transport import envelope as envelopes
 from transport import frames as mdp
 from transport.broker_core import Side
-from transport.envelope import Status
+from transport.envelope import ReplyStatus
 
 HEARTBEAT = mdp.Heartbeat().frames()
 DISCONNECT = mdp.Disconnect().frames()
@@ -85,7 +85,7 @@ def test_a_strict_worker_never_sees_an_envelope_and_its_client_always_does():
     (request,) = stage.take(b"w")
     assert request.body == [b"bare"]
     stage.worker(b"w", mdp.WorkerFinal(request.address, [b"reply"]))
-    assert stage.answers(b"c") == [(9, Status.OK, [b"reply"])]
+    assert stage.answers(b"c") == [(9, ReplyStatus.OK, [b"reply"])]
 
 
 # -- every command of a worker in every state of it ---------------------------------------------------------
@@ -133,7 +133,7 @@ def test_every_command_in_every_state_of_a_worker(state, name):
         stage.worker(b"w", mdp.Heartbeat())
     stage.sent.clear()
     stage.worker(b"w", WORKER_COMMANDS[name])
-    lost = [(1, Status.WORKER_LOST, [b"the worker was lost while it had this request"])]
+    lost = [(1, ReplyStatus.WORKER_LOST, [b"the worker was lost while it had this request"])]
     assert stage.answers(b"c") == (lost if state == "busy" and name != "HEARTBEAT" else [])
     match EXPECTED[state, name]:
         case "disconnect":
@@ -225,7 +225,7 @@ def test_a_dead_workers_requests_are_started_again_only_if_they_may(death):
             stage.undelivered(Side.WORKERS, b"w1", *HEARTBEAT)
         case "second READY":
             stage.worker(b"w1", mdp.Ready(b"echo"))
-    assert [(number, status) for number, status, _ in stage.answers(b"c")] == [(2, Status.WORKER_LOST)]
+    assert [(number, status) for number, status, _ in stage.answers(b"c")] == [(2, ReplyStatus.WORKER_LOST)]
     stage.worker(b"w2", mdp.Ready(b"echo", 1, extended=True))
     address, number, body = stage.request_at(b"w2")
     assert (number, body) == (1, [b"body"]), "the oldest first, with its body"

@@ -8,10 +8,10 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from transport import envelope as envelopes
 from transport import frames as mdp
-from transport.broker_core import BrokerCore, Limits, Side
+from transport.broker_core import BrokerCore, BrokerLimits, Side
 from transport.envelope import ReplyEnvelope, RequestEnvelope
 
-LIMITS = Limits(
+LIMITS = BrokerLimits(
     queue=5,
     queue_total=8,
     workers=3,

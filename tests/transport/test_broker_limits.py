@@ -7,7 +7,7 @@ from broker_stage import Stage
 
 from transport import frames as mdp
 from transport.broker_core import Side
-from transport.envelope import Status
+from transport.envelope import ReplyStatus
 
 # -- time ---------------------------------------------------------------------------------------------------
 
@@ -18,7 +18,7 @@ def test_a_service_that_never_comes_is_said_to_be_missing():
     stage.pass_time(4.9)
     assert stage.answers(b"c") == []
     stage.pass_time(0.2)
-    assert [(n, s) for n, s, _ in stage.answers(b"c")] == [(1, Status.SERVICE_NOT_FOUND)]
+    assert [(n, s) for n, s, _ in stage.answers(b"c")] == [(1, ReplyStatus.SERVICE_NOT_FOUND)]
     assert stage.core.gauges["services"] == 0
 
 
@@ -29,11 +29,11 @@ def test_the_wait_for_a_service_begins_when_its_last_worker_is_lost():
     stage.ask(b"c", 2, seconds=60)
     stage.pass_time(20)
     stage.worker(b"w", mdp.Disconnect())
-    assert [(n, s) for n, s, _ in stage.answers(b"c")] == [(1, Status.WORKER_LOST)]
+    assert [(n, s) for n, s, _ in stage.answers(b"c")] == [(1, ReplyStatus.WORKER_LOST)]
     stage.pass_time(4.9)
     assert stage.answers(b"c") == []
     stage.pass_time(6)
-    assert [(n, s) for n, s, _ in stage.answers(b"c")] == [(2, Status.SERVICE_NOT_FOUND)]
+    assert [(n, s) for n, s, _ in stage.answers(b"c")] == [(2, ReplyStatus.SERVICE_NOT_FOUND)]
 
 
 def test_a_queued_request_expires_at_its_deadline_one_at_work_does_not():
@@ -42,7 +42,7 @@ def test_a_queued_request_expires_at_its_deadline_one_at_work_does_not():
     stage.ask(b"c", 1, seconds=1)
     stage.ask(b"c", 2, seconds=1)
     stage.pass_time(1.01)
-    assert [(n, s) for n, s, _ in stage.answers(b"c")] == [(2, Status.EXPIRED)]
+    assert [(n, s) for n, s, _ in stage.answers(b"c")] == [(2, ReplyStatus.EXPIRED)]
     address, _, _ = stage.request_at(b"w")
     stage.answer(b"w", address, 1)
     assert [n for n, _, _ in stage.answers(b"c")] == [1]
@@ -139,7 +139,7 @@ def test_a_request_that_has_lost_two_workers_is_not_started_again():
     assert stage.answers(b"c") == []
     stage.worker(b"w2", mdp.Disconnect())
     ((number, status, body),) = stage.answers(b"c")
-    assert (number, status) == (1, Status.WORKER_LOST)
+    assert (number, status) == (1, ReplyStatus.WORKER_LOST)
     assert body[0].startswith(b"2 workers were lost while they had this request")
     assert stage.take(b"w3") == []
     assert stage.core.counters.given_up == 1
@@ -177,7 +177,7 @@ def test_mmi_is_answered_by_the_broker(service, asked, code):
     stage.client(b"c", mdp.ClientRequest(service, [asked]))
     assert stage.take(b"c") == [mdp.ClientFinal(service, [code])]
     stage.ask(b"c", 2, service=service, body=asked)
-    assert stage.answers(b"c") == [(2, Status.OK, [code])]
+    assert stage.answers(b"c") == [(2, ReplyStatus.OK, [code])]
 
 
 # -- bounds -------------------------------------------------------------------------------------------------
@@ -193,8 +193,8 @@ def test_queues_are_bounded_one_by_one_and_in_all():
         stage.ask(b"a", number, service=b"one")
     for number in range(3, 6):
         stage.ask(b"b", number, service=b"two")
-    assert statuses(stage, b"a") == [Status.QUEUE_FULL]
-    assert statuses(stage, b"b") == [Status.QUEUE_FULL] * 2
+    assert statuses(stage, b"a") == [ReplyStatus.QUEUE_FULL]
+    assert statuses(stage, b"b") == [ReplyStatus.QUEUE_FULL] * 2
 
 
 def test_services_workers_and_credit_are_bounded():
@@ -207,7 +207,7 @@ def test_services_workers_and_credit_are_bounded():
     refused = [who for who in (b"w2", b"w3", b"w4", b"w5") if stage.take(who) == [mdp.Disconnect()]]
     assert refused == [b"w2", b"w3", b"w5"]
     stage.ask(b"c", 1, service=b"another")
-    assert statuses(stage, b"c") == [Status.QUEUE_FULL]
+    assert statuses(stage, b"c") == [ReplyStatus.QUEUE_FULL]
 
 
 def test_one_client_leaves_room_in_the_queues_for_others():
@@ -250,10 +250,10 @@ def test_one_client_leaves_bytes_for_others():
 def test_bodies_are_bounded_one_by_one_and_in_all():
     stage = Stage(body_bytes=1000, held_bytes=1500)
     stage.ask(b"a", 1, body=b"x" * 1001)
-    assert statuses(stage, b"a") == [Status.TOO_LARGE]
+    assert statuses(stage, b"a") == [ReplyStatus.TOO_LARGE]
     stage.ask(b"b", 2, body=b"x" * 900)
     stage.ask(b"b", 3, body=b"x" * 900)
-    assert statuses(stage, b"b") == [Status.QUEUE_FULL]
+    assert statuses(stage, b"b") == [ReplyStatus.QUEUE_FULL]
     stage.ready(b"w")
     stage.ask(b"b", 4, body=b"x" * 900)
     assert statuses(stage, b"b") == [], "a request in flight that may not be repeated is not held"

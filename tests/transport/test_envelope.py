@@ -5,14 +5,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from transport import envelope as envelopes
-from transport.envelope import ReplyEnvelope, RequestEnvelope, Status
+from transport.envelope import ReplyEnvelope, ReplyStatus, RequestEnvelope
 from transport.errors import MalformedFrames
 
 ids = st.integers(0, 2**64 - 1)
 sessions = st.binary(min_size=16, max_size=16)
 values = st.integers(0, 2**32 - 1)
 requests = st.builds(RequestEnvelope, ids, sessions, values, st.booleans(), st.booleans(), st.booleans())
-replies = st.builds(ReplyEnvelope, ids, sessions, st.sampled_from([int(s) for s in Status]), values)
+replies = st.builds(ReplyEnvelope, ids, sessions, st.sampled_from([int(s) for s in ReplyStatus]), values)
 
 
 @given(requests)

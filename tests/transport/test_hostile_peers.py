@@ -13,7 +13,7 @@ import zmq
 from conftest_peers import FAST, echo, process, run_broker, spawn, until
 
 from transport.broker import encode_settings
-from transport.broker_core import Limits
+from transport.broker_core import BrokerLimits
 from transport.errors import WorkerLost
 
 ZMTP_HEARTBEATS = 3.0
@@ -225,7 +225,7 @@ async def test_more_connections_than_files_end_no_broker(house, capfd):
 async def test_connections_are_bounded_and_come_in_again_when_there_is_room(house, tcp):
     async with AsyncExitStack() as stack:
         broker = await stack.enter_async_context(
-            house.broker(limits=Limits(heartbeat=0.1, connections=5), tcp=tcp)
+            house.broker(limits=BrokerLimits(heartbeat=0.1, connections=5), tcp=tcp)
         )
         worker = house.worker("echo", echo, endpoint=broker.worker_endpoint)
         await stack.enter_async_context(worker)

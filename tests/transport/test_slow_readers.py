@@ -10,7 +10,7 @@ from conftest_peers import until
 
 from transport import slow_readers
 from transport.broker import Broker
-from transport.broker_state import Limits
+from transport.broker_state import BrokerLimits
 from transport.frames import BODY_LIMIT
 from transport.slow_readers import SlowReaders
 from transport.sockets import Sent
@@ -106,7 +106,7 @@ async def test_a_large_answer_to_a_client_that_is_busy_for_a_moment_arrives(hous
         asked.set()
         return [body]
 
-    async with house.broker(limits=Limits()) as broker, house.worker("large", large) as worker:
+    async with house.broker(limits=BrokerLimits()) as broker, house.worker("large", large) as worker:
         await worker.registered()
         async with house.raw(house.client_endpoint) as busy:
             await ask_and_do_not_read(busy, last=b"large")

@@ -8,7 +8,7 @@ import zmq
 from conftest_peers import echo, process, run_hanging_worker, run_short_lived_worker, spawn, until
 
 from transport import frames as mdp
-from transport.broker_core import Limits
+from transport.broker_core import BrokerLimits
 from transport.errors import WorkerLost
 
 
@@ -103,7 +103,7 @@ async def test_handlers_are_cancelled_at_the_end_and_their_clients_told(house):
 async def test_a_killed_worker_process_is_noticed_at_once(house):
     """SIGKILL: the idempotent request goes to the next worker, the other one is told, both long before a heartbeat."""
     started = spawn.SimpleQueue()
-    slow = Limits(heartbeat=60.0)
+    slow = BrokerLimits(heartbeat=60.0)
     async with house.broker(limits=slow) as broker, house.client() as client:
         async with process(run_hanging_worker, house.worker_endpoint, started, 60.0) as child:
             safe = asyncio.create_task(client.request("slow", b"safe", timeout=20, idempotent=True))

@@ -22,11 +22,11 @@ from typing import TYPE_CHECKING, Any, Final
 from governor import logs
 from governor.episodes import exits
 from governor.episodes.entries import in_daemon_thread, one_line
-from governor.episodes.local.kept_agent import KeptAgent
+from governor.episodes.local.kept_agent import LocalAgent
 from governor.episodes.local.parallel import ParallelWorker
-from governor.episodes.local.place import BUILD, JOIN, SAVE, Place, WrittenOff
-from governor.episodes.local.stepping import CLOSE_SECONDS, SeveralPlayers, Worker
-from governor.episodes.local.vector import VectorWorker
+from governor.episodes.local.place import BUILD, JOIN, SAVE, ExecutionContext, WrittenOff
+from governor.episodes.local.stepping import CLOSE_SECONDS, LocalEpisodeWorker, SeveralPlayers
+from governor.episodes.local.vector import LocalVectorWorker
 from governor.episodes.records.checkpoints import COPY_SECONDS
 from governor.episodes.rules.seeds import agent_seed
 from governor.errors import ConductorError
@@ -52,7 +52,7 @@ class InProcess:
     """Of one phase; `agents` are those of the process, by name. `play` is for the workers' threads, the rest for the event loop."""
 
     def __init__(
-        self, simulation: Simulation, *, agents: dict[str, KeptAgent], give_up: Callable[[str], None]
+        self, simulation: Simulation, *, agents: dict[str, LocalAgent], give_up: Callable[[str], None]
     ) -> None:
         command = simulation.command
         if command.made_environment is None:
@@ -62,17 +62,17 @@ class InProcess:
             if name not in agents:
                 path = Path(simulation.spec.run_folder) / "agents" / f"{name}.state"
                 seed = agent_seed(run_seed, name) if several else run_seed
-                agents[name] = KeptAgent(name=name, made=made, seed=seed, state_path=path)
+                agents[name] = LocalAgent(name=name, made=made, seed=seed, state_path=path)
         self._agents = {name: agents[name] for name in command.agents}
         self._made = command.made_environment
         self._simulation = simulation
         self._give_up = give_up
         self._vector = self._made.vector
         self._places = [
-            Place(number, owner=number // self._vector, agent=command.agents[0])
+            ExecutionContext(number, owner=number // self._vector, agent=command.agents[0])
             for number in range(command.workers * self._vector)
         ]
-        self._workers: dict[int, Worker] = {}
+        self._workers: dict[int, LocalEpisodeWorker] = {}
         self._at_work = command.workers
         self._leaving = threading.Lock()
 
@@ -110,13 +110,13 @@ class InProcess:
         places = self._places[number * self._vector : (number + 1) * self._vector]
         exits.tells(partial(_at_work, places))
         agent = next(iter(self._agents.values()))
-        worker: Worker
+        worker: LocalEpisodeWorker
         if len(self._agents) > 1 or simulation.command.players:
             worker = ParallelWorker(simulation, places[0], self._agents, self._made)
         elif len(places) > 1:
-            worker = VectorWorker(simulation, places, agent, self._made)
+            worker = LocalVectorWorker(simulation, places, agent, self._made)
         else:
-            worker = Worker(simulation, places[0], agent, self._made)
+            worker = LocalEpisodeWorker(simulation, places[0], agent, self._made)
         try:
             try:
                 self._live(simulation, worker, places[0])
@@ -128,7 +128,7 @@ class InProcess:
         except WrittenOff:
             log.info("simulation.worker_came_back", worker=number)
 
-    def _live(self, simulation: Simulation, worker: Worker, place: Place) -> None:
+    def _live(self, simulation: Simulation, worker: LocalEpisodeWorker, place: ExecutionContext) -> None:
         """Raises SeveralPlayers before anything is played, and WrittenOff. Whatever else ends it ends the part."""
         self._workers[place.owner] = worker
         try:
@@ -143,7 +143,7 @@ class InProcess:
         worker.close()
         self._left(place)
 
-    def _left(self, place: Place) -> None:
+    def _left(self, place: ExecutionContext) -> None:
         """The last worker saves what the agents have learned: before the end of the part is reported."""
         with self._leaving:
             self._at_work -= 1
@@ -197,12 +197,12 @@ class InProcess:
                 return
             await asyncio.wait({stop if stopped == inf else never}, timeout=due - now)
 
-    def _hangs(self, place: Place) -> bool:
+    def _hangs(self, place: ExecutionContext) -> bool:
         if place.where.startswith("agent"):
             return self._agents[place.agent].holder in {None, place.owner}
         return bool(place.where)
 
-    async def _end(self, hung: list[Place]) -> None:
+    async def _end(self, hung: list[ExecutionContext]) -> None:
         simulation = self._simulation
         if simulation.abandoned:
             return
@@ -226,14 +226,14 @@ class InProcess:
         )
         self._give_up(self._story(hung[0]))
 
-    async def _save(self, agent: KeptAgent) -> None:
+    async def _save(self, agent: LocalAgent) -> None:
         try:
             async with asyncio.timeout(SAVE_SECONDS):
                 await in_daemon_thread(agent.keep, name="agent.save")
         except Exception as error:  # noqa: BLE001  # user code, the disk, or it takes too long: what was saved last stands
             log.warning("agent.not_saved", agent=agent.name, reason=one_line(error))
 
-    def _timed_out(self, place: Place) -> EpisodeRecord:
+    def _timed_out(self, place: ExecutionContext) -> EpisodeRecord:
         timeout = self._simulation.command.episode_timeout
         return EpisodeRecord(
             index=place.index or 0,
@@ -247,20 +247,20 @@ class InProcess:
             reason=f"longer than {timeout:g} s, and {self._whose(place)} hangs",
         )
 
-    def _story(self, place: Place) -> str:
+    def _story(self, place: ExecutionContext) -> str:
         if place.index is None:
             key = " (deadlines.start)" if place.where in {BUILD, JOIN} else ""
             took = f"{monotonic() - place.began:.1f} s{key}"
             return f"{self._whose(place)} hangs: it has not come back from {place.where} for {took}"
         return f"{self._whose(place)} hangs in episode {place.index}"
 
-    def _whose(self, place: Place) -> str:
+    def _whose(self, place: ExecutionContext) -> str:
         if place.where.startswith("agent"):
             return f"agent {place.agent!r}"
         return f"environment {self._simulation.command.environment!r}"
 
 
-def _at_work(places: list[Place]) -> str:
+def _at_work(places: list[ExecutionContext]) -> str:
     """Those of a worker's places that it is in the user's code of, if that is of an episode: several where `act_many` has
     them all in hand.
     """

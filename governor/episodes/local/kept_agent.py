@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from governor.messages import Made
 
 
-class Acted:
+class ActResult:
     """`version` is that of the weights that a worker's last action was taken with."""
 
     version = 0
@@ -49,10 +49,10 @@ class Calls(NamedTuple):
     act: Callable[[Any], Any]
     learn: Callable[[Transition], Any] | None
     act_many: Callable[[NDArray[Any]], list[Any]] | None
-    acted: Learned | Acted
+    acted: Learned | ActResult
 
 
-class KeptAgent:
+class LocalAgent:
     """Its methods run user code, but `holder` is for everyone: the worker that is with it now, by its number."""
 
     def __init__(self, *, name: str, made: Made, seed: int, state_path: Path) -> None:
@@ -117,7 +117,7 @@ class KeptAgent:
             act_many = _conforming_many(agent, self._conform, explore=explore)
         if alone:
             return Calls(act, learn, act_many, learned)
-        acted = Acted()
+        acted = ActResult()
         return Calls(
             self._taking_turns(act, number, acted),
             None if learn is None else self._taking_turns(learn, number),
@@ -153,7 +153,7 @@ class KeptAgent:
                 state_file.copy(path, saved=self._path, name=name)
 
     def _taking_turns(
-        self, call: Callable[[Any], Any], number: int, acted: Acted | None = None
+        self, call: Callable[[Any], Any], number: int, acted: ActResult | None = None
     ) -> Callable[[Any], Any]:
         lock, learned = self._lock, self._learned
 

@@ -19,7 +19,7 @@ from governor.episodes import spaces
 from governor.episodes.conforming import observer
 from governor.episodes.entries import make_environment, one_line
 from governor.episodes.local.place import ACT, BUILD, JOIN, LEARN, SAVE, STEP
-from governor.episodes.local.stepping import NotRecorded, Worker
+from governor.episodes.local.stepping import LocalEpisodeWorker, NotRecorded
 from governor.episodes.spaces import finite_reward, flag
 from governor.episodes.transition import Transition
 from governor.errors import ConductorError
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from governor.episodes.conforming import Observer
-    from governor.episodes.local.kept_agent import Calls, KeptAgent
-    from governor.episodes.local.place import Place
+    from governor.episodes.local.kept_agent import Calls, LocalAgent
+    from governor.episodes.local.place import ExecutionContext
     from governor.episodes.simulation import Simulation
     from governor.episodes.spaces import SpaceSpec
     from governor.messages import EpisodeOutcome, Made
@@ -40,7 +40,7 @@ class _Player:
     """Who plays a player, and the form of its values; `plain`: its actions are numbers, not arrays."""
 
     name: str
-    agent: KeptAgent
+    agent: LocalAgent
     observed: Observer
     plain: bool
 
@@ -57,14 +57,14 @@ class _Step(NamedTuple):
         return {name for name in self.rewards if self.terminated[name] or self.truncated[name]}
 
 
-class ParallelWorker(Worker):
-    """A `Worker` whose environment has several players. `built` is the first environment, if there is one already."""
+class ParallelWorker(LocalEpisodeWorker):
+    """A `LocalEpisodeWorker` whose environment has several players. `built` is the first environment, if there is one already."""
 
     def __init__(
         self,
         simulation: Simulation,
-        place: Place,
-        agents: Mapping[str, KeptAgent],
+        place: ExecutionContext,
+        agents: Mapping[str, LocalAgent],
         made: Made,
         *,
         built: Any = None,

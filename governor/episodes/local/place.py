@@ -26,7 +26,7 @@ class WrittenOff(Exception):
     """The worker came back after it had been found hanging: its episode is on record, or another process's."""
 
 
-class Place:
+class ExecutionContext:
     """Where an episode is, for who watches it: in whose code (`where`), since when, until when at most, how far.
 
     `owner` is the thread that plays it, `number` its place among all that are played at once, `agent` the name of the
@@ -89,7 +89,7 @@ class Place:
             return still
 
 
-def record(place: Place, outcome: EpisodeOutcome, reason: str) -> EpisodeRecord:
+def record(place: ExecutionContext, outcome: EpisodeOutcome, reason: str) -> EpisodeRecord:
     """The end of an episode. Raises WrittenOff."""
     place.leave()
     return EpisodeRecord(

@@ -7,7 +7,7 @@ Rules:
 3. What ended is reported while the next episodes are played: up to `UNACKNOWLEDGED` reports of each worker. Those that
    the governor has not heard of when this process dies are played again.
 4. Short episodes share what writing and reporting them costs: those of `HOLD_SECONDS` go together.
-5. User code that hangs takes the whole process with it: `in_process.InProcess` watches the `Place` of each worker.
+5. User code that hangs takes the whole process with it: `in_process.InProcess` watches the `ExecutionContext` of each worker.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from governor.episodes import spaces
 from governor.episodes.conforming import first_observation, observer, stepper
 from governor.episodes.entries import make_environment, one_line
 from governor.episodes.local.place import ACT, BUILD, CLOSE, JOIN, LEARN, RESET, SAVE, STEP, record
-from governor.episodes.records.reports import Reports
+from governor.episodes.records.reports import EpisodeReports
 from governor.episodes.simulation import Paused
 from governor.episodes.transition import Transition
 from governor.errors import ConductorError
@@ -30,8 +30,8 @@ from governor.messages import COMPLETE
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
-    from governor.episodes.local.kept_agent import Calls, KeptAgent
-    from governor.episodes.local.place import Place
+    from governor.episodes.local.kept_agent import Calls, LocalAgent
+    from governor.episodes.local.place import ExecutionContext
     from governor.episodes.records.recording import StepRecorder
     from governor.episodes.spaces import SpaceSpec
     from governor.messages import Acknowledged, EpisodeOutcome, EpisodeRecord, Made, StartSimulation
@@ -79,10 +79,10 @@ class Course(Protocol):
     def ended(self, *records: EpisodeRecord) -> Future[Acknowledged]: ...
 
 
-class Worker:
+class LocalEpisodeWorker:
     """The life of one worker, in a thread of its own."""
 
-    def __init__(self, simulation: Course, place: Place, agent: KeptAgent, made: Made) -> None:
+    def __init__(self, simulation: Course, place: ExecutionContext, agent: LocalAgent, made: Made) -> None:
         self._simulation = simulation
         self._place = place
         self._number = place.owner
@@ -93,7 +93,7 @@ class Worker:
         self._calls: Calls | None = None
         self._calls_of: tuple[int, bool] | None = None
         linger = min(HOLD_SECONDS[0] * simulation.command.workers, HOLD_SECONDS[1])
-        self.reports = Reports(simulation, linger=linger, most=UNACKNOWLEDGED)
+        self.reports = EpisodeReports(simulation, linger=linger, most=UNACKNOWLEDGED)
 
     def play_all(self) -> None:
         """Until there is no episode left. Raises ConductorError for what cannot be built, WrittenOff, OSError."""
@@ -129,7 +129,7 @@ class Worker:
         recorder.end(outcome=ended.outcome, flush=False)
         self.reports.add(ended, recorder)
 
-    def recorder_at(self, place: Place) -> StepRecorder:  # noqa: ARG002  # there is one alone
+    def recorder_at(self, place: ExecutionContext) -> StepRecorder:  # noqa: ARG002  # there is one alone
         """Of what is played there; also for who has written the worker off."""
         return self._recorder
 
@@ -138,7 +138,7 @@ class Worker:
         environment, self._environment = self._environment, None
         self._close(environment, self._place)
 
-    def _close(self, environment: Any, place: Place) -> None:
+    def _close(self, environment: Any, place: ExecutionContext) -> None:
         """What an environment says when it goes helps nobody."""
         close = getattr(environment, "close", None)
         if close is not None:
@@ -156,7 +156,7 @@ class Worker:
         self._step = stepper(self._environment, self._observed, plain=self._plain)
         self._recorder = self._simulation.recorder(self._number, self._observation, self._action)
 
-    def _make(self, place: Place) -> Any:
+    def _make(self, place: ExecutionContext) -> Any:
         """An environment, and what is to be known of its spaces; the agent has joined then."""
         place.enter(BUILD, seconds=self._simulation.command.build_seconds)
         environment: Any = make_environment(self._made.entry, self._made.params)

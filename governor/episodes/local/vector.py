@@ -18,8 +18,8 @@ import numpy as np
 
 from governor.episodes.conforming import first_observation, stepper
 from governor.episodes.entries import one_line
-from governor.episodes.local.place import ACT, LEARN, RESET, SAVE, STEP, Place, record
-from governor.episodes.local.stepping import NotRecorded, Worker, flush
+from governor.episodes.local.place import ACT, LEARN, RESET, SAVE, STEP, ExecutionContext, record
+from governor.episodes.local.stepping import LocalEpisodeWorker, NotRecorded, flush
 from governor.episodes.simulation import Paused
 from governor.episodes.spaces import Discrete, storage
 from governor.episodes.transition import Transition
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from governor.episodes.conforming import Stepper
-    from governor.episodes.local.kept_agent import Calls, KeptAgent
+    from governor.episodes.local.kept_agent import Calls, LocalAgent
     from governor.episodes.records.recording import StepRecorder
     from governor.episodes.simulation import Simulation
     from governor.messages import EpisodeOutcome, Made
@@ -50,7 +50,7 @@ class _Slot:
         "train",
     )
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: ExecutionContext) -> None:
         self.place = place
         self.environment: Any = None
         self.recorder: StepRecorder
@@ -62,10 +62,12 @@ class _Slot:
         self.train = False
 
 
-class VectorWorker(Worker):
-    """A `Worker` with a slot for each of its places."""
+class LocalVectorWorker(LocalEpisodeWorker):
+    """A `LocalEpisodeWorker` with a slot for each of its places."""
 
-    def __init__(self, simulation: Simulation, places: Sequence[Place], agent: KeptAgent, made: Made) -> None:
+    def __init__(
+        self, simulation: Simulation, places: Sequence[ExecutionContext], agent: LocalAgent, made: Made
+    ) -> None:
         super().__init__(simulation, places[0], agent, made)
         self._slots = [_Slot(place) for place in places]
         self._limit = simulation.command.max_steps or sys.maxsize
@@ -91,7 +93,7 @@ class VectorWorker(Worker):
                 active = [slot for slot in active if slot not in done]
                 idle += done
 
-    def recorder_at(self, place: Place) -> StepRecorder:
+    def recorder_at(self, place: ExecutionContext) -> StepRecorder:
         return next(slot.recorder for slot in self._slots if slot.place is place)
 
     def close(self) -> None:

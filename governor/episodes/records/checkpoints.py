@@ -34,7 +34,7 @@ BEST: Final = "best"
 LAST: Final = "last"
 
 
-class Entry(msgspec.Struct, frozen=True, kw_only=True):
+class CheckpointEntry(msgspec.Struct, frozen=True, kw_only=True):
     """`episodes`: so many of the phase had ended for training. `files` are by agent; `at` is wall-clock time."""
 
     episodes: int
@@ -44,9 +44,9 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Index(msgspec.Struct, frozen=True, kw_only=True):
-    every: tuple[Entry, ...] = ()
-    best: Entry | None = None
-    last: Entry | None = None
+    every: tuple[CheckpointEntry, ...] = ()
+    best: CheckpointEntry | None = None
+    last: CheckpointEntry | None = None
 
 
 def folder_of(run_folder: Path, phase: str) -> Path:
@@ -93,9 +93,9 @@ class Checkpoints:
             entry = await self._take(LAST, episodes, None)
             self._put(entry, msgspec.structs.replace(index, last=entry))
 
-    async def _take(self, label: str, episodes: int, metric: float | None) -> Entry:
+    async def _take(self, label: str, episodes: int, metric: float | None) -> CheckpointEntry:
         """The states, not yet under their names."""
-        entry = Entry(
+        entry = CheckpointEntry(
             episodes=episodes,
             at=clock.wall(),
             metric=metric,
@@ -110,15 +110,15 @@ class Checkpoints:
             raise
         return entry
 
-    def _taken(self, file: str, entry: Entry) -> Path:
+    def _taken(self, file: str, entry: CheckpointEntry) -> Path:
         """By episodes: what an agent that is given up writes after all is of no other checkpoint."""
         return self._folder / f"{file}.{entry.episodes}.new"
 
-    def _discard(self, entry: Entry) -> None:
+    def _discard(self, entry: CheckpointEntry) -> None:
         for file in entry.files.values():
             self._taken(file, entry).unlink(missing_ok=True)
 
-    def _put(self, entry: Entry, index: Index) -> None:
+    def _put(self, entry: CheckpointEntry, index: Index) -> None:
         """The checkpoint that was taken counts; `index` has it."""
         content = msgspec.json.format(msgspec.json.encode(index), indent=2)
         try:

@@ -20,7 +20,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from governor.episodes.records.stream import Run, Stream, array
+from governor.episodes.records.stream import Stream, StreamedRun, array
 from governor.episodes.spaces import Discrete, SpaceSpec, storage
 from governor.errors import ConductorError
 
@@ -38,7 +38,7 @@ RESERVED: Final = frozenset(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Seat:
+class RecordingSlot:
     """The spaces of one agent of an environment."""
 
     observation: SpaceSpec
@@ -65,12 +65,12 @@ class Seat:
 class Columns:
     """What each step has. `alone` is the seat of the one agent; else `players` has a seat for each name."""
 
-    alone: Seat | None = None
-    players: tuple[tuple[str, Seat], ...] = ()
+    alone: RecordingSlot | None = None
+    players: tuple[tuple[str, RecordingSlot], ...] = ()
 
     @classmethod
     def of(cls, observation: SpaceSpec, action: SpaceSpec) -> Columns:
-        return cls(alone=Seat(observation=observation, action=action))
+        return cls(alone=RecordingSlot(observation=observation, action=action))
 
     @classmethod
     def of_players(cls, spaces: Mapping[str, tuple[SpaceSpec, SpaceSpec]]) -> Columns:
@@ -82,7 +82,7 @@ class Columns:
                 )
         return cls(
             players=tuple(
-                (name, Seat(observation=seen, action=done)) for name, (seen, done) in spaces.items()
+                (name, RecordingSlot(observation=seen, action=done)) for name, (seen, done) in spaces.items()
             )
         )
 
@@ -122,7 +122,7 @@ class StepRecorder:
         self._flushed = 0
         self._first_row = 0
         self._first_step = 0
-        self._runs: list[Run] = []
+        self._runs: list[StreamedRun] = []
         self._episode = -1
         self._attempt = 0
         self._seed = 0
@@ -207,8 +207,8 @@ class StepRecorder:
         """What `end` has not kept is dropped. May be called again."""
         self._stream.close()
 
-    def _run(self, outcome: str, rows: int) -> Run:
-        return Run(
+    def _run(self, outcome: str, rows: int) -> StreamedRun:
+        return StreamedRun(
             episode=self._episode,
             attempt=self._attempt,
             seed=self._seed,
@@ -251,7 +251,7 @@ class _Column:
 class _Table:
     """The columns of one seat."""
 
-    def __init__(self, seat: Seat) -> None:
+    def __init__(self, seat: RecordingSlot) -> None:
         self.observation, self.action = _Column(seat.observation), _Column(seat.action)
         self._fields = seat.fields
         self._blank = (self.observation.blank, self.action.blank, 0.0, False, False, 0)

@@ -36,7 +36,7 @@ class Keeper(Protocol):
     def ended(self, *records: EpisodeRecord) -> Future[Acknowledged]: ...
 
 
-class Reports:
+class EpisodeReports:
     """Of one worker, for its thread."""
 
     def __init__(self, keeper: Keeper, *, linger: float = LINGER_SECONDS, most: int = UNACKNOWLEDGED) -> None:

@@ -3,7 +3,7 @@
 Rules:
 1. What `Stream.append` wrote is in the kernel when it returns. A write that failed leaves no trace, so that the next
    one may succeed.
-2. Each batch says which episodes its rows belong to (`Run`), in the order of the rows: what is the same for all steps of
+2. Each batch says which episodes its rows belong to (`StreamedRun`), in the order of the rows: what is the same for all steps of
    an episode is not written with each of them.
 3. A stream is written by the one process that made it, and never again: a later life makes a stream with a higher
    number, its `incarnation`, and what that one says of an episode counts.
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 SUFFIX: Final = ".arrow"
 
 
-class Run(msgspec.Struct, frozen=True, array_like=True, gc=False):
+class StreamedRun(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """`rows` rows of one attempt at an episode; `step` is the number of the first one, from 0.
 
     `outcome` is empty until the attempt has ended: a run without rows tells of an end alone.
@@ -47,7 +47,7 @@ class Run(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 _RUNS: Final = b"runs"
 _encode = msgspec.json.Encoder().encode
-_decode = msgspec.json.Decoder(tuple[Run, ...]).decode
+_decode = msgspec.json.Decoder(tuple[StreamedRun, ...]).decode
 
 
 def folder_of(run_folder: Path) -> Path:
@@ -81,7 +81,7 @@ class Stream:
         self._file = -1
         self._has_head = False
 
-    def append(self, batch: pa.RecordBatch, runs: Sequence[Run]) -> None:
+    def append(self, batch: pa.RecordBatch, runs: Sequence[StreamedRun]) -> None:
         """Raises OSError, and nothing of this batch is in the file then."""
         if self._file < 0:
             self._open()
@@ -152,7 +152,7 @@ class StreamReader:
     def close(self) -> None:
         self._file.close()
 
-    def scan(self) -> Iterator[tuple[int, tuple[Run, ...]]]:
+    def scan(self) -> Iterator[tuple[int, tuple[StreamedRun, ...]]]:
         """Offset and runs of each batch, up to the end or the tear."""
         if self.schema is None:
             return

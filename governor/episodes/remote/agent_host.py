@@ -22,9 +22,9 @@ from governor.episodes.conforming import copier
 from governor.episodes.entries import load, one_line
 from governor.episodes.records import state_file
 from governor.episodes.remote import wire
-from governor.episodes.remote.brain import Trace
-from governor.episodes.remote.host import Abandoned, Host
-from governor.episodes.remote.mind import Mind
+from governor.episodes.remote.brain import EpisodeTicket
+from governor.episodes.remote.host import Abandoned, ThreadHost
+from governor.episodes.remote.mind import AgentRuntime
 from governor.episodes.transition import Transition
 from governor.errors import ConductorError
 
@@ -40,7 +40,7 @@ class _Slot:
 
     __slots__ = ("action", "explore", "learn", "observation", "trace")
 
-    def __init__(self, trace: Trace, observation: Any, *, explore: bool, learn: bool) -> None:
+    def __init__(self, trace: EpisodeTicket, observation: Any, *, explore: bool, learn: bool) -> None:
         self.trace = trace
         self.explore = explore
         self.learn = learn
@@ -48,7 +48,7 @@ class _Slot:
         self.action: Any = None
 
 
-class AgentHost(Host):
+class AgentHost(ThreadHost):
     """Each seat is in as many episodes at once as its worker has environments: `slots`, by their numbers."""
 
     def __init__(
@@ -73,15 +73,15 @@ class AgentHost(Host):
         self._at_work: tuple[bytes, int] | None = None
         self._slot_at_work: int | None = None
         self._calls: str = ""
-        self._called_for: Sequence[Trace] = ()
+        self._called_for: Sequence[EpisodeTicket] = ()
         """The method of the agent that the thread is in, and for which episodes."""
-        self._mind: Mind
+        self._mind: AgentRuntime
         self._seats: dict[bytes, dict[int, _Slot]] = {}
 
-    def at_work(self, seat: bytes, number: int) -> Trace | None:
+    def at_work(self, seat: bytes, number: int) -> EpisodeTicket | None:
         """What is in the agent's hands, if that is this very request or the learning of its seat's steps; for any thread."""
         if self._at_work == (seat, number):
-            return Trace(seat, self._slot_at_work)
+            return EpisodeTicket(seat, self._slot_at_work)
         trace = self._mind.in_hand if self.spaces is not None else None
         return trace if trace is not None and trace.seat == seat else None
 
@@ -122,7 +122,7 @@ class AgentHost(Host):
             state_path=self._state_path,
             first_state=self._first_state,
         )
-        self._mind = Mind(
+        self._mind = AgentRuntime(
             make,
             state_path=self._state_path,
             first_state=self._first_state,
@@ -157,14 +157,14 @@ class AgentHost(Host):
             return None
         slots = self._seats.get(peer)
         if slots is None:
-            return wire.encode(wire.Fault(request.number, "agent", "nobody sits there"))
+            return wire.encode(wire.FaultFrame(request.number, "agent", "nobody sits there"))
         self._at_work = (peer, request.number)
         try:
             return self._answer_to(request, peer, slots)
         except Abandoned:
             raise
         except BaseException as error:  # noqa: BLE001  # of a message that makes no sense: the thread is for all
-            return wire.encode(wire.Fault(request.number, "agent", one_line(error)))
+            return wire.encode(wire.FaultFrame(request.number, "agent", one_line(error)))
         finally:
             self._at_work = None
             self._called_for = ()
@@ -172,23 +172,23 @@ class AgentHost(Host):
     def _place(self) -> str:
         return exits.place(self._calls, [it.episode for it in self._called_for if it.episode >= 0])
 
-    def _call(self, method: str, traces: Sequence[Trace]) -> None:
+    def _call(self, method: str, traces: Sequence[EpisodeTicket]) -> None:
         """The agent's code begins."""
         self._calls, self._called_for = method, traces
 
     def _answer_to(self, request: wire.AgentRequest, peer: bytes, slots: dict[int, _Slot]) -> bytes | None:
         match request:
-            case wire.Act():
+            case wire.ActFrame():
                 return self._go_on(slots, request)
-            case wire.Begin():
-                trace = Trace(peer, 0, request.episode)
+            case wire.BeginFrame():
+                trace = EpisodeTicket(peer, 0, request.episode)
                 slots[0] = self._slot(trace, request.observation, train=request.train)
                 return self._act(slots[0], request.number)
-            case wire.Finish():
+            case wire.FinishFrame():
                 return self._end(peer, slots, request)
-            case wire.Keep():
+            case wire.KeepFrame():
                 return self._keep(peer, request)
-            case wire.ActMany():
+            case wire.ActManyFrame():
                 return self._many(peer, slots, request)
 
     def _finish(self) -> None:
@@ -201,14 +201,14 @@ class AgentHost(Host):
 
     # -- one episode at a time ------------------------------------------------------------------------------
 
-    def _go_on(self, slots: dict[int, _Slot], request: wire.Act) -> bytes:
+    def _go_on(self, slots: dict[int, _Slot], request: wire.ActFrame) -> bytes:
         slot = self._learn(slots, 0, request.observation, request.reward, 0)
         if slot.trace.fault is not None:
-            return wire.encode(wire.Fault(request.number, *slot.trace.fault))
+            return wire.encode(wire.FaultFrame(request.number, *slot.trace.fault))
         slot.observation = request.observation
         return self._act(slot, request.number)
 
-    def _slot(self, trace: Trace, observation: Any, *, train: bool) -> _Slot:
+    def _slot(self, trace: EpisodeTicket, observation: Any, *, train: bool) -> _Slot:
         return _Slot(trace, observation, explore=train, learn=train and self._mind.learns)
 
     def _act(self, slot: _Slot, number: int) -> bytes:
@@ -222,18 +222,18 @@ class AgentHost(Host):
         except Abandoned:
             raise
         except BaseException as error:  # noqa: BLE001  # user code: whatever it raises is this episode's fault
-            return wire.encode(wire.Fault(number, "agent.act", one_line(error)))
-        return wire.encode(wire.Acted(number, slot.action, version))
+            return wire.encode(wire.FaultFrame(number, "agent.act", one_line(error)))
+        return wire.encode(wire.ActedFrame(number, slot.action, version))
 
-    def _end(self, peer: bytes, slots: dict[int, _Slot], request: wire.Finish) -> bytes | None:
+    def _end(self, peer: bytes, slots: dict[int, _Slot], request: wire.FinishFrame) -> bytes | None:
         end = wire.TERMINATED * request.terminated | wire.TRUNCATED * request.truncated
         trace = self._learn(slots, 0, request.observation, request.reward, end).trace
         del slots[0]
         self._call("agent.state_dict", (trace,))
         return self._mind.ended([trace], lambda: _finished(request.number, trace), self.reply, seat=peer)
 
-    def _keep(self, peer: bytes, request: wire.Keep) -> bytes | None:
-        trace = Trace(peer)
+    def _keep(self, peer: bytes, request: wire.KeepFrame) -> bytes | None:
+        trace = EpisodeTicket(peer)
 
         def answer() -> bytes:
             self._mind.keep(trace)
@@ -247,7 +247,7 @@ class AgentHost(Host):
         """The slot; its trace has the fault, if there is one."""
         slot = slots.get(number)
         if slot is None or slot.action is None:
-            slot = slots[number] = _Slot(Trace(b""), None, explore=False, learn=False)
+            slot = slots[number] = _Slot(EpisodeTicket(b""), None, explore=False, learn=False)
             slot.trace.fault = "agent.learn", "ValueError: a step without an action before it"
         elif slot.learn:
             transition = Transition(
@@ -264,14 +264,14 @@ class AgentHost(Host):
 
     # -- a vector -------------------------------------------------------------------------------------------
 
-    def _many(self, peer: bytes, slots: dict[int, _Slot], request: wire.ActMany) -> bytes | None:
+    def _many(self, peer: bytes, slots: dict[int, _Slot], request: wire.ActManyFrame) -> bytes | None:
         seen = request.observations.tolist() if self._plain else request.observations
         ended: dict[int, _Slot] = {}
         acting: dict[int, _Slot] = {}
         episodes = iter(request.episodes)
         for row, (number, kind) in enumerate(zip(request.slots, request.kinds, strict=True)):
             if kind == wire.FIRST:
-                trace = Trace(peer, number, next(episodes, -1))
+                trace = EpisodeTicket(peer, number, next(episodes, -1))
                 acting[row] = slots[number] = self._slot(trace, seen[row], train=request.train)
                 continue
             self._slot_at_work = number
@@ -292,7 +292,7 @@ class AgentHost(Host):
                 for row, slot in (acting | ended).items()
                 if slot.trace.fault is not None
             ]
-            return wire.encode(wire.ActedMany(request.number, told, np.array(actions), version, faults))
+            return wire.encode(wire.ActedManyFrame(request.number, told, np.array(actions), version, faults))
 
         if not ended:
             return answer()
@@ -350,7 +350,7 @@ def _itself(action: Any) -> Any:
     return action
 
 
-def _finished(number: int, trace: Trace) -> bytes:
+def _finished(number: int, trace: EpisodeTicket) -> bytes:
     if trace.fault is not None:
-        return wire.encode(wire.Fault(number, *trace.fault))
-    return wire.encode(wire.Finished(number))
+        return wire.encode(wire.FaultFrame(number, *trace.fault))
+    return wire.encode(wire.FinishedFrame(number))

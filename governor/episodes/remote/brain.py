@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from governor.episodes.transition import Transition
 
 
-class Trace:
+class EpisodeTicket:
     """One episode on its way through the learner, of one slot of a seat or, with None, of whichever; `fault` is where and
     why no more of it is learned. `episode` is its number in the phase, negative where that is not known.
     """
@@ -43,12 +43,12 @@ class Trace:
         self.fault: tuple[str, str] | None = None
 
 
-class Brain:
+class AsyncLearner:
     """`at_work` is the episode that the learner has in its hands; for any thread."""
 
     def __init__(self, *, learner: Any, learned: Learned, actor: Any, bound: int, name: str) -> None:
         """Raises what `state_dict` of the one and `load_state_dict` of the other raise."""
-        self.at_work: Trace | None = None
+        self.at_work: EpisodeTicket | None = None
         self._learner = learner
         self._learned = learned
         self._bound = bound
@@ -79,7 +79,7 @@ class Brain:
                 self._acting = False
                 self._turn.notify_all()
 
-    def learn(self, trace: Trace, transition: Transition) -> None:
+    def learn(self, trace: EpisodeTicket, transition: Transition) -> None:
         """Returns at once."""
         self._work.put(partial(self._learn, trace, transition))
 
@@ -87,7 +87,7 @@ class Brain:
         """In the learner's thread, when all that came before is learned, as work for this seat; it must not raise."""
 
         def work() -> None:
-            self.at_work = Trace(seat)
+            self.at_work = EpisodeTicket(seat)
             call()
             self.at_work = None
 
@@ -115,7 +115,7 @@ class Brain:
         trace = self.at_work
         return exits.place("agent.learn", [trace.episode] if trace is not None and trace.episode >= 0 else [])
 
-    def _learn(self, trace: Trace, transition: Transition) -> None:
+    def _learn(self, trace: EpisodeTicket, transition: Transition) -> None:
         if trace.fault is not None:
             return
         with self._turn:

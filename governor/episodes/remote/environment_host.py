@@ -15,14 +15,14 @@ from governor.episodes import exits, spaces
 from governor.episodes.arrays import WireError
 from governor.episodes.entries import Environment, make_environment, one_line
 from governor.episodes.remote import wire
-from governor.episodes.remote.host import Abandoned, Host
+from governor.episodes.remote.host import Abandoned, ThreadHost
 from governor.errors import ConductorError
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 
-class EnvironmentHost(Host):
+class EnvironmentHost(ThreadHost):
     """`lease` is who may reset and step; the event loop sets it, the thread reads it. `at_work` is the slot whose code the
     thread is in, None between two requests; the event loop may look at it.
     """
@@ -63,26 +63,26 @@ class EnvironmentHost(Host):
         self.at_work = 0  # before the lease is looked at: whoever ends it sees that it was in time
         try:
             if peer != self.lease:
-                return wire.encode(wire.Fault(request.number, "environment", "the lease is over"))
-            if isinstance(request, wire.Step):
-                return wire.encode(wire.Stepped(request.number, *self._step(0, request.action)))
-            if isinstance(request, wire.Reset):
+                return wire.encode(wire.FaultFrame(request.number, "environment", "the lease is over"))
+            if isinstance(request, wire.StepFrame):
+                return wire.encode(wire.SteppedFrame(request.number, *self._step(0, request.action)))
+            if isinstance(request, wire.ResetFrame):
                 self._episodes[0] = request.episode
-                return wire.encode(wire.Observed(request.number, self._reset(0, request.seed)))
+                return wire.encode(wire.ObservedFrame(request.number, self._reset(0, request.seed)))
             return wire.encode(self._many(request))
         except Abandoned:
             raise
         except BaseException as error:  # noqa: BLE001  # user code: whatever it raises is this episode's fault
-            where = "environment.step" if type(request) is wire.Step else "environment.reset"
-            return wire.encode(wire.Fault(request.number, where, one_line(error)))
+            where = "environment.step" if type(request) is wire.StepFrame else "environment.reset"
+            return wire.encode(wire.FaultFrame(request.number, where, one_line(error)))
         finally:
             self.at_work = None
 
-    def _many(self, request: wire.ResetMany | wire.StepMany) -> wire.SteppedMany:
-        stepping = isinstance(request, wire.StepMany)
-        if isinstance(request, wire.ResetMany):
+    def _many(self, request: wire.ResetManyFrame | wire.StepManyFrame) -> wire.SteppedManyFrame:
+        stepping = isinstance(request, wire.StepManyFrame)
+        if isinstance(request, wire.ResetManyFrame):
             self._episodes |= zip(request.slots, request.episodes, strict=False)
-        told: Any = request.actions if isinstance(request, wire.StepMany) else request.seeds
+        told: Any = request.actions if isinstance(request, wire.StepManyFrame) else request.seeds
         told = told.tolist() if self._plain and stepping else told
         observations, rewards, ends, faults = [], [], [], []
         for row, slot in enumerate(request.slots):
@@ -102,7 +102,7 @@ class EnvironmentHost(Host):
             observations.append(observation)
             rewards.append(reward)
             ends.append(end)
-        return wire.SteppedMany(request.number, np.array(observations), rewards, ends, faults)
+        return wire.SteppedManyFrame(request.number, np.array(observations), rewards, ends, faults)
 
     def _reset(self, slot: int, seed: int) -> Any:
         self._method = "reset"

@@ -33,7 +33,7 @@ log = logs.get_logger()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Lease:
+class EnvironmentLease:
     holder: Acquire
     host: EnvironmentHost
     answer: Leased
@@ -62,7 +62,7 @@ class EnvironmentPool:
         self._vector = vector
         self._serial = count()
         self._free: list[EnvironmentHost] = []
-        self._leases: dict[str, Lease] = {}
+        self._leases: dict[str, EnvironmentLease] = {}
         self._hung: list[tuple[EnvironmentHost, str]] = []
         self._fillers: set[asyncio.Task[None]] = set()
         self._changed = asyncio.Condition()
@@ -129,7 +129,7 @@ class EnvironmentPool:
             action_space=host.action_space,
         )
         host.lease = key.encode()
-        self._leases[key] = Lease(holder=holder, host=host, answer=answer)
+        self._leases[key] = EnvironmentLease(holder=holder, host=host, answer=answer)
         return answer
 
     def _give_back(self, key: str) -> None:

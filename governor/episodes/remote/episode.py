@@ -14,7 +14,7 @@ from governor.episodes.remote import wire
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from governor.episodes.remote.line import Line
+    from governor.episodes.remote.line import RequestChannel
     from governor.messages import EpisodeOutcome
 
 
@@ -28,8 +28,8 @@ class Episode:
     def __init__(
         self,
         *,
-        environment: Line,
-        agent: Line,
+        environment: RequestChannel,
+        agent: RequestChannel,
         index: int,
         seed: int,
         train: bool,
@@ -63,15 +63,18 @@ class Episode:
 
     def _play(self) -> EpisodeOutcome:
         environment, agent, deadline = self._environment, self._agent, self._deadline
-        reset = wire.Reset(environment.next(), self._seed, self._index)
+        reset = wire.ResetFrame(environment.next(), self._seed, self._index)
         observed = environment.ask(reset, deadline=deadline)
-        observation = _expect(observed, wire.Observed).observation
-        request: wire.Begin | wire.Act = wire.Begin(agent.next(), observation, self._train, self._index)
+        observation = _expect(observed, wire.ObservedFrame).observation
+        request: wire.BeginFrame | wire.ActFrame = wire.BeginFrame(
+            agent.next(), observation, self._train, self._index
+        )
         limit = self._max_steps
         while True:
-            acted = _expect(agent.ask(request, deadline=deadline), wire.Acted)
+            acted = _expect(agent.ask(request, deadline=deadline), wire.ActedFrame)
             step = _expect(
-                environment.ask(wire.Step(environment.next(), acted.action), deadline=deadline), wire.Stepped
+                environment.ask(wire.StepFrame(environment.next(), acted.action), deadline=deadline),
+                wire.SteppedFrame,
             )
             self.value += step.reward
             self.steps += 1
@@ -85,17 +88,19 @@ class Episode:
             if self._stopping():
                 return "cancelled"
             observation = step.observation
-            request = wire.Act(agent.next(), observation, step.reward)
+            request = wire.ActFrame(agent.next(), observation, step.reward)
 
-    def _finish(self, step: wire.Stepped, *, truncated: bool) -> None:
+    def _finish(self, step: wire.SteppedFrame, *, truncated: bool) -> None:
         if self._train:
-            last = wire.Finish(self._agent.next(), step.observation, step.reward, step.terminated, truncated)
-            _expect(self._agent.ask(last, deadline=self._deadline), wire.Finished)
+            last = wire.FinishFrame(
+                self._agent.next(), step.observation, step.reward, step.terminated, truncated
+            )
+            _expect(self._agent.ask(last, deadline=self._deadline), wire.FinishedFrame)
 
 
 def _expect(answer: Any, kind: type[Any]) -> Any:
     if type(answer) is kind:
         return answer
-    if type(answer) is wire.Fault:
+    if type(answer) is wire.FaultFrame:
         raise _Failed(f"{answer.where}: {answer.reason}")
     raise _Failed(f"wire: {type(answer).__name__} where {kind.__name__} was due")

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from governor import logs
 from governor.episodes.entries import one_line, tell
-from governor.episodes.remote.pipe import Hung, Pipe
+from governor.episodes.remote.pipe import Hung, MessageStream
 from governor.errors import ConductorError
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class Abandoned(BaseException):
     """Raised inside a thread that was given up; no `except Exception` of user code stops it."""
 
 
-class Host(ABC):
+class ThreadHost(ABC):
     """One thread of user code. Its methods without underscore belong to the event loop's thread."""
 
     def __init__(self, *, name: str, path: Path) -> None:
@@ -233,7 +233,7 @@ class Host(ABC):
 
     def _accept(self, listener: socket.socket) -> None:
         with contextlib.suppress(OSError):  # who knocked has gone
-            pipe = Pipe(listener.accept()[0])
+            pipe = MessageStream(listener.accept()[0])
             self._peers[pipe.fileno()] = _Peer(pipe)
             self._poller.register(pipe, select.POLLIN)
 
@@ -264,7 +264,7 @@ class _Peer:
 
     __slots__ = ("name", "pipe", "pressed")
 
-    def __init__(self, pipe: Pipe) -> None:
+    def __init__(self, pipe: MessageStream) -> None:
         self.pipe = pipe
         self.name = b""
         self.pressed = False

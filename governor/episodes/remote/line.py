@@ -18,33 +18,33 @@ from typing import TYPE_CHECKING
 
 from governor.episodes.arrays import WireError
 from governor.episodes.remote import wire
-from governor.episodes.remote.pipe import Hung, Pipe
+from governor.episodes.remote.pipe import Hung, MessageStream
 
 if TYPE_CHECKING:
     from governor.episodes.remote.wire import AgentRequest, Answer, EnvironmentRequest
 
 
-class LineError(Exception):
+class ChannelError(Exception):
     """Root: a request without an answer. `line` is the one it went over."""
 
-    def __init__(self, line: Line) -> None:
+    def __init__(self, line: RequestChannel) -> None:
         self.line = line
         super().__init__(f"{line.name} did not answer")
 
 
-class Overdue(LineError):
+class Overdue(ChannelError):
     """The deadline passed."""
 
 
-class PeerLost(LineError):
+class PeerLost(ChannelError):
     """The process at the other end is gone, or nobody listens there."""
 
 
-class Interrupted(LineError):
+class Interrupted(ChannelError):
     """The part is being stopped."""
 
 
-class Line:
+class RequestChannel:
     """Connects at once. `identity` is the lease or the seat; `stop` is an eventfd that becomes readable for good when
     the part is to stop.
     """
@@ -54,11 +54,11 @@ class Line:
         self.identity = identity
         self.number = 0
         self._stop = stop
-        self._pipe: Pipe | None = None
+        self._pipe: MessageStream | None = None
         self._poller = select.poll()
         self._pressed = False
         try:
-            self._pipe = Pipe.connect(endpoint)
+            self._pipe = MessageStream.connect(endpoint)
             self._pipe.send(identity.encode())
         except (OSError, Hung):
             return  # the first request tells
@@ -106,7 +106,7 @@ class Line:
         if self._pipe is not None:
             self._pipe.close()
 
-    def _receive(self, pipe: Pipe, deadline: float | None) -> Answer:
+    def _receive(self, pipe: MessageStream, deadline: float | None) -> Answer:
         while True:
             if pipe.unsent or self._pressed:
                 self._flush(pipe)
@@ -119,13 +119,13 @@ class Line:
                 try:
                     answer = wire.decode_answer(data)
                 except WireError as error:
-                    return wire.Fault(self.number, "wire", str(error))
+                    return wire.FaultFrame(self.number, "wire", str(error))
                 if answer.number == self.number:
                     return answer
             if any(fd == self._stop for fd, _ in ready):
                 raise Interrupted(self)
 
-    def _flush(self, pipe: Pipe) -> None:
+    def _flush(self, pipe: MessageStream) -> None:
         """A message that is larger than the kernel's buffer goes piece by piece, as the peer reads."""
         pipe.flush()
         self._pressed = bool(pipe.unsent)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from governor.episodes.entries import one_line
 from governor.episodes.learned import Learned
-from governor.episodes.remote.brain import Brain, Trace
+from governor.episodes.remote.brain import AsyncLearner, EpisodeTicket
 from governor.episodes.remote.host import Abandoned
 from governor.errors import ConductorError
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class Mind:
+class AgentRuntime:
     """`make` builds an agent with its saved state. `act_many` is None for an agent that has none."""
 
     def __init__(
@@ -35,7 +35,7 @@ class Mind:
         self._make = make
         self._entry = entry
         self._name = name
-        self._brain: Brain | None = None
+        self._brain: AsyncLearner | None = None
         self._bound = 0
         try:
             self._learned = Learned(self.agent, state_path, given=first_state)
@@ -56,7 +56,7 @@ class Mind:
                 )
             actor = self._make()
             try:
-                self._brain = Brain(
+                self._brain = AsyncLearner(
                     learner=self.agent,
                     learned=self._learned,
                     actor=actor,
@@ -69,7 +69,7 @@ class Mind:
         self._bound = max_staleness
 
     @property
-    def in_hand(self) -> Trace | None:
+    def in_hand(self) -> EpisodeTicket | None:
         """What the learner beside the actor is at; for any thread."""
         brain = self._brain
         return None if brain is None else brain.at_work
@@ -83,7 +83,7 @@ class Mind:
         found = self._brain.act(call, latest=not explore)
         return found, self._brain.version
 
-    def learn(self, trace: Trace, transition: Transition) -> None:
+    def learn(self, trace: EpisodeTicket, transition: Transition) -> None:
         """A fault is in the trace: at once, or when the learner has come to it."""
         if self._brain is not None:
             self._brain.learn(trace, transition)
@@ -97,7 +97,7 @@ class Mind:
 
     def ended(
         self,
-        traces: Sequence[Trace],
+        traces: Sequence[EpisodeTicket],
         answer: Callable[[], bytes],
         reply: Callable[[bytes, bytes], None],
         *,
@@ -121,7 +121,7 @@ class Mind:
         """As `Learned.copy`; no episode is being learned."""
         self._learned.copy(path, name=self._name)
 
-    def keep(self, trace: Trace) -> None:
+    def keep(self, trace: EpisodeTicket) -> None:
         """All that was learned of episodes that ended is on disk; else the trace has the fault."""
         try:
             self._learned.keep()
@@ -133,12 +133,12 @@ class Mind:
     def put_down(self) -> None:
         """The last thing that is done with it: all is learned, and on disk."""
         self._leave_brain()
-        last = Trace(b"")
+        last = EpisodeTicket(b"")
         self.keep(last)
         if last.fault is not None:
             raise ConductorError(f"agent {self._entry!r} cannot be saved: {last.fault[1]}")
 
-    def _close(self, traces: Sequence[Trace]) -> None:
+    def _close(self, traces: Sequence[EpisodeTicket]) -> None:
         for trace in traces:
             if trace.fault is None:
                 try:

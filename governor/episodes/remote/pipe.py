@@ -19,7 +19,7 @@ class Hung(Exception):
     """The other end has hung up: its process is gone, or it does not want this line any more."""
 
 
-class Pipe:
+class MessageStream:
     """One end, for one thread. What does not fit into the kernel's buffer is kept until `flush`."""
 
     def __init__(self, connected: socket.socket) -> None:
@@ -29,7 +29,7 @@ class Pipe:
         self._read = bytearray()
 
     @classmethod
-    def connect(cls, path: str) -> Pipe:
+    def connect(cls, path: str) -> MessageStream:
         """Raises OSError when nobody listens there."""
         made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:

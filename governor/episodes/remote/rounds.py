@@ -25,13 +25,21 @@ from governor.episodes.entries import one_line
 from governor.episodes.remote import control, wire
 from governor.episodes.remote.line import Interrupted, Overdue, PeerLost
 from governor.episodes.remote.plays import Play, Slot
-from governor.episodes.remote.worker import SETTLE_SECONDS, TRIES, NoPlace, OutOfReach, Stopped, Worker, live
+from governor.episodes.remote.worker import (
+    SETTLE_SECONDS,
+    TRIES,
+    NoPlace,
+    OutOfReach,
+    RemoteEpisodeWorker,
+    Stopped,
+    live,
+)
 from governor.episodes.simulation import Paused
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from governor.episodes.remote.line import Line
+    from governor.episodes.remote.line import RequestChannel
     from governor.episodes.simulation import Simulation
     from governor.messages import EpisodeOutcome
 
@@ -41,7 +49,7 @@ LINGER_SECONDS: Final = 0.05
 
 def play(simulation: Simulation, number: int) -> None:
     """The life of worker `number`, with a vector or without."""
-    kind = Worker if simulation.command.vector == 1 else VectorWorker
+    kind = RemoteEpisodeWorker if simulation.command.vector == 1 else RemoteVectorWorker
     live(kind(simulation, number))
 
 
@@ -53,8 +61,8 @@ class _Lost(Exception):
         super().__init__()
 
 
-class VectorWorker(Worker):
-    """A `Worker` with a slot for each environment of the vector; `_plays` are in the order in which the agent acts."""
+class RemoteVectorWorker(RemoteEpisodeWorker):
+    """A `RemoteEpisodeWorker` with a slot for each environment of the vector; `_plays` are in the order in which the agent acts."""
 
     def __init__(self, simulation: Simulation, number: int) -> None:
         super().__init__(simulation, number, linger=LINGER_SECONDS)
@@ -70,7 +78,7 @@ class VectorWorker(Worker):
         self._limit = command.max_steps or sys.maxsize
 
     def play_all(self) -> None:
-        """As `Worker.play_all`."""
+        """As `RemoteEpisodeWorker.play_all`."""
         while True:
             if not self._plays:
                 self._prepare()
@@ -154,8 +162,8 @@ class VectorWorker(Worker):
         line = self._line_to(self._environment)
         slots = [play.slot.number - self._first for play in begun]
         seeds, indices = [play.seed for play in begun], [play.index for play in begun]
-        request = wire.ResetMany(line.next(), slots, seeds, indices)
-        answer = self._answer(line, request, begun, wire.SteppedMany)
+        request = wire.ResetManyFrame(line.next(), slots, seeds, indices)
+        answer = self._answer(line, request, begun, wire.SteppedManyFrame)
         if answer is None:
             return False
         faults = {fault.row: fault for fault in answer.faults}
@@ -175,7 +183,7 @@ class VectorWorker(Worker):
             self._train = self.simulation.trains(
                 plays[0].index
             )  # all of them: a stage of the phase follows another
-        request = wire.ActMany(
+        request = wire.ActManyFrame(
             line.next(),
             [play.slot.number for play in plays],
             [play.kind for play in plays],
@@ -185,7 +193,7 @@ class VectorWorker(Worker):
             self._train,
             [play.index for play in plays if play.kind == wire.FIRST],
         )
-        answer = self._answer(line, request, plays, wire.ActedMany)
+        answer = self._answer(line, request, plays, wire.ActedManyFrame)
         if answer is None:
             return
         faults = {fault.row: fault for fault in answer.faults}
@@ -215,8 +223,8 @@ class VectorWorker(Worker):
             return
         line = self._line_to(self._environment)
         slots = [play.slot.number - self._first for play in plays]
-        request = wire.StepMany(line.next(), slots, np.array([play.action for play in plays]))
-        answer = self._answer(line, request, plays, wire.SteppedMany)
+        request = wire.StepManyFrame(line.next(), slots, np.array([play.action for play in plays]))
+        answer = self._answer(line, request, plays, wire.SteppedManyFrame)
         if answer is None:
             return
         faults = {fault.row: fault for fault in answer.faults}
@@ -313,7 +321,7 @@ class VectorWorker(Worker):
 
     # -- lines ----------------------------------------------------------------------------------------------
 
-    def _answer(self, line: Line, request: Any, asked: Sequence[Play], kind: type[Any]) -> Any:
+    def _answer(self, line: RequestChannel, request: Any, asked: Sequence[Play], kind: type[Any]) -> Any:
         """None when the answer is a fault of all that were asked for: they have failed. Raises _Lost."""
         try:
             answer = self._heard(line, request, asked)
@@ -323,7 +331,7 @@ class VectorWorker(Worker):
         if type(answer) is kind:
             return answer
         where, reason = "wire", f"{type(answer).__name__} where {kind.__name__} was due"
-        if type(answer) is wire.Fault:
+        if type(answer) is wire.FaultFrame:
             where, reason = answer.where, answer.reason
         for play in list(asked):
             self._end(play, "failed", f"{where}: {reason}")
@@ -331,7 +339,7 @@ class VectorWorker(Worker):
         self._idle = [slot for slot in self._slots if all(play.slot is not slot for play in self._plays)]
         return None
 
-    def _heard(self, line: Line, request: Any, asked: Sequence[Play]) -> Any:
+    def _heard(self, line: RequestChannel, request: Any, asked: Sequence[Play]) -> Any:
         """The answer. Raises PeerLost, and _Lost when who is to blame for the silence has ended."""
         until = min(play.deadline for play in asked) + SETTLE_SECONDS
         wait: Callable[..., wire.Answer] = partial(line.ask, request)
@@ -344,7 +352,7 @@ class VectorWorker(Worker):
                 until = self._judged(line, asked, now=max(until, monotonic()))
                 wait = line.wait
 
-    def _settled(self, line: Line) -> Any:
+    def _settled(self, line: RequestChannel) -> Any:
         """The answer after all. Raises PeerLost, and _Lost when all have been cancelled."""
         answer = line.settle(seconds=SETTLE_SECONDS)
         if answer is not None:
@@ -354,7 +362,7 @@ class VectorWorker(Worker):
             self._end(play, "cancelled")
         raise _Lost(dead=False)
 
-    def _judged(self, line: Line, asked: Sequence[Play], *, now: float) -> float:
+    def _judged(self, line: RequestChannel, asked: Sequence[Play], *, now: float) -> float:
         """Until when others have their time. Raises _Lost when who is to blame has ended."""
         first = self._first if line is self._environment else 0
         due = tuple(p.slot.number - first for p in asked if p.deadline + SETTLE_SECONDS <= now)
@@ -372,13 +380,13 @@ class VectorWorker(Worker):
     def _overdue(self) -> str:
         return f"longer than {self.simulation.command.episode_timeout:g} s"
 
-    def _seen(self, answer: wire.SteppedMany) -> Sequence[Any]:
+    def _seen(self, answer: wire.SteppedManyFrame) -> Sequence[Any]:
         observations: Any = answer.observations
         seen: Sequence[Any] = observations.tolist() if self._plain_observation else observations
         return seen
 
     @staticmethod
-    def _line_to(line: Line | None) -> Line:
+    def _line_to(line: RequestChannel | None) -> RequestChannel:
         if line is None:
             raise _Lost(dead=False)
         return line

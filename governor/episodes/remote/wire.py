@@ -3,8 +3,8 @@
 Rules:
 1. A request has a number and its answer bears it: a stale answer is never taken for a new one.
 2. A step is one round trip to the agent and one to the environment: the act request carries the reward of the step
-   before, and the agent still knows what it saw and did. The last transition of an episode travels in `Finish`.
-3. A fault of the other side is an answer (`Fault`), never silence.
+   before, and the agent still knows what it saw and did. The last transition of an episode travels in `FinishFrame`.
+3. A fault of the other side is an answer (`FaultFrame`), never silence.
 4. Structs are arrays on the wire: a FrozenLake step is 5 bytes one way and 14 back.
 """
 
@@ -17,31 +17,31 @@ import msgspec
 from governor.episodes.arrays import WireError, decode_hook, encode_hook
 
 
-class Frame(msgspec.Struct, frozen=True, array_like=True):
+class WireFrame(msgspec.Struct, frozen=True, array_like=True):
     """Root of everything on the data plane."""
 
     number: int
 
 
-class Reset(Frame, frozen=True, tag=1):
+class ResetFrame(WireFrame, frozen=True, tag=1):
     """`episode` is its number in the phase: it is named where it ends the process."""
 
     seed: int
     episode: int = -1
 
 
-class Step(Frame, frozen=True, tag=2):
+class StepFrame(WireFrame, frozen=True, tag=2):
     action: Any
 
 
-class Observed(Frame, frozen=True, tag=3):
-    """Answer to `Reset`."""
+class ObservedFrame(WireFrame, frozen=True, tag=3):
+    """Answer to `ResetFrame`."""
 
     observation: Any
 
 
-class Stepped(Frame, frozen=True, tag=4):
-    """Answer to `Step`. Gymnasium's fifth value, `info`, stays at the environment: it may hold anything."""
+class SteppedFrame(WireFrame, frozen=True, tag=4):
+    """Answer to `StepFrame`. Gymnasium's fifth value, `info`, stays at the environment: it may hold anything."""
 
     observation: Any
     reward: float
@@ -49,30 +49,30 @@ class Stepped(Frame, frozen=True, tag=4):
     truncated: bool
 
 
-class Begin(Frame, frozen=True, tag=5):
-    """The first observation of an episode; the answer is `Acted`. `episode`: as of `Reset`."""
+class BeginFrame(WireFrame, frozen=True, tag=5):
+    """The first observation of an episode; the answer is `ActedFrame`. `episode`: as of `ResetFrame`."""
 
     observation: Any
     train: bool
     episode: int = -1
 
 
-class Act(Frame, frozen=True, tag=6):
-    """A later observation, and the reward that came with it; the answer is `Acted`."""
+class ActFrame(WireFrame, frozen=True, tag=6):
+    """A later observation, and the reward that came with it; the answer is `ActedFrame`."""
 
     observation: Any
     reward: float
 
 
-class Acted(Frame, frozen=True, tag=7):
+class ActedFrame(WireFrame, frozen=True, tag=7):
     """`weight_version` is that of the weights that chose the action."""
 
     action: Any
     weight_version: int = 0
 
 
-class Finish(Frame, frozen=True, tag=8):
-    """The last step of an episode in train mode; `Finished` comes when it is learned."""
+class FinishFrame(WireFrame, frozen=True, tag=8):
+    """The last step of an episode in train mode; `FinishedFrame` comes when it is learned."""
 
     observation: Any
     reward: float
@@ -80,45 +80,45 @@ class Finish(Frame, frozen=True, tag=8):
     truncated: bool
 
 
-class Finished(Frame, frozen=True, tag=9):
-    """Answer to `Finish` and `Keep`."""
+class FinishedFrame(WireFrame, frozen=True, tag=9):
+    """Answer to `FinishFrame` and `KeepFrame`."""
 
 
-class Fault(Frame, frozen=True, tag=10):
+class FaultFrame(WireFrame, frozen=True, tag=10):
     """Answer to any request: `where` is ``environment.step``, ``agent.act`` and so on, `reason` one line."""
 
     where: str
     reason: str
 
 
-class Keep(Frame, frozen=True, tag=11):
-    """What was learned in episodes that ended is to be on disk; then `Finished` comes."""
+class KeepFrame(WireFrame, frozen=True, tag=11):
+    """What was learned in episodes that ended is to be on disk; then `FinishedFrame` comes."""
 
 
 # -- a vector: many slots in one message. Rows of observations and actions are one array ------------------------------
 
 
 class RowFault(msgspec.Struct, frozen=True, array_like=True):
-    """As `Fault`, of one row: the others are as they are."""
+    """As `FaultFrame`, of one row: the others are as they are."""
 
     row: int
     where: str
     reason: str
 
 
-class ResetMany(Frame, frozen=True, tag=12):
+class ResetManyFrame(WireFrame, frozen=True, tag=12):
     slots: list[int]
     seeds: list[int]
     episodes: list[int] = []
 
 
-class StepMany(Frame, frozen=True, tag=13):
+class StepManyFrame(WireFrame, frozen=True, tag=13):
     slots: list[int]
     actions: Any
 
 
-class SteppedMany(Frame, frozen=True, tag=14):
-    """Answer to `ResetMany` (rewards and ends say nothing then) and `StepMany`: a row for each slot, in that order."""
+class SteppedManyFrame(WireFrame, frozen=True, tag=14):
+    """Answer to `ResetManyFrame` (rewards and ends say nothing then) and `StepManyFrame`: a row for each slot, in that order."""
 
     observations: Any
     rewards: list[float]
@@ -126,10 +126,10 @@ class SteppedMany(Frame, frozen=True, tag=14):
     faults: list[RowFault]
 
 
-class ActMany(Frame, frozen=True, tag=15):
-    """A row for each slot that something is new of: `kinds` are FIRST, NEXT and LAST, as `Begin`, `Act` and `Finish`.
+class ActManyFrame(WireFrame, frozen=True, tag=15):
+    """A row for each slot that something is new of: `kinds` are FIRST, NEXT and LAST, as `BeginFrame`, `ActFrame` and `FinishFrame`.
 
-    A slot may have two rows, the last one of an episode before the first one of the next. `episodes`: as of `Reset`, of the
+    A slot may have two rows, the last one of an episode before the first one of the next. `episodes`: as of `ResetFrame`, of the
     FIRST rows alone, in their order.
     """
 
@@ -142,7 +142,7 @@ class ActMany(Frame, frozen=True, tag=15):
     episodes: list[int] = []
 
 
-class ActedMany(Frame, frozen=True, tag=16):
+class ActedManyFrame(WireFrame, frozen=True, tag=16):
     """An action for each row that is not LAST and has no fault before it acts; `rows` says which."""
 
     rows: list[int]
@@ -158,9 +158,11 @@ TERMINATED: Final = 1
 TRUNCATED: Final = 2
 """Bits of `ends`."""
 
-EnvironmentRequest: TypeAlias = Reset | Step | ResetMany | StepMany
-AgentRequest: TypeAlias = Begin | Act | Finish | Keep | ActMany
-Answer: TypeAlias = Observed | Stepped | Acted | Finished | Fault | SteppedMany | ActedMany
+EnvironmentRequest: TypeAlias = ResetFrame | StepFrame | ResetManyFrame | StepManyFrame
+AgentRequest: TypeAlias = BeginFrame | ActFrame | FinishFrame | KeepFrame | ActManyFrame
+Answer: TypeAlias = (
+    ObservedFrame | SteppedFrame | ActedFrame | FinishedFrame | FaultFrame | SteppedManyFrame | ActedManyFrame
+)
 
 encode = msgspec.msgpack.Encoder(enc_hook=encode_hook).encode
 _environment_request: msgspec.msgpack.Decoder[EnvironmentRequest] = msgspec.msgpack.Decoder(

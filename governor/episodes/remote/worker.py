@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Final
 
 from governor import logs
 from governor.episodes import spaces
-from governor.episodes.records.reports import LINGER_SECONDS, Reports
+from governor.episodes.records.reports import LINGER_SECONDS, EpisodeReports
 from governor.episodes.remote import control, wire
 from governor.episodes.remote.episode import Episode
-from governor.episodes.remote.line import Interrupted, Line, Overdue, PeerLost
+from governor.episodes.remote.line import Interrupted, Overdue, PeerLost, RequestChannel
 from governor.episodes.simulation import Paused
 from governor.messages import EpisodeRecord
 from transport.errors import ConnectionLost, RequestError, ServiceNotFound, WorkerLost
@@ -55,7 +55,7 @@ class Stopped(Exception):
     """The part was stopped while a conductor was asked."""
 
 
-def live(worker: Worker) -> None:
+def live(worker: RemoteEpisodeWorker) -> None:
     """The life of a worker, from its first episode to the end of the part."""
     simulation, number = worker.simulation, worker.number
     try:
@@ -70,16 +70,16 @@ def live(worker: Worker) -> None:
         worker.leave()
 
 
-class Worker:
+class RemoteEpisodeWorker:
     def __init__(self, simulation: Simulation, number: int, *, linger: float = LINGER_SECONDS) -> None:
         command = simulation.command
         self.simulation = simulation
         self.number = number
         self._resets = 0
-        self._environment: Line | None = None
-        self._agent: Line | None = None
+        self._environment: RequestChannel | None = None
+        self._agent: RequestChannel | None = None
         self._lease: control.Leased | None = None
-        self._reports = Reports(simulation, linger=linger)
+        self._reports = EpisodeReports(simulation, linger=linger)
         self._environment_service = control.environment_service(simulation.spec.uid, command.environment)
         self._agent_service = control.agent_service(simulation.spec.uid, command.agents[0])
 
@@ -125,11 +125,11 @@ class Worker:
             name = self.simulation.command.agents[0]
             self.simulation.break_off(f"agent {name!r} cannot be saved: {reason}")
 
-    def _keep_through(self, line: Line) -> str:
+    def _keep_through(self, line: RequestChannel) -> str:
         """Why it could not be kept, in one line. Raises PeerLost."""
         answer: wire.Answer | None = None
         try:
-            answer = line.ask(wire.Keep(line.next()), deadline=monotonic() + KEEP_SECONDS)
+            answer = line.ask(wire.KeepFrame(line.next()), deadline=monotonic() + KEEP_SECONDS)
         except Overdue:
             pass
         except Interrupted:
@@ -137,7 +137,7 @@ class Worker:
         if answer is None:
             self._give_up(line)
             return f"it takes longer than {KEEP_SECONDS:g} s"
-        return answer.reason if isinstance(answer, wire.Fault) else ""
+        return answer.reason if isinstance(answer, wire.FaultFrame) else ""
 
     # -- one episode ----------------------------------------------------------------------------------------
 
@@ -228,7 +228,7 @@ class Worker:
             self._settle(interrupted.line)
             return "cancelled", ""
 
-    def _settle(self, line: Line) -> bool:
+    def _settle(self, line: RequestChannel) -> bool:
         """Whether the other side came back within its grace; if not, it is dealt with."""
         try:
             if line.settle(seconds=SETTLE_SECONDS) is not None:
@@ -239,7 +239,7 @@ class Worker:
         self._give_up(line)
         return False
 
-    def _give_up(self, line: Line, *, due: tuple[int, ...] = ()) -> control.ControlAnswer | None:
+    def _give_up(self, line: RequestChannel, *, due: tuple[int, ...] = ()) -> control.ControlAnswer | None:
         """What hangs is told to its conductor, and its line dropped; with `due` not if the answer is `NotDue`."""
         if line is self._environment:
             hung = f"{line.name} did not answer by the deadline of its episode"
@@ -252,11 +252,11 @@ class Worker:
 
     # -- lines ----------------------------------------------------------------------------------------------
 
-    def _connect(self) -> tuple[Line, Line]:
+    def _connect(self) -> tuple[RequestChannel, RequestChannel]:
         """Both lines, asked for where there is none. Raises NoPlace, Stopped, OutOfReach."""
         return self._environment or self._acquire(), self._agent or self._join()
 
-    def _acquire(self) -> Line:
+    def _acquire(self) -> RequestChannel:
         spec = self.simulation.spec
         wanted = control.Acquire(
             owner=spec.name, incarnation=spec.incarnation, worker=self.number, turn=next(_turns)
@@ -274,7 +274,7 @@ class Worker:
         )
         return self._environment
 
-    def _join(self, *, renew: bool = False) -> Line:
+    def _join(self, *, renew: bool = False) -> RequestChannel:
         spec, command = self.simulation.spec, self.simulation.command
         if self._lease is None:
             raise OutOfReach("an agent cannot join without an environment")
@@ -294,8 +294,10 @@ class Worker:
         self._agent = self._line(f"agent {command.agents[0]!r}", answer.endpoint, answer.seat)
         return self._agent
 
-    def _line(self, name: str, endpoint: str, identity: str) -> Line:
-        return Line(name=name, endpoint=endpoint, identity=identity, stop=self.simulation.stop_signal)
+    def _line(self, name: str, endpoint: str, identity: str) -> RequestChannel:
+        return RequestChannel(
+            name=name, endpoint=endpoint, identity=identity, stop=self.simulation.stop_signal
+        )
 
     def _obey_resets(self) -> None:
         if self._resets == self.simulation.resets:
@@ -310,7 +312,7 @@ class Worker:
             except Stopped:
                 log.debug("simulation.worker_stopped", worker=self.number)
 
-    def _drop_lost(self, line: Line) -> None:
+    def _drop_lost(self, line: RequestChannel) -> None:
         if line is self._environment:
             line.close()
             self._environment = None

@@ -61,7 +61,7 @@ class EpisodeTask(NamedTuple):
 
 
 @dataclass(slots=True, frozen=True)
-class Site:
+class EnvironmentEndpoint:
     """Where an environment answers: the fields of an ActorHandle without its task. `reusable`: for the next task too."""
 
     transport: str
@@ -71,7 +71,7 @@ class Site:
     headers: Mapping[str, str] | None = field(default=None, repr=False)
 
 
-MakeSite: TypeAlias = Callable[[], Awaitable[Site]]
+MakeSite: TypeAlias = Callable[[], Awaitable[EnvironmentEndpoint]]
 
 
 def http_sites(*base_urls: str, headers: Mapping[str, str] | None = None) -> MakeSite:
@@ -81,8 +81,8 @@ def http_sites(*base_urls: str, headers: Mapping[str, str] | None = None) -> Mak
     sent = checked(headers or {})
     urls = cycle(base_urls)
 
-    async def make() -> Site:
-        return Site("http", next(urls), headers=sent)
+    async def make() -> EnvironmentEndpoint:
+        return EnvironmentEndpoint("http", next(urls), headers=sent)
 
     return make
 
@@ -99,14 +99,14 @@ def process_sites(
     mind.
     """
 
-    async def make() -> Site:
+    async def make() -> EnvironmentEndpoint:
         process = TextProcess(made, params)
         try:
             await process.start(timeout=start_timeout)
         except BaseException:
             await process.aclose()
             raise
-        return Site("inproc", None, process, process.has_reset if reuse is None else reuse)
+        return EnvironmentEndpoint("inproc", None, process, process.has_reset if reuse is None else reuse)
 
     return make
 
@@ -133,7 +133,7 @@ class Quarantined(NamedTuple):
 
 class _Place(NamedTuple):
     number: int
-    site: Site
+    site: EnvironmentEndpoint
 
 
 @dataclass(slots=True)
@@ -182,7 +182,7 @@ class ActorPool:
         self._leases: dict[int, _Lease] = {}
         self._fillers: set[asyncio.Task[None]] = set()
         self._closers: set[asyncio.Task[None]] = set()
-        self._left_alone: set[asyncio.Future[Site]] = set()
+        self._left_alone: set[asyncio.Future[EnvironmentEndpoint]] = set()
         self._changed = asyncio.Event()
         self._started = False
         self._closed = False
@@ -310,7 +310,7 @@ class ActorPool:
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
 
-    def _fill(self, number: int, *, worn: Site | None = None) -> None:
+    def _fill(self, number: int, *, worn: EnvironmentEndpoint | None = None) -> None:
         filler = asyncio.create_task(self._fill_place(number, worn), name=f"actor_pool.fill.{number}")
         self._fillers.add(filler)
         filler.add_done_callback(self._filled)
@@ -319,7 +319,7 @@ class ActorPool:
         self._fillers.discard(filler)
         self._wake()
 
-    async def _fill_place(self, number: int, worn: Site | None) -> None:
+    async def _fill_place(self, number: int, worn: EnvironmentEndpoint | None) -> None:
         if worn is not None:
             self._close_soon(worn)
         try:
@@ -330,7 +330,7 @@ class ActorPool:
         else:
             self._free.append(_Place(number, site))
 
-    async def _start_site(self) -> Site:
+    async def _start_site(self) -> EnvironmentEndpoint:
         """Raises ConductorError with one line."""
         reason = ""
         try:
@@ -349,7 +349,7 @@ class ActorPool:
             ) from None
         raise ConductorError(f"no start in {self._start_attempts} attempts: {reason}")
 
-    async def _make_or_leave(self) -> Site:
+    async def _make_or_leave(self) -> EnvironmentEndpoint:
         making = asyncio.ensure_future(self._make_site())
         try:
             return await asyncio.shield(making)
@@ -361,12 +361,12 @@ class ActorPool:
             making.add_done_callback(self._close_late)
             raise
 
-    def _close_late(self, making: asyncio.Future[Site]) -> None:
+    def _close_late(self, making: asyncio.Future[EnvironmentEndpoint]) -> None:
         self._left_alone.discard(making)
         if not making.cancelled() and making.exception() is None:
             self._close_soon(making.result())
 
-    def _close_soon(self, site: Site) -> None:
+    def _close_soon(self, site: EnvironmentEndpoint) -> None:
         if hasattr(site.local_env, "aclose"):
             closer = asyncio.create_task(_close(site.local_env), name="actor_pool.close")
             self._closers.add(closer)

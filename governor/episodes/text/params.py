@@ -39,7 +39,7 @@ def _extra(value: dict[str, Any]) -> dict[str, Any]:
     for key in ("model", "messages", "temperature", "max_tokens", "stream"):
         if key in value:
             raise ValueError(
-                f"{key!r} is nothing for 'extra'; there are {', '.join(LanguageModel.model_fields)}"
+                f"{key!r} is nothing for 'extra'; there are {', '.join(LanguageModelParams.model_fields)}"
             )
     return value
 
@@ -72,7 +72,7 @@ class _Model(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
 
-class LanguageModel(_Model):
+class LanguageModelParams(_Model):
     """`params` of an agent ``openai:MODEL``. Over several base URLs episodes are spread. Seconds for `timeout`, of each try."""
 
     base_url: Addresses
@@ -87,7 +87,7 @@ class LanguageModel(_Model):
     extra: Annotated[Params, AfterValidator(_extra)] = {}
 
 
-class HTTPEnvironment(_Model):
+class HTTPEnvironmentParams(_Model):
     """`params` of an environment ``http(s)://...``. `ids`, or so many of them from 0 on, are played in turn; without them
     each episode has its own number. `timeout` is in seconds, for each try. `headers_env` names the variables that hold the
     values of further headers.

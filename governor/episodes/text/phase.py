@@ -25,7 +25,7 @@ from governor.episodes.text.base_urls import SessionSuffixBaseURLProvider, Stati
 from governor.episodes.text.chat_model import MOST_CONCURRENT, ChatModel
 from governor.episodes.text.entries import LANGUAGE_MODEL, is_over_http
 from governor.episodes.text.interactor import EPISODE_SECONDS, Interactor
-from governor.episodes.text.params import MAX_STEPS, HTTPEnvironment, LanguageModel
+from governor.episodes.text.params import MAX_STEPS, HTTPEnvironmentParams, LanguageModelParams
 from governor.episodes.text.sessions import DataManager
 from governor.episodes.text.turns import Turns
 from governor.episodes.text.usage import KeptUsage
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from governor.episodes.text.actor_pool import ActorHandle
     from governor.episodes.text.base_urls import BaseURLProvider
     from governor.episodes.text.interactor import TextEpisodeRecord
-    from governor.episodes.text.sessions import Session
+    from governor.episodes.text.sessions import TextSession
     from governor.episodes.text.usage import Usage
     from governor.messages import Made
 
@@ -101,8 +101,8 @@ class TextPhase:
         """Raises GovernorError: the phase cannot go on."""
         command = self._simulation.command
         name = self._agent.entry.removeprefix(LANGUAGE_MODEL)
-        settings = LanguageModel.model_validate(self._agent.params)
-        server = HTTPEnvironment.model_validate(self._environment.params if self._is_over_http else {})
+        settings = LanguageModelParams.model_validate(self._agent.params)
+        server = HTTPEnvironmentParams.model_validate(self._environment.params if self._is_over_http else {})
         key = _key(settings.api_key_env)
         provider = _provider(settings)
         async with AsyncExitStack() as stack:
@@ -182,7 +182,7 @@ class TextPhase:
         left = sum(len(stage.indexes) for stage in planned) - len({record.index for record in command.done})
         return ActorPool(
             repeat(("", ""), left),  # what is played says `Turns`
-            http_sites(made.entry, headers=_headers(HTTPEnvironment.model_validate(made.params)))
+            http_sites(made.entry, headers=_headers(HTTPEnvironmentParams.model_validate(made.params)))
             if self._is_over_http
             else process_sites(made.entry, made.params, reuse=None),
             pool_size=command.workers,
@@ -197,7 +197,7 @@ def _key(variable: str | None) -> str:
     return "EMPTY" if variable is None else _value_of(variable, "the key of the model")
 
 
-def _headers(server: HTTPEnvironment) -> dict[str, str]:
+def _headers(server: HTTPEnvironmentParams) -> dict[str, str]:
     secret = {
         name: _value_of(variable, f"the header {name}") for name, variable in server.headers_env.items()
     }
@@ -216,11 +216,11 @@ class _Spread:
     def __init__(self, providers: Sequence[BaseURLProvider]) -> None:
         self._providers = providers
 
-    def get_base_url(self, session: Session) -> str:
+    def get_base_url(self, session: TextSession) -> str:
         return self._providers[(session.episode or 0) % len(self._providers)].get_base_url(session)
 
 
-def _provider(settings: LanguageModel) -> BaseURLProvider:
+def _provider(settings: LanguageModelParams) -> BaseURLProvider:
     kind = SessionSuffixBaseURLProvider if settings.session_suffix else StaticBaseURLProvider
     return _Spread([kind(url) for url in settings.base_url])
 

@@ -20,7 +20,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from governor.episodes.records.stream import Run, Stream
+from governor.episodes.records.stream import Stream, StreamedRun
 from governor.episodes.trajectories import KIND, session_number
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ _NOTHING: Final = SCHEMA.empty_table().to_batches() or [
 
 
 @dataclass(slots=True, kw_only=True)
-class Session:
+class TextSession:
     """One episode of one environment. `total_reward` is the sum of the rewards that were recorded."""
 
     env_name: str
@@ -87,11 +87,11 @@ class DataManager:
         llm_model: object = None,
         group_id: object = None,
         episode: int | None = None,
-    ) -> Session:
+    ) -> TextSession:
         with self._lock:
             self._last_start = max(time_ns() // 1000, self._last_start + 1)
             started = self._last_start
-        return Session(
+        return TextSession(
             env_name=_text(env_name),
             env_id=_text(env_id),
             group_id=None if group_id is None else _text(group_id),
@@ -103,7 +103,7 @@ class DataManager:
     def record_step(
         self,
         *,
-        session: Session,
+        session: TextSession,
         step_id: int,
         messages: Any,
         response: str | None,
@@ -138,7 +138,7 @@ class DataManager:
         session.steps += 1
         session.total_reward += step_reward or 0.0
 
-    def end_session(self, session: Session, *, outcome: str, reason: str = "") -> None:
+    def end_session(self, session: TextSession, *, outcome: str, reason: str = "") -> None:
         """Notes how it ended; the columns `outcome` and `reason` of all its steps."""
         with self._lock:
             self._stream.append(_NOTHING[0], [_run(session, rows=0, outcome=outcome, reason=_text(reason))])
@@ -149,8 +149,8 @@ class DataManager:
             self._stream.close()
 
 
-def _run(session: Session, *, rows: int, outcome: str = "", reason: str = "") -> Run:
-    return Run(
+def _run(session: TextSession, *, rows: int, outcome: str = "", reason: str = "") -> StreamedRun:
+    return StreamedRun(
         episode=session.started,
         attempt=1,
         seed=session_number(session.id),

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final
 from governor import logs
 from governor.tasks.agentlab.experiments import specs_of
 from governor.tasks.agentlab.foreign import Foreign, elapsed_of, end_of
-from governor.tasks.agentlab.session import Session
+from governor.tasks.agentlab.session import GraphSession
 from governor.tasks.agentlab.task_ref import TaskRef
 from governor.tasks.api import SchedulerConfig, TaskContext
 from governor.tasks.errors import TaskFailed
@@ -86,7 +86,7 @@ class RunExp:
         former are its `inputs`. Raises TypeError for what cannot be sent to a runner, and ConductorError without Ray.
         """
         retries = int(self._options.get("max_retries") or 0)
-        return Session.shared().submit_one(
+        return GraphSession.shared().submit_one(
             exp_arg,
             name=str(self._options.get("name") or exp_arg.exp_id),
             timeout=_episode_timeout(exp_arg, avg_step_timeout),
@@ -124,7 +124,7 @@ def execute_task_graph(
     if not experiments:
         return {}
     specs = specs_of(experiments, [_episode_timeout(each, avg_step_timeout) for each in experiments])
-    with Session(config or SchedulerConfig(), folder=folder) as session:
+    with GraphSession(config or SchedulerConfig(), folder=folder) as session:
         return session.run_graph(experiments, specs)
 
 

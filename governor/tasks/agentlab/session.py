@@ -50,12 +50,12 @@ T = TypeVar("T")
 log = logs.get_logger()
 
 
-class Session:
+class GraphSession:
     """A driver and its engine in a thread of their own. A context manager; may be opened once."""
 
     _batches: ClassVar[Iterator[int]] = count(1)
     """Of all sessions: a file of one is never taken for that of another."""
-    _shared: ClassVar[Session | None] = None
+    _shared: ClassVar[GraphSession | None] = None
     _sharing: ClassVar[threading.Lock] = threading.Lock()
 
     def __init__(self, config: SchedulerConfig, *, folder: Path | str | None = None) -> None:
@@ -75,7 +75,7 @@ class Session:
         """Those that have not ended."""
 
     @classmethod
-    def shared(cls) -> Session:
+    def shared(cls) -> GraphSession:
         """The session of this process; opened when it is first needed, and anew when its Ray was shut down since."""
         with cls._sharing:
             old = cls._shared

@@ -44,7 +44,7 @@ log = logs.get_logger()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Node:
+class RayNode:
     """One living node; `resources` are its totals by Ray's names."""
 
     id: str
@@ -62,15 +62,15 @@ class Cluster:
         self._token_path = token_path
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="ray")
         self._agents: dict[str, Any] = {}
-        self.nodes: tuple[Node, ...] = ()
-        self._alive: tuple[Node, ...] = ()
+        self.nodes: tuple[RayNode, ...] = ()
+        self._alive: tuple[RayNode, ...] = ()
         """As Ray has it."""
         self._lost: set[str] = set()
         """Those of which we know better; `_told` are those that `refresh` has told of."""
         self._told: frozenset[str] = frozenset()
         self._gone: asyncio.Future[str]
         """The reason, once Ray is known to be lost."""
-        self.own: Node | None = None
+        self.own: RayNode | None = None
         self.ray: Any = None
         self._worker = ""
 
@@ -225,7 +225,7 @@ class Cluster:
         self._lost.add(node_id)
         self._note_nodes()
 
-    async def _known(self, node_id: str) -> Node | None:
+    async def _known(self, node_id: str) -> RayNode | None:
         """The node, which may have come after the last `refresh`; None when it has left."""
         if all(node.id != node_id for node in self._alive):
             await self.call(self._ask_nodes)
@@ -331,7 +331,7 @@ class Cluster:
     def _ask_nodes(self) -> None:
         here = self.ray.get_runtime_context().get_node_id()
         self._alive = tuple(
-            Node(
+            RayNode(
                 id=node["NodeID"],
                 host=node["NodeManagerAddress"],
                 port=node["NodeManagerPort"],
@@ -351,7 +351,7 @@ def demand(shape: Shape) -> dict[str, float]:
     return {RAY_NAMES.get(name, name): amount for name, amount in shape}
 
 
-def _fits(node: Node, wanted: Mapping[str, float]) -> int:
+def _fits(node: RayNode, wanted: Mapping[str, float]) -> int:
     rooms = [math.floor(node.resources.get(name, 0.0) / amount + 1e-9) for name, amount in wanted.items()]
     return min(rooms, default=0)
 

@@ -35,7 +35,7 @@ TOKEN: Final = secrets.token_hex(32)
 T = TypeVar("T")
 
 
-class Lease:
+class NodeLease:
     """One user's share of the connection, without an `address` of what there is, or of a head with `num_cpus`."""
 
     def __init__(self, *, address: str | None, num_cpus: int | None) -> None:
@@ -71,7 +71,7 @@ class _Connection:
     def __init__(self, worker: str, ends: AsyncExitStack) -> None:
         self.worker = worker
         self.ends = ends
-        self.users: set[Lease] = set()
+        self.users: set[NodeLease] = set()
 
 
 class _Home:
@@ -114,7 +114,7 @@ class _Home:
 
     # -- in the thread --------------------------------------------------------------------------------------
 
-    async def take(self, lease: Lease, address: str, num_cpus: int) -> None:
+    async def take(self, lease: NodeLease, address: str, num_cpus: int) -> None:
         async with self._turn:
             if worker_id():
                 _require(address)
@@ -124,7 +124,7 @@ class _Home:
                 if connection.worker == worker_id():
                     connection.users.add(lease)
 
-    async def leave(self, lease: Lease) -> None:
+    async def leave(self, lease: NodeLease) -> None:
         async with self._turn:  # behind a `take` that was cancelled, and tidies up
             for connection in self._connections[:]:
                 if lease in connection.users:

@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-from governor.processes.silence import BEAT_SECONDS, Silence
+from governor.processes.silence import BEAT_SECONDS, SilenceTimer
 from governor.tasks.protocol.wire import keep_alive
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ async def _greeted(host: str, port: int) -> tuple[asyncio.StreamReader, asyncio.
 async def _said(reader: asyncio.StreamReader, silence: float) -> bytes | None:
     """What the server says: nothing, and it has ended the connection; None: it does neither for so many seconds."""
     loop = asyncio.get_running_loop()
-    counted = Silence(loop.time())
+    counted = SilenceTimer(loop.time())
     said = asyncio.ensure_future(reader.read(4096))
     try:
         while not (await asyncio.wait({said}, timeout=BEAT_SECONDS))[0]:

@@ -12,7 +12,7 @@ from governor.processes import kill_tree
 from governor.tasks.protocol import claims
 
 if TYPE_CHECKING:
-    from governor.processes.identity import Birth
+    from governor.processes.identity import ProcessIdentity
 
 
 class NodeAgent:
@@ -22,7 +22,7 @@ class NodeAgent:
         """Answers once the actor is there."""
         return True
 
-    def kill_tree(self, birth: Birth, mark: int) -> list[int]:
+    def kill_tree(self, birth: ProcessIdentity, mark: int) -> list[int]:
         """As `kill_tree.kill_tree`; of a process that is dead already, what has its mark."""
         handle = birth.open()
         try:
@@ -31,7 +31,7 @@ class NodeAgent:
             if handle is not None:
                 os.close(handle)
 
-    def take_back(self, birth: Birth, pipe: int) -> tuple[int, ...]:
+    def take_back(self, birth: ProcessIdentity, pipe: int) -> tuple[int, ...]:
         """As `claims.take_back`."""
         handle = birth.open()
         if handle is None:
@@ -47,7 +47,7 @@ class NodeAgent:
         finally:
             os.close(ours)
 
-    def cancel(self, birth: Birth, pipe: int, cancels: int, ticket: int) -> tuple[int, ...]:
+    def cancel(self, birth: ProcessIdentity, pipe: int, cancels: int, ticket: int) -> tuple[int, ...]:
         """What `take_back` gives; then as `claims.ask_to_end`."""
         taken = self.take_back(birth, pipe)
         handle = birth.open()
@@ -58,7 +58,7 @@ class NodeAgent:
                 os.close(handle)
         return taken
 
-    def remind(self, birth: Birth, cancels: int) -> bool:
+    def remind(self, birth: ProcessIdentity, cancels: int) -> bool:
         """As `claims.remind`."""
         handle = birth.open()
         if handle is None:

@@ -224,7 +224,7 @@ class RaySimulation:
         self, indices: list[int], worker: int, *, with_state: bool = False
     ) -> Future[Acknowledged] | None:
         """The acknowledgement of the last episode that was told."""
-        wanted = episodes.Chunk(
+        wanted = episodes.EpisodeChunk(
             number=next(self._numbers),
             part=self._part,
             indices=indices,
@@ -259,7 +259,7 @@ class RaySimulation:
             reported = self._left_over(chunk, wanted, missing, lost) or reported
         return reported
 
-    def _begin(self, wanted: episodes.Chunk) -> Chunk:
+    def _begin(self, wanted: episodes.EpisodeChunk) -> Chunk:
         command = self.simulation.command
         task = TaskSpec(
             id=f"{command.name}.{wanted.number}",
@@ -313,7 +313,7 @@ class RaySimulation:
     # -- what has no end ------------------------------------------------------------------------------------
 
     def _left_over(
-        self, chunk: Chunk, wanted: episodes.Chunk, missing: list[int], lost: TaskRecord | None
+        self, chunk: Chunk, wanted: episodes.EpisodeChunk, missing: list[int], lost: TaskRecord | None
     ) -> Future[Acknowledged] | None:
         """`missing` are runs, `lost` is the end of the first one that the engine ended: that was in work, if any was."""
         simulation = self.simulation
@@ -339,7 +339,7 @@ class RaySimulation:
         return None
 
     def _cut_short(
-        self, chunk: Chunk, wanted: episodes.Chunk, run: int, lost: TaskRecord | None
+        self, chunk: Chunk, wanted: episodes.EpisodeChunk, run: int, lost: TaskRecord | None
     ) -> EpisodeRecord | None:
         """The end of an episode whose runner has not told how far it came; None if it is to be played again."""
         simulation = self.simulation

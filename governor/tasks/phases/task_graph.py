@@ -1,7 +1,7 @@
 """The task graph of one phase of a run: a batch of the engine, told to the governor.
 
 Rules:
-1. What the governor hears keeps its order: `TaskStarted` before `TaskEnded`, `PartEnded` last, and it is reported
+1. What the governor hears keeps its order: `TaskStarted` before `TaskEnded`, `PartEndedReport` last, and it is reported
    without one event waiting for the acknowledgement of the one before.
 2. A start is told unless its end came with it: a task that takes a millisecond is one event, not two.
 3. While the governor is away all waits for it but the lines of users beyond `LINES_WAITING`: those are counted, and the
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 
 from governor import logs
 from governor.errors import ConductorError
-from governor.messages import Log, PartEnded, TaskAttemptEnded, TaskEnded, TaskStarted
+from governor.messages import Log, PartEndedReport, TaskAttemptEnded, TaskEnded, TaskStarted
 from governor.tasks.errors import GraphError
 from governor.tasks.ports import LEVELS
 from governor.tasks.scheduling.events import BatchSpec
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
         AttemptEnded,
         AttemptStarted,
         BatchEnded,
-        Limits,
+        SchedulingLimits,
     )
 
 REPORTS_AT_ONCE: Final = 1024
@@ -45,7 +45,7 @@ log = logs.get_logger()
 
 
 class PhaseTasks:
-    """Runs one `StartTasks` from start to `PartEnded`. Implements `BatchListener`."""
+    """Runs one `StartTasks` from start to `PartEndedReport`. Implements `BatchListener`."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class PhaseTasks:
         link: Link,
         engine: Engine,
         ray_answers: Callable[[], Awaitable[bool]],
-        limits: Limits | None = None,
+        limits: SchedulingLimits | None = None,
     ) -> None:
         self.phase = command.phase
         self.progress = 0
@@ -96,7 +96,7 @@ class PhaseTasks:
             raise ConductorError(f"the task graph has faults: {error}") from error
 
     async def run(self) -> None:
-        """Ends when `PartEnded` is in the journal. Raises ConductorError when Ray is lost."""
+        """Ends when `PartEndedReport` is in the journal. Raises ConductorError when Ray is lost."""
         while True:
             await self._to_report.wait()
             batch = self._take()
@@ -106,11 +106,11 @@ class PhaseTasks:
                     await self._link.report_all(batch[:crash])
                 raise ConductorError("Ray is lost: a runner has died, and Ray does not answer")
             await self._link.report_all(batch)
-            if any(isinstance(event, PartEnded) for event in batch):
+            if any(isinstance(event, PartEndedReport) for event in batch):
                 return
 
     def stop(self, reason: str) -> None:
-        """Cancels all that has not ended; the end comes as `PartEnded` with end ``stopped``."""
+        """Cancels all that has not ended; the end comes as `PartEndedReport` with end ``stopped``."""
         self._engine.cancel(self.phase, reason=reason or "the phase was stopped")
 
     # -- BatchListener --------------------------------------------------------------------------------------
@@ -161,7 +161,7 @@ class PhaseTasks:
     def batch_ended(self, ended: BatchEnded) -> None:
         log.info("tasks.end", end=ended.end, failures=ended.failures, first_failure=ended.first_failure)
         self._say(
-            PartEnded(
+            PartEndedReport(
                 phase=self.phase,
                 part="tasks",
                 end=ended.end,

@@ -18,7 +18,7 @@ UNPREPARED: Final = "another runner was made ready"
 """In place of an episode: that runner was lost with its node, and this one goes on with its chunk."""
 
 
-class Chunk(msgspec.Struct, frozen=True, kw_only=True):
+class EpisodeChunk(msgspec.Struct, frozen=True, kw_only=True):
     """What a task is called with. `part` is the phase's `StartSimulation`, encoded; `resets` counts how often all was to be
     built anew, `replays` how often an episode had had to be played again when the last one of these had to. `learned`: the
     agent has a saved state; `state` is that, for a runner that does not see the run's folder.
@@ -39,7 +39,7 @@ class Chunk(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _encode: Final = msgspec.msgpack.Encoder().encode
-decode_chunk: Final = msgspec.msgpack.Decoder(Chunk).decode
+decode_chunk: Final = msgspec.msgpack.Decoder(EpisodeChunk).decode
 
 
 def told(record: EpisodeRecord, stream: str = "") -> list[Any]:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import msgspec
 
-from governor.processes.identity import Birth  # noqa: TC001  # msgspec reads the annotation
+from governor.processes.identity import ProcessIdentity  # noqa: TC001  # msgspec reads the annotation
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -81,7 +81,7 @@ class Hello(_Message, frozen=True, kw_only=True):
 
     secret: bytes
     runner: int
-    birth: Birth
+    birth: ProcessIdentity
     mark: int
     node: str
     host: str
@@ -132,7 +132,7 @@ class Leaving(_Message, frozen=True):
     exit_code: int
 
 
-class Line(_Message, frozen=True):
+class LogLine(_Message, frozen=True):
     """User code has logged something."""
 
     ticket: int
@@ -141,7 +141,7 @@ class Line(_Message, frozen=True):
     text: str
 
 
-class Told(_Message, frozen=True):
+class StateUpdate(_Message, frozen=True):
     """User code has set keys of its runner's state; all values are plain data."""
 
     ticket: int
@@ -155,7 +155,7 @@ class File(_Message, frozen=True):
     data: bytes
 
 
-FromRunner: TypeAlias = Hello | Loading | Begun | Over | Leaving | Line | Told | File
+FromRunner: TypeAlias = Hello | Loading | Begun | Over | Leaving | LogLine | StateUpdate | File
 
 _encoder = msgspec.msgpack.Encoder()
 _from_runner: msgspec.msgpack.Decoder[FromRunner] = msgspec.msgpack.Decoder(FromRunner)

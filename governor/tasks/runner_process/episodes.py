@@ -21,9 +21,9 @@ from uuid import uuid4
 
 import msgspec
 
-from governor.episodes.local.kept_agent import KeptAgent
-from governor.episodes.local.place import Place
-from governor.episodes.local.stepping import SeveralPlayers, Worker
+from governor.episodes.local.kept_agent import LocalAgent
+from governor.episodes.local.place import ExecutionContext
+from governor.episodes.local.stepping import LocalEpisodeWorker, SeveralPlayers
 from governor.episodes.records import episode_file
 from governor.episodes.records.recording import Columns, StepRecorder
 from governor.episodes.records.stream import streams_of
@@ -35,7 +35,7 @@ from governor.tasks.protocol.episodes import (
     READY,
     UNPREPARED,
     WITHOUT_STATE,
-    Chunk,
+    EpisodeChunk,
     decode_chunk,
     told,
 )
@@ -76,7 +76,7 @@ def _in_thread(work: Callable[[], Any]) -> Any:
         return future.result()
 
 
-def _make_ready(chunk: Chunk, run_folder: Path) -> str:
+def _make_ready(chunk: EpisodeChunk, run_folder: Path) -> str:
     global _player  # noqa: PLW0603  # a runner plays for one phase at a time
     key = chunk.part, chunk.resets
     if _player is not None and (_player.key != key or _player.replays < chunk.replays):
@@ -98,7 +98,7 @@ def _make_ready(chunk: Chunk, run_folder: Path) -> str:
     return READY
 
 
-class _Actor(KeptAgent):
+class _Actor(LocalAgent):
     """An agent that only acts."""
 
     def trained(self) -> None:
@@ -108,7 +108,7 @@ class _Actor(KeptAgent):
 class Player:
     """Environment, agent and recorder of this process, and the `stepping.Course` of its worker: one episode at a time."""
 
-    def __init__(self, command: StartSimulation, *, chunk: Chunk, folder: Path | None) -> None:
+    def __init__(self, command: StartSimulation, *, chunk: EpisodeChunk, folder: Path | None) -> None:
         """`folder` is the run's, None where it is not to be seen."""
         if command.made_environment is None:
             raise ConductorError("the command does not say what its environment is made of")
@@ -132,8 +132,8 @@ class Player:
             state_path.write_bytes(chunk.state)
         self._folder = folder
         self._agent = _Actor(name=name, made=made, seed=command.seed, state_path=state_path)
-        place = Place(chunk.worker, owner=chunk.worker, agent=name)
-        self._worker = Worker(self, place, self._agent, command.made_environment)
+        place = ExecutionContext(chunk.worker, owner=chunk.worker, agent=name)
+        self._worker = LocalEpisodeWorker(self, place, self._agent, command.made_environment)
 
     def make(self) -> None:
         """Environment and agent. Raises ConductorError."""

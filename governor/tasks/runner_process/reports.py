@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, Final
 from governor.tasks.protocol import values
 from governor.tasks.protocol.wire import (
     Leaving,
-    Line,
-    Told,
+    LogLine,
+    StateUpdate,
     frames,
 )
 
@@ -30,7 +30,7 @@ LINES_PER_ATTEMPT: Final = 200
 LINE_LENGTH: Final = 4000
 
 
-class Reports:
+class RunnerReports:
     """The runner's end of the stream."""
 
     def __init__(self, sock: socket.socket, cancellation: Cancellation) -> None:
@@ -64,7 +64,7 @@ class Reports:
         if not values.is_shallow(state):
             raise TypeError(f"what is told is nested more than {values.DEEPEST} levels deep")
         if self._ticket and not self._silent:
-            self._say_for_user_code(Told(self._ticket, state))
+            self._say_for_user_code(StateUpdate(self._ticket, state))
 
     def line(self, level: str, text: str) -> None:
         """Passes a line of user code on; past `LINES_PER_ATTEMPT` lines are dropped, and that is said once."""
@@ -74,7 +74,7 @@ class Reports:
         text = text[:LINE_LENGTH]
         if self._lines == LINES_PER_ATTEMPT:
             text = f"{text}\n(further lines of this attempt are dropped)"
-        self._say_for_user_code(Line(self._ticket, self._run, level, utf8(text)))
+        self._say_for_user_code(LogLine(self._ticket, self._run, level, utf8(text)))
 
     def leave(self, code: int) -> None:
         """The process is about to end by its own doing."""
@@ -105,7 +105,7 @@ class Reports:
 
 
 class _Forward(logging.Handler):
-    def __init__(self, reports: Reports) -> None:
+    def __init__(self, reports: RunnerReports) -> None:
         super().__init__()
         self._reports = reports
 

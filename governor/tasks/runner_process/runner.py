@@ -28,7 +28,7 @@ import msgspec
 import ray
 
 from governor.processes import kill_tree, prctl
-from governor.processes.identity import Birth
+from governor.processes.identity import ProcessIdentity
 from governor.tasks.api import TaskCancelled, TaskContext
 from governor.tasks.protocol import values
 from governor.tasks.protocol.claims import TICKET
@@ -45,7 +45,7 @@ from governor.tasks.protocol.wire import (
 )
 from governor.tasks.runner_process import calls
 from governor.tasks.runner_process.cancellation import Cancellation
-from governor.tasks.runner_process.reports import Reports, utf8
+from governor.tasks.runner_process.reports import RunnerReports, utf8
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -102,7 +102,7 @@ class Serving:
         # Ray has children reaped unseen (its subreaper option): every one would seem to have ended with 0.
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         self._cancellation.listen()
-        self._reports = Reports(_connect(path, address), self._cancellation)
+        self._reports = RunnerReports(_connect(path, address), self._cancellation)
         self._leave = os._exit
         os._exit = self._announced_exit  # type: ignore[assignment]
         os.register_at_fork(after_in_child=self._in_child)
@@ -112,7 +112,7 @@ class Serving:
                 Hello(
                     secret=secret,
                     runner=runner,
-                    birth=Birth.of(self._pid),
+                    birth=ProcessIdentity.of(self._pid),
                     mark=kill_tree.mark_self(mark),
                     node=ray.get_runtime_context().get_node_id(),
                     host=socket.gethostname(),

@@ -51,7 +51,7 @@ _NO_ROOM: Final = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 log = logs.get_logger()
 
 
-class Connection:
+class RunnerConnection:
     """One runner's stream. `heard` gets all documents of one read; `closed` is called once, at the end."""
 
     def __init__(self, sock: socket.socket, *, local: bool) -> None:
@@ -185,12 +185,12 @@ class Gate:
     """
 
     def __init__(
-        self, *, folder: Path, host: str, secret: bytes, welcome: Callable[[Connection, Hello], None]
+        self, *, folder: Path, host: str, secret: bytes, welcome: Callable[[RunnerConnection, Hello], None]
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._secret = secret
         self._welcome = welcome
-        self._strangers: dict[bool, dict[Connection, asyncio.TimerHandle]] = {True: {}, False: {}}
+        self._strangers: dict[bool, dict[RunnerConnection, asyncio.TimerHandle]] = {True: {}, False: {}}
         """Of this machine and others."""
         self._refused = 0
         self._complain_at = 0.0
@@ -235,7 +235,7 @@ class Gate:
         strangers = self._strangers[local]
         if len(strangers) >= STRANGERS:
             next(iter(strangers)).close()
-        stranger = Connection(sock, local=local)
+        stranger = RunnerConnection(sock, local=local)
         strangers[stranger] = self._loop.call_later(STRANGER_SECONDS, stranger.close)
         stranger.closed = lambda: self._forget(stranger)
         stranger.heard = lambda documents: self._heard(stranger, documents[0])
@@ -251,12 +251,12 @@ class Gate:
         pause = self._loop.call_later(ACCEPT_PAUSE, go_on)
         self._pauses.add(pause)
 
-    def _forget(self, stranger: Connection) -> None:
+    def _forget(self, stranger: RunnerConnection) -> None:
         timer = self._strangers[stranger.local].pop(stranger, None)
         if timer is not None:
             timer.cancel()
 
-    def _heard(self, stranger: Connection, first: FromRunner) -> None:
+    def _heard(self, stranger: RunnerConnection, first: FromRunner) -> None:
         if not isinstance(first, Hello) or not hmac.compare_digest(first.secret, self._secret):
             self._complain(local=stranger.local)
             stranger.close()

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Mapping
 
     from governor.tasks.cluster.cluster import Cluster
-    from governor.tasks.runners.handle import Member
+    from governor.tasks.runners.handle import RunnerHandle
 
 WORDS_SECONDS: Final = 1.0
 """How long after a crash Ray is waited for, to say why."""
@@ -43,7 +43,11 @@ class Deaths:
     """Of the runners among `members`. `gone` is told of each end once, with the reason, and takes it out of them."""
 
     def __init__(
-        self, *, cluster: Cluster, members: Mapping[int, Member], gone: Callable[[Member, str], None]
+        self,
+        *,
+        cluster: Cluster,
+        members: Mapping[int, RunnerHandle],
+        gone: Callable[[RunnerHandle, str], None],
     ) -> None:
         self._cluster = cluster
         self._members = members
@@ -53,14 +57,14 @@ class Deaths:
         self._node_watches: dict[str, asyncio.Task[None]] = {}
         self._threads = ThreadPoolExecutor(max_workers=4, thread_name_prefix="kill")
 
-    def hold(self, member: Member, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+    def hold(self, member: RunnerHandle, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
         """Does something for a runner, which ends when that fails."""
         task = asyncio.create_task(work, name=f"runner.{member.id}.{name}")
         self._tasks.add(task)
         task.add_done_callback(partial(self._held, member))
         return task
 
-    def watch(self, member: Member) -> None:
+    def watch(self, member: RunnerHandle) -> None:
         """From now on, until it has ended; its `reach` is known."""
         if isinstance(member.reach, Here):
             self._loop.add_reader(member.reach.handle, self.died, member)
@@ -69,7 +73,7 @@ class Deaths:
             self._node_watches[member.node] = task
             task.add_done_callback(lambda _: self._node_watches.pop(member.node, None))
 
-    def kill(self, member: Member, reason: str) -> None:
+    def kill(self, member: RunnerHandle, reason: str) -> None:
         """Ends it; again: nothing."""
         if member.killing is not None:
             return
@@ -77,26 +81,26 @@ class Deaths:
         if member.end is None:
             member.end = self.hold(member, self._kill(member), "kill")
 
-    def died(self, member: Member) -> None:
+    def died(self, member: RunnerHandle) -> None:
         """Its process, its stream or its Ray call has ended without our doing."""
         self._stop_watching(member)
         if member.end is None:
             member.end = self.hold(member, self._crash(member), "crash")
 
-    def unstarted(self, member: Member, reason: str) -> None:
+    def unstarted(self, member: RunnerHandle, reason: str) -> None:
         """There is no actor: nothing of it is left, and nobody waits for its end."""
         if not member.ended.done():
             member.ended.set_result("")
         self._announce(member, reason)
 
-    def call_ended(self, member: Member, text: str) -> None:
+    def call_ended(self, member: RunnerHandle, text: str) -> None:
         """Its one Ray call is over; `text` says why."""
         if not member.ended.done():
             member.ended.set_result(text)
         if not isinstance(member.reach, Here):
             self.died(member)
 
-    def stream_ended(self, member: Member) -> None:
+    def stream_ended(self, member: RunnerHandle) -> None:
         """Its process is dead, or user code has closed what was not its own."""
         if not isinstance(member.reach, Here):
             self.died(member)
@@ -112,7 +116,7 @@ class Deaths:
             watch.cancel()
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    def _held(self, member: Member, task: asyncio.Task[None]) -> None:
+    def _held(self, member: RunnerHandle, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         error = None if task.cancelled() else task.exception()
         if error is None:
@@ -136,11 +140,11 @@ class Deaths:
             if member.hello is not None and member.hello.node == node:
                 self.call_ended(member, "")
 
-    def _kill_deaf(self, member: Member, reason: str) -> None:
+    def _kill_deaf(self, member: RunnerHandle, reason: str) -> None:
         if member.end is None and member.id in self._members:
             self.kill(member, reason)
 
-    async def _crash(self, member: Member) -> None:
+    async def _crash(self, member: RunnerHandle) -> None:
         """Waits for Ray's word on it; what the runner said before its death is read meanwhile."""
         await asyncio.wait({member.ended}, timeout=WORDS_SECONDS)
         told = member.ended.result() if member.ended.done() else ""
@@ -148,14 +152,14 @@ class Deaths:
         left = await self._kill_all(member, lost=member.lost)
         await self._end(member, member.why_dead(told), left)
 
-    async def _kill(self, member: Member) -> None:
+    async def _kill(self, member: RunnerHandle) -> None:
         if member.reach is None:  # it is on its way
             await self._kill_by_ray(member)
         lost = isinstance(member.reach, Elsewhere) and await self._cluster.is_lost(member.node)
         left = await self._kill_all(member, lost=lost)
         await self._end(member, member.killing or "", left)
 
-    async def _kill_all(self, member: Member, *, lost: bool) -> list[int]:
+    async def _kill_all(self, member: RunnerHandle, *, lost: bool) -> list[int]:
         """The runner, if it lives, and all that it has started; the pids of those that live on. One that has never
         come has started nothing.
         """
@@ -167,7 +171,7 @@ class Deaths:
             case None:
                 return []
 
-    async def _kill_here(self, member: Member, reach: Here) -> list[int]:
+    async def _kill_here(self, member: RunnerHandle, reach: Here) -> list[int]:
         self._stop_watching(member)
         try:
             return await self._loop.run_in_executor(self._threads, reach.kill_tree)
@@ -176,18 +180,18 @@ class Deaths:
             await self._kill_by_ray(member)
             return []
 
-    async def _kill_elsewhere(self, member: Member, reach: Elsewhere, *, lost: bool) -> list[int]:
+    async def _kill_elsewhere(self, member: RunnerHandle, reach: Elsewhere, *, lost: bool) -> list[int]:
         """By the node's agent; where that does not answer, by Ray."""
         left = await reach.kill_tree(seconds=LOST_SECONDS if lost else AGENT_SECONDS)
         if left is None and not lost:
             await self._kill_by_ray(member)
         return left or []
 
-    async def _kill_by_ray(self, member: Member) -> None:
+    async def _kill_by_ray(self, member: RunnerHandle) -> None:
         if await self._ray_kill(member):
             await asyncio.wait({member.ended}, timeout=kill_tree.KILL_SECONDS)
 
-    async def _ray_kill(self, member: Member) -> bool:
+    async def _ray_kill(self, member: RunnerHandle) -> bool:
         """What is left of the actor; whether Ray has heard of it. Again: nothing."""
 
         def kill() -> None:
@@ -203,11 +207,11 @@ class Deaths:
             return False
         return True
 
-    def _stop_watching(self, member: Member) -> None:
+    def _stop_watching(self, member: RunnerHandle) -> None:
         if isinstance(member.reach, Here) and member.reach.is_open:
             self._loop.remove_reader(member.reach.handle)
 
-    async def _end(self, member: Member, reason: str, left: list[int]) -> None:
+    async def _end(self, member: RunnerHandle, reason: str, left: list[int]) -> None:
         """Announces it, once all that it has said is told."""
         if left:
             log.error("runner.unkillable", runner=member.id, pids=left, seconds=kill_tree.KILL_SECONDS)
@@ -219,7 +223,7 @@ class Deaths:
         self._announce(member, reason)
         await self._ray_kill(member)
 
-    def _announce(self, member: Member, reason: str) -> None:
+    def _announce(self, member: RunnerHandle, reason: str) -> None:
         """Again: nothing."""
         if member.id not in self._members:
             return

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from governor.tasks.cluster.cluster import Cluster
     from governor.tasks.ports import Hold
     from governor.tasks.protocol.wire import Hello
-    from governor.tasks.runners.channel import Connection
+    from governor.tasks.runners.channel import RunnerConnection
     from governor.tasks.runners.remote_files import Intake
     from governor.tasks.scheduling.events import Shape
 
@@ -157,7 +157,7 @@ class Elsewhere:
 
 
 @dataclass(slots=True, eq=False)
-class Member:
+class RunnerHandle:
     """One runner; `ended` is the end of its one Ray call."""
 
     id: int
@@ -165,7 +165,7 @@ class Member:
     actor: Any = None
     ended: asyncio.Future[str] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
     hello: Hello | None = None
-    connection: Connection | None = None
+    connection: RunnerConnection | None = None
     reach: Here | Elsewhere | None = None
     intake: Intake | None = None
     number: int = 0

@@ -29,17 +29,17 @@ from governor.tasks.protocol.wire import (
     Bundle,
     Hello,
     Leaving,
-    Line,
     Loading,
+    LogLine,
     Over,
-    Told,
+    StateUpdate,
     Work,
 )
 from governor.tasks.runner_process.runner import Runner
 from governor.tasks.runners import remote_files
 from governor.tasks.runners.channel import Gate
 from governor.tasks.runners.deaths import Deaths
-from governor.tasks.runners.handle import Elsewhere, Here, Member
+from governor.tasks.runners.handle import Elsewhere, Here, RunnerHandle
 from governor.tasks.scheduling.events import RunnerGone, RunnerReady, Shape
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
     from governor.tasks.cluster.cluster import Cluster
     from governor.tasks.protocol.wire import FromRunner
-    from governor.tasks.runners.channel import Connection
+    from governor.tasks.runners.channel import RunnerConnection
 
 log = logs.get_logger()
 
@@ -60,7 +60,7 @@ class Listener(Protocol):
         """A runner is ready, or dead."""
 
     def runner_said(
-        self, runner: int, messages: Sequence[Begun | Over | Loading | Line | Told], now: float
+        self, runner: int, messages: Sequence[Begun | Over | Loading | LogLine | StateUpdate], now: float
     ) -> None:
         """All that one read gave, in order; `at` is in the driver's clock."""
 
@@ -94,7 +94,7 @@ class Runners:
         self._mark = mark or kill_tree.new_child_mark()
         self._folder = run_folder
         self._import_path = list(import_path)
-        self._members: dict[int, Member] = {}
+        self._members: dict[int, RunnerHandle] = {}
         self._closing = False
         self._deaths = Deaths(cluster=cluster, members=self._members, gone=self._gone)
         self._files = ThreadPoolExecutor(max_workers=2, thread_name_prefix="files")
@@ -115,7 +115,7 @@ class Runners:
             return
         taken = Counter(member.node for member in self._members.values() if not member.shape)
         planned = None if shape else self._cluster.next_node(taken)
-        member = Member(id=runner, shape=shape, planned=planned, number=self._free_number())
+        member = RunnerHandle(id=runner, shape=shape, planned=planned, number=self._free_number())
         self._members[runner] = member
         self._deaths.hold(member, self._start(member), "start")
 
@@ -174,7 +174,7 @@ class Runners:
         self._files.shutdown(wait=False, cancel_futures=True)
         (self._folder / self._marker).unlink(missing_ok=True)
 
-    def _send(self, member: Member, works: Sequence[Work]) -> None:
+    def _send(self, member: RunnerHandle, works: Sequence[Work]) -> None:
         if member.connection is None:
             return
         try:
@@ -183,21 +183,21 @@ class Runners:
             log.warning("runner.unsendable", runner=member.id, reason=f"{type(error).__name__}: {error}")
             member.connection.send([Bundle(list(map(remote_files.sendable, works)))])
 
-    async def _send_with_files(self, member: Member, works: Sequence[Work]) -> None:
+    async def _send_with_files(self, member: RunnerHandle, works: Sequence[Work]) -> None:
         read = partial(remote_files.with_files, folder=self._folder)
         found = await self._loop.run_in_executor(self._files, lambda: list(map(read, works)))
         self._send(member, found)
 
     # -- life of one runner ---------------------------------------------------------------------------------
 
-    async def _start(self, member: Member) -> None:
+    async def _start(self, member: RunnerHandle) -> None:
         try:
             await self._cluster.call(lambda: self._create(member))
         except Exception as error:  # noqa: BLE001  # whatever Ray raises, the runner did not start
             refused = f"Ray refused the runner: {type(error).__name__}: {error}"
             self._deaths.unstarted(member, member.killing or refused)
 
-    def _create(self, member: Member) -> None:
+    def _create(self, member: RunnerHandle) -> None:
         """In Ray's thread."""
         if member.killing is not None:
             raise RuntimeError(member.killing)
@@ -223,7 +223,7 @@ class Runners:
 
         serving.future().add_done_callback(tell)
 
-    def _welcome(self, connection: Connection, hello: Hello) -> None:
+    def _welcome(self, connection: RunnerConnection, hello: Hello) -> None:
         """A runner has proven that it is one of ours."""
         member = self._members.get(hello.runner)
         if member is None or member.hello is not None:
@@ -253,14 +253,14 @@ class Runners:
         if self.listener is not None and member.killing is None:
             self.listener.runner_changed(RunnerReady(member.id, time.monotonic()))
 
-    def _gone(self, member: Member, reason: str) -> None:
+    def _gone(self, member: RunnerHandle, reason: str) -> None:
         del self._members[member.id]
         if self.listener is not None:
             self.listener.runner_changed(RunnerGone(member.id, time.monotonic(), reason, member.lost))
 
     # -- what they say --------------------------------------------------------------------------------------
 
-    def _heard(self, member: Member, documents: list[FromRunner]) -> None:
+    def _heard(self, member: RunnerHandle, documents: list[FromRunner]) -> None:
         """What one read gave; it gets our times before it may have to wait."""
         if not isinstance(member.reach, Here):
             now = time.monotonic()
@@ -270,11 +270,11 @@ class Runners:
         else:
             member.intake.take(documents)
 
-    def _tell(self, member: Member, documents: list[FromRunner]) -> None:
-        news: list[Begun | Over | Loading | Line | Told] = []
+    def _tell(self, member: RunnerHandle, documents: list[FromRunner]) -> None:
+        news: list[Begun | Over | Loading | LogLine | StateUpdate] = []
         for document in documents:
             match document:
-                case Begun() | Over() | Loading() | Line() | Told():
+                case Begun() | Over() | Loading() | LogLine() | StateUpdate():
                     news.append(document)
                 case Leaving(exit_code):
                     member.exit_code = exit_code

@@ -27,19 +27,19 @@ from governor.tasks.scheduling.events import (
     KillRunner,
     Revoke,
 )
-from governor.tasks.scheduling.runner_slots import Doom, Job
+from governor.tasks.scheduling.runner_slots import Job, Termination
 
 if TYPE_CHECKING:
-    from governor.tasks.scheduling.batch import Piece
+    from governor.tasks.scheduling.batch import SubTask
     from governor.tasks.scheduling.events import (
         Effect,
         Revoked,
         RunnerGone,
-        Said,
+        RunnerReported,
         Shape,
     )
     from governor.tasks.scheduling.outcomes import Outcomes
-    from governor.tasks.scheduling.runner_slots import Crew, Seat
+    from governor.tasks.scheduling.runner_slots import RunnerSlot, RunnerSlots
 
 IMPORT_LIMIT: Final = 120.0
 """Seconds from a claim to the start of the callable: more means that the import of its module hangs."""
@@ -58,7 +58,7 @@ MISFIRES: Final = 3
 class Attempts:
     """What every runner has to do, and what becomes of it."""
 
-    def __init__(self, *, crew: Crew, outcomes: Outcomes, grace: float) -> None:
+    def __init__(self, *, crew: RunnerSlots, outcomes: Outcomes, grace: float) -> None:
         self.crew = crew
         self.outcomes = outcomes
         self.bundles = Bundles()
@@ -66,7 +66,7 @@ class Attempts:
         self.now = 0.0
         self._grace = grace
         self._tickets = count(1)
-        self._untold: list[Seat] = []
+        self._untold: list[RunnerSlot] = []
 
     def _do(self, effect: Effect) -> None:
         self.outcomes.effects.append(effect)
@@ -82,7 +82,7 @@ class Attempts:
 
     # -- what runners say -----------------------------------------------------------------------------------
 
-    def said(self, event: Said) -> None:
+    def said(self, event: RunnerReported) -> None:
         seat = self.crew.get(event.runner)
         if seat is None:
             return
@@ -96,7 +96,7 @@ class Attempts:
             else:
                 self._claimed(seat)
 
-    def _claimed(self, seat: Seat) -> None:
+    def _claimed(self, seat: RunnerSlot) -> None:
         if seat.presumed and seat.state == "working":
             seat.not_begun()
         elif seat.taken:
@@ -107,7 +107,7 @@ class Attempts:
         if len(seat.jobs) > 1:
             self.revoke(seat)
 
-    def _begun(self, seat: Seat, run: int, at: float) -> None:
+    def _begun(self, seat: RunnerSlot, run: int, at: float) -> None:
         attempt, piece = seat.jobs[0]
         if attempt.runs[seat.position : seat.position + 1] != (run,):
             return
@@ -121,9 +121,9 @@ class Attempts:
             seat.started_at = piece.began = at
             seat.deadline = None if attempt.limit is None else at + attempt.limit
         if piece.withdrawn and seat.state == "working":
-            self.doom(seat, Doom("cancelled", piece.withdrawn, retry=False))
+            self.doom(seat, Termination("cancelled", piece.withdrawn, retry=False))
 
-    def _over(self, seat: Seat, job: Job, said: Over) -> None:
+    def _over(self, seat: RunnerSlot, job: Job, said: Over) -> None:
         attempt, piece = job
         if attempt.runs[seat.position : seat.position + 1] != (said.run,):
             return
@@ -145,19 +145,19 @@ class Attempts:
             self.outcomes.again(piece, self.now, attempts=attempt.number)
             self._next_job(seat, said.at)
 
-    def _failed(self, seat: Seat, job: Job, said: Over) -> None:
+    def _failed(self, seat: RunnerSlot, job: Job, said: Over) -> None:
         """A run has ended by itself, badly."""
-        self.outcomes.fail(job, said.run, Doom("failed", said.error, seconds=said.seconds), self.now)
+        self.outcomes.fail(job, said.run, Termination("failed", said.error, seconds=said.seconds), self.now)
         if said.run in job.piece.missing:
             seat.failed |= {said.run}
 
-    def _observe(self, seat: Seat, piece: Piece, at: float) -> None:
+    def _observe(self, seat: RunnerSlot, piece: SubTask, at: float) -> None:
         """A sub-task has taken so long, or was stopped: the dynamic time-out learns from it."""
         limits = piece.node.batch.limits
         if limits is not None and seat.started_at is not None:
             limits.observe(piece.node.batch.id, max(0.0, at - seat.started_at), piece.node.spec.is_eval)
 
-    def _over_after_all(self, seat: Seat, job: Job, doom: Doom, said: Over) -> None:
+    def _over_after_all(self, seat: RunnerSlot, job: Job, doom: Termination, said: Over) -> None:
         """A run ended by itself, before the kill: it counts if it was in time, or was only not wanted."""
         late = doom.outcome == "timed_out" and (seat.deadline is None or said.at > seat.deadline)
         if not late and not said.error:
@@ -175,7 +175,7 @@ class Attempts:
         else:
             self.kill(seat, doom)
 
-    def _next_job(self, seat: Seat, at: float) -> None:
+    def _next_job(self, seat: RunnerSlot, at: float) -> None:
         """The first job is over, and the runner lives."""
         seat.jobs.popleft()
         if not seat.jobs:
@@ -188,7 +188,7 @@ class Attempts:
 
     # -- deadlines, cancellation, death ---------------------------------------------------------------------
 
-    def doom(self, seat: Seat, doom: Doom) -> None:
+    def doom(self, seat: RunnerSlot, doom: Termination) -> None:
         """The attempt in work is to end. What waits behind it is taken back first; then it gets its grace."""
         grace = self._grace_of(seat)
         if grace == 0 and len(seat.jobs) == 1:
@@ -203,15 +203,15 @@ class Attempts:
         else:
             self._do(CancelAttempt(seat.runner, seat.jobs[0].attempt.ticket))
 
-    def _grace_of(self, seat: Seat) -> float:
+    def _grace_of(self, seat: RunnerSlot) -> float:
         own = seat.jobs[0].piece.node.batch.spec.grace
         return self._grace if own is None else own
 
-    def observe_stopped(self, seat: Seat) -> None:
+    def observe_stopped(self, seat: RunnerSlot) -> None:
         """The attempt in work is about to be stopped although nothing is wrong with it."""
         self._observe(seat, seat.jobs[0].piece, self.now)
 
-    def kill(self, seat: Seat, doom: Doom) -> None:
+    def kill(self, seat: RunnerSlot, doom: Termination) -> None:
         if seat.state == "dying":
             return
         self.crew.dismiss(seat)
@@ -232,7 +232,9 @@ class Attempts:
         if seat.doom is not None:
             self.outcomes.close(head, seat.failed, seat.doom, self.now)
             return
-        crashed = Doom("crashed", event.reason, seconds=0.0 if seat.run is None else event.now - seat.run_at)
+        crashed = Termination(
+            "crashed", event.reason, seconds=0.0 if seat.run is None else event.now - seat.run_at
+        )
         if (seat.taken and not event.node_lost) or head.piece.misfires >= MISFIRES:
             self.outcomes.close(head, seat.failed, crashed, self.now)
             return
@@ -247,7 +249,7 @@ class Attempts:
         if not self.crew.lives(shape):
             self.outcomes.give_up(shape, f"no runner can be started: {reason}", self.now)
 
-    def revoke(self, seat: Seat) -> None:
+    def revoke(self, seat: RunnerSlot) -> None:
         if not seat.revoking:
             seat.revoking = True
             self._do(Revoke(seat.runner))
@@ -269,12 +271,12 @@ class Attempts:
 
     # -- time -----------------------------------------------------------------------------------------------
 
-    def _set_alarm(self, seat: Seat, when: float) -> None:
+    def _set_alarm(self, seat: RunnerSlot, when: float) -> None:
         if seat.alarm_at is None or when < seat.alarm_at:
             seat.alarm_at = when
             self.alarms.set_runner(when, seat.runner)
 
-    def check(self, seat: Seat) -> None:
+    def check(self, seat: RunnerSlot) -> None:
         """Does what is due for this runner, and sets its next alarm."""
         if seat.state == "ending" and seat.kill_at is not None and seat.doom is not None:
             if self.now >= seat.kill_at:
@@ -286,7 +288,7 @@ class Attempts:
         elif seat.state == "working":
             self._check_run(seat)
 
-    def _check_run(self, seat: Seat) -> None:
+    def _check_run(self, seat: RunnerSlot) -> None:
         if seat.run is not None and len(seat.jobs) > 1:
             if self.now >= seat.run_at + REVOKE_AFTER:
                 self.revoke(seat)
@@ -298,14 +300,14 @@ class Attempts:
             limit = seat.deadline - seat.started_at
             error = f"ran longer than its timeout of {limit:.6g} s"
             self._observe(seat, seat.jobs[0].piece, self.now)
-            self.doom(seat, Doom("timed_out", error, seconds=self.now - seat.started_at))
+            self.doom(seat, Termination("timed_out", error, seconds=self.now - seat.started_at))
         elif self.now >= seat.deadline - SPARE_LEAD:
             seat.spare_wanted = True
             self._set_alarm(seat, seat.deadline)
         else:
             self._set_alarm(seat, seat.deadline - SPARE_LEAD)
 
-    def _check_silence(self, seat: Seat) -> None:
+    def _check_silence(self, seat: RunnerSlot) -> None:
         """It has work and has not begun it."""
         patience = IMPORT_LIMIT if seat.taken else SILENCE
         if self.now < seat.waits_since + patience:
@@ -313,13 +315,13 @@ class Attempts:
         elif seat.taken:
             call = seat.jobs[0].attempt.task.call
             error = f'the import of "{call}" took longer than {IMPORT_LIMIT:g} s'
-            self.kill(seat, Doom("failed", error))
+            self.kill(seat, Termination("failed", error))
         else:
             self._begun(seat, seat.jobs[0].attempt.runs[0], seat.waits_since)
             seat.presumed = True
             self.check(seat)
 
-    def dispatch(self, seat: Seat, pieces: list[Piece]) -> None:
+    def dispatch(self, seat: RunnerSlot, pieces: list[SubTask]) -> None:
         self.crew.occupy(seat)
         for piece in pieces:
             task = piece.node.spec

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 from governor.messages import TaskRecord, TaskSpec
 from governor.tasks.scheduling.events import (
     BatchSpec,
-    Limits,
+    SchedulingLimits,
     Shape,
     shape_of,
 )
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 LaneKey: TypeAlias = tuple[int, tuple[float, int], bool, int]
 
 
-class Node:
+class TaskNode:
     """A task of the graph."""
 
     __slots__ = ("batch", "blocked_by", "dependants", "failed", "left", "records", "shape", "spec")
@@ -40,7 +40,7 @@ class Node:
         self.shape: Shape = shape_of(spec)
         self.blocked_by = len(set(spec.depends_on)) if spec.depends_on else 0
         self.left = spec.repeat
-        self.dependants: list[Node] | None = None
+        self.dependants: list[TaskNode] | None = None
         self.records: dict[int, TaskRecord] | None = None
         self.failed = False
 
@@ -48,7 +48,7 @@ class Node:
         return self.records is not None and run in self.records
 
 
-class Piece:
+class SubTask:
     """A sub-task: runs of one task that one runner executes in a row. `number` is that of its next attempt;
     `missing` are the runs without an outcome.
     """
@@ -68,7 +68,7 @@ class Piece:
         "withdrawn",
     )
 
-    def __init__(self, node: Node, runs: tuple[int, ...]) -> None:
+    def __init__(self, node: TaskNode, runs: tuple[int, ...]) -> None:
         self.node = node
         self.missing = runs
         self.number = 1
@@ -114,11 +114,11 @@ class Piece:
 class Batch:
     """What has ended, what is ready, what waits. Changes only through its methods."""
 
-    def __init__(self, spec: BatchSpec, *, order: int, limits: Limits | None = None) -> None:
+    def __init__(self, spec: BatchSpec, *, order: int, limits: SchedulingLimits | None = None) -> None:
         self.spec = spec
         self.order = order
         self.limits = limits
-        self.nodes = {task.id: Node(self, task) for task in spec.tasks}
+        self.nodes = {task.id: TaskNode(self, task) for task in spec.tasks}
         for node in self.nodes.values():
             for name in dict.fromkeys(node.spec.depends_on):
                 other = self.nodes[name]
@@ -131,7 +131,7 @@ class Batch:
         self.first_failure = ""
         self.end: Literal["tasks_done", "enough", "stopped"] = "tasks_done"
         self.enough_at: float | None = None
-        self.held: list[Piece] = []
+        self.held: list[SubTask] = []
         """Ready, but for what its batch waits for."""
         for record in spec.done:
             done = self.nodes.get(record.task)
@@ -142,10 +142,10 @@ class Batch:
     def id(self) -> BatchId:
         return self.spec.id
 
-    def begin(self) -> tuple[list[TaskRecord], list[Piece]]:
+    def begin(self) -> tuple[list[TaskRecord], list[SubTask]]:
         """What can never run because of runs done earlier, and what is ready."""
         ended: list[TaskRecord] = []
-        ready: list[Piece] = []
+        ready: list[SubTask] = []
         for node in self.nodes.values() if self.failures else ():
             if node.failed and node.records is not None:
                 worst = next(record for record in node.records.values() if record.outcome != "succeeded")
@@ -167,7 +167,7 @@ class Batch:
             found[name] = tuple(records[run] for run in range(node.spec.repeat))
         return found
 
-    def enter(self, node: Node, record: TaskRecord) -> tuple[list[TaskRecord], list[Piece]]:
+    def enter(self, node: TaskNode, record: TaskRecord) -> tuple[list[TaskRecord], list[SubTask]]:
         """Enters the outcome of a run: the `upstream_failed` that follow from it, and what it has made ready."""
         self._enter(node, record)
         if record.outcome != "succeeded":
@@ -177,7 +177,7 @@ class Batch:
         return [], []
 
     def cancel(
-        self, *, tasks: Collection[str] | None, keep: Collection[tuple[Node, int]], error: str
+        self, *, tasks: Collection[str] | None, keep: Collection[tuple[TaskNode, int]], error: str
     ) -> list[TaskRecord]:
         """Ends what has not ended, of these tasks or of all, save the runs in `keep`: their runner still has them."""
         ended: list[TaskRecord] = []
@@ -204,7 +204,7 @@ class Batch:
                     stack.append(node)
         return set(found)
 
-    def _enter(self, node: Node, record: TaskRecord) -> None:
+    def _enter(self, node: TaskNode, record: TaskRecord) -> None:
         if node.records is None:
             node.records = {}
         node.records[record.run] = record
@@ -221,23 +221,23 @@ class Batch:
         elif node.left == 0 and not node.failed:
             self.tasks_succeeded += 1
 
-    def _pieces(self, node: Node) -> Iterator[Piece]:
+    def _pieces(self, node: TaskNode) -> Iterator[SubTask]:
         repeat = node.spec.repeat
         size = self.spec.split or repeat
         for base in range(0, repeat, size):
             runs = tuple(run for run in range(base, min(base + size, repeat)) if not node.ended(run))
             if runs:
-                yield Piece(node, runs)
+                yield SubTask(node, runs)
 
-    def _unblock(self, node: Node) -> list[Piece]:
-        ready: list[Piece] = []
+    def _unblock(self, node: TaskNode) -> list[SubTask]:
+        ready: list[SubTask] = []
         for dependant in node.dependants or ():
             dependant.blocked_by -= 1
             if dependant.blocked_by == 0 and dependant.left:
                 ready += self._pieces(dependant)
         return ready
 
-    def _spread(self, node: Node, record: TaskRecord) -> list[TaskRecord]:
+    def _spread(self, node: TaskNode, record: TaskRecord) -> list[TaskRecord]:
         root = record.cause or record.task
         error = f'task "{root}" did not succeed'
         ended: list[TaskRecord] = []

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from governor.tasks.scheduling.batch import Piece
+    from governor.tasks.scheduling.batch import SubTask
     from governor.tasks.scheduling.events import Shape
     from governor.tasks.scheduling.ready_queue import ReadyQueue
 
@@ -32,9 +32,9 @@ class Bundles:
         mean = self._means.get(kind)
         self._means[kind] = seconds if mean is None else mean + WEIGHT * (seconds - mean)
 
-    def take(self, queue: ReadyQueue, shape: Shape, now: float, *, most: int) -> list[Piece]:
+    def take(self, queue: ReadyQueue, shape: Shape, now: float, *, most: int) -> list[SubTask]:
         """The next pieces for one runner, one at least; the queue holds some."""
-        taken: list[Piece] = []
+        taken: list[SubTask] = []
         seconds = 0.0
         most = min(most, LARGEST)
         while (piece := queue.peek(shape, now)) is not None:

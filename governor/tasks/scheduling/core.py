@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from governor.tasks.scheduling.attempts import Attempts
 from governor.tasks.scheduling.events import (
+    BatchSubmitted,
     Cancelled,
     Effect,
     Event,
@@ -26,21 +27,20 @@ from governor.tasks.scheduling.events import (
     Revoked,
     RunnerGone,
     RunnerReady,
-    Said,
+    RunnerReported,
     Shape,
     StartRunner,
-    Submitted,
     Tick,
 )
 from governor.tasks.scheduling.outcomes import Outcomes
 from governor.tasks.scheduling.ready_queue import ReadyQueue
-from governor.tasks.scheduling.runner_slots import Crew, Doom, holders
+from governor.tasks.scheduling.runner_slots import RunnerSlots, Termination, holders
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping
 
     from governor.tasks.api import BatchId
-    from governor.tasks.scheduling.batch import Batch, Node
+    from governor.tasks.scheduling.batch import Batch, TaskNode
 
 
 class Core:
@@ -62,7 +62,7 @@ class Core:
         grace: float = 0.0,
         runner_ids: Iterator[int] | None = None,
     ) -> None:
-        self.crew = Crew(runner_ids=runner_ids or count())
+        self.crew = RunnerSlots(runner_ids=runner_ids or count())
         self.ready = ReadyQueue(age=age)
         self.outcomes = Outcomes(ready=self.ready, why_never=why_never or {})
         self.attempts = Attempts(crew=self.crew, outcomes=self.outcomes, grace=grace)
@@ -93,7 +93,7 @@ class Core:
         """What is to be done about the event. News that comes too late has no effects."""
         self.attempts.now = max(self.attempts.now, event.now)
         match event:
-            case Said():
+            case RunnerReported():
                 self.attempts.said(event)
             case RunnerReady():
                 self._runner_ready(event.runner)
@@ -101,7 +101,7 @@ class Core:
                 self.attempts.gone(event)
             case Revoked():
                 self.attempts.revoked(event)
-            case Submitted():
+            case BatchSubmitted():
                 self._submitted(event)
             case Released():
                 self._released(event)
@@ -131,7 +131,7 @@ class Core:
         if batch is not None:
             self.outcomes.release(batch, self._now, error=event.error)
 
-    def _submitted(self, event: Submitted) -> None:
+    def _submitted(self, event: BatchSubmitted) -> None:
         batch = self.outcomes.submit(event.batch, event.limits, self._now, held=event.held)
         for node in batch.nodes.values():
             if not self.crew.knows(node.shape):
@@ -148,7 +148,7 @@ class Core:
     def _withdraw(self, batch: Batch, tasks: Collection[str] | None, error: str, *, gentle: bool) -> None:
         """Cancels what waits at once, and what works when its runner allows."""
         chosen = None if tasks is None else batch.downstream(tasks)
-        kept: set[tuple[Node, int]] = set()
+        kept: set[tuple[TaskNode, int]] = set()
         for seat in self.crew.all():
             for position, job in enumerate(seat.jobs):
                 node = job.piece.node
@@ -160,7 +160,7 @@ class Core:
                     seconds = seat.elapsed(self._now)
                     if batch.end == "enough":
                         self.attempts.observe_stopped(seat)
-                    doom = Doom("cancelled", error, retry=False, keep_runner=gentle, seconds=seconds)
+                    doom = Termination("cancelled", error, retry=False, keep_runner=gentle, seconds=seconds)
                     self.attempts.doom(seat, doom)
                 elif seat.state == "working":
                     self.attempts.revoke(seat)
@@ -193,7 +193,7 @@ class Core:
         old = next((seat for seat in self.crew.all() if seat.replace), None)
         if old is not None and self.crew.has_spare(old.shape):
             old.replace = False
-            self.attempts.kill(old, Doom("crashed", "its runner was restarted on request"))
+            self.attempts.kill(old, Termination("crashed", "its runner was restarted on request"))
 
     def _resized(self, event: Resized) -> None:
         for shape, number in event.slots.items():

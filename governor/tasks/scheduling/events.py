@@ -56,7 +56,7 @@ class BatchSpec(msgspec.Struct, frozen=True, kw_only=True):
     folder: str = "results"
 
 
-class Limits(Protocol):
+class SchedulingLimits(Protocol):
     """The dynamic time-out of training tasks (`durations.Durations`)."""
 
     def limit(self, timeout: float | None = None) -> float | None:
@@ -87,14 +87,14 @@ class _Event(msgspec.Struct, frozen=True, gc=False):
     """Root of all of them."""
 
 
-class Submitted(_Event, frozen=True):
+class BatchSubmitted(_Event, frozen=True):
     """A batch whose graph is free of faults, under an id that no living batch has. `held`: nothing of it is dispatched
     before `Released`.
     """
 
     batch: BatchSpec
     now: float
-    limits: Limits | None = None
+    limits: SchedulingLimits | None = None
     held: bool = False
 
 
@@ -134,7 +134,7 @@ class RunnerGone(_Event, frozen=True):
     node_lost: bool = False
 
 
-class Said(_Event, frozen=True):
+class RunnerReported(_Event, frozen=True):
     """What a runner has told since the last time, in order."""
 
     runner: int
@@ -170,7 +170,16 @@ class Tick(_Event, frozen=True):
 
 
 Event: TypeAlias = (
-    Submitted | Released | Cancelled | RunnerReady | RunnerGone | Said | Revoked | Replaced | Resized | Tick
+    BatchSubmitted
+    | Released
+    | Cancelled
+    | RunnerReady
+    | RunnerGone
+    | RunnerReported
+    | Revoked
+    | Replaced
+    | Resized
+    | Tick
 )
 
 # -- effects ------------------------------------------------------------------------------------------------

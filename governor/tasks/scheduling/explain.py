@@ -8,9 +8,9 @@ from governor.tasks.scheduling.events import Waiting
 
 if TYPE_CHECKING:
     from governor.tasks.api import BatchId
-    from governor.tasks.scheduling.batch import Batch, Node
+    from governor.tasks.scheduling.batch import Batch, TaskNode
     from governor.tasks.scheduling.core import Core
-    from governor.tasks.scheduling.runner_slots import Job, Seat
+    from governor.tasks.scheduling.runner_slots import Job, RunnerSlot
 
 MOST_NAMED = 5
 
@@ -40,7 +40,7 @@ def explain(core: Core, batch_id: BatchId) -> list[Waiting]:
     return found
 
 
-def _at_work(seat: Seat, job: Job, position: int) -> Waiting:
+def _at_work(seat: RunnerSlot, job: Job, position: int) -> Waiting:
     attempt = job.attempt
     since: float | None = seat.waits_since
     until = None
@@ -67,7 +67,7 @@ def _at_work(seat: Seat, job: Job, position: int) -> Waiting:
     )
 
 
-def _waiting(core: Core, batch: Batch, node: Node, runs: tuple[int, ...], since: float | None) -> Waiting:
+def _waiting(core: Core, batch: Batch, node: TaskNode, runs: tuple[int, ...], since: float | None) -> Waiting:
     name = node.spec.id
     if node.blocked_by:
         needs = [other for other in dict.fromkeys(node.spec.depends_on) if batch.nodes[other].left]

@@ -10,17 +10,17 @@ from itertools import count
 from typing import TYPE_CHECKING, Final
 
 from governor.messages import TaskRecord
-from governor.tasks.scheduling.batch import Batch, Node, Piece
+from governor.tasks.scheduling.batch import Batch, SubTask, TaskNode
 from governor.tasks.scheduling.events import (
     AttemptEnded,
     BatchEnded,
     BatchSpec,
     Effect,
-    Limits,
     RunEnded,
+    SchedulingLimits,
     Shape,
 )
-from governor.tasks.scheduling.runner_slots import Doom, Job
+from governor.tasks.scheduling.runner_slots import Job, Termination
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -48,7 +48,9 @@ class Outcomes:
         self._why_never = dict(why_never)
         self._orders = count()
 
-    def submit(self, spec: BatchSpec, limits: Limits | None, now: float, *, held: bool = False) -> Batch:
+    def submit(
+        self, spec: BatchSpec, limits: SchedulingLimits | None, now: float, *, held: bool = False
+    ) -> Batch:
         batch = Batch(spec, order=next(self._orders), limits=limits)
         self.batches[batch.id] = batch
         self.pending += batch.left
@@ -108,7 +110,7 @@ class Outcomes:
         )
         self._record(piece.node, record, now, said.payload)
 
-    def fail(self, job: Job, run: int, doom: Doom, now: float) -> None:
+    def fail(self, job: Job, run: int, doom: Termination, now: float) -> None:
         """A run ended badly: for good, or it stays missing."""
         attempt, piece = job
         again = attempt.number <= attempt.task.retries and piece.left(now) > LEAST
@@ -117,7 +119,7 @@ class Outcomes:
         else:
             self._end(piece, run, doom, attempts=attempt.number, now=now)
 
-    def close(self, job: Job, failed: Collection[int], doom: Doom, now: float) -> None:
+    def close(self, job: Job, failed: Collection[int], doom: Termination, now: float) -> None:
         """An attempt is over by a decision, or by the death of its runner; runs in `failed` had failed before."""
         piece = job.piece
         for run in piece.missing:
@@ -125,7 +127,7 @@ class Outcomes:
                 self.fail(job, run, doom, now)
         self.again(piece, now, attempts=job.attempt.number)
 
-    def again(self, piece: Piece, now: float, *, attempts: int) -> None:
+    def again(self, piece: SubTask, now: float, *, attempts: int) -> None:
         """After an attempt: what is still missing is tried again, or cancelled."""
         if not piece.missing:
             return
@@ -136,7 +138,7 @@ class Outcomes:
             piece.spend(now)
             self._ready.push(piece, now)
 
-    def unharmed(self, piece: Piece, now: float) -> None:
+    def unharmed(self, piece: SubTask, now: float) -> None:
         """An attempt that does not count: its sub-task stands in front of its lane again, with the same number."""
         if piece.withdrawn:
             self._cancel_missing(piece, now, attempts=piece.number - 1)
@@ -146,7 +148,7 @@ class Outcomes:
     # -- batches --------------------------------------------------------------------------------------------
 
     def withdraw(
-        self, batch: Batch, tasks: Collection[str] | None, kept: set[tuple[Node, int]], error: str
+        self, batch: Batch, tasks: Collection[str] | None, kept: set[tuple[TaskNode, int]], error: str
     ) -> None:
         """Cancels what no runner has."""
         before = batch.left
@@ -156,11 +158,11 @@ class Outcomes:
         self._tell(batch, records)
         self._look(batch)
 
-    def _cancel_missing(self, piece: Piece, now: float, *, attempts: int) -> None:
+    def _cancel_missing(self, piece: SubTask, now: float, *, attempts: int) -> None:
         for run in piece.missing:
-            self._end(piece, run, Doom("cancelled", piece.withdrawn), attempts=attempts, now=now)
+            self._end(piece, run, Termination("cancelled", piece.withdrawn), attempts=attempts, now=now)
 
-    def _end(self, piece: Piece, run: int, doom: Doom, *, attempts: int, now: float) -> None:
+    def _end(self, piece: SubTask, run: int, doom: Termination, *, attempts: int, now: float) -> None:
         piece.done(run)
         record = TaskRecord(
             task=piece.node.spec.id,
@@ -172,7 +174,7 @@ class Outcomes:
         )
         self._record(piece.node, record, now)
 
-    def _record(self, node: Node, record: TaskRecord, now: float, payload: bytes = b"") -> None:
+    def _record(self, node: TaskNode, record: TaskRecord, now: float, payload: bytes = b"") -> None:
         batch = node.batch
         self.effects.append(RunEnded(batch.id, record, payload))
         before = batch.left
@@ -185,7 +187,7 @@ class Outcomes:
         if node.left == 0 or records:
             self._look(batch)
 
-    def _enqueue(self, batch: Batch, pieces: list[Piece], now: float) -> None:
+    def _enqueue(self, batch: Batch, pieces: list[SubTask], now: float) -> None:
         for piece in pieces:
             why = self._why_never.get(piece.shape)
             if why is None:
@@ -193,11 +195,13 @@ class Outcomes:
             elif batch.id in self.batches:
                 self._give_up(piece, why)
 
-    def _give_up(self, piece: Piece, why: str) -> None:
+    def _give_up(self, piece: SubTask, why: str) -> None:
         """No runner for it will ever come: it fails, without a retry."""
         for run in piece.missing:
             if not piece.node.ended(run):
-                self._end(piece, run, Doom("failed", why), attempts=piece.number - 1, now=piece.ready_at)
+                self._end(
+                    piece, run, Termination("failed", why), attempts=piece.number - 1, now=piece.ready_at
+                )
 
     def _tell(self, batch: Batch, records: list[TaskRecord]) -> None:
         self.effects += [RunEnded(batch.id, record) for record in records]

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from governor.tasks.scheduling.batch import LaneKey, Piece
+    from governor.tasks.scheduling.batch import LaneKey, SubTask
     from governor.tasks.scheduling.events import Shape
 
 
@@ -32,19 +32,19 @@ class _Lanes:
     __slots__ = ("ages", "by_key", "count", "order")
 
     def __init__(self) -> None:
-        self.by_key: dict[LaneKey, deque[Piece]] = {}
+        self.by_key: dict[LaneKey, deque[SubTask]] = {}
         self.order: list[LaneKey] = []
         self.ages: list[tuple[float, LaneKey]] = []
         self.count = 0
 
-    def push(self, piece: Piece) -> None:
+    def push(self, piece: SubTask) -> None:
         lane = self.by_key.get(piece.lane)
         if lane is None:
             lane = self._open(piece)
         lane.append(piece)
         self.count += 1
 
-    def push_front(self, piece: Piece) -> None:
+    def push_front(self, piece: SubTask) -> None:
         lane = self.by_key.get(piece.lane)
         if lane is None:
             lane = self._open(piece)
@@ -53,7 +53,7 @@ class _Lanes:
         lane.appendleft(piece)
         self.count += 1
 
-    def _open(self, piece: Piece) -> deque[Piece]:
+    def _open(self, piece: SubTask) -> deque[SubTask]:
         lane = self.by_key[piece.lane] = deque()
         insort(self.order, piece.lane)
         heapq.heappush(self.ages, (piece.ready_at, piece.lane))
@@ -84,9 +84,9 @@ class ReadyQueue:
     def __init__(self, *, age: float) -> None:
         self._age = age
         self._shapes: dict[Shape, _Lanes] = {}
-        self._pinned: dict[int, deque[Piece]] = {}
+        self._pinned: dict[int, deque[SubTask]] = {}
 
-    def push(self, piece: Piece, now: float) -> None:
+    def push(self, piece: SubTask, now: float) -> None:
         """Behind those of its lane."""
         piece.ready_at = now
         if piece.pin is not None:
@@ -94,7 +94,7 @@ class ReadyQueue:
             return
         self._of(piece.shape).push(piece)
 
-    def push_front(self, piece: Piece) -> None:
+    def push_front(self, piece: SubTask) -> None:
         """Before those of its lane; it keeps its age."""
         if piece.pin is not None:
             self._pinned.setdefault(piece.pin, deque()).appendleft(piece)
@@ -116,12 +116,12 @@ class ReadyQueue:
         at, key = lanes.oldest()
         return (0, at, key) if now - at >= self._age else (1, 0.0, lanes.order[0])
 
-    def peek(self, shape: Shape, now: float) -> Piece | None:
+    def peek(self, shape: Shape, now: float) -> SubTask | None:
         """The piece that `take` would give."""
         lanes = self._shapes.get(shape)
         return lanes.by_key[self._next(lanes, now)][0] if lanes is not None and lanes.count else None
 
-    def take(self, shape: Shape, now: float) -> Piece | None:
+    def take(self, shape: Shape, now: float) -> SubTask | None:
         lanes = self._shapes.get(shape)
         if lanes is None or not lanes.count:
             return None
@@ -133,7 +133,7 @@ class ReadyQueue:
             lanes.close(key)
         return piece
 
-    def take_pinned(self, place: int) -> Piece | None:
+    def take_pinned(self, place: int) -> SubTask | None:
         lane = self._pinned.get(place)
         return lane.popleft() if lane else None
 
@@ -159,7 +159,7 @@ class ReadyQueue:
                 if not lane:
                     lanes.close(key)
 
-    def _strip(self, lane: deque[Piece], order: int, tasks: Collection[str]) -> int:
+    def _strip(self, lane: deque[SubTask], order: int, tasks: Collection[str]) -> int:
         left = [piece for piece in lane if piece.lane[3] != order or piece.node.spec.id not in tasks]
         gone = len(lane) - len(left)
         if gone:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from governor.messages import TaskOutcome
-    from governor.tasks.scheduling.batch import Piece
+    from governor.tasks.scheduling.batch import SubTask
     from governor.tasks.scheduling.events import Attempt, Shape
 
 START_FAILURES: Final = 3
@@ -27,7 +27,7 @@ START_PAUSE: Final = 5.0
 """Seconds."""
 
 
-class Doom(NamedTuple):
+class Termination(NamedTuple):
     """How the attempt in work ends once it is over."""
 
     outcome: TaskOutcome
@@ -41,10 +41,10 @@ class Job(NamedTuple):
     """An attempt on a runner, and the sub-task that it is of."""
 
     attempt: Attempt
-    piece: Piece
+    piece: SubTask
 
 
-class Seat:
+class RunnerSlot:
     """One runner. `jobs[0]` is the attempt in work or the next one, the others wait behind it and can be taken back.
 
     `taken`: the runner has said that it claimed the first job; `started_at`: running time of the attempt counts from
@@ -108,7 +108,7 @@ class Seat:
         self.kill_at: float | None = None
         self.revoking = False
         self.spare_wanted = False
-        self.doom: Doom | None = None
+        self.doom: Termination | None = None
 
     def not_begun(self) -> None:
         """What was presumed was wrong: its user code has not begun."""
@@ -124,13 +124,13 @@ class _Shape:
     def __init__(self, places: int) -> None:
         self.places = places
         self.free_places = list(range(places))
-        self.seats: dict[int, Seat] = {}
-        self.idle: list[Seat] = []
-        self.spares: list[Seat] = []
+        self.seats: dict[int, RunnerSlot] = {}
+        self.idle: list[RunnerSlot] = []
+        self.spares: list[RunnerSlot] = []
         self.failed_starts = 0
         self.next_start = 0.0
 
-    def seated(self, seat: Seat) -> None:
+    def seated(self, seat: RunnerSlot) -> None:
         """Gives a ready runner a place, or makes it a spare."""
         seat.state = "idle"
         if seat.place is None and self.free_places:
@@ -163,7 +163,7 @@ def holders(shape: Shape, other: Shape) -> int:
     return max((math.ceil(amount / held[name]) for name, amount in other if held.get(name)), default=0)
 
 
-class Crew:
+class RunnerSlots:
     """All runners of one driver."""
 
     def __init__(self, *, runner_ids: Iterator[int]) -> None:
@@ -172,7 +172,7 @@ class Crew:
         self.is_closed = False
         """No runner is started any more."""
         self._ids = runner_ids
-        self._seats: dict[int, Seat] = {}
+        self._seats: dict[int, RunnerSlot] = {}
         self._shapes: dict[Shape, _Shape] = {}
 
     def open(self, shape: Shape, places: int) -> None:
@@ -192,25 +192,25 @@ class Crew:
     def places(self, shape: Shape) -> int:
         return self._shapes[shape].places
 
-    def all(self) -> list[Seat]:
+    def all(self) -> list[RunnerSlot]:
         return list(self._seats.values())
 
-    def get(self, runner: int) -> Seat | None:
+    def get(self, runner: int) -> RunnerSlot | None:
         return self._seats.get(runner)
 
-    def at_place(self, place: int) -> Seat | None:
+    def at_place(self, place: int) -> RunnerSlot | None:
         """The plain runner on this place."""
         plain = self._shapes.get(())
         seats = plain.seats.values() if plain is not None else ()
         return next((seat for seat in seats if seat.place == place), None)
 
-    def adopt(self, runner: int, shape: Shape) -> Seat:
+    def adopt(self, runner: int, shape: Shape) -> RunnerSlot:
         """A runner that is on its way."""
-        seat = Seat(runner, shape)
+        seat = RunnerSlot(runner, shape)
         self._seats[runner] = self._shapes[shape].seats[runner] = seat
         return seat
 
-    def ready(self, seat: Seat) -> None:
+    def ready(self, seat: RunnerSlot) -> None:
         of_shape = self._shapes[seat.shape]
         of_shape.failed_starts = 0
         of_shape.seated(seat)
@@ -236,11 +236,11 @@ class Crew:
         """Whether all runners of this shape, if there are any, wait for resources."""
         return all(seat.state == "starting" for seat in self._shapes[shape].seats.values())
 
-    def idle(self, shape: Shape) -> list[Seat]:
+    def idle(self, shape: Shape) -> list[RunnerSlot]:
         """Those that can take work, the last one to be taken first."""
         return self._shapes[shape].idle
 
-    def occupy(self, seat: Seat) -> None:
+    def occupy(self, seat: RunnerSlot) -> None:
         idle = self._shapes[seat.shape].idle
         if idle[-1] is seat:
             idle.pop()
@@ -248,7 +248,7 @@ class Crew:
             idle.remove(seat)
         seat.state = "working"
 
-    def release(self, seat: Seat) -> None:
+    def release(self, seat: RunnerSlot) -> None:
         """Its jobs are over and it lives: it is idle again, unless its place is no more."""
         seat.clear()
         of_shape = self._shapes[seat.shape]
@@ -256,7 +256,7 @@ class Crew:
             seat.place = None
         of_shape.seated(seat)
 
-    def dismiss(self, seat: Seat) -> None:
+    def dismiss(self, seat: RunnerSlot) -> None:
         """It is to be killed."""
         of_shape = self._shapes[seat.shape]
         for group in (of_shape.idle, of_shape.spares):
@@ -264,7 +264,7 @@ class Crew:
                 group.remove(seat)
         seat.state = "dying"
 
-    def remove(self, runner: int) -> Seat | None:
+    def remove(self, runner: int) -> RunnerSlot | None:
         """It is dead: its place is taken by a spare."""
         seat = self._seats.pop(runner, None)
         if seat is None:
@@ -308,7 +308,7 @@ class Crew:
             self.adopt(runner, shape)
         return new
 
-    def superfluous(self, shape: Shape, *, waiting: int) -> list[Seat]:
+    def superfluous(self, shape: Shape, *, waiting: int) -> list[RunnerSlot]:
         """Runners that hold resources for nobody, and spares beyond the first; from now on they are dying."""
         of_shape = self._shapes[shape]
         if not shape:

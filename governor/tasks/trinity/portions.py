@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from governor.tasks.api import BatchId, SchedulerConfig, Task
     from governor.tasks.driver import Driver
     from governor.tasks.runner_process.pickled import Named
-    from governor.tasks.scheduling.events import Limits
+    from governor.tasks.scheduling.events import SchedulingLimits
     from governor.tasks.trinity.views import BatchView
 
 log = logs.get_logger()
@@ -108,7 +108,7 @@ class Portions:
         ]
         return Planned(batch, wrappers, named)
 
-    def schedule(self, planned: Planned, view: BatchView, limits: Limits) -> None:
+    def schedule(self, planned: Planned, view: BatchView, limits: SchedulingLimits) -> None:
         """As `submit`, of a batch of the scheduler; nothing has changed when it raises."""
         view.begin(planned.number, planned.tasks)
         try:
@@ -118,7 +118,9 @@ class Portions:
             raise
         view.inherit(planned.batch.done)
 
-    def submit(self, batch: BatchSpec, view: BatchView, named: Named, limits: Limits | None = None) -> None:
+    def submit(
+        self, batch: BatchSpec, view: BatchView, named: Named, limits: SchedulingLimits | None = None
+    ) -> None:
         """Hands a portion to the engine; it begins when what it needs is stored, and fails where that can't be. Raises
         GraphError and QueueFull.
         """

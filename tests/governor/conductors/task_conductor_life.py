@@ -12,7 +12,15 @@ import ray  # noqa: F401  # before its variables are set, as in a fork of the fo
 
 from governor.conductors.conductor import CLOSE_SECONDS
 from governor.conductors.task import TaskConductor
-from governor.messages import ConductorSpec, Done, PartEnded, StartSimulation, StartTasks, StopPart, TaskSpec
+from governor.messages import (
+    ConductorSpec,
+    Done,
+    PartEndedReport,
+    StartSimulation,
+    StartTasks,
+    StopPartCommand,
+    TaskSpec,
+)
 from governor.messages.link import RecordingLink
 from transport.access import Secret
 
@@ -69,7 +77,7 @@ async def main(address: str, token: str, run_folder: str, import_folder: str) ->
     tell(type="refused", messages=[wrong.message, fault.message])
     quick = StartTasks(phase=2, name="q", tasks=(TaskSpec(id="quick", call="deeds:nothing"),), seed=0)
     assert await conductor.perform(quick) == Done()
-    await link.next(PartEnded)
+    await link.next(PartEndedReport)
     assert await conductor.perform(quick) == Done(), "the same command, sent again when all is over"
     command = StartTasks(phase=3, name="p", tasks=tasks, seed=0)
     both = [conductor.perform(command), conductor.perform(command)]
@@ -82,9 +90,9 @@ async def main(address: str, token: str, run_folder: str, import_folder: str) ->
         await asyncio.wait({asyncio.ensure_future(conductor.close())}, timeout=CLOSE_SECONDS)
         os._exit(1)
     if asked.result().strip() == "stop":
-        await conductor.perform(StopPart(phase=3, reason="asked to"))
-        await link.next(PartEnded, after=len(link.events))
-        ends = [event.phase for event in link.events if isinstance(event, PartEnded)]
+        await conductor.perform(StopPartCommand(phase=3, reason="asked to"))
+        await link.next(PartEndedReport, after=len(link.events))
+        ends = [event.phase for event in link.events if isinstance(event, PartEndedReport)]
         tell(type="ends", phases=ends)
         await conductor.close()
         os._exit(0)

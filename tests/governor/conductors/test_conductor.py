@@ -6,7 +6,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from governor.conductors import conductor
-from governor.messages import ConductorFailed, Report, decode_report, encode
+from governor.messages import FailedReport, Report, decode_report, encode
 from governor.messages.link import RecordingLink
 
 
@@ -22,6 +22,6 @@ async def test_the_farewell_fits_and_travels_whatever_the_error_says(message):
     packed = encode(Report(conductor="c", incarnation=1, seq=1, events=(farewell,)))
     assert len(packed) < 200_000
     assert decode_report(packed).events == (farewell,)
-    assert isinstance(farewell, ConductorFailed)
+    assert isinstance(farewell, FailedReport)
     assert farewell.reason.startswith("ValueError: " + message[:3].replace("\udcff", "\\udcff"))
     assert farewell.traceback.rstrip()[-3:] == message[-3:].encode(errors="backslashreplace").decode()[-3:]

@@ -21,7 +21,7 @@ from governor.errors import ExitCode, FilesRemoved, ProcessError
 from governor.processes import process
 from governor.processes.silence import BEAT_SECONDS
 from transport.broker import encode_settings
-from transport.broker_state import Limits
+from transport.broker_state import BrokerLimits
 from transport.client import Client
 from transport.errors import DeadlineExceeded
 
@@ -176,7 +176,7 @@ async def test_a_broker_that_never_binds_its_sockets_is_dead_and_started_again(t
 async def test_a_public_socket_that_is_full_is_no_silence(tmp_path, monkeypatch):
     """Each socket takes one connection: the public one has that of the test, the private one that of the health check."""
     monkeypatch.setattr(
-        broker_supervisor, "encode_settings", partial(encode_settings, limits=Limits(connections=1))
+        broker_supervisor, "encode_settings", partial(encode_settings, limits=BrokerLimits(connections=1))
     )
     monkeypatch.setattr(broker_supervisor, "ANSWER_SECONDS", 2.0)
     loop = asyncio.get_running_loop()

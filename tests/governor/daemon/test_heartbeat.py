@@ -8,28 +8,28 @@ import time
 
 import pytest
 
-from governor.daemon.heartbeat import NAME, Heartbeat
-from governor.processes.identity import Birth
+from governor.daemon.heartbeat import NAME, DaemonHeartbeat
+from governor.processes.identity import ProcessIdentity
 
 
 async def test_it_beats_while_the_daemon_lives_and_is_gone_after_an_end_in_order(tmp_path):
     before = round(time.monotonic(), 3)
-    async with Heartbeat(tmp_path).beating(in_order=lambda: True):
+    async with DaemonHeartbeat(tmp_path).beating(in_order=lambda: True):
         await asyncio.sleep(0)
-        last = Heartbeat(tmp_path).last
-    assert last.daemon == Birth.of(os.getpid())
+        last = DaemonHeartbeat(tmp_path).last
+    assert last.daemon == ProcessIdentity.of(os.getpid())
     assert before <= last.at <= round(time.monotonic(), 3)
     assert list(tmp_path.iterdir()) == []
 
 
 async def test_after_a_crash_it_stays(tmp_path):
-    async with Heartbeat(tmp_path).beating(in_order=lambda: False):
+    async with DaemonHeartbeat(tmp_path).beating(in_order=lambda: False):
         await asyncio.sleep(0)
-    assert f"the daemon died (pid {os.getpid()})" in Heartbeat(tmp_path).last.obituary
+    assert f"the daemon died (pid {os.getpid()})" in DaemonHeartbeat(tmp_path).last.obituary
 
 
 @pytest.mark.parametrize("content", [None, b"", b"{", b"4711"])
 def test_one_that_cannot_be_read_tells_nothing(tmp_path, content):
     if content is not None:
         (tmp_path / NAME).write_bytes(content)
-    assert Heartbeat(tmp_path).last is None
+    assert DaemonHeartbeat(tmp_path).last is None

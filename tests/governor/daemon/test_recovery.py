@@ -15,7 +15,7 @@ from governor.daemon.recovery import DEATHS, Recovery
 from governor.journal.journal import Journal
 from governor.messages import EpisodeRecord, TaskRecord
 from governor.processes import kill_tree
-from governor.processes.identity import Birth, boot_id
+from governor.processes.identity import ProcessIdentity, boot_id
 from governor.run_file.load import parse
 from governor.runs.result import whole_result
 from governor.tasks.cluster import head
@@ -63,7 +63,7 @@ async def record(journal, *events, uid="r1"):
 
 def died(folder, *, at, boot=None):
     """A daemon before this one has left its heartbeat behind."""
-    beat = heartbeat.Beat(daemon=Birth(pid=77, ticks=5, boot=boot or boot_id()), at=at)
+    beat = heartbeat.Beat(daemon=ProcessIdentity(pid=77, ticks=5, boot=boot or boot_id()), at=at)
     (folder / heartbeat.NAME).write_bytes(msgspec.json.encode(beat))
 
 
@@ -91,7 +91,7 @@ class TestProcesses:
     async def test_the_recorded_one_is_killed_not_a_later_owner_of_its_number(
         self, journal, tmp_path, sleeper, change
     ):
-        born = {**TASKS, **msgspec.structs.asdict(Birth.of(sleeper.pid)), **change}
+        born = {**TASKS, **msgspec.structs.asdict(ProcessIdentity.of(sleeper.pid)), **change}
         await record(journal, ASSIGNED, ("conductor.started", born))
         assert len(await start(journal, tmp_path)) == 1
         assert (sleeper.poll() is not None) == (change == {})
@@ -103,7 +103,7 @@ class TestProcesses:
         await record(
             journal,
             ASSIGNED,
-            ("conductor.started", {**TASKS, **msgspec.structs.asdict(Birth.of(sleeper.pid))}),
+            ("conductor.started", {**TASKS, **msgspec.structs.asdict(ProcessIdentity.of(sleeper.pid))}),
         )
         monkeypatch.setattr(kill_tree, "KILL_SECONDS", 0.2)
         monkeypatch.setattr(kill_tree, "send", lambda handle, number: None)
@@ -123,7 +123,7 @@ class TestProcesses:
         await record(
             journal,
             ASSIGNED,
-            ("conductor.started", {**TASKS, **msgspec.structs.asdict(Birth.of(sleeper.pid))}),
+            ("conductor.started", {**TASKS, **msgspec.structs.asdict(ProcessIdentity.of(sleeper.pid))}),
         )
         killed = threading.Event()
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from governor.daemon.systemd import Notifier
+from governor.daemon.systemd import SystemdNotifier
 from governor.errors import ExitCode
 from governor.journal.journal import Journal
 
@@ -38,7 +38,7 @@ def open_fds() -> list[str]:
 
 def test_what_the_manager_hears(manager):
     receiver, address = manager
-    notifier = Notifier.from_environ({"NOTIFY_SOCKET": address})
+    notifier = SystemdNotifier.from_environ({"NOTIFY_SOCKET": address})
     said = [
         notifier.ready("2 slots"),
         notifier.status("running\nREADY=1  a"),
@@ -65,7 +65,7 @@ def test_the_variables_are_taken_out_of_the_environment(monkeypatch):
     names = ["NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES"]
     for name in names:
         monkeypatch.setenv(name, "1")
-    Notifier.from_environ()
+    SystemdNotifier.from_environ()
     assert not set(names) & set(os.environ)
 
 
@@ -83,21 +83,21 @@ def test_the_variables_are_taken_out_of_the_environment(monkeypatch):
     ],
 )
 def test_the_watchdog_is_due_twice_in_the_managers_time(environ, interval):
-    assert Notifier.from_environ({"NOTIFY_SOCKET": "/x", **environ}).watchdog_interval == interval
+    assert SystemdNotifier.from_environ({"NOTIFY_SOCKET": "/x", **environ}).watchdog_interval == interval
 
 
 def test_without_a_socket_nothing_is_sent_and_no_watchdog_is_due():
-    notifier = Notifier.from_environ({"WATCHDOG_USEC": "30000000"})
+    notifier = SystemdNotifier.from_environ({"WATCHDOG_USEC": "30000000"})
     assert notifier.watchdog_interval is None
     assert not notifier.ready("x")
     assert not notifier.watchdog()
 
 
 def test_a_manager_that_is_gone_or_deaf_stops_nothing(tmp_path):
-    assert not Notifier(address=str(tmp_path / "nobody")).ready()
+    assert not SystemdNotifier(address=str(tmp_path / "nobody")).ready()
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as deaf:
         deaf.bind(str(tmp_path / "deaf"))
-        notifier = Notifier(address=str(tmp_path / "deaf"))
+        notifier = SystemdNotifier(address=str(tmp_path / "deaf"))
         assert not all(
             notifier.watchdog() for _ in range(10_000)
         )  # its queue is full: refused, not waited for
@@ -105,7 +105,7 @@ def test_a_manager_that_is_gone_or_deaf_stops_nothing(tmp_path):
 
 def test_sending_leaves_no_descriptor_open(manager):
     receiver, address = manager
-    notifier = Notifier(address=address)
+    notifier = SystemdNotifier(address=address)
     before = open_fds()
     for _ in range(5):
         notifier.watchdog()

@@ -15,7 +15,7 @@ from governor.conductors.agent import AgentConductor
 from governor.conductors.environment import EnvironmentConductor
 from governor.conductors.simulation import SimulationController
 from governor.episodes.records import state_file
-from governor.messages import ConductorSpec, Done, EpisodeEnded, PartEnded, StartSimulation, encode
+from governor.messages import ConductorSpec, Done, EpisodeEnded, PartEndedReport, StartSimulation, encode
 from governor.messages.link import RecordingLink
 from transport.access import Secret
 from transport.broker import Broker
@@ -116,7 +116,7 @@ class House:
 
     async def end(self, *, seconds=20):
         link = self.links["simulation"]
-        ended = await asyncio.wait_for(link.next(PartEnded), seconds)
+        ended = await asyncio.wait_for(link.next(PartEndedReport), seconds)
         return [event.episode for event in link.events if isinstance(event, EpisodeEnded)], ended
 
     def watch_leases(self):

@@ -9,7 +9,7 @@ from full_disk import full_beyond
 from in_process_commands import inside, outcomes
 
 from governor.episodes.records import episode_file
-from governor.messages import Done, EpisodeEnded, EpisodeRecord, Evaluate, PartEnded, Until
+from governor.messages import Done, EpisodeEnded, EpisodeRecord, Evaluate, PartEndedReport, Until
 
 BOTH = pytest.mark.parametrize("transport", ["conductors", "in_process"])
 FULL = "OSError: [Errno 27] File too large"
@@ -85,7 +85,7 @@ async def test_the_last_lines_are_there_when_the_end_is_told(house, long_ago):
             return await report_all(events)
 
         async def read_and_report(event):
-            if isinstance(event, PartEnded):
+            if isinstance(event, PartEndedReport):
                 found.extend((line["index"], line["outcome"]) for line in house.lines())
             return await report(event)
 

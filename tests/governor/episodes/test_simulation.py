@@ -9,7 +9,15 @@ from in_process_commands import outcomes
 
 from governor.episodes import trajectories
 from governor.errors import ConductorError
-from governor.messages import Done, EpisodeEnded, EpisodeRecord, PartEnded, Refused, StopPart, Until
+from governor.messages import (
+    Done,
+    EpisodeEnded,
+    EpisodeRecord,
+    PartEndedReport,
+    Refused,
+    StopPartCommand,
+    Until,
+)
 
 
 async def test_vectors_cross_with_dtype_and_shape(house):
@@ -120,9 +128,9 @@ async def test_a_phase_is_played_once_however_often_its_command_comes(house):
     assert await controller.perform(house.command()) == Done()
     link = house.links["simulation"]
     async with asyncio.timeout(20):
-        while not isinstance(link.events[-1], PartEnded) or link.events[-1].phase != 1:
-            await link.next(PartEnded, after=len(link.events))
-    assert [event.phase for event in link.events if isinstance(event, PartEnded)] == [0, 1]
+        while not isinstance(link.events[-1], PartEndedReport) or link.events[-1].phase != 1:
+            await link.next(PartEndedReport, after=len(link.events))
+    assert [event.phase for event in link.events if isinstance(event, PartEndedReport)] == [0, 1]
     assert sum(isinstance(event, EpisodeEnded) for event in link.events) == 6
 
 
@@ -132,7 +140,7 @@ async def test_stop_cancels_what_runs_even_in_a_hung_environment(house):
     controller = await house.start("simulation")
     await controller.perform(house.command())
     await leased.wait()
-    await controller.perform(StopPart(phase=0, reason="abort"))
+    await controller.perform(StopPartCommand(phase=0, reason="abort"))
     records, end = await house.end(seconds=5)
     assert end.end == "stopped"
     assert end.failures == 0
@@ -150,7 +158,7 @@ async def test_stop_does_not_wait_for_a_conductor_that_is_away(house):
     house.links["simulation"].client = SimpleNamespace(request=ask)
     await controller.perform(house.command())
     await asyncio.wait_for(asked.wait(), 20)
-    await controller.perform(StopPart(phase=0, reason="abort"))
+    await controller.perform(StopPartCommand(phase=0, reason="abort"))
     records, end = await house.end(seconds=5)
     assert (records, end.end) == ([], "stopped")
 

@@ -6,7 +6,7 @@ from importlib import import_module
 import pytest
 from in_process_commands import episodes, outcomes
 
-from governor.messages import EpisodeEnded, PartEnded, Until
+from governor.messages import EpisodeEnded, PartEndedReport, Until
 
 EACH = pytest.mark.parametrize("transport", ["conductors", "in_process", "vector", "rounds"])
 ALONE = pytest.mark.parametrize("transport", ["conductors", "in_process"])
@@ -127,7 +127,7 @@ async def test_a_shutdown_leaves_what_is_being_played_to_whoever_takes_the_run_u
     await link.next(EpisodeEnded)
     await asyncio.wait_for(controller._task, 10)
     assert set(outcomes(episodes(link))) == {"terminated"}
-    assert not [event for event in link.events if isinstance(event, PartEnded)]
+    assert not [event for event in link.events if isinstance(event, PartEndedReport)]
 
 
 @EACH

@@ -24,7 +24,7 @@ from governor.journal.journal import Journal
 from governor.messages import TaskRecord
 from governor.run_file.load import parse
 from governor.runs.assignment import Assignment
-from governor.runs.effects import Performer
+from governor.runs.effects import EffectRunner
 from governor.runs.result import whole_result
 from states.effects import WriteResult
 
@@ -222,7 +222,7 @@ async def test_a_result_that_finds_no_room_gives_the_reserve_up_and_is_written_t
     ]
     await journal.write(lambda tx: (tx.event("r1", "phase.started", {"index": 0}), tx.tasks("r1", 0, tasks)))
     posted = asyncio.Queue()
-    performer = Performer(
+    performer = EffectRunner(
         assignment=Assignment(uid="r1", run=run, folder="/"),
         site=SimpleNamespace(journal=journal, run_folder=lambda uid: tmp_path / "runs" / uid),
         post=lambda event, detail=None: posted.put_nowait(event),

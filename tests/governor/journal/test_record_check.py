@@ -15,7 +15,7 @@ from run_results import run_result
 from governor.daemon.recovery import Recovery
 from governor.errors import AlreadyEnded, GovernorError, RecordDamaged
 from governor.messages import EpisodeRecord, TaskRecord
-from governor.processes.identity import Birth, boot_id
+from governor.processes.identity import ProcessIdentity, boot_id
 from governor.run_file.load import parse
 
 LAKE = {"entry": "gymnasium:FrozenLake-v1"}
@@ -300,7 +300,7 @@ async def test_a_queued_run_that_is_damaged_meanwhile_can_be_aborted(desk, tmp_p
 async def test_what_a_damaged_run_has_left_running_is_killed_at_the_start(
     desk, tmp_path, left, table, column
 ):
-    birth = msgspec.to_builtins(Birth.of(left.pid))
+    birth = msgspec.to_builtins(ProcessIdentity.of(left.pid))
     started = {"conductor": "tasks", "incarnation": 2, **birth, "at": 2.0}
     await desk.journal.write(lambda tx: tx.event("bad", "conductor.started", started))
     damage(desk, "bad", table, column, b"\xff")

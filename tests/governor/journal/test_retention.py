@@ -15,8 +15,8 @@ from governor.errors import NoSuchRun, UsageError
 from governor.journal.journal import Journal
 from governor.journal.retention import (
     DAY_SECONDS,
-    Keep,
     Pruner,
+    RetentionPolicy,
     asked_for,
     choose,
 )
@@ -31,7 +31,7 @@ BOUND = st.none() | st.integers(0, 12)
 def test_a_run_goes_when_neither_bound_keeps_it(ages, runs, days):
     ages.sort()
     ended = [(f"r{number}", NOW - age * DAY_SECONDS) for number, age in enumerate(ages)]
-    gone = choose(ended, keep=Keep(runs=runs, days=days), now=NOW)
+    gone = choose(ended, keep=RetentionPolicy(runs=runs, days=days), now=NOW)
     kept_by_runs = {uid for uid, _ in ended[: runs if runs is not None else 0]}
     kept_by_days = {uid for uid, at in ended if days is not None and at >= NOW - days * DAY_SECONDS}
     kept = kept_by_runs | kept_by_days
@@ -42,14 +42,14 @@ def test_a_run_goes_when_neither_bound_keeps_it(ages, runs, days):
 @pytest.mark.parametrize("bounds", [{"runs": -1}, {"days": -0.5}, {"days": float("nan")}])
 def test_what_is_no_bound(bounds):
     with pytest.raises(UsageError, match="counted from 0"):
-        Keep(**bounds)
+        RetentionPolicy(**bounds)
 
 
 def test_a_request_without_bounds_asks_for_those_of_the_configuration():
-    assert asked_for(None, None, otherwise=Keep(runs=3)) == Keep(runs=3)
-    assert asked_for(None, 2.0, otherwise=Keep(runs=3)) == Keep(days=2.0)
+    assert asked_for(None, None, otherwise=RetentionPolicy(runs=3)) == RetentionPolicy(runs=3)
+    assert asked_for(None, 2.0, otherwise=RetentionPolicy(runs=3)) == RetentionPolicy(days=2.0)
     with pytest.raises(UsageError, match="--keep-runs"):
-        asked_for(None, None, otherwise=Keep())
+        asked_for(None, None, otherwise=RetentionPolicy())
 
 
 def result_of(uid, *, tasks=()):
@@ -131,11 +131,11 @@ async def test_what_is_beyond_the_bounds_goes_with_its_files_and_the_journal_get
     pruner = Pruner(house, tmp_path / "runs")
     house.checkpoint()
     before = house.path.stat().st_size
-    seen = await pruner.prune(Keep(runs=1), dry_run=True)
+    seen = await pruner.prune(RetentionPolicy(runs=1), dry_run=True)
     assert (seen.uids, seen.dry_run) == (("a", "b"), True)
     assert seen.bytes >= 20_000
     assert house.find("a") == ["a"]
-    told = await pruner.prune(Keep(runs=1))
+    told = await pruner.prune(RetentionPolicy(runs=1))
     assert (told.uids, told.bytes) == (seen.uids, seen.bytes)
     assert house.find("a") == [], "marked: nobody finds it any more"
     await pruner.finish()
@@ -144,12 +144,12 @@ async def test_what_is_beyond_the_bounds_goes_with_its_files_and_the_journal_get
     assert house.pruned("a").pruned_at is not None
     assert [row.uid for row in house.runs(limit=9)] == ["d", "c"]
     assert len(house.episodes("d", 0)) == 300
-    assert (await pruner.prune(Keep(runs=1))).uids == ()
+    assert (await pruner.prune(RetentionPolicy(runs=1))).uids == ()
 
 
 async def test_a_run_that_was_pruned_is_resumed_by_none_and_its_key_starts_none(house, tmp_path):
     pruner = Pruner(house, tmp_path / "runs")
-    await pruner.prune(Keep(runs=0))
+    await pruner.prune(RetentionPolicy(runs=0))
     await pruner.finish()
     assert_gone(house, tmp_path, {"a", "b", "c"})
     with pytest.raises(NoSuchRun, match="pruned"):
@@ -228,7 +228,7 @@ async def test_files_that_cannot_be_removed_are_tried_again(house, tmp_path, mon
     pruner = Pruner(house, tmp_path / "runs")
     with monkeypatch.context() as stubborn:
         stubborn.setattr("governor.journal.retention.shutil.rmtree", lambda *_, **__: None)
-        await pruner.prune(Keep(runs=2))
+        await pruner.prune(RetentionPolicy(runs=2))
         await pruner.finish()
         assert house.marked() == ["a"]
     await pruner.finish()
@@ -236,12 +236,12 @@ async def test_files_that_cannot_be_removed_are_tried_again(house, tmp_path, mon
 
 
 async def test_the_pruner_keeps_to_the_bounds_when_it_is_woken(house, tmp_path):
-    keep = Keep()
+    keep = RetentionPolicy()
     pruner = Pruner(house, tmp_path / "runs")
     serving = asyncio.create_task(pruner.serve(lambda: keep))
     await asyncio.sleep(0)
     assert house.find("a") == ["a"]
-    keep = Keep(runs=0)
+    keep = RetentionPolicy(runs=0)
     pruner.wake()
     async with asyncio.timeout(30):
         while house.find("c") or house.marked():

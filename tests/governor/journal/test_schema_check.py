@@ -18,7 +18,7 @@ from governor import config, files
 from governor.daemon import systemd
 from governor.daemon.daemon import Daemon
 from governor.daemon.recovery import Recovery
-from governor.daemon.systemd import Notifier
+from governor.daemon.systemd import SystemdNotifier
 from governor.errors import ExitCode, JournalDamaged, JournalError, TryAgain
 from governor.journal import schema
 from governor.journal.journal import Journal
@@ -148,7 +148,7 @@ async def test_each_part_of_a_slow_start_asks_the_service_manager_for_time(path,
         monkeypatch.setattr(schema, "examine", lambda _: heard.append(manager.recv(999)))
         monkeypatch.setattr(Recovery, "clear_away", clear_away)
         settings = config.load(options={"state_dir": tmp_path, "runtime_dir": "/tmp/r"})
-        notifier = Notifier(address=str(tmp_path / "notify"))
+        notifier = SystemdNotifier(address=str(tmp_path / "notify"))
         with pytest.raises(TryAgain, match="far enough"):
             async with Daemon(config=settings, notifier=notifier, taken=ExitStack()).running():
                 pass

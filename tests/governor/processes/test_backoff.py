@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from governor.processes.backoff import Restarts
+from governor.processes.backoff import RestartPolicy
 
 
 def test_the_back_off_doubles_up_to_its_limit_and_the_budget_ends_it():
-    restarts = Restarts(most=5, steady=30.0, first=0.5, longest=3.0)
+    restarts = RestartPolicy(most=5, steady=30.0, first=0.5, longest=3.0)
     assert restarts.back_off == 0.0
     pauses = []
     for _ in range(5):
@@ -18,7 +18,7 @@ def test_the_back_off_doubles_up_to_its_limit_and_the_budget_ends_it():
 
 
 def test_who_lived_long_enough_begins_anew():
-    restarts = Restarts(most=2, steady=30.0, first=0.5, longest=3.0)
+    restarts = RestartPolicy(most=2, steady=30.0, first=0.5, longest=3.0)
     for _ in range(10):
         restarts.died("exit code 1", lived=30.0)
         assert (restarts.back_off, restarts.used_up) == (0.5, False)
@@ -27,7 +27,7 @@ def test_who_lived_long_enough_begins_anew():
 
 
 def test_the_story_is_one_line_however_many_died():
-    restarts = Restarts(most=9, steady=30.0, first=0.5, longest=3.0)
+    restarts = RestartPolicy(most=9, steady=30.0, first=0.5, longest=3.0)
     for code in range(1, 10):
         restarts.died(f"exit code {code}", lived=code / 2)
     assert restarts.story == (
@@ -37,7 +37,7 @@ def test_the_story_is_one_line_however_many_died():
 
 
 def test_however_many_died_the_pause_has_its_limit():
-    restarts = Restarts(most=9, steady=30.0, first=0.5, longest=3.0)
+    restarts = RestartPolicy(most=9, steady=30.0, first=0.5, longest=3.0)
     for _ in range(2_000):
         restarts.died("exit code 1", lived=1.0)
     assert restarts.back_off == 3.0

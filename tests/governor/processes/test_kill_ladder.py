@@ -15,12 +15,12 @@ import pytest
 
 from governor.errors import ProcessError
 from governor.processes import kill_ladder, kill_tree, process
-from governor.processes.kill_ladder import Rungs, bring_down
+from governor.processes.kill_ladder import GracePeriods, terminate
 from governor.processes.readiness import is_readable, readable
 
 HERE = Path(__file__).parent
-QUICK = Rungs(ask=0.2, terminate=0.2, kill=5)
-PATIENT = Rungs(ask=10, terminate=10, kill=10)
+QUICK = GracePeriods(ask=0.2, terminate=0.2, kill=5)
+PATIENT = GracePeriods(ask=10, terminate=10, kill=10)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -77,14 +77,14 @@ async def test_who_obeys_the_message_gets_no_signal(begin):
     async def ask() -> None:
         child.signal(signal.SIGUSR1)  # stands for Shutdown
 
-    gone = await bring_down(child, ask, PATIENT)
+    gone = await terminate(child, ask, PATIENT)
     assert (gone.exit_code, gone.rung, gone.killed) == (0, "message", ())
     assert gone.seconds < 5
 
 
 async def test_without_a_message_sigterm_is_the_first_rung(begin):
     child, _ = await begin("obey")
-    gone = await bring_down(child, None, PATIENT)
+    gone = await terminate(child, None, PATIENT)
     assert (gone.exit_code, gone.rung) == (0, "SIGTERM")
 
 
@@ -95,7 +95,7 @@ async def test_who_ignores_the_message_gets_sigterm_after_its_grace(begin):
     async def ask() -> None:
         asked.append(1)
 
-    gone = await bring_down(child, ask, Rungs(ask=0.2, terminate=10, kill=10))
+    gone = await terminate(child, ask, GracePeriods(ask=0.2, terminate=10, kill=10))
     assert (gone.exit_code, gone.rung) == (-signal.SIGTERM, "SIGTERM")
     assert 0.2 <= gone.seconds < 5
     assert asked
@@ -107,7 +107,7 @@ async def test_a_message_that_cannot_be_delivered_costs_no_grace(begin):
     async def ask() -> None:
         raise ConnectionError("no broker")
 
-    gone = await bring_down(child, ask, PATIENT)
+    gone = await terminate(child, ask, PATIENT)
     assert (gone.exit_code, gone.rung) == (-signal.SIGTERM, "SIGTERM")
     assert gone.seconds < 5
 
@@ -122,7 +122,7 @@ async def test_a_message_that_hangs_costs_its_grace_alone(begin):
         finally:
             cancelled.set()
 
-    gone = await bring_down(child, ask, Rungs(ask=0.2, terminate=10, kill=10))
+    gone = await terminate(child, ask, GracePeriods(ask=0.2, terminate=10, kill=10))
     assert gone.rung == "SIGTERM"
     assert gone.seconds < 5
     assert cancelled.is_set()
@@ -130,7 +130,7 @@ async def test_a_message_that_hangs_costs_its_grace_alone(begin):
 
 async def test_who_ignores_sigterm_gets_sigkill(begin):
     child, _ = await begin("defy")
-    gone = await bring_down(child, None, QUICK)
+    gone = await terminate(child, None, QUICK)
     assert (gone.exit_code, gone.rung) == (-signal.SIGKILL, "SIGKILL")
     assert gone.seconds < 3
 
@@ -139,7 +139,7 @@ async def test_who_ignores_sigterm_gets_sigkill(begin):
 async def test_who_is_stopped_is_woken_for_sigterm(begin, target, code, rung):
     child, _ = await begin(target)
     os.kill(child.pid, signal.SIGSTOP)
-    gone = await bring_down(child, None, Rungs(ask=0.2, terminate=10 if code == 0 else 0.2, kill=10))
+    gone = await terminate(child, None, GracePeriods(ask=0.2, terminate=10 if code == 0 else 0.2, kill=10))
     assert (gone.exit_code, gone.rung) == (code, rung)
 
 
@@ -149,7 +149,7 @@ async def test_without_time_for_sigterm_nobody_is_woken_to_hear_it(begin, monkey
     sent = []
     signal_it = child.signal
     monkeypatch.setattr(child, "signal", lambda number: sent.append(number) or signal_it(number))
-    gone = await bring_down(child, None, Rungs(ask=0, terminate=0, kill=10))
+    gone = await terminate(child, None, GracePeriods(ask=0, terminate=0, kill=10))
     assert (gone.exit_code, gone.rung) == (-signal.SIGKILL, "SIGKILL")
     assert sent == [signal.SIGKILL]
 
@@ -157,7 +157,7 @@ async def test_without_time_for_sigterm_nobody_is_woken_to_hear_it(begin, monkey
 async def test_descendants_die_in_the_group_and_outside(begin):
     child, family = await begin("found_family")
     assert [os.getpgid(member.pid) == child.pid for member in family] == [True, False, False]
-    gone = await bring_down(child, None, QUICK)
+    gone = await terminate(child, None, QUICK)
     assert gone.rung == "SIGKILL"
     assert not any(lives(member) for member in family)
     assert {member.pid for member in family[1:]} <= set(gone.killed)
@@ -166,14 +166,14 @@ async def test_descendants_die_in_the_group_and_outside(begin):
 async def test_who_has_lost_its_main_thread_is_not_taken_for_dead(begin):
     child, [hollow] = await begin("hollow_family")
     death = os.pidfd_open(hollow.pid)
-    await bring_down(child, None, QUICK)
+    await terminate(child, None, QUICK)
     assert is_readable(death)
     os.close(death)
 
 
 async def test_what_an_obedient_child_leaves_behind_dies_too(begin):
     child, family = await begin("leave_family")
-    gone = await bring_down(child, None, PATIENT)
+    gone = await terminate(child, None, PATIENT)
     assert (gone.exit_code, gone.rung) == (0, "SIGTERM")
     assert not any(lives(member) for member in family)
     assert family[1].pid in gone.killed
@@ -187,7 +187,7 @@ async def test_who_has_ended_already_is_gone_with_its_code(begin):
     async def ask() -> None:
         raise AssertionError("nobody is there to be asked")
 
-    gone = await bring_down(child, ask, PATIENT)
+    gone = await terminate(child, ask, PATIENT)
     assert (gone.exit_code, gone.rung) == (-signal.SIGKILL, "none")
 
 
@@ -196,21 +196,21 @@ async def test_what_one_that_was_killed_has_left_in_other_sessions_dies_too(begi
     child.signal(signal.SIGKILL)
     await child.wait()
     assert lives(family[1])
-    gone = await bring_down(child, None, PATIENT)
+    gone = await terminate(child, None, PATIENT)
     assert (gone.rung, set(gone.killed)) == ("none", {member.pid for member in family[1:]})
     assert not any(lives(member) for member in family)
 
 
 async def test_two_ladders_at_once_agree(begin):
     child, _ = await begin("defy")
-    one, two = await asyncio.gather(bring_down(child, None, QUICK), bring_down(child, None, QUICK))
+    one, two = await asyncio.gather(terminate(child, None, QUICK), terminate(child, None, QUICK))
     assert one.exit_code == two.exit_code == -signal.SIGKILL
 
 
 async def test_many_go_down_side_by_side(begin):
     children = [(await begin("defy"))[0] for _ in range(8)]
     began = time.monotonic()
-    await asyncio.gather(*(bring_down(child, None, QUICK) for child in children))
+    await asyncio.gather(*(terminate(child, None, QUICK) for child in children))
     assert time.monotonic() - began < 4
 
 
@@ -224,7 +224,7 @@ async def test_who_lives_on_is_named(begin, monkeypatch):
     child, _ = await begin("defy")
     unreachable(monkeypatch, child)
     with pytest.raises(ProcessError, match="alive after SIGKILL") as caught:
-        await bring_down(child, None, Rungs(ask=0.1, terminate=0.1, kill=0.1))
+        await terminate(child, None, GracePeriods(ask=0.1, terminate=0.1, kill=0.1))
     assert caught.value.pid == child.pid
     monkeypatch.undo()
 
@@ -233,8 +233,8 @@ async def test_who_lives_on_is_waited_for_where_somebody_is_told_of_it(begin, mo
     child, _ = await begin("defy")
     unreachable(monkeypatch, child)
     told = asyncio.get_running_loop().create_future()
-    rungs = Rungs(ask=0.1, terminate=0.1, kill=0.1)
-    ladder = asyncio.create_task(bring_down(child, None, rungs, on_stuck=told.set_result))
+    rungs = GracePeriods(ask=0.1, terminate=0.1, kill=0.1)
+    ladder = asyncio.create_task(terminate(child, None, rungs, on_stuck=told.set_result))
     assert (await told).pid == child.pid
     assert not ladder.done()
     monkeypatch.undo()
@@ -253,7 +253,7 @@ async def test_one_of_another_user_keeps_nobody_from_being_killed(begin, monkeyp
 
     monkeypatch.setattr(kill_tree, "send", not_permitted)
     with pytest.raises(ProcessError, match="alive after SIGKILL") as caught:
-        await bring_down(child, None, Rungs(ask=0.1, terminate=0.1, kill=0.5))
+        await terminate(child, None, GracePeriods(ask=0.1, terminate=0.1, kill=0.5))
     assert caught.value.pid == family[1].pid
     assert child.exit_code == -signal.SIGKILL
     assert [lives(member) for member in family] == [False, True, False]
@@ -270,7 +270,7 @@ async def test_the_loop_goes_on_while_the_tree_is_looked_for(begin, monkeypatch)
         return strike(*arguments, **named)
 
     monkeypatch.setattr(kill_tree, "strike", slow)
-    assert (await bring_down(child, None, QUICK)).exit_code == -signal.SIGKILL
+    assert (await terminate(child, None, QUICK)).exit_code == -signal.SIGKILL
 
 
 async def test_a_kill_waits_for_no_thread_of_others(begin):
@@ -279,7 +279,7 @@ async def test_a_kill_waits_for_no_thread_of_others(begin):
     others = [loop.run_in_executor(None, go_on.wait) for _ in range(64)]
     try:
         async with asyncio.timeout(20):
-            gone = await bring_down(child, None, Rungs(ask=0, terminate=0, kill=10))
+            gone = await terminate(child, None, GracePeriods(ask=0, terminate=0, kill=10))
     finally:
         go_on.set()
         await asyncio.gather(*others)
@@ -295,7 +295,7 @@ async def test_the_time_in_which_a_tree_is_looked_for_is_no_grace_of_its_process
         return strike(*arguments, **options)
 
     monkeypatch.setattr(kill_tree, "strike", slow)
-    gone = await bring_down(child, None, Rungs(ask=0, terminate=0, kill=2))
+    gone = await terminate(child, None, GracePeriods(ask=0, terminate=0, kill=2))
     assert gone.exit_code == -signal.SIGKILL
     assert not any(lives(member) for member in family)
 
@@ -312,7 +312,7 @@ async def test_what_is_seen_dead_needs_no_time(begin, monkeypatch):
         return handles
 
     monkeypatch.setattr(kill_tree, "strike", until_dead)
-    gone = await bring_down(child, None, Rungs(ask=0, terminate=0, kill=0))
+    gone = await terminate(child, None, GracePeriods(ask=0, terminate=0, kill=0))
     assert set(gone.killed) == {member.pid for member in family[1:]}
 
 
@@ -334,7 +334,7 @@ async def test_a_ladder_that_is_cancelled_while_it_looks_closes_what_it_has_open
     with monkeypatch.context() as patch:
         patch.setattr(kill_tree, "strike", slow)
         patch.setattr(kill_tree, "close", told)
-        ladder = asyncio.create_task(bring_down(child, None, Rungs(ask=0, terminate=0, kill=10)))
+        ladder = asyncio.create_task(terminate(child, None, GracePeriods(ask=0, terminate=0, kill=10)))
         await looking.wait()
         ladder.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -343,7 +343,7 @@ async def test_a_ladder_that_is_cancelled_while_it_looks_closes_what_it_has_open
         async with asyncio.timeout(10):
             await closed.wait()
     assert set(open_fds()) <= set(before)
-    await bring_down(child, None, QUICK)
+    await terminate(child, None, QUICK)
     assert not any(lives(member) for member in family)
 
 
@@ -364,7 +364,7 @@ async def test_who_can_not_be_watched_is_watched_again_and_told_when_time_is_up(
 
     monkeypatch.setattr(kill_ladder, "AGAIN_SECONDS", 0.02)
     monkeypatch.setattr(kill_ladder._Descent, "_end", no_descriptor_left)
-    gone = await bring_down(child, None, Rungs(ask=0, terminate=0, kill=seconds), on_stuck=told.append)
+    gone = await terminate(child, None, GracePeriods(ask=0, terminate=0, kill=seconds), on_stuck=told.append)
     assert gone.exit_code == -signal.SIGKILL
     words = f"found_family (pid {child.pid}) was not seen dead: [Errno 24] Too many open files"
     assert [str(error) for error in told] == ([words] if seconds < 1 else [])
@@ -377,7 +377,7 @@ async def test_a_cancelled_ladder_leaves_no_task_behind(begin):
         await asyncio.Event().wait()
 
     before = asyncio.all_tasks()
-    ladder = asyncio.create_task(bring_down(child, ask, PATIENT))
+    ladder = asyncio.create_task(terminate(child, ask, PATIENT))
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     ladder.cancel()
@@ -388,8 +388,8 @@ async def test_a_cancelled_ladder_leaves_no_task_behind(begin):
 
 async def test_it_leaves_no_descriptor_open(begin):
     child, _ = await begin("found_family")
-    await bring_down(child, None, QUICK)
+    await terminate(child, None, QUICK)
     before = open_fds()
     child, _ = await begin("found_family")
-    await bring_down(child, None, QUICK)
+    await terminate(child, None, QUICK)
     assert set(open_fds()) <= set(before)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from governor.processes import kill_tree, leftovers
-from governor.processes.identity import Birth
+from governor.processes.identity import ProcessIdentity
 from governor.processes.readiness import is_readable
 
 HOUSE = secrets.token_hex(8)
@@ -39,7 +39,7 @@ def begin():
 
 
 def own():
-    me = Birth.of(os.getpid())
+    me = ProcessIdentity.of(os.getpid())
     return f"{me.pid}.{me.ticks}"
 
 
@@ -70,7 +70,7 @@ def test_what_is_below_them_dies_too_also_in_a_session_and_with_an_environment_o
 
 def test_one_on_record_is_killed_without_any_mark(begin):
     process = begin(None)
-    leftovers.kill_left_over(HOUSE, [Birth.of(process.pid)])
+    leftovers.kill_left_over(HOUSE, [ProcessIdentity.of(process.pid)])
     assert dead(process) == [True]
 
 
@@ -137,19 +137,19 @@ def test_a_house_is_its_folder_by_whatever_path(tmp_path):
 class TestBirth:
     def test_it_is_the_same_for_one_process_and_holds_no_wall_clock(self, begin):
         process = begin(None)
-        birth = Birth.of(process.pid)
-        assert birth == Birth.of(process.pid)
+        birth = ProcessIdentity.of(process.pid)
+        assert birth == ProcessIdentity.of(process.pid)
         os.close(birth.open())
 
     def test_a_later_owner_of_the_number_or_another_boot_is_somebody_else(self, begin):
-        birth = Birth.of(begin(None).pid)
-        assert Birth(pid=birth.pid, ticks=birth.ticks - 1, boot=birth.boot).open() is None
-        assert Birth(pid=birth.pid, ticks=birth.ticks, boot="another").open() is None
+        birth = ProcessIdentity.of(begin(None).pid)
+        assert ProcessIdentity(pid=birth.pid, ticks=birth.ticks - 1, boot=birth.boot).open() is None
+        assert ProcessIdentity(pid=birth.pid, ticks=birth.ticks, boot="another").open() is None
 
     def test_nobody_is_there_any_more(self):
         process = subprocess.Popen(["true"])
-        birth = Birth.of(process.pid)
+        birth = ProcessIdentity.of(process.pid)
         process.wait()
         assert birth.open() is None
         with pytest.raises(ProcessLookupError):
-            Birth.of(process.pid)
+            ProcessIdentity.of(process.pid)

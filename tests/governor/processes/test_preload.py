@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from governor.processes import preload, process
-from governor.processes.preload import Order, Report
+from governor.processes.preload import Order, PreloadReport
 from governor.processes.readiness import is_readable, readable
 
 HERE = Path(__file__).parent
@@ -133,6 +133,6 @@ async def test_a_fork_of_a_conductors_own_stays_in_its_group(tmp_path, monkeypat
 
 
 def test_a_report_is_read_back_as_it_was_written():
-    report = Report(pid=3, loaded=("a", "b"), failures={"c": "E: x"}, seconds=0.5, threads=2)
-    assert Report.load(report.dump("s"), "s") == report
-    assert Report.load(report.dump("s"), "t") is None
+    report = PreloadReport(pid=3, loaded=("a", "b"), failures={"c": "E: x"}, seconds=0.5, threads=2)
+    assert PreloadReport.load(report.dump("s"), "s") == report
+    assert PreloadReport.load(report.dump("s"), "t") is None

@@ -17,7 +17,7 @@ import pytest
 
 from governor.errors import ProcessError
 from governor.processes import process
-from governor.processes.identity import Birth
+from governor.processes.identity import ProcessIdentity
 from governor.processes.readiness import is_readable
 
 HERE = Path(__file__).parent
@@ -138,7 +138,7 @@ class TestChild:
         assert told["pid"] == told["pgid"] == child.pid
         assert told["ppid"] == report.pid
         assert told["comm"] == "environment.lake"[:15]
-        assert child.birth == Birth.of(child.pid)
+        assert child.birth == ProcessIdentity.of(child.pid)
         await child.wait()
 
     async def test_it_ignores_ctrl_c_alone(self, news):

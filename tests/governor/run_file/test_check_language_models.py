@@ -8,7 +8,7 @@ from click.testing import CliRunner
 from governor.cli import cli
 from governor.run_file import check as run_check
 from governor.run_file import check_language_models
-from governor.run_file.check_language_models import HTTPEnvironment, LanguageModel
+from governor.run_file.check_language_models import HTTPEnvironmentParams, LanguageModelParams
 from governor.run_file.load import parse
 
 MODEL = {"entry": "openai:Qwen/Qwen3-8B", "params": {"base_url": "http://127.0.0.1:1/v1"}}
@@ -130,7 +130,7 @@ def test_ids_are_a_number_or_a_list(ids):
 
 def test_the_id_of_an_episode():
     def played(**params):
-        return [HTTPEnvironment(**params).id_of(episode) for episode in range(4)]
+        return [HTTPEnvironmentParams(**params).id_of(episode) for episode in range(4)]
 
     assert played() == ["0", "1", "2", "3"]
     assert played(ids=2) == ["0", "1", "0", "1"]
@@ -138,8 +138,8 @@ def test_the_id_of_an_episode():
 
 
 def test_one_base_url_or_several():
-    assert LanguageModel(base_url="http://a/v1/").base_url == ("http://a/v1",)
-    assert LanguageModel(base_url=["http://a", "http://b"]).base_url == ("http://a", "http://b")
+    assert LanguageModelParams(base_url="http://a/v1/").base_url == ("http://a/v1",)
+    assert LanguageModelParams(base_url=["http://a", "http://b"]).base_url == ("http://a", "http://b")
 
 
 # what only the code, and the place, can tell

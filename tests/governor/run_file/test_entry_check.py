@@ -33,7 +33,7 @@ def folder(tmp_path):
 
 def verdicts(folder, *targets, kind="task", seconds=20.0):
     asked = [
-        entry_check.Entry(place=(number, target), kind=kind, target=target)
+        entry_check.UserEntry(place=(number, target), kind=kind, target=target)
         for number, target in enumerate(targets)
     ]
     return {
@@ -127,7 +127,9 @@ def test_the_state_of_an_agent_is_a_file_that_can_be_read(folder):
     assert said == {}
     place = ("conductors", "agents", "a", "state")
     data = {"conductors": {"agents": {"a": {"state": "good.state"}, "b": {"state": 5}}}}
-    assert entry_check.of_data(data) == [entry_check.Entry(place=place, kind="state", target="good.state")]
+    assert entry_check.of_data(data) == [
+        entry_check.UserEntry(place=place, kind="state", target="good.state")
+    ]
 
 
 def test_entries_of_anything():

@@ -6,8 +6,8 @@ import pytest
 
 from governor.journal.journal import Journal
 from governor.messages import TaskAttemptEnded, TaskEnded, TaskRecord, TaskStarted
-from governor.run_file.model import Limits
-from governor.runs.limits import OF_ATTEMPTS, Budget
+from governor.run_file.model import LimitsSection
+from governor.runs.limits import OF_ATTEMPTS, RunLimits
 from governor.runs.report_handler import record_all
 
 RUN = {"name": "r", "phases": [{"name": "p", "tasks": [{"id": "t", "call": "m:f"}]}]}
@@ -29,7 +29,7 @@ def over(task="t", attempts=1, *, run=0, phase=0):
 
 
 def spent(*told, limit=1000, **more):
-    budget = Budget(Limits(tasks=limit), **more)
+    budget = RunLimits(LimitsSection(tasks=limit), **more)
     budget.spend(told)
     return budget.spent["tasks"]
 
@@ -56,7 +56,7 @@ def test_each_attempt_that_has_begun_counts_once(told, attempts):
 
 
 def test_the_limit_is_exceeded_by_the_attempt_beyond_it_and_that_is_said_once():
-    budget = Budget(Limits(tasks=2))
+    budget = RunLimits(LimitsSection(tasks=2))
     assert budget.spend([began("a"), over("b")]) is None
     assert budget.spend([over("a")]) is None
     assert budget.spend([began("c"), began("d")]) == ("tasks", 2, 4)
@@ -64,7 +64,7 @@ def test_the_limit_is_exceeded_by_the_attempt_beyond_it_and_that_is_said_once():
 
 
 def test_another_task_conductor_numbers_its_attempts_from_1():
-    budget = Budget(Limits(tasks=2))
+    budget = RunLimits(LimitsSection(tasks=2))
     budget.spend([began()])
     budget.task_conductor_ready()
     budget.spend([over()])

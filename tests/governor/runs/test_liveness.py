@@ -12,8 +12,8 @@ from governor.run_file.load import parse
 from governor.runs.liveness import (
     LATE_SECONDS,
     USER_CODE_SECONDS,
-    Pulse,
-    Sighting,
+    Liveness,
+    Sample,
     Stall,
     patience,
 )
@@ -26,7 +26,7 @@ class World:
 
     def __init__(self):
         self.now = 100.0
-        self.pulse = Pulse(silence=SILENCE, interval=INTERVAL, now=self.now)
+        self.pulse = Liveness(silence=SILENCE, interval=INTERVAL, now=self.now)
 
     def beat(self, *, stopped=False, patience=SILENCE, broker=True, after=INTERVAL, heard=(), incarnation=1):
         """Gives who is silent then; `heard` have answered just before."""
@@ -34,7 +34,7 @@ class World:
         for name in heard:
             self.pulse.heard(name, incarnation, 0, self.now)
         seen = [
-            Sighting(conductor=name, incarnation=incarnation, stopped=stopped, patience=patience)
+            Sample(conductor=name, incarnation=incarnation, stopped=stopped, patience=patience)
             for name in ("a", "b")
         ]
         silent, self.counted = self.pulse.beat(seen, broker=broker, now=self.now)

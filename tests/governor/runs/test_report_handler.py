@@ -15,12 +15,12 @@ from governor.journal.disk_reserve import Reserve
 from governor.journal.journal import Journal
 from governor.messages import (
     Acknowledged,
-    ConductorFailed,
-    ConductorReady,
     EpisodeEnded,
     EpisodeRecord,
+    FailedReport,
     Log,
-    PartEnded,
+    PartEndedReport,
+    ReadyReport,
     Refused,
     Report,
     TaskStarted,
@@ -28,11 +28,11 @@ from governor.messages import (
     encode,
 )
 from governor.run_file.load import parse
-from governor.run_file.model import Limits
+from governor.run_file.model import LimitsSection
 from governor.runs.assignment import Assignment
-from governor.runs.limits import Budget
+from governor.runs.limits import RunLimits
 from governor.runs.progress import Progress
-from governor.runs.report_handler import RunDesk
+from governor.runs.report_handler import ReportHandler
 from states import events
 from transport.access import Secret
 
@@ -74,7 +74,7 @@ async def desk(tmp_path):
     progress = Progress(Assignment(uid="r1", run=RUN, folder="/"))
     progress.enter(0, episodes=[], tasks=[])
     governor = Governor(journal)
-    made = RunDesk(uid="r1", journal=journal, progress=progress, governor=governor, secret=SECRET)
+    made = ReportHandler(uid="r1", journal=journal, progress=progress, governor=governor, secret=SECRET)
     yield SimpleNamespace(desk=made, governor=governor, journal=journal, progress=progress)
     await journal.close()
 
@@ -109,7 +109,7 @@ async def test_episodes_of_an_evaluation_are_recorded_and_not_counted(desk):
 
 def limited(desk, done=(), **limits):
     """The desk of a run with limits, an earlier invocation of which has `done` some."""
-    desk.desk._budget = Budget(Limits(**limits), done=done)
+    desk.desk._budget = RunLimits(LimitsSection(**limits), done=done)
 
 
 @pytest.mark.parametrize(
@@ -142,7 +142,7 @@ async def test_what_an_earlier_invocation_has_played_counts_and_what_is_told_twi
     assert [event.kind for event, _, _ in desk.governor.taken] == ["limit.exceeded"]
 
 
-END = PartEnded(phase=0, part="simulation", end="until", metrics={"return_mean": 1.0})
+END = PartEndedReport(phase=0, part="simulation", end="until", metrics={"return_mean": 1.0})
 
 
 async def test_records_are_durable_before_what_follows_them_moves_the_run(desk):
@@ -158,9 +158,9 @@ async def test_records_are_durable_before_what_follows_them_moves_the_run(desk):
 
 
 async def test_what_is_sent_again_is_acknowledged_again_and_applied_once(desk):
-    await tell(desk, 1, ended(0), ConductorReady())
-    await tell(desk, 1, ended(0), ConductorReady())
-    await tell(desk, 2, ConductorReady(), ended(1))
+    await tell(desk, 1, ended(0), ReadyReport())
+    await tell(desk, 1, ended(0), ReadyReport())
+    await tell(desk, 2, ReadyReport(), ended(1))
     assert len(desk.governor.taken) == 1
     assert [record.index for record in desk.journal.episodes("r1", 0)] == [0, 1]
     assert (desk.progress.episodes_ended, len(desk.journal.events("r1"))) == (2, 3)
@@ -214,7 +214,7 @@ async def test_what_fails_while_the_disk_is_full_is_not_on_record_and_what_is_go
         with pytest.raises(NoRoom):
             await tell(desk, 3, ended(1), bad, END)
     assert len(used) == 1
-    for told in (bad, msgspec.structs.replace(END, failures=1), ConductorFailed(reason="no space")):
+    for told in (bad, msgspec.structs.replace(END, failures=1), FailedReport(reason="no space")):
         with pytest.raises(NoRoom, match="done again after the next start"):
             await tell(desk, 4, told)
     assert [episode.index for episode in desk.journal.episodes("r1", 0)] == [0, 1]
@@ -229,7 +229,7 @@ def begun(task):
 
 async def test_what_stood_before_the_write_that_failed_is_not_applied_again(desk):
     fill(desk.journal)
-    told = [begun("a"), END, begun("b"), ConductorReady(), *(ended(index) for index in range(400))]
+    told = [begun("a"), END, begun("b"), ReadyReport(), *(ended(index) for index in range(400))]
     with pytest.raises(JournalError):
         await tell(desk, 1, *told)
     fill(desk.journal, pages=100_000)
@@ -280,7 +280,7 @@ async def test_a_report_that_is_being_applied_is_finished_before_its_conductor_i
 
     desk.governor.take = take
     desk.desk.open("simulation", 1)
-    first = asyncio.create_task(say(desk, 1, ended(0), ConductorReady(), ended(1)))
+    first = asyncio.create_task(say(desk, 1, ended(0), ReadyReport(), ended(1)))
     await taking.wait()
     second = asyncio.create_task(say(desk, 4, ended(2)))
     closed = asyncio.create_task(desk.desk.close("simulation", 1))
@@ -308,7 +308,7 @@ async def test_a_report_without_the_secret_of_its_run_is_not_read_and_a_flood_of
     desk, shown
 ):
     desk.desk.open("simulation", 1)
-    report = Report(conductor="simulation", incarnation=1, seq=1, events=(ended(0, 1e9), ConductorReady()))
+    report = Report(conductor="simulation", incarnation=1, seq=1, events=(ended(0, 1e9), ReadyReport()))
     with capture_logs() as logged:
         for _ in range(1000):
             for body in (encode(report), b"\xff"):

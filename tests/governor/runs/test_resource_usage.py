@@ -13,7 +13,7 @@ import pytest
 
 from governor.processes import kill_tree
 from governor.processes.kill_tree import UNMARKED
-from governor.run_file.model import Limits
+from governor.run_file.model import LimitsSection
 from governor.runs import resource_usage
 from governor.runs.resource_usage import (
     Meter,
@@ -150,7 +150,7 @@ class Conductors:
 def metered(folder, *pids, **limits):
     """A meter, and a queue of the events that it posts."""
     posted = asyncio.Queue()
-    run = SimpleNamespace(uid="r1", run=SimpleNamespace(limits=Limits(**limits)))
+    run = SimpleNamespace(uid="r1", run=SimpleNamespace(limits=LimitsSection(**limits)))
     conductors = Conductors(pids)
     meter = Meter(assignment=run, folder=folder, conductors=conductors, post=posted.put_nowait)
     return meter, posted, conductors.rounds

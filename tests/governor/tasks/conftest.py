@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from governor.messages import ConductorSpec, PartEnded, StartTasks, TaskEnded, TaskSpec
+from governor.messages import ConductorSpec, PartEndedReport, StartTasks, TaskEnded, TaskSpec
 from governor.messages.link import RecordingLink
 from governor.tasks.cluster.head import RayHead
 from transport.access import Secret
@@ -153,7 +153,7 @@ class Story:
         self.records = {(record.task, record.run): record for record in ended}
         assert len(ended) == len(self.records), "a run ended twice"
         *_, self.end = events
-        assert isinstance(self.end, PartEnded)
+        assert isinstance(self.end, PartEndedReport)
 
     def __getitem__(self, key):
         return self.records[key if isinstance(key, tuple) else (key, 0)]

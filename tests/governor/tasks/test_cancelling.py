@@ -10,7 +10,7 @@ import pytest
 import pytest_asyncio
 from runner_world import open_world
 
-from governor.tasks.protocol.wire import Begun, Over, Told
+from governor.tasks.protocol.wire import Begun, Over, StateUpdate
 from governor.tasks.scheduling.events import RunnerGone
 
 pytestmark = [pytest.mark.ray, pytest.mark.asyncio(loop_scope="session")]
@@ -62,7 +62,7 @@ async def test_a_signal_that_was_lost_is_sent_again(world, tmp_path):
     runner, note = await world.ready(), tmp_path / "note"
     work = world.work("deaf_until", args={"note": str(note)})
     world.runners.send(runner, [work])
-    await world.said(runner, Told, work.ticket)
+    await world.said(runner, StateUpdate, work.ticket)
     world.runners.cancel(runner, work.ticket)
     note.touch()
     assert (await world.over(runner, work))[0].error == CANCELLED

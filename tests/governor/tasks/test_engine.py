@@ -14,9 +14,9 @@ from governor.tasks.engine import Engine
 from governor.tasks.errors import GraphError, QueueFull
 from governor.tasks.protocol.wire import (
     Begun,
-    Line,
+    LogLine,
     Over,
-    Told,
+    StateUpdate,
 )
 from governor.tasks.scheduling.events import BatchSpec, RunnerGone, RunnerReady
 from governor.tasks.work import file_name
@@ -183,7 +183,13 @@ async def test_lines_tracebacks_and_keys_of_a_task_find_their_way(house):
     engine.runner_changed(RunnerReady(0, 0.0))
     [work] = pool.sent[0]
     engine.runner_said(
-        0, [Begun(work.ticket, 0, 1.0), Line(work.ticket, 0, "info", "hi"), Told(work.ticket, {"x": 3})], 1.0
+        0,
+        [
+            Begun(work.ticket, 0, 1.0),
+            LogLine(work.ticket, 0, "info", "hi"),
+            StateUpdate(work.ticket, {"x": 3}),
+        ],
+        1.0,
     )
     place = engine.places()[0]
     assert (place.state, place.batch, place.task, place.run, place.ended, place.told) == (
@@ -253,7 +259,11 @@ async def test_a_line_that_nobody_takes_costs_no_result(house, monkeypatch):
     submit(engine, listener, task("a"))
     engine.runner_changed(RunnerReady(0, 0.0))
     [work] = pool.sent[0]
-    said = [Begun(work.ticket, 0, 1.0), Line(work.ticket, 0, "info", "hello"), Over(work.ticket, 0, 1.1, 0.1)]
+    said = [
+        Begun(work.ticket, 0, 1.0),
+        LogLine(work.ticket, 0, "info", "hello"),
+        Over(work.ticket, 0, 1.1, 0.1),
+    ]
     engine.runner_said(0, said, 1.1)
     assert listener.heard == [("succeeded", "a", None, b""), ("end", "tasks_done")]
 

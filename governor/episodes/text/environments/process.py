@@ -33,7 +33,7 @@ from governor.episodes.text.environments.environment import (
 )
 from governor.episodes.text.environments.user_calls import to_its_end
 from governor.processes import kill_ladder, kill_tree
-from governor.processes.identity import Birth
+from governor.processes.identity import ProcessIdentity
 from governor.processes.readiness import is_readable, readable
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
     from governor.episodes.text.environments.environment import Message, TextStep
 
-RUNGS: Final = kill_ladder.Rungs(ask=2.0, terminate=0.5, kill=5.0)
+RUNGS: Final = kill_ladder.GracePeriods(ask=2.0, terminate=0.5, kill=5.0)
 """Seconds for the environment's own `close`, for SIGTERM, and until everything must be dead."""
 LARGEST_ANSWER: Final = 1 << 26
 """Bytes."""
@@ -125,7 +125,7 @@ class TextProcess:
 
     async def _bring_down(self, child: _Child) -> None:
         try:
-            await kill_ladder.bring_down(child, self._ask_to_close, RUNGS)
+            await kill_ladder.terminate(child, self._ask_to_close, RUNGS)
         finally:
             child.signal(signal.SIGKILL)  # alive only if this failed
             self._writer.transport.abort()
@@ -216,7 +216,7 @@ class _Child:
             start_new_session=True,
         )
         self.pid = self._process.pid
-        self.birth = Birth.of(self.pid)
+        self.birth = ProcessIdentity.of(self.pid)
         self.mark = kill_tree.UNMARKED
         """Of its own it has none: it is below that of this process, and its keeper finds what it starts."""
         self._pidfd = os.pidfd_open(self.pid)

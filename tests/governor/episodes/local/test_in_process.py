@@ -10,9 +10,9 @@ from in_process_commands import episodes, inside, outcomes
 
 from governor.episodes.records import state_file
 from governor.messages import (
-    PartEnded,
+    PartEndedReport,
     Refused,
-    StopPart,
+    StopPartCommand,
 )
 
 EXAMPLES = Path(__file__).parents[4] / "examples"
@@ -47,8 +47,8 @@ async def both_ways(house, *, entry, agent, phases, **params):
             name = f"{transport}-{phase}"
             await controller.perform(house.command(phase=phase, name=name, **more, **command))
             async with asyncio.timeout(60):
-                while len([event for event in link.events if isinstance(event, PartEnded)]) <= phase:
-                    await link.next(PartEnded, after=len(link.events))
+                while len([event for event in link.events if isinstance(event, PartEndedReport)]) <= phase:
+                    await link.next(PartEndedReport, after=len(link.events))
             told += [(r.index, r.seed, r.outcome, r.value, r.steps) for r in episodes(link)]
         found.append((told, house.state()))
     for name in ("environment.lake.1.0", "agent.walker.1"):
@@ -140,7 +140,7 @@ async def test_a_stop_cancels_at_the_next_step(house):
     async with asyncio.timeout(20):
         while not (house.folder / "run/episodes/train.jsonl").exists():
             await asyncio.to_thread(lambda: None)
-    await controller.perform(StopPart(phase=0, reason="abort"))
+    await controller.perform(StopPartCommand(phase=0, reason="abort"))
     records, end = await house.end()
     assert end.end == "stopped"
     assert end.failures == 0
@@ -152,7 +152,7 @@ async def test_an_agent_lives_on_in_the_next_phase(house):
     for phase in range(2):
         command = house.command(phase=phase, name=f"p{phase}", **inside(agent="walk_world:Forgetful"))
         await controller.perform(command)
-        await house.links["simulation"].next(PartEnded, after=4 * phase)
+        await house.links["simulation"].next(PartEndedReport, after=4 * phase)
     assert [record.value for record in episodes(house.links["simulation"])] == [5, 5, 5, 5, 5, 5]
     assert len(controller._agents["walker"]._agent.phases) == 6
 

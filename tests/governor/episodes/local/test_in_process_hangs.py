@@ -9,9 +9,9 @@ from in_process_commands import episodes, inside, outcomes
 from governor.episodes.local import in_process
 from governor.messages import (
     Acknowledged,
-    ConductorReady,
-    PartEnded,
-    StopPart,
+    PartEndedReport,
+    ReadyReport,
+    StopPartCommand,
     conductor_service,
     decode_report,
     encode,
@@ -39,7 +39,7 @@ async def test_a_hang_is_recorded_and_takes_the_process_with_it(house, more, who
     assert (record.outcome, record.steps, record.value) == ("timed_out", steps, float(steps))
     assert record.reason == f"longer than 0.5 s, and {whose} hangs"
     assert [line["index"] for line in house.lines()] == [0]
-    assert not [event for event in house.links["simulation"].events if isinstance(event, PartEnded)]
+    assert not [event for event in house.links["simulation"].events if isinstance(event, PartEndedReport)]
 
 
 @pytest.mark.parametrize("fault", ["sleep", "spin"])
@@ -57,7 +57,7 @@ async def test_the_next_process_plays_the_rest_of_the_phase(house, fault):
     first, second = (conductor_service("u1", "simulation", incarnation) for incarnation in (1, 2))
     async with Worker(f"ipc://{house.folder}/w", run_service("u1"), take, credit=4), asyncio.timeout(60):
         child = house.spawn("simulation")
-        assert isinstance(await told.get(), ConductorReady)
+        assert isinstance(await told.get(), ReadyReport)
         await house.client.request(first, encode(command), shown, timeout=10)
         done = (await told.get()).episode
         failed = await told.get()
@@ -68,11 +68,11 @@ async def test_the_next_process_plays_the_rest_of_the_phase(house, fault):
             "environment 'lake' hangs in episode 0",
         )
         house.spawn("simulation", incarnation=2)
-        assert isinstance(await told.get(), ConductorReady)
+        assert isinstance(await told.get(), ReadyReport)
         command = msgspec.structs.replace(command, done=(done,))
         await house.client.request(second, encode(command), shown, timeout=10)
         rest = []
-        while not isinstance(event := await told.get(), PartEnded):
+        while not isinstance(event := await told.get(), PartEndedReport):
             rest.append(event.episode)
     assert [(r.index, r.outcome) for r in rest] == [(i, "terminated") for i in (1, 2, 3)]
     assert (event.end, event.failures) == ("max_episodes", 1)
@@ -127,6 +127,6 @@ async def test_a_stop_does_not_wait_for_ever(house, monkeypatch):
     async with asyncio.timeout(20):
         while not flag.exists():
             await asyncio.to_thread(lambda: None)
-    await controller.perform(StopPart(phase=0, reason="abort"))
+    await controller.perform(StopPartCommand(phase=0, reason="abort"))
     assert await asyncio.wait_for(controller.failed, 20) == "environment 'lake' hangs in episode 0"
     assert house.links["simulation"].events == []  # it is played again, should anybody want it

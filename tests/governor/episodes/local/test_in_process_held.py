@@ -8,7 +8,7 @@ from in_process_commands import inside, outcomes
 
 from governor.episodes import trajectories
 from governor.episodes.simulation import Simulation
-from governor.messages import Done, EpisodeEnded, PartEnded
+from governor.messages import Done, EpisodeEnded, PartEndedReport
 
 
 def count_reports(link):
@@ -85,4 +85,4 @@ async def test_nothing_is_held_back_during_a_pause(house, monkeypatch):
         await waits.wait()
         while len(link.events) < len(log.read_text().splitlines()):
             await link.next(EpisodeEnded, after=len(link.events))
-    assert not any(isinstance(event, PartEnded) for event in link.events)
+    assert not any(isinstance(event, PartEndedReport) for event in link.events)

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from governor.episodes import learned
-from governor.episodes.local.kept_agent import KeptAgent
+from governor.episodes.local.kept_agent import LocalAgent
 from governor.episodes.records import state_file
 from governor.episodes.spaces import Discrete
 from governor.errors import ConductorError
@@ -15,7 +15,7 @@ TWO = Discrete(n=2, start=0)
 @pytest.fixture
 def agent(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(Path(__file__).parents[1]))
-    made = KeptAgent(
+    made = LocalAgent(
         name="walker", made=Made(entry="walk_world:Agent"), seed=7, state_path=tmp_path / "walker.state"
     )
     made.join(0, TWO, TWO)

@@ -8,7 +8,7 @@ from in_process_commands import inside, parallel, vector
 from recorded_steps import rows
 
 from governor.episodes import spaces, trajectories
-from governor.episodes.local.kept_agent import KeptAgent
+from governor.episodes.local.kept_agent import LocalAgent
 from governor.messages import Made
 
 
@@ -68,7 +68,7 @@ async def test_a_vector_asks_the_agent_in_the_order_of_the_conductors(house):
 def shared_agent(tmp_path, entry):
     space = spaces.Box(shape=(2,), dtype="<f4", low=bytes(8), high=bytes(8))
     action = spaces.Box(shape=(1,), dtype="<f4", low=bytes(4), high=bytes(4))
-    agent = KeptAgent(name="walker", made=Made(entry=entry), seed=7, state_path=tmp_path / "walker.state")
+    agent = LocalAgent(name="walker", made=Made(entry=entry), seed=7, state_path=tmp_path / "walker.state")
     agent.join(0, space, action)
     return agent
 

@@ -12,7 +12,7 @@ from recorded_steps import rows
 from governor.episodes.local import in_process
 from governor.episodes.records import state_file
 from governor.errors import ConductorError
-from governor.messages import Done, EpisodeEnded, EpisodeRecord, PartEnded, Refused, StopPart
+from governor.messages import Done, EpisodeEnded, EpisodeRecord, PartEndedReport, Refused, StopPartCommand
 
 
 def learned(path):
@@ -271,7 +271,7 @@ async def test_a_stop_cancels_at_the_next_step(house):
     async with asyncio.timeout(20):
         while not log.exists():
             await asyncio.to_thread(lambda: None)
-    await controller.perform(StopPart(phase=0, reason="abort"))
+    await controller.perform(StopPartCommand(phase=0, reason="abort"))
     records, end = await house.end()
     assert (end.end, end.failures) == ("stopped", 0)
     assert outcomes(records) == ["cancelled"]
@@ -369,7 +369,7 @@ def test_records_of_an_older_journal_have_no_values():
     read = msgspec.msgpack.decode(msgspec.msgpack.encode(old), type=EpisodeRecord)
     assert read == msgspec.structs.replace(record, values={})
     ended = EpisodeEnded(phase=0, episode=record)
-    assert msgspec.msgpack.decode(msgspec.msgpack.encode(ended), type=EpisodeEnded | PartEnded) == ended
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(ended), type=EpisodeEnded | PartEndedReport) == ended
 
 
 async def test_a_game_in_turns_cannot_be_wrapped(house):

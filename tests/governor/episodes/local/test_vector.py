@@ -8,7 +8,7 @@ from in_process_commands import episodes, outcomes, vector
 from scheduling import turns
 
 from governor.episodes.rules.seeds import episode_seed
-from governor.messages import EpisodeEnded, PartEnded, StopPart, Until
+from governor.messages import EpisodeEnded, PartEndedReport, StopPartCommand, Until
 
 
 @pytest.mark.parametrize("agent", ["walk_world:Agent", "walk_world:Many"])
@@ -49,7 +49,7 @@ async def test_until_and_stop_end_all(house):
     assert len(records) <= 16
     controller = await house.start("simulation", incarnation=2)
     await controller.perform(house.command(name="b", **vector(4, entry="walk_world:Endless")))
-    await controller.perform(StopPart(phase=0, reason="abort"))
+    await controller.perform(StopPartCommand(phase=0, reason="abort"))
     records, end = await house.end()
     assert (set(outcomes(records)) | {"cancelled"}, end.end) == ({"cancelled"}, "stopped")
 
@@ -69,5 +69,5 @@ async def test_a_pause_lets_the_others_come_to_their_end(house, monkeypatch):
         assert outcomes(episodes(link)) == ["terminated"] * 4
         link.flow = "CONTINUE"
         await controller.perform(command)
-        await link.next(PartEnded)
+        await link.next(PartEndedReport)
     assert outcomes(episodes(link)) == ["terminated"] * 400

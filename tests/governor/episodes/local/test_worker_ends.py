@@ -6,7 +6,7 @@ import pytest
 from in_process_commands import episodes, inside, outcomes, parallel, vector
 
 from governor.episodes import trajectories
-from governor.episodes.local.stepping import Worker
+from governor.episodes.local.stepping import LocalEpisodeWorker
 
 
 @pytest.mark.parametrize(
@@ -51,8 +51,8 @@ async def test_whatever_ends_a_worker_its_environment_is_closed_and_its_agent_ke
             raise RuntimeError("a fault of ours")
         real(self, recorder, record)
 
-    real = Worker._ended
-    monkeypatch.setattr(Worker, "_ended", ended)
+    real = LocalEpisodeWorker._ended
+    monkeypatch.setattr(LocalEpisodeWorker, "_ended", ended)
     closed = house.folder / "closed"
     _, end = await house.play(episodes=9, **made(entry="leaving_world:Closes", path=str(closed)))
     assert (end.end, end.first_failure) == ("stopped", "worker 0: RuntimeError: a fault of ours")

@@ -7,7 +7,7 @@ from in_process_commands import episodes, outcomes
 
 from governor.episodes import trajectories
 from governor.episodes.records.recording import StepRecorder
-from governor.messages import EpisodeEnded, PartEnded, Until
+from governor.messages import EpisodeEnded, PartEndedReport, Until
 
 
 async def test_short_episodes_share_a_write(house, monkeypatch):
@@ -36,7 +36,7 @@ async def test_a_write_that_fails_fails_all_that_were_in_it_and_what_is_reported
         async with asyncio.timeout(30):
             await link.next(EpisodeEnded, after=60)
     async with asyncio.timeout(30):
-        await link.next(PartEnded)
+        await link.next(PartEndedReport)
     records = episodes(link)
     assert len(records) == 100
     kept = trajectories.read(house.folder / "run", "train").to_pandas().groupby("episode").size()

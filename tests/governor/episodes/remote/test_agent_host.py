@@ -9,7 +9,7 @@ import pytest
 
 from governor.episodes.remote import wire
 from governor.episodes.remote.agent_host import AgentHost
-from governor.episodes.remote.line import Line
+from governor.episodes.remote.line import RequestChannel
 from governor.episodes.spaces import Discrete, describe
 
 SPACES = {"observation": Discrete(n=1000, start=0), "action": Discrete(n=2, start=0)}
@@ -35,7 +35,7 @@ async def host(tmp_path, monkeypatch):
 async def line(host):
     await host.do(lambda: host.seat(b"seat-1", **SPACES, renew=False, old=None))
     stop = os.eventfd(0, os.EFD_NONBLOCK)
-    made = Line(name="agent", endpoint=host.endpoint, identity="seat-1", stop=stop)
+    made = RequestChannel(name="agent", endpoint=host.endpoint, identity="seat-1", stop=stop)
     yield made
     made.close()
     os.close(stop)
@@ -54,12 +54,12 @@ async def test_what_was_interrupted_in_the_middle_is_not_saved(house, monkeypatc
 
 def rows(line, **more):
     wanted = {"slots": [0], "kinds": [wire.FIRST], "rewards": [0.0], "ends": [0], "train": True}
-    return wire.ActMany(number=line.next(), observations=np.array([1]), **{**wanted, **more})
+    return wire.ActManyFrame(number=line.next(), observations=np.array([1]), **{**wanted, **more})
 
 
 async def test_a_message_that_makes_no_sense_is_a_fault_and_the_next_one_is_answered(line):
     answer = line.ask(rows(line, kinds=[]), deadline=None)
-    assert (type(answer), answer.where) == (wire.Fault, "agent")
+    assert (type(answer), answer.where) == (wire.FaultFrame, "agent")
     answer = line.ask(rows(line), deadline=None)
     assert answer.rows == [0]
     assert answer.actions.tolist() == [1]
@@ -68,21 +68,23 @@ async def test_a_message_that_makes_no_sense_is_a_fault_and_the_next_one_is_answ
 
 async def test_a_step_without_an_action_before_it_is_its_rows_fault(line):
     observations = np.array([1, 2])
-    wanted = wire.ActMany(
+    wanted = wire.ActManyFrame(
         line.next(), [0, 1], [wire.NEXT, wire.FIRST], observations, [0.0] * 2, [0] * 2, True
     )
     answer = line.ask(wanted, deadline=None)
     assert answer.rows == [1]
     assert [(fault.row, fault.where) for fault in answer.faults] == [(0, "agent.learn")]
-    single = line.ask(wire.Act(line.next(), 3, 1.0), deadline=None)
-    assert single == wire.Fault(line.number, "agent.learn", "ValueError: a step without an action before it")
+    single = line.ask(wire.ActFrame(line.next(), 3, 1.0), deadline=None)
+    assert single == wire.FaultFrame(
+        line.number, "agent.learn", "ValueError: a step without an action before it"
+    )
 
 
 async def test_who_has_no_seat_is_told(host, line):
-    stranger = Line(name="agent", endpoint=host.endpoint, identity="seat-9", stop=line._stop)
-    answer = stranger.ask(wire.Begin(stranger.next(), 1, True), deadline=None)
+    stranger = RequestChannel(name="agent", endpoint=host.endpoint, identity="seat-9", stop=line._stop)
+    answer = stranger.ask(wire.BeginFrame(stranger.next(), 1, True), deadline=None)
     stranger.close()
-    assert answer == wire.Fault(1, "agent", "nobody sits there")
+    assert answer == wire.FaultFrame(1, "agent", "nobody sits there")
 
 
 @pytest.fixture
@@ -108,7 +110,7 @@ async def echo(tmp_path, monkeypatch):
         await host.do(
             lambda: host.seat(seat.encode(), observation=space, action=space, renew=False, old=None)
         )
-        lines.append(Line(name="agent", endpoint=host.endpoint, identity=seat, stop=stop))
+        lines.append(RequestChannel(name="agent", endpoint=host.endpoint, identity=seat, stop=stop))
         return lines[-1], getattr(world, agent)
 
     yield line_to
@@ -123,11 +125,13 @@ async def echo(tmp_path, monkeypatch):
 async def test_an_agent_may_write_the_action_of_the_next_slot_over_the_last_ones(echo, agent):
     line, kind = await echo(agent, "seat-1")
     seen = np.array([[0.25], [0.5]], np.float32)
-    wanted = wire.ActMany(line.next(), [0, 1], [wire.FIRST] * 2, seen, [0.0] * 2, [0] * 2, True)
+    wanted = wire.ActManyFrame(line.next(), [0, 1], [wire.FIRST] * 2, seen, [0.0] * 2, [0] * 2, True)
     assert line.ask(wanted, deadline=None).actions.tolist() == [[0.25], [0.5]]
-    first = wire.ActMany(line.next(), [2], [wire.FIRST], seen[1:] * 2, [0.0], [0], True)
+    first = wire.ActManyFrame(line.next(), [2], [wire.FIRST], seen[1:] * 2, [0.0], [0], True)
     assert line.ask(first, deadline=None).actions.tolist() == [[1.0]]
-    last = wire.ActMany(line.next(), [0, 1], [wire.LAST] * 2, seen, [0.0] * 2, [wire.TERMINATED] * 2, True)
+    last = wire.ActManyFrame(
+        line.next(), [0, 1], [wire.LAST] * 2, seen, [0.0] * 2, [wire.TERMINATED] * 2, True
+    )
     assert line.ask(last, deadline=None).faults == []
     assert kind.heard == [(0.25, 0.25), (0.5, 0.5)]
 
@@ -137,6 +141,8 @@ async def test_it_may_write_the_action_of_another_seat_over_it_too(echo):
     other, _ = await echo("OneBuffer", "seat-2")
     seen = np.array([[0.25], [0.5]], np.float32)
     for each, observation in zip((line, other), seen, strict=True):
-        each.ask(wire.Begin(each.next(), observation, True), deadline=None)
-    assert line.ask(wire.Finish(line.next(), seen[0], 0.0, True, False), deadline=None) == wire.Finished(2)
+        each.ask(wire.BeginFrame(each.next(), observation, True), deadline=None)
+    assert line.ask(
+        wire.FinishFrame(line.next(), seen[0], 0.0, True, False), deadline=None
+    ) == wire.FinishedFrame(2)
     assert kind.heard == [(0.25, 0.25)]

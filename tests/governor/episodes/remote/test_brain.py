@@ -3,7 +3,7 @@ import threading
 import pytest
 
 from governor.episodes.learned import Learned
-from governor.episodes.remote.brain import Brain, Trace
+from governor.episodes.remote.brain import AsyncLearner, EpisodeTicket
 
 
 class Counter:
@@ -30,7 +30,7 @@ def learner():
 @pytest.fixture
 def brain(learner, tmp_path):
     learned = Learned(learner, tmp_path / "state")
-    made = Brain(learner=learner, learned=learned, actor=Counter(), bound=2, name="walker")
+    made = AsyncLearner(learner=learner, learned=learned, actor=Counter(), bound=2, name="walker")
     yield made
     made.close()
 
@@ -38,7 +38,7 @@ def brain(learner, tmp_path):
 def test_the_learner_does_not_get_ahead_of_an_action_that_goes_on(brain, learner):
     def act():
         for _ in range(5):
-            brain.learn(Trace(b"seat"), None)
+            brain.learn(EpisodeTicket(b"seat"), None)
         assert learner.reached[2].wait(20)
         return learner.reached[3].wait(0.1)
 
@@ -50,7 +50,7 @@ def test_the_learner_does_not_get_ahead_of_an_action_that_goes_on(brain, learner
 def test_an_actor_that_is_too_far_behind_gets_a_snapshot_first(brain, learner):
     learned = threading.Event()
     for _ in range(3):
-        brain.learn(Trace(b"seat"), None)
+        brain.learn(EpisodeTicket(b"seat"), None)
     brain.afterwards(learned.set, seat=b"seat")
     assert learned.wait(20)
     assert brain.act(lambda: brain.version, latest=False) == 3
@@ -58,7 +58,7 @@ def test_an_actor_that_is_too_far_behind_gets_a_snapshot_first(brain, learner):
 
 def test_who_does_not_explore_acts_with_all_that_was_learned(brain, learner):
     learned = threading.Event()
-    brain.learn(Trace(b"seat"), None)
+    brain.learn(EpisodeTicket(b"seat"), None)
     brain.afterwards(learned.set, seat=b"seat")
     assert learned.wait(20)
     assert brain.act(lambda: brain.version, latest=False) == 0
@@ -66,10 +66,10 @@ def test_who_does_not_explore_acts_with_all_that_was_learned(brain, learner):
 
 
 def test_nothing_more_is_learned_of_an_episode_with_a_fault(brain, learner):
-    trace = Trace(b"seat")
+    trace = EpisodeTicket(b"seat")
     trace.fault = "agent.learn", "ZeroDivisionError"
     brain.learn(trace, None)
-    brain.learn(Trace(b"other"), None)
+    brain.learn(EpisodeTicket(b"other"), None)
     assert learner.reached[1].wait(20)
     brain.close()
     assert learner.learned == 1

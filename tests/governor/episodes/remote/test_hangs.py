@@ -10,7 +10,7 @@ import pytest
 
 from governor.episodes.remote import control, wire
 from governor.episodes.remote.environment_pool import EnvironmentPool
-from governor.episodes.remote.line import Line
+from governor.episodes.remote.line import RequestChannel
 from governor.episodes.rules.seeds import episode_seed
 from governor.episodes.spaces import Discrete
 from governor.messages import EpisodeEnded
@@ -39,7 +39,7 @@ def line_to():
     stop, made = os.eventfd(0, os.EFD_NONBLOCK), []
 
     def connect(endpoint, identity):
-        made.append(Line(name="peer", endpoint=endpoint, identity=identity, stop=stop))
+        made.append(RequestChannel(name="peer", endpoint=endpoint, identity=identity, stop=stop))
         return made[-1]
 
     yield connect
@@ -86,8 +86,8 @@ async def test_an_environment_that_is_at_another_slot_is_not_given_up(held, pool
     walk = held("HeldWalk")
     lease = await pool.acquire(acquire())
     line = line_to(lease.endpoint, lease.lease)
-    await ask(line, wire.ResetMany, [0, 1], [3, 4])
-    stepped = ask(line, wire.StepMany, [0, 1], np.array([0, 1]))
+    await ask(line, wire.ResetManyFrame, [0, 1], [3, 4])
+    stepped = ask(line, wire.StepManyFrame, [0, 1], np.array([0, 1]))
     assert await asyncio.to_thread(walk.there.wait, 20)
     late = control.Release(lease=lease.lease, hung="late", due=(0,))
     assert await pool.release(late) == control.NotDue()
@@ -100,8 +100,8 @@ async def test_an_environment_that_is_at_a_slot_that_is_due_is_given_up(held, po
     walk = held("HeldWalk")
     lease = await pool.acquire(acquire())
     line = line_to(lease.endpoint, lease.lease)
-    await ask(line, wire.ResetMany, [0, 1], [3, 4])
-    stepped = ask(line, wire.StepMany, [0, 1], np.array([0, 1]))
+    await ask(line, wire.ResetManyFrame, [0, 1], [3, 4])
+    stepped = ask(line, wire.StepManyFrame, [0, 1], np.array([0, 1]))
     assert await asyncio.to_thread(walk.there.wait, 20)
     late = control.Release(lease=lease.lease, hung="late", due=(0, 1))
     assert await pool.release(late) == control.Taken(slot=1)
@@ -124,7 +124,7 @@ async def test_an_agent_is_given_up_only_when_the_slot_that_it_is_at_is_due(
     await conductor.host.do(lambda: conductor.host.seat(b"seat-1", **SPACES, renew=False, old=None))
     line = line_to(conductor.host.endpoint, "seat-1")
     rows = [7, 8], [wire.FIRST] * 2, np.array([0, 1]), [0.0] * 2, [0] * 2, True
-    acted = ask(line, wire.ActMany, *rows)
+    acted = ask(line, wire.ActManyFrame, *rows)
     assert await asyncio.to_thread(agent.there.wait, 20)
     assert conductor._judge(control.Stuck(seat="seat-1", number=line.number, due=due)) == answer
     assert conductor.failed.done() == isinstance(answer, control.Taken)
@@ -194,15 +194,15 @@ async def test_who_comes_next_gets_another_environment_than_the_one_that_still_h
     walk = held("HeldWalk")
     lease = await pool.acquire(acquire())
     line = line_to(lease.endpoint, lease.lease)
-    await ask(line, wire.Reset, 3)
-    stepped = ask(line, wire.Step, 1)
+    await ask(line, wire.ResetFrame, 3)
+    stepped = ask(line, wire.StepFrame, 1)
     assert await asyncio.to_thread(walk.there.wait, 20)
     other = await asyncio.wait_for(pool.acquire(acquire(**later)), 20)
     assert other.endpoint != lease.endpoint
     second = line_to(other.endpoint, other.lease)
-    request = wire.Reset(second.next(), 3)
+    request = wire.ResetFrame(second.next(), 3)
     answer = await asyncio.to_thread(second.ask, request, deadline=monotonic() + 20)
-    assert isinstance(answer, wire.Observed)
+    assert isinstance(answer, wire.ObservedFrame)
     assert len(pool.hanging) == 1
     walk.let_go()
     await asyncio.gather(stepped, return_exceptions=True)
@@ -210,6 +210,6 @@ async def test_who_comes_next_gets_another_environment_than_the_one_that_still_h
 
 async def test_who_comes_next_gets_the_same_environment_where_it_is_at_rest(pool, line_to):
     lease = await pool.acquire(acquire())
-    await ask(line_to(lease.endpoint, lease.lease), wire.Reset, 3)
+    await ask(line_to(lease.endpoint, lease.lease), wire.ResetFrame, 3)
     other = await pool.acquire(acquire(incarnation=2))
     assert other.endpoint == lease.endpoint

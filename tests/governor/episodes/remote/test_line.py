@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from governor.episodes.remote import wire
-from governor.episodes.remote.line import Interrupted, Line, Overdue, PeerLost
-from governor.episodes.remote.pipe import Pipe
+from governor.episodes.remote.line import Interrupted, Overdue, PeerLost, RequestChannel
+from governor.episodes.remote.pipe import MessageStream
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ class Peer:
     def read(self):
         if self.pipe is None:
             connected, _ = self.listener.accept()
-            self.pipe = Pipe(connected)
+            self.pipe = MessageStream(connected)
         while (message := self.pipe.next()) is None:
             select.select([self.pipe], [], [])
             self.pipe.fill()
@@ -56,13 +56,13 @@ def peer(tmp_path):
 
 @pytest.fixture
 def line(peer, tmp_path, stop):
-    made = Line(name="peer", endpoint=f"{tmp_path}/s", identity="lease-1", stop=stop)
+    made = RequestChannel(name="peer", endpoint=f"{tmp_path}/s", identity="lease-1", stop=stop)
     yield made
     made.close()
 
 
 def reset(line):
-    return wire.Reset(line.next(), 1)
+    return wire.ResetFrame(line.next(), 1)
 
 
 def test_a_stale_answer_is_not_taken_for_a_new_one(line, peer):
@@ -70,8 +70,8 @@ def test_a_stale_answer_is_not_taken_for_a_new_one(line, peer):
         line.ask(reset(line), deadline=monotonic())
     assert peer.read() == b"lease-1"
     peer.read()
-    peer.answer(wire.Observed(1, 10), wire.Observed(2, 20))
-    assert line.ask(reset(line), deadline=monotonic() + 5) == wire.Observed(2, 20)
+    peer.answer(wire.ObservedFrame(1, 10), wire.ObservedFrame(2, 20))
+    assert line.ask(reset(line), deadline=monotonic() + 5) == wire.ObservedFrame(2, 20)
 
 
 def test_a_stop_ends_the_waiting_at_once_and_a_late_answer_settles_it(line, peer, stop):
@@ -82,8 +82,8 @@ def test_a_stop_ends_the_waiting_at_once_and_a_late_answer_settles_it(line, peer
     assert monotonic() - began < 1
     assert line.settle(seconds=0.01) is None
     peer.read()
-    peer.answer(wire.Observed(1, 0))
-    assert line.settle(seconds=5) == wire.Observed(1, 0)
+    peer.answer(wire.ObservedFrame(1, 0))
+    assert line.settle(seconds=5) == wire.ObservedFrame(1, 0)
 
 
 def test_a_peer_that_goes_is_seen_while_waiting_and_at_the_next_request(line, peer):
@@ -100,7 +100,7 @@ def test_a_peer_that_goes_is_seen_while_waiting_and_at_the_next_request(line, pe
 
 
 def test_nobody_listens(tmp_path, stop):
-    line = Line(name="peer", endpoint=f"{tmp_path}/none", identity="x", stop=stop)
+    line = RequestChannel(name="peer", endpoint=f"{tmp_path}/none", identity="x", stop=stop)
     with pytest.raises(PeerLost):
         line.ask(reset(line), deadline=monotonic() + 10)
     line.close()
@@ -112,21 +112,21 @@ def test_a_message_larger_than_the_kernels_buffer_crosses_piece_by_piece(line, p
     def echo():
         peer.read()
         request = wire.decode_environment_request(peer.read())
-        peer.answer(wire.Observed(1, request.action))
+        peer.answer(wire.ObservedFrame(1, request.action))
         while peer.pipe.unsent:
             select.select([], [peer.pipe], [])
             peer.pipe.flush()
 
     thread = threading.Thread(target=echo)
     thread.start()
-    answer = line.ask(wire.Step(line.next(), image), deadline=monotonic() + 30)
+    answer = line.ask(wire.StepFrame(line.next(), image), deadline=monotonic() + 30)
     thread.join()
     assert (answer.observation == image).all()
 
 
 def test_a_peer_that_does_not_read_is_overdue(line):
     with pytest.raises(Overdue):
-        line.ask(wire.Step(line.next(), np.zeros(3_000_000)), deadline=monotonic() + 0.05)
+        line.ask(wire.StepFrame(line.next(), np.zeros(3_000_000)), deadline=monotonic() + 0.05)
 
 
 def test_a_peer_that_is_none_of_ours_is_refused(line, peer):
@@ -149,9 +149,9 @@ def test_what_is_no_message_of_ours_is_a_fault_in_time_or_late(line, peer, nonse
         peer.read()
     peer.pipe.send(nonsense)
     late = line.settle(seconds=5)
-    assert (type(late), late.number, late.where) == (wire.Fault, 1, "wire")
+    assert (type(late), late.number, late.where) == (wire.FaultFrame, 1, "wire")
     peer.pipe.send(nonsense)
     answer = line.ask(reset(line), deadline=monotonic() + 5)
-    assert (type(answer), answer.number, answer.where) == (wire.Fault, 2, "wire")
-    peer.answer(wire.Observed(2, 20), wire.Observed(3, 30))
-    assert line.ask(reset(line), deadline=monotonic() + 5) == wire.Observed(3, 30)
+    assert (type(answer), answer.number, answer.where) == (wire.FaultFrame, 2, "wire")
+    peer.answer(wire.ObservedFrame(2, 20), wire.ObservedFrame(3, 30))
+    assert line.ask(reset(line), deadline=monotonic() + 5) == wire.ObservedFrame(3, 30)

@@ -8,7 +8,7 @@ from in_process_commands import episodes, outcomes, told, vector
 
 from governor.episodes import trajectories
 from governor.episodes.rules.seeds import episode_seed
-from governor.messages import EpisodeEnded, StopPart, Until
+from governor.messages import EpisodeEnded, StopPartCommand, Until
 
 
 async def test_the_agents_calls_come_in_the_order_of_a_vector_in_process(house):
@@ -108,7 +108,7 @@ async def test_until_and_stop_end_all(house):
     await controller.perform(house.command(name="b", phase=1, vector=4, episodes=10**6, mode="eval"))
     link = house.links["simulation"]
     await link.next(EpisodeEnded)
-    await controller.perform(StopPart(phase=1, reason="abort"))
+    await controller.perform(StopPartCommand(phase=1, reason="abort"))
     records, end = await house.end()
     assert set(outcomes(records)) <= {"cancelled", "terminated"}
     assert end.end == "stopped"

@@ -19,7 +19,7 @@ from governor.episodes.remote import wire
     ],
 )
 def test_an_array_comes_back_as_it_was_and_may_be_written(array):
-    sent = wire.encode(wire.Observed(1, array))
+    sent = wire.encode(wire.ObservedFrame(1, array))
     back = wire.decode_answer(sent).observation
     assert back.shape == array.shape
     assert back.dtype == array.dtype.newbyteorder("=")
@@ -28,15 +28,15 @@ def test_an_array_comes_back_as_it_was_and_may_be_written(array):
 
 
 def test_a_scalar_step_is_small():
-    assert len(wire.encode(wire.Step(3, 2))) == 4
-    assert len(wire.encode(wire.Stepped(3, 5, 0.0, False, False))) == 15
+    assert len(wire.encode(wire.StepFrame(3, 2))) == 4
+    assert len(wire.encode(wire.SteppedFrame(3, 5, 0.0, False, False))) == 15
 
 
 def test_objects_do_not_cross():
     with pytest.raises(TypeError, match="not a vector of numbers"):
-        wire.encode(wire.Step(1, np.array([object()])))
+        wire.encode(wire.StepFrame(1, np.array([object()])))
     with pytest.raises(TypeError):
-        wire.encode(wire.Step(1, object()))
+        wire.encode(wire.StepFrame(1, object()))
 
 
 def header(dtype, shape, size):
@@ -61,7 +61,7 @@ def test_bytes_that_are_no_array_are_refused(data):
     with pytest.raises(WireError):
         arrays.unpack(memoryview(data))
     with pytest.raises(WireError):
-        wire.decode_answer(wire.encode(wire.Observed(1, msgspec.msgpack.Ext(arrays.ARRAY, data))))
+        wire.decode_answer(wire.encode(wire.ObservedFrame(1, msgspec.msgpack.Ext(arrays.ARRAY, data))))
 
 
 @pytest.mark.parametrize("data", [b"", b"\x00", b"\x93\x63\x02\x03", b"\x92\x03"])
@@ -73,4 +73,4 @@ def test_other_bytes_are_refused(data):
 
 def test_an_environment_takes_no_request_of_an_agent():
     with pytest.raises(WireError):
-        wire.decode_environment_request(wire.encode(wire.Begin(1, 0, True)))
+        wire.decode_environment_request(wire.encode(wire.BeginFrame(1, 0, True)))

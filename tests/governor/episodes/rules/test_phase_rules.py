@@ -11,7 +11,16 @@ from governor.conductors.agent_copies import through_conductors
 from governor.episodes import trajectories
 from governor.episodes.records import state_file
 from governor.episodes.remote import control
-from governor.messages import Checkpoint, Done, EpisodeEnded, Evaluate, Plateau, Refused, StopPart, Until
+from governor.messages import (
+    Checkpoint,
+    Done,
+    EpisodeEnded,
+    Evaluate,
+    Plateau,
+    Refused,
+    StopPartCommand,
+    Until,
+)
 from governor.messages.link import RecordingLink
 from transport.errors import ServiceNotFound
 
@@ -147,7 +156,7 @@ async def test_a_stop_in_the_midst_of_an_evaluation_ends_it(house, stage):
     evaluate = Evaluate(every=1, episodes=100_000)
     assert await controller.perform(house.command(episodes=2, evaluate=evaluate, **command)) == Done()
     await asyncio.wait_for(link.next(EpisodeEnded, after=2), 20)
-    await controller.perform(StopPart(phase=0, reason="enough"))
+    await controller.perform(StopPartCommand(phase=0, reason="enough"))
     records, end = await house.end()
     assert (end.end, end.failures) == ("stopped", 0)
     assert len(trained(records)) == 1

@@ -7,7 +7,7 @@ import pytest
 from pool_world import TASKS, Environment, pools, soon
 
 from governor.episodes.text import actor_pool
-from governor.episodes.text.actor_pool import ActorPool, NoEnvironments, Site
+from governor.episodes.text.actor_pool import ActorPool, EnvironmentEndpoint, NoEnvironments
 from governor.errors import UsageError
 
 
@@ -88,7 +88,7 @@ async def test_a_start_that_ignores_its_cancellation_is_left_and_what_it_makes_i
         while not stuck.is_set():
             with contextlib.suppress(asyncio.CancelledError):
                 await stuck.wait()
-        return Site("inproc", None, Late(world))
+        return EnvironmentEndpoint("inproc", None, Late(world))
 
     pool = ActorPool(TASKS, make, pool_size=1, start_timeout=0.1)
     with pytest.raises(NoEnvironments, match=r"no start within 0\.1 s"):

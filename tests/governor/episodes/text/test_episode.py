@@ -7,7 +7,7 @@ import pytest
 from text_stage import Parrot, Walk, text_stage
 from text_world import SYSTEM
 
-from governor.episodes.text.actor_pool import ActorPool, Site
+from governor.episodes.text.actor_pool import ActorPool, EnvironmentEndpoint
 from governor.episodes.text.environments.environment import (
     EnvironmentCrashed,
     EnvironmentFault,
@@ -115,7 +115,7 @@ async def test_what_an_environment_did_wrong_names_the_outcome(stage, fault, out
     made = iter([Walk(fault=fault), Walk()])
 
     async def site():
-        return Site("inproc", None, next(made))
+        return EnvironmentEndpoint("inproc", None, next(made))
 
     pool = ActorPool([("lake", "1", "g"), ("lake", "2", "g")], site, pool_size=1)
     _, episodes = await stage.play(pool=pool, chat_model=Parrot())
@@ -133,7 +133,7 @@ async def test_an_environment_left_in_a_call_is_not_played_in_again(stage):
     made = iter([Stuck(), Walk()])
 
     async def site():
-        return Site("inproc", None, next(made))
+        return EnvironmentEndpoint("inproc", None, next(made))
 
     pool = ActorPool([("lake", "1", "g"), ("lake", "2", "g")], site, pool_size=1)
     _, episodes = await stage.play(pool=pool, chat_model=Parrot(), episode_timeout=0.5)
@@ -144,7 +144,7 @@ async def test_an_environment_left_in_a_call_is_not_played_in_again(stage):
 
 async def test_a_handle_without_an_environment_fails_alone(stage):
     async def site():
-        return Site("http", None)
+        return EnvironmentEndpoint("http", None)
 
     pool = ActorPool([("lake", "1", "g")], site)
     _, episodes = await stage.play(pool=pool)
@@ -158,7 +158,7 @@ async def test_a_reward_that_is_no_number_fails_the_episode(stage):
             return TextStep(math.nan, False, False, {})
 
     async def site():
-        return Site("inproc", None, Odd())
+        return EnvironmentEndpoint("inproc", None, Odd())
 
     _, episodes = await stage.play(pool=ActorPool([("lake", "1", "g")], site), chat_model=Parrot())
     assert (episodes["lake_1"].outcome, episodes["lake_1"].reason) == (

@@ -16,7 +16,13 @@ from text_stage import SECONDS, Parrot, Walk, text_stage
 from text_world import Notes
 
 from governor.episodes import trajectories
-from governor.episodes.text.actor_pool import ActorHandle, ActorPool, NoEnvironments, PoolBusy, Site
+from governor.episodes.text.actor_pool import (
+    ActorHandle,
+    ActorPool,
+    EnvironmentEndpoint,
+    NoEnvironments,
+    PoolBusy,
+)
 from governor.episodes.text.chat_model import StaticBaseURLProvider
 from governor.episodes.text.environments.environment import EnvironmentHung
 from governor.episodes.text.interactor import Interactor
@@ -216,7 +222,7 @@ async def test_when_no_environment_can_come_the_run_says_so_and_keeps_what_was_p
         made += 1
         if made > 1:
             raise OSError("no room")
-        return Site("inproc", None, Walk(fault=EnvironmentHung("no answer")))
+        return EnvironmentEndpoint("inproc", None, Walk(fault=EnvironmentHung("no answer")))
 
     pool = ActorPool([("lake", str(n), "g") for n in range(3)], site, pool_size=1, start_backoff=0.0)
     interactor = stage.interactor(pool=pool, chat_model=Parrot())
@@ -233,7 +239,7 @@ async def test_workers_without_a_place_wait_for_those_at_play(stage):
         made += 1
         if made == 2:
             raise OSError("no room")
-        return Site("http", stage.world.url)
+        return EnvironmentEndpoint("http", stage.world.url)
 
     class Counting(ActorPool):
         async def acquire(self):
@@ -292,7 +298,7 @@ async def test_one_run_at_a_time_and_the_next_one_counts_anew(stage):
 
 async def test_after_aclose_neither_an_environment_nor_the_model_is_asked(stage):
     async def site():
-        return Site("inproc", None, Walk())
+        return EnvironmentEndpoint("inproc", None, Walk())
 
     interactor = stage.interactor("walk_1")
     assert await interactor.run_all_environments() == {"walk_1": 3.0}
@@ -313,7 +319,7 @@ async def test_after_aclose_neither_an_environment_nor_the_model_is_asked(stage)
 
 async def test_memory_is_flat_over_many_episodes():
     async def site():
-        return Site("inproc", None, Walk())
+        return EnvironmentEndpoint("inproc", None, Walk())
 
     class Nothing(Notes):
         async def create_session(self, **named):

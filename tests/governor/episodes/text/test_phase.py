@@ -16,9 +16,9 @@ from governor.messages import (
     Done,
     EpisodeEnded,
     EpisodeRecord,
-    PartEnded,
+    PartEndedReport,
     PhaseResult,
-    StopPart,
+    StopPartCommand,
     Until,
 )
 
@@ -177,7 +177,7 @@ async def test_a_stop_cancels_what_is_running_and_keeps_what_was_recorded(house,
         while min(len(world.steps[f"sticky_{n}"]) for n in range(2)) < 2:
             world.arrived.clear()
             await world.arrived.wait()
-    await controller.perform(StopPart(phase=0, reason="enough"))
+    await controller.perform(StopPartCommand(phase=0, reason="enough"))
     records, end = await house.end()
     assert (end.end, end.failures) == ("stopped", 0)
     assert sorted((r.index, r.outcome, r.value) for r in records) == [
@@ -259,7 +259,7 @@ async def test_what_an_earlier_life_broke_off_does_not_count(house, world, name,
             await world.arrived.wait()
     await controller.close()
     link = house.links["simulation"]
-    assert [event for event in link.events if isinstance(event, EpisodeEnded | PartEnded)] == []
+    assert [event for event in link.events if isinstance(event, EpisodeEnded | PartEndedReport)] == []
     assert len(list((house.folder / "run/episodes").glob("*.arrow"))) == 1
     await play(house, world, name, incarnation=2, **more)
     assert steps_of(house).step_id.tolist() == kept

@@ -14,14 +14,14 @@ from structlog.testing import capture_logs
 
 from governor.tasks import TaskFailed, get_elapsed_time, poll_for_timeout, run_exp
 from governor.tasks.agentlab import foreign
-from governor.tasks.agentlab.session import Session
+from governor.tasks.agentlab.session import GraphSession
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _shared(crew):
     yield
-    if Session._shared is not None:
-        Session._shared.close()
+    if GraphSession._shared is not None:
+        GraphSession._shared.close()
 
 
 def give(value):

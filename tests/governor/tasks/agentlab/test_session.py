@@ -16,7 +16,7 @@ import pytest
 from experiments import Exp, LaterSums, Sums, story_of
 
 from governor.tasks import SchedulerConfig, TaskFailed, poll_for_timeout, run_exp
-from governor.tasks.agentlab.session import Session
+from governor.tasks.agentlab.session import GraphSession
 
 SUPPORT = f"{Path(experiments.__file__).parent}:{Path.cwd()}"
 
@@ -24,8 +24,8 @@ SUPPORT = f"{Path(experiments.__file__).parent}:{Path.cwd()}"
 @pytest.fixture(scope="module", autouse=True)
 def _shared(crew):
     yield
-    if Session._shared is not None:
-        Session._shared.close()
+    if GraphSession._shared is not None:
+        GraphSession._shared.close()
 
 
 def program(text, *arguments, **more):
@@ -119,7 +119,7 @@ def test_what_it_stored_is_released(tmp_path):
     assert [each.outcome() for each in results] == list(range(50))
     bad = run_exp.remote(Exp("bad", "fail"))
     assert run_exp.remote(Exp("never"), bad).outcome().cause == "bad"
-    users = Session.shared()._driver.functions._users
+    users = GraphSession.shared()._driver.functions._users
     until(lambda: not users)
 
 
@@ -171,7 +171,7 @@ def test_a_future_that_somebody_wants_to_cancel_ends_as_its_task_does():
 
 
 def test_what_the_engine_refuses_ends_with_the_reason():
-    session = Session(SchedulerConfig(grace=0.2, max_pending=2))
+    session = GraphSession(SchedulerConfig(grace=0.2, max_pending=2))
     session.open()
     try:
         more = {"timeout": 60, "retries": 0, "resources": {}}
@@ -316,7 +316,7 @@ def test_a_close_that_takes_too_long_ends_all_references():
 
 
 def test_whoever_calls_while_it_ends_hears_of_it():
-    session = Session(SchedulerConfig())
+    session = GraphSession(SchedulerConfig())
     session._thread.start()
     hold, heard = threading.Event(), []
     session._loop.call_soon_threadsafe(hold.wait)
@@ -337,7 +337,7 @@ def test_whoever_calls_while_it_ends_hears_of_it():
 
 
 def test_a_closed_session_says_so():
-    session = Session(SchedulerConfig(grace=0.2))
+    session = GraphSession(SchedulerConfig(grace=0.2))
     session.open()
     reference = session.submit_one(
         Exp("a", "sleep", 60), name="a", timeout=60, retries=0, resources={}, after=()

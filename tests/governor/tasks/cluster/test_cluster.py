@@ -21,15 +21,15 @@ from second_node import SecondNode
 from governor.errors import ConductorError
 from governor.files import write_whole
 from governor.messages import TaskSpec
-from governor.tasks.cluster.cluster import Cluster, Node
+from governor.tasks.cluster.cluster import Cluster, RayNode
 from governor.tasks.engine import Engine
 from governor.tasks.protocol.wire import (
     Begun,
     Input,
-    Line,
     Loading,
+    LogLine,
     Over,
-    Told,
+    StateUpdate,
 )
 from governor.tasks.runners.handle import Elsewhere
 from governor.tasks.scheduling.events import BatchSpec, RunnerGone
@@ -126,7 +126,7 @@ async def test_plain_runners_go_where_the_most_cpus_are_free():
     cluster = Cluster(address="", token_path=None, namespace="x")
     assert cluster.next_node({}) is None
     cluster.nodes = tuple(
-        Node(id=name, host=name, port=1, resources={"CPU": cpus} if cpus else {})
+        RayNode(id=name, host=name, port=1, resources={"CPU": cpus} if cpus else {})
         for name, cpus in [("head", 0.0), ("small", 2.0), ("large", 6.0)]
     )
     taken = Counter()
@@ -228,7 +228,7 @@ async def test_work_is_taken_back_and_a_task_is_cancelled_by_the_nodes_agent(far
     assert over.error == "the task was cancelled"
     taken = await far.heard.until(lambda: [each for each in far.heard.of[runner] if isinstance(each, tuple)])
     assert taken == [tuple(work.ticket for work in rest)]
-    assert not far.heard.all(runner, Over | Begun | Loading | Line, rest[0].ticket)
+    assert not far.heard.all(runner, Over | Begun | Loading | LogLine, rest[0].ticket)
     far.give_back(runner)
 
 
@@ -236,7 +236,7 @@ async def test_a_signal_that_was_lost_is_sent_again_by_the_nodes_agent(far, tmp_
     runner, note = await far.ready(), tmp_path / "note"
     work, after = far.work("deaf_until", args={"note": str(note)}), far.work("nothing")
     far.runners.send(runner, [work, after])
-    await far.said(runner, Told, work.ticket)
+    await far.said(runner, StateUpdate, work.ticket)
     far.runners.cancel(runner, work.ticket)
     await far.heard.until(lambda: (after.ticket,) in far.heard.of[runner])
     note.touch()

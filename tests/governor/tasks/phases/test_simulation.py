@@ -21,7 +21,7 @@ from governor.episodes.records.recording import ROWS
 from governor.episodes.records.stream import streams_of
 from governor.episodes.remote.worker import TRIES
 from governor.episodes.simulation import Simulation, episode_seed
-from governor.messages import Done, EpisodeEnded, Made, PartEnded, StartSimulation, Until
+from governor.messages import Done, EpisodeEnded, Made, PartEndedReport, StartSimulation, Until
 from governor.messages.link import RecordingLink
 
 pytestmark = [pytest.mark.ray, pytest.mark.asyncio(loop_scope="session")]
@@ -63,7 +63,7 @@ class Phases:
         async with asyncio.timeout(seconds):
             await playing
         *_, end = link.events
-        assert isinstance(end, PartEnded)
+        assert isinstance(end, PartEndedReport)
         return told(link), end
 
     async def play(self, command, **more):
@@ -122,7 +122,7 @@ async def in_process(command, crew, folder, monkeypatch):
     await controller.prepare()
     assert await controller.perform(msgspec.structs.replace(command, transport="in_process")) == Done()
     async with asyncio.timeout(30):
-        await link.next(PartEnded)
+        await link.next(PartEndedReport)
     await controller.close()
     return told(link)
 
@@ -370,6 +370,6 @@ async def test_a_runner_that_dies_with_ray_is_no_crash_and_nothing_is_told_of_it
     async with asyncio.timeout(30):
         await playing
     assert outcomes(told(link)) == ["terminated"] * 2
-    assert not [event for event in link.events if isinstance(event, PartEnded)]
+    assert not [event for event in link.events if isinstance(event, PartEndedReport)]
     [reason] = phases.given_up
     assert reason.startswith("Ray is lost")

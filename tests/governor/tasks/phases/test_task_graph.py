@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from governor.errors import ConductorError
-from governor.messages import Log, PartEnded, TaskAttemptEnded, TaskEnded, TaskRecord, TaskStarted
+from governor.messages import Log, PartEndedReport, TaskAttemptEnded, TaskEnded, TaskRecord, TaskStarted
 from governor.tasks.phases.task_graph import LINES_WAITING, REPORTS_AT_ONCE
 
 GRACE = 0.4
@@ -37,7 +37,7 @@ async def test_results_flow_along_dependencies_and_repeats_arrive_as_lists(crew,
     )
     assert story["b"].value == 22
     assert story["all"].value == {"many": [0, 1, 2, 3], "a": 20}
-    assert story.end == PartEnded(phase=story.end.phase, part="tasks", end="tasks_done")
+    assert story.end == PartEndedReport(phase=story.end.phase, part="tasks", end="tasks_done")
     assert {record.outcome for record in story.records.values()} == {"succeeded"}
     order = [event.record.task for event in story.of(TaskEnded)]
     assert order == ["a", "b", "many", "many", "many", "many", "all"]
@@ -307,7 +307,7 @@ async def test_while_the_governor_is_away_lines_are_dropped_and_counted_and_outc
         back.set()
         await running
     assert len([event for event in link.events if isinstance(event, TaskEnded)]) == 61
-    assert isinstance(link.events[-1], PartEnded)
+    assert isinstance(link.events[-1], PartEndedReport)
     lines = [event for event in link.events if isinstance(event, Log)]
     [told] = [line for line in lines if line.event == "task.logs_dropped"]
     assert told.level == "warning"
@@ -332,7 +332,7 @@ async def test_a_runner_that_dies_with_ray_is_no_crash_of_its_task(crew, task):
             await phase.run()
     ended = [event.record.task for event in link.events if isinstance(event, TaskEnded)]
     assert ended == ["good"]
-    assert not [event for event in link.events if isinstance(event, TaskAttemptEnded | PartEnded)]
+    assert not [event for event in link.events if isinstance(event, TaskAttemptEnded | PartEndedReport)]
     phase.stop("the test is over")
 
 

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from governor.conductors.task import TaskConductor
-from governor.messages import Done, DynamicTimeoutSpec, PartEnded, StartTasks, TaskEnded
+from governor.messages import Done, DynamicTimeoutSpec, PartEndedReport, StartTasks, TaskEnded
 from governor.messages.link import RecordingLink
 
 pytestmark = [pytest.mark.ray, pytest.mark.asyncio(loop_scope="session")]
@@ -33,7 +33,7 @@ class Phase:
         """Its end, and the outcomes by task and run."""
         async with asyncio.timeout(20):
             await self.running
-        assert isinstance(self.link.events[-1], PartEnded)
+        assert isinstance(self.link.events[-1], PartEndedReport)
         records = [event.record for event in self.link.events if isinstance(event, TaskEnded)]
         return self.link.events[-1], {(record.task, record.run): record for record in records}
 
@@ -166,7 +166,7 @@ async def test_a_limit_is_learned_by_phases_with_the_same_settings(crew, task):
         seen = len(link.events)
         assert await conductor.perform(command) == Done()
         async with asyncio.timeout(20):
-            await link.next(PartEnded, after=seen)
+            await link.next(PartEndedReport, after=seen)
         return [event.record for event in link.events[seen:] if isinstance(event, TaskEnded)]
 
     quick = await run(task("quick", "nothing", repeat=4), dynamic=learned)

@@ -16,7 +16,7 @@ from governor.tasks.protocol.episodes import (
     READY,
     UNPREPARED,
     WITHOUT_STATE,
-    Chunk,
+    EpisodeChunk,
     heard,
 )
 from governor.tasks.runner_process import episodes
@@ -38,7 +38,7 @@ class Runner:
 
     def chunk(self, *indices, **more):
         number = next(self.numbers)
-        return Chunk(number=number, part=self.part, indices=list(indices), worker=2, **more)
+        return EpisodeChunk(number=number, part=self.part, indices=list(indices), worker=2, **more)
 
     def call(self, chunk, run):
         context = SimpleNamespace(run_id=run, run_folder=self.folder)

@@ -17,7 +17,7 @@ import msgspec
 import pytest
 from turns import Turns
 
-from governor.processes.identity import Birth
+from governor.processes.identity import ProcessIdentity
 from governor.tasks.protocol.wire import (
     Begun,
     Bundle,
@@ -52,7 +52,7 @@ def hello(**fields):
     fields = {
         "secret": SECRET,
         "runner": 0,
-        "birth": Birth(pid=1, ticks=0, boot="b"),
+        "birth": ProcessIdentity(pid=1, ticks=0, boot="b"),
         "node": "n",
         "host": "h",
         **fields,

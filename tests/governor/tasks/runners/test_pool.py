@@ -20,10 +20,10 @@ from governor.processes import kill_tree
 from governor.tasks.protocol.wire import (
     Begun,
     Input,
-    Line,
     Loading,
+    LogLine,
     Over,
-    Told,
+    StateUpdate,
 )
 from governor.tasks.scheduling.events import RunnerGone
 
@@ -140,7 +140,7 @@ async def test_threads_of_user_code_do_not_mix_up_the_stream(world):
     world.runners.send(runner, [work])
     (over,) = await world.over(runner, work)
     assert not over.error
-    told = world.heard.all(runner, Told, work.ticket)
+    told = world.heard.all(runner, StateUpdate, work.ticket)
     assert len(told) == 800
     assert [each.state["t2"] for each in told if "t2" in each.state] == list(range(200))
     world.give_back(runner)
@@ -381,7 +381,7 @@ async def test_lines_past_the_limit_are_dropped_and_that_is_said(world):
     work = world.work("log_much", args={"seconds": 0.2})
     world.runners.send(runner, [work])
     await world.over(runner, work)
-    lines = world.heard.all(runner, Line, work.ticket)
+    lines = world.heard.all(runner, LogLine, work.ticket)
     assert len(lines) == 200
     assert lines[-1].text.endswith("(further lines of this attempt are dropped)")
     world.give_back(runner)

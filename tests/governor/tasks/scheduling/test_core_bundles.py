@@ -11,7 +11,7 @@ from governor.tasks.scheduling.events import (
     Dispatch,
     KillRunner,
     Revoke,
-    Said,
+    RunnerReported,
 )
 
 
@@ -29,7 +29,7 @@ def test_small_tasks_travel_in_bundles_and_each_has_its_own_end():
     driver, sent = bundled()
     tickets = [attempt.ticket for attempt in sent.attempts]
     for ticket in tickets:
-        driver.on(Said(0, [Begun(ticket, 0, 0.1), Over(ticket, 0, 0.1, 0.0)], 0.1))
+        driver.on(RunnerReported(0, [Begun(ticket, 0, 0.1), Over(ticket, 0, 0.1, 0.0)], 0.1))
     assert len(driver.records()) == 1 + len(tickets)
 
 
@@ -69,7 +69,7 @@ def test_the_next_of_a_bundle_that_has_begun_meanwhile_is_not_harmed():
     driver.begin(sent, 0.5)
     driver.tick(0.51)
     first, second = sent.attempts[:2]
-    driver.on(Said(0, [Over(first.ticket, 0, 0.52, 0.02), Begun(second.ticket, 0, 0.52)], 0.52))
+    driver.on(RunnerReported(0, [Over(first.ticket, 0, 0.52, 0.02), Begun(second.ticket, 0, 0.52)], 0.52))
     assert not driver.of(KillRunner, driver.revoked(sent, 0.52, *range(2, len(sent.attempts))))
     assert driver.records()[first.task.id, 0].outcome == "timed_out"
     driver.end(sent, 0.525, index=1)
@@ -100,7 +100,9 @@ def test_a_cancelled_task_that_begins_before_it_was_taken_back_is_ended():
     head, tail = sent.attempts
     driver.on(Cancelled(tail.batch, 0.2, "enough"))
     effects = driver.on(
-        Said(0, [Begun(head.ticket, 0, 0.3), Over(head.ticket, 0, 0.3, 0.0), Begun(tail.ticket, 0, 0.3)], 0.3)
+        RunnerReported(
+            0, [Begun(head.ticket, 0, 0.3), Over(head.ticket, 0, 0.3, 0.0), Begun(tail.ticket, 0, 0.3)], 0.3
+        )
     )
     assert driver.of(KillRunner, effects)
 

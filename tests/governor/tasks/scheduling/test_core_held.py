@@ -8,15 +8,15 @@ from core_world import Driver, task
 from governor.tasks.scheduling.events import (
     BatchEnded,
     BatchSpec,
+    BatchSubmitted,
     Dispatch,
     Released,
-    Submitted,
 )
 
 
 def held(*tasks):
     driver = Driver()
-    driver.on(Submitted(BatchSpec(id="b", tasks=tasks), 0.0, held=True))
+    driver.on(BatchSubmitted(BatchSpec(id="b", tasks=tasks), 0.0, held=True))
     return driver
 
 
@@ -53,7 +53,7 @@ def test_what_was_cancelled_meanwhile_stays_so(error):
 def test_an_attempt_gets_what_is_left_of_the_budget_and_none_without():
     driver = Driver()
     tasks = (task("a", timeout=4.0, retries=9),)
-    driver.on(Submitted(BatchSpec(id="b", tasks=tasks, budget=10.0), 0.0))
+    driver.on(BatchSubmitted(BatchSpec(id="b", tasks=tasks, budget=10.0), 0.0))
     sent, limits, now = driver.ready(0), [], 0.0
     for runner in range(3):
         limits.append(sent.attempts[0].limit)

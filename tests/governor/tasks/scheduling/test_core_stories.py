@@ -13,10 +13,10 @@ from governor.messages import TaskRecord
 from governor.tasks.scheduling.core import Core
 from governor.tasks.scheduling.events import (
     BatchSpec,
+    BatchSubmitted,
     Cancelled,
     Replaced,
     Resized,
-    Submitted,
 )
 
 
@@ -93,7 +93,7 @@ class Story:
         for _ in range(steps):
             luck = self.choose.random()
             if self.left and (luck < 0.1 or not list(world.moves())):
-                world.feed(Submitted(self.left.pop(0), world.now))
+                world.feed(BatchSubmitted(self.left.pop(0), world.now))
             elif luck < 0.11 and world.core.batches:
                 self.cancel(self.choose.choice(list(world.core.batches)))
             elif luck < 0.12:
@@ -116,7 +116,7 @@ class Story:
         """Whatever hangs for ever is cancelled."""
         world = self.world
         for spec in self.left:
-            world.feed(Submitted(spec, world.now))
+            world.feed(BatchSubmitted(spec, world.now))
         for _ in range(3):
             for batch in list(world.core.batches):
                 world.feed(Cancelled(batch, world.now, "the end"))
