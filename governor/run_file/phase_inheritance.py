@@ -86,7 +86,7 @@ def schema(document: dict[str, Any]) -> dict[str, Any]:
     heir = copy.deepcopy(phase)
     heir["required"] = ["name", KEY]
     heir["properties"][KEY] = {"type": "string", "description": "The name of an earlier phase."}
-    for name in ("Simulate", "Evaluate"):
+    for name in ("Simulate", "EvaluateSection"):
         part = definitions[f"{name}OfHeir"] = copy.deepcopy(definitions[name])
         part.pop("required", None)
         part["properties"] = {key: _or_null(value) for key, value in part["properties"].items()}
@@ -107,7 +107,7 @@ def _renamed(value: Any) -> Any:
         return {key: _renamed(item) for key, item in value.items()}
     if isinstance(value, list):
         return [_renamed(item) for item in value]
-    return f"{value}OfHeir" if value in {"#/$defs/Simulate", "#/$defs/Evaluate"} else value
+    return f"{value}OfHeir" if value in {"#/$defs/Simulate", "#/$defs/EvaluateSection"} else value
 
 
 def _or_null(value: dict[str, Any]) -> dict[str, Any]:

@@ -187,7 +187,7 @@ async def main():
     known = {row.uid: len(journal.episodes(row.uid, 0)) for row in journal.runs(limit=9)}
     assert known in ({"d": 50, "c": 50}, {uid: 50 for uid in "abcd"}), known
     pruner = pruning.Pruner(journal, folder / "runs")
-    await pruner.prune(pruning.Keep(runs=1))
+    await pruner.prune(pruning.RetentionPolicy(runs=1))
     await pruner.finish()
     await journal.close()
 

@@ -98,7 +98,7 @@ def test_nobody_kills_himself_or_those_above(begin):
 def test_nor_those_above_that_are_on_record(begin):
     """A parent with nobody else below it: what a parent has started besides is killed."""
     code = (
-        "import os, sys; from governor.processes import leftovers as reaping; from governor.processes.identity import Birth; "
+        "import os, sys; from governor.processes import leftovers as reaping; from governor.processes.identity import ProcessIdentity; "
         "print(reaping.kill_left_over(sys.argv[1], [Birth.of(os.getpid()), Birth.of(os.getppid())]))"
     )
     below = shlex.join([sys.executable, "-c", code, HOUSE])

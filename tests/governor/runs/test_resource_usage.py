@@ -221,7 +221,7 @@ import asyncio, pathlib, time, types
 from governor.runs import resource_usage as usage
 from governor.processes import kill_tree
 from governor.processes.kill_tree import UNMARKED
-from governor.run_file.model import Limits
+from governor.run_file.model import LimitsSection
 
 async def main():
     began, loop = asyncio.Event(), asyncio.get_running_loop()
@@ -229,7 +229,7 @@ async def main():
         loop.call_soon_threadsafe(began.set)
         time.sleep(600)
     usage.disk_of = hang
-    run = types.SimpleNamespace(uid="r1", run=types.SimpleNamespace(limits=Limits(disk=2**20)))
+    run = types.SimpleNamespace(uid="r1", run=types.SimpleNamespace(limits=LimitsSection(disk=2**20)))
     nobody = types.SimpleNamespace(processes={})
     meter = usage.Meter(assignment=run, folder=pathlib.Path("."), conductors=nobody, post=print)
     await began.wait()

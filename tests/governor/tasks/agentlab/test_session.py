@@ -264,16 +264,16 @@ def test_ctrl_c_while_it_opens_leaves_nothing():
 SHUT_DOWN = """
 import os, ray, ray._private.services
 from governor.tasks import execute_task_graph, run_exp
-from governor.tasks.agentlab.session import Session
+from governor.tasks.agentlab.session import GraphSession
 from experiments import Exp
 ray._private.services.resolve_ip_for_localhost = lambda host: host
 ray.init(os.environ["RAY"], log_to_driver=False)
 print(execute_task_graph([Exp(1, "give", 1)]), run_exp.remote(Exp(2, "give", 2)).outcome())
 ray.shutdown()
 ray.init(os.environ["RAY"], log_to_driver=False)
-old = Session._shared
+old = GraphSession._shared
 print(run_exp.remote(Exp(3, "give", 3)).outcome())
-print("a new session", Session._shared is not old)
+print("a new session", GraphSession._shared is not old)
 ray.shutdown()
 """
 
@@ -294,8 +294,8 @@ TOO_SLOW = """
 import os, time
 from experiments import Exp
 from governor.tasks import SchedulerConfig
-from governor.tasks.agentlab.session import Session
-session = Session(SchedulerConfig(address=os.environ["RAY"], stop_timeout=0.0))
+from governor.tasks.agentlab.session import GraphSession
+session = GraphSession(SchedulerConfig(address=os.environ["RAY"], stop_timeout=0.0))
 session.open()
 more = {"timeout": 60, "retries": 0, "resources": {}}
 running = session.submit_one(Exp("a", "sleep", 60), name="a", after=(), **more)
