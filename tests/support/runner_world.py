@@ -14,7 +14,8 @@ from governor.tasks.protocol.wire import Begun, Over, Work
 from governor.tasks.scheduling.events import RunnerGone, RunnerReady
 
 USER_CODE = Path(__file__).parent.parent / "governor" / "tasks" / "user_code"
-SECONDS = 20.0
+SECONDS = 60.0
+"""For what hangs: a runner starts in 20 s where eight processes and another Ray keep two cores busy."""
 
 
 class Heard:

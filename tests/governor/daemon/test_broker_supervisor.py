@@ -173,17 +173,17 @@ async def test_a_broker_that_never_binds_its_sockets_is_dead_and_started_again(t
     assert started[0].exit_code == -signal.SIGKILL
 
 
+@pytest.mark.long
 async def test_a_public_socket_that_is_full_is_no_silence(tmp_path, monkeypatch):
     """Each socket takes one connection: the public one has that of the test, the private one that of the health check."""
     monkeypatch.setattr(
         broker_supervisor, "encode_settings", partial(encode_settings, limits=BrokerLimits(connections=1))
     )
-    monkeypatch.setattr(broker_supervisor, "ANSWER_SECONDS", 2.0)
     loop = asyncio.get_running_loop()
     with capture_logs() as logged:
         async with keeping(tmp_path, silence=SILENCE, private_endpoint=f"ipc://{tmp_path}/p") as broker:
-            await answering(broker.client)
-            until = loop.time() + 2 * SILENCE + 2 * BEAT_SECONDS
+            await asked(broker, 60.0)
+            until = loop.time() + broker_supervisor.ANSWER_SECONDS + 2 * BEAT_SECONDS
             while loop.time() < until:
                 await asked(broker, 10.0)
                 await asyncio.sleep(0.2)

@@ -114,7 +114,7 @@ class House:
         assert await controller.perform(self.command(**more)) == Done()
         return await self.end(seconds=seconds)
 
-    async def end(self, *, seconds=20):
+    async def end(self, *, seconds=60):
         link = self.links["simulation"]
         ended = await asyncio.wait_for(link.next(PartEndedReport), seconds)
         return [event.episode for event in link.events if isinstance(event, EpisodeEnded)], ended

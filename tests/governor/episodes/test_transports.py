@@ -133,7 +133,7 @@ async def test_a_shutdown_leaves_what_is_being_played_to_whoever_takes_the_run_u
 @EACH
 @pytest.mark.usefixtures("one_by_one")
 async def test_pause_holds_the_next_episode_until_the_phase_is_started_again(house, transport):
-    command = house.command(episodes=1000, **await house.stage(transport))
+    command = house.command(episodes=100, **await house.stage(transport))
     controller = await house.start("simulation", flow="PAUSE")
     await controller.perform(command)
     link = house.links["simulation"]
@@ -143,7 +143,7 @@ async def test_pause_holds_the_next_episode_until_the_phase_is_started_again(hou
     link.flow = "CONTINUE"
     await controller.perform(command)
     records, end = await house.end()
-    assert outcomes(records) == ["terminated"] * 1000
+    assert outcomes(records) == ["terminated"] * 100
     assert end.end == "max_episodes"
 
 

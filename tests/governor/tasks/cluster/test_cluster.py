@@ -55,7 +55,7 @@ async def until(condition):
 
 async def seen(cluster, node_id):
     """Returns when actors can be put on a node: raylets hear of each other a little later than the GCS."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while True:
             try:
                 return await cluster.ask_agent(node_id, "ready")
