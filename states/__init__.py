@@ -1,7 +1,7 @@
-"""The life of a run, pure: `advance(state, event)` gives the next state and the effects to be performed.
+"""The life of a run, pure: `advance(state, event)` returns the next state and the effects to perform.
 
-No clock, socket, await, log or random number is in here; time arrives inside events. What performs the effects is
-`governor.runs.effects`; what runs the machine is `governor.runs.run_governor`.
+No clock, socket, await, log or random number is in here; time is part of events. `governor.runs.effects` performs the
+effects; `governor.runs.run_governor` runs the machine.
 """
 
 from states.base import Dropped, Rejected, State, Step

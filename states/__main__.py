@@ -3,4 +3,4 @@
 from states.table import diagram
 
 if __name__ == "__main__":
-    print(diagram(), end="")  # noqa: T201  # it is what this is for
+    print(diagram(), end="")  # noqa: T201  # its purpose

@@ -1,4 +1,4 @@
-"""What a limit of a run allows, and what was reached of it, in words: bytes with a unit of 1024s, all else as a number."""
+"""Text for amounts of a limit: bytes with a binary unit (KiB, MiB, ...), all others as a number."""
 
 from __future__ import annotations
 

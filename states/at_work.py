@@ -1,7 +1,7 @@
-"""What Starting and Running share: a crew that may lose members, and the ways out by failure, abort and stop.
+"""The base of Starting and Running: conductors that may exit, and the ways out by failure, abort and stop.
 
-A dead conductor is started again while the run's budget lasts. Beyond it, and for an abort, the run is finalized; a
-stop of the daemon skips that, since an interrupted run has no outcome yet.
+A conductor that exited is started again while the run's restarts last. Beyond that, and for an abort, the run is
+finalized; a stop of the daemon skips that, because an interrupted run has no outcome yet.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 from states import finalizing, stopping
 from states.amounts import amount
-from states.base import Answer, Crewed, Dropped, Step
-from states.crew import obituary
+from states.base import Answer, Dropped, RunInWork, Step
+from states.conductors import exit_reason
 
 if TYPE_CHECKING:
     from states.events import (
@@ -30,77 +30,79 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AtWork(Crewed):
+class AtWork(RunInWork):
     @property
     def position(self) -> tuple[int, frozenset[Part]]:
-        """The phase it is in, or will begin with, and the parts of it that are at work."""
+        """The current or first phase, and its parts that are at work."""
         return self.plan.first_phase, frozenset()
 
     @property
     def where(self) -> str:
-        """For messages: in which part of its life."""
+        """For messages: where in the run it is."""
         raise NotImplementedError
 
 
-def said(state: AtWork, event: ConductorFailed) -> Answer:
-    if state.crew.current(event) is None:
+def failed(state: AtWork, event: ConductorFailed) -> Answer:
+    if state.conductors.current(event) is None:
         return Dropped(state, "of an earlier incarnation")
-    return Step(replace(state, crew=state.crew.said(event.conductor, event.reason)))
+    return Step(replace(state, conductors=state.conductors.with_error(event.conductor, event.reason)))
 
 
 def exited(state: AtWork, event: ConductorExited) -> Answer:
-    member = state.crew.current(event)
-    if member is None:
+    conductor = state.conductors.current(event)
+    if conductor is None:
         return Dropped(state, "of an earlier incarnation")
-    crew = state.crew.gone(member.name)
-    reason = obituary(member, event)
-    restart = crew.restart(
-        member.name,
+    conductors = state.conductors.gone(conductor.name)
+    reason = exit_reason(conductor, event)
+    restart = conductors.restart(
+        conductor.name,
         at=event.at,
         within=state.plan.deadlines.start,
-        death=reason,
+        last_exit=reason,
         forkserver=event.forkserver,
     )
     if restart is not None:
-        crew, effects = restart
-        return Step(replace(state, crew=crew), effects)
+        conductors, effects = restart
+        return Step(replace(state, conductors=conductors), effects)
     if state.plan.restarts:
         reason += f" (the budget of {state.plan.restarts} conductor restarts is used up)"
-    return finalize(replace(state, crew=crew), outcome="failed", reason=reason, at=event.at)
+    return finalize(replace(state, conductors=conductors), outcome="failed", reason=reason, at=event.at)
 
 
 def silent(state: AtWork, event: ConductorSilent) -> Answer:
-    """A process that lives and does nothing is as good as dead: it is replaced as a dead one is."""
-    kill = state.crew.kill_silent(event)
+    """A process that is alive and does not answer is replaced, as one that exited is."""
+    kill = state.conductors.kill_silent(event)
     if isinstance(kill, str):
         return Dropped(state, kill)
-    crew, effect = kill
-    return Step(replace(state, crew=crew), (effect,))
+    conductors, effect = kill
+    return Step(replace(state, conductors=conductors), (effect,))
 
 
 def stuck(state: AtWork, event: ConductorStuck) -> Answer:
-    """It had to be replaced and would not die: its successor could meet it, so the run can't go on."""
-    member = state.crew.current(event)
-    if member is None:
+    """A conductor that had to be replaced could not be killed: it could interfere with its successor, so the run
+    fails.
+    """
+    conductor = state.conductors.current(event)
+    if conductor is None:
         return Dropped(state, "of an earlier incarnation")
-    crew = state.crew.started(member.name, event.pid).stuck(member.name)
-    reason = f"conductor {member.name} could not be killed: pid {event.pid} is alive"
-    return finalize(replace(state, crew=crew), outcome="failed", reason=reason, at=event.at)
+    conductors = state.conductors.started(conductor.name, event.pid).stuck(conductor.name)
+    reason = f"conductor {conductor.name} could not be killed: pid {event.pid} is alive"
+    return finalize(replace(state, conductors=conductors), outcome="failed", reason=reason, at=event.at)
 
 
 def deadline(state: AtWork, event: DeadlinePassed) -> Answer:
     if event.name == "wall_clock" and state.plan.wall_clock is not None:
         reason = f"limit wall_clock of {state.plan.wall_clock:g} s reached {state.where}"
         return finalize(state, outcome="failed", reason=reason, at=event.at)
-    member = state.crew.member(event.conductor)
-    if event.name != "restart" or member is None:
+    conductor = state.conductors.find(event.conductor)
+    if event.name != "restart" or conductor is None:
         return Dropped(state, f"deadline {event.name} means nothing {state.where}")
-    if member.incarnation != event.incarnation or member.standing != "starting":
+    if conductor.incarnation != event.incarnation or conductor.standing != "starting":
         return Dropped(state, "it was ready in time")
-    crew, kill = state.crew.kill(
-        member.name, f"not ready within {state.plan.deadlines.start:g} s (deadlines.start)"
+    conductors, kill = state.conductors.kill(
+        conductor.name, f"not ready within {state.plan.deadlines.start:g} s (deadlines.start)"
     )
-    return Step(replace(state, crew=crew), (kill,))
+    return Step(replace(state, conductors=conductors), (kill,))
 
 
 def limit(state: AtWork, event: LimitExceeded) -> Answer:
@@ -110,7 +112,7 @@ def limit(state: AtWork, event: LimitExceeded) -> Answer:
 
 
 def folder_lost(state: AtWork, event: FolderLost) -> Answer:
-    """What it has written there is gone, and its conductors write on to files without a name."""
+    """Files written there are lost, and conductors continue to write to files without a name."""
     reason = f"the folder {event.path} was removed or replaced {state.where}"
     return finalize(state, outcome="failed", reason=reason, at=event.at)
 
@@ -122,7 +124,7 @@ def abort(state: AtWork, event: AbortRequested) -> Answer:
 def stop(state: AtWork, event: StopRequested) -> Answer:
     return stopping.enter(
         plan=state.plan,
-        crew=state.crew,
+        conductors=state.conductors,
         outcome=None,
         reason=event.reason,
         shutdown=True,
@@ -135,7 +137,7 @@ def finalize(state: AtWork, *, outcome: Outcome, reason: str, at: float) -> Step
     phase, open_parts = state.position
     return finalizing.enter(
         plan=state.plan,
-        crew=state.crew,
+        conductors=state.conductors,
         outcome=outcome,
         reason=reason,
         at=at,

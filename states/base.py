@@ -1,9 +1,9 @@
-"""What a state is, and what it may answer.
+"""The base of all states, and the three kinds of answers.
 
 Rules:
 1. A state is a frozen dataclass that holds only what it needs.
-2. The answer to an event is one of three: a `Step` (next state and effects), `Dropped` (too late, or nothing to do
-   with this run: counted), `Rejected` (a command that changes nothing).
+2. The answer to an event is one of three: a `Step` (next state and effects), `Dropped` (too late, or not about this
+   run: counted), `Rejected` (a refused command; nothing changes).
 3. `waits_for` tells in one line what the state waits for.
 """
 
@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar, TypeAlias
 
 if TYPE_CHECKING:
-    from states.crew import ConductorStates
+    from states.conductors import ConductorStates
     from states.effects import Effect
     from states.events import ConductorStarted
     from states.plan import RunPlan
@@ -32,16 +32,16 @@ class State:
 
     @property
     def waits_for(self) -> str:
-        """Why it is waiting, in one line."""
+        """What the state waits for, in one line."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Crewed(State):
+class RunInWork(State):
     """A state with a run in work and the conductors of that run."""
 
     plan: RunPlan
-    crew: ConductorStates
+    conductors: ConductorStates
 
     @property
     def run(self) -> RunPlan:
@@ -50,7 +50,7 @@ class Crewed(State):
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """The event was taken. `cause` is the line that stands beside a transition in the record."""
+    """The event was accepted. `cause` is recorded with a transition."""
 
     state: State
     effects: tuple[Effect, ...] = ()
@@ -67,7 +67,7 @@ class Dropped:
 
 @dataclass(frozen=True, slots=True)
 class Rejected:
-    """The command can't be taken in this state; nothing changed."""
+    """The command is refused in this state; nothing changed."""
 
     state: State
     why: str
@@ -76,8 +76,8 @@ class Rejected:
 Answer: TypeAlias = Step | Dropped | Rejected
 
 
-def started(state: Crewed, event: ConductorStarted) -> Answer:
-    """The same in all states with a crew: the pid is noted. A ladder that was ordered meanwhile takes it down."""
-    if state.crew.current(event) is None:
+def started(state: RunInWork, event: ConductorStarted) -> Answer:
+    """In all states with conductors: records the pid. A termination requested meanwhile kills the process."""
+    if state.conductors.current(event) is None:
         return Dropped(state, "of an earlier incarnation")
-    return Step(replace(state, crew=state.crew.started(event.conductor, event.pid)))
+    return Step(replace(state, conductors=state.conductors.started(event.conductor, event.pid)))

@@ -1,4 +1,6 @@
-"""What the machine wants done. Each effect, also one that fails, ends in the event that its docstring names."""
+"""The effects that the state machine requests. Each effect, also one that fails, ends in the event that its docstring
+names.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,7 @@ class StartConductor(Effect):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopConductor(Effect):
-    """Down the kill ladder, from the rung `first`. Ends in ConductorExited, or ConductorStuck."""
+    """Terminates from step `first` of the kill ladder on. Ends in ConductorExited, or ConductorStuck."""
 
     conductor: str
     incarnation: int
@@ -36,7 +38,7 @@ class StopConductor(Effect):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartPart(Effect):
-    """Ends in PartEnded when the work is over, or PartFailed when the conductor did not take it."""
+    """Ends in PartEnded when the work is over, or PartFailed when the conductor did not accept it."""
 
     phase: int
     part: Part
@@ -46,7 +48,7 @@ class StartPart(Effect):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopPart(Effect):
-    """Asks the conductor to end its part: PartEnded with end ``stopped``. The deadline ``close`` bounds it."""
+    """Tells the conductor to end its part: PartEnded with end ``stopped``. The deadline ``close`` bounds it."""
 
     phase: int
     part: Part
@@ -92,7 +94,7 @@ class WriteResult(Effect):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemoveTraces(Effect):
-    """Sockets and temporary files of the run. Ends in TracesRemoved."""
+    """Removes sockets and temporary files of the run. Ends in TracesRemoved."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

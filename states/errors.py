@@ -1,5 +1,5 @@
-"""Errors of the state machine: only its own faults. What the world does is an event, what a user asks in vain is
-an answer (`Refused`).
+"""Errors of the state machine: only its own faults. Faults of the outside world are events, refused commands are
+answers (`Rejected`).
 """
 
 

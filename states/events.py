@@ -1,11 +1,11 @@
-"""What can happen to a run. Three families, with different manners:
+"""Events of a run, in three families with different rules:
 
-* what the world does unasked (death, time, a stop) has an answer in every state;
-* reports of work under way: what comes too late is counted and dropped;
-* commands, which alone can be refused; a refusal changes nothing.
+* events of the outside world (exits, time, a stop) have an answer in every state;
+* reports of work under way are counted and dropped if they come too late;
+* commands are the only ones that can be refused; a refusal changes nothing.
 
-Each carries the uid of its run and `at`, monotonic seconds. An event of another run is dropped, a
-command for one is refused.
+Each carries the uid of its run and `at`, in monotonic seconds. An event of another run is dropped, a command for one
+is refused.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Event:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunAssigned(Event):
-    """Command: a free slot takes a run from the queue."""
+    """Command: a free slot gets a run from the queue."""
 
     kind: ClassVar[str] = "run.assigned"
     plan: RunPlan
@@ -38,7 +38,7 @@ class RunAssigned(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AbortRequested(Event):
-    """Command: somebody wants the run to end as `aborted`."""
+    """Command: a user wants the run to end as `aborted`."""
 
     kind: ClassVar[str] = "run.abort_requested"
     reason: str = ""
@@ -46,7 +46,7 @@ class AbortRequested(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopRequested(Event):
-    """The daemon goes down; the run is interrupted and goes on in the next invocation. `urgent`: no grace."""
+    """The daemon shuts down; the run is interrupted and continues in the next invocation. `urgent`: no grace."""
 
     kind: ClassVar[str] = "run.stop_requested"
     reason: str = ""
@@ -55,7 +55,7 @@ class StopRequested(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeadlinePassed(Event):
-    """A `Wake` that was asked for has come. `conductor` and `incarnation` for name ``restart``."""
+    """The time of a `Wake` has come. `conductor` and `incarnation` are for the name ``restart``."""
 
     kind: ClassVar[str] = "deadline.passed"
     name: DeadlineName
@@ -72,7 +72,7 @@ class ConductorEvent(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConductorStarted(ConductorEvent):
-    """`ticks` and `boot` tell the process from a later owner of its number."""
+    """`ticks` and `boot` distinguish the process from a later one with the same pid."""
 
     kind: ClassVar[str] = "conductor.started"
     pid: int
@@ -87,7 +87,7 @@ class ConductorReady(ConductorEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConductorFailed(ConductorEvent):
-    """Its last words; its exit follows."""
+    """Its last error; its exit follows."""
 
     kind: ClassVar[str] = "conductor.failed"
     reason: str
@@ -95,8 +95,8 @@ class ConductorFailed(ConductorEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConductorExited(ConductorEvent):
-    """The process is gone and reaped. `exit_code` is negative for a signal, None when it never started. `forkserver` is the
-    pid of the one whose death took it along, or kept it from being started.
+    """The process has exited and is reaped. `exit_code` is negative for a signal, None when it never started.
+    `forkserver` is the pid of the one whose exit killed it or prevented its start.
     """
 
     kind: ClassVar[str] = "conductor.exited"
@@ -107,7 +107,7 @@ class ConductorExited(ConductorEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConductorSilent(ConductorEvent):
-    """Its process lives and has not answered for so many `seconds`, more than what it was doing may take."""
+    """Its process is alive and has not answered for so many `seconds`, more than its current work may take."""
 
     kind: ClassVar[str] = "conductor.silent"
     seconds: float
@@ -115,7 +115,9 @@ class ConductorSilent(ConductorEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConductorStuck(ConductorEvent):
-    """The whole kill ladder was climbed, and `pid`, the process or one that it has started, lives (uninterruptible sleep)."""
+    """All steps of the kill ladder were taken, and `pid`, the process or a descendant, is alive (uninterruptible
+    sleep).
+    """
 
     kind: ClassVar[str] = "conductor.stuck"
     pid: int
@@ -162,15 +164,15 @@ class RunStalled(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunMoved(Event):
+class RunProgressResumed(Event):
     """A run that had stalled makes progress again."""
 
-    kind: ClassVar[str] = "run.moved"
+    kind: ClassVar[str] = "run.moved"  # as in existing journals
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartFailed(ConductorEvent):
-    """The conductor did not take the command to begin its part."""
+    """The conductor did not accept the command to begin its part."""
 
     kind: ClassVar[str] = "part.failed"
     phase: int
@@ -202,7 +204,7 @@ class TracesRemoved(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessesGone(Event):
-    """Of processes that could not be killed: they are dead after all, and nothing is left of them."""
+    """Processes that could not be killed have exited, with all their descendants."""
 
     kind: ClassVar[str] = "processes.gone"
     pids: tuple[int, ...]
@@ -223,7 +225,7 @@ EVENTS: tuple[type[Event], ...] = (
     LimitExceeded,
     FolderLost,
     RunStalled,
-    RunMoved,
+    RunProgressResumed,
     PartFailed,
     ResultWritten,
     ResultFailed,

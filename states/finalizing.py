@@ -1,7 +1,7 @@
-"""Finalizing: ends what is still at work, then makes result and outcome durable.
+"""Finalizing: ends the work under way, then makes result and outcome durable.
 
-Every run that ends comes through here exactly once, however it ends. An interrupted one does not: it has no outcome.
-The result that is durable counts: `ResultWritten` says which outcome that is.
+Every run that ends passes through this state exactly once, however it ends. An interrupted run does not: it has no
+outcome. The first durable result counts: `ResultWritten` carries its outcome.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
 from states import stopping
-from states.base import Answer, Crewed, Dropped, Step
+from states.base import Answer, Dropped, RunInWork, Step
 from states.effects import Effect, EndPhase, StopPart, Wake, WriteResult
 
 if TYPE_CHECKING:
-    from states.crew import ConductorStates
+    from states.conductors import ConductorStates
     from states.events import (
         ConductorExited,
         ConductorReady,
@@ -29,12 +29,12 @@ if TYPE_CHECKING:
     from states.plan import Outcome, Part, RunPlan
 
 RETRY_SECONDS = 1.0
-"""Between two tries to write a result that the disk would not take."""
+"""Seconds between two attempts to write a result that the disk refused."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finalizing(Crewed):
-    """`open`: parts of `phase` that were asked to stop. `urgent`: no grace once the result is durable. `overdue`: the
+class Finalizing(RunInWork):
+    """`open`: parts of `phase` that were told to stop. `urgent`: no grace once the result is durable. `overdue`: the
     deadline has passed once already.
     """
 
@@ -57,17 +57,19 @@ class Finalizing(Crewed):
 def enter(
     *,
     plan: RunPlan,
-    crew: ConductorStates,
+    conductors: ConductorStates,
     outcome: Outcome,
     reason: str,
     at: float,
     phase: int = 0,
     open_parts: frozenset[Part] = frozenset(),
 ) -> Step:
-    """Parts whose conductor is not there to stop them are closed already."""
-    conductors = {part: plan.phases[phase].conductor_of(part) for part in open_parts}
-    stoppable = frozenset(part for part, conductor in conductors.items() if crew.is_ready(conductor))
-    state = Finalizing(plan=plan, crew=crew, outcome=outcome, reason=reason, phase=phase, open=stoppable)
+    """Parts whose conductor is not ready to stop them count as closed."""
+    by_part = {part: plan.phases[phase].conductor_of(part) for part in open_parts}
+    stoppable = frozenset(part for part, conductor in by_part.items() if conductors.is_ready(conductor))
+    state = Finalizing(
+        plan=plan, conductors=conductors, outcome=outcome, reason=reason, phase=phase, open=stoppable
+    )
     effects: list[Effect] = [Wake(name="finalize", at=at + plan.deadlines.finalize)]
     if open_parts:
         effects.append(EndPhase(phase=phase, name=plan.phases[phase].name, end=outcome))
@@ -77,8 +79,8 @@ def enter(
         StopPart(
             phase=phase,
             part=part,
-            conductor=conductors[part],
-            incarnation=crew.incarnation(conductors[part]),
+            conductor=by_part[part],
+            incarnation=conductors.incarnation(by_part[part]),
             reason=reason,
         )
         for part in sorted(stoppable)
@@ -94,34 +96,34 @@ def part_ended(state: Finalizing, event: PartEnded) -> Answer:
 
 
 def ready(state: Finalizing, event: ConductorReady) -> Answer:
-    if state.crew.awaited(event) is None:
+    if state.conductors.awaited(event) is None:
         return Dropped(state, "of an earlier incarnation, or not waited for")
-    return Step(replace(state, crew=state.crew.ready(event.conductor)))
+    return Step(replace(state, conductors=state.conductors.ready(event.conductor)))
 
 
 def exited(state: Finalizing, event: ConductorExited) -> Answer:
-    """Nobody is started again now; what a dead conductor was asked to stop has stopped."""
-    if state.crew.current(event) is None:
+    """No conductor is started again; the parts of one that exited have stopped."""
+    if state.conductors.current(event) is None:
         return Dropped(state, "of an earlier incarnation")
     closed = _of(state, event.conductor)
-    return _close(replace(state, crew=state.crew.gone(event.conductor)), closed)
+    return _close(replace(state, conductors=state.conductors.gone(event.conductor)), closed)
 
 
 def silent(state: Finalizing, event: ConductorSilent) -> Answer:
-    """It won't stop what it is at: with its process that has stopped."""
-    kill = state.crew.kill_silent(event)
+    """A silent conductor won't stop its part: its process is killed."""
+    kill = state.conductors.kill_silent(event)
     if isinstance(kill, str):
         return Dropped(state, kill)
-    crew, effect = kill
-    return Step(replace(state, crew=crew), (effect,))
+    conductors, effect = kill
+    return Step(replace(state, conductors=conductors), (effect,))
 
 
 def stuck(state: Finalizing, event: ConductorStuck) -> Answer:
-    if state.crew.current(event) is None:
+    if state.conductors.current(event) is None:
         return Dropped(state, "of an earlier incarnation")
-    crew = state.crew.started(event.conductor, event.pid).stuck(event.conductor)
+    conductors = state.conductors.started(event.conductor, event.pid).stuck(event.conductor)
     closed = _of(state, event.conductor)
-    return _close(replace(state, crew=crew), closed)
+    return _close(replace(state, conductors=conductors), closed)
 
 
 def deadline(state: Finalizing, event: DeadlinePassed) -> Answer:
@@ -135,7 +137,7 @@ def deadline(state: Finalizing, event: DeadlinePassed) -> Answer:
         reason = f"{state.reason}; the result was not durable in time"
         return stopping.enter(
             plan=state.plan,
-            crew=state.crew,
+            conductors=state.conductors,
             outcome=None,
             reason=reason,
             shutdown=state.shutdown,
@@ -152,7 +154,7 @@ def deadline(state: Finalizing, event: DeadlinePassed) -> Answer:
 def written(state: Finalizing, event: ResultWritten) -> Answer:
     return stopping.enter(
         plan=state.plan,
-        crew=state.crew,
+        conductors=state.conductors,
         outcome=event.outcome,
         reason=state.reason,
         shutdown=state.shutdown,
@@ -162,11 +164,13 @@ def written(state: Finalizing, event: ResultWritten) -> Answer:
 
 
 def write_failed(state: Finalizing, event: ResultFailed) -> Answer:
-    """Tried again, but not by a daemon that goes down: the outcome is on record, the next start makes it durable."""
+    """The write is retried, except when the daemon shuts down: the outcome is on record, and the next start makes it
+    durable.
+    """
     if state.shutdown:
         return stopping.enter(
             plan=state.plan,
-            crew=state.crew,
+            conductors=state.conductors,
             outcome=None,
             reason=f"{state.reason}; the result is not durable yet: {event.reason}".removeprefix("; "),
             shutdown=True,
@@ -177,7 +181,7 @@ def write_failed(state: Finalizing, event: ResultFailed) -> Answer:
 
 
 def stop(state: Finalizing, event: StopRequested) -> Answer:
-    """The outcome is known: it is made durable before the daemon goes down; what is at work is not waited for."""
+    """The known outcome is made durable before the daemon shuts down; work under way is not waited for."""
     return _close(replace(state, shutdown=True, urgent=state.urgent or event.urgent), state.open)
 
 
@@ -193,6 +197,6 @@ def _write(state: Finalizing) -> WriteResult:
 
 
 def _of(state: Finalizing, conductor: str) -> frozenset[Part]:
-    """What is open and was that conductor's to stop."""
+    """The open parts of that conductor."""
     phases = state.plan.phases
     return frozenset(part for part in state.open if phases[state.phase].conductor_of(part) == conductor)

@@ -1,4 +1,6 @@
-"""What the machine must know of a run before it starts: names, kinds, order, budgets and deadlines. No code of users."""
+"""What the state machine must know of a run before it starts: names, kinds, order, limits and deadlines. No user
+code.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ class ConductorPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PhasePlan:
-    """`on_failure`: what an episode or task that ended badly makes of the run once its phase is over. `simulated_by` is the
+    """`on_failure`: the effect of failed episodes or tasks on the run once their phase is over. `simulated_by` is the
     conductor that works on the simulation, by its name in the plan.
     """
 
@@ -34,7 +36,7 @@ class PhasePlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deadlines:
-    """Seconds: for all conductors to be ready; for the result to be durable; for the last process to be gone."""
+    """Seconds: for all conductors to be ready; for the result to be durable; for the last process to exit."""
 
     start: float = 60.0
     finalize: float = 60.0
@@ -44,9 +46,9 @@ class Deadlines:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunPlan:
     """`restarts` is the number of conductor restarts that the whole run may use; `wall_clock` its limit in seconds;
-    `first_phase` the phase to begin with, above 0 when an earlier invocation finished some; `incarnations` the last one of each
-    conductor in earlier invocations, which have `worked` so many seconds on the run, and used so many restarts
-    (`restarts_used`). `stall_timeout` is seconds without progress, `on_stall` what they make of the run.
+    `first_phase` the phase to begin with, above 0 when an earlier invocation finished some; `incarnations` the last
+    one of each conductor in earlier invocations, which have `worked` so many seconds on the run, and used so many
+    restarts (`restarts_used`). `stall_timeout` is seconds without progress, `on_stall` the reaction to them.
     """
 
     uid: str

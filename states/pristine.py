@@ -1,4 +1,4 @@
-"""Pristine: holds nothing; waits for a run from the queue. Entered at birth and after each run."""
+"""Pristine: no run; waits for one from the queue. The first state, and the one after each run."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pristine(State):
-    """`shutdown`: it takes no further run. `stuck`: pids of an earlier run that would not die: quarantined until they
-    have.
+    """`shutdown`: it accepts no further run. `stuck`: pids of an earlier run that could not be killed: quarantined
+    until they are gone.
     """
 
     name: ClassVar[str] = "pristine"

@@ -1,7 +1,7 @@
-"""Running: the phases in order. Answers deaths within the run's budget, aborts, limits and stops.
+"""Running: the phases in order. Handles exits within the run's restarts, aborts, limits and stops.
 
-A part of a phase is begun as soon as its conductor is ready, and begun again when that conductor was restarted: what
-had ended before is on record and is not done twice.
+A part of a phase begins as soon as its conductor is ready, and begins again when that conductor was restarted: work
+that had ended is on record and is not repeated.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from states.base import Answer, Dropped, Step
 from states.effects import BeginPhase, Effect, EndPhase, StartPart, StopConductor
 
 if TYPE_CHECKING:
-    from states.crew import ConductorStates
+    from states.conductors import ConductorStates
     from states.events import (
         ConductorReady,
         PartEnded,
         PartFailed,
-        RunMoved,
+        RunProgressResumed,
         RunStalled,
     )
     from states.plan import Part, RunPlan
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Running(AtWork):
-    """`open`: parts of the phase that have not ended. `ends`: how the others did. `failure`: the first one's line.
-    `stalled`: the monotonic second since which it makes no progress, once that is too long.
+    """`open`: parts of the phase that have not ended. `ends`: how the others ended. `failure`: the line of the first
+    one. `stalled`: the monotonic second of the last progress, once that is too long ago.
     """
 
     name: ClassVar[str] = "running"
@@ -54,30 +54,32 @@ class Running(AtWork):
 
     @property
     def missing(self) -> str:
-        """What its phase waits for."""
+        """What the phase waits for."""
         phase = self.plan.phases[self.phase]
         conductors = dict.fromkeys(phase.conductor_of(part) for part in sorted(self.open))
-        missing = [name for name in conductors if not self.crew.is_ready(name)]
+        missing = [name for name in conductors if not self.conductors.is_ready(name)]
         if missing:
             return f"conductor {', '.join(missing)} to be ready again"
         return f"{' and '.join(sorted(self.open))} to end"
 
 
-def enter(*, plan: RunPlan, crew: ConductorStates, phase: int, at: float, cause: str) -> Step:
-    """The next phase, or the end after the last one."""
+def enter(*, plan: RunPlan, conductors: ConductorStates, phase: int, at: float, cause: str) -> Step:
+    """Begins the phase, or the end after the last one."""
     if phase >= len(plan.phases):
-        return finalizing.enter(plan=plan, crew=crew, outcome="finished", reason="", at=at, phase=phase)
+        return finalizing.enter(
+            plan=plan, conductors=conductors, outcome="finished", reason="", at=at, phase=phase
+        )
     parts = plan.phases[phase].parts
-    state = Running(plan=plan, crew=crew, phase=phase, open=parts)
+    state = Running(plan=plan, conductors=conductors, phase=phase, open=parts)
     begin: list[Effect] = [BeginPhase(phase=phase, name=plan.phases[phase].name)]
     begin += [effect for part in sorted(parts) for effect in _begin(state, part)]
     return Step(state, tuple(begin), cause=cause)
 
 
 def ready(state: Running, event: ConductorReady) -> Answer:
-    if state.crew.awaited(event) is None:
+    if state.conductors.awaited(event) is None:
         return Dropped(state, "of an earlier incarnation, or said before")
-    again = replace(state, crew=state.crew.ready(event.conductor))
+    again = replace(state, conductors=state.conductors.ready(event.conductor))
     phase = state.plan.phases[state.phase]
     parts = [part for part in sorted(state.open) if phase.conductor_of(part) == event.conductor]
     return Step(again, tuple(effect for part in parts for effect in _begin(again, part)))
@@ -102,26 +104,35 @@ def part_ended(state: Running, event: PartEnded) -> Answer:
         if state.failure:
             reason += f", first {state.failure}"
         step = finalizing.enter(
-            plan=state.plan, crew=state.crew, outcome="failed", reason=reason, at=event.at, phase=state.phase
+            plan=state.plan,
+            conductors=state.conductors,
+            outcome="failed",
+            reason=reason,
+            at=event.at,
+            phase=state.phase,
         )
     else:
         cause = f"phase {phase.name} ended: {end.end}"
-        step = enter(plan=state.plan, crew=state.crew, phase=state.phase + 1, at=event.at, cause=cause)
+        step = enter(
+            plan=state.plan, conductors=state.conductors, phase=state.phase + 1, at=event.at, cause=cause
+        )
     return Step(step.state, (end, *step.effects), cause=step.cause or f"phase {phase.name} ended: {end.end}")
 
 
 def part_failed(state: Running, event: PartFailed) -> Answer:
-    """A conductor that takes no command is of no use: it is replaced."""
-    member = state.crew.current(event)
-    if member is None or event.phase != state.phase or event.part not in state.open:
+    """A conductor that accepts no command is useless: it is replaced."""
+    conductor = state.conductors.current(event)
+    if conductor is None or event.phase != state.phase or event.part not in state.open:
         return Dropped(state, "of an earlier incarnation or phase")
     reason = f"did not begin {event.part} of phase {event.phase}: {event.reason}"
-    crew, kill = state.crew.kill(member.name, reason)
-    return Step(replace(state, crew=crew), (kill,))
+    conductors, kill = state.conductors.kill(conductor.name, reason)
+    return Step(replace(state, conductors=conductors), (kill,))
 
 
 def stalled(state: Running, event: RunStalled) -> Answer:
-    """As the run's policy says: told in its status alone, its conductors replaced within the budget, or the run's end."""
+    """Follows the run's `on_stall`: only its status shows it, or its conductors are replaced while restarts last, or
+    the run fails.
+    """
     plan = state.plan
     if plan.stall_timeout is None:
         return Dropped(state, "the run has no stall_timeout")
@@ -129,24 +140,26 @@ def stalled(state: Running, event: RunStalled) -> Answer:
     if plan.on_stall == "fail":
         reason = f"{reason} {state.where}, which waited for {state.missing}"
         return at_work.finalize(state, outcome="failed", reason=reason, at=event.at)
-    crew = state.crew
+    conductors = state.conductors
     kills: tuple[StopConductor, ...] = ()
     if plan.on_stall == "restart":
-        for member in state.crew.members:
-            if member.standing == "ready":
-                crew, kill = crew.kill(member.name, reason)
+        for conductor in state.conductors.all:
+            if conductor.standing == "ready":
+                conductors, kill = conductors.kill(conductor.name, reason)
                 kills = (*kills, kill)
-    return Step(replace(state, crew=crew, stalled=event.since), kills)
+    return Step(replace(state, conductors=conductors, stalled=event.since), kills)
 
 
-def moved(state: Running, event: RunMoved) -> Answer:
+def progress_resumed(state: Running, event: RunProgressResumed) -> Answer:
     if state.stalled is None:
         return Dropped(state, f"run {event.run} had not stalled")
     return Step(replace(state, stalled=None))
 
 
 def _begin(state: Running, part: Part) -> tuple[StartPart, ...]:
-    member = state.crew.member(state.plan.phases[state.phase].conductor_of(part))
-    if member is None or member.standing != "ready":
+    conductor = state.conductors.find(state.plan.phases[state.phase].conductor_of(part))
+    if conductor is None or conductor.standing != "ready":
         return ()
-    return (StartPart(phase=state.phase, part=part, conductor=member.name, incarnation=member.incarnation),)
+    return (
+        StartPart(phase=state.phase, part=part, conductor=conductor.name, incarnation=conductor.incarnation),
+    )

@@ -1,4 +1,4 @@
-"""Starting: all conductors side by side, each waited for until it is ready, under one deadline."""
+"""Starting: all conductors start in parallel; waits until each is ready, under one deadline."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 from states import at_work, running
 from states.at_work import AtWork
 from states.base import Answer, Dropped, Rejected, Step
-from states.crew import ConductorStates
+from states.conductors import ConductorStates
 from states.effects import Effect, StartConductor, Wake
 
 if TYPE_CHECKING:
@@ -26,7 +26,9 @@ class Starting(AtWork):
 
     @property
     def waits_for(self) -> str:
-        names = ", ".join(member.name for member in self.crew.members if member.standing != "ready")
+        names = ", ".join(
+            conductor.name for conductor in self.conductors.all if conductor.standing != "ready"
+        )
         return f"conductors to be ready: {names}"
 
 
@@ -38,35 +40,39 @@ def assign(state: Pristine, event: RunAssigned) -> Answer:
             state, f"it is quarantined: {state.stuck_pids} could not be killed, and is not gone yet"
         )
     plan = event.plan
-    crew = ConductorStates.of(plan)
+    conductors = ConductorStates.of(plan)
     effects: list[Effect] = [Wake(name="start", at=event.at + plan.deadlines.start)]
     if plan.wall_clock is not None:
         effects.append(Wake(name="wall_clock", at=event.at + max(plan.wall_clock - plan.worked, 0.0)))
     effects += [
-        StartConductor(conductor=member.name, kind=member.kind, incarnation=member.incarnation)
-        for member in crew.members
+        StartConductor(conductor=conductor.name, kind=conductor.kind, incarnation=conductor.incarnation)
+        for conductor in conductors.all
     ]
-    return Step(Starting(plan=plan, crew=crew), tuple(effects), cause=f"run {plan.name} assigned")
+    return Step(Starting(plan=plan, conductors=conductors), tuple(effects), cause=f"run {plan.name} assigned")
 
 
 def ready(state: Starting, event: ConductorReady) -> Answer:
-    if state.crew.awaited(event) is None:
+    if state.conductors.awaited(event) is None:
         return Dropped(state, "of an earlier incarnation, or said before")
-    crew = state.crew.ready(event.conductor)
-    if not crew.all_ready:
-        return Step(replace(state, crew=crew))
+    conductors = state.conductors.ready(event.conductor)
+    if not conductors.all_ready:
+        return Step(replace(state, conductors=conductors))
     plan = state.plan
     return running.enter(
-        plan=plan, crew=crew, phase=plan.first_phase, at=event.at, cause="all conductors are ready"
+        plan=plan,
+        conductors=conductors,
+        phase=plan.first_phase,
+        at=event.at,
+        cause="all conductors are ready",
     )
 
 
 def deadline(state: Starting, event: DeadlinePassed) -> Answer:
     if event.name != "start":
         return at_work.deadline(state, event)
-    missing = [member for member in state.crew.members if member.standing != "ready"]
-    names = ", ".join(member.name for member in missing)
-    deaths = "; ".join(member.before for member in missing if member.before)
+    missing = [conductor for conductor in state.conductors.all if conductor.standing != "ready"]
+    names = ", ".join(conductor.name for conductor in missing)
+    exits = "; ".join(conductor.last_exit for conductor in missing if conductor.last_exit)
     limit = f"{state.plan.deadlines.start:g} s (deadlines.start)"
-    reason = f"not ready within {limit}: {names}{deaths and f' ({deaths})'}"
+    reason = f"not ready within {limit}: {names}{exits and f' ({exits})'}"
     return at_work.finalize(state, outcome="failed", reason=reason, at=event.at)

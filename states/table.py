@@ -1,8 +1,8 @@
-"""The table: for every state and every event, who answers and where that may lead. It is what runs, what the tests
-walk, and what draws the diagram in docs/.
+"""The table: for every state and every event, the handler and the states that it may lead to. It runs the machine,
+tests walk it, and the diagram in docs/ is drawn from it.
 
-How to read a row: `Rule(handler, to, label)`. `to` names the states that the handler may lead to besides staying;
-`label` is the text on the arrow. `late` drops, `refuse` refuses a command.
+A row is `Rule(handler, to, label)`. `to` names the states that the handler may lead to besides staying; `label` is
+the text on the arrow. `late` drops, `refuse` refuses a command.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _AT_WORK: Final[dict[type[Event], Rule]] = {
     events.AbortRequested: Rule(at_work.abort, (Finalizing,), "abort"),
     events.StopRequested: Rule(at_work.stop, (Stopping,), "stop of the daemon"),
     events.ConductorStarted: Rule(base.started),
-    events.ConductorFailed: Rule(at_work.said),
+    events.ConductorFailed: Rule(at_work.failed),
     events.ConductorExited: Rule(at_work.exited, (Finalizing,), "failure beyond the budget"),
     events.ConductorSilent: Rule(at_work.silent),
     events.ConductorStuck: Rule(at_work.stuck, (Finalizing,), "failure beyond the budget"),
@@ -81,7 +81,7 @@ TABLE: Final[Mapping[type[State], Mapping[type[Event], Rule]]] = {
         events.PartEnded: _LATE,
         events.LimitExceeded: Rule(at_work.limit, (Finalizing,), "limit"),
         events.RunStalled: _LATE,
-        events.RunMoved: _LATE,
+        events.RunProgressResumed: _LATE,
         events.PartFailed: _LATE,
     },
     Running: {
@@ -91,7 +91,7 @@ TABLE: Final[Mapping[type[State], Mapping[type[Event], Rule]]] = {
         events.PartEnded: Rule(running.part_ended, (Finalizing,), "last phase ended"),
         events.LimitExceeded: Rule(at_work.limit, (Finalizing,), "limit"),
         events.RunStalled: Rule(running.stalled, (Finalizing,), "no progress"),
-        events.RunMoved: Rule(running.moved),
+        events.RunProgressResumed: Rule(running.progress_resumed),
         events.PartFailed: Rule(running.part_failed),
     },
     Finalizing: {
@@ -109,7 +109,7 @@ TABLE: Final[Mapping[type[State], Mapping[type[Event], Rule]]] = {
         events.LimitExceeded: _LATE,
         events.FolderLost: _LATE,
         events.RunStalled: _LATE,
-        events.RunMoved: _LATE,
+        events.RunProgressResumed: _LATE,
         events.PartFailed: _LATE,
         events.ResultWritten: Rule(finalizing.written, (Stopping,), "result is durable"),
         events.ResultFailed: Rule(finalizing.write_failed, (Stopping,), "result refused at a stop"),
@@ -131,7 +131,7 @@ TABLE: Final[Mapping[type[State], Mapping[type[Event], Rule]]] = {
         events.LimitExceeded: _LATE,
         events.FolderLost: _LATE,
         events.RunStalled: _LATE,
-        events.RunMoved: _LATE,
+        events.RunProgressResumed: _LATE,
         events.PartFailed: _LATE,
         events.ResultWritten: Rule(stopping.written),
         events.ResultFailed: _LATE,
@@ -144,7 +144,7 @@ TABLE: Final[Mapping[type[State], Mapping[type[Event], Rule]]] = {
 def advance(state: State, event: Event) -> Answer:
     """The machine's answer to an event. Raises UndeclaredTransition for a bug of a handler, nothing else.
 
-    A stop concerns the daemon, whichever run was in work when it was asked for.
+    A stop concerns the daemon, whichever run was in work when it was requested.
     """
     elsewhere = state.run is not None and event.run != state.run.uid
     if elsewhere and not isinstance(event, events.RunAssigned | events.StopRequested):
@@ -160,7 +160,7 @@ def advance(state: State, event: Event) -> Answer:
 
 
 def diagram() -> str:
-    """The table as a Mermaid state diagram; arrows with the same ends are one, with all labels on it."""
+    """The table as a Mermaid state diagram; arrows with the same ends are merged, with all labels."""
     lines = ["stateDiagram-v2", f"    [*] --> {Pristine.name}"]
     for source, rules in TABLE.items():
         arrows: dict[type[State], list[str]] = {}

@@ -59,12 +59,12 @@ def command(
     from governor.daemon import folders  # noqa: PLC0415  # as above
 
     with ExitStack() as taken:
-        taken.enter_context(folders.taken(config))
+        taken.enter_context(folders.acquired(config))
 
         from governor import logs  # noqa: PLC0415  # heavy: imported while the forkserver imports its own
         from governor.daemon.daemon import Daemon  # noqa: PLC0415  # as above
 
         logs.configure(log_format=config.log_format or logs.choose_format(), level=config.log_level)
-        daemon = Daemon(config=config, notifier=notifier, reload=read, taken=taken)
+        daemon = Daemon(config=config, notifier=notifier, reload=read, acquired_folders=taken)
         code = asyncio.run(daemon.serve())
     ctx.exit(code)

@@ -1,1 +1,1 @@
-"""Conductors: the subprocesses of a run, and what starts, watches and ends them."""
+"""The four kinds of conductors: the subprocesses of a run."""

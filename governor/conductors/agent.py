@@ -1,7 +1,8 @@
-"""Agent conductor: keeps one agent that acts and learns; steps go over its direct socket.
+"""Agent conductor: runs one agent that acts and learns; steps arrive on its direct socket.
 
-The service `agent.<uid>.<name>` answers `control.Join`, `Copy` and `Stuck`. Settings: `entry`, `params`, `state`. User code runs
-in one daemon thread, never here. What the agent has learned is at ``<run folder>/agents/<name>.state``.
+The service `agent.<uid>.<name>` answers `control.Join`, `Copy` and `Stuck`. Settings: `entry`, `params`, `state`.
+User code runs in one daemon thread, never in the event loop. The agent's learned state is in ``<run
+folder>/agents/<name>.state``.
 """
 
 from __future__ import annotations
@@ -38,12 +39,12 @@ log = logs.get_logger()
 class AgentConductor(Conductor):
     def __init__(self, *, spec: ConductorSpec, link: Link) -> None:
         super().__init__(spec=spec, link=link)
-        self._plain = spec.name.removeprefix("agent.")
+        self._agent_name = spec.name.removeprefix("agent.")
         self.host = AgentHost(
             entry=spec.settings["entry"],
             params=spec.settings.get("params", {}),
             seed=spec.seed,
-            state_path=Path(spec.run_folder) / "agents" / f"{self._plain}.state",
+            state_path=Path(spec.run_folder) / "agents" / f"{self._agent_name}.state",
             name=spec.name,
             path=Path(spec.socket_folder) / f"{spec.name}.{spec.incarnation}",
             first_state=spec.settings.get("state"),
@@ -55,8 +56,8 @@ class AgentConductor(Conductor):
 
     async def prepare(self) -> dict[str, Any]:
         await self.host.start()
-        self._watch = asyncio.create_task(self._outlive_thread(), name=f"{self.spec.name}.watch")
-        service = control.agent_service(self.spec.uid, self._plain)
+        self._watch = asyncio.create_task(self._watch_thread(), name=f"{self.spec.name}.watch")
+        service = control.agent_service(self.spec.uid, self._agent_name)
         self._worker = Worker(
             self.spec.worker_endpoint, service, self._serve, credit=64, secret=self.spec.secret
         )
@@ -78,9 +79,9 @@ class AgentConductor(Conductor):
             await self._worker.aclose()
         await self.host.close(seconds=CLOSE_SECONDS)
 
-    async def _outlive_thread(self) -> None:
+    async def _watch_thread(self) -> None:
         await self.host.ended.wait()
-        self.give_up(f"agent {self._plain!r} has no thread any more: {self.host.fault}")
+        self.fail(f"agent {self._agent_name!r} has lost its thread: {self.host.fault}")
 
     async def _serve(self, request: Request) -> Sequence[bytes]:
         try:
@@ -91,7 +92,7 @@ class AgentConductor(Conductor):
             case control.Join():
                 return [control.encode(await self.while_alive(self._join(wanted)))]
             case control.Stuck():
-                return [control.encode(self._judge(wanted))]
+                return [control.encode(self._answer_stuck(wanted))]
             case control.Copy(path=path):
                 return [control.encode(await self.while_alive(self._copy(Path(path))))]
 
@@ -113,7 +114,7 @@ class AgentConductor(Conductor):
         before, old = self._seats.get(place, (None, None))
         if before == wanted and old is not None:
             return control.Joined(seat=old, endpoint=self.host.endpoint)
-        seat = f"seat-{self.spec.incarnation}-{next(self._serial)}"  # what is told late is of no later life
+        seat = f"seat-{self.spec.incarnation}-{next(self._serial)}"  # late messages can't be taken for a later incarnation's
         try:
             await self.host.do(
                 partial(
@@ -131,9 +132,9 @@ class AgentConductor(Conductor):
         self._seats[place] = (wanted, seat)
         return control.Joined(seat=seat, endpoint=self.host.endpoint)
 
-    def _judge(self, stuck: control.Stuck) -> control.Taken | control.NotDue:
-        """An agent that still is at the very request that went overdue hangs; it may as well be at another's, or at a slot
-        that has time left.
+    def _answer_stuck(self, stuck: control.Stuck) -> control.Taken | control.NotDue:
+        """Whether the agent hangs at the very request that is overdue; it may be at another one, or at a slot that
+        has time left.
         """
         trace = self.host.at_work(stuck.seat.encode(), stuck.number)
         if stuck.due and (trace is None or trace.slot not in {None, *stuck.due}):
@@ -145,4 +146,4 @@ class AgentConductor(Conductor):
 
     def _abandon(self, why: str) -> None:
         self.host.abandon()
-        self.give_up(f"agent {self._plain!r} hangs: {why}")
+        self.fail(f"agent {self._agent_name!r} hangs: {why}")

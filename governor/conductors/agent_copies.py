@@ -1,4 +1,4 @@
-"""Copies of what an agent in its conductor has learned, for checkpoints."""
+"""Copies of the learned state of an agent in its conductor, for checkpoints."""
 
 from __future__ import annotations
 
@@ -17,11 +17,13 @@ if TYPE_CHECKING:
     from governor.messages.link import Link
 
 AWAY_SECONDS: Final = 60.0
-"""How long the agent's conductor may be away beside; one whose agent has not answered after `COPY_SECONDS` is replaced."""
+"""Seconds that the agent's conductor may be unavailable, in addition; a conductor whose agent does not answer within
+`COPY_SECONDS` is replaced.
+"""
 
 
 def through_conductors(link: Link, uid: str) -> Copy:
-    """Asks the agent's conductor, and waits for one that is away."""
+    """Copies through the agent's conductor, and waits for one that is unavailable."""
 
     async def copy(name: str, path: Path) -> None:
         asked = control.encode(control.Copy(path=str(path)))

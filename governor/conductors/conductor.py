@@ -1,11 +1,12 @@
-"""What every conductor is: a process that registers with the broker, gets ready, takes commands, reports events.
+"""The base of all conductors: a process that registers with the broker, gets ready, accepts commands, reports events.
 
 Rules:
-1. A conductor keeps each event until the governor has acknowledged it; order is kept, numbers count from 1 for
+1. A conductor keeps each event until the governor has acknowledged it; order is kept, and numbers count from 1 for
    each incarnation.
-2. A command that shows the run's secret is answered at once; the end of what it began is an event. Others are refused.
-3. User code never runs in this thread: it keeps the heartbeat.
-4. The process leaves by `os._exit`, so a daemon thread stuck in user code cannot hold it back.
+2. A command with the run's secret is answered at once; an event reports the end of the work that it began. Others are
+   refused.
+3. User code never runs in this thread, which sends the heartbeat.
+4. The process ends with `os._exit`, so a daemon thread that hangs in user code cannot keep it alive.
 """
 
 from __future__ import annotations
@@ -59,17 +60,18 @@ CLASSES: Final = {
     "simulation": "governor.conductors.simulation:SimulationController",
     "task": "governor.conductors.task:TaskConductor",
 }
-FAREWELL_SECONDS: Final = 5.0
-"""How long a conductor that fails tries to get its last words to the governor."""
+GOODBYE_SECONDS: Final = 5.0
+"""Seconds a failing conductor tries to send its last error to the governor."""
 EXIT_SECONDS: Final = 1.0
-"""For user code that leaves by ``os._exit``: so long it is held up, if nobody hears it."""
+"""Maximum delay, in seconds, of an ``os._exit`` in user code until its report is acknowledged."""
 CLOSE_SECONDS: Final = 3.0
-"""For a conductor to give back what it has; then its process ends all the same."""
+"""Seconds for a conductor to release its resources; then its process ends anyway."""
 HANDOVER_SECONDS: Final = 2.0
 """The governor begins the next phase as soon as it knows the end of this one; the acknowledgement of that end may
-still be on its way to the conductor then."""
-LAST_WORDS_SECONDS: Final = 2.0
-"""For what was sent to leave the process."""
+still be on its way to the conductor then.
+"""
+FLUSH_SECONDS: Final = 2.0
+"""Seconds to flush sent messages before the process ends."""
 
 REASON_CHARACTERS: Final = 1_000
 TRACEBACK_CHARACTERS: Final = 20_000
@@ -80,55 +82,55 @@ T = TypeVar("T")
 
 
 class Conductor(ABC):
-    """A subprocess that lives as long as its run needs it."""
+    """A subprocess that runs as long as its run needs it."""
 
     def __init__(self, *, spec: ConductorSpec, link: Link) -> None:
         self.spec = spec
         self.link = link
         self.failed: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
-    def give_up(self, reason: str) -> None:
-        """It can't work any more: the governor hears the reason, then the process ends with 1."""
+    def fail(self, reason: str) -> None:
+        """Reports `reason` to the governor, then the process ends with 1."""
         if not self.failed.done():
             self.failed.set_result(reason)
 
     async def while_alive(self, work: Awaitable[T]) -> T:
-        """What `work` comes to; never, once this conductor has given up: who asked learns that it is gone, and asks the next."""
+        """Returns the result of `work`; after this conductor has failed it never returns, so that the caller loses
+        the connection and asks the next one.
+        """
         done = await work
         if self.failed.done():
             await asyncio.get_running_loop().create_future()
         return done
 
     async def handed_over(self, work: asyncio.Task[None] | None) -> bool:
-        """Whether the work of the phase before is over, or is within the time that a hand-over may take."""
+        """Whether the work of the previous phase is over, or ends within the time of a hand-over."""
         if work is not None and not work.done():
             await asyncio.wait({work}, timeout=HANDOVER_SECONDS)
         return work is None or work.done()
 
     @property
     def progress(self) -> int:
-        """A count that changes as its work goes on, between two reports too."""
+        """A counter that changes with progress of the work, also between two reports."""
         return 0
 
     @abstractmethod
     async def prepare(self) -> dict[str, Any]:
-        """Gets ready for commands; what it returns is logged. Raises ConductorError with one line."""
+        """Gets ready for commands; the returned data are logged. Raises ConductorError with a message of one line."""
 
     @abstractmethod
     async def perform(self, command: ConductorCommand) -> Done | Refused:
-        """Begins what the command asks and returns at once."""
+        """Begins the work of the command and returns at once."""
 
     @abstractmethod
     async def close(self) -> None:
-        """Gives everything back; the process ends when this returns."""
+        """Releases all resources; the process ends when this returns."""
 
 
 async def main(payload: bytes) -> int:
-    """The life of a conductor process, from its `ConductorSpec` to its exit code."""
+    """Runs a conductor process, from its `ConductorSpec` to its exit code."""
     spec = decode_spec(payload)
-    os.dup2(
-        sys.stderr.fileno(), sys.stdout.fileno()
-    )  # standard output belongs to the verbs of the command line
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # standard output is for the command line's results
     logs.configure(
         log_format=spec.log_format,
         level=spec.log_level,
@@ -140,7 +142,7 @@ async def main(payload: bytes) -> int:
     try:
         return await _run(spec, closing)
     finally:
-        await last_words(timeout=LAST_WORDS_SECONDS)
+        await last_words(timeout=FLUSH_SECONDS)
 
 
 async def _run(spec: ConductorSpec, closing: asyncio.Event) -> int:
@@ -149,10 +151,10 @@ async def _run(spec: ConductorSpec, closing: asyncio.Event) -> int:
         conductor: Conductor | None = None
         try:
             conductor = _build(spec, outbox)
-            exits.announce(partial(_say_exit, outbox, asyncio.get_running_loop()))
-            await _live(conductor, outbox, closing)
-        except Exception as error:  # noqa: BLE001  # whatever it is, the governor hears the reason before the process ends
-            await _say_farewell(outbox, error)
+            exits.announce(partial(_report_exit, outbox, asyncio.get_running_loop()))
+            await _serve(conductor, outbox, closing)
+        except Exception as error:  # noqa: BLE001  # reported to the governor before the process ends
+            await _report_failure(outbox, error)
             return ExitCode.RUN_ENDED_BADLY
         finally:
             if conductor is not None:
@@ -160,8 +162,8 @@ async def _run(spec: ConductorSpec, closing: asyncio.Event) -> int:
     return ExitCode.DONE
 
 
-async def _live(conductor: Conductor, outbox: Outbox, closing: asyncio.Event) -> None:
-    """Returns when it was asked to close; raises what it failed of."""
+async def _serve(conductor: Conductor, outbox: Outbox, closing: asyncio.Event) -> None:
+    """Returns when the conductor was asked to close; raises the error with which it failed."""
     spec = conductor.spec
     verifier = Verifier(spec.secret)
 
@@ -202,27 +204,27 @@ async def _live(conductor: Conductor, outbox: Outbox, closing: asyncio.Event) ->
             stop.cancel()
 
 
-async def _say_farewell(outbox: Outbox, error: Exception) -> None:
+async def _report_failure(outbox: Outbox, error: Exception) -> None:
     reason = error.reason if isinstance(error, ConductorError) else _one_line(error)
     told = "".join(traceback.format_exception(error))
-    farewell = FailedReport(
+    goodbye = FailedReport(
         reason=_fit(reason[:REASON_CHARACTERS]), traceback=_fit(told[-TRACEBACK_CHARACTERS:])
     )
     try:
-        async with asyncio.timeout(FAREWELL_SECONDS):
-            await outbox.report(farewell)
-    except (TimeoutError, ConductorError) as unheard:
-        log.warning("conductor.farewell_unheard", reason=str(unheard))
-    # After the farewell: a long traceback takes its time to render.
+        async with asyncio.timeout(GOODBYE_SECONDS):
+            await outbox.report(goodbye)
+    except (TimeoutError, ConductorError) as unacknowledged:
+        log.warning("conductor.goodbye_not_acknowledged", reason=str(unacknowledged))
+    # After the goodbye, because a long traceback takes long to render.
     log.error(
         "conductor.failed",
-        reason=farewell.reason,
-        exc_info=None if isinstance(error, ConductorError) else error,  # the reason of such a one says all
+        reason=goodbye.reason,
+        exc_info=None if isinstance(error, ConductorError) else error,  # its reason is complete
     )
 
 
 async def _close(conductor: Conductor) -> None:
-    """What hangs in there ends with the process."""
+    """Closes the conductor; if that hangs, it ends with the process."""
     try:
         async with asyncio.timeout(CLOSE_SECONDS):
             await conductor.close()
@@ -245,8 +247,8 @@ def _build(spec: ConductorSpec, link: Link) -> Conductor:
     return conductor
 
 
-def _say_exit(outbox: Outbox, loop: asyncio.AbstractEventLoop, reason: str, stack: str) -> None:
-    """In a thread of user code, which leaves by ``os._exit`` then."""
+def _report_exit(outbox: Outbox, loop: asyncio.AbstractEventLoop, reason: str, stack: str) -> None:
+    """Called in a thread of user code, which then ends the process with ``os._exit``."""
     told = FailedReport(
         reason=_fit(reason[:REASON_CHARACTERS]), traceback=_fit(stack[-TRACEBACK_CHARACTERS:])
     )
@@ -259,5 +261,5 @@ def _one_line(error: BaseException) -> str:
 
 
 def _fit(text: str) -> str:
-    """Users' messages may hold what is no UTF-8, names of files for one."""
+    """Users' messages may contain invalid UTF-8, names of files for example."""
     return text.encode(errors="backslashreplace").decode()

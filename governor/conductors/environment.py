@@ -1,7 +1,7 @@
-"""Environment conductor: keeps a pool of environments and leases them; steps go over each one's direct socket.
+"""Environment conductor: keeps a pool of environments and leases them; steps arrive on each one's direct socket.
 
 The service `environment.<uid>.<name>` answers `control.Acquire` and `control.Release`. Settings: `entry`, `params`,
-`pool`, `vector`. User code runs in one daemon thread for each environment, never here.
+`pool`, `vector`. User code runs in one daemon thread for each environment, never in the event loop.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class EnvironmentConductor(Conductor):
             size=settings.get("pool", 1),
             name=f"{spec.name}.{spec.incarnation}",
             folder=Path(spec.socket_folder),
-            on_lost=self.give_up,
+            on_lost=self.fail,
             vector=settings.get("vector", 1),
         )
         self._worker: Worker | None = None

@@ -1,7 +1,7 @@
-"""The conductor's way to the governor: events are kept in order and sent again until acknowledged.
+"""Sends a conductor's events to the governor, in order, again and again until they are acknowledged.
 
-What has gathered while one batch was under way travels as the next one, so that a conductor with many short
-episodes pays one round trip and one commit for many events.
+Events that arrive while one batch is under way form the next one, so a conductor with many short episodes needs one
+round trip and one commit for many events.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ if TYPE_CHECKING:
 BATCH: Final = 1024
 ATTEMPT_SECONDS: Final = 30.0
 BACK_OFF_SECONDS: Final = 0.2
-"""After a refusal of the journal or a lost connection, before the same batch is sent again."""
+"""Seconds before a batch is sent again, after a refusal by the journal or a lost connection."""
 
 log = logs.get_logger()
 _Waiting: TypeAlias = "tuple[ConductorEvent, asyncio.Future[Acknowledged]]"
 
 
-class _Unspeakable(Exception):
-    """An event that msgpack has no words for. It never leaves this module."""
+class _Unencodable(Exception):
+    """An event that msgpack cannot encode. It never leaves this module."""
 
 
 class Outbox:
-    """Implements `Link`. One sender task; `report` may be called from any number of tasks of the loop."""
+    """Implements `Link`. One task sends; `report` may be called from any number of tasks of the loop."""
 
     def __init__(self, *, spec: ConductorSpec, client: Client) -> None:
         self.client = client
@@ -72,7 +72,7 @@ class Outbox:
         futures: list[asyncio.Future[Acknowledged]] = [loop.create_future() for _ in events]
         self._waiting += zip(events, futures, strict=True)
         self._arrived.set()
-        await asyncio.wait(futures[-1:])  # they are answered in their order
+        await asyncio.wait(futures[-1:])  # they are answered in order
         return [future.result() for future in futures][-1]
 
     async def _send(self) -> None:
@@ -86,7 +86,9 @@ class Outbox:
             await self._deliver(batch)
 
     async def _deliver(self, batch: list[_Waiting]) -> None:
-        """A batch that is too large goes in halves; an event that can't travel at all is its reporter's error."""
+        """Sends a batch; one that is too large is halved. An event that can't be sent at all is an error for its
+        reporter.
+        """
         report = Report(
             conductor=self._spec.name,
             incarnation=self._spec.incarnation,
@@ -94,20 +96,20 @@ class Outbox:
             events=tuple(event for event, _ in batch),
         )
         try:
-            answer = await self._until_answered(_packed(report))
-        except (TooLarge, _Unspeakable) as error:
+            answer = await self._until_answered(_encoded(report))
+        except (TooLarge, _Unencodable) as error:
             if len(batch) > 1:
                 middle = len(batch) // 2
                 await self._deliver(batch[:middle])
                 await self._deliver(batch[middle:])
                 return
-            _answer(batch, ConductorError(f"an event can't be sent: {error}"))
+            _resolve(batch, ConductorError(f"an event can't be sent: {error}"))
             return
         self._next_seq += len(batch)
         if isinstance(answer, Refused):
-            _answer(batch, ConductorError(f"the governor refused an event: {answer.message}"))
+            _resolve(batch, ConductorError(f"the governor refused an event: {answer.message}"))
         else:
-            _answer(batch, answer)
+            _resolve(batch, answer)
 
     async def _until_answered(self, body: bytes) -> Acknowledged | Refused:
         service = run_service(self._spec.uid)
@@ -124,14 +126,14 @@ class Outbox:
                 await asyncio.sleep(BACK_OFF_SECONDS)
 
 
-def _packed(report: Report) -> bytes:
+def _encoded(report: Report) -> bytes:
     try:
         return encode(report)
     except (ValueError, TypeError, OverflowError, RecursionError) as error:
-        raise _Unspeakable(str(error)) from error
+        raise _Unencodable(str(error)) from error
 
 
-def _answer(batch: list[_Waiting], answer: Acknowledged | ConductorError) -> None:
+def _resolve(batch: list[_Waiting], answer: Acknowledged | ConductorError) -> None:
     for _, future in batch:
         if future.cancelled():
             continue

@@ -1,9 +1,9 @@
-"""Simulation controller: drives the episodes of a phase between an environment conductor and an agent conductor.
+"""Simulation controller: runs the episodes of a phase between an environment conductor and an agent conductor.
 
-It runs no user code, unless the phase says ``transport: in_process``: then environments and agents live here, in threads
-of their own; a language model is asked from here, and its environments have processes of their own. `StartSimulation`
-begins a phase's simulation, `StopPartCommand` ends it; the end is `PartEnded`, once. Sent again, `StartSimulation` ends a PAUSE of
-the same phase, and begins nothing, also when the phase is over.
+It runs no user code, except with ``transport: in_process``: then environments and agents run here, in threads of
+their own; language models are called from here, and their environments have processes of their own. `StartSimulation`
+begins a phase's simulation, `StopPartCommand` ends it; `PartEnded` reports the end, once. `StartSimulation` sent
+again ends a PAUSE of the same phase and begins nothing, also when the phase is over.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class SimulationController(Conductor):
         self._agents: dict[str, LocalAgent] = {}
 
     async def prepare(self) -> dict[str, Any]:
-        """Arrow is imported here, while environments and agents are built: no other process needs it."""
+        """Imports Arrow while environments and agents are built: no other process needs it."""
         await asyncio.to_thread(import_module, "governor.episodes.trajectories")
         return {}
 
@@ -102,12 +102,10 @@ class SimulationController(Conductor):
             return simulation.run(rounds.play, copy=copy)
         if is_language_model(command.made_agents[0].entry):
             return _play_text(simulation)
-        return InProcess(simulation, agents=self._agents, give_up=self.give_up).run()
+        return InProcess(simulation, agents=self._agents, give_up=self.fail).run()
 
     def _has_begun(self, phase: int) -> bool:
-        """Phases come one after the other: a command for this one, or one before it, was sent again. A PAUSE of this one
-        ends.
-        """
+        """Whether this command was sent before: phases come one after the other. Ends a PAUSE of this phase."""
         if self._current is None or phase > self._current.command.phase:
             return False
         if phase == self._current.command.phase:
@@ -116,7 +114,7 @@ class SimulationController(Conductor):
 
 
 async def _play_text(simulation: Simulation) -> None:
-    """The client of the model takes half a second to import: not in the event loop."""
+    """Imports the client of the model in a thread, because that takes half a second."""
     text_phase = await asyncio.to_thread(import_module, "governor.episodes.text.phase")
     await text_phase.TextPhase(simulation).run()
 

@@ -1,11 +1,12 @@
-"""The task conductor: the Ray driver of a run. Its process is the only one of the run that knows Ray.
+"""The task conductor: the Ray driver of a run. No other process of the run uses Ray.
 
 Rules:
-1. It starts no Ray of its own: the address and the token come with its settings.
-2. A lost GCS or raylet ends it within seconds with the reason, and the run goes on with a new one: Ray has no way
-   back for a driver.
-3. Runners stay warm from one phase to the next, and die with it.
-4. A phase is run once, however often `StartTasks` comes: the answer may have been lost, and the phase over since.
+1. It never starts Ray: the address and the token come with its settings.
+2. When the GCS or the raylet is lost it ends within seconds with the reason, and the run continues with a new task
+   conductor: a Ray driver cannot reconnect.
+3. Runners stay warm from one phase to the next, and are killed with it.
+4. A phase is run once, however often `StartTasks` arrives: the first reply may have been lost, and the phase may be
+   over.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     from governor.messages.link import Link
 
 CLOSE_SECONDS = 1.0
-"""For the workers of a simulation to see that their episodes are over."""
+"""Seconds for the workers of a simulation to see that their episodes are over."""
 
 log = logs.get_logger()
 
@@ -78,7 +79,7 @@ class TaskConductor(Conductor):
             models=self.spec.settings.get("models", ()),
         )
         self._engine.warm()
-        gc.freeze()  # Ray's modules stay for ever: a collection need not walk them (10,000 tasks: a third faster)
+        gc.freeze()  # collections skip Ray's modules, which are never freed (10,000 tasks: a third faster)
         self._watching = asyncio.create_task(self._watch(), name="tasks.ray_watch")
         self._following = asyncio.create_task(follow(self._cluster, self._engine), name="tasks.nodes")
         cpus = sum(node.resources.get("CPU", 0.0) for node in self._cluster.nodes)
@@ -97,7 +98,7 @@ class TaskConductor(Conductor):
                     self._simulation.stop(end="stopped")
                 return Done()
             case _:
-                return _refused(f"a task conductor knows no {type(command).__name__}")
+                return _refused(f"a task conductor does not perform {type(command).__name__}")
 
     @property
     def progress(self) -> int:
@@ -105,7 +106,7 @@ class TaskConductor(Conductor):
         return tasks + (0 if self._simulation is None else self._simulation.progress)
 
     async def close(self) -> None:
-        """Every runner is seen dead afterwards."""
+        """Closes all; every runner is confirmed dead afterwards."""
         if self._simulation is not None:
             self._simulation.abandon()
         for task in (self._watching, self._following, self._working):
@@ -157,13 +158,13 @@ class TaskConductor(Conductor):
             return _refused("; ".join(wrong))
         self._simulation = simulation.Simulation(command=command, spec=self.spec, link=self.link)
         playing = simulation.RaySimulation(
-            self._simulation, engine=self._engine, ray_answers=self._cluster.answers, give_up=self.give_up
+            self._simulation, engine=self._engine, ray_answers=self._cluster.answers, give_up=self.fail
         )
         self._simulating = asyncio.create_task(playing.run(), name=f"tasks.simulation.{command.phase}")
         return Done()
 
     def _has_simulated(self, phase: int) -> bool:
-        """As `_has_begun`; the command for this phase ends a PAUSE of it."""
+        """As `_has_begun`; the command for the current phase ends a PAUSE."""
         if self._simulation is None or phase > self._simulation.command.phase:
             return False
         if phase == self._simulation.command.phase:
@@ -171,11 +172,11 @@ class TaskConductor(Conductor):
         return True
 
     def _has_begun(self, phase: int) -> bool:
-        """Phases come one after the other: a command for this one, or one before it, was sent again."""
+        """Whether this command was sent before: phases come one after the other."""
         return self._phase is not None and phase <= self._phase.phase
 
     def _limits(self, wanted: DynamicTimeoutSpec | None) -> Durations | None:
-        """What phases with the same settings learn together."""
+        """The durations that phases with the same settings share."""
         if wanted is None:
             return None
         if wanted not in self._durations:
@@ -187,19 +188,19 @@ class TaskConductor(Conductor):
         try:
             await phase.run()
         except ConductorError as error:
-            self.give_up(error.reason)
+            self.fail(error.reason)
         except Exception as error:
             log.exception("tasks.failed")
-            self.give_up(f"the task scheduler failed: {type(error).__name__}: {error}")
+            self.fail(f"the task scheduler failed: {type(error).__name__}: {error}")
 
     async def _watch(self) -> None:
         reason = await self._cluster.lost()
         log.error("ray.lost", reason=reason)
         if self._working is not None:
-            self._working.cancel()  # its tasks may have failed for no fault of their own
+            self._working.cancel()  # its tasks may have failed because Ray is lost
         if self._simulation is not None:
             self._simulation.abandon()
-        self.give_up(f"Ray is lost: {reason}")
+        self.fail(f"Ray is lost: {reason}")
 
 
 def _refused(message: str) -> Refused:

@@ -1,6 +1,6 @@
-"""Reports of a run's conductors, and commands to them, show the run's secret: in a frame of its own behind the message.
+"""Checks the run's secret: reports of conductors and commands to them carry it in a frame behind the message.
 
-What does not show it is refused before it is read, and counted; the log tells of the first, second, fourth, eighth ...
+A message without the secret is refused unread, and counted; the log contains the first, second, fourth, eighth ...
 one, so that a flood does not fill it.
 """
 
@@ -21,7 +21,7 @@ log = logs.get_logger()
 
 
 class Verifier:
-    """`about` stands in the log lines; `refused` counts."""
+    """Checks messages; `about` is added to the log lines, `refused` counts."""
 
     def __init__(self, secret: Secret, **about: object) -> None:
         self.refused = 0
@@ -29,7 +29,7 @@ class Verifier:
         self._about = about
 
     def refusal(self, body: Sequence[bytes]) -> Refused | None:
-        """What to answer to a message that does not show the secret; None for one that does."""
+        """The answer to a message without the secret; None for one with it."""
         if len(body) == 2 and self._secret.matches(body[1]):
             return None
         self.refused += 1

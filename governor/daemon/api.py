@@ -1,10 +1,11 @@
-"""The front desk: the executor's verbs, answered by the service `governor`.
+"""The daemon's API: the executor's verbs, answered by the service `governor`.
 
 Rules:
-1. A request is answered at once, a result in parts; only `watch` stays open, with a sign of life every few seconds.
-2. A submit, also of a run that resumes another, is in the journal before it is acknowledged, and the client's key makes
+1. A request is answered at once, a result in parts; only `watch` stays open, with a keep-alive message every few
+   seconds.
+2. A submit, also of a run that resumes another, is in the journal before it is acknowledged; the client's key makes
    it idempotent.
-3. What can't be done is `Refused` with the exit code; nothing has changed then.
+3. A request that can't be carried out is answered with `Refused` and the exit code, and has changed nothing.
 """
 
 from __future__ import annotations
@@ -69,12 +70,12 @@ if TYPE_CHECKING:
 
 KEEP_ALIVE_SECONDS: Final = 5.0
 ALPHABET: Final = "abcdefghjkmnpqrstvwxyz23456789"
-"""Of uids: no letters that are taken for others, no vowels that make words."""
+"""For uids: no letters that look like others, no vowels that make words."""
 UID_LENGTH: Final = 8
 
-BY: Final = "front desk"
+BY: Final = "api"
 KEY_LENGTH: Final = 256
-"""Characters of a client's key, at most: it stays known for ever."""
+"""Maximum length of a client's key in characters: keys are stored permanently."""
 
 log = logs.get_logger()
 
@@ -84,11 +85,11 @@ def new_uid() -> str:
 
 
 class DaemonApi:
-    def __init__(self, *, house: DaemonState, site: RunContext) -> None:
-        self._house = house
-        self._site = site
-        self._journal: Journal = site.journal
-        self._book = RunQueries(house=house, site=site)
+    def __init__(self, *, daemon: DaemonState, context: RunContext) -> None:
+        self._daemon = daemon
+        self._context = context
+        self._journal: Journal = context.journal
+        self._queries = RunQueries(daemon=daemon, context=context)
 
     async def answer(self, request: Request) -> Sequence[bytes]:
         """Handles one request to the service `governor`."""
@@ -112,26 +113,26 @@ class DaemonApi:
             case Watch():
                 return await self._watch(request, asked)
             case GetStatus():
-                return self._book.status(asked.uid, await asyncio.to_thread(kill_tree.marked))
+                return self._queries.status(asked.uid, await asyncio.to_thread(kill_tree.marked))
             case ListRuns(limit=limit):
-                return self._book.list(limit)
+                return self._queries.list(limit)
             case Abort():
                 return await self._abort(asked)
             case Explain(uid=uid):
-                return self._book.explain(uid)
+                return self._queries.explain(uid)
             case Results(uid=uid):
                 return await self._results(request, uid)
             case Prune():
-                return await self._house.prune(asked)
+                return await self._daemon.prune(asked)
             case Reload():
-                return self._house.reload()
+                return self._daemon.reload()
 
     # -- verbs -------------------------------------------------------------------------------------------------
 
     async def _submit(self, asked: Submit) -> Submitted:
         run = parse(asked.run, "run file")
         this = digest(run)
-        if (known := self._known(asked.key, this)) is not None:
+        if (known := self._find_known(asked.key, this)) is not None:
             return known
         uid = new_uid()
 
@@ -140,22 +141,22 @@ class DaemonApi:
                 uid=uid, key=asked.key, name=run.name, spec=run.raw(), folder=asked.folder, digest=this
             )
 
-        with self._house.queue.place():
+        with self._daemon.queue.place():
             recorded = await self._journal.write(change)
             if recorded == uid:
-                self._house.queue.append(Assignment(uid=uid, run=run, folder=asked.folder))
+                self._daemon.queue.append(Assignment(uid=uid, run=run, folder=asked.folder))
             else:
-                self._known(asked.key, this)
-        return self._taken(uid, recorded, name=run.name, key=asked.key)
+                self._find_known(asked.key, this)
+        return self._accepted(uid, recorded, name=run.name, key=asked.key)
 
     async def _resume(self, asked: Resume) -> Submitted:
-        row = self._book.find_sound(asked.uid)
-        if (known := self._known(asked.key, parent=row.uid)) is not None:
+        row = self._queries.find_sound(asked.uid)
+        if (known := self._find_known(asked.key, parent=row.uid)) is not None:
             return known
         if row.outcome is None or row.ended_at is None:
-            raise NotEnded(row.uid, self._book.describe(row).state)
-        run, old = parse(row.spec, row.name), self._site.run_folder(row.uid)
-        kept = await asyncio.to_thread(resume.survey, self._journal, row, run, old)
+            raise NotEnded(row.uid, self._queries.describe(row).state)
+        run, old = parse(row.spec, row.name), self._context.run_folder(row.uid)
+        kept = await asyncio.to_thread(resume.find_kept_work, self._journal, row, run, old)
         if kept.is_complete and row.outcome == "finished":
             why = "nothing of it failed or is missing, so there is nothing to resume"
             raise AlreadyEnded(row.uid, message=f"run {row.uid} has ended already: finished; {why}")
@@ -169,43 +170,43 @@ class DaemonApi:
             if recorded == uid:
                 if other is not None:
                     raise TryAgain(f"run {other} resumes run {row.uid} right now; `governor watch {other}`")
-                kept.enter(transaction, uid)
+                kept.record(transaction, uid)
             return recorded
 
-        with self._house.queue.place():
+        with self._daemon.queue.place():
             recorded = await self._record_with_files(uid, change, old=old)
             if recorded == uid:
-                self._house.queue.append(
+                self._daemon.queue.append(
                     Assignment(uid=uid, run=run, folder=row.folder, first_phase=kept.first_phase)
                 )
-        return self._taken(uid, recorded, name=run.name, key=asked.key, parent=row.uid)
+        return self._accepted(uid, recorded, name=run.name, key=asked.key, parent=row.uid)
 
     async def _record_with_files(self, uid: str, change: Callable[[Transaction], str], *, old: Path) -> str:
-        """As the journal's `write`; the run that it records has the files of the old one then."""
-        folder = self._site.run_folder(uid)
+        """Writes to the journal; the recorded run has the files of the old one."""
+        folder = self._context.run_folder(uid)
         recorded = ""
         try:
-            await asyncio.to_thread(resume.gather, old, folder)
+            await asyncio.to_thread(resume.stage, old, folder)
             recorded = await self._journal.write(change)
             if recorded == uid:
-                await asyncio.to_thread(resume.take_place, folder)
+                await asyncio.to_thread(resume.publish, folder)
         except OSError as error:
             raise TryAgain(f"the files of {old} can't be taken over: {error}") from error
         except asyncio.CancelledError:
-            recorded = uid  # perhaps; the next start of the daemon knows
+            recorded = uid  # possibly recorded; the next start of the daemon finds out
             raise
         finally:
             if recorded != uid:
                 await asyncio.to_thread(resume.discard, folder)
         return recorded
 
-    def _known(
+    def _find_known(
         self, key: str | None, this: bytes | None = None, *, parent: str | None = None
     ) -> Submitted | None:
-        """The run with this key, also when there is no room for another one: the client asks again for its own.
+        """The run with this key, also when the queue is full: a client that repeats its request gets its own run.
 
-        Raises TryAgain when there is none and none can be taken, UsageError when it is no run that resumes `parent`, or
-        was submitted with another run file than that of the digest `this`, or the key is too long.
+        Raises TryAgain when there is none and no run can be accepted, UsageError when the run does not resume
+        `parent`, was submitted with another run file than that of the digest `this`, or the key is too long.
         """
         if key is not None and len(key) > KEY_LENGTH:
             raise UsageError(
@@ -222,19 +223,19 @@ class DaemonApi:
                     "another key for this one"
                 )
             return Submitted(uid=known, known=True)
-        self._house.require_room()
-        if self._house.is_stopping:
-            raise GoingDown("the daemon is going down and takes no more runs")
+        self._daemon.require_room()
+        if self._daemon.is_stopping:
+            raise GoingDown("the daemon is shutting down and accepts no more runs")
         return None
 
-    def _taken(self, uid: str, recorded: str, **about: object) -> Submitted:
+    def _accepted(self, uid: str, recorded: str, **about: object) -> Submitted:
         if recorded == uid:
             log.info("run.accepted", run=uid, **about)
-            self._house.dispatch()
+            self._daemon.dispatch()
         return Submitted(uid=recorded, known=recorded != uid)
 
     async def _watch(self, request: Request, asked: Watch) -> WatchEnd:
-        uid = self._book.find(asked.uid).uid
+        uid = self._queries.find(asked.uid).uid
         after = asked.after
         if not 0 <= after < LARGEST:
             raise BadRequest(f"events are numbered from 1, and none is {after}")
@@ -247,14 +248,14 @@ class DaemonApi:
                     for frames in parcels(encode(event) for event in page):
                         await request.partial(*frames)
                     continue
-                row = self._book.find(uid)
+                row = self._queries.find(uid)
                 if row.outcome is not None and row.ended_at is not None:
                     return WatchEnd(outcome=row.outcome)
                 if not asked.follow:
                     return WatchEnd(outcome="in work")
-                if damage := self._book.damage_of(row):
+                if damage := self._queries.damage_of(row):
                     raise RecordDamaged(uid, *damage.split(": ", 1))
-                if self._house.is_stopping and self._book.governor_of(uid) is None:
+                if self._daemon.is_stopping and self._queries.governor_of(uid) is None:
                     return WatchEnd(outcome="interrupted")
                 try:
                     async with asyncio.timeout(KEEP_ALIVE_SECONDS):
@@ -263,27 +264,27 @@ class DaemonApi:
                     await request.partial(b"")
 
     async def _abort(self, asked: Abort) -> Done:
-        row = self._book.find(asked.uid)
-        damage = self._book.damage_of(row)
+        row = self._queries.find(asked.uid)
+        damage = self._queries.damage_of(row)
         if row.ended_at is not None or (row.outcome is not None and not damage):
-            raise AlreadyEnded(row.uid, row.outcome or f"as what can't be read ({damage})")
+            raise AlreadyEnded(row.uid, row.outcome or f"with an outcome that can't be read ({damage})")
         reason = asked.reason or "aborted by request"
-        if (governor := self._book.governor_of(row.uid)) is not None:
+        if (governor := self._queries.governor_of(row.uid)) is not None:
             await governor.abort(row.uid, reason)
-        elif (assignment := self._house.queue.remove(row.uid)) is not None:
+        elif (assignment := self._daemon.queue.remove(row.uid)) is not None:
             try:
                 await self._end_unstarted(row, reason, damage)
             except GovernorError:
-                self._house.queue.append(assignment)
+                self._daemon.queue.append(assignment)
                 raise
-        elif row.uid in self._house.damaged:
+        elif row.uid in self._daemon.damaged:
             await self._end_unstarted(row, reason, damage)
         else:
-            raise TryAgain(f"run {row.uid} is between queue and slot, ask again")
+            raise TryAgain(f"run {row.uid} is between queue and slot, try again")
         return Done()
 
     async def _end_unstarted(self, row: RunRow, reason: str, damage: str) -> None:
-        folder, file = self._site.run_folder(row.uid), None
+        folder, file = self._context.run_folder(row.uid), None
         if damage:
             reason = f"{reason}; its record was damaged ({damage})"
             result, file = await asyncio.to_thread(
@@ -299,15 +300,15 @@ class DaemonApi:
                 _end(transaction, result)
 
         await self._journal.write(change)
-        self._house.damaged.pop(row.uid, None)
+        self._daemon.damaged.pop(row.uid, None)
         log.info("run.ended", run=row.uid, outcome=result.outcome, reason=result.reason)
 
     async def _results(self, request: Request, uid: str) -> Done:
-        row = self._book.find_sound(uid)
-        folder = self._site.run_folder(row.uid)
+        row = self._queries.find_sound(uid)
+        folder = self._context.run_folder(row.uid)
         result = await asyncio.to_thread(whole_result, self._journal, row.uid, folder)
         if result is None:
-            raise NotEnded(row.uid, self._book.describe(row).state)
+            raise NotEnded(row.uid, self._queries.describe(row).state)
         for part in slices(encode(result)):
             await request.partial(part)
         return Done()

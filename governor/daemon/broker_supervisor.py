@@ -1,11 +1,11 @@
-"""The broker's process, kept alive: its sentinel tells of its death, its answers that it is more than alive, its socket
-files that new clients find it.
+"""Keeps the broker's process alive: watches its sentinel for its exit, pings it, and checks that its socket files
+exist.
 
-It is asked through the private socket, where there is one: a client that floods the public one holds up the others there, which
-is no reason to take the broker from the runs.
+Pings use the private socket, where there is one: a client that floods the public socket delays the others there,
+which is no reason to restart the broker.
 
-Workers register again and clients send idempotent requests again by themselves, so a restart delays a run and changes
-nothing of it. One that dies `MOST_DEATHS` times in a row is the end of `run`, with the story.
+Workers register again and clients repeat idempotent requests by themselves, so a restart delays a run and changes
+nothing else. After `MOST_DEATHS` consecutive exits `run` ends with an error that lists them.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ BACK_OFF_LIMIT: Final = 5.0
 STEADY_SECONDS: Final = 30.0
 MOST_DEATHS: Final = 8
 SILENT_SECONDS: Final = 5.0
-"""Without an answer it is taken for dead, whatever it is at; conductors wait twice as long for a command to be taken."""
+"""A broker without an answer for so long is replaced; conductors wait twice as long for a command to be accepted."""
 ANSWER_SECONDS: Final = 10.0
-"""For the first answer of all."""
+"""Seconds for the first answer."""
 ASK_SECONDS: Final = 60.0
-"""The deadline of a question, which our own silence may use up."""
+"""The deadline of a ping; time during which the daemon itself was stopped is part of it."""
 AT_ONCE: Final = GracePeriods(ask=0.0, terminate=0.0, kill=5.0)
 IN_ORDER: Final = GracePeriods(ask=0.0, terminate=2.0, kill=5.0)
 
@@ -52,7 +52,7 @@ log = logs.get_logger()
 
 
 def access_of(secret: Secret) -> Access:
-    """Executors reach the daemon alone; it and the conductors of a run alone can have the names that are theirs."""
+    """Executors reach only the daemon; only the daemon and the conductors of a run can register their own names."""
     return Access(
         public=frozenset({SERVICE.encode()}),
         reserved=frozenset({b"governor", b"run"}),
@@ -62,7 +62,7 @@ def access_of(secret: Secret) -> Access:
 
 
 class BrokerProcess:
-    """`run` keeps the broker alive until it is cancelled; then it has been brought down when `run` returns."""
+    """`run` keeps the broker alive until it is cancelled, and stops the broker before it returns."""
 
     def __init__(
         self,
@@ -91,14 +91,16 @@ class BrokerProcess:
             for endpoint in (client_endpoint, worker_endpoint, private_endpoint)
             if endpoint is not None and (path := endpoints.parse(endpoint).path) is not None
         }
-        """With the modes that the broker gives them."""
+        """The sockets, with the modes that the broker gives them."""
         self._removed = ""
         self.restarts = 0
         self.pid: int | None = None
 
     async def run(self) -> None:
-        """Raises ProcessError when the broker cannot be kept alive, FilesRemoved when that is for want of its sockets."""
-        budget, removals = (
+        """Raises ProcessError when the broker cannot be kept alive, FilesRemoved when its removed sockets are the
+        cause.
+        """
+        exits, removals = (
             RestartPolicy(
                 most=self._most_deaths, steady=STEADY_SECONDS, first=FIRST_BACK_OFF, longest=BACK_OFF_LIMIT
             )
@@ -107,23 +109,25 @@ class BrokerProcess:
         loop = asyncio.get_running_loop()
         while True:
             begun = loop.time()
-            how = await self._live()
-            # A broker that answers each time goes on, however often its sockets are removed.
-            counted = budget if how else removals
+            how = await self._run_once()
+            # A broker that answers each time is restarted without limit, however often its sockets are removed.
+            counted = exits if how else removals
             counted.died(how, lived=loop.time() - begun)
-            if budget.used_up and self._removed:
+            if exits.used_up and self._removed:
                 raise FilesRemoved(
                     f"sockets were removed while in use and can't be bound again ({self._removed}): the broker "
-                    f"{budget.story}; remove what lies in their place, then start the daemon again"
+                    f"{exits.story}; remove what lies in their place, then start the daemon again"
                 )
-            if budget.used_up:
-                raise ProcessError(f"the broker {budget.story}")
+            if exits.used_up:
+                raise ProcessError(f"the broker {exits.story}")
             self.restarts += 1
             log.info("broker.restarting", restart_in=counted.back_off)
             await asyncio.sleep(counted.back_off)
 
-    async def _live(self) -> str:
-        """From one start to how it died, or why there was none; empty where it was brought down for want of its sockets."""
+    async def _run_once(self) -> str:
+        """Starts the broker and waits; returns how it exited or why it did not start, empty if it was stopped because
+        its sockets were removed.
+        """
         try:
             child = await process.start(name="broker", target="transport.broker:main", payload=self._payload)
         except ProcessError as error:
@@ -131,20 +135,20 @@ class BrokerProcess:
             return f"not started ({error})"
         self.pid = child.pid
         try:
-            return await self._outlive(child)
+            return await self._watch(child)
         except asyncio.CancelledError:
             await terminate(child, rungs=IN_ORDER)
             raise
 
-    async def _outlive(self, child: ChildProcess) -> str:
+    async def _watch(self, child: ChildProcess) -> str:
         exited = asyncio.create_task(child.wait(), name="broker.exit")
-        beats = asyncio.create_task(self._beat(), name="broker.beat")
+        probe = asyncio.create_task(self._probe(), name="broker.beat")
         try:
-            await asyncio.wait({exited, beats}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({exited, probe}, return_when=asyncio.FIRST_COMPLETED)
             if exited.done():
                 log.warning("broker.exited", pid=child.pid, exit_code=exited.result())
                 return f"exit code {exited.result()}"
-            match beats.result():
+            match probe.result():
                 case float(seconds):
                     log.error("broker.silent", pid=child.pid, seconds=round(seconds, 1))
                     await terminate(child, rungs=AT_ONCE)
@@ -155,66 +159,66 @@ class BrokerProcess:
                     await terminate(child, rungs=IN_ORDER)
                     return ""
         finally:
-            for task in (exited, beats):
+            for task in (exited, probe):
                 task.cancel()
-            await asyncio.wait({exited, beats})
+            await asyncio.wait({exited, probe})
 
-    def _answers(self) -> None:
+    def _sockets_restored(self) -> None:
         if self._removed:
             log.info("broker.sockets_bound", sockets=self._removed)
             self._removed = ""
 
-    async def _beat(self) -> float | list[Path]:
-        """Returns when the broker has been silent for too long, with the seconds; or when sockets of it are gone: its
-        clients go on, and no new one comes.
+    async def _probe(self) -> float | list[Path]:
+        """Returns the seconds when the broker has been silent for too long, or the sockets that were removed:
+        existing clients continue, new ones can't connect.
         """
         loop = asyncio.get_running_loop()
-        patience = max(self._silence, ANSWER_SECONDS)
+        silence_limit = max(self._silence, ANSWER_SECONDS)
         sockets: Files | None = None
         modes = dict(self._sockets)
         client = Client(self._endpoint)
         try:
             while True:
-                asked = asyncio.create_task(_ask(client), name="broker.ask")
+                asked = asyncio.create_task(_ping(client), name="broker.ask")
                 silence = SilenceTimer(loop.time())
                 try:
                     while not (await asyncio.wait({asked}, timeout=BEAT_SECONDS))[0]:
-                        if silence.passed(loop.time()) >= patience:
+                        if silence.passed(loop.time()) >= silence_limit:
                             self._removed = (
-                                ", ".join(map(str, self._gone())) or self._removed
-                            )  # why nobody reached it
+                                ", ".join(map(str, self._missing_sockets())) or self._removed
+                            )  # the reason for the silence
                             return silence.seconds
                     if asked.exception() is None and sockets is None:
-                        patience = self._silence
+                        silence_limit = self._silence
                         sockets = Files(*self._sockets)
                         folders = Files(*(path.parent for path in self._sockets))
-                        self._answers()
+                        self._sockets_restored()
                 finally:
                     asked.cancel()
                     await asyncio.wait({asked})
                 await asyncio.sleep(BEAT_SECONDS)
-                # Without its folder it can't come back: whoever watches that one decides. What had been replaced by the
-                # first answer is no socket.
+                # Without its folder it can't come back; `FileWatch` handles that. A path that had been replaced before the
+                # first answer is not a socket.
                 if (
                     sockets is not None
-                    and (removed := sockets.removed() or self._gone())
+                    and (removed := sockets.removed() or self._missing_sockets())
                     and not folders.removed()
                 ):
                     return removed
                 if sockets is not None:
-                    _tell_modes(modes)
+                    _log_changed_modes(modes)
         finally:
             await client.aclose()
 
-    def _gone(self) -> list[Path]:
-        """Where no socket lies; none where the disk does not tell."""
+    def _missing_sockets(self) -> list[Path]:
+        """Paths without a socket; none if the disk can't be read."""
         with contextlib.suppress(OSError):
             return [path for path in self._sockets if not path.is_socket()]
         return []
 
 
-def _tell_modes(modes: dict[Path, int]) -> None:
-    """Of the sockets that have another mode than this; it is noted here then."""
+def _log_changed_modes(modes: dict[Path, int]) -> None:
+    """Logs the sockets whose mode changed since the last call; updates `modes`."""
     for path, was in modes.items():
         with contextlib.suppress(OSError):
             modes[path] = stat.S_IMODE(path.lstat().st_mode)
@@ -227,12 +231,12 @@ def _tell_modes(modes: dict[Path, int]) -> None:
                 )
 
 
-async def _ask(client: Client) -> None:
+async def _ping(client: Client) -> None:
     await client.request("mmi.service", b"governor", timeout=ASK_SECONDS, idempotent=True)
 
 
-async def answering(client: Client) -> None:
-    """Returns when the broker answers. Raises ProcessError when it does not in ten seconds."""
+async def wait_until_answering(client: Client) -> None:
+    """Returns when the broker answers. Raises ProcessError when it does not within ten seconds."""
     try:
         await client.request("mmi.service", b"governor", timeout=ANSWER_SECONDS, idempotent=True)
     except TransportError as error:

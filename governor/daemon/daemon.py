@@ -1,12 +1,12 @@
-"""The daemon: the one place that puts everything together, in the order in which it is needed, and takes it apart.
+"""The daemon: starts all its parts in the order in which they are needed, and stops them in reverse.
 
 Rules:
-1. READY is said when runs can be taken: journal open, forkserver warm, broker answering, front desk registered.
-2. A stop interrupts the runs in order, tells watchers, then takes down Ray, broker and forkserver. A second signal
-   leaves out the grace.
-3. A crash of a governor, or a broker that can't be kept alive, ends the daemon with 70, a full disk or a journal that can't be
-   written with 75, so do files that were removed under it: the next start goes on where the journal ends.
-4. The loop itself feeds the watchdog: a daemon whose loop hangs is restarted.
+1. READY is sent when runs can be accepted: journal open, forkserver warm, broker answering, API registered.
+2. A stop interrupts the runs in order, informs watchers, then stops Ray, broker and forkserver. A second signal skips
+   the grace periods.
+3. A crash of a governor, or a broker that can't be kept alive, ends the daemon with 70; a full disk, a journal that
+   can't be written, or removed files end it with 75: the next start continues where the journal ends.
+4. The event loop itself feeds the watchdog: a daemon whose loop hangs is restarted.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ import signal
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Final
 
-from governor import config as configuration
+from governor import config as config_module
 from governor import logs
 from governor.daemon import folders
 from governor.daemon.api import DaemonApi
-from governor.daemon.broker_supervisor import BrokerProcess, access_of, answering
+from governor.daemon.broker_supervisor import BrokerProcess, access_of, wait_until_answering
 from governor.daemon.ray_supervisor import RayService
 from governor.daemon.recovery import Recovery
 from governor.daemon.run_queue import RunQueue
@@ -55,21 +55,20 @@ if TYPE_CHECKING:
     from governor.messages import Prune, Pruned
     from governor.runs.assignment import Assignment
 
-DESK_CREDIT: Final = 256
-"""Requests at the front desk at once; an open `watch` holds one."""
+REQUEST_CREDIT: Final = 256
+"""Requests to the API at once; an open `watch` holds one."""
 REGISTER_SECONDS: Final = 10.0
 ASSIGN_AGAIN_SECONDS: Final = 5.0
-"""After a slot could not begin a run, a full disk for one."""
+"""Seconds until the next attempt, after a slot could not begin a run (because of a full disk, for example)."""
 
 log = logs.get_logger()
 
 
 class Daemon:
-    """`serve` until a signal, or `running` as a context within somebody else's loop.
+    """`serve` until a signal, or `running` as a context within another event loop.
 
-    `reload` reads the configuration anew. `taken`: its premises, where they are taken
-    already. `held` are runs that can't be taken up yet, and what they wait for;
-    `damaged` those that can't be taken up at all, and why.
+    `reload` reads the configuration again. `acquired_folders` are its folders, if they are acquired already. `held`
+    are runs that can't be resumed yet, and what they wait for; `damaged` those that can't be resumed at all, and why.
     """
 
     def __init__(
@@ -78,10 +77,10 @@ class Daemon:
         config: Config,
         notifier: SystemdNotifier,
         reload: Callable[[], Config] | None = None,
-        taken: ExitStack | None = None,
+        acquired_folders: ExitStack | None = None,
     ) -> None:
         self.config = config
-        self._taken = taken
+        self._folders = acquired_folders
         self._reload = reload
         self.governors: list[RunGovernor] = []
         self.queue = RunQueue(limit=config.queue_limit)
@@ -109,13 +108,13 @@ class Daemon:
         self._wake.set()
 
     async def serve(self) -> ExitCode:
-        """Serves until SIGTERM or SIGINT and returns the exit code. Raises what keeps it from starting."""
+        """Serves until SIGTERM or SIGINT and returns the exit code. Raises the error that prevents a start."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._signalled, number)
-        loop.add_signal_handler(signal.SIGQUIT, self._signalled, signal.SIGQUIT)
+            loop.add_signal_handler(number, self._on_signal, number)
+        loop.add_signal_handler(signal.SIGQUIT, self._on_signal, signal.SIGQUIT)
         loop.add_signal_handler(signal.SIGUSR1, self._dump)
-        loop.add_signal_handler(signal.SIGHUP, self._hang_up)
+        loop.add_signal_handler(signal.SIGHUP, self._on_hangup)
         async with self.running():
             await self._stop.wait()
         if isinstance(self._crash, GovernorError):
@@ -123,56 +122,58 @@ class Daemon:
         return ExitCode.DONE if self._crash is None else ExitCode.INTERNAL
 
     async def crash(self) -> BaseException:
-        """What broke the daemon, once something does; for whoever uses `running`."""
+        """Returns the error that ends the daemon, once there is one; for users of `running`."""
         await self._stop.wait()
         return self._crash or RuntimeError("the daemon was stopped")
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[Daemon]:
-        """Everything up inside; nothing of it left behind outside."""
+        """Inside the context all parts run; after it nothing is left behind."""
         async with AsyncExitStack() as stack:
             config = self.config
-            stack.enter_context(self._taken or folders.taken(config))
-            folders.tell_of_others(config.state_dir)
+            stack.enter_context(self._folders or folders.acquired(config))
+            folders.warn_if_shared(config.state_dir)
             leftovers.tell_unmarked()
             extending = asyncio.create_task(self._notifier.keep_extending(), name="extend")
             stack.push_async_callback(_cancel, extending)
             journal = await self._open_journal(stack)
             recovery = Recovery(journal=journal, state_dir=config.state_dir)
             self.held, self.damaged = recovery.held, recovery.damaged
-            await recovery.clear_away()
+            await recovery.clean_up()
             await stack.enter_async_context(recovery.heartbeat.beating(in_order=self._ends_in_order))
             stack.enter_context(folders.cleared(config.runtime_dir))
-            site = await self._open(stack, journal)
+            context = await self._open(stack, journal)
             self.governors = [
                 RunGovernor(
                     config.worker_endpoint,
                     f"slot-{number}",
-                    site=site,
+                    context=context,
                     on_change=self._changed,
-                    on_journal_failure=self._give_up,
+                    on_journal_failure=self._fail,
                 )
                 for number in range(config.slots)
             ]
-            for assignment in await recovery.take_up(site.runs_folder):
+            for assignment in await recovery.assignments(context.runs_folder):
                 self.queue.append(assignment)
             if recovery.survivors:
-                self._spawn(self._take_up_the_rest(recovery, site), "recovery")
+                self._spawn(self._assign_held(recovery, context), "recovery")
             slots = [
                 asyncio.create_task(self._govern(governor), name=governor.uid) for governor in self.governors
             ]
             self._spawn(self._dispatch_all(), "dispatch")
-            self._spawn(site.files.run(), "file_watch")
-            self._pruner = Pruner(site.journal, site.runs_folder)
-            self._spawn(self._pruner.serve(lambda: self._keep), "prune")
-            desk = DaemonApi(house=self, site=site)
+            self._spawn(context.files.run(), "file_watch")
+            self._pruner = Pruner(context.journal, context.runs_folder)
+            self._spawn(self._pruner.serve(lambda: self._retention), "prune")
+            api = DaemonApi(daemon=self, context=context)
             worker = await stack.enter_async_context(
-                Worker(config.worker_endpoint, SERVICE, desk.answer, credit=DESK_CREDIT, secret=site.secret)
+                Worker(
+                    config.worker_endpoint, SERVICE, api.answer, credit=REQUEST_CREDIT, secret=context.secret
+                )
             )
             async with asyncio.timeout(REGISTER_SECONDS):
                 await worker.registered()
             self.dispatch()
-            gc.freeze()  # what is loaded stays for ever: a collection need not walk it
+            gc.freeze()  # loaded modules are never freed: collections skip them
             await _cancel(extending)
             self._announce()
             if self._notifier.watchdog_interval is not None:
@@ -180,36 +181,38 @@ class Daemon:
             try:
                 yield self
             finally:
-                await self._go_down(slots, site)
+                await self._shut_down(slots, context)
 
-    async def _take_up_the_rest(self, recovery: Recovery, site: RunContext) -> None:
-        for assignment in await recovery.take_up_the_rest(site.runs_folder):
+    async def _assign_held(self, recovery: Recovery, context: RunContext) -> None:
+        for assignment in await recovery.held_assignments(context.runs_folder):
             self.queue.append(assignment)
         self.dispatch()
 
     def _ends_in_order(self) -> bool:
-        """A crash is a death for the runs that were in work; a disk that takes no record is none."""
+        """Whether the end counts as orderly for the runs in work: a crash does not, a disk that accepts no record
+        does.
+        """
         return self._crash is None or isinstance(self._crash, GovernorError)
 
     async def _open_journal(self, stack: AsyncExitStack) -> Journal:
         folder, loop = self.config.state_dir, asyncio.get_running_loop()
         reserve = disk_reserve.Reserve(
             folder,
-            on_used=lambda full: loop.call_soon_threadsafe(self._give_up, full),
+            on_used=lambda full: loop.call_soon_threadsafe(self._fail, full),
             sockets=self.config.runtime_dir,
         )
         reserve.take()
         stack.callback(reserve.release)
         path = folder / "governor.db"
         await asyncio.to_thread(schema.examine, path)
-        journal = Journal(path, reserve=reserve, on_unreadable=self._give_up)
+        journal = Journal(path, reserve=reserve, on_unreadable=self._fail)
         stack.push_async_callback(journal.close)
         return journal
 
     async def _open(self, stack: AsyncExitStack, journal: Journal) -> RunContext:
         config = self.config
         runs = config.state_dir / "runs"
-        folders.own(runs)
+        folders.make_private(runs)
         ray = RayService(config.ray, state_folder=config.state_dir, runtime_folder=config.runtime_dir)
         report = await process.warm()
         if report.failures:
@@ -226,7 +229,7 @@ class Daemon:
         stack.push_async_callback(_cancel, broker_task)
         broker_task.add_done_callback(self._background_ended)
         client = await stack.enter_async_context(Client(config.private_endpoint))
-        await answering(client)
+        await wait_until_answering(client)
         stack.push_async_callback(ray.aclose)
         return RunContext(
             client_endpoint=config.client_endpoint,
@@ -235,7 +238,7 @@ class Daemon:
             secret=secret,
             client=client,
             journal=journal,
-            files=FileWatch(journal.path, runs=runs, runtime=config.runtime_dir, on_lost=self._give_up),
+            files=FileWatch(journal.path, runs=runs, runtime=config.runtime_dir, on_lost=self._fail),
             ray=ray,
             runs_folder=runs,
             runtime_folder=config.runtime_dir,
@@ -243,20 +246,20 @@ class Daemon:
             log_level=config.log_level,
         )
 
-    async def _go_down(self, slots: list[asyncio.Task[None]], site: RunContext) -> None:
+    async def _shut_down(self, slots: list[asyncio.Task[None]], context: RunContext) -> None:
         self._stopping = True
         self._notifier.stopping("interrupting the runs in work")
         log.info("daemon.stopping", runs=[g.experiment_run_id for g in self.governors if g.experiment_run_id])
         urgent = self._signals > 1
         why = f": {self._crash}" if isinstance(self._crash, ProcessError | FilesRemoved) else ""
         for governor in self.governors:
-            governor.post_stop(f"the daemon is going down{why}", urgent=urgent)
+            governor.post_stop(f"the daemon is shutting down{why}", urgent=urgent)
         _, late = await asyncio.wait(slots, timeout=self.config.stop_grace)
         if late:
             for governor in self.governors:
                 governor.post_stop(f"stop_grace of {self.config.stop_grace:g} s is over", urgent=True)
             await asyncio.wait(slots)
-        site.journal.wake_followers()
+        context.journal.wake_followers()
         for task in list(self._tasks):
             await _cancel(task)
 
@@ -265,8 +268,8 @@ class Daemon:
     async def _govern(self, governor: RunGovernor) -> None:
         try:
             await governor.run()
-        except Exception as error:  # noqa: BLE001  # logged by the governor; here it becomes the daemon's end
-            self._broken(error)
+        except Exception as error:  # noqa: BLE001  # logged by the governor; it ends the daemon
+            self._crashed(error)
 
     async def _dispatch_all(self) -> None:
         while True:
@@ -285,24 +288,24 @@ class Daemon:
             asyncio.get_running_loop().call_later(ASSIGN_AGAIN_SECONDS, self.dispatch)
 
     @property
-    def _keep(self) -> RetentionPolicy:
+    def _retention(self) -> RetentionPolicy:
         return RetentionPolicy(runs=self.config.keep_runs, days=self.config.keep_days)
 
     async def prune(self, asked: Prune) -> Pruned:
-        """Raises UsageError where nothing says what to keep."""
-        keep = asked_for(asked.keep_runs, asked.keep_days, otherwise=self._keep)
-        return await self._pruner.prune(keep, dry_run=asked.dry_run)
+        """Raises UsageError when neither the request nor the configuration says what to keep."""
+        retention = asked_for(asked.keep_runs, asked.keep_days, otherwise=self._retention)
+        return await self._pruner.prune(retention, dry_run=asked.dry_run)
 
     def require_room(self) -> None:
-        """Raises NoRoom where another run should not be taken."""
+        """Raises NoRoom when another run should not be accepted."""
         disk_reserve.require(self.config.state_dir, self.config.disk_reserve)
 
-    def _give_up(self, error: GovernorError) -> None:
-        """Without a journal nothing may be acknowledged, without a broker nothing is heard: the runs are interrupted, and go on
-        in the next invocation.
+    def _fail(self, error: GovernorError) -> None:
+        """Without a journal nothing may be acknowledged, without a broker no message arrives: the runs are
+        interrupted and continue in the next invocation.
         """
         if self._crash is None:
-            log.error("daemon.gives_up", reason=str(error))
+            log.error("daemon.fatal", reason=str(error))
         self._crash = self._crash or error
         self._stop.set()
 
@@ -331,8 +334,8 @@ class Daemon:
 
     # -- signals -----------------------------------------------------------------------------------------------
 
-    def _signalled(self, number: int) -> None:
-        """The first one stops in order; another one, or SIGQUIT, leaves out the grace."""
+    def _on_signal(self, number: int) -> None:
+        """The first signal stops in order; a second one, or SIGQUIT, skips the grace periods."""
         self._signals += 2 if number == signal.SIGQUIT else 1
         log.info("daemon.signal", signal=signal.Signals(number).name)
         if self._signals > 1:
@@ -340,25 +343,27 @@ class Daemon:
                 governor.post_stop(f"{signal.Signals(number).name} again", urgent=True)
         self._stop.set()
 
-    def _hang_up(self) -> None:
-        """SIGHUP: the configuration is read anew. All or nothing: what needs a restart refuses the whole."""
+    def _on_hangup(self) -> None:
+        """SIGHUP: reloads the configuration. All or nothing: one setting that needs a restart refuses the whole."""
         if self._reload is None:
-            self._signalled(signal.SIGHUP)
+            self._on_signal(signal.SIGHUP)
             return
         self._notifier.reloading()
-        with suppress(ConfigError):  # the log has it, and the status
+        with suppress(ConfigError):  # it is in the log and the status
             self.reload()
         self._notifier.ready()
 
     def reload(self) -> Reloaded:
-        """Raises ConfigError with all faults: nothing has changed then. UsageError where nothing can be read anew."""
+        """Reloads the configuration. Raises ConfigError with all faults, then nothing has changed; UsageError when
+        there is no configuration to reload.
+        """
         if self._reload is None:
-            raise UsageError("this daemon was started without a configuration that could be read anew")
+            raise UsageError("this daemon was started without a configuration that can be reloaded")
         try:
             wanted = self._reload()
-            changed = configuration.changed(self.config, wanted)
+            changed = config_module.changed(self.config, wanted)
         except ConfigError as error:
-            log.error("daemon.reload_refused", faults=list(error.faults))  # noqa: TRY400  # they say it all
+            log.error("daemon.reload_refused", faults=list(error.faults))  # noqa: TRY400  # the faults are complete
             self._refused = f"; reload refused: {', '.join(error.faults)}"
             raise
         else:
@@ -393,19 +398,19 @@ class Daemon:
         task.add_done_callback(self._background_ended)
 
     def _background_ended(self, task: asyncio.Task[None]) -> None:
-        """Background work ends by being cancelled; any other end is a crash of the daemon."""
+        """Background tasks end by cancellation; any other end is a crash of the daemon."""
         if task.cancelled() or (error := task.exception()) is None:
             return
         if isinstance(
             error, ProcessError | FilesRemoved
-        ):  # not ours: what could not be kept alive, with its story
-            self._give_up(error)
+        ):  # a process that could not be kept alive, with its exits
+            self._fail(error)
             return
         log.error("daemon.crashed", task=task.get_name(), exc_info=error)
-        self._broken(error)
+        self._crashed(error)
 
-    def _broken(self, error: BaseException) -> None:
-        """A disk that is full is no crash."""
+    def _crashed(self, error: BaseException) -> None:
+        """Ends the daemon with this error; a full disk is not a crash."""
         full = disk_reserve.no_room(self.config.state_dir, error) if isinstance(error, OSError) else None
         self._crash = self._crash or full or error
         self._stop.set()

@@ -1,7 +1,8 @@
-"""The daemon's folders, and its forkserver in one of them: taken first, so that the forkserver imports beside the daemon.
+"""The daemon's folders, and its forkserver in one of them: acquired first, so that the forkserver imports while the
+daemon starts.
 
-The runtime folder belongs to one daemon: what lies in it is of this invocation, or of one that was killed. So nothing is put
-there before its lock is held: another one that starts at the same time clears it.
+The runtime folder belongs to one daemon: its content is from this invocation, or from one that was killed. So nothing
+is put there before its lock is held, because another daemon that starts at the same time clears it.
 """
 
 from __future__ import annotations
@@ -33,17 +34,17 @@ log = logs.get_logger()
 
 
 @contextmanager
-def taken(config: Config) -> Iterator[None]:
-    """Raises the limit of open files, makes both folders and locks them, marks what is started from now on as this house's, and
-    begins to warm the forkserver up. Raises NotPermitted, ConfigError, NoRoom, AlreadyServed: nothing was started then, and
-    nothing lies in the folders.
+def acquired(config: Config) -> Iterator[None]:
+    """Raises the limit of open files, makes and locks both folders, marks all processes started from now on as this
+    instance's, and starts to warm up the forkserver. Raises NotPermitted, ConfigError, NoRoom, AlreadyServed: then no
+    process was started, and the folders are empty.
     """
     open_files.raise_limit()
     for folder in (config.state_dir, config.runtime_dir):
-        own(folder)
+        make_private(folder)
     with StateLock(config.state_dir), runtime_lock(config.runtime_dir):
         if config.socket_group is not None:
-            let_in(config.socket_group, config.runtime_dir)
+            grant_group(config.socket_group, config.runtime_dir)
         leftovers.mark(config.state_dir)
         try:
             _warm_up(config.runtime_dir)
@@ -60,8 +61,8 @@ def _warm_up(runtime_dir: Path) -> None:
         raise disk_reserve.no_room(runtime_dir, error) or error from None
 
 
-def own(folder: Path) -> None:
-    """Makes the folder 0700 where it is not there. Raises NotPermitted, ConfigError, NoRoom."""
+def make_private(folder: Path) -> None:
+    """Makes the folder with mode 0700 if it does not exist. Raises NotPermitted, ConfigError, NoRoom."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except PermissionError as error:
@@ -74,8 +75,8 @@ def own(folder: Path) -> None:
         ) from error
 
 
-def tell_of_others(folder: Path) -> None:
-    """In the log, where a folder that is to be ours alone lets somebody else in."""
+def warn_if_shared(folder: Path) -> None:
+    """Logs a warning if other users can access the daemon's private folder."""
     mode = stat.S_IMODE(folder.stat().st_mode)
     if mode & OTHERS:
         log.warning(
@@ -83,37 +84,37 @@ def tell_of_others(folder: Path) -> None:
         )
 
 
-def let_in(group: str, runtime_dir: Path) -> None:
-    """The group reaches the clients' socket in the folder, and can't list it. Raises ConfigError."""
+def grant_group(group: str, runtime_dir: Path) -> None:
+    """Lets the group reach the clients' socket in the folder, but not list it. Raises ConfigError."""
     try:
         gid = grp.getgrnam(group).gr_gid
     except KeyError:
         raise ConfigError("socket_group", [f"there is no group {group!r}"]) from None
     folder = runtime_dir.resolve()
-    if not _may_pass(folder, gid):
+    if not _can_traverse(folder, gid):
         try:
             os.chown(folder, -1, gid)
             folder.chmod(0o710)
         except OSError as error:
             fault = f"{folder} can't be given to group {group!r}: {error.strerror}; be a member of it, or give it the folder"
             raise ConfigError("socket_group", [fault]) from error
-    if shut := next((each for each in folder.parents if not _may_pass(each, gid)), None):
+    if closed := next((each for each in folder.parents if not _can_traverse(each, gid)), None):
         fault = (
-            f"group {group!r} can't reach {folder}, for it may not pass {shut} (mode {stat.S_IMODE(shut.stat().st_mode):04o}): "
+            f"group {group!r} can't reach {folder}, because it has no access to {closed} (mode {stat.S_IMODE(closed.stat().st_mode):04o}): "
             "choose another --runtime-dir, or open that folder (chmod o+x)"
         )
         raise ConfigError("socket_group", [fault])
 
 
-def _may_pass(folder: Path, gid: int) -> bool:
+def _can_traverse(folder: Path, gid: int) -> bool:
     found = folder.stat()
     return bool(found.st_mode & (stat.S_IXGRP if found.st_gid == gid else stat.S_IXOTH))
 
 
 @contextmanager
 def cleared(runtime_dir: Path) -> Iterator[None]:
-    """Removes what lies in the folder, now and at the end; then not where another one has taken its place meanwhile: that is
-    another daemon's.
+    """Removes the content of the folder, now and at the end; at the end only if the folder has not been replaced,
+    because then it is another daemon's.
     """
     _clear(runtime_dir)
     ours = Files(runtime_dir)
@@ -127,7 +128,7 @@ def cleared(runtime_dir: Path) -> Iterator[None]:
 def _clear(runtime_dir: Path) -> None:
     """Removes everything but the forkserver's own folder, which multiprocessing removes when this process ends.
 
-    Somebody else may have removed the folder.
+    The folder itself may already have been removed.
     """
     if not runtime_dir.exists():
         return

@@ -1,9 +1,10 @@
-"""The daemon's heartbeat in its state folder: a file that is there while it lives, and stays where it dies.
+"""The daemon's heartbeat in its state folder: a file that exists while the daemon runs, and remains after a crash.
 
-The next invocation learns from it how the last one ended, and when. Rules:
-* No wall clock: the time is that of the monotonic clock, as in the events of the runs; the boot tells which one's.
-* What an earlier daemon left stays until `beating`: a start that fails before it has recorded the deaths loses nothing.
-* A beat that cannot be written is left out: the journal is the one to complain of a disk.
+The next invocation reads how and when the last one ended. Rules:
+* No wall clock: times are of the monotonic clock, as in the events of the runs; the boot id tells which boot.
+* The file of an earlier daemon stays until `beating`: a start that fails before it has recorded the crash loses
+  nothing.
+* A beat that cannot be written is skipped: the journal reports a failing disk.
 """
 
 from __future__ import annotations
@@ -31,21 +32,21 @@ LENGTH: Final = 256
 
 
 class Beat(msgspec.Struct, frozen=True, kw_only=True):
-    """The last sign of life of a daemon: who, and when in monotonic seconds."""
+    """The last heartbeat of a daemon: its identity, and the time in monotonic seconds."""
 
     daemon: ProcessIdentity
     at: float
 
     @property
-    def obituary(self) -> str:
-        """What became of it: it left this behind, so it did not end in order."""
+    def exit_reason(self) -> str:
+        """How the daemon ended, given that its file remained: not in order."""
         if self.daemon.boot != boot_id():
             return "the machine went down with the daemon"
         return f"the daemon died (pid {self.daemon.pid}): it was killed, or crashed"
 
 
 class DaemonHeartbeat:
-    """`last` is what a daemon that died has left here; None after an end in order."""
+    """`last` is the beat of a daemon that crashed; None after an orderly end."""
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / NAME
@@ -56,9 +57,10 @@ class DaemonHeartbeat:
 
     @asynccontextmanager
     async def beating(self, *, in_order: Callable[[], bool]) -> AsyncIterator[None]:
-        """Inside, the file is this daemon's. `in_order` is asked at the end: else it stays, as after a death.
+        """Inside the context the file is this daemon's. `in_order` is called at the end: if False the file stays, as
+        after a crash.
 
-        Raises TryAgain when there is no room for it.
+        Raises TryAgain when the file can't be written.
         """
         try:
             fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -78,7 +80,7 @@ class DaemonHeartbeat:
 async def _beat(fd: int) -> None:
     me = ProcessIdentity.of(os.getpid())
     while True:
-        # In place, in one call and of one length: it is whole whenever the daemon dies, and takes no room on the disk.
+        # In place, in one call and of fixed length: the file is complete whenever the daemon dies, and needs no new disk space.
         data = msgspec.json.encode(Beat(daemon=me, at=round(time.monotonic(), 3))).ljust(LENGTH)
         with contextlib.suppress(OSError):
             os.pwrite(fd, data, 0)

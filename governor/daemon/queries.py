@@ -1,4 +1,4 @@
-"""What the front desk knows of the runs, and of the daemon itself: nothing here changes anything."""
+"""Read-only queries of the daemon's API: the runs, and the daemon itself."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     from governor.runs.run_governor import RunGovernor
 
 LIST_LIMIT: Final = 10_000
-"""Runs in one answer."""
+"""Maximum number of runs in one answer."""
 _NOT_ASKED: Final = MappingProxyType[int, "Sequence[int]"]({})
 
 
 class DaemonState(Protocol):
-    """What the desk needs of the daemon."""
+    """The part of the daemon that its API needs."""
 
     governors: list[RunGovernor]
     queue: RunQueue
@@ -38,28 +38,28 @@ class DaemonState(Protocol):
     @property
     def is_stopping(self) -> bool: ...
     def dispatch(self) -> None:
-        """Queued runs may have a free slot."""
+        """A slot or a queued run may be available."""
 
     def require_room(self) -> None:
-        """Raises NoRoom where the disk has none for another run."""
+        """Raises NoRoom when the disk has no room for another run."""
 
     async def prune(self, asked: Prune) -> Pruned: ...
 
     def reload(self) -> Reloaded:
-        """Raises ConfigError with all faults, UsageError where there is no configuration to read anew."""
+        """Raises ConfigError with all faults, UsageError when there is no configuration to reload."""
 
 
 class RunQueries:
-    """Its methods raise NoSuchRun and JournalError."""
+    """Answers queries; its methods raise NoSuchRun and JournalError."""
 
-    def __init__(self, *, house: DaemonState, site: RunContext) -> None:
-        self._house = house
-        self._site = site
-        self._journal = site.journal
-        self._born = time.monotonic()
+    def __init__(self, *, daemon: DaemonState, context: RunContext) -> None:
+        self._daemon = daemon
+        self._context = context
+        self._journal = context.journal
+        self._started_at = time.monotonic()
 
     def status(self, uid: str | None, marked: Mapping[int, Sequence[int]]) -> StatusReport:
-        """The daemon, and one run or all that have not ended. `marked` are the processes, as `kill_tree` has them."""
+        """The daemon, and one run or all that have not ended. `marked`: pids by mark, from `kill_tree.marked`."""
         if uid is not None:
             runs = [self.describe(self.find(uid), marked)]
         else:
@@ -67,12 +67,12 @@ class RunQueries:
         return StatusReport(
             pid=os.getpid(),
             version=__version__,
-            endpoint=self._site.client_endpoint,
-            uptime=time.monotonic() - self._born,
-            slots=len(self._house.governors),
-            state="stopping" if self._house.is_stopping else "serving",
+            endpoint=self._context.client_endpoint,
+            uptime=time.monotonic() - self._started_at,
+            slots=len(self._daemon.governors),
+            state="stopping" if self._daemon.is_stopping else "serving",
             runs=tuple(runs),
-            ray=str(self._site.ray),
+            ray=str(self._context.ray),
             quarantined=self._quarantined(),
         )
 
@@ -97,7 +97,7 @@ class RunQueries:
         return Explanation(uid=row.uid, name=row.name, at=now, lines=lines)
 
     def find(self, uid: str) -> RunRow:
-        """The run with this uid, or with the only one that begins so."""
+        """The run with this uid, or the only one whose uid begins with it."""
         candidates = self._journal.find(uid) if uid else []
         if uid in candidates:
             candidates = [uid]
@@ -112,22 +112,22 @@ class RunQueries:
         return row
 
     def find_sound(self, uid: str) -> RunRow:
-        """As `find`; raises RecordDamaged where not all of its row can be read."""
+        """As `find`; raises RecordDamaged when part of its row can't be read."""
         row = self.find(uid)
         if row.damage:
             raise RecordDamaged(row.uid, "runs", row.damage)
         return row
 
     def governor_of(self, uid: str) -> RunGovernor | None:
-        """Who has it in work."""
-        return next((g for g in self._house.governors if g.experiment_run_id == uid), None)
+        """The governor that has the run in work."""
+        return next((g for g in self._daemon.governors if g.experiment_run_id == uid), None)
 
     def _in_work(self, row: RunRow) -> RunGovernor | None:
-        """None of a run that has ended on record: its governor may have to clear up yet."""
+        """None for a run whose end is recorded, even if its governor is still cleaning up."""
         return self.governor_of(row.uid) if row.ended_at is None else None
 
     def _quarantined(self) -> dict[str, str]:
-        return {slot.uid: slot.quarantine for slot in self._house.governors if slot.quarantine}
+        return {slot.uid: slot.quarantine for slot in self._daemon.governors if slot.quarantine}
 
     def describe(self, row: RunRow, marked: Mapping[int, Sequence[int]] = _NOT_ASKED) -> RunStatus:
         if (governor := self._in_work(row)) is not None:
@@ -137,13 +137,13 @@ class RunQueries:
             state, waits_for = "damaged", f"a copy of the journal to be put back: {damage}"
         elif row.ended_at is not None:
             state, waits_for = "ended", "nothing"
-        elif row.uid in self._house.queue:
-            before = self._house.queue.position(row.uid)
+        elif row.uid in self._daemon.queue:
+            before = self._daemon.queue.position(row.uid)
             state, waits_for = "queued", f"a free slot ({before} run{'' if before == 1 else 's'} before it)"
             waits_for += "".join(f"; {slot}: {whom}" for slot, whom in self._quarantined().items())
         else:
             state = "interrupted"
-            waits_for = self._house.held.get(row.uid, "the next start of the daemon")
+            waits_for = self._daemon.held.get(row.uid, "the next start of the daemon")
         last = next((phase for phase in reversed(result.phases) if phase.metrics), None) if result else None
         return RunStatus(
             uid=row.uid,
@@ -162,11 +162,11 @@ class RunQueries:
         )
 
     def damage_of(self, row: RunRow) -> str:
-        """What of the record of a run can't be read; "" where all can, or nobody has looked."""
-        return row.damage or self._house.damaged.get(row.uid, "")
+        """The part of a run's record that can't be read; "" if all can, or if it was not checked."""
+        return row.damage or self._daemon.damaged.get(row.uid, "")
 
     def _result(self, row: RunRow) -> tuple[RunResult | None, str]:
-        """Of a run that has ended; and what of the run can't be read."""
+        """The result of a run that has ended, and the part of its record that can't be read."""
         damage = self.damage_of(row)
         try:
             result = self._journal.result(row.uid) if row.ended_at is not None else None

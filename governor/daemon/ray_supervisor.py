@@ -1,8 +1,8 @@
-"""Ray for the runs: a cluster that somebody else keeps, or a head of our own, started on first need and kept warm.
+"""Ray for the runs: an existing cluster, or a head of our own, started on first use and kept warm.
 
-A head that dies, or of which a part is frozen, is replaced when the next task conductor asks for it; the one that was
-connected ends by itself with the reason, and the run's restart budget pays for its successor. After `MOST_DEATHS` heads
-that died in a row, who asks is told their story instead, until the next one may be tried.
+A head that exits or has a frozen part is replaced when the next task conductor needs one; a conductor that was
+connected ends by itself with the reason, and its restart counts against the run's restart limit. After `MOST_DEATHS`
+consecutive exits of heads, callers get their reasons as an error until the next attempt is due.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ BACK_OFF_LIMIT: Final = 8.0
 STEADY_SECONDS: Final = 30.0
 MOST_DEATHS: Final = 8
 TRY_AGAIN_SECONDS: Final = 60.0
-"""After the last of them."""
+"""Seconds until the next attempt, after so many exits."""
 
 log = logs.get_logger()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Living:
-    """A head that is up, and the task that takes it away when it is lost."""
+class _RunningHead:
+    """A running head, and the task that stops it when it is lost."""
 
     head: RayHead
     settings: dict[str, Any]
@@ -56,44 +56,44 @@ class RayService:
         self._config = config
         self._state_folder = state_folder
         self._runtime_folder = runtime_folder
-        self._turn = asyncio.Lock()
-        self._living: _Living | None = None
-        self._budget = RestartPolicy(
+        self._lock = asyncio.Lock()
+        self._running: _RunningHead | None = None
+        self._exits = RestartPolicy(
             most=most_deaths, steady=STEADY_SECONDS, first=FIRST_BACK_OFF, longest=BACK_OFF_LIMIT
         )
         self._try_again = try_again
-        self._died = 0.0
+        self._last_exit = 0.0
 
     def __str__(self) -> str:
         if self._config.address != "local":
             return f"cluster at {self._config.address}"
-        if self._living is None:
-            return f"not started: its head {self._budget.story}" if self._budget.used_up else "not started"
-        return f"local head at {self._living.settings['address']} (pid {self._living.head.pid})"
+        if self._running is None:
+            return f"not started: its head {self._exits.story}" if self._exits.used_up else "not started"
+        return f"local head at {self._running.settings['address']} (pid {self._running.head.pid})"
 
     async def settings(self) -> dict[str, Any]:
-        """Address and token file of a Ray that answers; one of somebody else's, the task conductor asks. Starts the head
-        where it is ours and none lives; raises ProcessError.
+        """Address and token file of a Ray that answers; a cluster of others is not checked here, the task conductor
+        does that. Starts our own head if none is running; raises ProcessError.
         """
         if self._config.address != "local":
             token = self._config.token_path
             return {"address": self._config.address, "token_path": str(token) if token else None}
         while True:
-            async with self._turn:
-                living = self._living = self._living or await self._start()
-            if await living.head.answers():
-                return living.settings
+            async with self._lock:
+                running = self._running = self._running or await self._start()
+            if await running.head.answers():
+                return running.settings
             await asyncio.wait(
-                {living.watch}, timeout=BEAT_SECONDS
-            )  # it sees the same, and takes the head away
+                {running.watch}, timeout=BEAT_SECONDS
+            )  # it detects the loss too, and stops the head
 
-    async def _start(self) -> _Living:
+    async def _start(self) -> _RunningHead:
         loop = asyncio.get_running_loop()
-        since = loop.time() - self._died
-        if self._budget.used_up and since < self._try_again:
+        since = loop.time() - self._last_exit
+        if self._exits.used_up and since < self._try_again:
             wait = self._try_again - since
-            raise ProcessError(f"Ray's head {self._budget.story}; the next one may be tried in {wait:.0f} s")
-        await asyncio.sleep(self._budget.back_off - since)
+            raise ProcessError(f"Ray's head {self._exits.story}; the next one may be tried in {wait:.0f} s")
+        await asyncio.sleep(self._exits.back_off - since)
         head = RayHead(
             state_folder=self._state_folder,
             runtime_folder=self._runtime_folder,
@@ -102,37 +102,37 @@ class RayService:
         try:
             found = await head.start()
         except ProcessError as error:
-            self._note_death(str(error), lived=0.0)
+            self._record_exit(str(error), lived=0.0)
             raise
         log.info("ray.started", address=found.address, pid=head.pid)
-        return _Living(
+        return _RunningHead(
             head=head,
             settings={"address": found.address, "token_path": str(found.token_path)},
-            watch=asyncio.create_task(self._outlive(head), name="ray.watch"),
+            watch=asyncio.create_task(self._watch(head), name="ray.watch"),
         )
 
-    async def _outlive(self, head: RayHead) -> None:
+    async def _watch(self, head: RayHead) -> None:
         loop = asyncio.get_running_loop()
         begun = loop.time()
         how = await head.lost()
-        async with self._turn:  # who asks meanwhile gets the next one
+        async with self._lock:  # callers meanwhile get the next head
             log.warning("ray.lost", pid=head.pid, reason=how)
-            self._living = None
-            self._note_death(how, lived=loop.time() - begun)
+            self._running = None
+            self._record_exit(how, lived=loop.time() - begun)
             try:
                 await head.stop()
             except ProcessError as error:
-                log.error("ray.survives", reason=str(error))  # noqa: TRY400  # no fault of ours
+                log.error("ray.not_stopped", reason=str(error))  # noqa: TRY400  # no fault of ours
 
-    def _note_death(self, how: str, *, lived: float) -> None:
-        self._budget.died(how, lived=lived)
-        self._died = asyncio.get_running_loop().time()
+    def _record_exit(self, how: str, *, lived: float) -> None:
+        self._exits.died(how, lived=lived)
+        self._last_exit = asyncio.get_running_loop().time()
 
     async def aclose(self) -> None:
-        """Takes the head down, if there is one."""
-        async with self._turn:
-            if (living := self._living) is not None:
-                living.watch.cancel()
-                await asyncio.wait({living.watch})
-                await living.head.stop()
-            self._living = None
+        """Stops the head, if there is one."""
+        async with self._lock:
+            if (running := self._running) is not None:
+                running.watch.cancel()
+                await asyncio.wait({running.watch})
+                await running.head.stop()
+            self._running = None

@@ -1,8 +1,10 @@
-"""What an earlier invocation of the daemon left unfinished: processes, records, files; and how its runs go on.
+"""Cleans up what an earlier invocation of the daemon left unfinished (processes, records, files), and resumes its
+runs.
 
-In this order: a run that was in work when the daemon died gets its interruption on record; what is left alive is killed
-and seen dead; then the run file decides. A run goes on in its first unfinished phase, without the episodes and tasks
-that have ended; or begins anew; or has failed. Nothing of it is taken up while a process lives that may still work on it.
+In this order: runs that were in work when the daemon crashed get a recorded interruption; processes left alive are
+killed and confirmed dead; then the run file decides. A run continues in its first unfinished phase, without the
+episodes and tasks that have ended; or starts from the beginning; or fails. No run is resumed while a process is alive
+that may still work on it.
 """
 
 from __future__ import annotations
@@ -22,8 +24,7 @@ from governor.errors import RecordDamaged, RunFileError
 from governor.processes import leftovers
 from governor.processes.identity import ProcessIdentity
 from governor.processes.readiness import readable
-from governor.runs import history as run_history
-from governor.runs import resume
+from governor.runs import history, resume
 from governor.runs.assignment import Assignment
 from governor.runs.result import build_result, save_result
 from governor.tasks.cluster import head
@@ -38,13 +39,14 @@ if TYPE_CHECKING:
     from governor.runs.history import History
 
 DEATHS: Final = 5
-"""Deaths of the daemon in a row, without a new record of an episode or task, after which a run has failed: it must not
-keep the house down."""
+"""Consecutive crashes of the daemon, without a new record of an episode or task, after which a run fails: it must not
+keep the daemon from running.
+"""
 LARGEST_PID: Final = 2**22
-"""That Linux gives."""
-SENSELESS: Final = (LookupError, TypeError, ValueError, AttributeError, msgspec.MsgspecError)
-"""What comes of reading values that are none of ours."""
-NOT_ON_RECORD: Final = "the daemon went down in order, but could not record it"
+"""The largest pid on Linux."""
+UNREADABLE: Final = (LookupError, TypeError, ValueError, AttributeError, msgspec.MsgspecError)
+"""Errors from reading values that were not written by the daemon."""
+NOT_ON_RECORD: Final = "the daemon shut down in order, but could not record it"
 
 log = logs.get_logger()
 
@@ -56,10 +58,11 @@ class _End:
 
 
 class Recovery:
-    """What a start has to do: `clear_away`, then `take_up`; where there are `survivors`, `take_up_the_rest` beside the work.
+    """Steps of a start: `clean_up`, then `assignments`; if there are `survivors`, `held_assignments` in the
+    background.
 
-    `held` are the runs that wait for the death of the survivors, and what they say of it. `damaged` are those whose record
-    can't be relied on, with the damage: they stay as they are.
+    `held` are the runs that wait for survivors to exit, and what they wait for. `damaged` are those whose record is
+    unreliable, with the damage: they stay as they are.
     """
 
     def __init__(self, *, journal: Journal, state_dir: Path) -> None:
@@ -68,40 +71,42 @@ class Recovery:
         self.held: dict[str, str] = {}
         self.damaged: dict[str, str] = {}
         self._journal = journal
-        self._house = leftovers.house_of(state_dir)
+        self._instance = leftovers.house_of(state_dir)
 
-    async def clear_away(self) -> None:
-        """Records the deaths, kills what is left alive, and removes Ray's folders."""
+    async def clean_up(self) -> None:
+        """Records the interruptions, kills processes left alive, and removes Ray's folders."""
         journal = self._journal
         rows = journal.unended()
         self.damaged |= await asyncio.to_thread(self._find_damage, rows)
         unended = [row.uid for row in rows if row.uid not in self.damaged]
         await self._record_deaths([uid for uid in unended if self._history(uid).at_work])
-        births: list[ProcessIdentity] = []
+        identities: list[ProcessIdentity] = []
         marks: list[int] = []
         for data in (each for row in rows for each in journal.readable(row, "conductor.started")):
-            with suppress(*SENSELESS):  # of a damaged run what can be read
-                birth, mark = _identity(data)
-                births += [birth] if birth is not None else []
+            with suppress(*UNREADABLE):  # a damaged run: as much as can be read
+                identity, mark = _identity(data)
+                identities += [identity] if identity is not None else []
                 marks += [mark] if mark is not None else []
-        dead, self.survivors = await asyncio.to_thread(leftovers.kill_left_over, self._house, births, marks)
+        dead, self.survivors = await asyncio.to_thread(
+            leftovers.kill_left_over, self._instance, identities, marks
+        )
         if dead:
             log.warning("process.left_over", killed=[str(process) for process in dead])
         for process in self.survivors:
             log.error("process.survives", pid=process.pid, command=process.command)
-        await asyncio.to_thread(head.remove_left_over, self._house)
+        await asyncio.to_thread(head.remove_left_over, self._instance)
 
-    async def take_up(self, runs_folder: Path) -> list[Assignment]:
-        """What is to be queued, in the order of submission; of runs that were in work only where nobody survives."""
-        await asyncio.to_thread(resume.settle, self._journal, runs_folder)
+    async def assignments(self, runs_folder: Path) -> list[Assignment]:
+        """The runs to queue, in the order of submission; runs that were in work only if there are no survivors."""
+        await asyncio.to_thread(resume.finish_interrupted, self._journal, runs_folder)
         rows = [row for row in self._journal.unended() if row.uid not in self.damaged]
         if self.survivors:
             pids = ", ".join(map(str, self.survivors))
             self.held |= {row.uid: f"the death of pid {pids}" for row in rows if row.started_at is not None}
-        return await self._take_up([row for row in rows if row.uid not in self.held], runs_folder)
+        return await self._assignments_of([row for row in rows if row.uid not in self.held], runs_folder)
 
-    async def take_up_the_rest(self, runs_folder: Path) -> list[Assignment]:
-        """Returns once every survivor is dead."""
+    async def held_assignments(self, runs_folder: Path) -> list[Assignment]:
+        """The runs that were held; returns when every survivor is dead."""
         try:
             for process in self.survivors:
                 await readable(process.handle)
@@ -110,19 +115,19 @@ class Recovery:
                 os.close(process.handle)
         log.info("process.left_over", killed=[str(process) for process in self.survivors])
         rows = [row for row in self._journal.unended() if row.uid in self.held]
-        taken = await self._take_up(rows, runs_folder)
+        taken = await self._assignments_of(rows, runs_folder)
         self.held.clear()
         return taken
 
     def _find_damage(self, rows: list[RunRow]) -> dict[str, str]:
-        """Of each run that has some. Blocks."""
+        """The damage of each damaged run. Blocks."""
         damaged = {row.uid: found for row in rows if (found := self._damage_of(row))}
         for uid, found in damaged.items():
             log.error("run.damaged", run=uid, reason=found)
         return damaged
 
     def _damage_of(self, row: RunRow) -> str:
-        """Reads all that will be read of it."""
+        """Reads everything of the run that recovery needs; returns the damage, or ""."""
         if row.damage:
             return row.damage
         journal, uid = self._journal, row.uid
@@ -137,15 +142,15 @@ class Recovery:
             _last_incarnations(journal, uid)
         except RecordDamaged as error:
             return f"{error.place}: {error.what}"
-        except SENSELESS as error:
+        except UNREADABLE as error:
             return f"its record makes no sense: {type(error).__name__}: {error}"
         return ""
 
     async def _record_deaths(self, uids: list[str]) -> None:
-        """`run.interrupted` for runs that were in work when the daemon went down without a word."""
+        """Records `run.interrupted` for runs that were in work when the daemon ended without recording it."""
         data: dict[str, Any] = {"by": "recovery", "reason": NOT_ON_RECORD, "died": False}
         if (last := self.heartbeat.last) is not None:
-            data |= {"reason": last.obituary, "died": True, "at": last.at}
+            data |= {"reason": last.exit_reason, "died": True, "at": last.at}
 
         def change(transaction: Transaction) -> None:
             for uid in uids:
@@ -156,9 +161,9 @@ class Recovery:
         for uid in uids:
             log.warning("run.interrupted", run=uid, reason=data["reason"])
 
-    async def _take_up(self, rows: list[RunRow], runs_folder: Path) -> list[Assignment]:
-        """One that was being finalized is brought to the end that had been decided. One whose run file this governor can't
-        read any more stays as it is, and is named in the log.
+    async def _assignments_of(self, rows: list[RunRow], runs_folder: Path) -> list[Assignment]:
+        """A run that was being finalized gets the end that was decided. A run whose run file this version can't read
+        stays as it is, and is logged.
         """
         journal = self._journal
         found: list[Assignment] = []
@@ -166,59 +171,61 @@ class Recovery:
             try:
                 assignment = Assignment.of(row)
             except RunFileError as error:
-                log.error("run.unreadable", run=row.uid, reason=str(error))  # noqa: TRY400  # the reason says it all
+                log.error("run.unreadable", run=row.uid, reason=str(error))  # noqa: TRY400  # the reason is complete
                 continue
             run, folder = assignment.run, runs_folder / row.uid
-            # Where all is done anew, what the next life records is nothing new.
+            # With `restart` all work is repeated, so its new records are not progress.
             last_record = 0 if run.resume == "restart" else journal.last_record(row.uid)
-            history = self._history(row.uid, last_record=last_record)
+            past = self._history(row.uid, last_record=last_record)
             await asyncio.to_thread(_remove_half_written, folder)
-            end = _decided(journal, row) or _verdict(run, history)
+            end = _decided(journal, row) or _verdict(run, past)
             if end is not None:
                 await _close(journal, assignment, end, folder=folder)
                 log.info("run.closed", run=row.uid, outcome=end.outcome, reason=end.reason)
                 continue
             if run.resume == "restart" and row.started_at is not None:
-                await _begin_anew(journal, row.uid, history, folder=folder)
+                await _begin_anew(journal, row.uid, past, folder=folder)
             phase = _first_unfinished_phase(journal, row.uid, phases=len(run.phases))
             if row.started_at is not None:
-                log.info("run.goes_on", run=row.uid, phase=phase, worked=history.worked)
+                log.info("run.continued", run=row.uid, phase=phase, worked=past.worked)
             found.append(
                 replace(
                     assignment,
                     first_phase=phase,
-                    worked=history.worked,
-                    restarts_used=history.restarts,
+                    worked=past.worked,
+                    restarts_used=past.restarts,
                     incarnations=_last_incarnations(journal, row.uid),
                 )
             )
         return found
 
     def _history(self, uid: str, *, last_record: int = 0) -> History:
-        return run_history.read(self._journal.events_of(uid, run_history.KINDS), last_record=last_record)
+        return history.read(self._journal.events_of(uid, history.KINDS), last_record=last_record)
 
 
 def _identity(started: dict[str, Any]) -> tuple[ProcessIdentity | None, int | None]:
-    """Of a conductor and of what bears its mark; None where it is not on record. Raises one of `SENSELESS`."""
-    birth = msgspec.convert(started, ProcessIdentity) if "ticks" in started else None
-    if birth is not None and not 0 < birth.pid <= LARGEST_PID:
-        raise ValueError(f"pid {birth.pid}")
-    return birth, int(started["mark"], 16) if "mark" in started else None
+    """Identity and mark of a conductor; None if not on record. Raises one of `UNREADABLE`."""
+    identity = msgspec.convert(started, ProcessIdentity) if "ticks" in started else None
+    if identity is not None and not 0 < identity.pid <= LARGEST_PID:
+        raise ValueError(f"pid {identity.pid}")
+    return identity, int(started["mark"], 16) if "mark" in started else None
 
 
-def _verdict(run: Run, history: History) -> _End | None:
-    """The end of a run that is not to go on."""
-    if history.deaths >= DEATHS:
-        reason = f"the daemon died {history.deaths} times in a row with it, and nothing new was on record in between"
+def _verdict(run: Run, past: History) -> _End | None:
+    """The end of a run that must not continue."""
+    if past.deaths >= DEATHS:
+        reason = (
+            f"the daemon died {past.deaths} times in a row with it, and nothing new was on record in between"
+        )
         return _End(outcome="failed", reason=reason)
-    if history.begun and run.resume == "never":
-        reason = "the daemon went down while it was in work, and its run file says resume: never"
+    if past.begun and run.resume == "never":
+        reason = "the daemon ended while it was in work, and its run file says resume: never"
         return _End(outcome="failed", reason=reason)
     return None
 
 
 def _decided(journal: Journal, row: RunRow) -> _End | None:
-    """Outcome and reason of a run that was being finalized when the daemon went down."""
+    """Outcome and reason of a run that was being finalized when the daemon ended."""
     if row.outcome is not None:
         return _End(outcome=row.outcome, reason=row.reason)
     transitions = journal.events_of(row.uid, ("run.transition",))
@@ -226,21 +233,23 @@ def _decided(journal: Journal, row: RunRow) -> _End | None:
     return None if last is None else _End(outcome=last["outcome"], reason=last["reason"])
 
 
-async def _begin_anew(journal: Journal, uid: str, history: History, *, folder: Path) -> None:
-    """Discards what is done, on record first: should the daemon die in between, the files go at the next start."""
-    if history.begun:
+async def _begin_anew(journal: Journal, uid: str, past: History, *, folder: Path) -> None:
+    """Discards the work done so far, in the journal first: if the daemon crashes in between, the next start removes
+    the files.
+    """
+    if past.begun:
         await journal.write(lambda transaction: transaction.restarted(uid))
     await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
 
 
 def _first_unfinished_phase(journal: Journal, uid: str, *, phases: int) -> int:
-    """The phase to go on with. The last one when all have ended: its end comes at once, from the record."""
+    """The phase to continue with. If all have ended, the last one, whose end is on record."""
     ended = {event.data["index"] for event in journal.standing_events_of(uid, ("phase.ended",))}
     return next((index for index in range(phases) if index not in ended), phases - 1)
 
 
 def _last_incarnations(journal: Journal, uid: str) -> tuple[tuple[str, int], ...]:
-    """The last one of each conductor that was started: numbers of incarnations are not used twice in a run."""
+    """The last incarnation of each conductor: numbers are not used twice in a run."""
     last: dict[str, int] = {}
     for event in journal.events_of(uid, ("conductor.started",)):
         conductor, incarnation = event.data["conductor"], event.data["incarnation"]
@@ -249,7 +258,7 @@ def _last_incarnations(journal: Journal, uid: str) -> tuple[tuple[str, int], ...
 
 
 async def _close(journal: Journal, assignment: Assignment, end: _End, *, folder: Path) -> None:
-    """It has no work left: its outcome is made durable, and its end recorded."""
+    """Makes the outcome durable and records the end."""
     uid = assignment.uid
     result = build_result(
         journal=journal, assignment=assignment, outcome=end.outcome, reason=end.reason, folder=folder
@@ -265,7 +274,7 @@ async def _close(journal: Journal, assignment: Assignment, end: _End, *, folder:
 
 
 def _remove_half_written(folder: Path) -> None:
-    """Files of ours that have not got their name. What users' code has put into the folder is not ours. Blocks."""
+    """Removes our files that never got their final name. Files that user code put into the folder stay. Blocks."""
     (folder / "result.json.part").unlink(missing_ok=True)
     for name in resume.WRITTEN_WHOLE:
         for path in (folder / name).rglob("*.part"):

@@ -28,7 +28,7 @@ class RunQueue:
 
     @contextmanager
     def place(self) -> Iterator[None]:
-        """A place that nobody else gets while its run is being recorded. Raises TryAgain when there is none."""
+        """Reserves a place in the queue while its run is being recorded. Raises TryAgain when the queue is full."""
         if len(self._waiting) + self._promised >= self.limit:
             raise TryAgain(
                 f"{self.limit} runs are queued already (queue_limit); submit again when some have ended"
@@ -43,7 +43,7 @@ class RunQueue:
         self._waiting.setdefault(assignment.uid, assignment)
 
     def put_back(self, assignment: Assignment) -> None:
-        """To the front: it was popped and could not be begun."""
+        """Puts back at the front a run that was popped and could not begin."""
         self.append(assignment)
         self._waiting.move_to_end(assignment.uid, last=False)
 
@@ -55,7 +55,7 @@ class RunQueue:
         return self._waiting.pop(uid, None)
 
     def position(self, uid: str) -> int:
-        """How many runs are before it."""
+        """The number of runs before it."""
         return list(self._waiting).index(uid)
 
     def uids(self) -> list[str]:

@@ -1,6 +1,4 @@
-"""One daemon for one state directory and one runtime directory: locks that the kernel gives back, however their holder
-ends.
-"""
+"""One daemon per state directory and runtime directory: the kernel releases the locks however their holder ends."""
 
 from __future__ import annotations
 
@@ -21,8 +19,8 @@ NAME = "governor.lock"
 
 
 class StateLock:
-    """A context manager. Raises AlreadyServed with the holder's pid, NotPermitted when the folder is not ours, NoRoom
-    when its disk is full or read-only.
+    """A context manager. Raises AlreadyServed with the holder's pid, NotPermitted when the folder belongs to another
+    user, NoRoom when its disk is full or read-only.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -62,7 +60,7 @@ class StateLock:
 
 @contextmanager
 def runtime_lock(folder: Path) -> Iterator[None]:
-    """Locks the folder itself: the daemon clears it, and leaves nothing in it. Raises AlreadyServed, NotPermitted."""
+    """Locks the folder itself, because the daemon clears its content. Raises AlreadyServed, NotPermitted."""
     try:
         fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError as error:

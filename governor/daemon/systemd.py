@@ -1,9 +1,9 @@
-"""What the service manager hears: sd_notify(3) datagrams and the watchdog, without libsystemd.
+"""Notifications to the service manager: sd_notify(3) datagrams and the watchdog, without libsystemd.
 
 Rules:
-* The variables are popped: a child that inherited them could report in the daemon's name.
-* A datagram that cannot be sent stops nothing: every call answers whether it was handed over.
-* Without NOTIFY_SOCKET every call is a no-op that answers False.
+* The variables are removed from the environment: a child that inherited them could report in the daemon's name.
+* A datagram that cannot be sent is not an error: every call returns whether it was sent.
+* Without NOTIFY_SOCKET every call does nothing and returns False.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from collections.abc import MutableMapping
 
 EXTEND_SECONDS: Final = 30.0
-"""By which the service manager's patience with a start grows, as often as needed."""
+"""Seconds by which one message extends the start timeout of the service manager."""
 _VARIABLES = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES")
 
 
 class SystemdNotifier:
-    """Speaks to the service manager. `watchdog_interval` is how often `watchdog()` is due, in seconds."""
+    """Sends notifications. `watchdog_interval` is how often `watchdog()` is due, in seconds."""
 
     def __init__(self, *, address: str | None, watchdog_interval: float | None = None) -> None:
         self.address = address
@@ -34,13 +34,13 @@ class SystemdNotifier:
 
     @classmethod
     def from_environ(cls, environ: MutableMapping[str, str] = os.environ) -> SystemdNotifier:
-        """Takes NOTIFY_SOCKET, WATCHDOG_* and LISTEN_* out of `environ`; call it before any child starts."""
+        """Removes NOTIFY_SOCKET, WATCHDOG_* and LISTEN_* from `environ`; call it before any child starts."""
         taken = {name: environ.pop(name, None) for name in _VARIABLES}
         interval = _interval(taken["WATCHDOG_USEC"], taken["WATCHDOG_PID"])
         return cls(address=taken["NOTIFY_SOCKET"] or None, watchdog_interval=interval)
 
     def ready(self, status: str | None = None) -> bool:
-        """The daemon can take runs; also ends a reload."""
+        """The daemon can accept runs; also ends a reload."""
         return self._send("READY=1", *_status(status))
 
     def status(self, text: str) -> bool:
@@ -51,12 +51,12 @@ class SystemdNotifier:
         return self._send("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")
 
     def extend(self, seconds: float) -> bool:
-        """The start takes longer: it is late only when that much time has passed without another word."""
+        """Extends the start timeout to so many seconds from now."""
         return self._send(f"EXTEND_TIMEOUT_USEC={int(seconds * 1e6)}")
 
     async def keep_extending(self) -> None:
-        """Until it is cancelled: a start is late only when its loop hangs, for each of its parts has a deadline of its own, or is
-        as slow as its disk.
+        """Extends the start timeout until cancelled: a start then times out only if the event loop hangs. Each part
+        of it has a deadline of its own, except for slow disks.
         """
         while True:
             await asyncio.sleep(EXTEND_SECONDS / 3)
@@ -66,7 +66,7 @@ class SystemdNotifier:
         return self._send("STOPPING=1", *_status(status))
 
     def watchdog(self) -> bool:
-        """Still alive: send it from the event loop itself, so that a blocked loop is seen."""
+        """Feeds the watchdog: send it from the event loop itself, so that a blocked loop is detected."""
         return self._send("WATCHDOG=1")
 
     def _send(self, *assignments: str) -> bool:
@@ -89,7 +89,9 @@ def _status(text: str | None) -> tuple[str, ...]:
 
 
 def _interval(usec: str | None, pid: str | None) -> float | None:
-    """Half of what the manager waits, as sd_watchdog_enabled(3) recommends; None when not meant for us."""
+    """Half of the manager's timeout, as sd_watchdog_enabled(3) recommends; None if the variables are for another
+    process.
+    """
     if not usec or not usec.isascii() or not usec.isdigit() or int(usec) == 0:
         return None
     if pid and pid != str(os.getpid()):

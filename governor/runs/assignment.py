@@ -1,4 +1,4 @@
-"""A run on its way into a slot: what was submitted, and what an earlier invocation of the daemon finished of it."""
+"""A run to be assigned to a slot: what was submitted, and what an earlier invocation of the daemon finished of it."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ class Assignment:
         return Made(entry=section.entry, params=section.params, state=self._state_of(section))
 
     def _state_of(self, agent: AgentSection) -> str | None:
-        """The file that an agent begins from."""
+        """The file with the initial state of an agent."""
         return None if agent.state is None else str(Path(self.folder) / agent.state)
 
     def episodes_of(self, phase: int) -> int:
@@ -126,7 +126,7 @@ class Assignment:
         return simulate.episodes if simulate is not None else 0
 
     def tasks_of(self, phase: int) -> int:
-        """Runs of tasks: a task that repeats counts as often."""
+        """Number of task runs: a task that repeats counts as often."""
         return sum(task.repeat for task in self.run.phases[phase].tasks)
 
 

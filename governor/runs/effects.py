@@ -1,4 +1,4 @@
-"""The performer: effect -> deed -> event, for one run.
+"""Runs the effects of one run: effect -> work -> event.
 
 Rules:
 1. Each effect runs as a named task of its own; one that fails cancels nothing else.
@@ -50,63 +50,63 @@ if TYPE_CHECKING:
     from governor.runs.run_context import RunContext
 
 COMMAND_SECONDS: Final = 10.0
-"""In which a conductor takes a command. It answers at once; one that does not is replaced."""
+"""Seconds a conductor has to accept a command. It answers at once; one that does not is replaced."""
 TARGET: Final = "governor.conductors.conductor:main"
 
 log = logs.get_logger()
 
 
 class Fence(Protocol):
-    """Who takes the reports of conductors (`RunDesk`)."""
+    """Admits reports of one incarnation of a conductor; `ReportHandler` implements it."""
 
     def open(self, conductor: str, incarnation: int) -> None: ...
     async def close(self, conductor: str, incarnation: int) -> None: ...
 
 
 class Post(Protocol):
-    """Where events go."""
+    """Puts an event into the inbox of the run governor."""
 
     def __call__(self, event: events.Event, detail: dict[str, Any] | None = None) -> None: ...
 
 
 @dataclass(slots=True, kw_only=True)
-class _Life:
-    """One incarnation of a conductor. `child` is None until it was started. `stuck`: the pid that could not be killed."""
+class _ConductorProcess:
+    """One incarnation of a conductor. `child` is None until its process started; `stuck_pid` could not be killed."""
 
     name: str
     incarnation: int
     child: ChildProcess | None = None
-    birth: asyncio.Task[None] | None = None
-    descent: asyncio.Task[None] | None = None
-    stuck: int | None = None
-    over: asyncio.Event = field(default_factory=asyncio.Event)
+    start_task: asyncio.Task[None] | None = None
+    kill_task: asyncio.Task[None] | None = None
+    stuck_pid: int | None = None
+    exited: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 class EffectRunner:
-    """Performs the effects of one run; `aclose` when the run is over."""
+    """Performs the effects of one run; call `aclose` when the run is over."""
 
-    def __init__(self, *, assignment: Assignment, site: RunContext, post: Post, fence: Fence) -> None:
+    def __init__(self, *, assignment: Assignment, context: RunContext, post: Post, fence: Fence) -> None:
         self._assignment = assignment
         self._uid = assignment.uid
-        self._site = site
+        self._context = context
         self._post = post
         self._fence = fence
-        self._lives: dict[str, _Life] = {}
+        self._conductors: dict[str, _ConductorProcess] = {}
         self._timers: dict[tuple[str, str], asyncio.TimerHandle] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
     @property
     def processes(self) -> dict[str, ChildProcess]:
-        """The conductors that live, by name."""
+        """The conductors whose process is alive, by name."""
         return {
-            name: life.child
-            for name, life in self._lives.items()
-            if life.child is not None and life.child.exit_code is None
+            name: conductor.child
+            for name, conductor in self._conductors.items()
+            if conductor.child is not None and conductor.child.exit_code is None
         }
 
     @property
     def deadlines(self) -> dict[tuple[str, str], float]:
-        """Seconds from now of each that is armed, by its name and, for ``restart``, the conductor."""
+        """Seconds until each armed deadline, by deadline name and, for ``restart``, conductor."""
         now = asyncio.get_running_loop().time()
         return {key: timer.when() - now for key, timer in self._timers.items() if timer.when() > now}
 
@@ -115,8 +115,10 @@ class EffectRunner:
             case Wake():
                 self._wake(effect)
             case StartConductor(conductor=name, incarnation=incarnation):
-                life = self._lives[name] = _Life(name=name, incarnation=incarnation)
-                life.birth = self._spawn(self._start(effect, life), f"start.{name}.{incarnation}")
+                conductor = self._conductors[name] = _ConductorProcess(name=name, incarnation=incarnation)
+                conductor.start_task = self._spawn(
+                    self._start(effect, conductor), f"start.{name}.{incarnation}"
+                )
             case StopConductor():
                 self._stop(effect)
             case StartPart():
@@ -128,23 +130,31 @@ class EffectRunner:
             case RemoveTraces():
                 self._spawn(self._remove_traces(), "traces")
             case _:
-                raise TypeError(f"no deed for {effect!r}")
+                raise TypeError(f"no such effect: {effect!r}")
 
-    def accompany(self, deed: Coroutine[None, None, None], name: str) -> None:
-        """A deed that lasts as long as the run."""
-        self._spawn(deed, name)
+    def run_alongside(self, work: Coroutine[None, None, None], name: str) -> None:
+        """Runs `work` as a task until the run is over."""
+        self._spawn(work, name)
 
-    def left_behind(self) -> dict[asyncio.Task[None], frozenset[int]]:
-        """Who could not be killed: the pids, by the task that ends when nothing of it is left; `aclose` does not touch it."""
+    def stuck_processes(self) -> dict[asyncio.Task[None], frozenset[int]]:
+        """The pids that could not be killed, by the task that ends when they are gone; `aclose` leaves these tasks
+        alone.
+        """
         found: dict[asyncio.Task[None], frozenset[int]] = {}
-        for life in self._lives.values():
-            if life.child is not None and life.descent is not None and not life.over.is_set():
-                self._tasks.discard(life.descent)
-                found[life.descent] = frozenset({life.child.pid, life.stuck or life.child.pid})
+        for conductor in self._conductors.values():
+            if (
+                conductor.child is not None
+                and conductor.kill_task is not None
+                and not conductor.exited.is_set()
+            ):
+                self._tasks.discard(conductor.kill_task)
+                found[conductor.kill_task] = frozenset(
+                    {conductor.child.pid, conductor.stuck_pid or conductor.child.pid}
+                )
         return found
 
     async def aclose(self) -> None:
-        """Forgets timers and waits for the deeds under way, all of which are bounded."""
+        """Cancels timers and tasks, and waits for the tasks, all of which are bounded."""
         for timer in self._timers.values():
             timer.cancel()
         current = asyncio.current_task()
@@ -161,7 +171,7 @@ class EffectRunner:
         if (earlier := self._timers.get(key)) is not None:
             earlier.cancel()
 
-        def ring() -> None:
+        def post_deadline() -> None:
             self._post(
                 events.DeadlinePassed(
                     run=self._uid,
@@ -173,44 +183,44 @@ class EffectRunner:
             )
 
         loop = asyncio.get_running_loop()
-        self._timers[key] = loop.call_later(max(0.0, effect.at - time.monotonic()), ring)
+        self._timers[key] = loop.call_later(max(0.0, effect.at - time.monotonic()), post_deadline)
 
     # -- conductors --------------------------------------------------------------------------------------------
 
-    async def _start(self, effect: StartConductor, life: _Life) -> None:
+    async def _start(self, effect: StartConductor, conductor: _ConductorProcess) -> None:
         try:
             if effect.delay:
                 await asyncio.sleep(effect.delay)
             settings = self._assignment.settings(effect.conductor)
             if effect.kind == "task":
-                settings = {**settings, "ray": await self._site.ray.settings()}
-            self._fence.open(life.name, life.incarnation)
-            life.child = await process.start(
+                settings = {**settings, "ray": await self._context.ray.settings()}
+            self._fence.open(conductor.name, conductor.incarnation)
+            conductor.child = await process.start(
                 name=f"{self._uid}.{effect.conductor}",
                 target=TARGET,
                 payload=encode(self._spec(effect, settings)),
             )
         except (GovernorError, OSError) as error:
-            log.warning("conductor.not_started", run=self._uid, conductor=life.name, reason=str(error))
+            log.warning("conductor.not_started", run=self._uid, conductor=conductor.name, reason=str(error))
             forkserver = error.pid if isinstance(error, ForkserverDied) else None
-            await self._excuse()
-            self._exited(life, None, str(error), forkserver=forkserver)
+            await self._interrupt_if_disk_full()
+            self._exited(conductor, None, str(error), forkserver=forkserver)
             return
-        child = life.child
-        log.info("conductor.started", run=self._uid, conductor=life.name, pid=child.pid)
+        child = conductor.child
+        log.info("conductor.started", run=self._uid, conductor=conductor.name, pid=child.pid)
         self._post(
             events.ConductorStarted(
                 run=self._uid,
                 at=time.monotonic(),
-                conductor=life.name,
-                incarnation=life.incarnation,
+                conductor=conductor.name,
+                incarnation=conductor.incarnation,
                 pid=child.pid,
                 ticks=child.birth.ticks,
                 boot=child.birth.boot,
             ),
             {"kind": effect.kind, "mark": f"{child.mark:x}"},
         )
-        self._spawn(self._outlive(life, child), f"life.{life.name}.{life.incarnation}")
+        self._spawn(self._watch_exit(conductor, child), f"conductor.{conductor.name}.{conductor.incarnation}")
 
     def _spec(self, effect: StartConductor, settings: dict[str, Any]) -> ConductorSpec:
         return ConductorSpec(
@@ -219,49 +229,53 @@ class EffectRunner:
             name=effect.conductor,
             kind=effect.kind,
             incarnation=effect.incarnation,
-            client_endpoint=self._site.private_endpoint,
-            worker_endpoint=self._site.worker_endpoint,
-            secret=self._site.run_secret(self._uid),
-            run_folder=str(self._site.run_folder(self._uid)),
-            socket_folder=str(self._site.socket_folder(self._uid)),
+            client_endpoint=self._context.private_endpoint,
+            worker_endpoint=self._context.worker_endpoint,
+            secret=self._context.run_secret(self._uid),
+            run_folder=str(self._context.run_folder(self._uid)),
+            socket_folder=str(self._context.socket_folder(self._uid)),
             import_folder=self._assignment.folder,
             seed=self._assignment.run.seed,
             settings=settings,
-            log_format=self._site.log_format,
-            log_level=self._site.log_level,
+            log_format=self._context.log_format,
+            log_level=self._context.log_level,
         )
 
-    async def _outlive(self, life: _Life, child: ChildProcess) -> None:
-        """Sees it dead, and what it left behind; a ladder that is under way does both."""
+    async def _watch_exit(self, conductor: _ConductorProcess, child: ChildProcess) -> None:
+        """Waits until the process and its descendants are dead; a termination under way does both."""
         code = await child.wait()
-        if life.descent is None:
-            await self._excuse()
-        if life.descent is None:  # a stop may have begun its ladder while the disk was tried
-            life.descent = self._spawn(self._descend(life, child, "SIGKILL"), f"sweep.{life.name}")
-        await asyncio.wait({life.descent})
-        log.info("conductor.exited", run=self._uid, conductor=life.name, pid=child.pid, exit_code=code)
-        await self._fence.close(life.name, life.incarnation)
+        if conductor.kill_task is None:
+            await self._interrupt_if_disk_full()
+        if conductor.kill_task is None:  # a stop may have begun during the disk check
+            conductor.kill_task = self._spawn(
+                self._terminate(conductor, child, "SIGKILL"), f"sweep.{conductor.name}"
+            )
+        await asyncio.wait({conductor.kill_task})
+        log.info("conductor.exited", run=self._uid, conductor=conductor.name, pid=child.pid, exit_code=code)
+        await self._fence.close(conductor.name, conductor.incarnation)
         forkserver = child.lost_forkserver
         reason = f"its forkserver (pid {forkserver}) died" if forkserver is not None else ""
-        self._exited(life, code, reason, forkserver=forkserver)
+        self._exited(conductor, code, reason, forkserver=forkserver)
 
-    async def _excuse(self) -> None:
-        """What dies while the disk is full may have died of that: before it counts, the run is interrupted."""
+    async def _interrupt_if_disk_full(self) -> None:
+        """A full disk may have caused an exit: the run is interrupted before the exit is counted."""
         if await asyncio.to_thread(
-            lambda: self._site.journal.is_out_of_room
-        ):  # it tries a file: some milliseconds
+            lambda: self._context.journal.is_out_of_room
+        ):  # writes a file, which takes some milliseconds
             self._post(events.StopRequested(run=self._uid, at=time.monotonic(), reason="the disk is full"))
 
-    def _exited(self, life: _Life, code: int | None, reason: str, *, forkserver: int | None = None) -> None:
-        if life.over.is_set():
+    def _exited(
+        self, conductor: _ConductorProcess, code: int | None, reason: str, *, forkserver: int | None = None
+    ) -> None:
+        if conductor.exited.is_set():
             return
-        life.over.set()
+        conductor.exited.set()
         self._post(
             events.ConductorExited(
                 run=self._uid,
                 at=time.monotonic(),
-                conductor=life.name,
-                incarnation=life.incarnation,
+                conductor=conductor.name,
+                incarnation=conductor.incarnation,
                 exit_code=code,
                 reason=reason,
                 forkserver=forkserver,
@@ -269,56 +283,64 @@ class EffectRunner:
         )
 
     def _stop(self, effect: StopConductor) -> None:
-        life = self._lives.get(effect.conductor)
-        if life is None or life.incarnation != effect.incarnation:
+        conductor = self._conductors.get(effect.conductor)
+        if conductor is None or conductor.incarnation != effect.incarnation:
             return
-        if life.child is None:
-            if life.birth is not None and not life.birth.done():
-                life.birth.cancel()
-                life.birth.add_done_callback(
-                    lambda _: self._exited(life, None, "stopped before it was started")
+        if conductor.child is None:
+            if conductor.start_task is not None and not conductor.start_task.done():
+                conductor.start_task.cancel()
+                conductor.start_task.add_done_callback(
+                    lambda _: self._exited(conductor, None, "stopped before it was started")
                 )
             return
-        if life.descent is not None:
-            if effect.first != "SIGKILL" or life.descent.done() or life.stuck is not None:
+        if conductor.kill_task is not None:
+            if effect.first != "SIGKILL" or conductor.kill_task.done() or conductor.stuck_pid is not None:
                 return
-            life.descent.cancel()
-        life.descent = self._spawn(self._descend(life, life.child, effect.first), f"stop.{life.name}")
+            conductor.kill_task.cancel()
+        conductor.kill_task = self._spawn(
+            self._terminate(conductor, conductor.child, effect.first), f"stop.{conductor.name}"
+        )
 
-    async def _descend(self, life: _Life, child: ChildProcess, first: str) -> None:
-        """Down the ladder; the run's `stop` deadline is divided among the rungs."""
+    async def _terminate(self, conductor: _ConductorProcess, child: ChildProcess, first: str) -> None:
+        """Escalates from message to SIGKILL; the run's `stop` deadline is divided among the grace periods."""
         grace = self._assignment.plan.deadlines.stop
-        rungs = GracePeriods(
+        grace_periods = GracePeriods(
             ask=0.3 * grace if first == "message" else 0.0,
             terminate=0.2 * grace if first != "SIGKILL" else 0.0,
             kill=0.3 * grace,
         )
 
         async def ask() -> object:
-            command = Shutdown(grace=rungs.ask)
-            return await self._command(life.name, life.incarnation, command, seconds=rungs.ask)
+            command = Shutdown(grace=grace_periods.ask)
+            return await self._command(
+                conductor.name, conductor.incarnation, command, seconds=grace_periods.ask
+            )
 
         def stuck(error: ProcessError) -> None:
-            life.stuck = error.pid or child.pid
+            conductor.stuck_pid = error.pid or child.pid
             log.error(
-                "conductor.stuck", run=self._uid, conductor=life.name, pid=life.stuck, reason=str(error)
+                "conductor.stuck",
+                run=self._uid,
+                conductor=conductor.name,
+                pid=conductor.stuck_pid,
+                reason=str(error),
             )
             self._post(
                 events.ConductorStuck(
                     run=self._uid,
                     at=time.monotonic(),
-                    conductor=life.name,
-                    incarnation=life.incarnation,
-                    pid=life.stuck,
+                    conductor=conductor.name,
+                    incarnation=conductor.incarnation,
+                    pid=conductor.stuck_pid,
                 )
             )
 
-        await terminate(child, ask if first == "message" else None, rungs, on_stuck=stuck)
+        await terminate(child, ask if first == "message" else None, grace_periods, on_stuck=stuck)
 
     # -- parts -------------------------------------------------------------------------------------------------
 
     async def _start_part(self, effect: StartPart) -> None:
-        journal = self._site.journal
+        journal = self._context.journal
         if effect.part == "simulation":
             command: ConductorCommand = self._assignment.simulation(
                 effect.phase, done=journal.episodes(self._uid, effect.phase)
@@ -349,38 +371,38 @@ class EffectRunner:
         command = StopPartCommand(phase=effect.phase, reason=effect.reason)
         try:
             await self._command(effect.conductor, effect.incarnation, command, seconds=COMMAND_SECONDS)
-        except TransportError as error:  # the deadline `close` answers it
+        except TransportError as error:  # the deadline `close` bounds the wait
             log.warning("part.not_stopped", run=self._uid, part=effect.part, reason=str(error))
 
     async def _command(
         self, conductor: str, incarnation: int, command: ConductorCommand, *, seconds: float
     ) -> object:
         service = conductor_service(self._uid, conductor, incarnation)
-        shown = self._site.run_secret(self._uid).value
-        answer = await self._site.client.request(
-            service, encode(command), shown, timeout=seconds, idempotent=True
+        secret = self._context.run_secret(self._uid).value
+        answer = await self._context.client.request(
+            service, encode(command), secret, timeout=seconds, idempotent=True
         )
         return decode_command_reply(answer[0])
 
     # -- the end -----------------------------------------------------------------------------------------------
 
     async def _write_result(self, effect: WriteResult) -> None:
-        folder = self._site.run_folder(self._uid)
+        folder = self._context.run_folder(self._uid)
         try:
             result = await asyncio.to_thread(
                 build_result,
-                journal=self._site.journal,
+                journal=self._context.journal,
                 assignment=self._assignment,
                 outcome=effect.outcome,
                 reason=effect.reason,
                 folder=folder,
             )
             file = await asyncio.to_thread(save_result, result, folder)
-            outcome = await self._site.journal.write(
+            outcome = await self._context.journal.write(
                 lambda transaction: transaction.outcome(result, file=file), run=self._uid
             )
         except (JournalError, OSError) as error:
-            self._site.journal.make_room(error)
+            self._context.journal.make_room(error)
             log.warning("result.not_written", run=self._uid, reason=str(error))
             self._post(events.ResultFailed(run=self._uid, at=time.monotonic(), reason=str(error)))
             return
@@ -388,14 +410,14 @@ class EffectRunner:
 
     async def _remove_traces(self) -> None:
         left: list[str] = []
-        folder = self._site.socket_folder(self._uid)
+        folder = self._context.socket_folder(self._uid)
         await asyncio.to_thread(
             shutil.rmtree, folder, onerror=lambda _function, path, _error: left.append(str(path))
         )
         self._post(events.TracesRemoved(run=self._uid, at=time.monotonic(), left=tuple(left)))
 
-    def _spawn(self, deed: Any, name: str) -> asyncio.Task[None]:
-        task: asyncio.Task[None] = asyncio.create_task(deed, name=f"{self._uid}.{name}")
+    def _spawn(self, work: Any, name: str) -> asyncio.Task[None]:
+        task: asyncio.Task[None] = asyncio.create_task(work, name=f"{self._uid}.{name}")
         self._tasks.add(task)
         task.add_done_callback(self._done)
         return task
@@ -404,4 +426,4 @@ class EffectRunner:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("effect.failed", run=self._uid, effect=task.get_name(), exc_info=error)
-            self._site.journal.make_room(error)
+            self._context.journal.make_room(error)

@@ -1,4 +1,6 @@
-"""What of a step of the machine goes into the run's record: the event, the transition, and the notes among its effects."""
+"""Which entries a step of the state machine adds to the run's record: the event, the transition, and notes for some
+effects.
+"""
 
 from __future__ import annotations
 
@@ -31,9 +33,9 @@ def entries(
 ) -> list[Entry]:
     """Kinds and data, in order. An event's data are its fields, so that a recorded run can be replayed (`replay`).
 
-    `detail` and `assignment` add what the machine does not know.
+    `detail` and `assignment` add what the state machine does not know.
     """
-    data = msgspec.to_builtins(event, order="deterministic")  # a set is in one order, in every process
+    data = msgspec.to_builtins(event, order="deterministic")  # sets get the same order in every process
     del data["run"]
     if isinstance(event, ConductorExited):
         data["expected"] = before.name == "stopping"
@@ -42,7 +44,7 @@ def entries(
         rows += _note(effect, assignment)
     if type(before) is not type(step.state):
         transition = {"from": before.name, "to": step.state.name, "cause": step.cause or event.kind}
-        if isinstance(step.state, Finalizing):  # recovery keeps to it, should the result not become durable
+        if isinstance(step.state, Finalizing):  # recovery uses it if the result does not become durable
             transition |= {"outcome": step.state.outcome, "reason": step.state.reason}
         last = [row for row in rows if row[0] in ("run.ended", "run.interrupted")]
         rows = [row for row in rows if row not in last]

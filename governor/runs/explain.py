@@ -1,8 +1,8 @@
 """`governor explain RUN`: what a run is doing, what it waits for, since when, and until when at most. Pure.
 
 Rules:
-1. Every line is a fact of the record, of the machine's state, or of a deadline that is armed; nothing is guessed. Where
-   nothing bounds a wait, the line says so by having no `until`.
+1. Every line is a fact from the record, the machine's state, or an armed deadline; nothing is guessed. A wait without
+   a bound has no `until`.
 2. Times are wall-clock seconds: those of the record, and deadlines as of now.
 3. Few lines: at most `MOST_NAMED` conductors are named.
 """
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from governor.run_file.model import Phase
 
 KINDS: Final = ("run.transition", "phase.started", "conductor.started", "conductor.ready", "conductor.exited")
-"""What of a record is asked for."""
+"""The kinds of events that `explain` needs."""
 MOST_NAMED: Final = 5
 _DEADLINES: Final = {
     "starting": ("start",),
@@ -30,7 +30,7 @@ _DEADLINES: Final = {
     "finalizing": ("close", "finalize"),
     "stopping": ("stop",),
 }
-"""Of each state, the one that comes first."""
+"""The deadlines of each state, the earliest first."""
 
 
 def explain(
@@ -41,7 +41,9 @@ def explain(
     deadlines: Mapping[tuple[str, str], float],
     phase: Phase | None,
 ) -> tuple[ExplainedLine, ...]:
-    """`events` are those of `KINDS`, `deadlines` by name and conductor; `phase` is the one in work."""
+    """`events` are those of `KINDS`, `deadlines` wall-clock seconds by name and conductor; `phase` is the current
+    one.
+    """
     if status.state not in _DEADLINES:
         since = {"queued": status.submitted_at, "ended": status.ended_at}.get(status.state)
         if status.state == "ended":
@@ -78,7 +80,7 @@ def used(limits: Sequence[LimitUse]) -> str:
 
 
 def _work(status: RunStatus, phase: Phase, *, since: float | None) -> list[ExplainedLine]:
-    """How far the phase is, and what bounds each piece of it."""
+    """The progress of the phase, and the time limit of each episode or attempt."""
     head = f"phase {phase.name}, {(status.phase_index or 0) + 1} of {status.phases}"
     lines = []
     if (simulate := phase.simulate) is not None:
@@ -102,7 +104,7 @@ def _bound(what: str, seconds: float | None) -> str:
 def _conductors(
     status: RunStatus, events: Sequence[RunEvent], deadlines: Mapping[tuple[str, str], float]
 ) -> list[ExplainedLine]:
-    """Those that are not ready, or not gone where they should be."""
+    """Conductors that are not ready or, when stopping, not gone."""
     wanted = "gone" if status.state == "stopping" else "ready"
     odd = [each for each in status.conductors if each.state != wanted]
     lines = []
@@ -121,7 +123,7 @@ def _conductors(
 
 
 def _last(events: Sequence[RunEvent], kind: str, **data: str) -> float | None:
-    """When the last event was whose kind begins so."""
+    """The time of the last event whose kind has this prefix."""
     wanted = data.items()
     return next(
         (each.at for each in reversed(events) if each.kind.startswith(kind) and wanted <= each.data.items()),

@@ -1,13 +1,14 @@
-"""Files that must stay where they are while the daemon works: it looks each second, and what is gone is said at once.
+"""Watches the files that must stay in place while the daemon runs: checks each second and reports a removal at once.
 
-The kernel, SQLite and libzmq go on with what they have open, so nothing fails when a name is removed: what is written to a
-journal without a name is lost with the process, and nobody finds a socket without one.
+The kernel, SQLite and libzmq continue to use open files, so a removed name causes no error: data written to a journal
+without a name is lost when the process ends, and no client finds a socket without one.
 
 Rules:
-1. Without journal, runtime folder or the forkserver's folder in it no promise can be kept: the daemon goes down in order.
-2. Without its folders a run has failed; the others go on.
-3. Who has something to report that ended badly looks at once: it may have failed for that, and is no end of its own.
-4. Sockets of the broker are its own keeper's business (`broker_process`): they are bound again.
+1. Without the journal, the runtime folder or the forkserver's folder in it nothing can be guaranteed: the daemon
+   shuts down in order.
+2. A run whose folders are removed fails; other runs continue.
+3. Before a failure is recorded the files are checked: their removal may have caused it.
+4. The broker's supervisor watches the broker's sockets (`broker_supervisor`): they are bound again.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ if TYPE_CHECKING:
     from states import State
     from states.events import Event
 
-SECONDS: Final = 1.0
-"""Between two looks."""
+CHECK_SECONDS: Final = 1.0
+"""Between two checks."""
 
 _UNKNOWN: Final = (-1, -1)
 
@@ -37,14 +38,14 @@ log = logs.get_logger()
 
 
 class Files:
-    """Files as they are when this is made; those of `later` as they are when they are first seen."""
+    """Remembers the identity of files at construction; of those in `later`, when they first exist."""
 
     def __init__(self, *paths: Path, later: Sequence[Path] = ()) -> None:
         self._seen = {path: _identity(path) for path in (*paths, *later)}
         self._late = {path for path in later if self._seen[path] is None}
 
     def removed(self) -> list[Path]:
-        """Those that are not there, or that another file has replaced."""
+        """Paths that no longer exist, or that another file has replaced."""
         now = {path: _identity(path) for path in self._seen}
         for path in [path for path in self._late if now[path] is not None]:
             self._late.remove(path)
@@ -63,13 +64,13 @@ def _identity(path: Path) -> tuple[int, int] | None:
         found = path.lstat()
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except OSError:  # a disk or a server that fails: others say so
+    except OSError:  # a failing disk or server is reported elsewhere
         return _UNKNOWN
     return found.st_dev, found.st_ino
 
 
 class WatchedSlot(Protocol):
-    """What is needed of whoever has a run in work."""
+    """The part of a run governor that the watch needs."""
 
     state: State
 
@@ -85,8 +86,8 @@ class _Watched(NamedTuple):
 
 
 class FileWatch:
-    """Of one daemon, whose runs have their files below `runs`, their sockets below `runtime`. `on_lost` hears once why it has
-    to go down.
+    """Watches for one daemon: files of runs are below `runs`, sockets below `runtime`. `on_lost` is called once, with
+    the reason to shut down.
     """
 
     def __init__(
@@ -101,23 +102,25 @@ class FileWatch:
         self._watched: dict[WatchedSlot, _Watched] = {}
 
     def begin(self, governor: WatchedSlot, post: Callable[[Event], None]) -> None:
-        """The folders of its run are there: from now on they have to stay. `post` is told where they don't."""
+        """Starts to watch the folders of the governor's run, which exist. `post` receives an event when one is
+        removed.
+        """
         if (uid := governor.experiment_run_id) is not None:
             folders = Files(self._runs / uid, self._runtime / uid)
             self._watched[governor] = _Watched(uid, folders, post)
 
     async def run(self) -> None:
-        """Looks until the daemon has to go down."""
-        while not self._look_after_daemon():
+        """Checks until the daemon has to shut down."""
+        while not self._check_daemon():
             for governor in self._watched:
-                self._look_after_run(governor)
-            await asyncio.sleep(SECONDS)
+                self._check_run(governor)
+            await asyncio.sleep(CHECK_SECONDS)
 
     def missing(self, governor: WatchedSlot) -> FilesRemoved | None:
-        """Of what this governor's run needs, what has been removed and was not told before: what fails now fails for that."""
-        return self._look_after_daemon() or self._look_after_run(governor)
+        """A removal that affects this governor's run and was not reported before: a failure now may be due to it."""
+        return self._check_daemon() or self._check_run(governor)
 
-    def _look_after_daemon(self) -> FilesRemoved | None:
+    def _check_daemon(self) -> FilesRemoved | None:
         if self._lost is None:
             self._lost = self._lost_by_daemon()
             if self._lost is not None:
@@ -132,20 +135,20 @@ class FileWatch:
             )
         if removed := self._runtime_files.removed():
             return FilesRemoved(
-                f"{removed[0]} was removed while in use, and the sockets with it; runs in work are interrupted, and go on "
-                "at the next start. A user's runtime folder goes with the last session (`loginctl enable-linger` keeps "
+                f"{removed[0]} was removed while in use, and the sockets with it; runs in work are interrupted, and continue "
+                "at the next start. A user's runtime folder is removed with the last session (`loginctl enable-linger` keeps "
                 "it); --runtime-dir chooses another one"
             )
         return None
 
-    def _look_after_run(self, governor: WatchedSlot) -> FilesRemoved | None:
+    def _check_run(self, governor: WatchedSlot) -> FilesRemoved | None:
         uid, folders, post = self._watched[governor]
         # A run that ends removes its sockets itself.
         if governor.experiment_run_id != uid or not isinstance(governor.state, Starting | Running):
             return None
         for path in folders.removed():
             log.error("run.folder_removed", run=uid, folder=str(path))
-            self._watched[governor] = _Watched(uid, Files(), post)  # it is told once
+            self._watched[governor] = _Watched(uid, Files(), post)  # reported once
             post(FolderLost(run=uid, at=governor.now(), path=str(path)))
             return FilesRemoved(f"the folder {path} was removed")
         return None

@@ -1,7 +1,7 @@
-"""What the invocations of the daemon have made of a run so far, read from its events. Pure.
+"""What earlier invocations of the daemon did with a run, read from its events. Pure.
 
-Times are those of the events themselves, monotonic seconds: they are compared within one invocation alone, so neither
-a clock that is set nor a reboot counts, and no time in which no daemon was at work.
+Times are monotonic seconds of the events and are compared only within one invocation, so changes of the clock,
+reboots, and time without a daemon do not count.
 """
 
 from __future__ import annotations
@@ -17,14 +17,15 @@ if TYPE_CHECKING:
     from governor.messages import RunEvent
 
 KINDS: Final = (*(event.kind for event in EVENTS), "run.interrupted", "run.restarted")
-"""The events that `read` wants."""
+"""The events that `read` needs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class History:
-    """`begun`: it has been in work, and its work was not discarded since. `at_work`: its last invocation recorded neither
-    its end nor an interruption. `worked`: seconds in work, `restarts` of its conductors: of all invocations. `deaths`: of
-    the daemon, in a row, without a new record of an episode or task between them.
+    """`begun`: the run has been in work, and its work was not discarded since. `at_work`: its last invocation
+    recorded neither its end nor an interruption. `worked`: seconds in work, `restarts`: of its conductors; both over
+    all invocations. `deaths`: consecutive crashes of the daemon without a new record of an episode or task between
+    them.
     """
 
     begun: bool = False
@@ -35,14 +36,12 @@ class History:
 
 
 def read(events: Iterable[RunEvent], *, last_record: int = 0) -> History:
-    """`last_record`: the number of the last event that tells of an ended episode or task."""
+    """`last_record`: the number of the last event with an ended episode or task."""
     begun = at_work = False
     worked = 0.0
-    since = until = (
-        None  # until it was in work for the first time: events that it inherited have another's times
-    )
+    since = until = None  # until it was first in work: inherited events have times of another run
     restarts = deaths = 0
-    forkservers: set[int] = set()  # whose deaths have been counted
+    forkservers: set[int] = set()  # whose exits have been counted
     for event in events:
         data = event.data
         match event.kind:

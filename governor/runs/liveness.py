@@ -1,12 +1,13 @@
-"""Who lives and does nothing: how long each conductor of a run has been silent, and how long the run has made no progress.
+"""How long each conductor of a run has been silent, and how long the run has made no progress.
 
 Rules:
-1. A process that has stopped (SIGSTOP) is silent after `silence` seconds of that. One that runs and does not answer may have
-   its event loop held up by user code in C: it has the time that this code is allowed, and `silence` beyond it.
-2. Time in which nobody could be heard counts for nobody: the broker was away, or the daemon itself was late.
-3. Nobody is told of twice; a conductor's next incarnation begins anew.
+1. A stopped process (SIGSTOP) is silent after `silence` seconds. In one that runs and does not answer, C code of the
+   user may block the event loop: it has the time allowed for that code, plus `silence`.
+2. Time during which the broker or the daemon was unavailable is not counted against any conductor.
+3. Each silence is reported once; the next incarnation of a conductor starts from zero.
 
-Pure: time arrives with each call, in monotonic seconds. `governor.runs.liveness_probe` asks, and tells the state machine.
+Pure: time is passed to each call, in monotonic seconds. `governor.runs.liveness_probe` sends the pings and informs
+the state machine.
 """
 
 from __future__ import annotations
@@ -23,19 +24,21 @@ if TYPE_CHECKING:
     from governor.run_file.model import Run
 
 LATE_SECONDS: Final = 1.0
-"""A beat that comes later than this tells that the daemon was stopped, or busy: no silence was observed meanwhile."""
+"""A check later than this means that the daemon was stopped or busy: no silence was observed in that time."""
 USER_CODE_SECONDS: Final = 60.0
-"""What user code may take for all that is not an episode: to build, to save, to copy."""
+"""Time for user code outside episodes: to build, to save, to copy."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """A conductor that is to be heard; `stopped` says /proc, `patience` is what `patience` gives for it."""
+    """A conductor that must answer; `stopped` is from /proc, `silence_limit` (seconds) from the function of that
+    name.
+    """
 
     conductor: str
     incarnation: int
     stopped: bool
-    patience: float
+    silence_limit: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,44 +50,46 @@ class Silent:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Vital:
+class _Observation:
     incarnation: int
     since: float
     progress: int | None = None
     stopped: bool = False
-    told: bool = False
+    reported: bool = False
 
 
 class Liveness:
-    """Of the conductors of one run. `moves` counts how often one of them told of progress."""
+    """Tracks the conductors of one run. `changes` counts reported changes of their progress."""
 
     def __init__(self, *, silence: float, interval: float, now: float) -> None:
-        """A `beat` is to come each `interval` seconds."""
-        self.moves = 0
+        """`check` must be called each `interval` seconds."""
+        self.changes = 0
         self._silence = silence
         self._interval = interval
         self._last = now
-        self._vitals: dict[str, _Vital] = {}
+        self._known: dict[str, _Observation] = {}
 
-    def heard(self, conductor: str, incarnation: int, progress: int, now: float) -> None:
-        """It has answered; `progress` is a count of its own."""
-        vital = self._vitals.get(conductor)
-        if vital is None or vital.incarnation != incarnation:
+    def answered(self, conductor: str, incarnation: int, progress: int, now: float) -> None:
+        """The conductor has answered; `progress` is its own counter."""
+        known = self._known.get(conductor)
+        if known is None or known.incarnation != incarnation:
             return
-        self.moves += vital.progress is not None and vital.progress != progress
-        self._vitals[conductor] = replace(vital, since=now, progress=progress)
+        self.changes += known.progress is not None and known.progress != progress
+        self._known[conductor] = replace(known, since=now, progress=progress)
 
-    def beat(self, seen: Sequence[Sample], *, broker: bool, now: float) -> tuple[list[Silent], bool]:
-        """Who is silent, and whether the time since the last beat counts. `broker`: it has answered since."""
+    def check(self, seen: Sequence[Sample], *, broker: bool, now: float) -> tuple[list[Silent], bool]:
+        """The conductors that are newly silent, and whether the time since the last check counts. `broker`: it has
+        answered since then.
+        """
         counts = broker and now - self._last <= self._interval + LATE_SECONDS
         self._last = now
-        vitals = {each.conductor: self._look(each, counts=counts, now=now) for each in seen}
+        observed = {each.conductor: self._observe(each, counts=counts, now=now) for each in seen}
         found: list[Silent] = []
         for each in seen:
-            vital = vitals[each.conductor]
-            seconds = now - vital.since
-            if not vital.told and seconds >= (self._silence if each.stopped else each.patience):
-                vitals[each.conductor] = replace(vital, told=True)
+            known = observed[each.conductor]
+            seconds = now - known.since
+            if not known.reported and seconds >= (self._silence if each.stopped else each.silence_limit):
+                observed[each.conductor] = replace(known, reported=True)
                 found.append(
                     Silent(
                         conductor=each.conductor,
@@ -93,21 +98,23 @@ class Liveness:
                         stopped=each.stopped,
                     )
                 )
-        self._vitals = vitals
+        self._known = observed
         return found, counts
 
-    def _look(self, each: Sample, *, counts: bool, now: float) -> _Vital:
-        """A process that has stopped, or goes on, begins anew: how long it could not answer before is not its silence."""
-        vital = self._vitals.get(each.conductor)
-        if vital is None or vital.incarnation != each.incarnation:
-            return _Vital(incarnation=each.incarnation, since=now, stopped=each.stopped)
-        if counts and each.stopped == vital.stopped:
-            return vital
-        return replace(vital, since=now, stopped=each.stopped)
+    def _observe(self, each: Sample, *, counts: bool, now: float) -> _Observation:
+        """A process that stops or continues starts from zero: the time before does not count as its silence."""
+        known = self._known.get(each.conductor)
+        if known is None or known.incarnation != each.incarnation:
+            return _Observation(incarnation=each.incarnation, since=now, stopped=each.stopped)
+        if counts and each.stopped == known.stopped:
+            return known
+        return replace(known, since=now, stopped=each.stopped)
 
 
 class Stall:
-    """Whether a run makes progress: `since` is the monotonic second of the last one, as far as time counted."""
+    """Detects a run without progress: `since` is the monotonic second of the last progress; time that does not count
+    moves it.
+    """
 
     def __init__(self, *, timeout: float | None, now: float) -> None:
         self.since = now
@@ -115,18 +122,18 @@ class Stall:
         self._count = 0
         self._stalled = False
 
-    def beat(
+    def check(
         self, count: int, *, at_work: bool, counts: bool, now: float
-    ) -> Literal["stalled", "moved"] | None:
-        """`count` is of all that is progress. Whoever is not `at_work` in a phase has deadlines of its own. Says each change
-        once.
+    ) -> Literal["stalled", "resumed"] | None:
+        """`count` changes with any progress. A run that is not `at_work` in a phase has other deadlines. Returns each
+        change once.
         """
-        moved = count != self._count
+        changed = count != self._count
         self._count = count
-        if moved or not at_work:
+        if changed or not at_work:
             was, self._stalled = self._stalled, False
             self.since = now
-            return "moved" if was and moved else None
+            return "resumed" if was and changed else None
         if not counts:
             self.since = self.since if self._stalled else now
         if self._stalled or now - self.since < self._timeout:
@@ -135,9 +142,9 @@ class Stall:
         return "stalled"
 
 
-def patience(run: Run, conductor: str, phase: int) -> float:
-    """Seconds of silence of a process that runs, before it is taken for frozen; `inf`: its user code has no deadline, and
-    what it does is the business of `limits.stall_timeout`.
+def silence_limit(run: Run, conductor: str, phase: int) -> float:
+    """Seconds without an answer after which a running process counts as frozen. `inf`: its user code has no deadline,
+    and `limits.stall_timeout` applies.
     """
     silence = run.deadlines.silence
     simulate = run.phases[phase].simulate

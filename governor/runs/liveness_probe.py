@@ -1,7 +1,7 @@
-"""Asks the conductors of a run, again and again, whether they are there: the thin side of `governor.runs.liveness`.
+"""Pings the conductors of a run periodically: the I/O side of `governor.runs.liveness`.
 
-An answer comes from a conductor's event loop, over the broker. Whether the broker could carry one is asked of the broker
-itself, whether a process has stopped of /proc. What is found goes to the state machine.
+An answer comes from a conductor's event loop, through the broker. The probe also asks the broker itself, to know
+whether an answer could arrive, and reads /proc for stopped processes. Findings go to the state machine.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ if TYPE_CHECKING:
     from governor.runs.effects import Post
     from governor.runs.progress import Progress
     from states import State
-    from states.crew import ConductorState
+    from states.conductors import ConductorState
     from transport.access import Secret
     from transport.client import Client
 
 LONGEST_INTERVAL: Final = 2.0
-"""Seconds between two beats; a fifth of `deadlines.silence` where that is shorter."""
+"""Seconds between two checks; a fifth of `deadlines.silence` where that is shorter."""
 
 log = logs.get_logger()
 
 
 class LivenessProbe:
-    """Of one run. `run` beats until it is cancelled; `state` gives the machine's."""
+    """Probes one run. `run` checks until it is cancelled; `state` returns the current state of the machine."""
 
     def __init__(
         self,
@@ -57,35 +57,35 @@ class LivenessProbe:
         self._progress = progress
         self._state = state
         self._post = post
-        self._asked: set[tuple[str, int]] = set()
+        self._pinging: set[tuple[str, int]] = set()
         silence, now = assignment.run.deadlines.silence, time.monotonic()
         self._interval = min(LONGEST_INTERVAL, silence / 5)
         self._silence = silence
-        self._pulse = liveness.Liveness(silence=silence, interval=self._interval, now=now)
+        self._liveness = liveness.Liveness(silence=silence, interval=self._interval, now=now)
         self._stall = liveness.Stall(timeout=assignment.plan.stall_timeout, now=now)
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as group:
             while True:
                 begun = time.monotonic()
-                for member in self._members():
-                    who = (member.name, member.incarnation)
-                    if who not in self._asked:
-                        self._asked.add(who)
-                        group.create_task(self._ask(*who), name=f"{self._uid}.ask.{member.name}")
+                for conductor in self._ready_conductors():
+                    who = (conductor.name, conductor.incarnation)
+                    if who not in self._pinging:
+                        self._pinging.add(who)
+                        group.create_task(self._ping(*who), name=f"{self._uid}.ask.{conductor.name}")
                 broker = await self._broker_answers()
                 await asyncio.sleep(begun + self._interval - time.monotonic())
-                self._beat(broker=broker)
+                self._check(broker=broker)
 
-    def _members(self) -> list[ConductorState]:
-        """Who is ready, in a state that waits for somebody: the others have deadlines of their own."""
+    def _ready_conductors(self) -> list[ConductorState]:
+        """Conductors that are ready, in a state that waits for conductors; others have deadlines of their own."""
         state = self._state()
         if not isinstance(state, Starting | Running | Finalizing):
             return []
-        return [member for member in state.crew.members if member.standing == "ready"]
+        return [conductor for conductor in state.conductors.all if conductor.standing == "ready"]
 
-    async def _ask(self, conductor: str, incarnation: int) -> None:
-        """One question at a time: an answer that is late is one, too."""
+    async def _ping(self, conductor: str, incarnation: int) -> None:
+        """One ping at a time: a late answer counts too."""
         service = conductor_service(self._uid, conductor, incarnation)
         try:
             answer = await self._client.request(
@@ -93,12 +93,12 @@ class LivenessProbe:
             )
             reply = decode_command_reply(answer[0])
         except (TransportError, msgspec.MsgspecError, IndexError) as error:
-            log.debug("conductor.unheard", run=self._uid, conductor=conductor, reason=str(error))
+            log.debug("conductor.ping_failed", run=self._uid, conductor=conductor, reason=str(error))
         else:
             progress = reply.progress if isinstance(reply, Alive) else 0
-            self._pulse.heard(conductor, incarnation, progress, time.monotonic())
+            self._liveness.answered(conductor, incarnation, progress, time.monotonic())
         finally:
-            self._asked.discard((conductor, incarnation))
+            self._pinging.discard((conductor, incarnation))
 
     async def _broker_answers(self) -> bool:
         try:
@@ -107,19 +107,19 @@ class LivenessProbe:
             return False
         return True
 
-    def _beat(self, *, broker: bool) -> None:
+    def _check(self, *, broker: bool) -> None:
         state, now = self._state(), time.monotonic()
         phase = self._first_phase if self._progress.phase_index is None else self._progress.phase_index
         seen = [
             liveness.Sample(
-                conductor=member.name,
-                incarnation=member.incarnation,
-                stopped=_is_stopped(member.pid),
-                patience=liveness.patience(self._run, member.name, phase),
+                conductor=conductor.name,
+                incarnation=conductor.incarnation,
+                stopped=_is_stopped(conductor.pid),
+                silence_limit=liveness.silence_limit(self._run, conductor.name, phase),
             )
-            for member in self._members()
+            for conductor in self._ready_conductors()
         ]
-        silent, counts = self._pulse.beat(seen, broker=broker, now=now)
+        silent, counts = self._liveness.check(seen, broker=broker, now=now)
         for each in silent:
             log.warning(
                 "conductor.silent",
@@ -138,25 +138,25 @@ class LivenessProbe:
                 ),
                 {"stopped": each.stopped},
             )
-        self._tell_progress(state, counts=counts, now=now)
+        self._report_progress(state, counts=counts, now=now)
 
-    def _tell_progress(self, state: State, *, counts: bool, now: float) -> None:
-        count = self._progress.moves + self._pulse.moves
+    def _report_progress(self, state: State, *, counts: bool, now: float) -> None:
+        count = self._progress.changes + self._liveness.changes
         since = self._stall.since
-        match self._stall.beat(count, at_work=isinstance(state, Running), counts=counts, now=now):
+        match self._stall.check(count, at_work=isinstance(state, Running), counts=counts, now=now):
             case "stalled":
-                told = {"seconds": round(now - since, 3), "waits_for": state.waits_for}
-                log.warning("run.stalled", run=self._uid, **told)
-                self._post(events.RunStalled(run=self._uid, at=now, since=since), told)
-            case "moved":
-                log.info("run.moved", run=self._uid, seconds=round(now - since, 3))
-                self._post(events.RunMoved(run=self._uid, at=now))
+                detail = {"seconds": round(now - since, 3), "waits_for": state.waits_for}
+                log.warning("run.stalled", run=self._uid, **detail)
+                self._post(events.RunStalled(run=self._uid, at=now, since=since), detail)
+            case "resumed":
+                log.info("run.progress_resumed", run=self._uid, seconds=round(now - since, 3))
+                self._post(events.RunProgressResumed(run=self._uid, at=now))
             case None:
                 pass
 
 
 def _is_stopped(pid: int | None) -> bool:
-    """By SIGSTOP or its kin, says /proc; a process that is traced goes on when its tracer wants."""
+    """Whether /proc says stopped (T), by SIGSTOP or a similar signal; a traced process (t) depends on its tracer."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:

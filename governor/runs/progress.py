@@ -1,4 +1,4 @@
-"""How far a run is, kept up from the same events that are journaled: what `status` shows without a look at the disk."""
+"""The progress of a run, updated from the events that are journaled: `status` shows it without reading the disk."""
 
 from __future__ import annotations
 
@@ -11,13 +11,15 @@ if TYPE_CHECKING:
     from governor.runs.assignment import Assignment
 
 WINDOW: Final = 50
-"""Episodes that the mean return of `metrics` looks back on."""
+"""Episodes over which `metrics` averages the return."""
 NAMED: Final = 3
 """Running tasks that `at_work` names."""
 
 
 class Progress:
-    """Of the phase that the run is in; `totals` are what the run file asks for. `moves` counts what has happened at all."""
+    """The progress of the current phase. The `..._total` values are from the run file; `changes` counts all events of
+    progress.
+    """
 
     def __init__(self, assignment: Assignment) -> None:
         self._assignment = assignment
@@ -27,11 +29,11 @@ class Progress:
         self.tasks_ended = 0
         self._running: dict[str, float] = {}
         self._began = time.monotonic()
-        self.moves = 0
+        self.changes = 0
 
-    def enter(self, phase: int, *, episodes: list[EpisodeRecord], tasks: list[TaskRecord]) -> None:
-        """A phase begins; what had ended of it in an earlier invocation counts."""
-        self.moves += 1
+    def enter_phase(self, phase: int, *, episodes: list[EpisodeRecord], tasks: list[TaskRecord]) -> None:
+        """Begins a phase; episodes and tasks that ended in an earlier invocation count."""
+        self.changes += 1
         self.phase_index = phase
         episodes = [episode for episode in episodes if not episode.evaluation]
         self.episodes_ended = len(episodes)
@@ -41,33 +43,33 @@ class Progress:
 
     @property
     def seconds(self) -> float:
-        """In work, in earlier invocations too."""
+        """Seconds in work, over all invocations of the daemon."""
         return self._assignment.worked + time.monotonic() - self._began
 
     def episode(self, record: EpisodeRecord) -> None:
-        """Those of an evaluation are not among the `episodes` of a phase."""
-        self.moves += 1
+        """Episodes of an evaluation are not among the `episodes` of a phase."""
+        self.changes += 1
         if record.evaluation:
             return
         self.episodes_ended += 1
         self._returns.append(record.value)
 
     def task_started(self, task: str, run: int) -> None:
-        self.moves += 1
+        self.changes += 1
         self._running[f"{task}[{run}]"] = time.monotonic()
 
-    def task_rested(self, task: str, run: int) -> None:
+    def attempt_ended(self, task: str, run: int) -> None:
         """An attempt ended; another one may follow."""
-        self.moves += 1
+        self.changes += 1
         self._running.pop(f"{task}[{run}]", None)
 
     def task_ended(self, task: str, run: int) -> None:
-        self.task_rested(task, run)
+        self.attempt_ended(task, run)
         self.tasks_ended += 1
 
     @property
     def at_work(self) -> str:
-        """The tasks that run, the oldest ones by name and age; empty when there are none."""
+        """The running tasks, the oldest ones by name and age; empty if none."""
         now = time.monotonic()
         oldest = [f"{name} for {now - since:.0f} s" for name, since in list(self._running.items())[:NAMED]]
         more = len(self._running) - len(oldest)

@@ -1,6 +1,6 @@
-"""Who could not be killed when its run ended is waited for, for as long as it lives: its slot takes no run meanwhile.
+"""If a process survives SIGKILL when its run ends, the slot accepts no new run until that process is gone.
 
-A process in uninterruptible sleep, or whose death a tracer holds up, dies with SIGKILL pending as soon as it may.
+A process in uninterruptible sleep, or whose exit a tracer delays, dies of the pending SIGKILL as soon as it can.
 """
 
 from __future__ import annotations
@@ -20,35 +20,37 @@ log = logs.get_logger()
 
 
 class Quarantine:
-    """Of one slot. `post` takes the events that end it."""
+    """Quarantine of one slot. `post` receives the events that end it."""
 
     def __init__(self, slot: str, post: Callable[[Event], None]) -> None:
         self._slot = slot
         self._post = post
-        self._deaths: set[asyncio.Task[None]] = set()
+        self._exits: set[asyncio.Task[None]] = set()
 
     def begin(
-        self, run: str, pids: Collection[int], deaths: Mapping[asyncio.Task[None], Collection[int]]
+        self, run: str, pids: Collection[int], exits: Mapping[asyncio.Task[None], Collection[int]]
     ) -> None:
-        """`deaths`: tasks that end when the processes of their pids are gone; those of `pids` that none has are gone."""
+        """`exits`: tasks that end when the processes of their pids are gone; those of `pids` that no task has are
+        gone already.
+        """
         log.error("slot.quarantined", slot=self._slot, run=run, pids=list(pids))
-        awaited = {pid for of_task in deaths.values() for pid in of_task}
+        awaited = {pid for of_task in exits.values() for pid in of_task}
         if already := tuple(pid for pid in pids if pid not in awaited):
-            self._gone(run, already)
-        for death, of_task in deaths.items():
-            self._deaths.add(death)
-            death.add_done_callback(partial(self._died, run, tuple(of_task)))
+            self._report_gone(run, already)
+        for exit_task, of_task in exits.items():
+            self._exits.add(exit_task)
+            exit_task.add_done_callback(partial(self._exited, run, tuple(of_task)))
 
     async def aclose(self) -> None:
-        """Waits for nobody any more."""
-        for death in self._deaths:
-            death.cancel()
-        await asyncio.gather(*self._deaths, return_exceptions=True)
+        """Stops waiting."""
+        for exit_task in self._exits:
+            exit_task.cancel()
+        await asyncio.gather(*self._exits, return_exceptions=True)
 
-    def _died(self, run: str, pids: tuple[int, ...], death: asyncio.Task[None]) -> None:
-        self._deaths.discard(death)
-        if not death.cancelled() and death.exception() is None:
-            self._gone(run, pids)
+    def _exited(self, run: str, pids: tuple[int, ...], exit_task: asyncio.Task[None]) -> None:
+        self._exits.discard(exit_task)
+        if not exit_task.cancelled() and exit_task.exception() is None:
+            self._report_gone(run, pids)
 
-    def _gone(self, run: str, pids: tuple[int, ...]) -> None:
+    def _report_gone(self, run: str, pids: tuple[int, ...]) -> None:
         self._post(ProcessesGone(run=run, at=time.monotonic(), pids=pids))

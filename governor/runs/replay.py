@@ -1,14 +1,15 @@
-"""A recorded run, walked through the pure state machine again: does it answer today what it answered then?
+"""Replays a recorded run through the pure state machine: are its answers today those on record?
 
 Rules:
-1. Each event of the machine is decoded from its line of the record and handed to `states.advance`; what `record.entries`
-   makes of the answer must be the lines that follow, value by value. What is on record beside that (`detail`, the numbers of
-   a phase) is not looked at.
-2. Lines that no step wrote say who did (`by`): recovery, for what an earlier invocation did not come to record, the
-   front desk, for a run that never left the queue, and a resumption, for what another run has done. Records of work (`episode.ended`, `task.*`, `run.accepted`) are counted.
+1. Each event of the machine is decoded from its line of the record and passed to `states.advance`; the entries that
+   `event_log.entries` makes of the answer must be the lines that follow, value by value. Other recorded data
+   (`detail`, the numbers of a phase) are ignored.
+2. Lines that no step wrote name their author (`by`): recovery, for what an earlier invocation could not record; the
+   daemon's API, for a run that never left the queue; and a resumption, for work of another run. Records of work
+   (`episode.ended`, `task.*`, `run.accepted`) are counted.
 3. Numbers have no gap, and nothing follows `run.ended`.
 
-One event after the other is taken, so that a run of any length is walked in little memory.
+Events are taken one at a time, so a run of any length needs little memory.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ _END: Final = "run.ended"
 
 
 class Difference(msgspec.Struct, frozen=True, kw_only=True):
-    """The first line of a record that the machine does not lead to; `expected` and `recorded` in one line each."""
+    """The first line of a record that the machine does not lead to; `expected` and `recorded` are one line each."""
 
     seq: int
     kind: str
@@ -43,7 +44,7 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Replayed(msgspec.Struct, frozen=True, kw_only=True):
-    """`steps` of the machine in `events` lines; `invocations` of the daemon had the run in work. `state` is the last one."""
+    """`steps` of the machine in `events` lines, over so many `invocations` of the daemon. `state` is the last one."""
 
     uid: str
     events: int
@@ -55,7 +56,7 @@ class Replayed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Replay:
-    """Of one run. `take` each event in order, then `end`."""
+    """Replays one run: `take` each event in order, then `end`."""
 
     def __init__(self, uid: str) -> None:
         self._uid = uid
@@ -66,13 +67,13 @@ class Replay:
         self._difference: Difference | None = None
 
     def take(self, event: RunEvent) -> bool:
-        """Whether all agrees so far."""
+        """Whether the record agrees so far."""
         if self._difference is None:
             self._take(event)
         return self._difference is None
 
     def end(self, *, whole: bool = True) -> Replayed:
-        """`whole`: nothing of what was recorded together with the last event is left out."""
+        """`whole`: everything that was recorded together with the last event is included."""
         if whole and self._due and self._difference is None:
             kind, data = self._due[0]
             self._differs(self._seq + 1, kind, f"{kind} {data}", "nothing more")

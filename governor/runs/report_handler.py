@@ -1,15 +1,17 @@
-"""The desk of a run: takes what its conductors report, makes it durable, and acknowledges.
+"""Receives the reports of a run's conductors, makes them durable, and acknowledges them.
 
 Rules:
-1. Each event of (conductor, incarnation) is applied once, by its number, however often it is sent: also those that
-   stood before one that could not be applied.
-2. Records (episodes, tasks) go into the journal as they come; what moves the run goes through the state machine.
-3. An acknowledgement is sent when all of the report is in the journal.
-4. The fence: reports are taken of the incarnation alone that was started last and was not found dead. When `close` returns,
-   nothing of it is being applied, and nothing will be: what its successor is told is done is all that is done.
-5. A report shows the secret of its run, or it is not read.
-6. What fails while the disk is full, or for want of files that were removed under the daemon or the run (`missing` says which),
-   is not recorded: it may have failed for that. The run is interrupted, or fails of it.
+1. Each event of (conductor, incarnation) is applied once, by its number, however often it is sent. If an event cannot
+   be applied, those before it stay applied.
+2. Records (episodes, tasks) go into the journal as they arrive; events that change the run's state go through the
+   state machine.
+3. A report is acknowledged when all of it is in the journal.
+4. Fencing: reports are accepted only from the incarnation that was started last and is not known to be dead. When
+   `close` returns, none of its reports is being applied or will be, so the list of finished work that its successor
+   gets is complete.
+5. A report without the run's secret is refused unread.
+6. A failure is not recorded while the disk is full or files of the daemon or the run have been removed (`missing`
+   says which), because that may have caused it. The run is interrupted, or fails for that reason.
 """
 
 from __future__ import annotations
@@ -58,11 +60,11 @@ _KINDS: Final = {TaskStarted: "task.started", TaskAttemptEnded: "task.attempt_en
 
 
 class ReportingRun(Protocol):
-    """What the desk needs of its governor."""
+    """The part of the run governor that the handler needs."""
 
     @property
     def flow(self) -> FlowControl: ...
-    async def take(self, event: Event, *, detail: dict[str, Any]) -> None:
+    async def handle(self, event: Event, *, detail: dict[str, Any]) -> None:
         """Returns when the event has been answered and recorded."""
 
     def now(self) -> float: ...
@@ -78,27 +80,29 @@ class ReportHandler:
         progress: Progress,
         governor: ReportingRun,
         secret: Secret,
-        budget: RunLimits | None = None,
+        limits: RunLimits | None = None,
         missing: Callable[[], FilesRemoved | None] = lambda: None,
     ) -> None:
         self._uid = uid
         self._verifier = Verifier(secret, run=uid)
-        self._budget = budget
+        self._limits = limits
         self._missing = missing
         self._journal = journal
         self._progress = progress
         self._governor = governor
         self._applied: defaultdict[tuple[str, int], int] = defaultdict(int)
-        self._turns: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._open: dict[str, int] = {}
 
     def open(self, conductor: str, incarnation: int) -> None:
-        """Before its process is started."""
+        """Admits this incarnation; call it before its process is started."""
         self._open[conductor] = incarnation
 
     async def close(self, conductor: str, incarnation: int) -> None:
-        """It is dead. Waits for a report that is being applied, which may wait for the governor: not for its loop."""
-        async with self._turns[conductor]:
+        """Call it when the process is dead. Waits for a report that is being applied; the governor's loop must not
+        wait here.
+        """
+        async with self._locks[conductor]:
             if self._open.get(conductor) == incarnation:
                 del self._open[conductor]
 
@@ -114,7 +118,7 @@ class ReportHandler:
                 code="bad_request", message=f"no report of a conductor: {error}", exit_code=ExitCode.USAGE
             )
             return [encode(refusal)]
-        async with self._turns[report.conductor]:
+        async with self._locks[report.conductor]:
             if self._open.get(report.conductor) != report.incarnation:
                 return [encode(self._fenced(report))]
             await self._apply(report)
@@ -134,46 +138,48 @@ class ReportHandler:
         return Refused(code="fenced", message=reason, exit_code=ExitCode.TRY_AGAIN)
 
     async def _apply(self, report: Report) -> None:
-        who = (report.conductor, report.incarnation)
+        sender = (report.conductor, report.incarnation)
         pending: list[Recorded] = []
-        excuse = await self._excuse() if any(map(_is_bad, report.events)) else None
+        outside_cause = await self._outside_cause() if any(map(_is_bad, report.events)) else None
         for seq, event in enumerate(report.events, start=report.seq):
-            if seq <= self._applied[who]:
+            if seq <= self._applied[sender]:
                 continue
-            if excuse is not None and _is_bad(event):
+            if outside_cause is not None and _is_bad(event):
                 if pending:
                     await self._record(pending)
-                    self._applied[who] = seq - 1
-                raise excuse
+                    self._applied[sender] = seq - 1
+                raise outside_cause
             if isinstance(event, Recorded):
                 pending.append(event)
                 continue
             if pending:
                 await self._record(pending)
-                self._applied[who] = seq - 1
+                self._applied[sender] = seq - 1
                 pending = []
             if isinstance(event, Log):
                 getattr(log, event.level)(
                     event.event, run=self._uid, conductor=report.conductor, **event.data
                 )
             else:
-                await self._move(report, event)
-            self._applied[who] = seq
+                await self._forward(report, event)
+            self._applied[sender] = seq
         if pending:
             await self._record(pending)
-            self._applied[who] = report.seq + len(report.events) - 1
+            self._applied[sender] = report.seq + len(report.events) - 1
 
-    async def _excuse(self) -> TryAgain | None:
-        """Why an event that ended badly may be no fault of its own, so that it is not recorded; None where there is no reason."""
+    async def _outside_cause(self) -> TryAgain | None:
+        """The error to raise if something outside the run may have caused a failure, which is then not recorded; else
+        None.
+        """
         if await asyncio.to_thread(
             lambda: self._journal.is_out_of_room
-        ):  # it tries a file: some milliseconds
+        ):  # writes a file, which takes some milliseconds
             return NoRoom(
-                f"the disk is full: what fails in run {self._uid} is done again after the next start"
+                f"the disk is full: failed work of run {self._uid} is repeated after the next start"
             )
         return self._missing()
 
-    async def _move(
+    async def _forward(
         self,
         report: Report,
         event: messages.ReadyReport | messages.FailedReport | messages.PartEndedReport,
@@ -181,23 +187,23 @@ class ReportHandler:
         at = self._governor.now()
         match event:
             case messages.ReadyReport(detail=detail):
-                moved: Event = events.ConductorReady(
+                forwarded: Event = events.ConductorReady(
                     run=self._uid, at=at, conductor=report.conductor, incarnation=report.incarnation
                 )
-                if self._budget is not None and report.conductor == TASKS:
-                    self._budget.task_conductor_ready()
-                await self._governor.take(moved, detail={"detail": detail})
+                if self._limits is not None and report.conductor == TASKS:
+                    self._limits.task_conductor_ready()
+                await self._governor.handle(forwarded, detail={"detail": detail})
             case messages.FailedReport(reason=reason, traceback=traceback):
-                moved = events.ConductorFailed(
+                forwarded = events.ConductorFailed(
                     run=self._uid,
                     at=at,
                     conductor=report.conductor,
                     incarnation=report.incarnation,
                     reason=reason,
                 )
-                await self._governor.take(moved, detail={"traceback": traceback})
+                await self._governor.handle(forwarded, detail={"traceback": traceback})
             case messages.PartEndedReport():
-                moved = events.PartEnded(
+                forwarded = events.PartEnded(
                     run=self._uid,
                     at=at,
                     phase=event.phase,
@@ -206,10 +212,10 @@ class ReportHandler:
                     failures=event.failures,
                     first_failure=event.first_failure,
                 )
-                await self._governor.take(moved, detail={"metrics": event.metrics})
+                await self._governor.handle(forwarded, detail={"metrics": event.metrics})
 
     async def _record(self, pending: list[Recorded]) -> None:
-        """Raises JournalError: the conductor hears it and sends its report again."""
+        """Raises JournalError: the conductor receives no acknowledgement and sends its report again."""
 
         def change(transaction: Transaction) -> list[Recorded]:
             return record_all(transaction, self._uid, pending)
@@ -226,25 +232,25 @@ class ReportHandler:
                 case TaskStarted(task=task, run=run):
                     self._progress.task_started(task, run)
                 case TaskAttemptEnded(task=task, run=run):
-                    self._progress.task_rested(task, run)
+                    self._progress.attempt_ended(task, run)
                 case TaskEnded(record=record):
                     self._progress.task_ended(record.task, record.run)
-        await self._spend(new)
+        await self._check_limits(new)
 
-    async def _spend(self, new: list[Recorded]) -> None:
-        """The governor has answered before the report is: with its flow control no further episode begins."""
-        exceeded = self._budget.spend(new) if self._budget is not None else None
+    async def _check_limits(self, new: list[Recorded]) -> None:
+        """Returns after the governor has answered: the flow control of the reply then prevents further episodes."""
+        exceeded = self._limits.count(new) if self._limits is not None else None
         if exceeded is None:
             return
         limit, value, reached = exceeded
-        moved = events.LimitExceeded(
+        forwarded = events.LimitExceeded(
             run=self._uid, at=self._governor.now(), limit=limit, value=value, reached=reached
         )
-        await self._governor.take(moved, detail={})
+        await self._governor.handle(forwarded, detail={})
 
 
 def record_all(transaction: Transaction, uid: str, pending: Sequence[Recorded]) -> list[Recorded]:
-    """Records events and what they brought, in their order; those that were not on record before."""
+    """Records events and their records in order; returns those that were not on record before."""
     new: list[Recorded] = []
     for (kind, phase), group in groupby(pending, key=lambda event: (type(event), event.phase)):
         together = list(group)

@@ -1,13 +1,14 @@
-"""What a run uses of its machine, measured where it has a limit: memory of its processes, disk of its folder.
+"""Measures what a run uses where it has a limit: memory of its processes, disk space of its folder.
 
 Rules:
-1. Memory is PSS: a page that several processes share, as those of the forkserver, counts once, in parts. Of a process that
-   may not be looked into it is what is resident. Whoever ends while it is measured uses nothing.
-2. The processes of a run are its conductors and all that bear their marks or are below them: the runners on this machine,
-   and what either has started in sessions of its own, too. The kernel tells: nobody is asked who might hang.
-3. Disk is what files take, as `du` has it: a file with several names counts once, a link is not followed.
-4. Measuring is in a thread, and takes a twentieth of the time at most: what is large is measured less often. Where it hangs
-   (a process in an uninterruptible sleep, a folder of a server that is gone) nothing waits for it, the daemon's exit neither.
+1. Memory is PSS: a page shared by several processes, such as those of the forkserver, is divided among them. For a
+   process that may not be inspected it is the resident size. A process that exits during the measurement counts as 0.
+2. The processes of a run are its conductors and all processes that bear their marks or descend from them: the runners
+   on this machine, and what either started in other sessions. The data come from the kernel, so no process that may
+   hang is asked.
+3. Disk space is what files occupy, as with `du`: a file with several names counts once, links are not followed.
+4. A thread measures, for at most a twentieth of the time: large runs are measured less often. If it hangs (a process
+   in uninterruptible sleep, a folder on an unreachable server) nothing waits for it, not even the daemon's exit.
 """
 
 from __future__ import annotations
@@ -35,16 +36,16 @@ if TYPE_CHECKING:
 
 EVERY_SECONDS: Final = 2.0
 SHARE: Final = 20
-"""Of the time that a measurement takes, its pause has at least so much."""
+"""The pause after a measurement is at least so many times its duration."""
 _BLOCK: Final = 512
-"""Bytes, in which `st_blocks` counts whatever the file system."""
+"""Bytes: the unit of `st_blocks` on every file system."""
 _PAGE: Final = os.sysconf("SC_PAGE_SIZE")
 
 log = logs.get_logger()
 
 
 class MeasuredConductors(Protocol):
-    """Whose processes are measured; `EffectRunner` is one."""
+    """Provides the processes to measure; `EffectRunner` implements it."""
 
     @property
     def processes(self) -> Mapping[str, Process]: ...
@@ -58,7 +59,9 @@ class Process(Protocol):
 
 
 class Meter:
-    """Measures a run from its construction to `aclose`, and posts `LimitExceeded` once; without a limit it measures nothing."""
+    """Measures a run from construction to `aclose`, and posts `LimitExceeded` once; without a limit it measures
+    nothing.
+    """
 
     def __init__(
         self,
@@ -74,28 +77,28 @@ class Meter:
         self._conductors = conductors
         self._post = post
         self._measured: dict[str, int] = {}
-        self._told = False
-        self._given_up = threading.Event()
+        self._reported = False
+        self._cancelled = threading.Event()
         self._task: asyncio.Task[None] | None = None
         if self._limits.memory is not None or self._limits.disk is not None:
-            self._task = asyncio.create_task(self._measure_on(), name=f"{self._run}.usage")
+            self._task = asyncio.create_task(self._measure_repeatedly(), name=f"{self._run}.usage")
 
-    def uses(self, budget: RunLimits | None) -> tuple[LimitUse, ...]:
-        """Of each limit that is set and is no time."""
-        used = {**self._measured, **(budget.spent if budget is not None else {})}
+    def uses(self, limits: RunLimits | None) -> tuple[LimitUse, ...]:
+        """The use of each limit that is set, except time limits."""
+        used = {**self._measured, **(limits.used if limits is not None else {})}
         return tuple(
             LimitUse(limit=name, allowed=allowed, used=used.get(name))
             for name, allowed in self._limits.amounts
         )
 
     async def aclose(self) -> None:
-        """Waits for no measurement: one that is under way ends in its thread, soon."""
-        self._given_up.set()
+        """Does not wait for a measurement under way: it ends soon, in its thread."""
+        self._cancelled.set()
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait({self._task})
 
-    async def _measure_on(self) -> None:
+    async def _measure_repeatedly(self) -> None:
         failed = False
         while True:
             begin = time.monotonic()
@@ -108,22 +111,22 @@ class Meter:
                 failed = True
             else:
                 failed = False
-                self._tell()
+                self._check_limits()
             await asyncio.sleep(max(EVERY_SECONDS, SHARE * (time.monotonic() - begin)))
 
     def _measure(self, marks: Mapping[int, int]) -> dict[str, int]:
         found = {}
         if self._limits.memory is not None:
-            found["memory"] = memory_of(family(marks))
+            found["memory"] = memory_of(run_pids(marks))
         if self._limits.disk is not None:
-            found["disk"] = disk_of(self._folder, given_up=self._given_up)
+            found["disk"] = disk_of(self._folder, cancelled=self._cancelled)
         return found
 
-    def _tell(self) -> None:
+    def _check_limits(self) -> None:
         for limit, allowed in self._limits.amounts:
             reached = self._measured.get(limit, 0)
-            if reached > allowed and not self._told:
-                self._told = True
+            if reached > allowed and not self._reported:
+                self._reported = True
                 self._post(
                     LimitExceeded(
                         run=self._run, at=time.monotonic(), limit=limit, value=allowed, reached=reached
@@ -134,8 +137,8 @@ class Meter:
 # -- memory --------------------------------------------------------------------------------------------------------
 
 
-def family(conductors: Mapping[int, int]) -> set[int]:
-    """The pids of a run, from those of its conductors, with their marks."""
+def run_pids(conductors: Mapping[int, int]) -> set[int]:
+    """The pids of a run, from its conductors' pids and marks."""
     by_mark = kill_tree.marked()
     return {
         *conductors,
@@ -150,12 +153,12 @@ def memory_of(pids: Iterable[int]) -> int:
 
 def _memory(pid: int) -> int:
     try:
-        with open(f"/proc/{pid}/smaps_rollup") as told:  # noqa: PTH123  # a Path is as slow again
-            line = next((line for line in told if line.startswith("Pss:")), "Pss: 0 kB")
+        with open(f"/proc/{pid}/smaps_rollup") as rollup:  # noqa: PTH123  # a Path is as slow again
+            line = next((line for line in rollup if line.startswith("Pss:")), "Pss: 0 kB")
         return int(line.split()[1]) * 1024
     except ProcessLookupError:
         return 0
-    except (FileNotFoundError, PermissionError):  # it is gone, or a kernel does not tell more of it
+    except (FileNotFoundError, PermissionError):  # it has exited, or the kernel shows no more
         return _resident(pid)
 
 
@@ -169,17 +172,17 @@ def _resident(pid: int) -> int:
 # -- disk ----------------------------------------------------------------------------------------------------------
 
 
-def disk_of(folder: Path, *, given_up: threading.Event | None = None) -> int:
-    """Bytes on the disk of all that is below; of what was seen until it is `given_up`."""
+def disk_of(folder: Path, *, cancelled: threading.Event | None = None) -> int:
+    """Bytes on disk of everything below `folder`; if `cancelled`, of what was seen until then."""
     total = 0
     several: set[tuple[int, int]] = set()
     folders = [os.fspath(folder)]
-    while folders and not (given_up is not None and given_up.is_set()):
+    while folders and not (cancelled is not None and cancelled.is_set()):
         try:
             with os.scandir(folders.pop()) as entries:
                 for entry in entries:
                     total += _disk(entry, folders, several)
-        except (FileNotFoundError, NotADirectoryError, PermissionError):  # gone meanwhile, or closed to us
+        except (FileNotFoundError, NotADirectoryError, PermissionError):  # removed meanwhile, or not readable
             continue
     return total
 

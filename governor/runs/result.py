@@ -1,6 +1,6 @@
-"""The result of a run, computed from what is on record: for each phase its end, episodes, metrics and tasks.
+"""The result of a run, computed from its record: for each phase its end, episodes, metrics and tasks.
 
-It stands in the journal, and as `result.json` in the run's folder for whoever has no governor at hand.
+It is stored in the journal, and as `result.json` in the run's folder for use without a daemon.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from governor.messages import PhaseResult, RunOutcome, RunResult
 from governor.runs import history
 
 INLINE_BYTES: Final = 64 * 1024
-"""Of a result in the journal; a larger one is in a file, and in the journal without its tasks."""
+"""Maximum size of a result in the journal; a larger one is in a file, and in the journal without its tasks."""
 FILES: Final = {outcome: f"result.{outcome}.msgpack" for outcome in get_args(RunOutcome)}
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 def build_result(
     *, journal: Journal, assignment: Assignment, outcome: RunOutcome, reason: str, folder: Path
 ) -> RunResult:
-    """Phases that were never begun are not in it."""
+    """Phases that never began are left out. Raises LookupError, JournalError."""
     uid = assignment.uid
     row = journal.run(uid)
     if row is None:
@@ -72,9 +72,9 @@ def build_result(
 def result_of_damaged(
     journal: Journal, row: RunRow, *, reason: str, folder: Path
 ) -> tuple[RunResult, str | None]:
-    """The result that ends a run whose record is damaged, and its file. Blocks.
+    """The result for a run whose record is damaged, and the name of its file. Blocks.
 
-    An outcome that is on record stays, and its result where that can be read; any other is `aborted`, without phases.
+    A recorded outcome stays, with its result if that can be read; otherwise the outcome is `aborted`, without phases.
     """
     known = None
     if row.outcome is not None:
@@ -105,9 +105,10 @@ def result_of_damaged(
 
 
 def save_result(result: RunResult, folder: Path) -> str | None:
-    """Writes `result.json`, and where the result is too large for the journal a file for it, too: its name. Raises OSError.
+    """Writes `result.json` and, for a result too large for the journal, a second file; returns its name. Raises
+    OSError.
 
-    It has the outcome in its name: the outcome that gets into the journal first is the one that counts.
+    The name contains the outcome: the first outcome in the journal is the one that counts.
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     write_whole(folder / "result.json", msgspec.json.format(msgspec.json.encode(result), indent=2))
@@ -149,7 +150,7 @@ def _phase(
 
 
 def _metrics(episodes: list[EpisodeRecord]) -> dict[str, float]:
-    """Of a phase that was cut short, so that its controller could not tell them."""
+    """Metrics of a phase that was cut short, so that its controller could not report them."""
     if not episodes:
         return {}
     returns = [episode.value for episode in episodes]

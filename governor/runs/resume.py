@@ -1,14 +1,14 @@
-"""What a run takes over from the one that it resumes, so that nothing that is done is done again.
+"""What a run takes over from the run that it resumes, so that finished work is not repeated.
 
 Rules:
-1. Runs of tasks that succeeded are kept, and episodes that ended by themselves (terminated, truncated). What failed, timed
-   out, crashed, was cancelled or never began is missing, and is done.
-2. Phases are kept whole as long as nothing is missing of any of them; the run goes on at the first one that is not
-   whole, as after a restart of the daemon.
-3. The old run stays as it is. The new one gets its files: those that are only ever written whole, under another name, as
-   hard links; all others, which its tasks may write into, as copies.
-4. Files are complete in a folder beside before the run is in the journal, and get their name after that: `settle` finishes
-   what a death in between left.
+1. Task runs that succeeded are kept, and episodes that ended by themselves (terminated, truncated). Work that failed,
+   timed out, crashed, was cancelled or never began is missing, and is done.
+2. Whole phases are kept up to the first one where something is missing; the run continues there, as after a restart
+   of the daemon.
+3. The old run stays as it is. The new one gets its files: those that are only written whole, under another name, as
+   hard links; all others, which its tasks may modify, as copies.
+4. The files are complete in a staging folder before the run is in the journal, and get their final name after that:
+   `finish_interrupted` completes this after a crash in between.
 """
 
 from __future__ import annotations
@@ -39,20 +39,20 @@ OF_ONE_RUN: Final = frozenset({"run.json", "result.json", *result.FILES.values()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeptPhase:
-    """`story` are the events that tell of a whole phase, in order; empty where something is missing."""
+    """`events` are the recorded events of a whole phase, in order; empty where something is missing."""
 
     index: int
     episodes: tuple[EpisodeRecord, ...]
     tasks: tuple[TaskRecord, ...]
-    story: tuple[tuple[str, dict[str, Any]], ...]
+    events: tuple[tuple[str, dict[str, Any]], ...]
 
     @property
     def is_whole(self) -> bool:
-        return bool(self.story)
+        return bool(self.events)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Inheritance:
+class KeptWork:
     parent: str
     phases: tuple[KeptPhase, ...]
 
@@ -63,11 +63,11 @@ class Inheritance:
 
     @property
     def first_phase(self) -> int:
-        """Where the new run begins: the last phase when nothing is missing, its end comes from the record."""
+        """Where the new run begins; if nothing is missing, the last phase, whose end comes from the record."""
         return next((phase.index for phase in self.phases if not phase.is_whole), len(self.phases) - 1)
 
-    def enter(self, transaction: Transaction, uid: str) -> None:
-        """Records all of it as the new run's own; in the transaction that records the run."""
+    def record(self, transaction: Transaction, uid: str) -> None:
+        """Records the kept work as the new run's own; call it in the transaction that records the run."""
         kept = [
             {
                 "phase": phase.index,
@@ -81,16 +81,16 @@ class Inheritance:
         for phase in self.phases:
             transaction.episodes(uid, phase.index, phase.episodes, ended=False)
             transaction.tasks(uid, phase.index, phase.tasks, ended=False)
-            for kind, data in phase.story if phase.index < self.first_phase else ():
+            for kind, data in phase.events if phase.index < self.first_phase else ():
                 transaction.event(uid, kind, {**data, "by": "resume"})
 
 
-def survey(journal: Journal, row: RunRow, run: Run, folder: Path) -> Inheritance:
-    """What is done of the run that ended. `folder` has its files: a value whose file is gone is missing.
+def find_kept_work(journal: Journal, row: RunRow, run: Run, folder: Path) -> KeptWork:
+    """The finished work of a run that has ended. `folder` has its files: a result whose file is gone is missing.
 
     Raises UsageError when the whole folder is gone.
     """
-    stories = _stories(journal, row.uid)
+    phase_events = _phase_events(journal, row.uid)
     phases = tuple(
         _kept(
             phase,
@@ -98,17 +98,17 @@ def survey(journal: Journal, row: RunRow, run: Run, folder: Path) -> Inheritance
             episodes=journal.episodes(row.uid, index),
             tasks=journal.tasks(row.uid, index),
             folder=folder,
-            story=stories.get(index, {}),
+            events=phase_events.get(index, {}),
         )
         for index, phase in enumerate(run.phases)
     )
     if not folder.is_dir() and any(phase.episodes or phase.tasks for phase in phases):
         raise UsageError(f"the files of run {row.uid} are gone from {folder}; submit its run file again")
-    return Inheritance(parent=row.uid, phases=phases)
+    return KeptWork(parent=row.uid, phases=phases)
 
 
-def _stories(journal: Journal, uid: str) -> dict[int, dict[str, dict[str, Any]]]:
-    """For each phase the last event of each kind; those of its parts under their own names."""
+def _phase_events(journal: Journal, uid: str) -> dict[int, dict[str, dict[str, Any]]]:
+    """For each phase the last event of each kind; events of its parts have names of their own."""
     found: dict[int, dict[str, dict[str, Any]]] = {}
     for event in journal.standing_events_of(uid, ("phase.started", "part.ended", "phase.ended")):
         data = event.data
@@ -125,10 +125,10 @@ def _kept(
     episodes: list[EpisodeRecord],
     tasks: list[TaskRecord],
     folder: Path,
-    story: dict[str, dict[str, Any]],
+    events: dict[str, dict[str, Any]],
 ) -> KeptPhase:
-    """A part that ended early because its goal was reached misses nothing, unless its failures were the run's end."""
-    ends = {part: story.get(f"part.ended {part}", {}).get("end") for part in ("simulation", "tasks")}
+    """A part that ended early because its goal was reached misses nothing, unless its failures ended the run."""
+    ends = {part: events.get(f"part.ended {part}", {}).get("end") for part in ("simulation", "tasks")}
     strict = phase.on_failure == "fail"
     good = [episode for episode in episodes if episode.outcome in COMPLETE]
     bad = any(episode.outcome in BAD for episode in episodes)
@@ -143,19 +143,19 @@ def _kept(
     done = len(there) >= sum(task.repeat for task in phase.tasks) or (
         ends["tasks"] == "enough" and len(there) == len(succeeded) and not (broken and strict)
     )
-    over = story.get("phase.ended", {}).get("end", "failed") not in CUT_SHORT
+    over = events.get("phase.ended", {}).get("end", "failed") not in CUT_SHORT
     whole = played and done and over
     return KeptPhase(
         index=index,
         # What was cancelled because its goal was reached belongs to a whole phase, and is not done again.
         episodes=tuple(episodes if whole else good),
         tasks=tuple(tasks if whole else there),
-        story=tuple((name.partition(" ")[0], data) for name, data in story.items()) if whole else (),
+        events=tuple((name.partition(" ")[0], data) for name, data in events.items()) if whole else (),
     )
 
 
 def _wanted(phase: Phase) -> int:
-    """Episodes of a whole phase, those of its evaluations too."""
+    """Episodes of a whole phase, including its evaluations."""
     episodes = phase.simulate.episodes if phase.simulate is not None else 0
     evaluate = phase.evaluate
     return episodes + (episodes // evaluate.every * evaluate.episodes if evaluate is not None else 0)
@@ -165,45 +165,45 @@ def _wanted(phase: Phase) -> int:
 
 
 def staging_of(folder: Path) -> Path:
-    """Where the files of a new run are gathered."""
+    """Where the files of a new run are staged."""
     return folder.with_name(f".{folder.name}.part")
 
 
-def gather(old: Path, folder: Path) -> None:
-    """Gives the run of `folder` the files of the old run, beside its final name. Blocks; raises OSError."""
+def stage(old: Path, folder: Path) -> None:
+    """Copies or links the files of the old run into the staging folder of `folder`. Blocks; raises OSError."""
     staging = staging_of(folder)
     staging.mkdir(mode=0o700)
     if not old.is_dir():
         return
     for entry in old.iterdir():
         if entry.name not in OF_ONE_RUN:
-            _take(entry, staging / entry.name, link=entry.name in WRITTEN_WHOLE)
+            _copy(entry, staging / entry.name, link=entry.name in WRITTEN_WHOLE)
     sync_to_disk(staging)
 
 
-def take_place(folder: Path) -> None:
-    """The files that were gathered get their name. Raises OSError."""
+def publish(folder: Path) -> None:
+    """Gives the staged files their final name. Raises OSError."""
     staging_of(folder).rename(folder)
     sync_to_disk(folder.parent)
 
 
 def discard(folder: Path) -> None:
-    """The run was not recorded: its files go again. Blocks."""
+    """Removes the staged files of a run that was not recorded. Blocks."""
     shutil.rmtree(staging_of(folder), ignore_errors=True)
 
 
-def settle(journal: Journal, runs_folder: Path) -> None:
-    """After a death in the middle: files of runs that are on record get their name, the others go. Blocks."""
+def finish_interrupted(journal: Journal, runs_folder: Path) -> None:
+    """After a crash in between: staged files of recorded runs get their name, others are removed. Blocks."""
     for staging in runs_folder.glob(".*.part"):
         folder = staging.with_name(staging.name[1:].removesuffix(".part"))
         if journal.run(folder.name) is None:
             discard(folder)
         else:
-            take_place(folder)
+            publish(folder)
 
 
-def _take(source: Path, target: Path, *, link: bool) -> None:
-    """A file, a folder with all that is in it, or a link as it is; nothing that is half written, or a socket."""
+def _copy(source: Path, target: Path, *, link: bool) -> None:
+    """Copies a file, a folder with its content, or a link as it is; skips half-written files and sockets."""
     if source.name.startswith(".") and source.name.endswith(".part"):
         return
     if source.is_symlink():
@@ -211,7 +211,7 @@ def _take(source: Path, target: Path, *, link: bool) -> None:
     elif source.is_dir():
         target.mkdir(mode=0o700)
         for entry in source.iterdir():
-            _take(entry, target / entry.name, link=link)
+            _copy(entry, target / entry.name, link=link)
         sync_to_disk(target)
     elif source.is_file() and not (link and _linked(source, target)):
         shutil.copy2(source, target)

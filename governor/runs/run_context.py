@@ -1,4 +1,6 @@
-"""What the house offers to a run: where things are, whom to ask. Made once by the daemon, handed to its governors."""
+"""What the daemon provides to its runs: folders, endpoints, services. The daemon makes it once and passes it to its
+governors.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class RayProvider(Protocol):
-    """Whoever has a Ray cluster for the task conductors."""
+    """Provides a Ray cluster to the task conductors."""
 
     async def settings(self) -> dict[str, Any]:
         """``{"address": "host:port", "token_path": path or None}``, once Ray can be reached. Raises ProcessError."""
@@ -24,8 +26,8 @@ class RayProvider(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunContext:
-    """`client` is the daemon's own client of its broker, at the private endpoint. `secret` is this invocation's. Folders
-    exist and belong to the daemon alone.
+    """`client` is the daemon's client of its broker, at the private endpoint. `secret` is new at each start of the
+    daemon. The folders exist and only the daemon can access them.
     """
 
     client_endpoint: str
@@ -42,13 +44,13 @@ class RunContext:
     log_level: str
 
     def run_secret(self, uid: str) -> Secret:
-        """What the run's conductors show, and whoever commands them."""
+        """The secret shared by the run's conductors and the daemon."""
         return self.secret.of(uid.encode())
 
     def run_folder(self, uid: str) -> Path:
-        """Where the run's files are kept."""
+        """The folder of the run's files."""
         return self.runs_folder / uid
 
     def socket_folder(self, uid: str) -> Path:
-        """Where the run's sockets are while it is in work."""
+        """The folder of the run's sockets while it is in work."""
         return self.runtime_folder / uid

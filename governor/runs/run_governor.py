@@ -1,11 +1,12 @@
-"""`RunGovernor`: one slot of the daemon. Takes events from its inbox, asks the state, has the effects performed.
+"""`RunGovernor`: one slot of the daemon. Takes events from its inbox, passes them to the state, has the effects
+performed.
 
 Rules:
 1. State changes here and nowhere else, one event at a time.
 2. An event and the transition that it caused are in the journal before their effects are performed.
-3. A refused command changes nothing, and its error tells the last steps.
-4. A crash inside a state is logged with the state and raised: the daemon goes down, and its next invocation goes on
-   where the journal ends. A machine in an unknown state must not act.
+3. A refused command changes nothing, and its error names the last transitions.
+4. A crash inside a state is logged with the state and raised: the daemon shuts down, and its next invocation
+   continues where the journal ends. A machine in an unknown state must not act.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from governor.files import write_whole
 from governor.messages import FlowControl, RunStatus, run_service
 from governor.runs.effects import EffectRunner
 from governor.runs.event_log import entries
-from governor.runs.limits import budget_of
+from governor.runs.limits import limits_of
 from governor.runs.liveness_probe import LivenessProbe
 from governor.runs.progress import Progress
 from governor.runs.quarantine import Quarantine
@@ -32,7 +33,7 @@ from governor.runs.report_handler import ReportHandler
 from governor.runs.resource_usage import Meter
 from governor.runs.status import in_work
 from states import Dropped, Pristine, Rejected, Running, State, Step, advance
-from states.base import Crewed
+from states.base import RunInWork
 from states.effects import BeginPhase, EndPhase, EndRun
 from states.events import AbortRequested, Event, ProcessesGone, RunAssigned, StopRequested
 from states.finalizing import Finalizing
@@ -49,24 +50,24 @@ if TYPE_CHECKING:
     from governor.runs.limits import RunLimits
     from governor.runs.run_context import RunContext
 
-STORY: Final = 12
-"""Steps that a refusal tells."""
+SHOWN_TRANSITIONS: Final = 12
+"""Transitions that a refusal names."""
 REQUEST_CREDIT: Final = 64
-PROGRESS: Final = frozenset({"conductor.ready", "part.ended"})
-"""Events that are progress of a run; what is on record of its episodes and tasks is, too."""
+PROGRESS_EVENTS: Final = frozenset({"conductor.ready", "part.ended"})
+"""Events that are progress of a run, beside its records of episodes and tasks."""
 
 log = logs.get_logger()
 
 
 class RunGovernor:
-    """Governs one run at a time, from its assignment to the last process gone.
+    """Governs one run at a time, from its assignment until its last process is gone.
 
     Args:
         broker_uri: where its services register (the broker's endpoint for workers).
         uid: the slot's name in logs.
-        site: what the house offers.
+        context: what the daemon provides to runs.
         on_change: called after each transition, with this governor.
-        on_journal_failure: called when what happened could not be recorded; the daemon has to go down in order.
+        on_journal_failure: called when an event could not be recorded; the daemon has to shut down in order.
     """
 
     def __init__(
@@ -74,7 +75,7 @@ class RunGovernor:
         broker_uri: str,
         uid: str | None = None,
         *,
-        site: RunContext,
+        context: RunContext,
         on_change: Callable[[RunGovernor], None] = lambda _: None,
         on_journal_failure: Callable[[JournalError], None] = lambda _: None,
     ) -> None:
@@ -85,15 +86,15 @@ class RunGovernor:
         self.dead_children: list[str] = []
         self.dropped = 0
         self.assignment: Assignment | None = None
-        self._site = site
+        self._context = context
         self._on_change = on_change
         self._on_journal_failure = on_journal_failure
         self._inbox: asyncio.Queue[tuple[Event, dict[str, Any], asyncio.Future[None]]] = asyncio.Queue()
-        self._story: deque[str] = deque(maxlen=STORY)
+        self._transitions: deque[str] = deque(maxlen=SHOWN_TRANSITIONS)
         self._progress: Progress | None = None
-        self._performer: EffectRunner | None = None
-        self._desk: Worker | None = None
-        self._budget: RunLimits | None = None
+        self._effect_runner: EffectRunner | None = None
+        self._report_service: Worker | None = None
+        self._limits: RunLimits | None = None
         self._meter: Meter | None = None
         self._quarantine = Quarantine(self.uid, self._post)
 
@@ -101,7 +102,7 @@ class RunGovernor:
         run = f", run={self.experiment_run_id}" if self.assignment else ""
         return f"RunGovernor({self.uid}, {self.state.name}{run})"
 
-    # -- what is known of it -----------------------------------------------------------------------------------
+    # -- its public state ----------------------------------------------------------------------------------------
 
     @property
     def experiment_run(self) -> Run | None:
@@ -138,45 +139,49 @@ class RunGovernor:
 
     @property
     def shutdown(self) -> bool:
-        """It takes no further run, and `run` returns."""
+        """It accepts no further run, and `run` returns."""
         return isinstance(self.state, Pristine) and self.state.shutdown
 
     @property
     def is_free(self) -> bool:
         taking = isinstance(self.state, Pristine) and not self.state.shutdown and not self.state.stuck
-        return taking and self.assignment is None  # set until all of the last run has been cleared away
+        return taking and self.assignment is None  # set until the last run is cleaned up
 
     @property
     def quarantine(self) -> str:
-        """Whom it waits for before it takes another run; empty where that is nobody."""
+        """The processes whose exit it awaits before it accepts a run; empty if none."""
         held = isinstance(self.state, Pristine) and self.state.stuck and not self.state.shutdown
         return self.state.waits_for if held else ""
 
     @property
     def flow(self) -> FlowControl:
-        """The governor's own word at the end of an episode: after SHUTDOWN what is under way is not on record."""
+        """The flow control that the governor sends at the end of an episode; after SHUTDOWN, unfinished episodes are
+        not recorded.
+        """
         if isinstance(self.state, Running):
             return "CONTINUE"
         return "STOP_PHASE" if isinstance(self.state, Finalizing) else "SHUTDOWN"
 
     def journal_failed(self, error: JournalError) -> None:
-        """Something of this run could not be recorded."""
+        """Reports that an event of this run could not be recorded."""
         log.error("journal.failed", run=self.experiment_run_id, reason=str(error))
         self._on_journal_failure(error)
 
     def now(self) -> float:
-        """The machine's clock, in monotonic seconds."""
+        """The state machine's clock, in monotonic seconds."""
         return time.monotonic()
 
     def status(self, row: RunRow, marked: Mapping[int, Sequence[int]]) -> RunStatus:
-        """The run in work, for people and scripts. `row` is its entry in the journal, `marked` as of `kill_tree`."""
-        conductors = self._performer.processes if self._performer else {}
+        """The status of the run in work. `row` is its entry in the journal, `marked` the result of
+        `kill_tree.marked`.
+        """
+        conductors = self._effect_runner.processes if self._effect_runner else {}
         return in_work(
             row,
             state=self.state,
             progress=self._progress,
             assignment=self.assignment,
-            limits=self._meter.uses(self._budget) if self._meter else (),
+            limits=self._meter.uses(self._limits) if self._meter else (),
             started={
                 name: tuple(pid for pid in marked.get(child.mark, ()) if pid != child.pid)
                 for name, child in conductors.items()
@@ -186,33 +191,33 @@ class RunGovernor:
 
     @property
     def deadlines(self) -> dict[tuple[str, str], float]:
-        """As of `EffectRunner`."""
-        return self._performer.deadlines if self._performer else {}
+        """See `EffectRunner.deadlines`."""
+        return self._effect_runner.deadlines if self._effect_runner else {}
 
     # -- commands ----------------------------------------------------------------------------------------------
 
     async def assign(self, assignment: Assignment) -> None:
-        """Gives it a run. Raises TryAgain when it has one, OSError when the run's folders can't be made."""
+        """Assigns a run. Raises TryAgain when another one is in work, OSError when the run's folders can't be made."""
         prepared = self.is_free
         try:
             if prepared:
                 await self._prepare(assignment)
-            await self.take(RunAssigned(run=assignment.uid, at=self.now(), plan=assignment.plan))
+            await self.handle(RunAssigned(run=assignment.uid, at=self.now(), plan=assignment.plan))
         except (OSError, TryAgain):
             if prepared:
-                await self._leave_run()
+                await self._release_run()
             raise
 
     async def abort(self, uid: str, reason: str) -> None:
-        """Wants the run to end as `aborted`. Raises TryAgain when it is on its way out already."""
-        await self.take(AbortRequested(run=uid, at=self.now(), reason=reason or "aborted by request"))
+        """Ends the run as `aborted`. Raises TryAgain when it is ending already."""
+        await self.handle(AbortRequested(run=uid, at=self.now(), reason=reason or "aborted by request"))
 
     def post_stop(self, reason: str, *, urgent: bool = False) -> None:
-        """Interrupts the run, and lets `run` return when nothing of it is left. `urgent`: without any grace."""
+        """Interrupts the run; `run` returns when its last process is gone. `urgent`: without any grace."""
         uid = self.experiment_run_id or ""
         self._post(StopRequested(run=uid, at=self.now(), reason=reason, urgent=urgent))
 
-    async def take(self, event: Event, *, detail: dict[str, Any] | None = None) -> None:
+    async def handle(self, event: Event, *, detail: dict[str, Any] | None = None) -> None:
         """Puts an event into the inbox; returns when it has been answered and recorded.
 
         `detail` is recorded with it. Raises TryAgain for a refused command.
@@ -224,7 +229,7 @@ class RunGovernor:
     # -- the loop ----------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Cycles through the states until a stop was asked for and nothing is left of the last run."""
+        """Handles events until a stop was requested and nothing is left of the last run."""
         try:
             while not self.shutdown:
                 await self._answer(*await self._inbox.get())
@@ -243,9 +248,9 @@ class RunGovernor:
         before = self.state
         match advance(before, event):
             case Rejected(why=why):
-                story = "; ".join(self._story) or "none"
+                transitions = "; ".join(self._transitions) or "none"
                 answered.set_exception(
-                    TryAgain(f"{event.kind} refused: {why}. Last steps of this slot: {story}")
+                    TryAgain(f"{event.kind} refused: {why}. Last steps of this slot: {transitions}")
                 )
                 return
             case Dropped(why=why):
@@ -255,12 +260,12 @@ class RunGovernor:
                 await self._record(before, event, step, detail)
                 self.state = step.state
                 self._perform(step)
-                await self._changed(before, event, step)
+                await self._after_step(before, event, step)
         if not answered.done():
             answered.set_result(None)
 
     async def _record(self, before: State, event: Event, step: Step, detail: dict[str, Any]) -> None:
-        """Writes event and transition. Where the journal fails the run goes down in order, recorded or not."""
+        """Records event and transition. If the journal fails, the run still stops in order, recorded or not."""
         uid = self.experiment_run_id
         if uid is None or self.assignment is None:
             return
@@ -275,7 +280,7 @@ class RunGovernor:
                 transaction.ended(uid)
 
         try:
-            await self._site.journal.write(change, run=uid)
+            await self._context.journal.write(change, run=uid)
         except JournalError as error:
             self.journal_failed(error)
 
@@ -283,28 +288,28 @@ class RunGovernor:
         for effect in step.effects:
             match effect:
                 case BeginPhase(phase=phase):
-                    self._enter(phase)
+                    self._enter_phase(phase)
                 case EndPhase() | EndRun():
                     pass  # for the record alone
                 case _:
-                    if self._performer is not None:
-                        self._performer.perform(effect)
+                    if self._effect_runner is not None:
+                        self._effect_runner.perform(effect)
 
-    def _enter(self, phase: int) -> None:
+    def _enter_phase(self, phase: int) -> None:
         if self._progress is None or self.assignment is None:
             return
-        journal, uid = self._site.journal, self.assignment.uid
+        journal, uid = self._context.journal, self.assignment.uid
         try:
-            self._progress.enter(
+            self._progress.enter_phase(
                 phase, episodes=journal.episodes(uid, phase), tasks=journal.tasks(uid, phase)
             )
         except JournalError as error:
             self.journal_failed(error)
 
-    async def _changed(self, before: State, event: Event, step: Step) -> None:
-        if event.kind in PROGRESS and self._progress is not None:
-            self._progress.moves += 1
-        if event.kind == "conductor.exited" and isinstance(before, Crewed) and not self.stopping:
+    async def _after_step(self, before: State, event: Event, step: Step) -> None:
+        if event.kind in PROGRESS_EVENTS and self._progress is not None:
+            self._progress.changes += 1
+        if event.kind == "conductor.exited" and isinstance(before, RunInWork) and not self.stopping:
             self.dead_children.append(getattr(event, "conductor", ""))
         if isinstance(event, ProcessesGone) and self.is_free:
             log.info("slot.released", slot=self.uid, pids=event.pids)
@@ -312,7 +317,7 @@ class RunGovernor:
         if type(before) is type(step.state):
             return
         line = f"{before.name} -> {step.state.name} ({step.cause or event.kind})"
-        self._story.append(line)
+        self._transitions.append(line)
         log.info(
             "run.transition",
             run=self.experiment_run_id,
@@ -322,7 +327,7 @@ class RunGovernor:
             cause=step.cause or event.kind,
         )
         if isinstance(step.state, Pristine):
-            await self._clear(step)
+            await self._end_run(step)
         self._on_change(self)
 
     # -- around a run ------------------------------------------------------------------------------------------
@@ -330,43 +335,47 @@ class RunGovernor:
     async def _prepare(self, assignment: Assignment) -> None:
         self.assignment = assignment
         self._progress = Progress(assignment)
-        self._site.run_folder(assignment.uid).mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._site.socket_folder(assignment.uid).mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._site.files.begin(self, self._post)
-        run_file = self._site.run_folder(assignment.uid) / "run.json"
+        self._context.run_folder(assignment.uid).mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._context.socket_folder(assignment.uid).mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._context.files.begin(self, self._post)
+        run_file = self._context.run_folder(assignment.uid) / "run.json"
         content = msgspec.json.format(msgspec.json.encode(assignment.run.raw()), indent=2)
         await asyncio.to_thread(write_whole, run_file, content)
-        self._budget = budget_of(assignment, self._site.journal)
-        desk = ReportHandler(
+        self._limits = limits_of(assignment, self._context.journal)
+        report_handler = ReportHandler(
             uid=assignment.uid,
-            journal=self._site.journal,
+            journal=self._context.journal,
             progress=self._progress,
             governor=self,
-            secret=self._site.run_secret(assignment.uid),
-            budget=self._budget,
-            missing=partial(self._site.files.missing, self),
+            secret=self._context.run_secret(assignment.uid),
+            limits=self._limits,
+            missing=partial(self._context.files.missing, self),
         )
-        service, secret = run_service(assignment.uid), self._site.secret
-        self._desk = Worker(self.broker_uri, service, desk.answer, credit=REQUEST_CREDIT, secret=secret)
-        await self._desk.__aenter__()
-        self._performer = EffectRunner(assignment=assignment, site=self._site, post=self._post, fence=desk)
-        pulse = LivenessProbe(
+        service, secret = run_service(assignment.uid), self._context.secret
+        self._report_service = Worker(
+            self.broker_uri, service, report_handler.answer, credit=REQUEST_CREDIT, secret=secret
+        )
+        await self._report_service.__aenter__()
+        self._effect_runner = EffectRunner(
+            assignment=assignment, context=self._context, post=self._post, fence=report_handler
+        )
+        probe = LivenessProbe(
             assignment=assignment,
-            client=self._site.client,
-            secret=self._site.run_secret(assignment.uid),
+            client=self._context.client,
+            secret=self._context.run_secret(assignment.uid),
             progress=self._progress,
             state=lambda: self.state,
             post=self._post,
         )
-        self._performer.accompany(pulse.run(), "pulse")
+        self._effect_runner.run_alongside(probe.run(), "probe")
         self._meter = Meter(
             assignment=assignment,
-            folder=self._site.run_folder(assignment.uid),
-            conductors=self._performer,
+            folder=self._context.run_folder(assignment.uid),
+            conductors=self._effect_runner,
             post=self._post,
         )
 
-    async def _clear(self, step: Step) -> None:
+    async def _end_run(self, step: Step) -> None:
         for effect in step.effects:
             if isinstance(effect, EndRun):
                 log.info(
@@ -378,25 +387,27 @@ class RunGovernor:
                     dead_conductors=len(self.dead_children),
                     events_dropped=self.dropped,
                 )
-                if effect.stuck and self._performer is not None:
-                    left = self._performer.left_behind()
+                if effect.stuck and self._effect_runner is not None:
+                    left = self._effect_runner.stuck_processes()
                     self._quarantine.begin(self.experiment_run_id or "", effect.stuck, left)
-        await self._leave_run()
+        await self._release_run()
 
-    async def _leave_run(self) -> None:
+    async def _release_run(self) -> None:
         if self._meter is not None:
             await self._meter.aclose()
-        if self._performer is not None:
-            await self._performer.aclose()
-        if self._desk is not None:
-            await self._desk.aclose()
-        self._performer = self._desk = self._progress = self.assignment = self._budget = self._meter = None
+        if self._effect_runner is not None:
+            await self._effect_runner.aclose()
+        if self._report_service is not None:
+            await self._report_service.aclose()
+        self._effect_runner = self._report_service = self._progress = self.assignment = self._limits = (
+            self._meter
+        ) = None
         self.dead_children = []
 
     def _post(self, event: Event, detail: dict[str, Any] | None = None) -> None:
-        """For the performer: an event that nobody waits for."""
+        """Puts an event into the inbox without waiting for its answer."""
         self._inbox.put_nowait((event, detail or {}, asyncio.get_running_loop().create_future()))
 
     def _processes(self, kind: str) -> dict[str, ChildProcess]:
-        processes = self._performer.processes if self._performer else {}
+        processes = self._effect_runner.processes if self._effect_runner else {}
         return {name: child for name, child in processes.items() if name.partition(".")[0] == kind}

@@ -1,4 +1,4 @@
-"""What is told of a run in work: its slot's state and progress, in the words of `RunStatus`."""
+"""The status of a run in work: its slot's state and progress, as a `RunStatus`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from governor import clock
 from governor.messages import ConductorStatus, RunStatus
 from governor.units import durations
 from states import Running
-from states.base import Crewed
+from states.base import RunInWork
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -30,8 +30,8 @@ def in_work(
     started: Mapping[str, tuple[int, ...]],
     now: float,
 ) -> RunStatus:
-    """`row` is its entry in the journal, `started` the pids that each conductor has started, `now` in monotonic seconds."""
-    members = state.crew.members if isinstance(state, Crewed) else ()
+    """`row` is its entry in the journal, `started` the pids that each conductor has started, `now` monotonic seconds."""
+    conductors = state.conductors.all if isinstance(state, RunInWork) else ()
     at_work = progress.at_work if progress else ""
     waits_for = state.waits_for + (f" ({at_work})" if at_work else "")
     stalled = now - state.stalled if isinstance(state, Running) and state.stalled is not None else None
@@ -65,7 +65,7 @@ def in_work(
                 incarnation=m.incarnation,
                 started=started.get(m.name, ()),
             )
-            for m in members
+            for m in conductors
         ),
         limits=limits,
         seconds=progress.seconds if progress else None,

@@ -37,7 +37,7 @@ PROGRESS: Final = frozenset(
 """Events that show a run going on."""
 REPLACED: Final = frozenset({"kill", "stop_long"})
 """After these there is another in the place of who was struck."""
-REPLACED_EVENTS: Final = ("broker.exited", "broker.silent", "conductor.silent", "daemon.gives_up")
+REPLACED_EVENTS: Final = ("broker.exited", "broker.silent", "conductor.silent", "daemon.fatal")
 """In the log of a daemon that has lost somebody."""
 ANSWERED_SECONDS: Final = 10.0
 """By then a new client is answered, whatever others do."""

@@ -73,7 +73,7 @@ def stalled(*, since=0.0, at=0.0, run="r1"):
 
 
 def moved(*, at=0.0, run="r1"):
-    return e.RunMoved(run=run, at=at)
+    return e.RunProgressResumed(run=run, at=at)
 
 
 def stuck(conductor, incarnation=1, *, pid=666, at=0.0, run="r1"):

@@ -50,7 +50,7 @@ class World:
         self.mail = []
         self.told = []
         self.taken = 0
-        self.left_behind: list[int] = []
+        self.stuck_processes: list[int] = []
         self._forget()
 
     def _forget(self):
@@ -93,7 +93,7 @@ class World:
         found += [("rings", key) for key in self.timers]
         found += [(verb, index) for index in range(len(self.writes)) for verb in ("writes", "does not write")]
         found += [("removes",)] if self.removals else []
-        found += [("goes at last", pid) for pid in self.left_behind]
+        found += [("goes at last", pid) for pid in self.stuck_processes]
         if self.state.name == "running" and self.plan.stall_timeout is not None:
             found += [("moves",)] if self.stalled else [("stalls",)]
         return found
@@ -170,7 +170,7 @@ class World:
 
     def _moves(self):
         self.stalled = False
-        self.inbox.append(self._event(e.RunMoved))
+        self.inbox.append(self._event(e.RunProgressResumed))
 
     def _sticks(self, key):
         process = self.processes[key]
@@ -240,7 +240,7 @@ class World:
         self.inbox.append(self._event(e.TracesRemoved))
 
     def _goes_at_last(self, pid):
-        self.left_behind.remove(pid)
+        self.stuck_processes.remove(pid)
         self.inbox.append(e.ProcessesGone(run=f"r{self.runs}", at=self.now, pids=(pid,)))
 
     # -- what people do ----------------------------------------------------------------------------------------
@@ -379,7 +379,7 @@ class World:
         assert alive <= set(effect.stuck), f"left alive and not named: {alive - set(effect.stuck)}"
         assert set(effect.stuck) <= {process.pid for process in self.processes.values()}
         assert self.state == Pristine(shutdown=self.stop_taken, stuck=effect.stuck)
-        self.left_behind = list(effect.stuck)
+        self.stuck_processes = list(effect.stuck)
         assert self.phase is None or self.stop_taken or self.phase in self.phases_ended
         self.told = [*self.told[-20:], *self.mail]
         self.mail.clear()

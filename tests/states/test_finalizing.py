@@ -75,9 +75,9 @@ def test_one_that_would_not_die_closes_its_part_too():
     slot = closing()
     slot.tell(ended("tasks", 1))
     assert slot.tell(stuck(SIMULATION, pid=7)) == [ABORTED]
-    assert slot.state.crew.stuck_pids == (7,)
+    assert slot.state.conductors.stuck_pids == (7,)
     slot.tell(exited(SIMULATION))
-    assert slot.state.crew.stuck_pids == (), "it died after all"
+    assert slot.state.conductors.stuck_pids == (), "it died after all"
 
 
 def test_a_part_that_does_not_stop_is_not_waited_for_past_the_deadline():
@@ -101,14 +101,14 @@ def test_a_conductor_that_is_on_its_way_back_has_nothing_to_stop():
     assert slot.tell(abort())[-1] == ABORTED
     assert slot.tell(started(SIMULATION, 2, pid=7)) == []
     assert slot.tell(ready(SIMULATION, 2)) == []
-    assert slot.state.crew.is_ready(SIMULATION)
+    assert slot.state.conductors.is_ready(SIMULATION)
 
 
 def test_a_stuck_conductor_that_says_ready_late_is_stuck_still():
     slot = running()
     slot.tell_all(exited(LAKE), passed("restart", LAKE, 2), stuck(LAKE, 2, pid=7))
     slot.drops(ready(LAKE, 2))
-    assert slot.state.crew.stuck_pids == (7,)
+    assert slot.state.conductors.stuck_pids == (7,)
 
 
 # -- making it durable -----------------------------------------------------------------------------------------

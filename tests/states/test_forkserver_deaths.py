@@ -26,7 +26,7 @@ def test_all_of_them_are_started_again_for_one_restart():
     slot = running(replace(PLAN, restarts=1))
     effects = slot.tell_all(*map(orphaned, ALL))
     assert isinstance(slot.state, Running)
-    assert slot.state.crew.restarts_left == 0
+    assert slot.state.conductors.restarts_left == 0
     assert restarted(effects) == [(name, 2) for name in ALL]
 
 
@@ -34,7 +34,7 @@ def test_a_death_of_another_kind_costs_one_more():
     slot = running(replace(PLAN, restarts=2))
     slot.tell_all(orphaned(LAKE), exited(TASKS), orphaned(SIMULATION))
     assert isinstance(slot.state, Running)
-    assert slot.state.crew.restarts_left == 0
+    assert slot.state.conductors.restarts_left == 0
 
 
 def test_each_forkserver_costs_one_in_whatever_order_its_conductors_are_seen_dead():
@@ -43,8 +43,8 @@ def test_each_forkserver_costs_one_in_whatever_order_its_conductors_are_seen_dea
         orphaned(LAKE), orphaned(LAKE, 2, forkserver=71), orphaned(TASKS), orphaned(SIMULATION, forkserver=71)
     )
     assert isinstance(slot.state, Starting)
-    assert slot.state.crew.restarts_left == 0
-    assert slot.state.crew.member(LAKE).incarnation == 3
+    assert slot.state.conductors.restarts_left == 0
+    assert slot.state.conductors.find(LAKE).incarnation == 3
 
 
 def test_beyond_the_budget_the_reason_names_the_forkserver():

@@ -234,7 +234,7 @@ def test_a_run_that_stalls_has_its_conductors_replaced_if_that_is_its_policy():
         StopConductor(conductor=TASKS, incarnation=1, first="SIGKILL"),
     ]
     slot.tell_all(exited(SIMULATION), exited(TASKS))
-    assert slot.state.crew.restarts_left == 0
+    assert slot.state.conductors.restarts_left == 0
     slot.tell(ready(LAKE, 2))
     slot.tell(stalled(since=800, at=1400))
     slot.tell(exited(LAKE, 2))
@@ -290,7 +290,7 @@ def test_one_that_would_not_die_ends_the_run_before_its_successor_could_meet_it(
         EndPhase(phase=0, name="train", end="failed"),
         WriteResult(outcome="failed", reason="conductor simulation could not be killed: pid 7 is alive"),
     ]
-    assert slot.state.crew.stuck_pids == (7,)
+    assert slot.state.conductors.stuck_pids == (7,)
 
 
 # -- limits, aborts, stops -------------------------------------------------------------------------------------

@@ -60,8 +60,8 @@ def test_the_last_conductor_that_is_ready_begins_the_first_phase():
 def test_ready_counts_also_before_the_pid_is_known():
     slot = Slot()
     slot.tell_all(assigned(), ready(LAKE), started(LAKE, pid=7))
-    assert slot.state.crew.member(LAKE).standing == "ready"
-    assert slot.state.crew.member(LAKE).pid == 7
+    assert slot.state.conductors.find(LAKE).standing == "ready"
+    assert slot.state.conductors.find(LAKE).pid == 7
 
 
 def test_ready_said_twice_is_dropped():
@@ -93,7 +93,7 @@ def test_a_dead_conductor_is_started_again_with_growing_back_off_while_the_budge
     assert slot.tell(exited(LAKE, 1, at=10)) == begun_again(LAKE, 2, at=10, delay=0.25)
     assert slot.tell(exited(LAKE, 2, at=20)) == begun_again(LAKE, 3, at=20, delay=0.5)
     assert isinstance(slot.state, Starting)
-    assert slot.state.crew.restarts_left == 0
+    assert slot.state.conductors.restarts_left == 0
 
 
 def test_beyond_the_budget_the_run_fails_with_exit_code_last_words_and_budget_in_one_line():
@@ -173,7 +173,7 @@ def test_one_that_would_not_die_ends_the_run():
     assert slot.tell(stuck(LAKE, 2, pid=7)) == failed(
         "conductor environment.lake could not be killed: pid 7 is alive"
     )
-    assert slot.state.crew.stuck_pids == (7,)
+    assert slot.state.conductors.stuck_pids == (7,)
 
 
 def test_the_memory_of_a_start_is_limited_too():

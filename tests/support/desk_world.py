@@ -88,7 +88,7 @@ async def open_desk():
             house.client = own
             house.runs = folder
             house.pruner = Pruner(journal, folder)
-            served = DaemonApi(house=house, site=site)
+            served = DaemonApi(daemon=house, context=site)
             await stack.enter_async_context(Worker(worker, SERVICE, served.answer, credit=16))
             house.executor = await stack.enter_async_context(Executor(client, timeout=3.0, patience=0.3))
             yield house

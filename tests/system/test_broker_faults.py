@@ -46,7 +46,7 @@ async def test_a_broker_that_cannot_come_back_ends_the_daemon_and_the_next_one_g
         broker.send_signal(signal.SIGKILL)
         assert await tree.gone() == 70
     told = (house.folder / "log").read_text()
-    assert '"daemon.gives_up"' in told
+    assert '"daemon.fatal"' in told
     assert "the broker died 8 times in a row" in told
     (socket / "x").unlink(missing_ok=True)
     if socket.exists():

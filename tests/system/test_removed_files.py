@@ -94,7 +94,7 @@ async def test_without_its_runtime_folder_the_daemon_goes_down_and_the_next_one_
         if what == "contents":
             house.runtime.mkdir(mode=0o700)
         assert await tree.gone() == ExitCode.TRY_AGAIN
-    [told] = logged(house, "daemon.gives_up")
+    [told] = logged(house, "daemon.fatal")
     assert told["reason"].startswith(f"{house.runtime} was removed while in use, and the sockets with it")
     async with house.serve() as tree:
         events = await finishes(tree, uid)
@@ -122,7 +122,7 @@ async def test_without_its_journal_the_daemon_goes_down_at_once(house, walk, how
         else:
             journal.parent.rename(house.folder / "elsewhere")
         assert await tree.gone() == ExitCode.TRY_AGAIN
-    [told] = logged(house, "daemon.gives_up")
+    [told] = logged(house, "daemon.fatal")
     assert told["reason"].startswith(f"the journal {journal} was removed or replaced while in use: ")
     assert not logged(house, "daemon.crashed")
 

@@ -16,12 +16,12 @@ from governor.messages.link import RecordingLink
 async def test_the_farewell_fits_and_travels_whatever_the_error_says(message):
     link = RecordingLink()
     with capture_logs() as logged:
-        await conductor._say_farewell(link, ValueError(message))
+        await conductor._report_failure(link, ValueError(message))
     assert [line["event"] for line in logged] == ["conductor.failed"]
-    [farewell] = link.events
-    packed = encode(Report(conductor="c", incarnation=1, seq=1, events=(farewell,)))
+    [goodbye] = link.events
+    packed = encode(Report(conductor="c", incarnation=1, seq=1, events=(goodbye,)))
     assert len(packed) < 200_000
-    assert decode_report(packed).events == (farewell,)
-    assert isinstance(farewell, FailedReport)
-    assert farewell.reason.startswith("ValueError: " + message[:3].replace("\udcff", "\\udcff"))
-    assert farewell.traceback.rstrip()[-3:] == message[-3:].encode(errors="backslashreplace").decode()[-3:]
+    assert decode_report(packed).events == (goodbye,)
+    assert isinstance(goodbye, FailedReport)
+    assert goodbye.reason.startswith("ValueError: " + message[:3].replace("\udcff", "\\udcff"))
+    assert goodbye.traceback.rstrip()[-3:] == message[-3:].encode(errors="backslashreplace").decode()[-3:]

@@ -87,7 +87,7 @@ async def test_it_answers_stops_and_takes_its_runners_along(head, life):
     [runner] = runners(head)
     life.process.stdin.write(b"stop\n")
     assert "cancelled" in (await life.line("TaskEnded"))["text"]
-    assert "end='stopped'" in (await life.line("PartEnded"))["text"]
+    assert "end='stopped'" in (await life.line("PartEndedReport"))["text"]
     assert (await life.line("ends"))["phases"] == [2, 3], "each phase ends once"
     assert await life.process.wait() == 0
     assert not runner.is_running()

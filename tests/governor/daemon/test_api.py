@@ -67,7 +67,7 @@ async def test_a_full_queue_and_a_daemon_that_goes_down_take_no_run(desk):
     with pytest.raises(TryAgain, match="queue_limit"):
         await desk.executor.submit(RUN)
     desk.is_stopping = True
-    with pytest.raises(TryAgain, match="going down"):
+    with pytest.raises(TryAgain, match="shutting down"):
         await desk.executor.submit(RUN)
     assert len(desk.journal.runs(limit=9)) == 3
 
@@ -187,7 +187,7 @@ async def test_what_cannot_be_resumed_says_why_and_leaves_nothing(desk):
     with pytest.raises(TryAgain, match="queue_limit"):
         await desk.executor.resume("p3")
     desk.is_stopping = True
-    with pytest.raises(TryAgain, match="going down"):
+    with pytest.raises(TryAgain, match="shutting down"):
         await desk.executor.resume("p3")
     kept = {path.name for path in desk.runs.iterdir() if path.is_dir()}
     assert kept == {"p1", "p2", "p3", first}

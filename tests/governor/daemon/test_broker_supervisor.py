@@ -16,7 +16,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from governor.daemon import broker_supervisor
-from governor.daemon.broker_supervisor import FIRST_BACK_OFF, BrokerProcess, answering
+from governor.daemon.broker_supervisor import FIRST_BACK_OFF, BrokerProcess, wait_until_answering
 from governor.errors import ExitCode, FilesRemoved, ProcessError
 from governor.processes import process
 from governor.processes.silence import BEAT_SECONDS
@@ -52,7 +52,7 @@ async def keeping(folder, **options):
 async def kept(tmp_path):
     """A broker that answers; `kept.client` is somebody else's client of it."""
     async with keeping(tmp_path, silence=SILENCE, most_deaths=3) as broker:
-        await answering(broker.client)
+        await wait_until_answering(broker.client)
         yield broker
 
 
@@ -117,7 +117,7 @@ async def test_a_broker_whose_socket_was_removed_is_found_by_new_clients_again(k
         while kept.pid == removed or not (kept.folder / "w").exists():  # noqa: ASYNC110  # nobody tells of it
             await asyncio.sleep(0.01)
     async with Client(f"ipc://{kept.folder}/c") as new:
-        await answering(new)
+        await wait_until_answering(new)
     assert kept.restarts == 1
 
 
@@ -130,7 +130,7 @@ async def test_sockets_that_are_removed_again_and_again_are_bound_at_longer_and_
                 while kept.pid == removed or not (kept.folder / "w").exists():  # noqa: ASYNC110  # nobody tells of it
                     await asyncio.sleep(0.01)
             async with Client(f"ipc://{kept.folder}/c") as new:
-                await answering(new)
+                await wait_until_answering(new)
     waits = [line["restart_in"] for line in logged if line["event"] == "broker.restarting"]
     assert waits == [FIRST_BACK_OFF, 2 * FIRST_BACK_OFF, 4 * FIRST_BACK_OFF]
 
@@ -194,13 +194,13 @@ async def test_a_public_socket_that_is_full_is_no_silence(tmp_path, monkeypatch)
 @pytest.fixture
 def answered_late(monkeypatch):
     """The broker's keeper has heard nothing of it before this is set."""
-    go_on, ask = asyncio.Event(), broker_supervisor._ask
+    go_on, ask = asyncio.Event(), broker_supervisor._ping
 
     async def ask_late(client):
         await ask(client)
         await go_on.wait()
 
-    monkeypatch.setattr(broker_supervisor, "_ask", ask_late)
+    monkeypatch.setattr(broker_supervisor, "_ping", ask_late)
     return go_on
 
 

@@ -1,4 +1,4 @@
-"""Whose folders and files the daemon's are: its own, and its clients' socket is the group's, too."""
+"""Whose folders and files the daemon's are: its make_private, and its clients' socket is the group's, too."""
 
 from __future__ import annotations
 
@@ -59,14 +59,14 @@ def test_a_journal_that_others_could_read_is_taken_back(tmp_path):
 
 
 def test_the_group_reaches_the_folder_of_the_socket_and_cannot_list_it(runtime_dir):
-    folders.let_in(GROUP, runtime_dir)
+    folders.grant_group(GROUP, runtime_dir)
     assert mode(runtime_dir) == 0o710
     assert runtime_dir.stat().st_gid == os.getgid()
 
 
 def test_a_folder_that_the_group_reaches_already_stays_as_it_is(runtime_dir):
     runtime_dir.chmod(0o750)
-    folders.let_in(GROUP, runtime_dir)
+    folders.grant_group(GROUP, runtime_dir)
     assert mode(runtime_dir) == 0o750
 
 
@@ -74,7 +74,7 @@ def test_a_folder_that_the_group_reaches_already_stays_as_it_is(runtime_dir):
 def test_a_member_of_the_group_connects_and_nobody_else(runtime_dir):
     gid = grp.getgrnam(OTHER_GROUP).gr_gid
     look = ["test", "-e", str(runtime_dir / "broker.sock")]
-    folders.let_in(OTHER_GROUP, runtime_dir)
+    folders.grant_group(OTHER_GROUP, runtime_dir)
     (runtime_dir / "broker.sock").touch()
     for group, code in ((gid, 0), (65534, 1)):
         person = {"user": 65534, "group": group, "extra_groups": []}
@@ -85,14 +85,14 @@ def test_a_member_of_the_group_connects_and_nobody_else(runtime_dir):
 def test_a_folder_that_the_group_cannot_reach_is_refused(short_path, runtime_dir):
     short_path.chmod(0o700)
     with pytest.raises(
-        ConfigError, match=rf"may not pass {short_path} \(mode 0700\): choose another --runtime"
+        ConfigError, match=rf"no access to {short_path} \(mode 0700\): choose another --runtime"
     ):
-        folders.let_in(OTHER_GROUP, runtime_dir)
+        folders.grant_group(OTHER_GROUP, runtime_dir)
 
 
 def test_a_group_that_is_not_there_is_refused(runtime_dir):
     with pytest.raises(ConfigError, match="there is no group 'nobodys'") as caught:
-        folders.let_in("nobodys", runtime_dir)
+        folders.grant_group("nobodys", runtime_dir)
     assert caught.value.exit_code == 78
 
 
@@ -119,5 +119,5 @@ def test_a_folder_that_another_daemon_has_made_in_the_place_of_ours_is_left_alon
 def test_a_state_folder_that_others_can_enter_is_told(tmp_path, given, told):
     tmp_path.chmod(given)
     with capture_logs() as logged:
-        folders.tell_of_others(tmp_path)
+        folders.warn_if_shared(tmp_path)
     assert [each["mode"] for each in logged] == [told] * bool(told)

@@ -25,7 +25,7 @@ async def test_it_beats_while_the_daemon_lives_and_is_gone_after_an_end_in_order
 async def test_after_a_crash_it_stays(tmp_path):
     async with DaemonHeartbeat(tmp_path).beating(in_order=lambda: False):
         await asyncio.sleep(0)
-    assert f"the daemon died (pid {os.getpid()})" in DaemonHeartbeat(tmp_path).last.obituary
+    assert f"the daemon died (pid {os.getpid()})" in DaemonHeartbeat(tmp_path).last.exit_reason
 
 
 @pytest.mark.parametrize("content", [None, b"", b"{", b"4711"])

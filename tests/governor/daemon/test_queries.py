@@ -46,7 +46,7 @@ async def test_a_result_that_is_too_large_for_the_journal_is_fetched_whole(desk)
 
 async def test_a_run_that_has_ended_on_record_is_ended_while_its_slot_clears_up(desk):
     uid = await desk.executor.submit(RUN)
-    slot = RunGovernor("ipc://unused", site=None)
+    slot = RunGovernor("ipc://unused", context=None)
     slot.assignment = SimpleNamespace(uid=uid, run=None)
     desk.governors.append(slot)
     ended = run_result(uid)

@@ -23,7 +23,7 @@ async def service(tmp_path):
 
 
 def processes(service: RayService) -> list[psutil.Process]:
-    head = psutil.Process(service._living.head.pid)
+    head = psutil.Process(service._running.head.pid)
     return [head, *head.children(recursive=True)]
 
 
@@ -58,7 +58,7 @@ async def test_all_who_ask_get_one_head_and_after_its_death_another(service):
     first, same = await asyncio.gather(service.settings(), service.settings())
     assert first == same == await service.settings()
     old = processes(service)
-    head = service._living.head
+    head = service._running.head
     assert str(service) == f"local head at {first['address']} (pid {head.pid})"
     head_died = head.exited()
     old[0].kill()
@@ -99,11 +99,11 @@ async def test_a_frozen_part_is_a_lost_head_whether_somebody_asks_or_not(service
         second = await service.settings()
     assert second["address"] != first["address"]
     assert alive(old) == []
-    living = service._living
+    running = service._running
     old = processes(service)
     await freeze(service, "gcs_server")
     async with asyncio.timeout(60):
-        await asyncio.wait({living.watch})
+        await asyncio.wait({running.watch})
     assert alive(old) == []
     assert str(service) == "not started"
 
@@ -134,10 +134,10 @@ async def test_after_deaths_in_a_row_their_story_is_told_until_the_next_may_be_t
     try:
         for _ in range(2):
             await service.settings()
-            living = service._living
+            running = service._running
             next(each for each in processes(service) if each.name() == "gcs_server").kill()
             async with asyncio.timeout(30):
-                await asyncio.wait({living.watch})
+                await asyncio.wait({running.watch})
         told = (
             r"Ray's head died 2 times in a row, each within 30 s: [^;]+ after [\d.]+ s; [^;]+ after [\d.]+ s; "
             r"the next one may be tried in 3\d{3} s"

@@ -70,9 +70,9 @@ def died(folder, *, at, boot=None):
 async def start(journal, folder):
     """What a daemon does; the runs that it queues."""
     recovery = Recovery(journal=journal, state_dir=folder)
-    await recovery.clear_away()
+    await recovery.clean_up()
     async with recovery.heartbeat.beating(in_order=lambda: True):
-        return await recovery.take_up(folder / "runs")
+        return await recovery.assignments(folder / "runs")
 
 
 def kinds(journal, uid="r1"):
@@ -108,13 +108,13 @@ class TestProcesses:
         monkeypatch.setattr(kill_tree, "KILL_SECONDS", 0.2)
         monkeypatch.setattr(kill_tree, "send", lambda handle, number: None)
         recovery = Recovery(journal=journal, state_dir=tmp_path)
-        await recovery.clear_away()
+        await recovery.clean_up()
         assert [process.pid for process in recovery.survivors] == [sleeper.pid]
-        assert [each.uid for each in await recovery.take_up(tmp_path / "runs")] == ["fresh"]
+        assert [each.uid for each in await recovery.assignments(tmp_path / "runs")] == ["fresh"]
         assert list(recovery.held) == ["r1"]
         assert str(sleeper.pid) in recovery.held["r1"]
         sleeper.kill()
-        assert [each.uid for each in await recovery.take_up_the_rest(tmp_path / "runs")] == ["r1"]
+        assert [each.uid for each in await recovery.held_assignments(tmp_path / "runs")] == ["r1"]
         assert recovery.held == {}
 
     async def test_the_loop_goes_on_while_a_process_takes_its_time_to_die(
@@ -134,7 +134,7 @@ class TestProcesses:
         monkeypatch.setattr(kill_tree, "send", kill)
         asyncio.get_running_loop().call_later(0.01, killed.set)
         recovery = Recovery(journal=journal, state_dir=tmp_path)
-        await recovery.clear_away()
+        await recovery.clean_up()
         assert recovery.survivors == []
 
 

@@ -181,7 +181,7 @@ def test_a_folder_that_cannot_be_made_for_want_of_room_is_no_bad_configuration(t
 
     monkeypatch.setattr(type(tmp_path), "mkdir", refuse)
     with pytest.raises(NoRoom, match="mount its disk writable"):
-        folders.own(tmp_path / "new")
+        folders.make_private(tmp_path / "new")
 
 
 def test_a_start_without_room_is_refused_before_any_run(short_path):
@@ -224,7 +224,7 @@ async def test_a_result_that_finds_no_room_gives_the_reserve_up_and_is_written_t
     posted = asyncio.Queue()
     performer = EffectRunner(
         assignment=Assignment(uid="r1", run=run, folder="/"),
-        site=SimpleNamespace(journal=journal, run_folder=lambda uid: tmp_path / "runs" / uid),
+        context=SimpleNamespace(journal=journal, run_folder=lambda uid: tmp_path / "runs" / uid),
         post=lambda event, detail=None: posted.put_nowait(event),
         fence=SimpleNamespace(),
     )

@@ -133,8 +133,8 @@ def damage(desk, uid, table, column, value, *, as_text=False):
 
 async def recovered(desk, tmp_path):
     recovery = Recovery(journal=desk.journal, state_dir=tmp_path)
-    await recovery.clear_away()
-    for assignment in await recovery.take_up(tmp_path / "runs"):
+    await recovery.clean_up()
+    for assignment in await recovery.assignments(tmp_path / "runs"):
         desk.queue.append(assignment)
     desk.damaged = recovery.damaged
     return recovery

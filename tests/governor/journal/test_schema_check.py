@@ -141,16 +141,16 @@ async def test_each_part_of_a_slow_start_asks_the_service_manager_for_time(path,
         manager.settimeout(30)
         heard = []
 
-        async def clear_away(_):
+        async def clean_up(_):
             await asyncio.to_thread(lambda: heard.append(manager.recv(999)))
             raise TryAgain("far enough")
 
         monkeypatch.setattr(schema, "examine", lambda _: heard.append(manager.recv(999)))
-        monkeypatch.setattr(Recovery, "clear_away", clear_away)
+        monkeypatch.setattr(Recovery, "clean_up", clean_up)
         settings = config.load(options={"state_dir": tmp_path, "runtime_dir": "/tmp/r"})
         notifier = SystemdNotifier(address=str(tmp_path / "notify"))
         with pytest.raises(TryAgain, match="far enough"):
-            async with Daemon(config=settings, notifier=notifier, taken=ExitStack()).running():
+            async with Daemon(config=settings, notifier=notifier, acquired_folders=ExitStack()).running():
                 pass
     assert heard == [b"EXTEND_TIMEOUT_USEC=30000"] * 2
     assert path.exists()

@@ -1,4 +1,4 @@
-"""What is counted of a run: each attempt of a task once, however it is told, and over all invocations."""
+"""What is counted of a run: each attempt of a task once, however it is recorded, and over all invocations."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ def over(task="t", attempts=1, *, run=0, phase=0):
     return TaskEnded(phase=phase, record=record)
 
 
-def spent(*told, limit=1000, **more):
-    budget = RunLimits(LimitsSection(tasks=limit), **more)
-    budget.spend(told)
-    return budget.spent["tasks"]
+def used(*recorded, limit=1000, **more):
+    limits = RunLimits(LimitsSection(tasks=limit), **more)
+    limits.count(recorded)
+    return limits.used["tasks"]
 
 
 @pytest.mark.parametrize(
-    ("told", "attempts"),
+    ("recorded", "attempts"),
     [
         ([began(), over()], 1),
         ([over()], 1),
@@ -51,24 +51,24 @@ def spent(*told, limit=1000, **more):
         "begun again",
     ],
 )  # fmt: skip
-def test_each_attempt_that_has_begun_counts_once(told, attempts):
-    assert spent(*told) == attempts
+def test_each_attempt_that_has_begun_counts_once(recorded, attempts):
+    assert used(*recorded) == attempts
 
 
 def test_the_limit_is_exceeded_by_the_attempt_beyond_it_and_that_is_said_once():
-    budget = RunLimits(LimitsSection(tasks=2))
-    assert budget.spend([began("a"), over("b")]) is None
-    assert budget.spend([over("a")]) is None
-    assert budget.spend([began("c"), began("d")]) == ("tasks", 2, 4)
-    assert budget.spend([began("e")]) is None
+    limits = RunLimits(LimitsSection(tasks=2))
+    assert limits.count([began("a"), over("b")]) is None
+    assert limits.count([over("a")]) is None
+    assert limits.count([began("c"), began("d")]) == ("tasks", 2, 4)
+    assert limits.count([began("e")]) is None
 
 
 def test_another_task_conductor_numbers_its_attempts_from_1():
-    budget = RunLimits(LimitsSection(tasks=2))
-    budget.spend([began()])
-    budget.task_conductor_ready()
-    budget.spend([over()])
-    assert budget.spent["tasks"] == 2
+    limits = RunLimits(LimitsSection(tasks=2))
+    limits.count([began()])
+    limits.task_conductor_ready()
+    limits.count([over()])
+    assert limits.used["tasks"] == 2
 
 
 async def test_what_is_on_record_of_earlier_invocations_counts_and_what_was_inherited_does_not(tmp_path):
@@ -86,5 +86,5 @@ async def test_what_is_on_record_of_earlier_invocations_counts_and_what_was_inhe
         record_all(tx, "r1", [over("a")])
 
     await journal.write(change)
-    assert spent(told=journal.events_of("r1", OF_ATTEMPTS)) == 6
+    assert used(recorded=journal.events_of("r1", OF_ATTEMPTS)) == 6
     await journal.close()

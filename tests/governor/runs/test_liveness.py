@@ -1,4 +1,4 @@
-"""Who is silent, and when the time did not count; whether a run moves."""
+"""Who is silent, and when the time did not count; whether a run changes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from governor.runs.liveness import (
     Liveness,
     Sample,
     Stall,
-    patience,
+    silence_limit,
 )
 
 SILENCE, INTERVAL = 10.0, 2.0
@@ -26,61 +26,63 @@ class World:
 
     def __init__(self):
         self.now = 100.0
-        self.pulse = Liveness(silence=SILENCE, interval=INTERVAL, now=self.now)
+        self.liveness = Liveness(silence=SILENCE, interval=INTERVAL, now=self.now)
 
-    def beat(self, *, stopped=False, patience=SILENCE, broker=True, after=INTERVAL, heard=(), incarnation=1):
-        """Gives who is silent then; `heard` have answered just before."""
+    def check(
+        self, *, stopped=False, silence_limit=SILENCE, broker=True, after=INTERVAL, answered=(), incarnation=1
+    ):
+        """Gives who is silent then; `answered` have answered just before."""
         self.now += after
-        for name in heard:
-            self.pulse.heard(name, incarnation, 0, self.now)
+        for name in answered:
+            self.liveness.answered(name, incarnation, 0, self.now)
         seen = [
-            Sample(conductor=name, incarnation=incarnation, stopped=stopped, patience=patience)
+            Sample(conductor=name, incarnation=incarnation, stopped=stopped, silence_limit=silence_limit)
             for name in ("a", "b")
         ]
-        silent, self.counted = self.pulse.beat(seen, broker=broker, now=self.now)
+        silent, self.counted = self.liveness.check(seen, broker=broker, now=self.now)
         return [each.conductor for each in silent]
 
     def beats(self, count, **how):
-        return [name for _ in range(count) for name in self.beat(**how)]
+        return [name for _ in range(count) for name in self.check(**how)]
 
 
 @pytest.fixture
 def world():
     made = World()
-    made.beat()
+    made.check()
     return made
 
 
 def test_who_does_not_answer_is_silent_after_a_time_and_told_once(world):
-    assert world.beats(4, heard="b") == []
-    assert world.beat(heard="b") == ["a"]
-    assert world.beats(9, heard="b") == []
+    assert world.beats(4, answered="b") == []
+    assert world.check(answered="b") == ["a"]
+    assert world.beats(9, answered="b") == []
 
 
 def test_the_next_incarnation_begins_anew(world):
-    assert world.beats(5, heard="b") == ["a"]
-    assert world.beats(5, heard="b", incarnation=2) == []
-    assert world.beat(heard="b", incarnation=2) == ["a"]
+    assert world.beats(5, answered="b") == ["a"]
+    assert world.beats(5, answered="b", incarnation=2) == []
+    assert world.check(answered="b", incarnation=2) == ["a"]
 
 
 def test_an_answer_of_an_earlier_incarnation_is_no_sign_of_life(world):
-    world.beat(incarnation=2)
+    world.check(incarnation=2)
     for _ in range(4):
-        world.pulse.heard("a", 1, 0, world.now)
-        world.beat(heard="b", incarnation=2)
-    assert world.beat(heard="b", incarnation=2) == ["a"]
+        world.liveness.answered("a", 1, 0, world.now)
+        world.check(answered="b", incarnation=2)
+    assert world.check(answered="b", incarnation=2) == ["a"]
 
 
-@pytest.mark.parametrize("patience", [60.0, inf])
-def test_user_code_may_hold_a_process_up_for_its_own_time_but_not_one_that_has_stopped(world, patience):
-    assert world.beats(29, heard="b", patience=patience) == []
-    assert world.beat(heard="b", patience=patience) == ([] if patience == inf else ["a"])
+@pytest.mark.parametrize("silence_limit", [60.0, inf])
+def test_user_code_may_hold_a_process_up_for_its_own_time_but_not_one_that_has_stopped(world, silence_limit):
+    assert world.beats(29, answered="b", silence_limit=silence_limit) == []
+    assert world.check(answered="b", silence_limit=silence_limit) == ([] if silence_limit == inf else ["a"])
     world = World()
-    world.beats(9, heard="b", patience=patience)
-    assert world.beats(5, heard="b", patience=patience, stopped=True) == [], (
+    world.beats(9, answered="b", silence_limit=silence_limit)
+    assert world.beats(5, answered="b", silence_limit=silence_limit, stopped=True) == [], (
         "it was not stopped all that time"
     )
-    assert world.beat(heard="b", patience=patience, stopped=True) == ["a"]
+    assert world.check(answered="b", silence_limit=silence_limit, stopped=True) == ["a"]
 
 
 def test_who_goes_on_after_a_stop_has_all_its_time_to_answer(world):
@@ -99,7 +101,7 @@ def test_time_without_a_broker_counts_for_nobody(world):
 
 def test_a_daemon_that_was_late_has_observed_no_silence(world):
     world.beats(4)
-    assert world.beat(after=INTERVAL + LATE_SECONDS + 60) == []
+    assert world.check(after=INTERVAL + LATE_SECONDS + 60) == []
     assert not world.counted
     assert world.beats(4) == []
     assert world.beats(1) == ["a", "b"]
@@ -111,8 +113,8 @@ beats = st.lists(
             "stopped": st.booleans(),
             "broker": st.sampled_from([True, True, True, False]),
             "after": st.sampled_from([INTERVAL, INTERVAL, INTERVAL, INTERVAL + 0.9, 2.0 * INTERVAL, 500.0]),
-            "heard": st.sampled_from(["", "", "a", "b", "ab"]),
-            "patience": st.sampled_from([SILENCE, 25.0, inf]),
+            "answered": st.sampled_from(["", "", "a", "b", "ab"]),
+            "silence_limit": st.sampled_from([SILENCE, 25.0, inf]),
         }
     ),
     max_size=60,
@@ -121,30 +123,30 @@ beats = st.lists(
 
 @given(beats)
 def test_whatever_happens_nobody_is_silent_who_had_no_time_to_speak(story):
-    """`quiet` is the time that counts: seen alike at each beat, unheard, with a broker and a daemon in time."""
+    """`quiet` is the time that counts: seen alike at each check, unheard, with a broker and a daemon in time."""
     world = World()
     quiet = dict.fromkeys("ab", 0.0)
-    stopped, told, known = None, set(), False
+    stopped, reported, known = None, set(), False
     for each in story:
-        silent = world.beat(**each)
+        silent = world.check(**each)
         counts = known and each["broker"] and each["after"] <= INTERVAL + LATE_SECONDS
         for name in "ab":
-            anew = not counts or name in each["heard"] or each["stopped"] != stopped
+            anew = not counts or name in each["answered"] or each["stopped"] != stopped
             quiet[name] = 0.0 if anew else quiet[name] + each["after"]
-            due = quiet[name] >= (SILENCE if each["stopped"] else each["patience"])
-            assert (name in silent) == (due and name not in told)
-            told |= {name} if due else set()
+            due = quiet[name] >= (SILENCE if each["stopped"] else each["silence_limit"])
+            assert (name in silent) == (due and name not in reported)
+            reported |= {name} if due else set()
         stopped, known = each["stopped"], True
 
 
 def test_it_moves_when_a_conductor_tells_of_progress(world):
-    for count, moves in [(5, 0), (5, 0), (6, 1), (2, 2)]:
-        world.pulse.heard("a", 1, count, world.now)
-        assert world.pulse.moves == moves
-    world.pulse.heard("nobody", 1, 7, world.now)
-    world.beat(incarnation=2)
-    world.pulse.heard("a", 2, 0, world.now)
-    assert world.pulse.moves == 2, "a new one begins to count"
+    for count, changes in [(5, 0), (5, 0), (6, 1), (2, 2)]:
+        world.liveness.answered("a", 1, count, world.now)
+        assert world.liveness.changes == changes
+    world.liveness.answered("nobody", 1, 7, world.now)
+    world.check(incarnation=2)
+    world.liveness.answered("a", 2, 0, world.now)
+    assert world.liveness.changes == 2, "a new one begins to count"
 
 
 # -- progress --------------------------------------------------------------------------------------------------
@@ -153,23 +155,23 @@ def test_it_moves_when_a_conductor_tells_of_progress(world):
 def test_a_run_stalls_after_its_time_and_moves_again_and_each_is_said_once():
     stall = Stall(timeout=60, now=0)
 
-    def beat(count, now, *, at_work=True, counts=True):
-        return stall.beat(count, at_work=at_work, counts=counts, now=now)
+    def check(count, now, *, at_work=True, counts=True):
+        return stall.check(count, at_work=at_work, counts=counts, now=now)
 
-    assert [beat(3, 10), beat(3, 69), beat(3, 70), beat(3, 71)] == [None, None, "stalled", None]
+    assert [check(3, 10), check(3, 69), check(3, 70), check(3, 71)] == [None, None, "stalled", None]
     assert stall.since == 10
-    assert beat(3, 80, counts=False) is None
+    assert check(3, 80, counts=False) is None
     assert stall.since == 10, "it has stalled since then, whatever came after"
-    assert [beat(4, 90), beat(5, 91)] == ["moved", None]
-    assert beat(5, 150, counts=False) is None
-    assert [beat(5, 151), beat(5, 210)] == [None, "stalled"], "what did not count is not its own fault"
-    assert beat(5, 211, at_work=False) is None
-    assert beat(5, 271) == "stalled"
+    assert [check(4, 90), check(5, 91)] == ["resumed", None]
+    assert check(5, 150, counts=False) is None
+    assert [check(5, 151), check(5, 210)] == [None, "stalled"], "what did not count is not its own fault"
+    assert check(5, 211, at_work=False) is None
+    assert check(5, 271) == "stalled"
 
 
 def test_without_a_timeout_nothing_stalls():
     stall = Stall(timeout=None, now=0)
-    assert stall.beat(0, at_work=True, counts=True, now=1e9) is None
+    assert stall.check(0, at_work=True, counts=True, now=1e9) is None
 
 
 # -- what user code may take -----------------------------------------------------------------------------------
@@ -209,5 +211,5 @@ def run_of(**simulate):
 def test_who_runs_user_code_has_the_time_of_an_episode_and_the_others_have_none(simulate, held):
     run = run_of(**simulate)
     names = ("environment.e", "environment.other", "agent.a", "agent.idle", "simulation", "tasks")
-    assert {name: patience(run, name, 0) for name in names} == {**dict.fromkeys(names, 8.0), **held}
-    assert {patience(run, name, 1) for name in names} == {8.0}
+    assert {name: silence_limit(run, name, 0) for name in names} == {**dict.fromkeys(names, 8.0), **held}
+    assert {silence_limit(run, name, 1) for name in names} == {8.0}

@@ -23,11 +23,11 @@ def hung():
 async def test_each_death_is_told_when_it_comes(told):
     quarantine, news = told
     first, second = asyncio.Event(), asyncio.Event()
-    deaths = {
+    exits = {
         asyncio.create_task(first.wait()): frozenset({7}),
         asyncio.create_task(second.wait()): frozenset({8, 9}),
     }
-    quarantine.begin("r1", (7, 8), deaths)
+    quarantine.begin("r1", (7, 8), exits)
     second.set()
     assert {*(await news.get())[1]} == {8, 9}
     assert news.empty()

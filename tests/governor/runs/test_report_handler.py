@@ -60,7 +60,7 @@ class Governor:
     def journal_failed(self, error):
         self.failures.append(error)
 
-    async def take(self, event, *, detail):
+    async def handle(self, event, *, detail):
         self.taken.append((event, detail, len(self.journal.episodes("r1", 0))))
 
     def now(self):
@@ -72,7 +72,7 @@ async def desk(tmp_path):
     journal = Journal(tmp_path / "governor.db")
     await journal.write(lambda tx: tx.submit(uid="r1", key=None, name="r", spec=RUN.raw(), folder="/"))
     progress = Progress(Assignment(uid="r1", run=RUN, folder="/"))
-    progress.enter(0, episodes=[], tasks=[])
+    progress.enter_phase(0, episodes=[], tasks=[])
     governor = Governor(journal)
     made = ReportHandler(uid="r1", journal=journal, progress=progress, governor=governor, secret=SECRET)
     yield SimpleNamespace(desk=made, governor=governor, journal=journal, progress=progress)
@@ -104,12 +104,12 @@ async def test_episodes_of_an_evaluation_are_recorded_and_not_counted(desk):
     assert desk.journal.episodes("r1", 0)[1] == of_evaluation
     for _ in range(2):
         assert (desk.progress.episodes_ended, desk.progress.metrics) == (1, {"return_mean": 1.0})
-        desk.progress.enter(0, episodes=desk.journal.episodes("r1", 0), tasks=[])
+        desk.progress.enter_phase(0, episodes=desk.journal.episodes("r1", 0), tasks=[])
 
 
 def limited(desk, done=(), **limits):
     """The desk of a run with limits, an earlier invocation of which has `done` some."""
-    desk.desk._budget = RunLimits(LimitsSection(**limits), done=done)
+    desk.desk._limits = RunLimits(LimitsSection(**limits), done=done)
 
 
 @pytest.mark.parametrize(
@@ -215,7 +215,7 @@ async def test_what_fails_while_the_disk_is_full_is_not_on_record_and_what_is_go
             await tell(desk, 3, ended(1), bad, END)
     assert len(used) == 1
     for told in (bad, msgspec.structs.replace(END, failures=1), FailedReport(reason="no space")):
-        with pytest.raises(NoRoom, match="done again after the next start"):
+        with pytest.raises(NoRoom, match="is repeated after the next start"):
             await tell(desk, 4, told)
     assert [episode.index for episode in desk.journal.episodes("r1", 0)] == [0, 1]
     assert desk.governor.taken == []
@@ -274,11 +274,11 @@ async def test_a_report_that_is_being_applied_is_finished_before_its_conductor_i
     """The order of a death: the governor hears of it when `close` returns, and must be able to answer the report before."""
     taking, may_take = asyncio.Event(), asyncio.Event()
 
-    async def take(event, *, detail):
+    async def handle(event, *, detail):
         taking.set()
         await may_take.wait()
 
-    desk.governor.take = take
+    desk.governor.handle = handle
     desk.desk.open("simulation", 1)
     first = asyncio.create_task(say(desk, 1, ended(0), ReadyReport(), ended(1)))
     await taking.wait()

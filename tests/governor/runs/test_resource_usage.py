@@ -18,8 +18,8 @@ from governor.runs import resource_usage
 from governor.runs.resource_usage import (
     Meter,
     disk_of,
-    family,
     memory_of,
+    run_pids,
 )
 
 MIB = 1024**2
@@ -60,8 +60,8 @@ def test_memory_is_what_a_process_and_all_below_it_take(child):
         FILL,
         str(300 * MIB),
     )
-    assert family({parent.pid: UNMARKED}) == {parent.pid, int(parent.first)}
-    assert 300 * MIB < memory_of(family({parent.pid: UNMARKED})) < 340 * MIB
+    assert run_pids({parent.pid: UNMARKED}) == {parent.pid, int(parent.first)}
+    assert 300 * MIB < memory_of(run_pids({parent.pid: UNMARKED})) < 340 * MIB
 
 
 def test_pages_that_several_share_count_once(child):
@@ -72,7 +72,7 @@ def test_pages_that_several_share_count_once(child):
         "print(below, flush=True); sys.stdin.read(); os.kill(below, 9); os.wait()"
     )
     parent = child("-c", code, str(100 * MIB))
-    assert 100 * MIB < memory_of(family({parent.pid: UNMARKED})) < 140 * MIB
+    assert 100 * MIB < memory_of(run_pids({parent.pid: UNMARKED})) < 140 * MIB
 
 
 def test_whoever_bears_the_mark_of_a_conductor_is_of_its_family_and_the_dead_are_not(child):
@@ -84,21 +84,21 @@ def test_whoever_bears_the_mark_of_a_conductor_is_of_its_family_and_the_dead_are
     ended = subprocess.Popen([sys.executable, "-c", code, "1", str(mark)], stdin=subprocess.DEVNULL)
     os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)
     conductor = child("-c", FILL, "1")
-    assert family({conductor.pid: mark}) == {conductor.pid, runner.pid}
+    assert run_pids({conductor.pid: mark}) == {conductor.pid, runner.pid}
     ended.wait()
 
 
 def test_who_has_ended_uses_nothing():
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()
-    assert family({ended.pid: UNMARKED}) == {ended.pid}
+    assert run_pids({ended.pid: UNMARKED}) == {ended.pid}
     assert memory_of({ended.pid}) == 0
 
 
 def test_who_ends_and_is_not_reaped_uses_nothing(child):
     zombie = subprocess.Popen([sys.executable, "-c", ""])
     os.waitid(os.P_PID, zombie.pid, os.WEXITED | os.WNOWAIT)
-    assert memory_of(family({zombie.pid: UNMARKED})) == 0
+    assert memory_of(run_pids({zombie.pid: UNMARKED})) == 0
     zombie.wait()
 
 
@@ -129,9 +129,9 @@ def test_disk_is_what_files_take(tmp_path):
 def test_a_folder_that_is_gone_takes_nothing_and_a_walk_can_be_given_up(tmp_path):
     assert disk_of(tmp_path / "gone") == 0
     (tmp_path / "file").write_bytes(b"x" * MIB)
-    given_up = threading.Event()
-    given_up.set()
-    assert disk_of(tmp_path, given_up=given_up) == 0
+    cancelled = threading.Event()
+    cancelled.set()
+    assert disk_of(tmp_path, cancelled=cancelled) == 0
 
 
 class Conductors:
@@ -182,10 +182,10 @@ async def test_a_measurement_that_fails_is_logged_and_is_not_the_last(tmp_path, 
     (tmp_path / "file").write_bytes(b"x" * 2 * MIB)
     measured = iter([OSError(24, "Too many open files")])
 
-    def fails_once(folder, *, given_up):
+    def fails_once(folder, *, cancelled):
         for error in measured:
             raise error
-        return disk_of(folder, given_up=given_up)
+        return disk_of(folder, cancelled=cancelled)
 
     monkeypatch.setattr(resource_usage, "disk_of", fails_once)
     meter, posted, _ = metered(tmp_path, disk=MIB)
@@ -204,7 +204,7 @@ async def test_the_loop_goes_on_while_a_measurement_hangs(tmp_path, monkeypatch)
     loop, went_on = asyncio.get_running_loop(), asyncio.Queue()
     turn = threading.Event()
 
-    def hang(folder, *, given_up):
+    def hang(folder, *, cancelled):
         loop.call_soon_threadsafe(turn.set)
         loop.call_soon_threadsafe(went_on.put_nowait, turn.wait(10))
         return 0
@@ -225,7 +225,7 @@ from governor.run_file.model import LimitsSection
 
 async def main():
     began, loop = asyncio.Event(), asyncio.get_running_loop()
-    def hang(folder, *, given_up):
+    def hang(folder, *, cancelled):
         loop.call_soon_threadsafe(began.set)
         time.sleep(600)
     usage.disk_of = hang

@@ -13,11 +13,11 @@ from governor.messages import EpisodeRecord, TaskRecord
 from governor.run_file.load import parse
 from governor.runs.resume import (
     discard,
-    gather,
-    settle,
+    find_kept_work,
+    finish_interrupted,
+    publish,
+    stage,
     staging_of,
-    survey,
-    take_place,
 )
 
 SIMULATE = {"environment": "e", "agents": ["a"], "episodes": 4}
@@ -87,7 +87,7 @@ async def record(journal, run, phases):
 
 
 def found(journal, run, old):
-    return survey(journal, journal.run("old"), run, old)
+    return find_kept_work(journal, journal.run("old"), run, old)
 
 
 async def test_what_succeeded_is_kept_and_the_run_goes_on_at_the_first_phase_with_something_missing(
@@ -99,7 +99,7 @@ async def test_what_succeeded_is_kept_and_the_run_goes_on_at_the_first_phase_wit
     kept = found(journal, run, old)
     assert (kept.first_phase, kept.is_complete) == (1, False)
     assert [len(phase.tasks) for phase in kept.phases] == [4, 2, 0]
-    assert [[kind for kind, _ in phase.story] for phase in kept.phases] == [
+    assert [[kind for kind, _ in phase.events] for phase in kept.phases] == [
         ["phase.started", "part.ended", "phase.ended"],
         [],
         [],
@@ -230,7 +230,7 @@ async def test_entered_it_is_a_run_that_recovery_goes_on_with(journal, old):
 
     def change(tx):
         tx.submit(uid="new", key=None, name="r", spec=run.raw(), folder="/", parent="old")
-        kept.enter(tx, "new")
+        kept.record(tx, "new")
 
     await journal.write(change)
     assert journal.run("new").parent == "old"
@@ -264,7 +264,7 @@ async def test_of_a_whole_phase_behind_a_broken_one_the_records_are_kept_and_its
 
     def change(tx):
         tx.submit(uid="new", key=None, name="r", spec=run.raw(), folder="/", parent="old")
-        kept.enter(tx, "new")
+        kept.record(tx, "new")
 
     await journal.write(change)
     assert [event.kind for event in journal.events("new")] == ["run.accepted", "run.inherited"]
@@ -282,9 +282,9 @@ def test_files_come_along_and_what_tasks_may_write_into_is_their_own(tmp_path, o
     with socket.socket(socket.AF_UNIX) as left:
         left.bind(str(old / "mine" / "s"))
     new = old.with_name("new")
-    gather(old, new)
+    stage(old, new)
     assert not new.exists()
-    take_place(new)
+    publish(new)
     names = {
         str(path.relative_to(new)) for path in new.rglob("*") if path.is_file() and "latest" not in str(path)
     }
@@ -306,23 +306,23 @@ def test_without_links_files_are_copied(monkeypatch, old):
     (old / "results").mkdir()
     (old / "results" / "t.json").write_text("1")
     new = old.with_name("new")
-    gather(old, new)
-    take_place(new)
+    stage(old, new)
+    publish(new)
     assert (new / "results" / "t.json").read_text() == "1"
     assert not (new / "results" / "t.json").samefile(old / "results" / "t.json")
 
 
 async def test_a_death_between_the_record_and_the_name_of_the_files_is_made_good(journal, old):
     for uid in ("recorded", "unrecorded"):
-        gather(old, old.with_name(uid))
+        stage(old, old.with_name(uid))
     await journal.write(lambda tx: tx.submit(uid="recorded", key=None, name="r", spec={}, folder="/"))
-    settle(journal, old.parent)
+    finish_interrupted(journal, old.parent)
     assert sorted(path.name for path in old.parent.iterdir()) == ["old", "recorded"]
 
 
 def test_what_was_not_recorded_is_taken_away(old):
     new = old.with_name("new")
-    gather(old, new)
+    stage(old, new)
     assert staging_of(new).is_dir()
     discard(new)
     assert [path.name for path in old.parent.iterdir()] == ["old"]

@@ -128,7 +128,7 @@ async def test_an_agent_whose_thread_has_ended_is_replaced(house):
     bring_down(conductor.host)
     playing = asyncio.create_task(house.play(episodes=2, seconds=60))
     reason = await replaced(house, "agent.walker", entry="walk_world:Agent")
-    assert reason == "agent 'walker' has no thread any more: MemoryError: no room"
+    assert reason == "agent 'walker' has lost its thread: MemoryError: no room"
     records, _ = await playing
     assert outcomes(records) == ["terminated"] * 2
 

@@ -185,12 +185,12 @@ class Stories(RuleBasedStateMachine):
         if deeds:
             self.world.do(deeds[pick % len(deeds)])
 
-    @precondition(lambda self: self.world.left_behind)
+    @precondition(lambda self: self.world.stuck_processes)
     @rule()
     def all_that_was_left_behind_is_gone(self):
         """Then the slot is free again."""
-        while self.world.left_behind:
-            self.world.do(("goes at last", self.world.left_behind[0]))
+        while self.world.stuck_processes:
+            self.world.do(("goes at last", self.world.stuck_processes[0]))
         self.hear_all()
         assert isinstance(self.world.state, Pristine)
         assert not self.world.state.stuck
