@@ -78,7 +78,7 @@ def enter(*, plan: RunPlan, conductors: ConductorStates, phase: int, at: float, 
 
 def ready(state: Running, event: ConductorReady) -> Answer:
     if state.conductors.awaited(event) is None:
-        return Dropped(state, "of an earlier incarnation, or said before")
+        return Dropped(state, "of an earlier incarnation, or ready before")
     again = replace(state, conductors=state.conductors.ready(event.conductor))
     phase = state.plan.phases[state.phase]
     parts = [part for part in sorted(state.open) if phase.conductor_of(part) == event.conductor]

@@ -53,7 +53,7 @@ def assign(state: Pristine, event: RunAssigned) -> Answer:
 
 def ready(state: Starting, event: ConductorReady) -> Answer:
     if state.conductors.awaited(event) is None:
-        return Dropped(state, "of an earlier incarnation, or said before")
+        return Dropped(state, "of an earlier incarnation, or ready before")
     conductors = state.conductors.ready(event.conductor)
     if not conductors.all_ready:
         return Step(replace(state, conductors=conductors))

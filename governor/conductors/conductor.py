@@ -206,9 +206,9 @@ async def _serve(conductor: Conductor, outbox: Outbox, closing: asyncio.Event) -
 
 async def _report_failure(outbox: Outbox, error: Exception) -> None:
     reason = error.reason if isinstance(error, ConductorError) else _one_line(error)
-    told = "".join(traceback.format_exception(error))
+    stack = "".join(traceback.format_exception(error))
     goodbye = FailedReport(
-        reason=_fit(reason[:REASON_CHARACTERS]), traceback=_fit(told[-TRACEBACK_CHARACTERS:])
+        reason=_fit(reason[:REASON_CHARACTERS]), traceback=_fit(stack[-TRACEBACK_CHARACTERS:])
     )
     try:
         async with asyncio.timeout(GOODBYE_SECONDS):
@@ -249,10 +249,10 @@ def _build(spec: ConductorSpec, link: Link) -> Conductor:
 
 def _report_exit(outbox: Outbox, loop: asyncio.AbstractEventLoop, reason: str, stack: str) -> None:
     """Called in a thread of user code, which then ends the process with ``os._exit``."""
-    told = FailedReport(
+    report = FailedReport(
         reason=_fit(reason[:REASON_CHARACTERS]), traceback=_fit(stack[-TRACEBACK_CHARACTERS:])
     )
-    asyncio.run_coroutine_threadsafe(outbox.report(told), loop).result(timeout=EXIT_SECONDS)
+    asyncio.run_coroutine_threadsafe(outbox.report(report), loop).result(timeout=EXIT_SECONDS)
 
 
 def _one_line(error: BaseException) -> str:

@@ -142,7 +142,7 @@ class BrokerProcess:
 
     async def _watch(self, child: ChildProcess) -> str:
         exited = asyncio.create_task(child.wait(), name="broker.exit")
-        probe = asyncio.create_task(self._probe(), name="broker.beat")
+        probe = asyncio.create_task(self._probe(), name="broker.probe")
         try:
             await asyncio.wait({exited, probe}, return_when=asyncio.FIRST_COMPLETED)
             if exited.done():
@@ -179,7 +179,7 @@ class BrokerProcess:
         client = Client(self._endpoint)
         try:
             while True:
-                asked = asyncio.create_task(_ping(client), name="broker.ask")
+                asked = asyncio.create_task(_ping(client), name="broker.ping")
                 silence = SilenceTimer(loop.time())
                 try:
                     while not (await asyncio.wait({asked}, timeout=BEAT_SECONDS))[0]:

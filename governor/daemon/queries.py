@@ -140,7 +140,7 @@ class RunQueries:
         elif row.uid in self._daemon.queue:
             before = self._daemon.queue.position(row.uid)
             state, waits_for = "queued", f"a free slot ({before} run{'' if before == 1 else 's'} before it)"
-            waits_for += "".join(f"; {slot}: {whom}" for slot, whom in self._quarantined().items())
+            waits_for += "".join(f"; {slot}: {waits}" for slot, waits in self._quarantined().items())
         else:
             state = "interrupted"
             waits_for = self._daemon.held.get(row.uid, "the next start of the daemon")

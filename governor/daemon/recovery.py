@@ -102,7 +102,7 @@ class Recovery:
         rows = [row for row in self._journal.unended() if row.uid not in self.damaged]
         if self.survivors:
             pids = ", ".join(map(str, self.survivors))
-            self.held |= {row.uid: f"the death of pid {pids}" for row in rows if row.started_at is not None}
+            self.held |= {row.uid: f"the exit of pid {pids}" for row in rows if row.started_at is not None}
         return await self._assignments_of([row for row in rows if row.uid not in self.held], runs_folder)
 
     async def held_assignments(self, runs_folder: Path) -> list[Assignment]:
@@ -214,9 +214,7 @@ def _identity(started: dict[str, Any]) -> tuple[ProcessIdentity | None, int | No
 def _verdict(run: Run, past: History) -> _End | None:
     """The end of a run that must not continue."""
     if past.deaths >= DEATHS:
-        reason = (
-            f"the daemon died {past.deaths} times in a row with it, and nothing new was on record in between"
-        )
+        reason = f"the daemon crashed {past.deaths} times in a row with it, without a new record in between"
         return _End(outcome="failed", reason=reason)
     if past.begun and run.resume == "never":
         reason = "the daemon ended while it was in work, and its run file says resume: never"

@@ -30,7 +30,7 @@ class SystemdNotifier:
         self.watchdog_interval = watchdog_interval if address else None
 
     def __repr__(self) -> str:
-        return f"Notifier(address={self.address!r}, watchdog_interval={self.watchdog_interval})"
+        return f"SystemdNotifier(address={self.address!r}, watchdog_interval={self.watchdog_interval})"
 
     @classmethod
     def from_environ(cls, environ: MutableMapping[str, str] = os.environ) -> SystemdNotifier:

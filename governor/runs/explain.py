@@ -47,10 +47,10 @@ def explain(
     if status.state not in _DEADLINES:
         since = {"queued": status.submitted_at, "ended": status.ended_at}.get(status.state)
         if status.state == "ended":
-            said = f"it has ended: {status.outcome}{f', {status.reason}' if status.reason else ''}"
+            text = f"it has ended: {status.outcome}{f', {status.reason}' if status.reason else ''}"
         else:
-            said = f"{status.state}: waits for {status.waits_for}"
-        return (ExplainedLine(what=said, since=since),)
+            text = f"{status.state}: waits for {status.waits_for}"
+        return (ExplainedLine(what=text, since=since),)
     armed = (deadlines[name, ""] for name in _DEADLINES[status.state] if (name, "") in deadlines)
     lines = [
         ExplainedLine(

@@ -69,10 +69,10 @@ class LivenessProbe:
             while True:
                 begun = time.monotonic()
                 for conductor in self._ready_conductors():
-                    who = (conductor.name, conductor.incarnation)
-                    if who not in self._pinging:
-                        self._pinging.add(who)
-                        group.create_task(self._ping(*who), name=f"{self._uid}.ask.{conductor.name}")
+                    target = (conductor.name, conductor.incarnation)
+                    if target not in self._pinging:
+                        self._pinging.add(target)
+                        group.create_task(self._ping(*target), name=f"{self._uid}.ping.{conductor.name}")
                 broker = await self._broker_answers()
                 await asyncio.sleep(begun + self._interval - time.monotonic())
                 self._check(broker=broker)

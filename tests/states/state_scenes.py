@@ -1,4 +1,6 @@
-"""Plans, events in short, and `Slot`, which plays a machine step by step, so that a test reads like the specification."""
+"""Plans, short constructors of events, and `Slot`, which runs a machine step by step, so that a test reads like the
+specification.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,7 @@ def ready(conductor, incarnation=1, *, at=0.0, run="r1"):
     return e.ConductorReady(run=run, at=at, conductor=conductor, incarnation=incarnation)
 
 
-def said(conductor, reason, incarnation=1, *, at=0.0, run="r1"):
+def failed_report(conductor, reason, incarnation=1, *, at=0.0, run="r1"):
     return e.ConductorFailed(run=run, at=at, conductor=conductor, incarnation=incarnation, reason=reason)
 
 
@@ -117,21 +119,21 @@ def gone_at_last(*pids, at=0.0, run="r0"):
 
 
 class Slot:
-    """A machine that is told events and gives the effects of each, as a list."""
+    """A state machine that takes events and returns the effects of each, as a list."""
 
     def __init__(self, state=None):
         self.state = state or Pristine()
         self.cause = ""
 
-    def tell(self, event):
+    def send(self, event):
         answer = advance(self.state, event)
         assert isinstance(answer, Step), answer
         self.state, self.cause = answer.state, answer.cause
         return list(answer.effects)
 
-    def tell_all(self, *events):
+    def send_all(self, *events):
         """The effects of all of them together."""
-        return [effect for event in events for effect in self.tell(event)]
+        return [effect for event in events for effect in self.send(event)]
 
     def drops(self, event):
         return self._unmoved(event, Dropped)
@@ -148,33 +150,33 @@ class Slot:
 
 def starting(plan=PLAN, *, at=0.0):
     slot = Slot()
-    slot.tell(assigned(plan, at=at))
-    slot.tell_all(*(started(conductor.name, at=at) for conductor in plan.conductors))
+    slot.send(assigned(plan, at=at))
+    slot.send_all(*(started(conductor.name, at=at) for conductor in plan.conductors))
     return slot
 
 
 def running(plan=PLAN, *, phase=0, at=0.0):
     slot = starting(replace(plan, first_phase=phase), at=at)
-    slot.tell_all(*(ready(conductor.name, at=at) for conductor in plan.conductors))
+    slot.send_all(*(ready(conductor.name, at=at) for conductor in plan.conductors))
     return slot
 
 
 def finalizing(plan=PLAN, *, at=0.0):
     """The last phase has ended; the result is being written."""
     slot = running(plan, phase=len(plan.phases) - 1, at=at)
-    slot.tell_all(*(ended(part, len(plan.phases) - 1, at=at) for part in sorted(plan.phases[-1].parts)))
+    slot.send_all(*(ended(part, len(plan.phases) - 1, at=at) for part in sorted(plan.phases[-1].parts)))
     return slot
 
 
 def closing(plan=PLAN, *, at=0.0):
     """Aborted in phase `both`: its two parts were asked to stop."""
     slot = running(plan, phase=1, at=at)
-    slot.tell(abort(at=at))
+    slot.send(abort(at=at))
     return slot
 
 
 def stopping(plan=PLAN, *, at=0.0):
     """Finished, the result durable, all conductors on their way down."""
     slot = finalizing(plan, at=at)
-    slot.tell(written("finished", at=at))
+    slot.send(written("finished", at=at))
     return slot

@@ -1,14 +1,14 @@
-"""The world in which a machine lives: processes, timers, a disk and a network that obey their laws.
+"""A model of the world around the state machine: processes, timers, a disk and a network that obey laws.
 
 Laws:
-1. A process is born at most once for each start that was wanted, is ready at most once and only alive, dies once.
-2. What was wanted may happen in any order and at any time from then on; a stop of what is not born yet prevents it.
-3. What the daemon sees itself (births, deaths, timers, the disk) reaches the machine in the order in which it
-   happened. What conductors tell comes over the network: in any order, late, and also twice.
-4. A timer rings at or after its time, unless a later one of its name has replaced it or the run has ended.
-5. A forkserver that dies takes all processes along; there is another one at once.
-6. The disk may fail, then succeed; the first outcome that it took is the one that stands.
-7. Whom a run leaves behind alive dies at some later time, one by one.
+1. A process starts at most once for each requested start, is ready at most once and only while alive, and exits once.
+2. A requested effect may happen in any order and at any later time; a stop before the start prevents the start.
+3. Observations of the daemon itself (starts, exits, timers, the disk) reach the machine in the order in which they
+   happened. Reports of conductors come over the network: in any order, late, and also twice.
+4. A timer fires at or after its time, unless a later one of its name has replaced it or the run has ended.
+5. The exit of a forkserver kills all processes; there is a new forkserver at once.
+6. The disk may fail, then succeed; the first outcome that it stored is the one that stands.
+7. Processes that survive the end of a run exit at some later time, one by one.
 """
 
 from __future__ import annotations
@@ -26,20 +26,22 @@ class Process:
     incarnation: int
     not_before: float
     pid: int = 0
-    life: str = "wanted"  # then alive, then dead
-    said_ready: bool = False
-    laddered: bool = False
+    stage: str = "wanted"  # then alive, then dead
+    reported_ready: bool = False
+    terminating: bool = False
     stuck: bool = False
     silent: bool = False
     works_on: set[tuple[int, str]] = field(default_factory=set)
 
     @property
     def is_alive(self) -> bool:
-        return self.life == "alive"
+        return self.stage == "alive"
 
 
 class World:
-    """`deeds()` names what may happen next; `do()` makes one of them happen; `deliver()` tells the machine."""
+    """`options()` lists what may happen next; `do()` makes one of them happen; `deliver()` passes an event to the
+    machine.
+    """
 
     def __init__(self):
         self.state = Pristine()
@@ -48,7 +50,7 @@ class World:
         self.runs = 0
         self.inbox = deque()  # of law 3
         self.mail = []
-        self.told = []
+        self.sent = []
         self.taken = 0
         self.stuck_processes: list[int] = []
         self._forget()
@@ -74,49 +76,51 @@ class World:
 
     # -- what may happen ---------------------------------------------------------------------------------------
 
-    def deeds(self):
+    def options(self):
         """All that the world could do now, as (verb, *what)."""
         found = []
         for key, process in self.processes.items():
-            if process.life == "wanted":
-                found += [("born", key), ("not born", key)]
+            if process.stage == "wanted":
+                found += [("starts", key), ("does not start", key)]
             elif process.is_alive:
-                found += [("dies", key), ("complains", key)]
-                found += [] if process.said_ready else [("is ready", key)]
-                found += [("falls silent", key)] if process.said_ready and not process.silent else []
-                found += [("ladder", key), ("sticks", key)] if process.laddered and not process.stuck else []
+                found += [("exits", key), ("reports failure", key)]
+                found += [] if process.reported_ready else [("is ready", key)]
+                found += [("falls silent", key)] if process.reported_ready and not process.silent else []
+                found += (
+                    [("ladder", key), ("sticks", key)] if process.terminating and not process.stuck else []
+                )
                 found += [("part ends", key, work) for work in sorted(process.works_on)]
-        found += [("forkserver dies",)] if any(p.is_alive for p in self.processes.values()) else []
+        found += [("forkserver exits",)] if any(p.is_alive for p in self.processes.values()) else []
         found += [("part begins", index) for index in range(len(self.to_begin))]
         found += [("part refused", index) for index in range(len(self.to_begin))]
         found += [("part stops", index) for index in range(len(self.to_end))]
-        found += [("rings", key) for key in self.timers]
+        found += [("fires", key) for key in self.timers]
         found += [(verb, index) for index in range(len(self.writes)) for verb in ("writes", "does not write")]
         found += [("removes",)] if self.removals else []
         found += [("goes at last", pid) for pid in self.stuck_processes]
         if self.state.name == "running" and self.plan.stall_timeout is not None:
-            found += [("moves",)] if self.stalled else [("stalls",)]
+            found += [("resumes progress",)] if self.stalled else [("stalls",)]
         return found
 
-    def do(self, deed):
-        verb, *what = deed
+    def do(self, option):
+        verb, *what = option
         {
-            "born": self._born,
-            "not born": lambda key: self._dies(key, None, "no memory"),
-            "dies": self._dies,
-            "forkserver dies": self._forkserver_dies,
-            "complains": self._complains,
+            "starts": self._starts,
+            "does not start": lambda key: self._exits(key, None, "no memory"),
+            "exits": self._exits,
+            "forkserver exits": self._forkserver_exits,
+            "reports failure": self._reports_failure,
             "is ready": self._is_ready,
-            "ladder": self._dies,
+            "ladder": self._exits,
             "sticks": self._sticks,
             "falls silent": self._falls_silent,
             "stalls": self._stalls,
-            "moves": self._moves,
+            "resumes progress": self._resumes_progress,
             "part ends": self._part_ends,
             "part begins": self._part_begins,
             "part refused": self._part_refused,
             "part stops": self._part_stops,
-            "rings": self._rings,
+            "fires": self._fires,
             "writes": self._writes,
             "does not write": self._does_not_write,
             "removes": self._removes,
@@ -129,34 +133,34 @@ class World:
     def _of(self, process, kind, **data):
         return self._event(kind, conductor=process.conductor, incarnation=process.incarnation, **data)
 
-    def _born(self, key):
+    def _starts(self, key):
         process = self.processes[key]
         self.now = max(self.now, process.not_before)
         others = [p for p in self.processes.values() if p.conductor == process.conductor and p.is_alive]
         assert not others, f"{key} would meet its predecessor"
         self.pids += 1
-        process.life, process.pid = "alive", self.pids
+        process.stage, process.pid = "alive", self.pids
         self.inbox.append(self._of(process, e.ConductorStarted, pid=process.pid, ticks=1, boot="b"))
 
-    def _dies(self, key, code=-9, reason="", forkserver=None):
+    def _exits(self, key, code=-9, reason="", forkserver=None):
         process = self.processes[key]
-        process.life = "dead"
+        process.stage = "dead"
         process.works_on.clear()
         how = {"exit_code": code, "reason": reason, "forkserver": forkserver}
         self.inbox.append(self._of(process, e.ConductorExited, **how))
 
-    def _forkserver_dies(self):
+    def _forkserver_exits(self):
         alive = [key for key, process in self.processes.items() if process.is_alive]
         for key in alive:
-            self._dies(key, reason="its forkserver died", forkserver=self.forkserver)
+            self._exits(key, reason="its forkserver died", forkserver=self.forkserver)
         self.forkserver += 1
         self.taken_along += len(alive) - 1
 
-    def _complains(self, key):
+    def _reports_failure(self, key):
         self.mail.append(self._of(self.processes[key], e.ConductorFailed, reason="boom"))
 
     def _is_ready(self, key):
-        self.processes[key].said_ready = True
+        self.processes[key].reported_ready = True
         self.mail.append(self._of(self.processes[key], e.ConductorReady))
 
     def _falls_silent(self, key):
@@ -168,7 +172,7 @@ class World:
         self.stalled = True
         self.inbox.append(self._event(e.RunStalled, since=self.now))
 
-    def _moves(self):
+    def _resumes_progress(self):
         self.stalled = False
         self.inbox.append(self._event(e.RunProgressResumed))
 
@@ -216,7 +220,7 @@ class World:
             if process.is_alive and (effect.phase, effect.part) in process.works_on:
                 self._part_ends(key, (effect.phase, effect.part), "stopped", 0)
 
-    def _rings(self, key):
+    def _fires(self, key):
         wake = self.timers.pop(key)
         self.now = max(self.now, wake.at)
         self.inbox.append(
@@ -243,12 +247,12 @@ class World:
         self.stuck_processes.remove(pid)
         self.inbox.append(e.ProcessesGone(run=f"r{self.runs}", at=self.now, pids=(pid,)))
 
-    # -- what people do ----------------------------------------------------------------------------------------
+    # -- what users do -----------------------------------------------------------------------------------------
 
     def assign(self, plan):
         self.runs += 1
         plan = replace(plan, uid=f"r{self.runs}")
-        self.tell(e.RunAssigned(run=plan.uid, at=self.now, plan=plan))
+        self.send(e.RunAssigned(run=plan.uid, at=self.now, plan=plan))
 
     def abort(self):
         self.inbox.append(
@@ -262,19 +266,19 @@ class World:
         uid = self.plan.uid if self.plan else ""
         self.inbox.append(e.StopRequested(run=uid, at=self.now, reason="going down", urgent=urgent))
 
-    # -- what the machine hears and wants ----------------------------------------------------------------------
+    # -- what the machine receives and requests -------------------------------------------------------------------
 
     def deliver(self):
-        self.tell(self.inbox.popleft())
+        self.send(self.inbox.popleft())
 
     def deliver_mail(self, index):
-        self.told.append(self.mail.pop(index))
-        self.tell(self.told[-1])
+        self.sent.append(self.mail.pop(index))
+        self.send(self.sent[-1])
 
-    def tell_again(self, index):
-        self.tell(self.told[index])
+    def send_again(self, index):
+        self.send(self.sent[index])
 
-    def tell(self, event):
+    def send(self, event):
         before = self.state
         answer = advance(before, event)
         if isinstance(answer, Dropped | Rejected):
@@ -335,13 +339,13 @@ class World:
 
     def _stop(self, effect):
         key = effect.conductor, effect.incarnation
-        self.processes[key].laddered = True
-        if self.processes[key].life == "wanted":
-            self._dies(key, None)
+        self.processes[key].terminating = True
+        if self.processes[key].stage == "wanted":
+            self._exits(key, None)
 
     def _start_part(self, effect):
         assert (effect.phase, effect.part) not in self.parts_ended, "done twice"
-        assert self.processes[effect.conductor, effect.incarnation].said_ready
+        assert self.processes[effect.conductor, effect.incarnation].reported_ready
         assert self.phase == effect.phase
         self.to_begin.append(effect)
 
@@ -381,6 +385,6 @@ class World:
         assert self.state == Pristine(shutdown=self.stop_taken, stuck=effect.stuck)
         self.stuck_processes = list(effect.stuck)
         assert self.phase is None or self.stop_taken or self.phase in self.phases_ended
-        self.told = [*self.told[-20:], *self.mail]
+        self.sent = [*self.sent[-20:], *self.mail]
         self.mail.clear()
         self._forget()

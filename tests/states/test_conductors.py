@@ -14,7 +14,7 @@ def conductors():
     return ConductorStates.of(PLAN)
 
 
-def test_a_crew_begins_with_all_members_starting_and_the_whole_budget(conductors):
+def test_all_conductors_begin_as_starting_with_all_restarts_left(conductors):
     assert [(m.name, m.kind, m.incarnation, m.standing, m.pid) for m in conductors.all] == [
         (LAKE, "environment", 1, "starting", None),
         (SIMULATION, "simulation", 1, "starting", None),
@@ -38,7 +38,7 @@ def test_it_is_all_ready_with_the_last_one(conductors):
     assert conductors.ready(TASKS).all_ready
 
 
-def test_an_event_of_an_earlier_incarnation_or_of_a_stranger_is_nobodys(conductors):
+def test_an_event_of_an_earlier_incarnation_or_an_unknown_conductor_has_no_conductor(conductors):
     assert conductors.current(exited(LAKE)) == conductors.find(LAKE)
     assert conductors.current(exited("agent.nobody")) is None
     assert conductors.current(exited(LAKE, 0)) is None
@@ -46,11 +46,11 @@ def test_an_event_of_an_earlier_incarnation_or_of_a_stranger_is_nobodys(conducto
     assert conductors.stuck(LAKE).current(exited(LAKE)) is not None, "a stuck one may still die"
 
 
-def test_only_a_starting_member_is_awaited(conductors):
+def test_only_a_starting_conductor_is_awaited(conductors):
     assert conductors.awaited(ready(LAKE)) == conductors.find(LAKE)
     assert conductors.awaited(ready(LAKE, 2)) is None
-    for crew_now in (conductors.ready(LAKE), conductors.gone(LAKE), conductors.stuck(LAKE)):
-        assert crew_now.awaited(ready(LAKE)) is None
+    for states in (conductors.ready(LAKE), conductors.gone(LAKE), conductors.stuck(LAKE)):
+        assert states.awaited(ready(LAKE)) is None
 
 
 def test_a_restart_takes_from_the_budget_and_has_a_deadline(conductors):
@@ -92,7 +92,7 @@ def test_one_budget_serves_all_but_each_has_its_own_back_off(conductors):
     assert conductors.restart("agent.nobody", at=0, within=60) is None
 
 
-def test_the_ladder_begins_with_a_message_for_those_that_can_hear_it(conductors):
+def test_the_kill_ladder_begins_with_a_message_for_conductors_that_are_ready(conductors):
     conductors = conductors.ready(LAKE).gone(TASKS)
     assert conductors.stop() == (
         StopConductor(conductor=LAKE, incarnation=1, first="message"),
@@ -101,7 +101,7 @@ def test_the_ladder_begins_with_a_message_for_those_that_can_hear_it(conductors)
     assert {effect.first for effect in conductors.stop(urgent=True)} == {"SIGKILL"}
 
 
-def test_a_stuck_member_is_not_stopped_again_and_its_pid_is_known(conductors):
+def test_a_stuck_conductor_is_not_stopped_again_and_its_pid_is_known(conductors):
     conductors = conductors.started(LAKE, 7).stuck(LAKE)
     assert conductors.stuck_pids == (7,)
     assert LAKE not in {effect.conductor for effect in conductors.stop()}
@@ -134,7 +134,7 @@ def test_last_words_say_more_than_the_reason_of_the_exit(conductors):
     )
 
 
-def test_a_crew_is_never_changed_in_place(conductors):
+def test_conductor_states_are_never_changed_in_place(conductors):
     before = ConductorStates.of(PLAN)
     conductors.started(LAKE, 7)
     conductors.ready(LAKE)

@@ -1,6 +1,7 @@
-"""Whatever happens, in any order: the world keeps its laws and the machine its promises; both stand in `state_world`.
+"""Random sequences of events: the world obeys its laws and the machine its guarantees; both are in `state_world`.
 
-Long stories go deep and are told by their seed; hypothesis' own are short, and it shrinks the one that fails.
+Long sequences go deep and are reproducible by their seed; those of hypothesis are short, and it shrinks one that
+fails.
 """
 
 from __future__ import annotations
@@ -19,9 +20,11 @@ from state_world import World
 from states import Pristine
 
 BOUND = 400
-"""Deeds and events that a fair world may take from anywhere to Pristine: 3 conductors, 3 phases, 6 restarts of each at most."""
+"""Options and events that a fair world may need from any state to Pristine: 3 conductors, 3 phases, 6 restarts of
+each at most.
+"""
 CALM = frozenset(
-    {"born", "is ready", "ladder", "part begins", "part ends", "part stops", "writes", "removes"}
+    {"starts", "is ready", "ladder", "part begins", "part ends", "part stops", "writes", "removes"}
 )
 MOODS = {
     "calm": CALM,
@@ -29,22 +32,22 @@ MOODS = {
     "the disk hangs": CALM - {"writes"},
     "nothing can be killed": CALM - {"ladder"} | {"sticks"},
     "ladders hang": CALM - {"ladder"},
-    "nothing is born": CALM - {"born"} | {"not born"},
-    "nobody is ready": CALM - {"is ready"},
-    "all die": CALM | {"dies"},
+    "nothing starts": CALM - {"starts"} | {"does not start"},
+    "none gets ready": CALM - {"is ready"},
+    "all exit": CALM | {"exits"},
     "all fall silent": CALM | {"falls silent"},
     "nothing moves": CALM - {"part ends", "part stops"} | {"stalls"},
-    "forkservers die": CALM | {"forkserver dies"},
+    "forkservers exit": CALM | {"forkserver exits"},
     "no part is taken": CALM - {"part begins"} | {"part refused"},
     "parts do not end": CALM - {"part ends", "part stops"},
 }
-"""What a world does that goes on fairly: all that it can do of these comes before the next timer rings."""
+"""What may happen in a fair world: all of these come before the next timer fires."""
 
 PHASES = [PLAN.phases, tuple(replace(phase, on_failure="continue") for phase in PLAN.phases)]
 INCARNATIONS = [(), (("simulation", 3), ("agent.gone", 1))]
 POLICIES = ["report", "restart", "fail"]
-STORIES = 250
-"""In each chapter."""
+SEQUENCES = 250
+"""Sequences in each chapter."""
 
 plans = st.builds(
     lambda **changes: replace(PLAN, **changes),
@@ -59,8 +62,8 @@ plans = st.builds(
 picks = st.integers(0, 10_000)
 
 
-def go_on(world, mood):
-    """To Pristine. Gives what it took."""
+def run_to_the_end(world, mood):
+    """Runs the world until Pristine; returns the number of each option."""
     took = Counter()
     while world.plan is not None or world.inbox:
         took["steps"] += 1
@@ -74,57 +77,57 @@ def go_on(world, mood):
                 world.deliver_mail(0)
         if world.plan is None:
             break
-        deeds = [deed for deed in world.deeds() if deed[0] in MOODS[mood]]
-        if mood in {"parts do not end", "nothing moves"} and world.state.name == "running" and not deeds:
+        options = [option for option in world.options() if option[0] in MOODS[mood]]
+        if mood in {"parts do not end", "nothing moves"} and world.state.name == "running" and not options:
             world.abort()
             continue
-        rings = [("rings", min(world.timers, key=lambda key: world.timers[key].at))] if world.timers else []
-        assert deeds or rings, f"a dead end: {world.state.waits_for}"
-        deed = (deeds or rings)[0]
-        if mood in {"all die", "forkservers die"}:
-            deed = next((d for d in deeds if d[0] in {"dies", "forkserver dies"}), deed)
-        took[deed[0]] += 1
-        world.do(deed)
+        timer = [("fires", min(world.timers, key=lambda key: world.timers[key].at))] if world.timers else []
+        assert options or timer, f"a dead end: {world.state.waits_for}"
+        option = (options or timer)[0]
+        if mood in {"all exit", "forkservers exit"}:
+            option = next((d for d in options if d[0] in {"exits", "forkserver exits"}), option)
+        took[option[0]] += 1
+        world.do(option)
     return took
 
 
-class LongStory:
-    """Some hundred steps in one temper: how often what happens is bad, or a timer, or a person."""
+class LongSequence:
+    """Some hundred random steps with fixed probabilities of faults, timers and commands."""
 
     def __init__(self, seed):
         self.random = random.Random(seed)  # a seed makes a failure come again
         self.world = World()
         self.bad = self.random.choice([0.0, 0.05, 0.3])
         self.late = self.random.choice([0.0, 0.01, 0.2])
-        self.person = self.random.choice([0.0, 0.005, 0.05])
+        self.command = self.random.choice([0.0, 0.005, 0.05])
         self.lag = self.random.choice([0.2, 0.5, 0.9])
 
     def chance(self, probability):
         return self.random.random() < probability
 
-    def tell(self):
+    def run(self):
         for _ in range(self.random.randrange(400)):
             self.step()
-        go_on(self.world, self.random.choice(sorted(MOODS)))
+        run_to_the_end(self.world, self.random.choice(sorted(MOODS)))
 
     def step(self):
         world, pick = self.world, self.random.choice
         state = world.state
         if isinstance(state, Pristine) and not (state.shutdown or state.stuck):
             world.assign(self.plan())
-        elif self.chance(self.person):
+        elif self.chance(self.command):
             pick([world.abort, world.abort, lambda: world.stop(urgent=self.chance(0.5))])()
-        elif world.told and self.chance(0.05):
-            world.tell_again(self.random.randrange(len(world.told)))
+        elif world.sent and self.chance(0.05):
+            world.send_again(self.random.randrange(len(world.sent)))
         elif world.mail and self.chance(self.lag):
             world.deliver_mail(self.random.randrange(len(world.mail)))
         elif world.inbox and self.chance(self.lag):
             world.deliver()
         elif world.timers and self.chance(self.late):
-            world.do(("rings", pick(sorted(world.timers))))
-        elif deeds := world.deeds():
-            good = [deed for deed in deeds if deed[0] in CALM and not self.chance(0.3)]
-            world.do(pick(deeds if self.chance(self.bad) or not good else good))
+            world.do(("fires", pick(sorted(world.timers))))
+        elif options := world.options():
+            good = [option for option in options if option[0] in CALM and not self.chance(0.3)]
+            world.do(pick(options if self.chance(self.bad) or not good else good))
 
     def plan(self):
         return replace(
@@ -140,18 +143,18 @@ class LongStory:
 
 
 @pytest.mark.parametrize("chapter", range(8))
-def test_a_long_story_ends_well(chapter):
-    for seed in range(chapter * STORIES, (chapter + 1) * STORIES):
-        story = LongStory(seed)
+def test_a_long_sequence_of_events_ends_well(chapter):
+    for seed in range(chapter * SEQUENCES, (chapter + 1) * SEQUENCES):
+        sequence = LongSequence(seed)
         try:
-            story.tell()
+            sequence.run()
         except Exception as error:
-            error.add_note(f"replay it: LongStory({seed}).tell()")
+            error.add_note(f"replay it: LongSequence({seed}).run()")
             raise
-        assert isinstance(story.world.state, Pristine)
+        assert isinstance(sequence.world.state, Pristine)
 
 
-class Stories(RuleBasedStateMachine):
+class RandomEvents(RuleBasedStateMachine):
     def __init__(self):
         super().__init__()
         self.world = World()
@@ -163,27 +166,27 @@ class Stories(RuleBasedStateMachine):
     @precondition(is_free)
     @rule(plan=plans, well_begun=st.booleans())
     def assign(self, plan, well_begun):
-        """Half of the stories begin in Running, or they would seldom come that far."""
+        """Half of the sequences begin in Running, because few would reach it otherwise."""
         self.world.assign(plan)
         if well_begun:
-            for verb in ("born", "is ready"):
-                for deed in [deed for deed in self.world.deeds() if deed[0] == verb]:
-                    self.world.do(deed)
-            self.hear_all()
+            for verb in ("starts", "is ready"):
+                for option in [option for option in self.world.options() if option[0] == verb]:
+                    self.world.do(option)
+            self.deliver_all()
 
     @precondition(lambda self: self.world.plan)
     @rule(pick=picks)
     def something_happens(self, pick):
-        deeds = self.world.deeds()
-        if deeds:
-            self.world.do(deeds[pick % len(deeds)])
+        options = self.world.options()
+        if options:
+            self.world.do(options[pick % len(options)])
 
     @precondition(lambda self: self.world.plan)
     @rule(pick=picks)
     def something_good_happens(self, pick):
-        deeds = [deed for deed in self.world.deeds() if deed[0] in CALM]
-        if deeds:
-            self.world.do(deeds[pick % len(deeds)])
+        options = [option for option in self.world.options() if option[0] in CALM]
+        if options:
+            self.world.do(options[pick % len(options)])
 
     @precondition(lambda self: self.world.stuck_processes)
     @rule()
@@ -191,24 +194,24 @@ class Stories(RuleBasedStateMachine):
         """Then the slot is free again."""
         while self.world.stuck_processes:
             self.world.do(("goes at last", self.world.stuck_processes[0]))
-        self.hear_all()
+        self.deliver_all()
         assert isinstance(self.world.state, Pristine)
         assert not self.world.state.stuck
 
     @precondition(lambda self: self.world.timers)
     @rule(pick=picks)
     def time_passes(self, pick):
-        """Any timer: one that is long due may ring after one that was set later."""
-        self.world.do(("rings", sorted(self.world.timers)[pick % len(self.world.timers)]))
+        """Fires any timer: an overdue one may fire after one that was set later."""
+        self.world.do(("fires", sorted(self.world.timers)[pick % len(self.world.timers)]))
 
     @precondition(lambda self: self.world.inbox)
     @rule()
-    def hear(self):
+    def deliver(self):
         self.world.deliver()
 
     @precondition(lambda self: self.world.inbox or self.world.mail)
     @rule()
-    def hear_all(self):
+    def deliver_all(self):
         while self.world.inbox or self.world.mail:
             if self.world.inbox:
                 self.world.deliver()
@@ -217,13 +220,13 @@ class Stories(RuleBasedStateMachine):
 
     @precondition(lambda self: self.world.mail)
     @rule(pick=picks)
-    def a_letter_comes(self, pick):
+    def a_report_comes(self, pick):
         self.world.deliver_mail(pick % len(self.world.mail))
 
-    @precondition(lambda self: self.world.told)
+    @precondition(lambda self: self.world.sent)
     @rule(pick=picks)
-    def a_letter_comes_again(self, pick):
-        self.world.tell_again(pick % len(self.world.told))
+    def a_report_comes_again(self, pick):
+        self.world.send_again(pick % len(self.world.sent))
 
     @rule()
     def abort(self):
@@ -234,16 +237,16 @@ class Stories(RuleBasedStateMachine):
         self.world.stop(urgent=urgent)
 
     @rule(mood=st.sampled_from(sorted(MOODS)))
-    def the_world_goes_on(self, mood):
-        go_on(self.world, mood)
+    def the_run_ends(self, mood):
+        run_to_the_end(self.world, mood)
         assert isinstance(self.world.state, Pristine)
 
     def teardown(self):
-        go_on(self.world, "calm")
+        run_to_the_end(self.world, "calm")
         assert isinstance(self.world.state, Pristine)
 
 
-class TestStories(Stories.TestCase):
+class TestRandomEvents(RandomEvents.TestCase):
     settings = settings(
         stateful_step_count=40,
         derandomize=True,

@@ -14,13 +14,13 @@ from state_scenes import (
     ended,
     exceeded,
     exited,
+    failed_report,
     folder_lost,
     moved,
     not_taken,
     passed,
     ready,
     running,
-    said,
     silent,
     stalled,
     started,
@@ -55,20 +55,20 @@ def kinds(effects):
 def test_phases_run_in_order_and_the_run_is_finished_after_the_last():
     slot = running()
     assert slot.state.waits_for == "phase train: simulation to end"
-    assert slot.tell(ended("simulation", 0, end="until_met")) == [
+    assert slot.send(ended("simulation", 0, end="until_met")) == [
         EndPhase(phase=0, name="train", end="until_met"),
         BeginPhase(phase=1, name="both"),
         begin("simulation", 1),
         begin("tasks", 1),
     ]
     assert slot.cause == "phase train ended: until_met"
-    assert slot.tell(ended("tasks", 1, end="tasks_done")) == []
-    assert slot.tell(ended("simulation", 1, end="max_episodes")) == [
+    assert slot.send(ended("tasks", 1, end="tasks_done")) == []
+    assert slot.send(ended("simulation", 1, end="max_episodes")) == [
         EndPhase(phase=1, name="both", end="tasks_done+max_episodes"),
         BeginPhase(phase=2, name="analyse"),
         begin("tasks", 2),
     ]
-    assert slot.tell(ended("tasks", 2, end="tasks_done", at=90)) == [
+    assert slot.send(ended("tasks", 2, end="tasks_done", at=90)) == [
         EndPhase(phase=2, name="analyse", end="tasks_done"),
         Wake(name="finalize", at=130),
         WriteResult(outcome="finished", reason=""),
@@ -81,15 +81,15 @@ def test_a_part_ends_once_and_in_its_own_phase():
     slot = running(phase=1)
     slot.drops(ended("simulation", 0))
     slot.drops(ended("simulation", 2))
-    slot.tell(ended("simulation", 1))
+    slot.send(ended("simulation", 1))
     slot.drops(ended("simulation", 1))
     assert slot.state.open == {"tasks"}
 
 
 def test_failures_fail_the_run_when_their_phase_is_over():
     slot = running(phase=1)
-    assert slot.tell(ended("simulation", 1, failures=2, first="episode 3: reward is nan")) == []
-    assert slot.tell(ended("tasks", 1, failures=1, first="task fit crashed", at=7)) == [
+    assert slot.send(ended("simulation", 1, failures=2, first="episode 3: reward is nan")) == []
+    assert slot.send(ended("tasks", 1, failures=1, first="task fit crashed", at=7)) == [
         EndPhase(phase=1, name="both", end="done+done"),
         Wake(name="finalize", at=47),
         WriteResult(outcome="failed", reason="phase both: 3 ended badly, first episode 3: reward is nan"),
@@ -97,20 +97,20 @@ def test_failures_fail_the_run_when_their_phase_is_over():
     assert isinstance(slot.state, Finalizing)
 
 
-def test_failures_without_a_story_are_counted_all_the_same():
-    assert running().tell(ended("simulation", 0, failures=2))[-1] == WriteResult(
+def test_failures_without_a_description_are_counted_too():
+    assert running().send(ended("simulation", 0, failures=2))[-1] == WriteResult(
         outcome="failed", reason="phase train: 2 ended badly"
     )
 
 
-def test_on_failure_continue_goes_on():
+def test_on_failure_continue_begins_the_next_phase():
     slot = running(replace(PLAN, phases=(replace(TRAIN, on_failure="continue"), BOTH)))
-    assert BeginPhase(phase=1, name="both") in slot.tell(ended("simulation", 0, failures=5, first="x"))
+    assert BeginPhase(phase=1, name="both") in slot.send(ended("simulation", 0, failures=5, first="x"))
     assert (slot.state.failures, slot.state.failure) == (0, ""), "each phase counts its own"
 
 
 def test_failures_of_a_last_phase_that_continues_leave_the_run_finished():
-    assert running(phase=2).tell(ended("tasks", 2, failures=5))[-1] == WriteResult(
+    assert running(phase=2).send(ended("tasks", 2, failures=5))[-1] == WriteResult(
         outcome="finished", reason=""
     )
 
@@ -120,46 +120,46 @@ def test_failures_of_a_last_phase_that_continues_leave_the_run_finished():
 
 def test_a_dead_conductor_is_replaced_and_its_open_part_begun_again():
     slot = running(phase=1)
-    assert slot.tell(exited(TASKS, at=50)) == [
+    assert slot.send(exited(TASKS, at=50)) == [
         StartConductor(conductor=TASKS, kind="task", incarnation=2, delay=0.25),
         Wake(name="restart", at=110.25, conductor=TASKS, incarnation=2),
     ]
     assert slot.state.waits_for == "phase both: conductor tasks to be ready again"
-    assert slot.tell(started(TASKS, 2)) == []
-    assert slot.tell(ready(TASKS, 2)) == [begin("tasks", 1, 2)]
+    assert slot.send(started(TASKS, 2)) == []
+    assert slot.send(ready(TASKS, 2)) == [begin("tasks", 1, 2)]
     slot.drops(ready(TASKS, 2))
 
 
 def test_what_had_ended_is_not_begun_again():
     slot = running(phase=1)
-    slot.tell_all(ended("tasks", 1), exited(TASKS))
-    assert slot.tell(ready(TASKS, 2)) == []
+    slot.send_all(ended("tasks", 1), exited(TASKS))
+    assert slot.send(ready(TASKS, 2)) == []
 
 
 def test_a_phase_may_begin_without_a_conductor_that_is_on_its_way_back():
     slot = running()
-    slot.tell(exited(TASKS))
-    assert slot.tell(ended("simulation", 0))[1:] == [
+    slot.send(exited(TASKS))
+    assert slot.send(ended("simulation", 0))[1:] == [
         BeginPhase(phase=1, name="both"),
         begin("simulation", 1),
     ]
-    assert slot.tell(ready(TASKS, 2)) == [begin("tasks", 1, 2)]
+    assert slot.send(ready(TASKS, 2)) == [begin("tasks", 1, 2)]
 
 
-def test_an_end_that_was_told_by_a_conductor_that_died_meanwhile_counts():
+def test_an_end_reported_by_a_conductor_that_exited_meanwhile_counts():
     slot = running()
-    slot.tell(exited(SIMULATION))
-    assert BeginPhase(phase=1, name="both") in slot.tell(ended("simulation", 0))
+    slot.send(exited(SIMULATION))
+    assert BeginPhase(phase=1, name="both") in slot.send(ended("simulation", 0))
 
 
 def test_beyond_the_budget_the_run_fails_and_what_is_still_at_work_is_asked_to_stop():
     slot = running(phase=1)
-    slot.tell_all(exited(TASKS, 1), exited(TASKS, 2), said(TASKS, "LocalRayletDiedError", 3))
+    slot.send_all(exited(TASKS, 1), exited(TASKS, 2), failed_report(TASKS, "LocalRayletDiedError", 3))
     reason = (
         "conductor tasks exited with code 70: LocalRayletDiedError"
         " (the budget of 2 conductor restarts is used up)"
     )
-    assert slot.tell(exited(TASKS, 3, code=70, at=10)) == [
+    assert slot.send(exited(TASKS, 3, code=70, at=10)) == [
         Wake(name="finalize", at=50),
         EndPhase(phase=1, name="both", end="failed"),
         StopPart(phase=1, part="simulation", conductor=SIMULATION, incarnation=1, reason=reason),
@@ -171,30 +171,30 @@ def test_beyond_the_budget_the_run_fails_and_what_is_still_at_work_is_asked_to_s
 
 def test_a_restarted_conductor_that_is_not_ready_in_time_is_killed():
     slot = running()
-    slot.tell(exited(LAKE))
-    assert slot.tell(passed("restart", LAKE, 2)) == [
+    slot.send(exited(LAKE))
+    assert slot.send(passed("restart", LAKE, 2)) == [
         StopConductor(conductor=LAKE, incarnation=2, first="SIGKILL")
     ]
-    assert kinds(slot.tell(exited(LAKE, 2))) == [StartConductor, Wake]
-    slot.tell(ready(LAKE, 3))
+    assert kinds(slot.send(exited(LAKE, 2))) == [StartConductor, Wake]
+    slot.send(ready(LAKE, 3))
     slot.drops(passed("restart", LAKE, 3))
 
 
 def test_a_silent_conductor_is_killed_and_replaced_as_a_dead_one_is():
     slot = running()
-    assert slot.tell(silent(SIMULATION, seconds=12.3)) == [
+    assert slot.send(silent(SIMULATION, seconds=12.3)) == [
         StopConductor(conductor=SIMULATION, incarnation=1, first="SIGKILL")
     ]
-    assert kinds(slot.tell(exited(SIMULATION))) == [StartConductor, Wake]
+    assert kinds(slot.send(exited(SIMULATION))) == [StartConductor, Wake]
     slot.drops(silent(SIMULATION))
     assert "deadline of its own" in slot.drops(silent(SIMULATION, 2))
-    assert slot.tell(ready(SIMULATION, 2)) == [begin("simulation", 0, 2)]
+    assert slot.send(ready(SIMULATION, 2)) == [begin("simulation", 0, 2)]
 
 
 def test_its_obituary_tells_of_the_silence():
     slot = running(replace(PLAN, restarts=0))
-    slot.tell(silent(LAKE, seconds=12.3))
-    slot.tell(exited(LAKE))
+    slot.send(silent(LAKE, seconds=12.3))
+    slot.send(exited(LAKE))
     assert (
         slot.state.reason
         == "conductor environment.lake was killed by SIGKILL: silent for 12 s (deadlines.silence)"
@@ -206,19 +206,19 @@ def test_its_obituary_tells_of_the_silence():
 STALLS = replace(PLAN, stall_timeout=600)
 
 
-def test_a_run_that_stalls_goes_on_if_it_is_only_to_tell():
+def test_a_run_that_stalls_continues_with_on_stall_report():
     slot = running(STALLS)
-    assert slot.tell(stalled(since=100, at=700)) == []
+    assert slot.send(stalled(since=100, at=700)) == []
     assert slot.state.stalled == 100
-    assert slot.tell(moved(at=800)) == []
+    assert slot.send(moved(at=800)) == []
     assert slot.state.stalled is None
     slot.drops(moved(at=900))
 
 
 def test_a_run_that_stalls_fails_if_that_is_its_policy():
     slot = running(replace(STALLS, on_stall="fail"), phase=1)
-    slot.tell(exited(TASKS, at=100))
-    slot.tell(stalled(since=100, at=700))
+    slot.send(exited(TASKS, at=100))
+    slot.send(stalled(since=100, at=700))
     assert isinstance(slot.state, Finalizing)
     assert slot.state.outcome == "failed"
     assert slot.state.reason == (
@@ -228,16 +228,16 @@ def test_a_run_that_stalls_fails_if_that_is_its_policy():
 
 def test_a_run_that_stalls_has_its_conductors_replaced_if_that_is_its_policy():
     slot = running(replace(STALLS, on_stall="restart", restarts=3))
-    slot.tell(exited(LAKE))
-    assert slot.tell(stalled(since=100, at=700)) == [
+    slot.send(exited(LAKE))
+    assert slot.send(stalled(since=100, at=700)) == [
         StopConductor(conductor=SIMULATION, incarnation=1, first="SIGKILL"),
         StopConductor(conductor=TASKS, incarnation=1, first="SIGKILL"),
     ]
-    slot.tell_all(exited(SIMULATION), exited(TASKS))
+    slot.send_all(exited(SIMULATION), exited(TASKS))
     assert slot.state.conductors.restarts_left == 0
-    slot.tell(ready(LAKE, 2))
-    slot.tell(stalled(since=800, at=1400))
-    slot.tell(exited(LAKE, 2))
+    slot.send(ready(LAKE, 2))
+    slot.send(stalled(since=800, at=1400))
+    slot.send(exited(LAKE, 2))
     assert slot.state.reason == (
         "conductor environment.lake was killed by SIGKILL: no progress for stall_timeout of 600 s"
         " (the budget of 3 conductor restarts is used up)"
@@ -246,8 +246,8 @@ def test_a_run_that_stalls_has_its_conductors_replaced_if_that_is_its_policy():
 
 def test_a_stall_is_that_of_its_phase():
     slot = running(STALLS)
-    slot.tell(stalled())
-    slot.tell(ended("simulation", 0))
+    slot.send(stalled())
+    slot.send(ended("simulation", 0))
     assert slot.state.stalled is None
 
 
@@ -257,17 +257,17 @@ def test_without_a_stall_timeout_nothing_stalls():
 
 def test_a_conductor_that_does_not_take_its_part_is_replaced():
     slot = running()
-    assert slot.tell(not_taken("simulation", reason="no answer in 10 s")) == [
+    assert slot.send(not_taken("simulation", reason="no answer in 10 s")) == [
         StopConductor(conductor=SIMULATION, incarnation=1, first="SIGKILL")
     ]
-    assert kinds(slot.tell(exited(SIMULATION))) == [StartConductor, Wake]
-    assert slot.tell(ready(SIMULATION, 2)) == [begin("simulation", 0, 2)]
+    assert kinds(slot.send(exited(SIMULATION))) == [StartConductor, Wake]
+    assert slot.send(ready(SIMULATION, 2)) == [begin("simulation", 0, 2)]
 
 
 def test_its_obituary_tells_what_it_did_not_take():
     slot = running(replace(PLAN, restarts=0))
-    slot.tell(not_taken("simulation", reason="no answer in 10 s"))
-    assert slot.tell(exited(SIMULATION))[-1] == WriteResult(
+    slot.send(not_taken("simulation", reason="no answer in 10 s"))
+    assert slot.send(exited(SIMULATION))[-1] == WriteResult(
         outcome="failed",
         reason="conductor simulation was killed by SIGKILL: did not begin simulation of phase 0: no answer in 10 s",
     )
@@ -276,16 +276,16 @@ def test_its_obituary_tells_what_it_did_not_take():
 def test_a_part_that_was_not_taken_and_does_not_matter_any_more_is_dropped():
     slot = running(phase=1)
     slot.drops(not_taken("simulation", 0))
-    slot.tell(exited(SIMULATION))
+    slot.send(exited(SIMULATION))
     slot.drops(not_taken("simulation", 1))
-    slot.tell(ended("tasks", 1))
+    slot.send(ended("tasks", 1))
     slot.drops(not_taken("tasks", 1))
 
 
 def test_one_that_would_not_die_ends_the_run_before_its_successor_could_meet_it():
     slot = running()
-    slot.tell(not_taken("simulation"))
-    assert slot.tell(stuck(SIMULATION, pid=7)) == [
+    slot.send(not_taken("simulation"))
+    assert slot.send(stuck(SIMULATION, pid=7)) == [
         Wake(name="finalize", at=40),
         EndPhase(phase=0, name="train", end="failed"),
         WriteResult(outcome="failed", reason="conductor simulation could not be killed: pid 7 is alive"),
@@ -299,7 +299,7 @@ def test_one_that_would_not_die_ends_the_run_before_its_successor_could_meet_it(
 def test_the_wall_clock_limit_fails_the_run():
     slot = running(replace(PLAN, wall_clock=900), phase=1)
     reason = "limit wall_clock of 900 s reached in phase both"
-    assert slot.tell(passed("wall_clock", at=900)) == [
+    assert slot.send(passed("wall_clock", at=900)) == [
         Wake(name="finalize", at=940),
         EndPhase(phase=1, name="both", end="failed"),
         StopPart(phase=1, part="simulation", conductor=SIMULATION, incarnation=1, reason=reason),
@@ -309,7 +309,7 @@ def test_the_wall_clock_limit_fails_the_run():
 
 
 @pytest.mark.parametrize(
-    ("limit", "value", "reached", "said"),
+    ("limit", "value", "reached", "failed_report"),
     [
         ("episodes", 100, 103, "limit episodes of 100 exceeded in phase train: 103"),
         ("tasks", 5000, 5001, "limit tasks of 5000 exceeded in phase train: 5001"),
@@ -317,10 +317,12 @@ def test_the_wall_clock_limit_fails_the_run():
         ("disk", 500_000_000, 600 * 1024**2, "limit disk of 476.84 MiB exceeded in phase train: 600 MiB"),
     ],
 )
-def test_a_limit_fails_the_run_and_says_what_is_allowed_and_what_was_reached(limit, value, reached, said):
+def test_a_limit_fails_the_run_and_says_what_is_allowed_and_what_was_reached(
+    limit, value, reached, failed_report
+):
     slot = running()
-    reason = said
-    assert slot.tell(exceeded(limit, value, reached, at=9)) == [
+    reason = failed_report
+    assert slot.send(exceeded(limit, value, reached, at=9)) == [
         Wake(name="finalize", at=49),
         EndPhase(phase=0, name="train", end="failed"),
         StopPart(phase=0, part="simulation", conductor=SIMULATION, incarnation=1, reason=reason),
@@ -332,7 +334,7 @@ def test_a_limit_fails_the_run_and_says_what_is_allowed_and_what_was_reached(lim
 def test_a_run_whose_folder_was_removed_has_failed_and_says_which():
     slot = running()
     reason = "the folder /s/runs/r1 was removed or replaced in phase train"
-    assert slot.tell(folder_lost(at=9)) == [
+    assert slot.send(folder_lost(at=9)) == [
         Wake(name="finalize", at=49),
         EndPhase(phase=0, name="train", end="failed"),
         StopPart(phase=0, part="simulation", conductor=SIMULATION, incarnation=1, reason=reason),
@@ -348,8 +350,8 @@ def test_no_other_deadline_means_anything(name):
 
 def test_an_abort_asks_the_open_parts_to_stop():
     slot = running(phase=1)
-    slot.tell(ended("tasks", 1))
-    assert slot.tell(abort("enough", at=10)) == [
+    slot.send(ended("tasks", 1))
+    assert slot.send(abort("enough", at=10)) == [
         Wake(name="finalize", at=50),
         EndPhase(phase=1, name="both", end="aborted"),
         StopPart(phase=1, part="simulation", conductor=SIMULATION, incarnation=1, reason="enough"),
@@ -360,8 +362,8 @@ def test_an_abort_asks_the_open_parts_to_stop():
 
 def test_a_stop_interrupts_without_an_outcome_and_without_the_end_of_a_phase():
     slot = running(phase=1)
-    slot.tell(exited(LAKE))
-    assert slot.tell(stop(at=5)) == [
+    slot.send(exited(LAKE))
+    assert slot.send(stop(at=5)) == [
         Wake(name="stop", at=25),
         StopConductor(conductor=LAKE, incarnation=2, first="SIGTERM"),
         StopConductor(conductor=SIMULATION, incarnation=1, first="message"),
@@ -372,13 +374,13 @@ def test_a_stop_interrupts_without_an_outcome_and_without_the_end_of_a_phase():
 
 
 def test_an_urgent_stop_gives_no_grace():
-    effects = running().tell(stop(urgent=True))
+    effects = running().send(stop(urgent=True))
     assert {effect.first for effect in effects if isinstance(effect, StopConductor)} == {"SIGKILL"}
 
 
 def test_a_phase_begins_with_nothing_of_the_one_before():
     slot = running()
-    slot.tell(ended("simulation", 0, end="x"))
+    slot.send(ended("simulation", 0, end="x"))
     assert isinstance(slot.state, Running)
     assert (slot.state.phase, slot.state.ends) == (1, ())
 
@@ -395,19 +397,19 @@ def far(part, incarnation=1):
 
 def test_a_simulation_is_begun_by_the_conductor_that_its_phase_names():
     slot = running(FAR)
-    assert slot.tell(ended("simulation", 0))[-2:] == [far("simulation"), far("tasks")]
-    assert slot.tell(exited(SIMULATION))[-1].conductor == SIMULATION
-    assert slot.tell(exited(TASKS))[-1].conductor == TASKS
+    assert slot.send(ended("simulation", 0))[-2:] == [far("simulation"), far("tasks")]
+    assert slot.send(exited(SIMULATION))[-1].conductor == SIMULATION
+    assert slot.send(exited(TASKS))[-1].conductor == TASKS
     assert slot.state.waits_for == "phase both: conductor tasks to be ready again"
-    slot.tell(started(TASKS, 2))
-    assert slot.tell(ready(TASKS, 2)) == [far("simulation", 2), far("tasks", 2)]
-    slot.tell(started(SIMULATION, 2))
-    assert slot.tell(ready(SIMULATION, 2)) == []
+    slot.send(started(TASKS, 2))
+    assert slot.send(ready(TASKS, 2)) == [far("simulation", 2), far("tasks", 2)]
+    slot.send(started(SIMULATION, 2))
+    assert slot.send(ready(SIMULATION, 2)) == []
 
 
-def test_both_parts_of_one_conductor_are_stopped_by_it_and_closed_by_its_death():
+def test_both_parts_of_one_conductor_are_stopped_by_it_and_closed_by_its_exit():
     slot = running(FAR, phase=1)
-    stops = [effect for effect in slot.tell(abort()) if isinstance(effect, StopPart)]
+    stops = [effect for effect in slot.send(abort()) if isinstance(effect, StopPart)]
     assert [(effect.part, effect.conductor) for effect in stops] == [("simulation", TASKS), ("tasks", TASKS)]
-    assert slot.tell(exited(SIMULATION)) == []
-    assert slot.tell(exited(TASKS)) == [WriteResult(outcome="aborted", reason="enough")]
+    assert slot.send(exited(SIMULATION)) == []
+    assert slot.send(exited(TASKS)) == [WriteResult(outcome="aborted", reason="enough")]

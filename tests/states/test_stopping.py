@@ -10,13 +10,13 @@ from state_scenes import (
     assigned,
     ended,
     exited,
+    failed_report,
     finalizing,
     not_written,
     passed,
     ready,
     removed,
     running,
-    said,
     started,
     stop,
     stopping,
@@ -32,25 +32,25 @@ ALL_GONE = (exited(LAKE, code=0), exited(SIMULATION, code=0), exited(TASKS, code
 
 def test_traces_are_removed_when_the_last_process_is_seen_gone_and_then_the_run_ends():
     slot = stopping()
-    assert slot.tell_all(*ALL_GONE[:2]) == []
+    assert slot.send_all(*ALL_GONE[:2]) == []
     assert slot.state.waits_for == "processes to be gone: tasks (pid 102)"
-    assert slot.tell(ALL_GONE[2]) == [RemoveTraces()]
+    assert slot.send(ALL_GONE[2]) == [RemoveTraces()]
     assert slot.state.waits_for == "sockets and temporary files to be removed"
-    assert slot.tell(removed()) == [EndRun(outcome="finished", reason="")]
+    assert slot.send(removed()) == [EndRun(outcome="finished", reason="")]
     assert slot.state == Pristine()
     assert slot.cause == "nothing is left"
 
 
 def test_what_could_not_be_removed_is_named():
     slot = stopping()
-    slot.tell_all(*ALL_GONE, removed("/run/a", "/run/b"))
+    slot.send_all(*ALL_GONE, removed("/run/a", "/run/b"))
     assert slot.cause == "left behind: /run/a, /run/b"
 
 
-def test_a_crew_that_is_gone_already_is_not_waited_for():
+def test_conductors_that_are_gone_already_are_not_waited_for():
     slot = finalizing()
-    slot.tell_all(*ALL_GONE)
-    assert slot.tell(written("finished", at=5)) == [Wake(name="stop", at=25), RemoveTraces()]
+    slot.send_all(*ALL_GONE)
+    assert slot.send(written("finished", at=5)) == [Wake(name="stop", at=25), RemoveTraces()]
 
 
 def test_the_end_before_all_are_gone_is_none():
@@ -59,79 +59,79 @@ def test_the_end_before_all_are_gone_is_none():
 
 def test_after_a_stop_the_slot_is_shut_down_and_the_run_interrupted():
     slot = running()
-    slot.tell_all(stop("going down"), *ALL_GONE)
-    assert slot.tell(removed()) == [EndRun(outcome=None, reason="going down")]
+    slot.send_all(stop("going down"), *ALL_GONE)
+    assert slot.send(removed()) == [EndRun(outcome=None, reason="going down")]
     assert slot.state == Pristine(shutdown=True)
 
 
 def test_a_stop_meanwhile_keeps_the_outcome_and_shuts_the_slot_down():
     slot = stopping()
-    assert slot.tell(stop()) == []
-    slot.tell_all(*ALL_GONE)
-    assert slot.tell(removed()) == [EndRun(outcome="finished", reason="")]
+    assert slot.send(stop()) == []
+    slot.send_all(*ALL_GONE)
+    assert slot.send(removed()) == [EndRun(outcome="finished", reason="")]
     assert slot.state == Pristine(shutdown=True)
 
 
 def test_an_urgent_stop_takes_away_the_grace_of_those_that_live():
     slot = stopping()
-    slot.tell(ALL_GONE[0])
-    assert slot.tell(stop(urgent=True)) == [
+    slot.send(ALL_GONE[0])
+    assert slot.send(stop(urgent=True)) == [
         StopConductor(conductor=SIMULATION, incarnation=1, first="SIGKILL"),
         StopConductor(conductor=TASKS, incarnation=1, first="SIGKILL"),
     ]
-    slot.tell_all(*ALL_GONE[1:])
-    assert slot.tell(stop(urgent=True)) == []
+    slot.send_all(*ALL_GONE[1:])
+    assert slot.send(stop(urgent=True)) == []
 
 
 def test_a_stuck_pid_quarantines_the_slot():
     slot = stopping()
-    assert slot.tell_all(*ALL_GONE[:2], stuck(TASKS, pid=102)) == [RemoveTraces()]
-    assert slot.tell(removed()) == [EndRun(outcome="finished", reason="", stuck=(102,))]
+    assert slot.send_all(*ALL_GONE[:2], stuck(TASKS, pid=102)) == [RemoveTraces()]
+    assert slot.send(removed()) == [EndRun(outcome="finished", reason="", stuck=(102,))]
     assert slot.state == Pristine(stuck=(102,))
     assert slot.cause == "left behind: pid 102"
     slot.refuses(assigned())
 
 
-def test_a_stuck_one_that_dies_after_all_quarantines_nothing():
+def test_a_stuck_process_that_exits_after_all_quarantines_nothing():
     slot = stopping()
-    slot.tell_all(*ALL_GONE[:2], stuck(TASKS, pid=102), exited(TASKS))
-    assert slot.tell(removed()) == [EndRun(outcome="finished", reason="")]
+    slot.send_all(*ALL_GONE[:2], stuck(TASKS, pid=102), exited(TASKS))
+    assert slot.send(removed()) == [EndRun(outcome="finished", reason="")]
     assert slot.state == Pristine()
 
 
-def test_who_lives_past_the_deadline_is_named_with_its_pid():
+def test_a_process_alive_past_the_deadline_is_named_with_its_pid():
     slot = stopping()
-    slot.tell(ALL_GONE[0])
-    assert slot.tell(passed("stop", at=20)) == [RemoveTraces()]
+    slot.send(ALL_GONE[0])
+    assert slot.send(passed("stop", at=20)) == [RemoveTraces()]
     slot.drops(passed("stop", at=20))
-    slot.tell(removed())
+    slot.send(removed())
     assert slot.state == Pristine(stuck=(101, 102))
 
 
 def test_one_that_was_stuck_before_is_named_and_not_stopped_again():
     slot = running()
-    slot.tell(stuck(LAKE, pid=7))
-    slot.tell(passed("close"))
-    effects = slot.tell(written("failed"))
+    slot.send(stuck(LAKE, pid=7))
+    slot.send(passed("close"))
+    effects = slot.send(written("failed"))
     assert {e.conductor for e in effects if isinstance(e, StopConductor)} == {SIMULATION, TASKS}
-    slot.tell_all(*ALL_GONE[1:], removed())
+    slot.send_all(*ALL_GONE[1:], removed())
     assert slot.state == Pristine(stuck=(7,))
 
 
 def test_one_that_comes_up_meanwhile_is_waited_for():
     slot = Slot()
-    slot.tell_all(assigned(), stop(), exited(LAKE, code=None), exited(SIMULATION, code=None))
+    slot.send_all(assigned(), stop(), exited(LAKE, code=None), exited(SIMULATION, code=None))
     assert slot.state.waits_for == "processes to be gone: tasks"
-    assert slot.tell(started(TASKS, pid=7)) == []
-    slot.tell_all(passed("stop"), removed())
+    assert slot.send(started(TASKS, pid=7)) == []
+    slot.send_all(passed("stop"), removed())
     assert slot.state == Pristine(shutdown=True, stuck=(7,))
 
 
 @pytest.mark.parametrize("moment", [(), ALL_GONE])
 def test_a_result_that_is_durable_after_its_deadline_counts(moment):
     slot = finalizing()
-    slot.tell_all(passed("finalize"), passed("finalize"), *moment)
-    assert slot.tell(written("finished")) == []
+    slot.send_all(passed("finalize"), passed("finalize"), *moment)
+    assert slot.send(written("finished")) == []
     assert slot.state.outcome == "finished"
     slot.drops(written("failed"))
 
@@ -145,12 +145,12 @@ def test_the_outcome_is_on_record_once():
 
 def test_what_comes_too_late_is_dropped():
     slot = stopping()
-    slot.tell(ALL_GONE[0])
+    slot.send(ALL_GONE[0])
     late = (
         ALL_GONE[0],
         stuck(LAKE),
         ready(TASKS),
-        said(TASKS, "bye"),
+        failed_report(TASKS, "bye"),
         ended("tasks", 2),
         passed("wall_clock"),
     )

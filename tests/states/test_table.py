@@ -1,4 +1,4 @@
-"""Every state, in many variants, is told every event, in many variants."""
+"""Every state, in many variants, gets every event, in many variants."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from state_scenes import (
     ended,
     exceeded,
     exited,
+    failed_report,
     finalizing,
     folder_lost,
     gone_at_last,
@@ -28,7 +29,6 @@ from state_scenes import (
     ready,
     removed,
     running,
-    said,
     silent,
     stalled,
     starting,
@@ -51,8 +51,8 @@ LIMITED = replace(PLAN, wall_clock=900)
 STALLS = replace(PLAN, stall_timeout=600)
 
 
-def after(slot, *told):
-    slot.tell_all(*told)
+def after(slot, *sent):
+    slot.send_all(*sent)
     return slot.state
 
 
@@ -67,7 +67,7 @@ def states():
     yield "starting, one missing", after(starting(), ready(LAKE), ready(TASKS))
     yield "starting, on the way back", after(starting(), exited(LAKE), ready(TASKS))
     yield "starting, killed for being late", after(starting(), exited(LAKE), passed("restart", LAKE, 2))
-    yield "starting, without budget", after(starting(NO_BUDGET), said(LAKE, "boom"), ready(TASKS))
+    yield "starting, without budget", after(starting(NO_BUDGET), failed_report(LAKE, "boom"), ready(TASKS))
     yield (
         "starting, all phases ended before",
         after(starting(replace(PLAN, first_phase=3)), ready(LAKE), ready(TASKS)),
@@ -114,7 +114,7 @@ def states():
 STATES = dict(states())
 
 
-def told():
+def sent():
     """Every event in its variants, all of run r1; another run's are made of them."""
     yield assigned(PLAN)
     yield assigned(replace(PLAN, uid="r2", first_phase=2, restarts=0))
@@ -145,7 +145,7 @@ def told():
     yield from (gone_at_last(*pids, run="r1") for pids in ((), (7,), (7, 8), (1001,)))
 
 
-EVENTS = list(told())
+EVENTS = list(sent())
 OTHERS = [replace(event, run=run) for event in EVENTS for run in ("r0", "")]
 
 
@@ -233,7 +233,7 @@ def test_a_stop_is_always_taken(state):
 
 
 def test_every_arrow_of_the_table_is_walked():
-    """What nobody can walk should not be drawn."""
+    """Arrows that can't be taken should not be drawn."""
     declared = {
         (source, event, target)
         for source, rules in TABLE.items()

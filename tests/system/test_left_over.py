@@ -131,7 +131,7 @@ async def test_a_process_that_cannot_be_killed_holds_back_what_was_in_work_until
         async with house.serve() as tree:
             [run] = (await tree.executor.status(held)).runs
             assert run.state == "interrupted"
-            assert run.waits_for == f"the death of pid {stays.pid} (sleep 600)"
+            assert run.waits_for == f"the exit of pid {stays.pid} (sleep 600)"
             fresh = await tree.executor.submit(walk(episodes=5), folder=house.folder)
             _, result = await tree.end(fresh)
             assert result.outcome == "finished", result.reason

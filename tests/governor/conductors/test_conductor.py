@@ -1,4 +1,4 @@
-"""What every conductor does: here its last words, which must reach the governor whatever it failed of."""
+"""The base of conductors: the report of a failure, which must reach the governor whatever its cause."""
 
 from __future__ import annotations
 

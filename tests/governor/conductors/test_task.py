@@ -20,7 +20,7 @@ from governor.messages.link import RecordingLink
 from governor.tasks.cluster.head import RayHead
 from transport.access import Secret
 
-LIFE = Path(__file__).parent / "task_conductor_life.py"
+PROGRAM = Path(__file__).parent / "task_conductor_process.py"
 ROOT = Path(__file__).parents[3]
 USER_CODE = ROOT / "tests" / "governor" / "tasks" / "user_code"
 
@@ -33,7 +33,7 @@ async def head(tmp_path):
     await head.stop()
 
 
-class Life:
+class ConductorProcess:
     def __init__(self, process):
         self.process = process
 
@@ -41,20 +41,20 @@ class Life:
         async with asyncio.timeout(30):
             while line := await self.process.stdout.readline():
                 try:
-                    told = json.loads(line)
+                    line_data = json.loads(line)
                 except ValueError:
                     continue
-                if told["type"] == kind and about in told.get("text", ""):
-                    return told
+                if line_data["type"] == kind and about in line_data.get("text", ""):
+                    return line_data
         raise AssertionError(f"ended before {kind}")
 
 
 @pytest.fixture
-async def life(head, tmp_path):
+async def conductor(head, tmp_path):
     process = await asyncio.create_subprocess_exec(
         *(
             sys.executable,
-            str(LIFE),
+            str(PROGRAM),
             head.where.address,
             str(head.where.token_path),
             str(tmp_path),
@@ -64,7 +64,7 @@ async def life(head, tmp_path):
         stdout=asyncio.subprocess.PIPE,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
     )
-    yield Life(process)
+    yield ConductorProcess(process)
     if process.returncode is None:
         process.kill()
         await process.wait()
@@ -76,40 +76,40 @@ def runners(head: RayHead) -> list[psutil.Process]:
 
 
 @pytest.mark.ray
-async def test_it_answers_stops_and_takes_its_runners_along(head, life):
-    prepared = await life.line("prepared")
+async def test_it_answers_stops_and_takes_its_runners_along(head, conductor):
+    prepared = await conductor.line("prepared")
     assert prepared["detail"] == {"ray": head.where.address, "nodes": 1, "cpus": 1.0}
     assert prepared["early"] == "conductor"
-    [simulation, cycle] = (await life.line("refused"))["messages"]
+    [simulation, cycle] = (await conductor.line("refused"))["messages"]
     assert "a task conductor simulates with transport ray, not conductors" in simulation
     assert 'task "a" depends on itself' in cycle
-    await life.line("TaskStarted", "hung")
+    await conductor.line("TaskStarted", "hung")
     [runner] = runners(head)
-    life.process.stdin.write(b"stop\n")
-    assert "cancelled" in (await life.line("TaskEnded"))["text"]
-    assert "end='stopped'" in (await life.line("PartEndedReport"))["text"]
-    assert (await life.line("ends"))["phases"] == [2, 3], "each phase ends once"
-    assert await life.process.wait() == 0
+    conductor.process.stdin.write(b"stop\n")
+    assert "cancelled" in (await conductor.line("TaskEnded"))["text"]
+    assert "end='stopped'" in (await conductor.line("PartEndedReport"))["text"]
+    assert (await conductor.line("ends"))["phases"] == [2, 3], "each phase ends once"
+    assert await conductor.process.wait() == 0
     assert not runner.is_running()
 
 
 @pytest.mark.ray
 @pytest.mark.parametrize("part", ["gcs_server", pytest.param("raylet", marks=pytest.mark.long)])
-async def test_the_loss_of_ray_ends_it_within_seconds_with_the_reason(head, life, part):
-    await life.line("TaskStarted", "hung")
+async def test_the_loss_of_ray_ends_it_within_seconds_with_the_reason(head, conductor, part):
+    await conductor.line("TaskStarted", "hung")
     victim = next(p for p in psutil.Process(head.pid).children() if p.name() == part)
     victim.send_signal(signal.SIGKILL)
     began = time.monotonic()
-    assert "Ray is lost" in (await life.line("failed"))["text"]
-    assert await life.process.wait() == 1
+    assert "Ray is lost" in (await conductor.line("failed"))["text"]
+    assert await conductor.process.wait() == 1
     assert time.monotonic() - began < 5
 
 
 @pytest.mark.ray
-async def test_a_conductor_killed_outright_leaves_no_runner(head, life):
-    await life.line("TaskStarted", "hung")
+async def test_a_conductor_killed_outright_leaves_no_runner(head, conductor):
+    await conductor.line("TaskStarted", "hung")
     [runner] = runners(head)
-    life.process.kill()
+    conductor.process.kill()
     async with asyncio.timeout(10):
         handle = os.pidfd_open(runner.pid)
         gone = asyncio.Event()

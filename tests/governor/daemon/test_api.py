@@ -31,110 +31,117 @@ from governor.run_file.load import parse
 
 
 @pytest.fixture
-async def desk():
+async def daemon():
     async with open_desk() as opened:
         yield opened
 
 
-async def test_a_submitted_run_is_on_record_and_waits_with_its_reason(desk):
-    uid = await desk.executor.submit(RUN, key="k")
-    assert await desk.executor.submit(RUN, key="k") == uid
-    assert desk.dispatched == 1
-    [run] = (await desk.executor.status()).runs
+async def test_a_submitted_run_is_on_record_and_waits_with_its_reason(daemon):
+    uid = await daemon.executor.submit(RUN, key="k")
+    assert await daemon.executor.submit(RUN, key="k") == uid
+    assert daemon.dispatched == 1
+    [run] = (await daemon.executor.status()).runs
     assert (run.uid, run.state, run.waits_for) == (uid, "queued", "a free slot (0 runs before it)")
-    assert [event.kind for event in desk.journal.events(uid)] == ["run.accepted"]
+    assert [event.kind for event in daemon.journal.events(uid)] == ["run.accepted"]
 
 
-async def test_a_faulty_run_is_refused_with_all_its_faults(desk):
+async def test_a_faulty_run_is_refused_with_all_its_faults(daemon):
     faulty = {
         "name": "r",
         "phases": [{"name": "p", "tasks": [{"id": "t", "call": "m:f", "retrys": 1}], "mod": 1}],
     }
     asked = encode(Submit(run=faulty, folder="/"))
-    answer = decode_reply((await desk.client.request(SERVICE, asked, timeout=3.0))[0])
+    answer = decode_reply((await daemon.client.request(SERVICE, asked, timeout=3.0))[0])
     assert isinstance(answer, Refused)
     assert answer.exit_code == 78
     assert [fault.path for fault in answer.faults] == ["phases[0].tasks[0].retrys", "phases[0].mod"]
     with pytest.raises(RunFileError) as caught:
-        await desk.executor.submit(faulty)
+        await daemon.executor.submit(faulty)
     assert len(caught.value.faults) == 2
-    assert desk.journal.runs(limit=9) == []
+    assert daemon.journal.runs(limit=9) == []
 
 
-async def test_a_full_queue_and_a_daemon_that_goes_down_take_no_run(desk):
+async def test_a_full_queue_and_a_daemon_that_shuts_down_accept_no_run(daemon):
     for _ in range(3):
-        await desk.executor.submit(RUN)
+        await daemon.executor.submit(RUN)
     with pytest.raises(TryAgain, match="queue_limit"):
-        await desk.executor.submit(RUN)
-    desk.is_stopping = True
+        await daemon.executor.submit(RUN)
+    daemon.is_stopping = True
     with pytest.raises(TryAgain, match="shutting down"):
-        await desk.executor.submit(RUN)
-    assert len(desk.journal.runs(limit=9)) == 3
+        await daemon.executor.submit(RUN)
+    assert len(daemon.journal.runs(limit=9)) == 3
 
 
-async def test_a_client_that_asks_again_for_its_own_run_gets_it_from_a_full_queue_and_at_the_last(desk):
-    first = await desk.executor.submit(RUN, key="mine")
+async def test_a_client_that_asks_again_for_its_own_run_gets_it_from_a_full_queue_and_at_the_last(daemon):
+    first = await daemon.executor.submit(RUN, key="mine")
     for _ in range(2):
-        await desk.executor.submit(RUN)
-    assert await desk.executor.submit(RUN, key="mine") == first
-    desk.is_stopping = True
-    assert await desk.executor.submit(RUN, key="mine") == first
+        await daemon.executor.submit(RUN)
+    assert await daemon.executor.submit(RUN, key="mine") == first
+    daemon.is_stopping = True
+    assert await daemon.executor.submit(RUN, key="mine") == first
 
 
-async def test_submits_side_by_side_get_no_more_places_than_there_are(desk):
-    answers = await asyncio.gather(*(desk.executor.submit(RUN) for _ in range(9)), return_exceptions=True)
+async def test_submits_side_by_side_get_no_more_places_than_there_are(daemon):
+    answers = await asyncio.gather(*(daemon.executor.submit(RUN) for _ in range(9)), return_exceptions=True)
     assert [type(answer) for answer in answers].count(TryAgain) == 6
-    assert len(desk.queue) == len(desk.journal.runs(limit=9)) == 3
+    assert len(daemon.queue) == len(daemon.journal.runs(limit=9)) == 3
 
 
-async def test_a_key_is_that_of_one_run_file(desk):
-    first = await desk.executor.submit(RUN, key="k")
+async def test_a_key_is_that_of_one_run_file(daemon):
+    first = await daemon.executor.submit(RUN, key="k")
     explicit = {"name": "r", "seed": parse(RUN, "r").seed, "phases": RUN["phases"]}
-    assert await desk.executor.submit(explicit, key="k") == first, "a default that is written out is the same"
+    assert await daemon.executor.submit(explicit, key="k") == first, (
+        "a default that is written out is the same"
+    )
     with pytest.raises(
         UsageError, match=f"'k' is that of run {first}, which was submitted with another run file"
     ):
-        await desk.executor.submit(TWO, key="k")
+        await daemon.executor.submit(TWO, key="k")
     answers = await asyncio.gather(
-        *(desk.executor.submit(run, key="two at once") for run in (RUN, TWO)), return_exceptions=True
+        *(daemon.executor.submit(run, key="two at once") for run in (RUN, TWO)), return_exceptions=True
     )
     assert {type(answer) for answer in answers} == {str, UsageError}
-    assert len(desk.journal.runs(limit=9)) == 2
+    assert len(daemon.journal.runs(limit=9)) == 2
 
 
-async def test_without_room_no_run_is_taken_but_a_known_one_is_told(desk):
-    first = await desk.executor.submit(RUN, key="k")
-    desk.disk_reserve = 1 << 60
+async def test_without_room_no_run_is_accepted_but_a_known_one_is_returned(daemon):
+    first = await daemon.executor.submit(RUN, key="k")
+    daemon.disk_reserve = 1 << 60
     for stopping in (False, True):
-        desk.is_stopping = stopping
+        daemon.is_stopping = stopping
         with pytest.raises(TryAgain, match="disk_reserve") as caught:
-            await desk.executor.submit(RUN)
+            await daemon.executor.submit(RUN)
         assert (caught.value.code, caught.value.exit_code) == ("no_room", 75)
-    assert await desk.executor.submit(RUN, key="k") == first
-    assert len(desk.journal.runs(limit=9)) == 1
+    assert await daemon.executor.submit(RUN, key="k") == first
+    assert len(daemon.journal.runs(limit=9)) == 1
 
 
-async def test_a_run_that_was_pruned_is_said_to_be_and_its_key_stays_its_own(desk):
-    kept, gone = await desk.executor.submit(TWO), await desk.executor.submit(RUN, key="k")
-    await desk.executor.abort(kept)
-    await desk.executor.abort(gone)
-    assert (await desk.executor.prune(keep_runs=1, dry_run=True)).uids == (kept,)
-    assert (await desk.executor.prune(keep_days=1)).uids == ()
-    assert (await desk.executor.prune(keep_runs=0)).uids == (kept, gone)
-    await desk.pruner.finish()
-    assert (await desk.executor.list()).runs == ()
-    for ask in (desk.executor.result, desk.executor.status, desk.executor.abort, desk.executor.resume):
+async def test_a_pruned_run_is_reported_as_such_and_its_key_stays_its_own(daemon):
+    kept, gone = await daemon.executor.submit(TWO), await daemon.executor.submit(RUN, key="k")
+    await daemon.executor.abort(kept)
+    await daemon.executor.abort(gone)
+    assert (await daemon.executor.prune(keep_runs=1, dry_run=True)).uids == (kept,)
+    assert (await daemon.executor.prune(keep_days=1)).uids == ()
+    assert (await daemon.executor.prune(keep_runs=0)).uids == (kept, gone)
+    await daemon.pruner.finish()
+    assert (await daemon.executor.list()).runs == ()
+    for ask in (
+        daemon.executor.result,
+        daemon.executor.status,
+        daemon.executor.abort,
+        daemon.executor.resume,
+    ):
         with pytest.raises(NoSuchRun, match=f"run {gone} was pruned on 20"):
             await ask(gone[:6])
-    assert await desk.executor.submit(RUN, key="k") == gone
+    assert await daemon.executor.submit(RUN, key="k") == gone
     with pytest.raises(UsageError, match="another run file"):
-        await desk.executor.submit(TWO, key="k")
-    assert len(desk.queue) == 0
+        await daemon.executor.submit(TWO, key="k")
+    assert len(daemon.queue) == 0
     with pytest.raises(UsageError, match="counted from 0"):
-        await desk.executor.prune(keep_days=-1.0)
+        await daemon.executor.prune(keep_days=-1.0)
 
 
-async def ended(desk, *records, outcome="failed", uid="p1", spec=TWO):
+async def ended(daemon, *records, outcome="failed", uid="p1", spec=TWO):
     """A run on record that has ended, with these records of its only phase, and a file of its own."""
     result = run_result(uid, outcome=outcome)
 
@@ -146,71 +153,71 @@ async def ended(desk, *records, outcome="failed", uid="p1", spec=TWO):
         tx.outcome(result)
         tx.ended(uid)
 
-    await desk.journal.write(change)
-    (desk.runs / uid).mkdir()
-    (desk.runs / uid / "model.pt").write_text("weights")
+    await daemon.journal.write(change)
+    (daemon.runs / uid).mkdir()
+    (daemon.runs / uid / "model.pt").write_text("weights")
 
 
-async def test_a_resumed_run_has_what_the_old_one_finished_before_it_is_acknowledged(desk):
-    await ended(desk, done("t"), done("u", outcome="timed_out"))
-    uid = await desk.executor.resume("p", key="again")
-    assert await desk.executor.resume("p1", key="again") == uid
-    assert desk.dispatched == 1
-    assert [record.task for record in desk.journal.tasks(uid, 0)] == ["t"]
-    assert (desk.runs / uid / "model.pt").read_text() == "weights"
-    assignment = desk.queue.pop()
+async def test_a_resumed_run_has_what_the_old_one_finished_before_it_is_acknowledged(daemon):
+    await ended(daemon, done("t"), done("u", outcome="timed_out"))
+    uid = await daemon.executor.resume("p", key="again")
+    assert await daemon.executor.resume("p1", key="again") == uid
+    assert daemon.dispatched == 1
+    assert [record.task for record in daemon.journal.tasks(uid, 0)] == ["t"]
+    assert (daemon.runs / uid / "model.pt").read_text() == "weights"
+    assignment = daemon.queue.pop()
     assert (assignment.uid, assignment.folder, assignment.first_phase) == (uid, "/home", 0)
-    [status] = (await desk.executor.status(uid)).runs
+    [status] = (await daemon.executor.status(uid)).runs
     assert (status.parent, status.state) == ("p1", "interrupted")
-    assert [run.parent for run in (await desk.executor.list()).runs] == ["p1", None]
-    assert desk.journal.tasks("p1", 0) == [done("t"), done("u", outcome="timed_out")]
+    assert [run.parent for run in (await daemon.executor.list()).runs] == ["p1", None]
+    assert daemon.journal.tasks("p1", 0) == [done("t"), done("u", outcome="timed_out")]
 
 
-async def test_what_cannot_be_resumed_says_why_and_leaves_nothing(desk):
-    uid = await desk.executor.submit(RUN, key="s")
+async def test_a_run_that_cannot_be_resumed_gets_a_reason_and_leaves_nothing(daemon):
+    uid = await daemon.executor.submit(RUN, key="s")
     with pytest.raises(NotEnded, match="queued") as not_ended:
-        await desk.executor.resume(uid)
+        await daemon.executor.resume(uid)
     assert not_ended.value.exit_code == 75
     with pytest.raises(NoSuchRun):
-        await desk.executor.resume("no-such-run")
-    await ended(desk, done("t"), done("u"), outcome="finished")
+        await daemon.executor.resume("no-such-run")
+    await ended(daemon, done("t"), done("u"), outcome="finished")
     with pytest.raises(AlreadyEnded, match="nothing to resume"):
-        await desk.executor.resume("p1")
-    await ended(desk, done("t"), uid="p2")
+        await daemon.executor.resume("p1")
+    await ended(daemon, done("t"), uid="p2")
     with pytest.raises(UsageError, match=f"is that of run {uid}"):
-        await desk.executor.resume("p2", key="s")
-    first = await desk.executor.resume("p2")
+        await daemon.executor.resume("p2", key="s")
+    first = await daemon.executor.resume("p2")
     with pytest.raises(TryAgain, match=f"run {first} resumes run p2 right now"):
-        await desk.executor.resume("p2")
-    await ended(desk, done("t"), uid="p3")
-    await desk.executor.submit(RUN)
+        await daemon.executor.resume("p2")
+    await ended(daemon, done("t"), uid="p3")
+    await daemon.executor.submit(RUN)
     with pytest.raises(TryAgain, match="queue_limit"):
-        await desk.executor.resume("p3")
-    desk.is_stopping = True
+        await daemon.executor.resume("p3")
+    daemon.is_stopping = True
     with pytest.raises(TryAgain, match="shutting down"):
-        await desk.executor.resume("p3")
-    kept = {path.name for path in desk.runs.iterdir() if path.is_dir()}
+        await daemon.executor.resume("p3")
+    kept = {path.name for path in daemon.runs.iterdir() if path.is_dir()}
     assert kept == {"p1", "p2", "p3", first}
 
 
-async def test_a_finished_run_with_a_failure_that_was_allowed_can_be_resumed(desk):
-    await ended(desk, done("t"), done("u", outcome="failed"), outcome="finished")
-    assert await desk.executor.resume("p1") in desk.queue
+async def test_a_finished_run_with_a_failure_that_was_allowed_can_be_resumed(daemon):
+    await ended(daemon, done("t"), done("u", outcome="failed"), outcome="finished")
+    assert await daemon.executor.resume("p1") in daemon.queue
 
 
-async def test_a_run_goes_on_where_something_is_missing_and_one_that_failed_with_nothing_missing_ends_anew(
-    desk,
+async def test_a_run_continues_where_something_is_missing_and_one_that_failed_with_nothing_missing_ends_again(
+    daemon,
 ):
     more = {**TWO, "phases": [*TWO["phases"], {"name": "q", "tasks": [{"id": "v", "call": "m:f"}]}]}
-    await ended(desk, done("t"), done("u"), spec=more)
-    await ended(desk, done("t"), done("u"), uid="p2")
+    await ended(daemon, done("t"), done("u"), spec=more)
+    await ended(daemon, done("t"), done("u"), uid="p2")
     for uid in ("p1", "p2"):
-        await desk.executor.resume(uid)
-    assert [desk.queue.pop().first_phase for _ in range(2)] == [1, 0]
+        await daemon.executor.resume(uid)
+    assert [daemon.queue.pop().first_phase for _ in range(2)] == [1, 0]
 
 
-async def test_without_room_for_files_or_record_there_is_no_run_and_no_files(desk, monkeypatch):
-    await ended(desk, done("t", value="y" * 200_000))
+async def test_without_room_for_files_or_record_there_is_no_run_and_no_files(daemon, monkeypatch):
+    await ended(daemon, done("t", value="y" * 200_000))
 
     def full(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -218,43 +225,43 @@ async def test_without_room_for_files_or_record_there_is_no_run_and_no_files(des
     with monkeypatch.context() as disk:
         disk.setattr(shutil, "copy2", full)
         with pytest.raises(TryAgain, match="No space left") as caught:
-            await desk.executor.resume("p1")
+            await daemon.executor.resume("p1")
     assert caught.value.exit_code == 75
-    (pages,) = desk.journal._writing.execute("PRAGMA page_count").fetchone()
-    desk.journal._writing.execute(f"PRAGMA max_page_count={pages}")
+    (pages,) = daemon.journal._writing.execute("PRAGMA page_count").fetchone()
+    daemon.journal._writing.execute(f"PRAGMA max_page_count={pages}")
     with pytest.raises(GovernorError, match="cannot be written") as caught:
-        await desk.executor.resume("p1")
+        await daemon.executor.resume("p1")
     assert caught.value.exit_code == 75
-    assert len(desk.queue) == 0
-    assert [row.uid for row in desk.journal.runs(limit=9)] == ["p1"]
-    assert [path.name for path in desk.runs.iterdir() if path.is_dir()] == ["p1"]
+    assert len(daemon.queue) == 0
+    assert [row.uid for row in daemon.journal.runs(limit=9)] == ["p1"]
+    assert [path.name for path in daemon.runs.iterdir() if path.is_dir()] == ["p1"]
 
 
-async def test_a_queued_run_that_is_aborted_ends_once_with_a_result(desk):
-    uid = await desk.executor.submit(RUN)
+async def test_a_queued_run_that_is_aborted_ends_once_with_a_result(daemon):
+    uid = await daemon.executor.submit(RUN)
     with pytest.raises(NotEnded) as not_ended:
-        await desk.executor.result(uid)
+        await daemon.executor.result(uid)
     assert not_ended.value.exit_code == 75
-    await desk.executor.abort(uid, reason="no need")
-    assert len(desk.queue) == 0
-    result = await desk.executor.result(uid)
+    await daemon.executor.abort(uid, reason="no need")
+    assert len(daemon.queue) == 0
+    result = await daemon.executor.result(uid)
     assert (result.outcome, result.reason, result.phases) == ("aborted", "no need", ())
-    watching = desk.executor.watch(uid)
+    watching = daemon.executor.watch(uid)
     assert [event.kind async for event in watching] == ["run.accepted", "run.ended"]
     assert watching.end.outcome == "aborted"
     with pytest.raises(AlreadyEnded):
-        await desk.executor.abort(uid)
+        await daemon.executor.abort(uid)
 
 
-async def test_a_configuration_that_is_refused_is_told_with_all_its_faults(desk):
+async def test_a_refused_configuration_is_answered_with_all_its_faults(daemon):
     with pytest.raises(GovernorError, match="slots: no\n  slot: no") as caught:
-        await desk.executor.reload()
+        await daemon.executor.reload()
     assert (caught.value.code, caught.value.exit_code) == ("bad_configuration", ExitCode.BAD_CONFIGURATION)
 
 
-async def test_a_key_has_at_most_256_characters(desk):
-    uid = await desk.executor.submit(RUN, key="k" * 256)
-    assert await desk.executor.submit(RUN, key="k" * 256) == uid
-    for ask in (desk.executor.submit(RUN, key="k" * 257), desk.executor.resume(uid, key="k" * 100_000)):
+async def test_a_key_has_at_most_256_characters(daemon):
+    uid = await daemon.executor.submit(RUN, key="k" * 256)
+    assert await daemon.executor.submit(RUN, key="k" * 256) == uid
+    for ask in (daemon.executor.submit(RUN, key="k" * 257), daemon.executor.resume(uid, key="k" * 100_000)):
         with pytest.raises(UsageError, match=r"at most 256 characters, and 'kkkkkkkkkkkkkkkk'\.\.\. has"):
             await ask

@@ -1,4 +1,6 @@
-"""The broker's process: replaced when it dies or falls silent, left alone else, and its end when it can't be kept alive."""
+"""The broker's process: replaced when it exits or is silent, otherwise left alone, and the error when it can't be
+kept alive.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,7 @@ async def keeping(folder, **options):
 
 @pytest.fixture
 async def kept(tmp_path):
-    """A broker that answers; `kept.client` is somebody else's client of it."""
+    """A broker that answers; `kept.client` is another client of it."""
     async with keeping(tmp_path, silence=SILENCE, most_deaths=3) as broker:
         await wait_until_answering(broker.client)
         yield broker
@@ -60,7 +62,7 @@ async def asked(kept: BrokerProcess, within: float) -> None:
     await kept.client.request("mmi.service", b"x", timeout=within, idempotent=True)
 
 
-async def test_a_frozen_broker_is_replaced_and_who_asks_gets_an_answer(kept):
+async def test_a_frozen_broker_is_replaced_and_clients_get_an_answer(kept):
     frozen = kept.pid
     os.kill(frozen, signal.SIGSTOP)
     await asked(kept, 30.0)
@@ -91,7 +93,7 @@ async def test_our_own_absence_is_no_silence_of_the_broker(kept):
     assert kept.restarts == 0
 
 
-async def test_a_broker_that_cannot_be_kept_alive_is_an_error_that_tells_its_story(kept):
+async def test_a_broker_that_cannot_be_kept_alive_is_an_error_that_lists_its_exits(kept):
     os.kill(kept.pid, signal.SIGSTOP)
     socket = kept.folder / "c"
     socket.unlink()
@@ -114,7 +116,7 @@ async def test_a_broker_whose_socket_was_removed_is_found_by_new_clients_again(k
     removed = kept.pid
     (kept.folder / "w").unlink()
     async with asyncio.timeout(30):
-        while kept.pid == removed or not (kept.folder / "w").exists():  # noqa: ASYNC110  # nobody tells of it
+        while kept.pid == removed or not (kept.folder / "w").exists():  # noqa: ASYNC110  # there is no event for it
             await asyncio.sleep(0.01)
     async with Client(f"ipc://{kept.folder}/c") as new:
         await wait_until_answering(new)
@@ -127,7 +129,7 @@ async def test_sockets_that_are_removed_again_and_again_are_bound_at_longer_and_
             removed = kept.pid
             (kept.folder / "w").unlink()
             async with asyncio.timeout(30):
-                while kept.pid == removed or not (kept.folder / "w").exists():  # noqa: ASYNC110  # nobody tells of it
+                while kept.pid == removed or not (kept.folder / "w").exists():  # noqa: ASYNC110  # there is no event for it
                     await asyncio.sleep(0.01)
             async with Client(f"ipc://{kept.folder}/c") as new:
                 await wait_until_answering(new)
@@ -135,13 +137,13 @@ async def test_sockets_that_are_removed_again_and_again_are_bound_at_longer_and_
     assert waits == [FIRST_BACK_OFF, 2 * FIRST_BACK_OFF, 4 * FIRST_BACK_OFF]
 
 
-async def test_a_socket_whose_mode_is_changed_is_told_of_once_and_so_is_its_mend(kept):
+async def test_a_changed_mode_of_a_socket_is_logged_once_and_so_is_its_repair(kept):
     socket = kept.folder / "c"
     with capture_logs() as logged:
         for mode in (0o000, 0o600):
             socket.chmod(mode)
             async with asyncio.timeout(30):
-                while [line["mode"] for line in logged if "mode" in line][-1:] != [f"{mode:04o}"]:  # noqa: ASYNC110  # nobody tells of it
+                while [line["mode"] for line in logged if "mode" in line][-1:] != [f"{mode:04o}"]:  # noqa: ASYNC110  # there is no event for it
                     await asyncio.sleep(0.01)
         await asyncio.sleep(1.5 * BEAT_SECONDS)  # another look
     told = [line for line in logged if line["event"].startswith("broker.")]
@@ -193,7 +195,7 @@ async def test_a_public_socket_that_is_full_is_no_silence(tmp_path, monkeypatch)
 
 @pytest.fixture
 def answered_late(monkeypatch):
-    """The broker's keeper has heard nothing of it before this is set."""
+    """The broker's supervisor has received no answer before this is set."""
     go_on, ask = asyncio.Event(), broker_supervisor._ping
 
     async def ask_late(client):

@@ -71,7 +71,7 @@ def test_a_folder_that_the_group_reaches_already_stays_as_it_is(runtime_dir):
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may be somebody else")
-def test_a_member_of_the_group_connects_and_nobody_else(runtime_dir):
+def test_only_a_member_of_the_group_connects(runtime_dir):
     gid = grp.getgrnam(OTHER_GROUP).gr_gid
     look = ["test", "-e", str(runtime_dir / "broker.sock")]
     folders.grant_group(OTHER_GROUP, runtime_dir)
@@ -116,7 +116,7 @@ def test_a_folder_that_another_daemon_has_made_in_the_place_of_ours_is_left_alon
 
 
 @pytest.mark.parametrize(("given", "told"), [(0o700, ""), (0o750, "0750"), (0o701, "0701"), (0o755, "0755")])
-def test_a_state_folder_that_others_can_enter_is_told(tmp_path, given, told):
+def test_a_state_folder_that_others_can_enter_is_logged(tmp_path, given, told):
     tmp_path.chmod(given)
     with capture_logs() as logged:
         folders.warn_if_shared(tmp_path)

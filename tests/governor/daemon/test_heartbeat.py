@@ -1,4 +1,4 @@
-"""A file in the state folder that is there while the daemon lives, and stays where it dies."""
+"""A file in the state folder that exists while the daemon runs, and remains after a crash."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from governor.daemon.heartbeat import NAME, DaemonHeartbeat
 from governor.processes.identity import ProcessIdentity
 
 
-async def test_it_beats_while_the_daemon_lives_and_is_gone_after_an_end_in_order(tmp_path):
+async def test_it_beats_while_the_daemon_runs_and_is_gone_after_an_orderly_end(tmp_path):
     before = round(time.monotonic(), 3)
     async with DaemonHeartbeat(tmp_path).beating(in_order=lambda: True):
         await asyncio.sleep(0)

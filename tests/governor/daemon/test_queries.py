@@ -1,4 +1,4 @@
-"""What the front desk tells, over a real broker, of runs and of their records."""
+"""Queries of the API over a real broker: runs and their records."""
 
 from __future__ import annotations
 
@@ -28,89 +28,89 @@ from governor.runs.run_governor import RunGovernor
 
 
 @pytest.fixture
-async def desk():
+async def daemon():
     async with open_desk() as opened:
         yield opened
 
 
-async def test_a_result_that_is_too_large_for_the_journal_is_fetched_whole(desk):
-    uid = await desk.executor.submit(RUN)
+async def test_a_result_that_is_too_large_for_the_journal_is_fetched_whole(daemon):
+    uid = await daemon.executor.submit(RUN)
     tasks = tuple(done("t", value="x" * 1000) for _ in range(3000))
     phases = (PhaseResult(name="p", mode="-", end="tasks_done", metrics={"m": 2.0}, tasks=tasks),)
     large = run_result(uid, phases=phases)
-    file = save_result(large, desk.runs / uid)
-    await desk.journal.write(lambda tx: (tx.outcome(large, file=file), tx.ended(uid)))
-    assert await desk.executor.result(uid) == large
-    assert (await desk.executor.status(uid)).runs[0].metrics == {"m": 2.0}
+    file = save_result(large, daemon.runs / uid)
+    await daemon.journal.write(lambda tx: (tx.outcome(large, file=file), tx.ended(uid)))
+    assert await daemon.executor.result(uid) == large
+    assert (await daemon.executor.status(uid)).runs[0].metrics == {"m": 2.0}
 
 
-async def test_a_run_that_has_ended_on_record_is_ended_while_its_slot_clears_up(desk):
-    uid = await desk.executor.submit(RUN)
+async def test_a_run_that_has_ended_on_record_is_ended_while_its_slot_clears_up(daemon):
+    uid = await daemon.executor.submit(RUN)
     slot = RunGovernor("ipc://unused", context=None)
     slot.assignment = SimpleNamespace(uid=uid, run=None)
-    desk.governors.append(slot)
+    daemon.governors.append(slot)
     ended = run_result(uid)
-    await desk.journal.write(lambda tx: (tx.outcome(ended), tx.ended(uid)))
-    [run] = (await desk.executor.list()).runs
+    await daemon.journal.write(lambda tx: (tx.outcome(ended), tx.ended(uid)))
+    [run] = (await daemon.executor.list()).runs
     assert (run.state, run.outcome, run.seconds) == ("ended", ended.outcome, ended.seconds)
-    [line] = (await desk.executor.explain(uid)).lines
+    [line] = (await daemon.executor.explain(uid)).lines
     assert "ended" in line.what
 
 
-async def test_numbers_that_no_journal_has_are_refused(desk):
-    uid = await desk.executor.submit(RUN)
+async def test_numbers_that_no_journal_has_are_refused(daemon):
+    uid = await daemon.executor.submit(RUN)
     for limit in (0, -1, 2**63, 10_001):
         with pytest.raises(UsageError, match="limit counts runs"):
-            await desk.executor.list(limit)
-    assert len((await desk.executor.list(10_000)).runs) == 1
+            await daemon.executor.list(limit)
+    assert len((await daemon.executor.list(10_000)).runs) == 1
     for after in (-1, 2**63):
         with pytest.raises(UsageError, match="numbered from 1"):
-            await anext(desk.executor.watch(uid, after=after))
+            await anext(daemon.executor.watch(uid, after=after))
 
 
-async def test_a_run_is_found_by_its_beginning_if_that_is_the_only_one(desk):
+async def test_a_run_is_found_by_its_beginning_if_that_is_the_only_one(daemon):
     for uid in ("abc", "abd"):
-        await desk.journal.write(
+        await daemon.journal.write(
             lambda tx, uid=uid: tx.submit(uid=uid, key=None, name="n", spec={"name": "n"}, folder="/")
         )
-    assert (await desk.executor.status("abc")).runs[0].uid == "abc"
+    assert (await daemon.executor.status("abc")).runs[0].uid == "abc"
     with pytest.raises(NoSuchRun, match="beginning of several runs: abc, abd") as caught:
-        await desk.executor.status("ab")
+        await daemon.executor.status("ab")
     assert caught.value.exit_code == 4
     with pytest.raises(NoSuchRun):
-        await desk.executor.status("no-such-run")
+        await daemon.executor.status("no-such-run")
     with pytest.raises(NoSuchRun):
-        await desk.executor.status("a%")
+        await daemon.executor.status("a%")
 
 
-async def test_a_run_is_explained(desk):
-    uid = await desk.executor.submit(RUN)
-    told = await desk.executor.explain(uid[:4])
+async def test_a_run_is_explained(daemon):
+    uid = await daemon.executor.submit(RUN)
+    told = await daemon.executor.explain(uid[:4])
     assert (told.uid, told.name) == (uid, "r")
     [line] = told.lines
     assert line.what == "queued: waits for a free slot (0 runs before it)"
     assert told.at - 10 < line.since <= told.at
     with pytest.raises(NoSuchRun):
-        await desk.executor.explain("no-such-run")
+        await daemon.executor.explain("no-such-run")
 
 
-async def test_what_is_on_record_now_is_watched_without_following(desk):
-    uid = await desk.executor.submit(RUN)
-    watching = desk.executor.watch(uid, follow=False)
+async def test_what_is_on_record_now_is_watched_without_following(daemon):
+    uid = await daemon.executor.submit(RUN)
+    watching = daemon.executor.watch(uid, follow=False)
     assert [event.kind async for event in watching] == ["run.accepted"]
     assert watching.end.outcome == "in work"
 
 
-async def test_a_watch_that_is_open_gets_what_comes(desk):
-    uid = await desk.executor.submit(RUN)
+async def test_a_watch_that_is_open_gets_what_comes(daemon):
+    uid = await daemon.executor.submit(RUN)
     seen = []
 
     async def watch():
-        seen.extend([event async for event in desk.executor.watch(uid)])
+        seen.extend([event async for event in daemon.executor.watch(uid)])
 
     watching = asyncio.create_task(watch())
-    await desk.journal.write(lambda tx: tx.event(uid, "something", {"n": 1}))
-    await desk.executor.abort(uid)
+    await daemon.journal.write(lambda tx: tx.event(uid, "something", {"n": 1}))
+    await daemon.executor.abort(uid)
     await asyncio.wait_for(watching, 10)
     assert [(event.seq, event.kind) for event in seen] == [
         (1, "run.accepted"),
@@ -119,14 +119,14 @@ async def test_a_watch_that_is_open_gets_what_comes(desk):
     ]
 
 
-async def test_what_is_no_request_is_refused_and_the_desk_goes_on(desk):
+async def test_an_invalid_request_is_refused_and_the_api_continues(daemon):
     for body in ((b"\x00garbage",), (b"",), ()):
-        answer = decode_reply((await desk.client.request(SERVICE, *body, timeout=3.0))[0])
+        answer = decode_reply((await daemon.client.request(SERVICE, *body, timeout=3.0))[0])
         assert (answer.code, answer.exit_code) == ("bad_request", 2)
-    await desk.executor.submit(RUN)
+    await daemon.executor.submit(RUN)
 
 
-async def test_a_socket_that_a_dead_daemon_left_is_told_within_two_seconds(tmp_path):
+async def test_a_socket_that_a_dead_daemon_left_is_detected_within_two_seconds(tmp_path):
     path = Path(tempfile.mkdtemp(dir="/tmp")) / "stale"
     with socket.socket(socket.AF_UNIX) as left:
         left.bind(str(path))
@@ -141,11 +141,11 @@ async def test_a_socket_that_a_dead_daemon_left_is_told_within_two_seconds(tmp_p
 
 
 @pytest.mark.parametrize(("number", "size"), [(1500, 1), (80, 1 << 20)], ids=["many", "large"])
-async def test_events_that_were_recorded_together_are_watched_in_parts(desk, number, size):
-    uid = await desk.executor.submit(RUN)
+async def test_events_that_were_recorded_together_are_watched_in_parts(daemon, number, size):
+    uid = await daemon.executor.submit(RUN)
     together = [{"text": "x" * size} for _ in range(number)]
-    await desk.journal.write(lambda tx: tx.events(uid, "something", together))
-    await desk.executor.abort(uid)
-    seen = [(event.seq, event.kind) async for event in desk.executor.watch(uid)]
+    await daemon.journal.write(lambda tx: tx.events(uid, "something", together))
+    await daemon.executor.abort(uid)
+    seen = [(event.seq, event.kind) async for event in daemon.executor.watch(uid)]
     kinds = ["run.accepted", *["something"] * number, "run.ended"]
     assert seen == list(enumerate(kinds, start=1))

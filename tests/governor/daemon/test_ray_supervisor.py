@@ -1,4 +1,4 @@
-"""Ray for the runs: one head for all who ask, another when it has died, and none when somebody else keeps a cluster."""
+"""Ray for the runs: one head for all callers, another one after its exit, and none with an existing cluster."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ async def freeze(service: RayService, part: str) -> psutil.Process:
     return victim
 
 
-async def test_a_cluster_of_somebody_else_is_told_as_it_is(tmp_path):
+async def test_an_existing_cluster_is_passed_on_unchanged(tmp_path):
     token = tmp_path / "token"
     config = RayConfig(address="ray.example:6379", token_path=token)
     service = RayService(config, state_folder=tmp_path, runtime_folder=tmp_path)
@@ -53,7 +53,7 @@ async def test_a_cluster_of_somebody_else_is_told_as_it_is(tmp_path):
 
 
 @pytest.mark.ray
-async def test_all_who_ask_get_one_head_and_after_its_death_another(service):
+async def test_all_callers_get_one_head_and_after_its_exit_another(service):
     assert str(service) == "not started"
     first, same = await asyncio.gather(service.settings(), service.settings())
     assert first == same == await service.settings()
@@ -90,7 +90,7 @@ async def test_a_head_that_cannot_start_is_an_error_and_may_be_asked_for_again(t
 
 @pytest.mark.long
 @pytest.mark.ray
-async def test_a_frozen_part_is_a_lost_head_whether_somebody_asks_or_not(service, monkeypatch):
+async def test_a_frozen_part_is_a_lost_head_with_or_without_callers(service, monkeypatch):
     monkeypatch.setattr(liveness, "SILENT_SECONDS", 2.0)
     first = await service.settings()
     old = processes(service)
@@ -123,7 +123,7 @@ async def test_a_part_that_is_frozen_for_a_moment_is_waited_for(service):
 
 @pytest.mark.long
 @pytest.mark.ray
-async def test_after_deaths_in_a_row_their_story_is_told_until_the_next_may_be_tried(tmp_path):
+async def test_after_consecutive_exits_the_error_lists_them_until_the_next_attempt_is_due(tmp_path):
     service = RayService(
         RayConfig(num_cpus=1),
         state_folder=tmp_path / "s",

@@ -1,4 +1,4 @@
-"""What an earlier invocation left: its processes are proven dead, its runs go on, or begin anew, or come to their end."""
+"""After an earlier invocation: its processes are confirmed dead; its runs continue, start again, or end."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def died(folder, *, at, boot=None):
 
 
 async def start(journal, folder):
-    """What a daemon does; the runs that it queues."""
+    """Does the steps of a start; returns the runs that it queues."""
     recovery = Recovery(journal=journal, state_dir=folder)
     await recovery.clean_up()
     async with recovery.heartbeat.beating(in_order=lambda: True):
@@ -117,7 +117,7 @@ class TestProcesses:
         assert [each.uid for each in await recovery.held_assignments(tmp_path / "runs")] == ["r1"]
         assert recovery.held == {}
 
-    async def test_the_loop_goes_on_while_a_process_takes_its_time_to_die(
+    async def test_the_loop_runs_while_a_process_is_slow_to_exit(
         self, journal, tmp_path, sleeper, monkeypatch
     ):
         await record(
@@ -176,16 +176,14 @@ class TestInterruption:
         assert kinds(journal).count("run.interrupted") == 1
         assert (assignment.plan.worked, assignment.plan.restarts_used) == (30.0, 0)
 
-    async def test_a_start_that_fails_before_it_has_recorded_the_death_forgets_nothing(
-        self, journal, tmp_path
-    ):
+    async def test_a_start_that_fails_before_it_has_recorded_the_crash_loses_nothing(self, journal, tmp_path):
         died(tmp_path, at=160.0)
         Recovery(journal=journal, state_dir=tmp_path)
         assert Recovery(journal=journal, state_dir=tmp_path).heartbeat.last.at == 160.0
 
 
 class TestPolicy:
-    async def test_a_run_goes_on_in_its_first_unfinished_phase(self, journal, tmp_path):
+    async def test_a_run_continues_in_its_first_unfinished_phase(self, journal, tmp_path):
         [assignment] = await start(journal, tmp_path)
         assert assignment.plan.first_phase == 0
         await record(journal, ASSIGNED, ("phase.ended", {"index": 0, "end": "tasks_done"}), *STOPPED)
@@ -257,7 +255,7 @@ class TestPolicy:
 
     @pytest.mark.parametrize("between", [None, "record", "stop"])
     @pytest.mark.parametrize("resume", ["continue", "restart"])
-    async def test_a_run_that_the_daemon_dies_with_again_and_again_has_failed(
+    async def test_a_run_with_which_the_daemon_crashes_repeatedly_has_failed(
         self, journal, tmp_path, between, resume
     ):
         await submit(journal, "n", resume=resume)
@@ -271,9 +269,9 @@ class TestPolicy:
             died(tmp_path, at=100.0)
             await start(journal, tmp_path)
         row = journal.run("n")
-        goes_on = between == "stop" or (between == "record" and resume == "continue")
-        assert row.outcome == (None if goes_on else "failed")
-        assert goes_on or "the daemon died 5 times in a row" in row.reason
+        continues = between == "stop" or (between == "record" and resume == "continue")
+        assert row.outcome == (None if continues else "failed")
+        assert continues or "the daemon crashed 5 times in a row" in row.reason
 
     async def test_a_run_that_was_being_finalized_comes_to_the_end_that_was_decided(self, journal, tmp_path):
         await journal.write(lambda tx: tx.episodes("r1", 0, [EPISODE]))
@@ -298,7 +296,7 @@ class TestPolicy:
 
 
 class TestFiles:
-    async def test_a_run_that_resumes_another_has_its_files_before_it_goes_on(self, journal, tmp_path):
+    async def test_a_run_that_resumes_another_has_its_files_before_it_continues(self, journal, tmp_path):
         runs = tmp_path / "runs"
         (runs / ".r1.part" / "results").mkdir(parents=True)
         (runs / ".r2.part").mkdir()
@@ -329,7 +327,7 @@ class TestFiles:
         left = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
         assert left == set(stay)
 
-    async def test_temp_folders_of_an_earlier_ray_head_of_this_house_alone_are_removed(
+    async def test_temp_folders_of_an_earlier_ray_head_of_this_instance_alone_are_removed(
         self, journal, tmp_path, monkeypatch
     ):
         far, other = tmp_path / "far", tmp_path / "other"

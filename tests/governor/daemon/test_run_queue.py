@@ -1,4 +1,4 @@
-"""Runs that wait for a slot: in order, bounded, and a place that was promised is nobody else's."""
+"""Runs that wait for a slot: in order, bounded; a reserved place is not given to another run."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ def open_fds() -> list[str]:
     return sorted(link.name for link in Path("/proc/self/fd").iterdir())
 
 
-def test_what_the_manager_hears(manager):
+def test_what_the_manager_receives(manager):
     receiver, address = manager
     notifier = SystemdNotifier.from_environ({"NOTIFY_SOCKET": address})
     said = [

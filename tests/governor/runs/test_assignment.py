@@ -1,4 +1,4 @@
-"""What a run file says of a phase's tasks is what the task conductor is told."""
+"""The task conductor receives what a run file says of a phase's tasks."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_every_key_of_a_phase_and_its_tasks_reaches_the_conductor():
     assert made.tasks_of(0) == 5
 
 
-def test_what_is_not_said_is_the_commands_own_default():
+def test_what_is_not_set_is_the_commands_own_default():
     made = assignment({"tasks": [{"id": "a", "call": "m:f"}]}).tasks(0, done=[])
     assert made == StartTasks(phase=0, name="p", seed=0, tasks=(TaskSpec(id="a", call="m:f"),))
     nothing_split = assignment({"tasks": [{"id": "a", "call": "m:f"}], "max_repeat_per_runner": None})

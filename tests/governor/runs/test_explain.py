@@ -1,4 +1,4 @@
-"""What is told of a run in each of its states: what it waits for, since when, until when at most."""
+"""The explanation of a run in each of its states: what it waits for, since when, until when at most."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_a_run_that_is_not_in_work_takes_one_line():
     assert explained(status("interrupted")) == [("interrupted: waits for it", None, None)]
 
 
-def test_a_start_names_who_is_not_ready_and_its_deadline():
+def test_a_start_names_the_conductors_that_are_not_ready_and_its_deadline():
     crew = (conductor("tasks", "ready"), conductor("simulation", "starting", 2))
     events = [
         event(2, "run.transition"),
@@ -85,7 +85,7 @@ def test_a_phase_tells_how_far_it_is_and_what_bounds_its_pieces():
     ]
 
 
-def test_what_is_used_of_each_limit_is_told():
+def test_the_use_of_each_limit_is_shown():
     limits = (
         LimitUse(limit="tasks", allowed=100, used=5),
         LimitUse(limit="memory", allowed=2 * 1024**3, used=1_342_177_280),

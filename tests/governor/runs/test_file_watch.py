@@ -5,7 +5,7 @@ from __future__ import annotations
 from governor.runs.file_watch import Files
 
 
-def test_what_is_removed_or_replaced_is_told_and_what_is_written_to_is_not(tmp_path):
+def test_a_removed_or_replaced_file_is_reported_and_a_written_one_is_not(tmp_path):
     one, two, folder = tmp_path / "one", tmp_path / "two", tmp_path / "folder"
     for path in (one, two):
         path.touch()

@@ -1,4 +1,4 @@
-"""Time, restarts and deaths of a run over all invocations, read from its events alone."""
+"""Time, restarts and crashes of a run over all invocations, read from its events alone."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_it_has_begun_unless_its_work_was_discarded():
     assert read(story(*anew, assigned(1.0))).begun
 
 
-def test_deaths_in_a_row_end_with_a_record_or_a_stop_in_order():
+def test_consecutive_crashes_end_with_a_record_or_an_orderly_stop():
     row = [assigned(0.0), died(), assigned(1.0), died()]
     assert read(story(*row)).deaths == 2
     assert read(story(*row, assigned(2.0), STOPPED)).deaths == 0

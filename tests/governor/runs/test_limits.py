@@ -1,4 +1,4 @@
-"""What is counted of a run: each attempt of a task once, however it is recorded, and over all invocations."""
+"""The counts of a run: each attempt of a task once, however it is recorded, and over all invocations."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_each_attempt_that_has_begun_counts_once(recorded, attempts):
     assert used(*recorded) == attempts
 
 
-def test_the_limit_is_exceeded_by_the_attempt_beyond_it_and_that_is_said_once():
+def test_the_limit_is_exceeded_by_the_attempt_beyond_it_and_that_is_reported_once():
     limits = RunLimits(LimitsSection(tasks=2))
     assert limits.count([began("a"), over("b")]) is None
     assert limits.count([over("a")]) is None

@@ -1,4 +1,4 @@
-"""Who is silent, and when the time did not count; whether a run changes."""
+"""Which conductors are silent, which time does not count; whether a run makes progress."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class World:
     def check(
         self, *, stopped=False, silence_limit=SILENCE, broker=True, after=INTERVAL, answered=(), incarnation=1
     ):
-        """Gives who is silent then; `answered` have answered just before."""
+        """Returns the silent conductors; `answered` have answered just before."""
         self.now += after
         for name in answered:
             self.liveness.answered(name, incarnation, 0, self.now)
@@ -53,7 +53,7 @@ def world():
     return made
 
 
-def test_who_does_not_answer_is_silent_after_a_time_and_told_once(world):
+def test_a_conductor_that_does_not_answer_is_silent_after_a_time_and_reported_once(world):
     assert world.beats(4, answered="b") == []
     assert world.check(answered="b") == ["a"]
     assert world.beats(9, answered="b") == []
@@ -85,13 +85,13 @@ def test_user_code_may_hold_a_process_up_for_its_own_time_but_not_one_that_has_s
     assert world.check(answered="b", silence_limit=silence_limit, stopped=True) == ["a"]
 
 
-def test_who_goes_on_after_a_stop_has_all_its_time_to_answer(world):
+def test_a_process_that_continues_after_a_stop_has_all_its_time_to_answer(world):
     assert world.beats(5, stopped=True) == []
     assert world.beats(5) == []
     assert world.beats(1) == ["a", "b"]
 
 
-def test_time_without_a_broker_counts_for_nobody(world):
+def test_time_without_a_broker_is_not_counted(world):
     assert world.beats(100, broker=False) == []
     assert not world.counted
     assert world.beats(4) == []
@@ -122,12 +122,12 @@ beats = st.lists(
 
 
 @given(beats)
-def test_whatever_happens_nobody_is_silent_who_had_no_time_to_speak(story):
+def test_a_conductor_without_time_to_answer_is_never_silent(sequence):
     """`quiet` is the time that counts: seen alike at each check, unheard, with a broker and a daemon in time."""
     world = World()
     quiet = dict.fromkeys("ab", 0.0)
     stopped, reported, known = None, set(), False
-    for each in story:
+    for each in sequence:
         silent = world.check(**each)
         counts = known and each["broker"] and each["after"] <= INTERVAL + LATE_SECONDS
         for name in "ab":
@@ -152,7 +152,7 @@ def test_it_moves_when_a_conductor_tells_of_progress(world):
 # -- progress --------------------------------------------------------------------------------------------------
 
 
-def test_a_run_stalls_after_its_time_and_moves_again_and_each_is_said_once():
+def test_a_run_stalls_after_its_time_and_resumes_and_each_is_reported_once():
     stall = Stall(timeout=60, now=0)
 
     def check(count, now, *, at_work=True, counts=True):

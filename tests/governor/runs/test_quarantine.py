@@ -9,7 +9,7 @@ from governor.runs.quarantine import Quarantine
 
 @pytest.fixture
 async def told():
-    """`quarantine, news = told`: what it posts, as pids."""
+    """`quarantine, news = told`: the pids of the events that it posts."""
     news = asyncio.Queue()
     quarantine = Quarantine("slot-0", lambda event: news.put_nowait((event.run, event.pids)))
     yield quarantine, news
@@ -20,7 +20,7 @@ def hung():
     return asyncio.create_task(asyncio.Event().wait())
 
 
-async def test_each_death_is_told_when_it_comes(told):
+async def test_each_exit_is_reported_when_it_happens(told):
     quarantine, news = told
     first, second = asyncio.Event(), asyncio.Event()
     exits = {
@@ -35,7 +35,7 @@ async def test_each_death_is_told_when_it_comes(told):
     assert await news.get() == ("r1", (7,))
 
 
-async def test_who_was_gone_before_is_told_at_once(told):
+async def test_a_process_that_was_gone_before_is_reported_at_once(told):
     quarantine, news = told
     hanging = hung()
     quarantine.begin("r1", (7, 8), {hanging: frozenset({8})})
@@ -43,7 +43,7 @@ async def test_who_was_gone_before_is_told_at_once(told):
     assert news.empty()
 
 
-async def test_when_it_is_closed_nobody_is_waited_for(told):
+async def test_after_closing_it_waits_for_no_process(told):
     quarantine, news = told
     hanging = hung()
     quarantine.begin("r1", (7,), {hanging: frozenset({7})})

@@ -1,4 +1,4 @@
-"""What the machine did is walked again from its record, and what it did not is found."""
+"""A replay follows the record of the machine, and finds every difference."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PLAN = RunPlan(
     phases=(PhasePlan(name="p", parts=frozenset({"tasks"})),),
 )
 UNNOTICED = ("run.accepted", "task.ended", "conductor.started")
-"""What leaves the machine in the same state without it; a missing number is found all the same."""
+"""Lines without which the machine is in the same state; their missing number is found."""
 ABOUT = {"run": "abc", "at": 1.0}
 TASKS = {**ABOUT, "conductor": "tasks", "incarnation": 1}
 BEGUN = (
@@ -49,12 +49,12 @@ STOPPED = (
 )
 
 
-def recorded(*stories):
+def recorded(*sequences):
     """The lines of the record of these events, as they come from a journal."""
     lines = [("run.accepted", {"name": "r"})]
-    for story in stories:
+    for sequence in sequences:
         state = Pristine()
-        for event in story:
+        for event in sequence:
             step = advance(state, event)
             lines += entries(state, event, step, detail={"about": "it"})
             state = step.state
@@ -114,7 +114,7 @@ def test_a_line_with_another_value_is_found():
                 assert name in found.difference.expected
 
 
-def test_an_end_without_a_step_says_who_wrote_it():
+def test_an_end_without_a_step_names_its_author():
     begun = [(event.kind, event.data) for event in recorded(BEGUN)]
     ended = {"outcome": "failed", "reason": "", "by": "recovery"}
     assert replayed(numbered([*begun, ("run.ended", ended)])).difference is None

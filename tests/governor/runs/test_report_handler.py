@@ -1,4 +1,4 @@
-"""What conductors report: applied once, in order, acknowledged when it is durable."""
+"""Reports of conductors: applied once, in order, acknowledged when durable."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ SECRET = Secret.new()
 
 
 class Governor:
-    """The desk's `Governor`: notes what it is told, and what is on record at that moment."""
+    """A `ReportingRun`: records what it receives, and what is on record at that moment."""
 
     flow = "CONTINUE"
 
@@ -68,26 +68,26 @@ class Governor:
 
 
 @pytest.fixture
-async def desk(tmp_path):
+async def run(tmp_path):
     journal = Journal(tmp_path / "governor.db")
     await journal.write(lambda tx: tx.submit(uid="r1", key=None, name="r", spec=RUN.raw(), folder="/"))
     progress = Progress(Assignment(uid="r1", run=RUN, folder="/"))
     progress.enter_phase(0, episodes=[], tasks=[])
     governor = Governor(journal)
     made = ReportHandler(uid="r1", journal=journal, progress=progress, governor=governor, secret=SECRET)
-    yield SimpleNamespace(desk=made, governor=governor, journal=journal, progress=progress)
+    yield SimpleNamespace(handler=made, governor=governor, journal=journal, progress=progress)
     await journal.close()
 
 
-async def tell(desk, seq, *told, conductor="simulation", incarnation=1):
-    """As that incarnation, which is the one that was started last."""
-    desk.desk.open(conductor, incarnation)
-    return await say(desk, seq, *told, conductor=conductor, incarnation=incarnation)
+async def report_as_latest(run, seq, *sent, conductor="simulation", incarnation=1):
+    """Reports as that incarnation, after it was started."""
+    run.handler.open(conductor, incarnation)
+    return await report_as(run, seq, *sent, conductor=conductor, incarnation=incarnation)
 
 
-async def say(desk, seq, *told, conductor="simulation", incarnation=1):
-    report = Report(conductor=conductor, incarnation=incarnation, seq=seq, events=told)
-    [answer] = await desk.desk.answer(SimpleNamespace(body=[encode(report), SECRET.value]))
+async def report_as(run, seq, *sent, conductor="simulation", incarnation=1):
+    report = Report(conductor=conductor, incarnation=incarnation, seq=seq, events=sent)
+    [answer] = await run.handler.answer(SimpleNamespace(body=[encode(report), SECRET.value]))
     return decode_acknowledged(answer)
 
 
@@ -98,18 +98,18 @@ def ended(index, value=1.0):
     return EpisodeEnded(phase=0, episode=record)
 
 
-async def test_episodes_of_an_evaluation_are_recorded_and_not_counted(desk):
+async def test_episodes_of_an_evaluation_are_recorded_and_not_counted(run):
     of_evaluation = msgspec.structs.replace(ended(9, value=8.0).episode, evaluation=1)
-    await tell(desk, 1, ended(0), EpisodeEnded(phase=0, episode=of_evaluation))
-    assert desk.journal.episodes("r1", 0)[1] == of_evaluation
+    await report_as_latest(run, 1, ended(0), EpisodeEnded(phase=0, episode=of_evaluation))
+    assert run.journal.episodes("r1", 0)[1] == of_evaluation
     for _ in range(2):
-        assert (desk.progress.episodes_ended, desk.progress.metrics) == (1, {"return_mean": 1.0})
-        desk.progress.enter_phase(0, episodes=desk.journal.episodes("r1", 0), tasks=[])
+        assert (run.progress.episodes_ended, run.progress.metrics) == (1, {"return_mean": 1.0})
+        run.progress.enter_phase(0, episodes=run.journal.episodes("r1", 0), tasks=[])
 
 
-def limited(desk, done=(), **limits):
-    """The desk of a run with limits, an earlier invocation of which has `done` some."""
-    desk.desk._limits = RunLimits(LimitsSection(**limits), done=done)
+def limited(run, done=(), **limits):
+    """The run of a run with limits, an earlier invocation of which has `done` some."""
+    run.handler._limits = RunLimits(LimitsSection(**limits), done=done)
 
 
 @pytest.mark.parametrize(
@@ -120,62 +120,62 @@ def limited(desk, done=(), **limits):
         ({"steps": 9, "episodes": 2}, ("episodes", 2, 3)),
     ],
 )
-async def test_a_limit_moves_the_run_before_the_episode_beyond_it_is_acknowledged(desk, limits, exceeded):
-    limited(desk, **limits)
-    await tell(desk, 1, ended(0), ended(1))
-    assert desk.governor.taken == []
-    await tell(desk, 3, ended(2))
-    moved = [(event, on_record) for event, _, on_record in desk.governor.taken]
+async def test_a_limit_stops_the_run_before_the_episode_beyond_it_is_acknowledged(run, limits, exceeded):
+    limited(run, **limits)
+    await report_as_latest(run, 1, ended(0), ended(1))
+    assert run.governor.taken == []
+    await report_as_latest(run, 3, ended(2))
+    forwarded = [(event, on_record) for event, _, on_record in run.governor.taken]
     limit, value, reached = exceeded
-    told = events.LimitExceeded(run="r1", at=5.0, limit=limit, value=value, reached=reached)
-    assert moved == [(told, 3)]
-    await tell(desk, 4, ended(3))
-    assert len(desk.governor.taken) == 1, "said once"
+    sent = events.LimitExceeded(run="r1", at=5.0, limit=limit, value=value, reached=reached)
+    assert forwarded == [(sent, 3)]
+    await report_as_latest(run, 4, ended(3))
+    assert len(run.governor.taken) == 1, "said once"
 
 
-async def test_what_an_earlier_invocation_has_played_counts_and_what_is_told_twice_does_not(desk):
-    limited(desk, done=[ended(7).episode, ended(8).episode], episodes=3)
-    await tell(desk, 1, ended(0))
-    await tell(desk, 1, ended(0), incarnation=2)
-    assert desk.governor.taken == []
-    await tell(desk, 2, ended(1), incarnation=2)
-    assert [event.kind for event, _, _ in desk.governor.taken] == ["limit.exceeded"]
+async def test_episodes_of_an_earlier_invocation_count_and_a_second_report_does_not(run):
+    limited(run, done=[ended(7).episode, ended(8).episode], episodes=3)
+    await report_as_latest(run, 1, ended(0))
+    await report_as_latest(run, 1, ended(0), incarnation=2)
+    assert run.governor.taken == []
+    await report_as_latest(run, 2, ended(1), incarnation=2)
+    assert [event.kind for event, _, _ in run.governor.taken] == ["limit.exceeded"]
 
 
 END = PartEndedReport(phase=0, part="simulation", end="until", metrics={"return_mean": 1.0})
 
 
-async def test_records_are_durable_before_what_follows_them_moves_the_run(desk):
-    assert await tell(desk, 1, ended(0), ended(1), END) == Acknowledged(flow="CONTINUE")
-    [(moved, detail, on_record)] = desk.governor.taken
-    assert moved == events.PartEnded(run="r1", at=5.0, phase=0, part="simulation", end="until")
+async def test_records_are_durable_before_what_follows_them_moves_the_run(run):
+    assert await report_as_latest(run, 1, ended(0), ended(1), END) == Acknowledged(flow="CONTINUE")
+    [(forwarded, detail, on_record)] = run.governor.taken
+    assert forwarded == events.PartEnded(run="r1", at=5.0, phase=0, part="simulation", end="until")
     assert (detail, on_record) == ({"metrics": {"return_mean": 1.0}}, 2)
-    assert [event.kind for event in desk.journal.events("r1")] == [
+    assert [event.kind for event in run.journal.events("r1")] == [
         "run.accepted",
         "episode.ended",
         "episode.ended",
     ]
 
 
-async def test_what_is_sent_again_is_acknowledged_again_and_applied_once(desk):
-    await tell(desk, 1, ended(0), ReadyReport())
-    await tell(desk, 1, ended(0), ReadyReport())
-    await tell(desk, 2, ReadyReport(), ended(1))
-    assert len(desk.governor.taken) == 1
-    assert [record.index for record in desk.journal.episodes("r1", 0)] == [0, 1]
-    assert (desk.progress.episodes_ended, len(desk.journal.events("r1"))) == (2, 3)
+async def test_what_is_sent_again_is_acknowledged_again_and_applied_once(run):
+    await report_as_latest(run, 1, ended(0), ReadyReport())
+    await report_as_latest(run, 1, ended(0), ReadyReport())
+    await report_as_latest(run, 2, ReadyReport(), ended(1))
+    assert len(run.governor.taken) == 1
+    assert [record.index for record in run.journal.episodes("r1", 0)] == [0, 1]
+    assert (run.progress.episodes_ended, len(run.journal.events("r1"))) == (2, 3)
 
 
-async def test_a_later_incarnation_counts_its_own_and_an_episode_stays_as_first_told(desk):
-    await tell(desk, 1, ended(0, value=1.0))
-    await tell(desk, 1, ended(0, value=7.0), ended(1), incarnation=2)
-    assert [record.value for record in desk.journal.episodes("r1", 0)] == [1.0, 1.0]
-    assert desk.progress.episodes_ended == 2
+async def test_a_later_incarnation_counts_its_own_and_an_episode_stays_as_first_reported(run):
+    await report_as_latest(run, 1, ended(0, value=1.0))
+    await report_as_latest(run, 1, ended(0, value=7.0), ended(1), incarnation=2)
+    assert [record.value for record in run.journal.episodes("r1", 0)] == [1.0, 1.0]
+    assert run.progress.episodes_ended == 2
 
 
-async def test_the_answer_carries_the_governors_flow_control(desk):
-    desk.governor.flow = "SHUTDOWN"
-    assert (await tell(desk, 1, ended(0))).flow == "SHUTDOWN"
+async def test_the_answer_carries_the_governors_flow_control(run):
+    run.governor.flow = "SHUTDOWN"
+    assert (await report_as_latest(run, 1, ended(0))).flow == "SHUTDOWN"
 
 
 def fill(journal, pages=None):
@@ -184,76 +184,81 @@ def fill(journal, pages=None):
     journal._writing.execute(f"PRAGMA max_page_count={pages or there}")
 
 
-async def test_without_room_on_the_disk_nothing_is_acknowledged_and_the_record_has_no_hole(desk):
-    await tell(desk, 1, ended(0))
-    fill(desk.journal)
+async def test_without_room_on_the_disk_nothing_is_acknowledged_and_the_record_has_no_hole(run):
+    await report_as_latest(run, 1, ended(0))
+    fill(run.journal)
     many = [ended(index) for index in range(1, 400)]
     with pytest.raises(JournalError, match="full"):
-        await tell(desk, 2, *many)
-    fill(desk.journal, pages=100_000)
+        await report_as_latest(run, 2, *many)
+    fill(run.journal, pages=100_000)
     with pytest.raises(JournalError, match="nothing more of it"):
-        await tell(desk, 401, ended(400), conductor="tasks")
-    assert len(desk.governor.failures) == 2
-    assert [episode.index for episode in desk.journal.episodes("r1", 0)] == [0]
+        await report_as_latest(run, 401, ended(400), conductor="tasks")
+    assert len(run.governor.failures) == 2
+    assert [episode.index for episode in run.journal.episodes("r1", 0)] == [0]
 
 
 async def test_what_fails_while_the_disk_is_full_is_not_on_record_and_what_is_good_is(
-    desk, tmp_path, monkeypatch
+    run, tmp_path, monkeypatch
 ):
     used = []
-    desk.journal._reserve = reserve = Reserve(tmp_path, size=1 << 16, on_used=used.append)
+    run.journal._reserve = reserve = Reserve(tmp_path, size=1 << 16, on_used=used.append)
     reserve.take()
     bad = msgspec.structs.replace(
         ended(2), episode=msgspec.structs.replace(ended(2).episode, outcome="failed", reason="no space")
     )
-    await tell(desk, 1, ended(0), msgspec.structs.replace(bad, phase=1))
+    await report_as_latest(run, 1, ended(0), msgspec.structs.replace(bad, phase=1))
     assert used == [], "there is room: it has failed"
     left = disk_reserve.shutil.disk_usage(tmp_path)._replace(free=0)
     with monkeypatch.context() as full:
         full.setattr(disk_reserve.shutil, "disk_usage", lambda _: left)
         with pytest.raises(NoRoom):
-            await tell(desk, 3, ended(1), bad, END)
+            await report_as_latest(run, 3, ended(1), bad, END)
     assert len(used) == 1
-    for told in (bad, msgspec.structs.replace(END, failures=1), FailedReport(reason="no space")):
+    for sent in (bad, msgspec.structs.replace(END, failures=1), FailedReport(reason="no space")):
         with pytest.raises(NoRoom, match="is repeated after the next start"):
-            await tell(desk, 4, told)
-    assert [episode.index for episode in desk.journal.episodes("r1", 0)] == [0, 1]
-    assert desk.governor.taken == []
-    await tell(desk, 1, ended(3), conductor="other")
-    assert [episode.index for episode in desk.journal.episodes("r1", 0)] == [0, 1, 3]
+            await report_as_latest(run, 4, sent)
+    assert [episode.index for episode in run.journal.episodes("r1", 0)] == [0, 1]
+    assert run.governor.taken == []
+    await report_as_latest(run, 1, ended(3), conductor="other")
+    assert [episode.index for episode in run.journal.episodes("r1", 0)] == [0, 1, 3]
 
 
 def begun(task):
     return TaskStarted(phase=0, task=task, run=0, attempt=1, pid=7, node="n")
 
 
-async def test_what_stood_before_the_write_that_failed_is_not_applied_again(desk):
-    fill(desk.journal)
-    told = [begun("a"), END, begun("b"), ReadyReport(), *(ended(index) for index in range(400))]
+async def test_what_stood_before_the_write_that_failed_is_not_applied_again(run):
+    fill(run.journal)
+    sent = [begun("a"), END, begun("b"), ReadyReport(), *(ended(index) for index in range(400))]
     with pytest.raises(JournalError):
-        await tell(desk, 1, *told)
-    fill(desk.journal, pages=100_000)
+        await report_as_latest(run, 1, *sent)
+    fill(run.journal, pages=100_000)
     with pytest.raises(JournalError):
-        await tell(desk, 1, *told)
-    assert [type(moved) for moved, _, _ in desk.governor.taken] == [events.PartEnded, events.ConductorReady]
-    started = [e.data["task"] for e in desk.journal.events("r1") if e.kind == "task.started"]
+        await report_as_latest(run, 1, *sent)
+    assert [type(forwarded) for forwarded, _, _ in run.governor.taken] == [
+        events.PartEnded,
+        events.ConductorReady,
+    ]
+    started = [e.data["task"] for e in run.journal.events("r1") if e.kind == "task.started"]
     assert started == ["a", "b"]
 
 
-async def test_lines_stand_in_the_log_with_their_level(desk):
+async def test_lines_stand_in_the_log_with_their_level(run):
     levels = ("debug", "info", "warning", "error")
     with capture_logs() as lines:
-        await tell(desk, 1, *(Log(level=level, event="task.log", data={"text": level}) for level in levels))
+        await report_as_latest(
+            run, 1, *(Log(level=level, event="task.log", data={"text": level}) for level in levels)
+        )
     assert [(line["log_level"], line["text"]) for line in lines] == [(level, level) for level in levels]
     assert {line["conductor"] for line in lines} == {"simulation"}
 
 
-async def test_who_was_never_started_or_is_dead_is_refused_and_logged(desk):
+async def test_an_incarnation_that_was_never_started_or_is_dead_is_refused_and_logged(run):
     strangers = [("nobody", 9), ("simulation", 2), ("simulation", 0)]
-    desk.desk.open("simulation", 1)
+    run.handler.open("simulation", 1)
     for conductor, incarnation in strangers:
         with capture_logs() as lines:
-            answer = await say(desk, 1, ended(0), conductor=conductor, incarnation=incarnation)
+            answer = await report_as(run, 1, ended(0), conductor=conductor, incarnation=incarnation)
         assert (answer.code, answer.exit_code) == ("fenced", 75)
         [line] = lines
         assert (line["event"], line["conductor"], line["incarnation"]) == (
@@ -261,60 +266,64 @@ async def test_who_was_never_started_or_is_dead_is_refused_and_logged(desk):
             conductor,
             incarnation,
         )
-    assert isinstance(await say(desk, 1, ended(0)), Acknowledged)
-    await desk.desk.close("simulation", 1)
-    assert isinstance(await say(desk, 2, ended(1)), Refused)
-    desk.desk.open("simulation", 2)
-    assert isinstance(await say(desk, 2, ended(1)), Refused), "its successor opens no way for it"
-    assert isinstance(await say(desk, 1, ended(2), incarnation=2), Acknowledged)
-    assert [record.index for record in desk.journal.episodes("r1", 0)] == [0, 2]
+    assert isinstance(await report_as(run, 1, ended(0)), Acknowledged)
+    await run.handler.close("simulation", 1)
+    assert isinstance(await report_as(run, 2, ended(1)), Refused)
+    run.handler.open("simulation", 2)
+    assert isinstance(await report_as(run, 2, ended(1)), Refused), "its successor opens no way for it"
+    assert isinstance(await report_as(run, 1, ended(2), incarnation=2), Acknowledged)
+    assert [record.index for record in run.journal.episodes("r1", 0)] == [0, 2]
 
 
-async def test_a_report_that_is_being_applied_is_finished_before_its_conductor_is_shut_out(desk):
-    """The order of a death: the governor hears of it when `close` returns, and must be able to answer the report before."""
+async def test_a_report_that_is_being_applied_is_finished_before_its_conductor_is_shut_out(run):
+    """The order of an exit: the governor is informed when `close` returns, and must be able to answer the report
+    before that.
+    """
     taking, may_take = asyncio.Event(), asyncio.Event()
 
     async def handle(event, *, detail):
         taking.set()
         await may_take.wait()
 
-    desk.governor.handle = handle
-    desk.desk.open("simulation", 1)
-    first = asyncio.create_task(say(desk, 1, ended(0), ReadyReport(), ended(1)))
+    run.governor.handle = handle
+    run.handler.open("simulation", 1)
+    first = asyncio.create_task(report_as(run, 1, ended(0), ReadyReport(), ended(1)))
     await taking.wait()
-    second = asyncio.create_task(say(desk, 4, ended(2)))
-    closed = asyncio.create_task(desk.desk.close("simulation", 1))
-    late = asyncio.create_task(say(desk, 5, ended(3)))
-    assert isinstance(await tell(desk, 1, ended(7), conductor="tasks"), Acknowledged), "no business of others"
+    second = asyncio.create_task(report_as(run, 4, ended(2)))
+    closed = asyncio.create_task(run.handler.close("simulation", 1))
+    late = asyncio.create_task(report_as(run, 5, ended(3)))
+    assert isinstance(await report_as_latest(run, 1, ended(7), conductor="tasks"), Acknowledged), (
+        "no business of others"
+    )
     assert not closed.done()
     may_take.set()
     await closed
     assert first.done()
     assert second.done()
-    assert {record.index for record in desk.journal.episodes("r1", 0)} == {0, 1, 2, 7}
+    assert {record.index for record in run.journal.episodes("r1", 0)} == {0, 1, 2, 7}
     assert isinstance(await late, Refused)
 
 
-async def test_what_is_no_report_is_refused(desk):
-    [answer] = await desk.desk.answer(SimpleNamespace(body=[b"\xff\x00", SECRET.value]))
+async def test_what_is_no_report_is_refused(run):
+    [answer] = await run.handler.answer(SimpleNamespace(body=[b"\xff\x00", SECRET.value]))
     assert isinstance(decode_acknowledged(answer), Refused)
-    assert desk.governor.taken == []
+    assert run.governor.taken == []
 
 
 @pytest.mark.parametrize(
     "shown", [(), (b"",), (Secret.new().value,), (SECRET.value[:-1],), (SECRET.value, b"more")]
 )
 async def test_a_report_without_the_secret_of_its_run_is_not_read_and_a_flood_of_them_makes_few_lines(
-    desk, shown
+    run, shown
 ):
-    desk.desk.open("simulation", 1)
+    run.handler.open("simulation", 1)
     report = Report(conductor="simulation", incarnation=1, seq=1, events=(ended(0, 1e9), ReadyReport()))
     with capture_logs() as logged:
         for _ in range(1000):
             for body in (encode(report), b"\xff"):
-                [answer] = await desk.desk.answer(SimpleNamespace(body=[body, *shown]))
-                told = decode_acknowledged(answer)
-                assert (told.code, told.exit_code) == ("not_permitted", 77)
+                [answer] = await run.handler.answer(SimpleNamespace(body=[body, *shown]))
+                sent = decode_acknowledged(answer)
+                assert (sent.code, sent.exit_code) == ("not_permitted", 77)
     assert [line["event"] for line in logged] == ["message.not_permitted"] * 11
     assert logged[-1] == {
         "event": "message.not_permitted",
@@ -322,20 +331,20 @@ async def test_a_report_without_the_secret_of_its_run_is_not_read_and_a_flood_of
         "run": "r1",
         "refused": 1024,
     }
-    assert (desk.governor.taken, desk.journal.episodes("r1", 0)) == ([], [])
-    assert isinstance(await say(desk, 1, ended(0)), Acknowledged), "the numbers of its own are free"
-    assert [record.value for record in desk.journal.episodes("r1", 0)] == [1.0]
+    assert (run.governor.taken, run.journal.episodes("r1", 0)) == ([], [])
+    assert isinstance(await report_as(run, 1, ended(0)), Acknowledged), "the numbers of its own are free"
+    assert [record.value for record in run.journal.episodes("r1", 0)] == [1.0]
 
 
-async def test_what_fails_for_want_of_removed_files_is_not_recorded(desk):
+async def test_what_fails_for_want_of_removed_files_is_not_recorded(run):
     gone = [FilesRemoved("the folder /s/runs/r1 was removed")]
-    desk.desk._missing = lambda: gone.pop() if gone else None
-    desk.desk.open("simulation", 1)
+    run.handler._missing = lambda: gone.pop() if gone else None
+    run.handler.open("simulation", 1)
     bad = EpisodeEnded(phase=0, episode=msgspec.structs.replace(ended(1).episode, outcome="crashed"))
     with pytest.raises(FilesRemoved, match="the folder /s/runs/r1 was removed"):
-        await say(desk, 1, ended(0), bad, ended(2))
-    assert [record.index for record in desk.journal.episodes("r1", 0)] == [0]
-    assert isinstance(await say(desk, 1, ended(0), bad, ended(2)), Acknowledged), (
+        await report_as(run, 1, ended(0), bad, ended(2))
+    assert [record.index for record in run.journal.episodes("r1", 0)] == [0]
+    assert isinstance(await report_as(run, 1, ended(0), bad, ended(2)), Acknowledged), (
         "sent again, and of its own fault"
     )
-    assert [record.index for record in desk.journal.episodes("r1", 0)] == [0, 1, 2]
+    assert [record.index for record in run.journal.episodes("r1", 0)] == [0, 1, 2]

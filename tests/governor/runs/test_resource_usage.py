@@ -1,4 +1,4 @@
-"""What processes and folders take: real ones, and those that go while they are looked at."""
+"""Memory and disk space of processes and folders: real ones, and those that disappear during the measurement."""
 
 from __future__ import annotations
 
@@ -200,7 +200,7 @@ async def test_without_a_limit_nothing_is_measured(tmp_path):
     assert meter.uses(None) == ()
 
 
-async def test_the_loop_goes_on_while_a_measurement_hangs(tmp_path, monkeypatch):
+async def test_the_loop_runs_while_a_measurement_hangs(tmp_path, monkeypatch):
     loop, went_on = asyncio.get_running_loop(), asyncio.Queue()
     turn = threading.Event()
 

@@ -1,4 +1,6 @@
-"""What a run takes over from the one that it resumes: what is done, where it goes on, which files, and after a death."""
+"""What a run takes over from the one that it resumes: finished work, where it continues, files, and the state after a
+crash.
+"""
 
 from __future__ import annotations
 
@@ -90,7 +92,7 @@ def found(journal, run, old):
     return find_kept_work(journal, journal.run("old"), run, old)
 
 
-async def test_what_succeeded_is_kept_and_the_run_goes_on_at_the_first_phase_with_something_missing(
+async def test_what_succeeded_is_kept_and_the_run_continues_at_the_first_phase_with_something_missing(
     journal, old
 ):
     run = run_of("t", "t", "t")
@@ -219,7 +221,7 @@ async def test_a_run_whose_phases_are_all_whole_ends_from_the_record(journal, ol
     assert (kept.is_complete, kept.first_phase) == (True, 1)
 
 
-async def test_entered_it_is_a_run_that_recovery_goes_on_with(journal, old):
+async def test_once_recorded_it_is_a_run_that_recovery_continues(journal, old):
     run = run_of("s", "t")
     await record(
         journal,
@@ -255,7 +257,7 @@ async def test_entered_it_is_a_run_that_recovery_goes_on_with(journal, old):
     assert recovery._first_unfinished_phase(journal, "new", phases=2) == kept.first_phase == 1
 
 
-async def test_of_a_whole_phase_behind_a_broken_one_the_records_are_kept_and_its_end_is_told_anew(
+async def test_of_a_whole_phase_behind_a_broken_one_the_records_are_kept_and_its_end_is_recorded_again(
     journal, old
 ):
     run = run_of("t", "t", on_failure="continue")
@@ -312,7 +314,7 @@ def test_without_links_files_are_copied(monkeypatch, old):
     assert not (new / "results" / "t.json").samefile(old / "results" / "t.json")
 
 
-async def test_a_death_between_the_record_and_the_name_of_the_files_is_made_good(journal, old):
+async def test_a_crash_between_the_record_and_the_name_of_the_files_is_repaired(journal, old):
     for uid in ("recorded", "unrecorded"):
         stage(old, old.with_name(uid))
     await journal.write(lambda tx: tx.submit(uid="recorded", key=None, name="r", spec={}, folder="/"))

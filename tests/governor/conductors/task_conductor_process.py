@@ -1,4 +1,4 @@
-"""A task conductor as a process: prepares, runs a graph with one task that hangs, and says what it reports.
+"""A task conductor as a process: prepares, runs a graph with one task that hangs, and prints its reports.
 
 Arguments: address, token path, run folder, import folder.
 """
@@ -25,14 +25,14 @@ from governor.messages.link import RecordingLink
 from transport.access import Secret
 
 
-def tell(**told):
-    sys.stdout.write(json.dumps(told) + "\n")
+def show(**line_data):
+    sys.stdout.write(json.dumps(line_data) + "\n")
     sys.stdout.flush()
 
 
 class PrintingLink(RecordingLink):
     async def report(self, event):
-        tell(type=type(event).__name__, text=str(event))
+        show(type=type(event).__name__, text=str(event))
         return await super().report(event)
 
 
@@ -57,7 +57,7 @@ async def main(address: str, token: str, run_folder: str, import_folder: str) ->
     tasks = (TaskSpec(id="hung", call="deeds:sleep"),)
     early = await conductor.perform(StartTasks(phase=0, name="p", tasks=tasks, seed=0))
     detail = await conductor.prepare()
-    tell(type="prepared", detail=detail, early=early.code)
+    show(type="prepared", detail=detail, early=early.code)
     wrong = await conductor.perform(
         StartSimulation(
             phase=0,
@@ -74,7 +74,7 @@ async def main(address: str, token: str, run_folder: str, import_folder: str) ->
     )
     cycle = (TaskSpec(id="a", call="m:f", depends_on=("a",)),)
     fault = await conductor.perform(StartTasks(phase=0, name="p", tasks=cycle, seed=0))
-    tell(type="refused", messages=[wrong.message, fault.message])
+    show(type="refused", messages=[wrong.message, fault.message])
     quick = StartTasks(phase=2, name="q", tasks=(TaskSpec(id="quick", call="deeds:nothing"),), seed=0)
     assert await conductor.perform(quick) == Done()
     await link.next(PartEndedReport)
@@ -86,14 +86,14 @@ async def main(address: str, token: str, run_folder: str, import_folder: str) ->
     asked = asyncio.ensure_future(asyncio.to_thread(sys.stdin.readline))
     await asyncio.wait({asked, conductor.failed}, return_when=asyncio.FIRST_COMPLETED)
     if conductor.failed.done():
-        tell(type="failed", text=conductor.failed.result())
+        show(type="failed", text=conductor.failed.result())
         await asyncio.wait({asyncio.ensure_future(conductor.close())}, timeout=CLOSE_SECONDS)
         os._exit(1)
     if asked.result().strip() == "stop":
         await conductor.perform(StopPartCommand(phase=3, reason="asked to"))
         await link.next(PartEndedReport, after=len(link.events))
         ends = [event.phase for event in link.events if isinstance(event, PartEndedReport)]
-        tell(type="ends", phases=ends)
+        show(type="ends", phases=ends)
         await conductor.close()
         os._exit(0)
 

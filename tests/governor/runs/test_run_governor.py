@@ -1,0 +1,164 @@
+"""The public attributes of a run governor, before, during and after a run; its effects are recorded, not performed."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+
+import pytest
+
+from governor.errors import TryAgain
+from governor.journal.journal import Journal
+from governor.run_file.load import parse
+from governor.runs import run_governor
+from governor.runs.assignment import Assignment
+from governor.runs.run_governor import RunGovernor
+from states import events
+from transport.access import Secret
+
+RUN = parse(
+    {
+        "name": "r",
+        "conductors": {"environments": {"lake": {"entry": "m:E"}}, "agents": {"walker": {"entry": "m:A"}}},
+        "phases": [{"name": "p", "simulate": {"environment": "lake", "agents": ["walker"], "episodes": 9}}],
+    }
+)
+NAMES = ("agent.walker", "environment.lake", "simulation")
+
+
+class RecordingEffects:
+    """In place of `EffectRunner`: every conductor has a process, and nothing is started."""
+
+    deadlines = {("start", ""): 60.0}  # noqa: RUF012
+
+    def __init__(self, **_):
+        self.processes = {name: SimpleNamespace(pid=100 + n, mark=n) for n, name in enumerate(NAMES)}
+        self.performed = []
+
+    def perform(self, effect):
+        self.performed.append(effect)
+
+    def run_alongside(self, work, name):
+        work.close()
+
+    def stuck_processes(self):
+        return {}
+
+    async def aclose(self):
+        self.processes = {}
+
+
+class SilentWorker:
+    def __init__(self, *_, **__):
+        pass
+
+    async def __aenter__(self):
+        return self
+
+    async def aclose(self):
+        pass
+
+
+@pytest.fixture
+async def governor(tmp_path, monkeypatch):
+    monkeypatch.setattr(run_governor, "EffectRunner", RecordingEffects)
+    monkeypatch.setattr(run_governor, "Worker", SilentWorker)
+    journal = Journal(tmp_path / "governor.db")
+    await journal.write(lambda tx: tx.submit(uid="r1", key=None, name="r", spec=RUN.raw(), folder="/"))
+    secret = Secret.new()
+    context = SimpleNamespace(
+        journal=journal,
+        secret=secret,
+        run_secret=lambda uid: secret.of(uid.encode()),
+        run_folder=lambda uid: tmp_path / "runs" / uid,
+        socket_folder=lambda uid: tmp_path / "sockets" / uid,
+        files=SimpleNamespace(begin=lambda governor, post: None, missing=lambda governor: None),
+        client=None,
+    )
+    governor = RunGovernor("ipc://worker", "slot-0", context=context)
+    loop = asyncio.create_task(governor.run())
+    yield governor
+    loop.cancel()
+    await asyncio.wait({loop})
+    await journal.close()
+
+
+async def started(governor):
+    await governor.assign(Assignment(uid="r1", run=RUN, folder="/"))
+    for pid, name in enumerate(NAMES, start=100):
+        about = {"run": "r1", "at": governor.now(), "conductor": name, "incarnation": 1}
+        await governor.handle(events.ConductorStarted(**about, pid=pid, ticks=1, boot="b"))
+        await governor.handle(events.ConductorReady(**about))
+
+
+def test_without_a_run_its_attributes_are_empty():
+    governor = RunGovernor("ipc://worker", context=None)
+    assert (governor.broker_uri, governor.uid, governor.state.name) == (
+        "ipc://worker",
+        "governor",
+        "pristine",
+    )
+    assert (governor.errors, governor.dead_children) == ([], [])
+    assert (governor.experiment_run, governor.experiment_run_id, governor.current_phase) == (None, None, None)
+    assert governor.current_episode == 0
+    assert (governor.agent_conductors, governor.env_conductors, governor.sim_controllers) == ({}, {}, {})
+    assert (governor.stopping, governor.shutdown, governor.is_free) == (False, False, True)
+
+
+async def test_during_a_run_they_name_the_run_its_phase_and_its_processes(governor):
+    await started(governor)
+    assert (governor.uid, governor.state.name) == ("slot-0", "running")
+    assert (governor.experiment_run, governor.experiment_run_id) == (RUN, "r1")
+    assert (governor.current_phase, governor.current_episode) == (0, 0)
+    assert {name: process.pid for name, process in governor.agent_conductors.items()} == {"agent.walker": 100}
+    assert list(governor.env_conductors) == ["environment.lake"]
+    assert list(governor.sim_controllers) == ["simulation"]
+    assert (governor.stopping, governor.shutdown, governor.is_free) == (False, False, False)
+    assert governor.deadlines == {("start", ""): 60.0}
+
+
+async def test_an_unexpected_exit_is_among_the_dead_children(governor):
+    await started(governor)
+    at = governor.now()
+    await governor.handle(
+        events.ConductorExited(run="r1", at=at, conductor="simulation", incarnation=1, exit_code=-9)
+    )
+    assert governor.dead_children == ["simulation"]
+    assert governor.state.name == "running"
+
+
+async def test_a_second_run_is_refused_and_the_error_names_the_last_transitions(governor):
+    await started(governor)
+    with pytest.raises(
+        TryAgain, match=r"Last steps of this slot: pristine -> starting .*; starting -> running"
+    ):
+        await governor.assign(Assignment(uid="r2", run=RUN, folder="/"))
+    assert governor.experiment_run_id == "r1"
+
+
+async def test_a_stop_ends_the_run_and_then_the_governor(governor):
+    await started(governor)
+    governor.post_stop("shutting down", urgent=True)
+    for name in NAMES:
+        exited = events.ConductorExited(
+            run="r1", at=governor.now(), conductor=name, incarnation=1, exit_code=0
+        )
+        await governor.handle(exited)
+        assert governor.stopping
+        assert not governor.shutdown
+    await governor.handle(events.TracesRemoved(run="r1", at=governor.now()))
+    assert (governor.stopping, governor.shutdown) == (False, True)
+    assert (governor.experiment_run, governor.dead_children, governor.env_conductors) == (None, [], {})
+
+
+async def test_a_crash_inside_a_state_is_kept_with_the_state_and_raised(monkeypatch):
+    def crash(state, event):
+        raise ValueError("a bug")
+
+    monkeypatch.setattr(run_governor, "advance", crash)
+    governor = RunGovernor("ipc://worker", context=None)
+    governor.post_stop("shutting down")
+    with pytest.raises(ValueError, match="a bug"):
+        await governor.run()
+    [(error, state)] = governor.errors
+    assert (str(error), state) == ("a bug", "pristine")
