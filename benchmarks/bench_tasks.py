@@ -249,7 +249,7 @@ async def pending_memory() -> Row:
     from governor.tasks.scheduling.core import Core
     from governor.tasks.scheduling.events import BatchSubmitted
 
-    core, number = Core(places={(): 0}), 20_000
+    core, number = Core(capacity={(): 0}), 20_000
     tracemalloc.start()
     before = tracemalloc.get_traced_memory()[0]
     batch = BatchSpec(id=0, tasks=tuple(specs(number)), split=1)

@@ -37,7 +37,7 @@ class Driver:
     """Cluster, runners and engine of this process.
 
     Args:
-        places: plain runners; None: the CPUs of the cluster.
+        capacity: plain runners; None: the CPUs of the cluster.
         folder: where values that do not travel are kept; None: a temporary one.
     """
 
@@ -48,12 +48,12 @@ class Driver:
         self,
         config: SchedulerConfig,
         *,
-        places: int | None = None,
+        capacity: int | None = None,
         models: Sequence[Any] = (),
         folder: Path | None = None,
     ) -> None:
         self._config = config
-        self._places = places
+        self._capacity = capacity
         self._models = models
         self._given = folder
         self._stack = AsyncExitStack()
@@ -88,7 +88,7 @@ class Driver:
                 runners=runners,
                 cluster=cluster,
                 folder=self.folder,
-                places=self._places,
+                capacity=self._capacity,
                 grace=self._config.grace,
                 models=self._models,
                 max_pending=self._config.max_pending,

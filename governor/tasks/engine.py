@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from governor import logs
 from governor.tasks.errors import GraphError, QueueFull
-from governor.tasks.ports import PlaceState
+from governor.tasks.ports import SlotState
 from governor.tasks.protocol.wire import (
     Begun,
     Loading,
@@ -52,7 +52,7 @@ from governor.tasks.scheduling.events import (
     shape_of,
 )
 from governor.tasks.scheduling.explain import explain
-from governor.tasks.work import sweep, work_of
+from governor.tasks.work import remove_partial_files, work_item
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -75,7 +75,7 @@ class Engine:
 
     Args:
         folder: the run's folder, in which results that do not travel lie.
-        places: plain runners at work at once; None: the CPUs of the cluster. The runner of place i gets
+        capacity: plain runners at work at once; None: the CPUs of the cluster. The runner of place i gets
             ``models[i % len(models)]``.
         max_pending: runs without an outcome, of all batches.
     """
@@ -86,7 +86,7 @@ class Engine:
         runners: RunnerPool,
         cluster: Capacity,
         folder: Path,
-        places: int | None = None,
+        capacity: int | None = None,
         grace: float = 0.0,
         models: Sequence[Any] = (),
         max_pending: int | None = None,
@@ -95,20 +95,20 @@ class Engine:
         self._runners = runners
         self._cluster = cluster
         self._folder = folder
-        self._places = places
+        self._capacity = capacity
         self._models = models
         self._max_pending = max_pending
         self._core = Core(
-            places={(): places or cluster.slots(())},
+            capacity={(): capacity or cluster.slots(())},
             grace=grace,
             age=age,
             runner_ids=runners.ids,
         )
         self._listeners: dict[BatchId, BatchListener] = {}
         self._folders: dict[BatchId, Path] = {}
-        self._told: dict[int, dict[str, Any]] = {}
+        self._user_state: dict[int, dict[str, Any]] = {}
         self._inbox: deque[Event] = deque()
-        self._feeding = False
+        self._handling = False
         self._alarm: asyncio.TimerHandle | None = None
         self._loop = asyncio.get_running_loop()
         self._changed = asyncio.Event()
@@ -118,12 +118,12 @@ class Engine:
     def warm(self) -> None:
         """Starts a runner for every plain place."""
         for effect in self._core.warm(time.monotonic()):
-            self._perform(effect)
+            self._apply(effect)
 
     async def start(self) -> None:
         """Returns when every plain place has its runner, or none can be started."""
         self.warm()
-        while any(seat.state == "starting" for seat in self._core.crew.all()):
+        while any(slot.state == "starting" for slot in self._core.slots.all()):
             self._changed.clear()
             await self._changed.wait()
 
@@ -163,18 +163,18 @@ class Engine:
         self.resize({shape_of(task) for task in batch.tasks if task.resources})
         self._listeners[batch.id] = listener
         self._folders[batch.id] = self._folder / batch.folder
-        self._feed(BatchSubmitted(batch, time.monotonic(), limits, held))
+        self._handle(BatchSubmitted(batch, time.monotonic(), limits, held))
 
     def release(self, batch: BatchId, *, error: str = "") -> None:
         """A held batch may begin; or, with an error, it fails."""
-        self._feed(Released(batch, time.monotonic(), error))
+        self._handle(Released(batch, time.monotonic(), error))
 
     def cancel(
         self, batch: BatchId, *, reason: str, tasks: Collection[str] | None = None, gentle: bool = False
     ) -> None:
         """What has not ended of the batch, or of these tasks and what depends on them, ends as `cancelled`."""
         chosen = None if tasks is None else frozenset(tasks)
-        self._feed(Cancelled(batch, time.monotonic(), reason, chosen, gentle))
+        self._handle(Cancelled(batch, time.monotonic(), reason, chosen, gentle))
 
     def explain(self, batch: BatchId) -> list[Waiting]:
         """What every task that has not ended waits for. Raises KeyError for a batch that is not active."""
@@ -183,64 +183,64 @@ class Engine:
     def resize(self, shapes: Collection[Shape]) -> None:
         """Asks the nodes again how many runners of these shapes they hold."""
         slots = {
-            shape: self._places if not shape and self._places else self._cluster.slots(shape)
+            shape: self._capacity if not shape and self._capacity else self._cluster.slots(shape)
             for shape in shapes
         }
         if slots:
-            never = {shape: self._cluster.why_never(shape) for shape in slots if not slots[shape]}
-            self._feed(Resized(slots, never, time.monotonic()))
+            set_unschedulable = {shape: self._cluster.why_never(shape) for shape in slots if not slots[shape]}
+            self._handle(Resized(slots, set_unschedulable, time.monotonic()))
 
     def shapes(self) -> list[Shape]:
         """What runners have been asked for so far."""
-        return self._core.crew.shapes()
+        return self._core.slots.shapes()
 
-    def places(self) -> dict[int, PlaceState]:
+    def slot_states(self) -> dict[int, SlotState]:
         """What each plain runner does now, by its place; never waits for one."""
-        found: dict[int, PlaceState] = {}
-        for seat in self._core.crew.all():
-            if seat.shape or seat.place is None:
+        found: dict[int, SlotState] = {}
+        for slot in self._core.slots.all():
+            if slot.shape or slot.index is None:
                 continue
-            state = PlaceState(
-                place=seat.place,
-                runner=seat.runner,
-                state=seat.state,
-                told=dict(self._told.get(seat.runner, {})),
+            state = SlotState(
+                slot_index=slot.index,
+                runner=slot.runner,
+                state=slot.state,
+                user_state=dict(self._user_state.get(slot.runner, {})),
             )
-            if seat.last is not None:
-                job, state.run, state.began, state.ended = seat.last
+            if slot.last is not None:
+                job, state.run, state.began, state.ended = slot.last
                 state.batch, state.task, state.attempt = (
                     job.attempt.batch,
                     job.attempt.task.id,
                     job.attempt.number,
                 )
-                name = job.piece.node.batch.spec.name
+                name = job.subtask.node.batch.spec.name
                 state.name = state.batch if name is None else name
-            found[seat.place] = state
+            found[slot.index] = state
         return found
 
-    async def seated(self, place: int) -> None:
+    async def wait_for_runner(self, slot_index: int) -> None:
         """Returns when there is a runner on this place that is not about to die; one that has died is replaced, also
         when nothing waits for it. Raises RuntimeError when the engine is closed, or none can be started.
         """
-        crew = self._core.crew
-        while (seat := crew.at_place(place)) is None or seat.state == "dying":
+        slots = self._core.slots
+        while (slot := slots.at_index(slot_index)) is None or slot.state == "dying":
             self.warm()
-            if not any(seat.state in ("starting", "dying") for seat in crew.all()):
-                raise RuntimeError(f"no runner can be started on place {place}")
-            await self._change()
+            if not any(slot.state in ("starting", "dying") for slot in slots.all()):
+                raise RuntimeError(f"no runner can be started on place {slot_index}")
+            await self._wait_for_change()
 
-    async def restart(self, place: int) -> None:
+    async def restart(self, slot_index: int) -> None:
         """Replaces the runner of a place; the new one is ready before the old one is killed. Raises KeyError without
         one, and RuntimeError when the engine is closed.
         """
-        old = self._core.crew.at_place(place)
+        old = self._core.slots.at_index(slot_index)
         if old is None:
-            raise KeyError(place)
-        self._feed(Replaced(place, time.monotonic()))
-        while self._core.crew.get(old.runner) is not None and (old.replace or old.state == "dying"):
-            await self._change()
+            raise KeyError(slot_index)
+        self._handle(Replaced(slot_index, time.monotonic()))
+        while self._core.slots.get(old.runner) is not None and (old.replace or old.state == "dying"):
+            await self._wait_for_change()
 
-    async def _change(self) -> None:
+    async def _wait_for_change(self) -> None:
         """Returns when a runner is ready, or dead."""
         if self._closed:
             raise RuntimeError("the engine is closed")
@@ -251,36 +251,36 @@ class Engine:
 
     def runner_changed(self, event: RunnerReady | RunnerGone) -> None:
         if isinstance(event, RunnerGone):
-            self._told.pop(event.runner, None)
-        self._feed(event)
+            self._user_state.pop(event.runner, None)
+        self._handle(event)
         self._changed.set()
 
-    def runner_said(
+    def runner_reported(
         self, runner: int, messages: Sequence[Begun | Over | Loading | LogLine | StateUpdate], now: float
     ) -> None:
-        said: list[Begun | Over | Loading] = []
+        reports: list[Begun | Over | Loading] = []
         for message in messages:
             match message:
                 case LogLine() | StateUpdate():
-                    self._aside(runner, message)
+                    self._on_log_or_state(runner, message)
                     continue
                 case Over() if message.traceback:
                     aside = LogLine(message.ticket, message.run, "traceback", message.traceback)
-                    self._aside(runner, aside)
-            said.append(message)
-        self._feed(RunnerReported(runner, said, now))
+                    self._on_log_or_state(runner, aside)
+            reports.append(message)
+        self._handle(RunnerReported(runner, reports, now))
 
     def runner_revoked(self, runner: int, tickets: tuple[int, ...]) -> None:
-        self._feed(Revoked(runner, tickets, time.monotonic()))
+        self._handle(Revoked(runner, tickets, time.monotonic()))
 
-    def _aside(self, runner: int, message: LogLine | StateUpdate) -> None:
-        seat = self._core.crew.get(runner)
-        jobs = () if seat is None else seat.jobs
+    def _on_log_or_state(self, runner: int, message: LogLine | StateUpdate) -> None:
+        slot = self._core.slots.get(runner)
+        jobs = () if slot is None else slot.jobs
         attempt = next((job.attempt for job in jobs if job.attempt.ticket == message.ticket), None)
         if attempt is None:
             return
         if isinstance(message, StateUpdate):
-            self._told.setdefault(runner, {}).update(message.state)
+            self._user_state.setdefault(runner, {}).update(message.state)
             return
         listener = self._listeners.get(attempt.batch)
         if listener is None:
@@ -292,18 +292,18 @@ class Engine:
 
     # -- events in, effects out -----------------------------------------------------------------------------
 
-    def _feed(self, event: Event) -> None:
+    def _handle(self, event: Event) -> None:
         """An effect may at once lead to an event: they are taken one after the other."""
         self._inbox.append(event)
-        if self._feeding:
+        if self._handling:
             return
-        self._feeding = True
+        self._handling = True
         try:
             while self._inbox:
                 for effect in self._core.on(self._inbox.popleft()):
-                    self._perform(effect)
+                    self._apply(effect)
         finally:
-            self._feeding = False
+            self._handling = False
             self._set_alarm()
 
     def _set_alarm(self) -> None:
@@ -312,20 +312,20 @@ class Engine:
             if due is not None and self._alarm.when() <= due:
                 return  # too early is harmless: the tick finds nothing and sets it anew
             self._alarm.cancel()
-        self._alarm = None if due is None else self._loop.call_at(due, self._ring)
+        self._alarm = None if due is None else self._loop.call_at(due, self._on_alarm)
 
-    def _ring(self) -> None:
+    def _on_alarm(self) -> None:
         self._alarm = None
-        self._feed(Tick(time.monotonic()))
+        self._handle(Tick(time.monotonic()))
 
-    def _perform(self, effect: Effect) -> None:
+    def _apply(self, effect: Effect) -> None:
         """What a listener raises is its own fault, and nobody else's: the engine goes on."""
         try:
             match effect:
                 case RunEnded(batch, record, payload):
                     self._listeners[batch].run_ended(record, payload)
                     if record.attempts and record.outcome in ("timed_out", "crashed", "cancelled"):
-                        sweep(self._folders[batch], record.task, record.run)
+                        remove_partial_files(self._folders[batch], record.task, record.run)
                 case Dispatch():
                     self._dispatch(effect)
                 case AttemptStarted(attempt, _, runner, _):
@@ -333,24 +333,24 @@ class Engine:
                     self._listeners[attempt.batch].attempt_started(effect, pid=pid, node=node)
                 case AttemptEnded(attempt, run):
                     self._listeners[attempt.batch].attempt_ended(effect)
-                    sweep(self._folders[attempt.batch], attempt.task.id, run)
+                    remove_partial_files(self._folders[attempt.batch], attempt.task.id, run)
                 case BatchEnded(batch):
                     del self._folders[batch]
                     self._listeners.pop(batch).batch_ended(effect)
                 case _:
-                    self._direct(effect)
+                    self._command_runner(effect)
         except Exception:
             log.exception("engine.effect_failed", effect=type(effect).__name__)
 
     def _dispatch(self, effect: Dispatch) -> None:
         try:
-            works = [self._work(attempt, effect.place) for attempt in effect.attempts]
-            self._runners.send(effect.runner, works)
+            work_items = [self._work_item(attempt, effect.slot_index) for attempt in effect.attempts]
+            self._runners.send(effect.runner, work_items)
         except Exception as error:
             log.exception("engine.dispatch_failed", runner=effect.runner)
             self._runners.kill(effect.runner, f"its work cannot be sent: {type(error).__name__}: {error}")
 
-    def _direct(self, effect: Effect) -> None:
+    def _command_runner(self, effect: Effect) -> None:
         """What a runner is to do, beside work."""
         match effect:
             case StartRunner(runner, shape):
@@ -362,6 +362,6 @@ class Engine:
             case KillRunner(runner, reason):
                 self._runners.kill(runner, reason)
 
-    def _work(self, attempt: Attempt, place: int) -> Work:
+    def _work_item(self, attempt: Attempt, slot_index: int) -> Work:
         batch = self._core.batches[attempt.batch]
-        return work_of(attempt, batch, place=place, models=self._models)
+        return work_item(attempt, batch, slot_index=slot_index, models=self._models)

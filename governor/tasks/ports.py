@@ -90,12 +90,12 @@ class BatchListener(Protocol):
 
 
 @dataclass(slots=True, kw_only=True)
-class PlaceState:
+class SlotState:
     """What a plain runner does, or did last. `name` is that of the batch; `began` and `ended` (None while it is at it)
-    are monotonic seconds; `told` are the keys that its task has set.
+    are monotonic seconds; `user_state` are the keys that its task has set.
     """
 
-    place: int
+    slot_index: int
     runner: int
     state: str
     batch: BatchId | None = None
@@ -105,4 +105,4 @@ class PlaceState:
     attempt: int = 0
     began: float | None = None
     ended: float | None = None
-    told: dict[str, Any] = field(default_factory=dict)
+    user_state: dict[str, Any] = field(default_factory=dict)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 NAME_BYTES: Final = 100
 
 
-def work_of(attempt: Attempt, batch: Batch, *, place: int, models: Sequence[Any]) -> Work:
+def work_item(attempt: Attempt, batch: Batch, *, slot_index: int, models: Sequence[Any]) -> Work:
     """The attempt for the runner of this place, with the results that it builds on."""
     task, spec = attempt.task, batch.spec
     inputs: dict[str, list[Input]] = {}
@@ -41,13 +41,13 @@ def work_of(attempt: Attempt, batch: Batch, *, place: int, models: Sequence[Any]
         stem=f"{spec.folder}/{file_name(task.id)}",
         payload_inline=spec.payload_inline,
         is_eval=task.is_eval,
-        model=models[place % len(models)] if models else None,
+        model=models[slot_index % len(models)] if models else None,
         inputs=inputs,
         repeated=tuple(name for name in inputs if batch.nodes[name].spec.repeat > 1),
     )
 
 
-def sweep(folder: Path, task: str, run: int) -> None:
+def remove_partial_files(folder: Path, task: str, run: int) -> None:
     """Removes what a killed attempt had half written; `folder` is that of its batch."""
     stem = folder / f"{file_name(task)}-{run}"
     for suffix in values.SUFFIXES:

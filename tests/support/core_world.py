@@ -37,7 +37,7 @@ class Driver:
     """A core with its effects in a list, for stories told by hand. One batch named "b" is submitted at once."""
 
     def __init__(self, *tasks, slots=2, batch=None, **fields):
-        self.core = Core(places={(): slots, GPU: 1}, **fields)
+        self.core = Core(capacity={(): slots, GPU: 1}, **fields)
         self.effects = []
         if tasks:
             self.submit(*tasks, **(batch or {}))
@@ -244,8 +244,8 @@ class World:
     def do_read(self, runner):
         body = self.bodies[runner]
         some = self.choose.randint(1, len(body.unread))
-        said, body.unread = body.unread[:some], body.unread[some:]
-        self.feed(RunnerReported(runner, said, self.now))
+        reports, body.unread = body.unread[:some], body.unread[some:]
+        self.feed(RunnerReported(runner, reports, self.now))
 
     def do_work(self, runner):
         body = self.bodies[runner]

@@ -28,7 +28,7 @@ class Heard:
     def runner_changed(self, event):
         self._add(event.runner, event)
 
-    def runner_said(self, runner, messages, now):
+    def runner_reported(self, runner, messages, now):
         self._add(runner, *messages)
 
     def runner_revoked(self, runner, tickets):

@@ -59,7 +59,7 @@ class Listener(Protocol):
     def runner_changed(self, event: RunnerReady | RunnerGone) -> None:
         """A runner is ready, or dead."""
 
-    def runner_said(
+    def runner_reported(
         self, runner: int, messages: Sequence[Begun | Over | Loading | LogLine | StateUpdate], now: float
     ) -> None:
         """All that one read gave, in order; `at` is in the driver's clock."""
@@ -279,7 +279,7 @@ class Runners:
                 case Leaving(exit_code):
                     member.exit_code = exit_code
         if news and self.listener is not None:
-            self.listener.runner_said(member.id, news, time.monotonic())
+            self.listener.runner_reported(member.id, news, time.monotonic())
 
     def _revoked(self, runner: int, tickets: tuple[int, ...] | None) -> None:
         if runner not in self._members:

@@ -58,283 +58,287 @@ MISFIRES: Final = 3
 class Attempts:
     """What every runner has to do, and what becomes of it."""
 
-    def __init__(self, *, crew: RunnerSlots, outcomes: Outcomes, grace: float) -> None:
-        self.crew = crew
+    def __init__(self, *, slots: RunnerSlots, outcomes: Outcomes, grace: float) -> None:
+        self.slots = slots
         self.outcomes = outcomes
         self.bundles = Bundles()
         self.alarms = Alarms()
         self.now = 0.0
         self._grace = grace
         self._tickets = count(1)
-        self._untold: list[RunnerSlot] = []
+        self._unannounced: list[RunnerSlot] = []
 
-    def _do(self, effect: Effect) -> None:
+    def _emit(self, effect: Effect) -> None:
         self.outcomes.effects.append(effect)
 
-    def tell_begun(self) -> None:
+    def announce_started(self) -> None:
         """After an event: says of which runs user code has begun and is still at it."""
-        for seat in self._untold:
-            if seat.untold and seat.run is not None and seat.jobs:
-                seat.untold = False
-                self._do(AttemptStarted(seat.jobs[0].attempt, seat.run, seat.runner, seat.run_at))
-                self.check(seat)
-        self._untold.clear()
+        for slot in self._unannounced:
+            if slot.unannounced and slot.run is not None and slot.jobs:
+                slot.unannounced = False
+                self._emit(AttemptStarted(slot.jobs[0].attempt, slot.run, slot.runner, slot.run_at))
+                self.check(slot)
+        self._unannounced.clear()
 
     # -- what runners say -----------------------------------------------------------------------------------
 
-    def said(self, event: RunnerReported) -> None:
-        seat = self.crew.get(event.runner)
-        if seat is None:
+    def on_reported(self, event: RunnerReported) -> None:
+        slot = self.slots.get(event.runner)
+        if slot is None:
             return
         for message in event.messages:
-            if not seat.jobs or message.ticket != seat.jobs[0].attempt.ticket:
+            if not slot.jobs or message.ticket != slot.jobs[0].attempt.ticket:
                 continue
             if type(message) is Over:
-                self._over(seat, seat.jobs[0], message)
+                self._run_over(slot, slot.jobs[0], message)
             elif type(message) is Begun:
-                self._begun(seat, message.run, message.at)
+                self._on_begun(slot, message.run, message.at)
             else:
-                self._claimed(seat)
+                self._on_claimed(slot)
 
-    def _claimed(self, seat: RunnerSlot) -> None:
-        if seat.presumed and seat.state == "working":
-            seat.not_begun()
-        elif seat.taken:
+    def _on_claimed(self, slot: RunnerSlot) -> None:
+        if slot.presumed and slot.state == "working":
+            slot.not_begun()
+        elif slot.taken:
             return
-        seat.taken = True
-        seat.waits_since = self.now
-        self._set_alarm(seat, self.now + IMPORT_LIMIT)
-        if len(seat.jobs) > 1:
-            self.revoke(seat)
+        slot.taken = True
+        slot.waits_since = self.now
+        self._set_alarm(slot, self.now + IMPORT_LIMIT)
+        if len(slot.jobs) > 1:
+            self.revoke(slot)
 
-    def _begun(self, seat: RunnerSlot, run: int, at: float) -> None:
-        attempt, piece = seat.jobs[0]
-        if attempt.runs[seat.position : seat.position + 1] != (run,):
+    def _on_begun(self, slot: RunnerSlot, run: int, at: float) -> None:
+        attempt, subtask = slot.jobs[0]
+        if attempt.runs[slot.position : slot.position + 1] != (run,):
             return
-        seat.taken, seat.presumed = True, False
-        seat.run, seat.run_at = run, at
-        seat.last = (seat.jobs[0], run, at, None)
-        if not seat.untold:
-            seat.untold = True
-            self._untold.append(seat)
-        if seat.position == 0:
-            seat.started_at = piece.began = at
-            seat.deadline = None if attempt.limit is None else at + attempt.limit
-        if piece.withdrawn and seat.state == "working":
-            self.doom(seat, Termination("cancelled", piece.withdrawn, retry=False))
+        slot.taken, slot.presumed = True, False
+        slot.run, slot.run_at = run, at
+        slot.last = (slot.jobs[0], run, at, None)
+        if not slot.unannounced:
+            slot.unannounced = True
+            self._unannounced.append(slot)
+        if slot.position == 0:
+            slot.started_at = subtask.began = at
+            slot.deadline = None if attempt.limit is None else at + attempt.limit
+        if subtask.withdrawn and slot.state == "working":
+            self.terminate(slot, Termination("cancelled", subtask.withdrawn, retry=False))
 
-    def _over(self, seat: RunnerSlot, job: Job, said: Over) -> None:
-        attempt, piece = job
-        if attempt.runs[seat.position : seat.position + 1] != (said.run,):
+    def _run_over(self, slot: RunnerSlot, job: Job, report: Over) -> None:
+        attempt, subtask = job
+        if attempt.runs[slot.position : slot.position + 1] != (report.run,):
             return
-        seat.position += 1
-        seat.untold = False
-        seat.run = None
-        seat.last = (job, said.run, seat.run_at, said.at)
-        if seat.doom is not None:
-            self._over_after_all(seat, job, seat.doom, said)
+        slot.position += 1
+        slot.unannounced = False
+        slot.run = None
+        slot.last = (job, report.run, slot.run_at, report.at)
+        if slot.termination is not None:
+            self._ended_while_terminating(slot, job, slot.termination, report)
             return
-        if said.error:
-            self._failed(seat, job, said)
+        if report.error:
+            self._failed(slot, job, report)
         else:
-            self.bundles.seen(attempt.task.call, said.seconds)
-            self.outcomes.succeed(job, said, self.now)
-        if said.dropped or seat.position == len(attempt.runs):
-            if piece.node.batch.limits is not None and not piece.missing:
-                self._observe(seat, piece, said.at)
-            self.outcomes.again(piece, self.now, attempts=attempt.number)
-            self._next_job(seat, said.at)
+            self.bundles.seen(attempt.task.call, report.seconds)
+            self.outcomes.succeed(job, report, self.now)
+        if report.dropped or slot.position == len(attempt.runs):
+            if subtask.node.batch.limits is not None and not subtask.missing:
+                self._observe(slot, subtask, report.at)
+            self.outcomes.retry_missing(subtask, self.now, attempts=attempt.number)
+            self._next_job(slot, report.at)
 
-    def _failed(self, seat: RunnerSlot, job: Job, said: Over) -> None:
+    def _failed(self, slot: RunnerSlot, job: Job, report: Over) -> None:
         """A run has ended by itself, badly."""
-        self.outcomes.fail(job, said.run, Termination("failed", said.error, seconds=said.seconds), self.now)
-        if said.run in job.piece.missing:
-            seat.failed |= {said.run}
+        self.outcomes.fail(
+            job, report.run, Termination("failed", report.error, seconds=report.seconds), self.now
+        )
+        if report.run in job.subtask.missing:
+            slot.failed |= {report.run}
 
-    def _observe(self, seat: RunnerSlot, piece: SubTask, at: float) -> None:
+    def _observe(self, slot: RunnerSlot, subtask: SubTask, at: float) -> None:
         """A sub-task has taken so long, or was stopped: the dynamic time-out learns from it."""
-        limits = piece.node.batch.limits
-        if limits is not None and seat.started_at is not None:
-            limits.observe(piece.node.batch.id, max(0.0, at - seat.started_at), piece.node.spec.is_eval)
+        limits = subtask.node.batch.limits
+        if limits is not None and slot.started_at is not None:
+            limits.observe(subtask.node.batch.id, max(0.0, at - slot.started_at), subtask.node.spec.is_eval)
 
-    def _over_after_all(self, seat: RunnerSlot, job: Job, doom: Termination, said: Over) -> None:
+    def _ended_while_terminating(
+        self, slot: RunnerSlot, job: Job, termination: Termination, report: Over
+    ) -> None:
         """A run ended by itself, before the kill: it counts if it was in time, or was only not wanted."""
-        late = doom.outcome == "timed_out" and (seat.deadline is None or said.at > seat.deadline)
-        if not late and not said.error:
-            self.outcomes.succeed(job, said, self.now)
-        elif not late and doom.outcome != "cancelled":
-            self._failed(seat, job, said)
-        over = said.dropped or seat.position == len(job.attempt.runs)
-        if seat.state == "dying" or not over:
+        late = termination.outcome == "timed_out" and (slot.deadline is None or report.at > slot.deadline)
+        if not late and not report.error:
+            self.outcomes.succeed(job, report, self.now)
+        elif not late and termination.outcome != "cancelled":
+            self._failed(slot, job, report)
+        over = report.dropped or slot.position == len(job.attempt.runs)
+        if slot.state == "dying" or not over:
             return
-        in_time = doom.outcome == "timed_out" and not late
-        if in_time or doom.keep_runner or not job.piece.missing or len(seat.jobs) > 1:
+        in_time = termination.outcome == "timed_out" and not late
+        if in_time or termination.keep_runner or not job.subtask.missing or len(slot.jobs) > 1:
             # What is behind it may have begun: it is not to be harmed.
-            self.outcomes.close(job, seat.failed, doom, self.now)
-            self._next_job(seat, said.at)
+            self.outcomes.close(job, slot.failed, termination, self.now)
+            self._next_job(slot, report.at)
         else:
-            self.kill(seat, doom)
+            self.kill(slot, termination)
 
-    def _next_job(self, seat: RunnerSlot, at: float) -> None:
+    def _next_job(self, slot: RunnerSlot, at: float) -> None:
         """The first job is over, and the runner lives."""
-        seat.jobs.popleft()
-        if not seat.jobs:
-            self.crew.release(seat)
+        slot.jobs.popleft()
+        if not slot.jobs:
+            self.slots.release(slot)
             return
-        revoking = seat.revoking
-        seat.clear()
-        seat.state, seat.revoking, seat.waits_since = "working", revoking, at
-        self._set_alarm(seat, at + SILENCE)
+        revoking = slot.revoking
+        slot.clear()
+        slot.state, slot.revoking, slot.waits_since = "working", revoking, at
+        self._set_alarm(slot, at + SILENCE)
 
     # -- deadlines, cancellation, death ---------------------------------------------------------------------
 
-    def doom(self, seat: RunnerSlot, doom: Termination) -> None:
+    def terminate(self, slot: RunnerSlot, termination: Termination) -> None:
         """The attempt in work is to end. What waits behind it is taken back first; then it gets its grace."""
-        grace = self._grace_of(seat)
-        if grace == 0 and len(seat.jobs) == 1:
-            self.kill(seat, doom)
+        grace = self._grace_of(slot)
+        if grace == 0 and len(slot.jobs) == 1:
+            self.kill(slot, termination)
             return
-        seat.state = "ending"
-        seat.doom = doom
-        seat.kill_at = self.now + (grace or REVOKE_PATIENCE)
-        self._set_alarm(seat, seat.kill_at)
+        slot.state = "ending"
+        slot.termination = termination
+        slot.kill_at = self.now + (grace or REVOKE_PATIENCE)
+        self._set_alarm(slot, slot.kill_at)
         if grace == 0:
-            self.revoke(seat)
+            self.revoke(slot)
         else:
-            self._do(CancelAttempt(seat.runner, seat.jobs[0].attempt.ticket))
+            self._emit(CancelAttempt(slot.runner, slot.jobs[0].attempt.ticket))
 
-    def _grace_of(self, seat: RunnerSlot) -> float:
-        own = seat.jobs[0].piece.node.batch.spec.grace
+    def _grace_of(self, slot: RunnerSlot) -> float:
+        own = slot.jobs[0].subtask.node.batch.spec.grace
         return self._grace if own is None else own
 
-    def observe_stopped(self, seat: RunnerSlot) -> None:
+    def observe_stopped(self, slot: RunnerSlot) -> None:
         """The attempt in work is about to be stopped although nothing is wrong with it."""
-        self._observe(seat, seat.jobs[0].piece, self.now)
+        self._observe(slot, slot.jobs[0].subtask, self.now)
 
-    def kill(self, seat: RunnerSlot, doom: Termination) -> None:
-        if seat.state == "dying":
+    def kill(self, slot: RunnerSlot, termination: Termination) -> None:
+        if slot.state == "dying":
             return
-        self.crew.dismiss(seat)
-        seat.doom = doom
-        self._do(KillRunner(seat.runner, doom.error))
+        self.slots.mark_dying(slot)
+        slot.termination = termination
+        self._emit(KillRunner(slot.runner, termination.error))
 
-    def gone(self, event: RunnerGone) -> None:
-        seat = self.crew.remove(event.runner)
-        if seat is None:
+    def on_gone(self, event: RunnerGone) -> None:
+        slot = self.slots.remove(event.runner)
+        if slot is None:
             return
-        if seat.state == "starting" and not event.node_lost and self.crew.start_failed(seat.shape, self.now):
-            self._none_can_be_started(seat.shape, event.reason)
-        if not seat.jobs:
+        if slot.state == "starting" and not event.node_lost and self.slots.start_failed(slot.shape, self.now):
+            self._starts_failed(slot.shape, event.reason)
+        if not slot.jobs:
             return
-        head = seat.jobs.popleft()
-        while seat.jobs:
-            self.outcomes.unharmed(seat.jobs.pop().piece, self.now)
-        if seat.doom is not None:
-            self.outcomes.close(head, seat.failed, seat.doom, self.now)
+        head = slot.jobs.popleft()
+        while slot.jobs:
+            self.outcomes.requeue(slot.jobs.pop().subtask, self.now)
+        if slot.termination is not None:
+            self.outcomes.close(head, slot.failed, slot.termination, self.now)
             return
         crashed = Termination(
-            "crashed", event.reason, seconds=0.0 if seat.run is None else event.now - seat.run_at
+            "crashed", event.reason, seconds=0.0 if slot.run is None else event.now - slot.run_at
         )
-        if (seat.taken and not event.node_lost) or head.piece.misfires >= MISFIRES:
-            self.outcomes.close(head, seat.failed, crashed, self.now)
+        if (slot.taken and not event.node_lost) or head.subtask.misfires >= MISFIRES:
+            self.outcomes.close(head, slot.failed, crashed, self.now)
             return
-        head.piece.misfires += 1
-        if seat.run is not None and not seat.untold:
-            self._do(AttemptEnded(head.attempt, seat.run, crashed.outcome, crashed.error, crashed.seconds))
-        self.outcomes.unharmed(head.piece, self.now)
+        head.subtask.misfires += 1
+        if slot.run is not None and not slot.unannounced:
+            self._emit(AttemptEnded(head.attempt, slot.run, crashed.outcome, crashed.error, crashed.seconds))
+        self.outcomes.requeue(head.subtask, self.now)
 
-    def _none_can_be_started(self, shape: Shape, reason: str) -> None:
+    def _starts_failed(self, shape: Shape, reason: str) -> None:
         """Starts are tried again after a while: what waits meanwhile has another runner, or fails."""
-        self.alarms.set_core(self.crew.next_start(shape))
-        if not self.crew.lives(shape):
-            self.outcomes.give_up(shape, f"no runner can be started: {reason}", self.now)
+        self.alarms.set_core(self.slots.next_start(shape))
+        if not self.slots.has_usable(shape):
+            self.outcomes.fail_waiting(shape, f"no runner can be started: {reason}", self.now)
 
-    def revoke(self, seat: RunnerSlot) -> None:
-        if not seat.revoking:
-            seat.revoking = True
-            self._do(Revoke(seat.runner))
+    def revoke(self, slot: RunnerSlot) -> None:
+        if not slot.revoking:
+            slot.revoking = True
+            self._emit(Revoke(slot.runner))
 
-    def revoked(self, event: Revoked) -> None:
-        seat = self.crew.get(event.runner)
-        if seat is None:
+    def on_revoked(self, event: Revoked) -> None:
+        slot = self.slots.get(event.runner)
+        if slot is None:
             return
-        seat.revoking = False
+        slot.revoking = False
         tickets = set(event.tickets)
-        back = [job for job in seat.jobs if job.attempt.ticket in tickets]
+        back = [job for job in slot.jobs if job.attempt.ticket in tickets]
         for job in reversed(back):
-            seat.jobs.remove(job)
-            self.outcomes.unharmed(job.piece, self.now)
-        if back and not seat.jobs and seat.state in ("working", "ending"):
-            self.crew.release(seat)
-        elif seat.state == "ending" and seat.doom is not None and self._grace_of(seat) == 0:
-            self.kill(seat, seat.doom)
+            slot.jobs.remove(job)
+            self.outcomes.requeue(job.subtask, self.now)
+        if back and not slot.jobs and slot.state in ("working", "ending"):
+            self.slots.release(slot)
+        elif slot.state == "ending" and slot.termination is not None and self._grace_of(slot) == 0:
+            self.kill(slot, slot.termination)
 
     # -- time -----------------------------------------------------------------------------------------------
 
-    def _set_alarm(self, seat: RunnerSlot, when: float) -> None:
-        if seat.alarm_at is None or when < seat.alarm_at:
-            seat.alarm_at = when
-            self.alarms.set_runner(when, seat.runner)
+    def _set_alarm(self, slot: RunnerSlot, when: float) -> None:
+        if slot.alarm_at is None or when < slot.alarm_at:
+            slot.alarm_at = when
+            self.alarms.set_runner(when, slot.runner)
 
-    def check(self, seat: RunnerSlot) -> None:
+    def check(self, slot: RunnerSlot) -> None:
         """Does what is due for this runner, and sets its next alarm."""
-        if seat.state == "ending" and seat.kill_at is not None and seat.doom is not None:
-            if self.now >= seat.kill_at:
-                self.kill(seat, seat.doom)
+        if slot.state == "ending" and slot.kill_at is not None and slot.termination is not None:
+            if self.now >= slot.kill_at:
+                self.kill(slot, slot.termination)
             else:
-                self._set_alarm(seat, seat.kill_at)
-        elif seat.state == "working" and seat.started_at is None:
-            self._check_silence(seat)
-        elif seat.state == "working":
-            self._check_run(seat)
+                self._set_alarm(slot, slot.kill_at)
+        elif slot.state == "working" and slot.started_at is None:
+            self._check_unstarted(slot)
+        elif slot.state == "working":
+            self._check_run(slot)
 
-    def _check_run(self, seat: RunnerSlot) -> None:
-        if seat.run is not None and len(seat.jobs) > 1:
-            if self.now >= seat.run_at + REVOKE_AFTER:
-                self.revoke(seat)
+    def _check_run(self, slot: RunnerSlot) -> None:
+        if slot.run is not None and len(slot.jobs) > 1:
+            if self.now >= slot.run_at + REVOKE_AFTER:
+                self.revoke(slot)
             else:
-                self._set_alarm(seat, seat.run_at + REVOKE_AFTER)
-        if seat.deadline is None or seat.started_at is None:
+                self._set_alarm(slot, slot.run_at + REVOKE_AFTER)
+        if slot.deadline is None or slot.started_at is None:
             return
-        if self.now >= seat.deadline:
-            limit = seat.deadline - seat.started_at
+        if self.now >= slot.deadline:
+            limit = slot.deadline - slot.started_at
             error = f"ran longer than its timeout of {limit:.6g} s"
-            self._observe(seat, seat.jobs[0].piece, self.now)
-            self.doom(seat, Termination("timed_out", error, seconds=self.now - seat.started_at))
-        elif self.now >= seat.deadline - SPARE_LEAD:
-            seat.spare_wanted = True
-            self._set_alarm(seat, seat.deadline)
+            self._observe(slot, slot.jobs[0].subtask, self.now)
+            self.terminate(slot, Termination("timed_out", error, seconds=self.now - slot.started_at))
+        elif self.now >= slot.deadline - SPARE_LEAD:
+            slot.spare_wanted = True
+            self._set_alarm(slot, slot.deadline)
         else:
-            self._set_alarm(seat, seat.deadline - SPARE_LEAD)
+            self._set_alarm(slot, slot.deadline - SPARE_LEAD)
 
-    def _check_silence(self, seat: RunnerSlot) -> None:
+    def _check_unstarted(self, slot: RunnerSlot) -> None:
         """It has work and has not begun it."""
-        patience = IMPORT_LIMIT if seat.taken else SILENCE
-        if self.now < seat.waits_since + patience:
-            self._set_alarm(seat, seat.waits_since + patience)
-        elif seat.taken:
-            call = seat.jobs[0].attempt.task.call
+        patience = IMPORT_LIMIT if slot.taken else SILENCE
+        if self.now < slot.waits_since + patience:
+            self._set_alarm(slot, slot.waits_since + patience)
+        elif slot.taken:
+            call = slot.jobs[0].attempt.task.call
             error = f'the import of "{call}" took longer than {IMPORT_LIMIT:g} s'
-            self.kill(seat, Termination("failed", error))
+            self.kill(slot, Termination("failed", error))
         else:
-            self._begun(seat, seat.jobs[0].attempt.runs[0], seat.waits_since)
-            seat.presumed = True
-            self.check(seat)
+            self._on_begun(slot, slot.jobs[0].attempt.runs[0], slot.waits_since)
+            slot.presumed = True
+            self.check(slot)
 
-    def dispatch(self, seat: RunnerSlot, pieces: list[SubTask]) -> None:
-        self.crew.occupy(seat)
-        for piece in pieces:
-            task = piece.node.spec
+    def dispatch(self, slot: RunnerSlot, subtasks: list[SubTask]) -> None:
+        self.slots.assign(slot)
+        for subtask in subtasks:
+            task = subtask.node.spec
             limit = task.timeout
-            limits, batch = piece.node.batch.limits, piece.node.batch.id
+            limits, batch = subtask.node.batch.limits, subtask.node.batch.id
             if limits is not None and not task.is_eval:
                 limit = limits.limit(limit)
-            piece.began = None
-            limit = min(math.inf if limit is None else limit, piece.left(self.now))
-            piece.limit = limit = None if limit == math.inf else limit
-            attempt = Attempt(next(self._tickets), batch, task, piece.missing, piece.number, limit)
-            seat.jobs.append(Job(attempt, piece))
-        seat.waits_since = self.now
-        self._set_alarm(seat, self.now + SILENCE)
-        attempts = tuple(job.attempt for job in seat.jobs)
-        self._do(Dispatch(seat.runner, seat.place or 0, attempts))
+            subtask.began = None
+            limit = min(math.inf if limit is None else limit, subtask.left(self.now))
+            subtask.limit = limit = None if limit == math.inf else limit
+            attempt = Attempt(next(self._tickets), batch, task, subtask.missing, subtask.number, limit)
+            slot.jobs.append(Job(attempt, subtask))
+        slot.waits_since = self.now
+        self._set_alarm(slot, self.now + SILENCE)
+        attempts = tuple(job.attempt for job in slot.jobs)
+        self._emit(Dispatch(slot.runner, slot.index or 0, attempts))

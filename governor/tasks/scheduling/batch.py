@@ -152,7 +152,7 @@ class Batch:
                 ended += self._spread(node, worst)
         for node in self.nodes.values():
             if not node.spec.depends_on and node.left:
-                ready += self._pieces(node)
+                ready += self._subtasks(node)
         for node in self.nodes.values() if self.spec.done else ():
             if node.left == 0 and not node.failed:
                 ready += self._unblock(node)
@@ -221,7 +221,7 @@ class Batch:
         elif node.left == 0 and not node.failed:
             self.tasks_succeeded += 1
 
-    def _pieces(self, node: TaskNode) -> Iterator[SubTask]:
+    def _subtasks(self, node: TaskNode) -> Iterator[SubTask]:
         repeat = node.spec.repeat
         size = self.spec.split or repeat
         for base in range(0, repeat, size):
@@ -234,7 +234,7 @@ class Batch:
         for dependant in node.dependants or ():
             dependant.blocked_by -= 1
             if dependant.blocked_by == 0 and dependant.left:
-                ready += self._pieces(dependant)
+                ready += self._subtasks(dependant)
         return ready
 
     def _spread(self, node: TaskNode, record: TaskRecord) -> list[TaskRecord]:

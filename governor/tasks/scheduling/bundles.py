@@ -37,14 +37,14 @@ class Bundles:
         taken: list[SubTask] = []
         seconds = 0.0
         most = min(most, LARGEST)
-        while (piece := queue.peek(shape, now)) is not None:
-            mean = self._means.get(piece.node.spec.call.partition("#")[0])
+        while (subtask := queue.peek(shape, now)) is not None:
+            mean = self._means.get(subtask.node.spec.call.partition("#")[0])
             if mean is not None:
-                seconds += (mean + RUN_SECONDS) * len(piece.missing)
+                seconds += (mean + RUN_SECONDS) * len(subtask.missing)
             if taken and (mean is None or seconds > BUNDLE_SECONDS):
                 break
             queue.take(shape, now)
-            taken.append(piece)
+            taken.append(subtask)
             if mean is None or len(taken) >= most:
                 break
         return taken

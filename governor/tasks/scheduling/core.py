@@ -5,7 +5,7 @@ Rules:
 2. Only runs without an outcome are tried again.
 3. News of a runner or ticket that is over changes nothing.
 
-Which runners there are is the concern of `crew.py`, what they do that of `attempts.py`, who is next that of
+Which runners there are is the concern of `slots.py`, what they do that of `attempts.py`, who is next that of
 `ready.py`, the graph that of `batch.py`, outcomes and retries that of `outcomes.py`.
 """
 
@@ -47,7 +47,7 @@ class Core:
     """Batches of tasks on the runners of one driver.
 
     Args:
-        places: how many runners of each shape may work at once; `why_never` tells why there can be none of a shape.
+        capacity: how many runners of each shape may work at once; `why_never` tells why there can be none of a shape.
         age: seconds in the queue after which nobody overtakes.
         grace: seconds from the cancellation of an attempt to the death of its runner.
         runner_ids: numbers for new runners.
@@ -56,18 +56,18 @@ class Core:
     def __init__(
         self,
         *,
-        places: Mapping[Shape, int],
+        capacity: Mapping[Shape, int],
         why_never: Mapping[Shape, str] | None = None,
         age: float = float("inf"),
         grace: float = 0.0,
         runner_ids: Iterator[int] | None = None,
     ) -> None:
-        self.crew = RunnerSlots(runner_ids=runner_ids or count())
+        self.slots = RunnerSlots(runner_ids=runner_ids or count())
         self.ready = ReadyQueue(age=age)
         self.outcomes = Outcomes(ready=self.ready, why_never=why_never or {})
-        self.attempts = Attempts(crew=self.crew, outcomes=self.outcomes, grace=grace)
-        for shape, number in places.items():
-            self.crew.open(shape, number)
+        self.attempts = Attempts(slots=self.slots, outcomes=self.outcomes, grace=grace)
+        for shape, number in capacity.items():
+            self.slots.open(shape, number)
 
     @property
     def batches(self) -> Mapping[BatchId, Batch]:
@@ -81,26 +81,26 @@ class Core:
     def warm(self, now: float) -> list[Effect]:
         """Starts a runner for every plain place; one that dies idle is replaced from now on."""
         self.attempts.now = now
-        self.crew.keeps_warm = True
-        new = self.crew.reinforce((), waiting=self.crew.places(()), now=self._now)
+        self.slots.keep_warm = True
+        new = self.slots.scale_up((), waiting=self.slots.capacity(()), now=self._now)
         return [StartRunner(runner, ()) for runner in new]
 
     def close(self) -> None:
         """No runner is started any more."""
-        self.crew.is_closed = True
+        self.slots.is_closed = True
 
     def on(self, event: Event) -> list[Effect]:  # noqa: C901  # one answer for each kind of event
         """What is to be done about the event. News that comes too late has no effects."""
         self.attempts.now = max(self.attempts.now, event.now)
         match event:
             case RunnerReported():
-                self.attempts.said(event)
+                self.attempts.on_reported(event)
             case RunnerReady():
                 self._runner_ready(event.runner)
             case RunnerGone():
-                self.attempts.gone(event)
+                self.attempts.on_gone(event)
             case Revoked():
-                self.attempts.revoked(event)
+                self.attempts.on_revoked(event)
             case BatchSubmitted():
                 self._submitted(event)
             case Released():
@@ -113,7 +113,7 @@ class Core:
                 self._resized(event)
             case Tick():
                 self._tick()
-        self._settle()
+        self._reconcile()
         effects, self.outcomes.effects = self.outcomes.effects, []
         return effects
 
@@ -121,7 +121,7 @@ class Core:
     def _now(self) -> float:
         return self.attempts.now
 
-    def _do(self, effect: Effect) -> None:
+    def _emit(self, effect: Effect) -> None:
         self.outcomes.effects.append(effect)
 
     # -- batches --------------------------------------------------------------------------------------------
@@ -134,8 +134,8 @@ class Core:
     def _submitted(self, event: BatchSubmitted) -> None:
         batch = self.outcomes.submit(event.batch, event.limits, self._now, held=event.held)
         for node in batch.nodes.values():
-            if not self.crew.knows(node.shape):
-                self.crew.open(node.shape, 0)
+            if not self.slots.knows(node.shape):
+                self.slots.open(node.shape, 0)
 
     def _cancelled(self, event: Cancelled) -> None:
         batch = self.batches.get(event.batch)
@@ -149,24 +149,26 @@ class Core:
         """Cancels what waits at once, and what works when its runner allows."""
         chosen = None if tasks is None else batch.downstream(tasks)
         kept: set[tuple[TaskNode, int]] = set()
-        for seat in self.crew.all():
-            for position, job in enumerate(seat.jobs):
-                node = job.piece.node
+        for slot in self.slots.all():
+            for position, job in enumerate(slot.jobs):
+                node = job.subtask.node
                 if node.batch is not batch or (chosen is not None and node.spec.id not in chosen):
                     continue
-                kept.update((node, run) for run in job.piece.missing)
-                job.piece.withdrawn = error
-                if seat.state == "working" and position == 0:
-                    seconds = seat.elapsed(self._now)
+                kept.update((node, run) for run in job.subtask.missing)
+                job.subtask.withdrawn = error
+                if slot.state == "working" and position == 0:
+                    seconds = slot.elapsed(self._now)
                     if batch.end == "enough":
-                        self.attempts.observe_stopped(seat)
-                    doom = Termination("cancelled", error, retry=False, keep_runner=gentle, seconds=seconds)
-                    self.attempts.doom(seat, doom)
-                elif seat.state == "working":
-                    self.attempts.revoke(seat)
+                        self.attempts.observe_stopped(slot)
+                    termination = Termination(
+                        "cancelled", error, retry=False, keep_runner=gentle, seconds=seconds
+                    )
+                    self.attempts.terminate(slot, termination)
+                elif slot.state == "working":
+                    self.attempts.revoke(slot)
         self.outcomes.withdraw(batch, chosen, kept, error)
 
-    def _enough(self, batch: Batch) -> None:
+    def _minimum_reached(self, batch: Batch) -> None:
         """`min_num` tasks have succeeded: the others have `wait_after_min` seconds left."""
         if batch.enough_at is None:
             batch.enough_at = self._now + batch.spec.wait_after_min
@@ -178,27 +180,27 @@ class Core:
     # -- runners --------------------------------------------------------------------------------------------
 
     def _runner_ready(self, runner: int) -> None:
-        seat = self.crew.get(runner)
-        if seat is None or seat.state != "starting":
+        slot = self.slots.get(runner)
+        if slot is None or slot.state != "starting":
             return
-        self.crew.ready(seat)
+        self.slots.ready(slot)
 
     def _replaced(self, event: Replaced) -> None:
-        seat = self.crew.at_place(event.place)
-        if seat is not None and seat.state in ("idle", "working", "ending"):
-            seat.replace = True
+        slot = self.slots.at_index(event.slot_index)
+        if slot is not None and slot.state in ("idle", "working", "ending"):
+            slot.replace = True
 
     def _replace(self) -> None:
         """Kills a runner that is to be replaced, once there is a spare that no other place waits for."""
-        old = next((seat for seat in self.crew.all() if seat.replace), None)
-        if old is not None and self.crew.has_spare(old.shape):
+        old = next((slot for slot in self.slots.all() if slot.replace), None)
+        if old is not None and self.slots.has_spare(old.shape):
             old.replace = False
             self.attempts.kill(old, Termination("crashed", "its runner was restarted on request"))
 
     def _resized(self, event: Resized) -> None:
         for shape, number in event.slots.items():
-            self.crew.open(shape, number)
-            self.outcomes.never(shape, event.why_never.get(shape), self._now)
+            self.slots.open(shape, number)
+            self.outcomes.set_unschedulable(shape, event.why_never.get(shape), self._now)
 
     # -- time ----------------------------------------------------------------------------------------------
 
@@ -207,49 +209,54 @@ class Core:
             if runner is None:
                 batch = None if batch_id is None else self.batches.get(batch_id)
                 if batch is not None and batch.enough_at is not None:
-                    self._enough(batch)
+                    self._minimum_reached(batch)
                 continue
-            seat = self.crew.get(runner)
-            if seat is not None and seat.alarm_at is not None and seat.alarm_at <= self._now:
-                seat.alarm_at = None
-                self.attempts.check(seat)
+            slot = self.slots.get(runner)
+            if slot is not None and slot.alarm_at is not None and slot.alarm_at <= self._now:
+                slot.alarm_at = None
+                self.attempts.check(slot)
 
     # -- after every event ----------------------------------------------------------------------------------
 
-    def _settle(self) -> None:
+    def _reconcile(self) -> None:
         """Tells who has begun, ends what there is enough of, brings work and runners together."""
-        self.attempts.tell_begun()
+        self.attempts.announce_started()
         for batch in self._drain(self.outcomes.reached):
-            self._enough(batch)
+            self._minimum_reached(batch)
         for batch in self._drain(self.outcomes.ended):
             if batch.limits is not None and batch.end != "stopped":
                 batch.limits.step_done(batch.id)
         self._replace()
-        for shape in self.crew.shapes():
-            self._make_room(shape)
+        for shape in self.slots.shapes():
+            self._preempt_idle(shape)
             self._assign(shape)
             waiting = self.ready.waiting(shape) + (0 if shape else len(self.ready.pins()))
-            for seat in self.crew.superfluous(shape, waiting=waiting):
-                self._do(KillRunner(seat.runner, "not needed any more"))
-            for runner in self.crew.reinforce(shape, waiting=waiting, now=self._now):
-                self._do(StartRunner(runner, shape))
+            for slot in self.slots.scale_down(shape, waiting=waiting):
+                self._emit(KillRunner(slot.runner, "not needed any more"))
+            for runner in self.slots.scale_up(shape, waiting=waiting, now=self._now):
+                self._emit(StartRunner(runner, shape))
 
-    def _make_room(self, shape: Shape) -> None:
+    def _preempt_idle(self, shape: Shape) -> None:
         """Idle runners go, as many as needed, where what they hold is wanted for something more urgent than their own
         next work.
         """
-        idle = self.crew.idle(shape)
+        idle = self.slots.idle(shape)
         if not shape or not idle or not self.ready.waiting(shape):
             return
         own = self.ready.urgency(shape, self._now)
-        for other in self.crew.shapes():
-            needed = holders(shape, other) - self.crew.dying(shape)
-            if needed <= 0 or other == shape or not self.ready.waiting(other) or not self.crew.lacks(other):
+        for other in self.slots.shapes():
+            needed = holders(shape, other) - self.slots.dying(shape)
+            if (
+                needed <= 0
+                or other == shape
+                or not self.ready.waiting(other)
+                or not self.slots.all_starting(other)
+            ):
                 continue
             if self.ready.urgency(other, self._now) < own:
-                for seat in idle[:needed]:
-                    self.crew.dismiss(seat)
-                    self._do(KillRunner(seat.runner, "its resources are needed for something more urgent"))
+                for slot in idle[:needed]:
+                    self.slots.mark_dying(slot)
+                    self._emit(KillRunner(slot.runner, "its resources are needed for something more urgent"))
 
     @staticmethod
     def _drain(batches: list[Batch]) -> list[Batch]:
@@ -258,14 +265,16 @@ class Core:
         return taken
 
     def _assign(self, shape: Shape) -> None:
-        for place in () if shape else self.ready.pins():
-            seat = self.crew.at_place(place)
-            piece = self.ready.take_pinned(place) if seat is not None and seat.state == "idle" else None
-            if seat is not None and piece is not None:
-                self.attempts.dispatch(seat, [piece])
+        for slot_index in () if shape else self.ready.pins():
+            slot = self.slots.at_index(slot_index)
+            subtask = (
+                self.ready.take_pinned(slot_index) if slot is not None and slot.state == "idle" else None
+            )
+            if slot is not None and subtask is not None:
+                self.attempts.dispatch(slot, [subtask])
         while waiting := self.ready.waiting(shape):
-            seat = next((seat for seat in reversed(self.crew.idle(shape)) if not seat.replace), None)
-            if seat is None:
+            slot = next((slot for slot in reversed(self.slots.idle(shape)) if not slot.replace), None)
+            if slot is None:
                 return
-            fair = max(1, waiting // max(1, self.crew.places(shape)))
-            self.attempts.dispatch(seat, self.attempts.bundles.take(self.ready, shape, self._now, most=fair))
+            fair = max(1, waiting // max(1, self.slots.capacity(shape)))
+            self.attempts.dispatch(slot, self.attempts.bundles.take(self.ready, shape, self._now, most=fair))

@@ -38,7 +38,7 @@ class Durations:
         self._max_timeout = max_timeout
         self._total = 0.0
         self._count = 0
-        self._begun: set[BatchId] = set()
+        self._on_begun: set[BatchId] = set()
         """Steps of which something was observed. It and `_done` are dropped once they are enough."""
         self._done: set[BatchId] = set()
         self._warm = config.warmup_min_steps == 0
@@ -62,7 +62,7 @@ class Durations:
         self._total += seconds
         self._count += 1
         if not self._warm:
-            self._begun.add(step)
+            self._on_begun.add(step)
         if self._config.percentile is not None:
             self._remember(seconds)
 
@@ -70,12 +70,12 @@ class Durations:
         """All sub-tasks of train batch `step` have ended and were observed. To say it twice changes nothing; a step
         of which nothing was observed, such as an empty one or one kept from an earlier start, does not count.
         """
-        if self._warm or step not in self._begun:
+        if self._warm or step not in self._on_begun:
             return
         self._done.add(step)
         if len(self._done) >= self._config.warmup_min_steps:
             self._warm = True
-            self._begun.clear()
+            self._on_begun.clear()
             self._done.clear()
 
     def limit(self, timeout: float | None = None) -> float:

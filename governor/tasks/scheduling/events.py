@@ -153,7 +153,7 @@ class Revoked(_Event, frozen=True):
 class Replaced(_Event, frozen=True):
     """Somebody wants a new runner on this place."""
 
-    place: int
+    slot_index: int
     now: float
 
 
@@ -197,10 +197,10 @@ class StartRunner(_Effect, frozen=True):
 
 
 class Dispatch(_Effect, frozen=True):
-    """Work for an idle runner, to be done in this order. `place` is the runner's own, from 0."""
+    """Work for an idle runner, to be done in this order. `slot_index` is the runner's own, from 0."""
 
     runner: int
-    place: int
+    slot_index: int
     attempts: tuple[Attempt, ...]
 
 
@@ -285,7 +285,7 @@ class Waiting(msgspec.Struct, frozen=True, kw_only=True):
     state: WaitingState
     why: str
     runner: int | None = None
-    place: int | None = None
+    slot_index: int | None = None
     attempt: int = 0
     since: float | None = None
     until: float | None = None

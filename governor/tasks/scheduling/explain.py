@@ -20,12 +20,12 @@ def explain(core: Core, batch_id: BatchId) -> list[Waiting]:
     batch = core.batches[batch_id]
     rows: dict[str, list[Waiting]] = {}
     at_work: dict[str, set[int]] = {}
-    for seat in core.crew.all():
-        for position, job in enumerate(seat.jobs):
-            if job.piece.node.batch is batch:
-                name = job.piece.node.spec.id
-                rows.setdefault(name, []).append(_at_work(seat, job, position))
-                at_work.setdefault(name, set()).update(job.piece.missing)
+    for slot in core.slots.all():
+        for position, job in enumerate(slot.jobs):
+            if job.subtask.node.batch is batch:
+                name = job.subtask.node.spec.id
+                rows.setdefault(name, []).append(_at_work(slot, job, position))
+                at_work.setdefault(name, set()).update(job.subtask.missing)
     queued = core.ready.since(batch.order)
     found: list[Waiting] = []
     for node in batch.nodes.values():
@@ -40,27 +40,27 @@ def explain(core: Core, batch_id: BatchId) -> list[Waiting]:
     return found
 
 
-def _at_work(seat: RunnerSlot, job: Job, position: int) -> Waiting:
+def _at_work(slot: RunnerSlot, job: Job, position: int) -> Waiting:
     attempt = job.attempt
-    since: float | None = seat.waits_since
+    since: float | None = slot.waits_since
     until = None
-    if position or (seat.started_at is None and not seat.taken):
-        state, why = "sent", f"runner {seat.runner} has it, and has not begun it"
-    elif seat.started_at is None:
-        state, why = "importing", f'runner {seat.runner} imports "{attempt.task.call}"'
+    if position or (slot.started_at is None and not slot.taken):
+        state, why = "sent", f"runner {slot.runner} has it, and has not begun it"
+    elif slot.started_at is None:
+        state, why = "importing", f'runner {slot.runner} imports "{attempt.task.call}"'
     else:
-        state, since, until = "running", seat.started_at, seat.deadline
-        why = f"runner {seat.runner} executes run {seat.run}" if seat.run is not None else "between two runs"
-    if seat.doom is not None and not position:
-        state, until = "ending", seat.kill_at
-        why = f"runner {seat.runner} is to end it: {seat.doom.error}"
+        state, since, until = "running", slot.started_at, slot.deadline
+        why = f"runner {slot.runner} executes run {slot.run}" if slot.run is not None else "between two runs"
+    if slot.termination is not None and not position:
+        state, until = "ending", slot.kill_at
+        why = f"runner {slot.runner} is to end it: {slot.termination.error}"
     return Waiting(
         task=attempt.task.id,
-        runs=job.piece.missing,
+        runs=job.subtask.missing,
         state=state,  # type: ignore[arg-type]  # one of the words above
         why=why,
-        runner=seat.runner,
-        place=seat.place,
+        runner=slot.runner,
+        slot_index=slot.index,
         attempt=attempt.number,
         since=since,
         until=until,
@@ -76,7 +76,7 @@ def _waiting(core: Core, batch: Batch, node: TaskNode, runs: tuple[int, ...], si
         return Waiting(task=name, runs=runs, state="blocked", why=why)
     shape = node.shape
     ahead = core.ready.waiting(shape)
-    runners = core.crew.places(shape) if core.crew.knows(shape) else 0
+    runners = core.slots.capacity(shape) if core.slots.knows(shape) else 0
     what = ", ".join(f"{key} {amount:g}" for key, amount in shape) or "plain"
     why = f"waits for one of {runners} {what} runners, {ahead} sub-tasks in the queue"
     if batch.spec.pin is not None:

@@ -55,95 +55,97 @@ class Outcomes:
         self.batches[batch.id] = batch
         self.pending += batch.left
         before = batch.left
-        records, pieces = batch.begin()
+        records, subtasks = batch.begin()
         self.pending -= before - batch.left
         self._tell(batch, records)
         if held:
-            batch.held = pieces
+            batch.held = subtasks
         else:
-            self._enqueue(batch, pieces, now)
-        self._look(batch)
+            self._enqueue(batch, subtasks, now)
+        self._check_end(batch)
         return batch
 
     def release(self, batch: Batch, now: float, *, error: str) -> None:
         """Nothing holds the batch any longer; with an error, what it has left fails."""
-        pieces, batch.held = batch.held, []
-        for piece in pieces:
-            if any(piece.node.ended(run) for run in piece.missing):
+        subtasks, batch.held = batch.held, []
+        for subtask in subtasks:
+            if any(subtask.node.ended(run) for run in subtask.missing):
                 continue  # it was cancelled meanwhile, as a whole
             if not error:
-                self._enqueue(batch, [piece], now)
+                self._enqueue(batch, [subtask], now)
             elif batch.id in self.batches:
-                self._give_up(piece, error)
+                self._fail_unschedulable(subtask, error)
 
-    def never(self, shape: Shape, why: str | None, now: float) -> None:
+    def set_unschedulable(self, shape: Shape, why: str | None, now: float) -> None:
         """No runner of the shape will come, for this reason; or, None: there may be one again."""
         if why is None:
             self._why_never.pop(shape, None)
             return
         self._why_never[shape] = why
-        self.give_up(shape, why, now)
+        self.fail_waiting(shape, why, now)
 
-    def give_up(self, shape: Shape, why: str, now: float) -> None:
+    def fail_waiting(self, shape: Shape, why: str, now: float) -> None:
         """What waits for a runner of the shape fails, without a retry; what comes later may find one."""
-        for place in () if shape else self._ready.pins():
-            while (piece := self._ready.take_pinned(place)) is not None:
-                self._give_up(piece, why)
-        while (piece := self._ready.take(shape, now)) is not None:
-            self._give_up(piece, why)
+        for slot_index in () if shape else self._ready.pins():
+            while (subtask := self._ready.take_pinned(slot_index)) is not None:
+                self._fail_unschedulable(subtask, why)
+        while (subtask := self._ready.take(shape, now)) is not None:
+            self._fail_unschedulable(subtask, why)
 
     # -- one attempt ----------------------------------------------------------------------------------------
 
-    def succeed(self, job: Job, said: Over, now: float) -> None:
+    def succeed(self, job: Job, report: Over, now: float) -> None:
         """A run has given its result."""
-        attempt, piece = job
-        piece.done(said.run)
+        attempt, subtask = job
+        subtask.done(report.run)
         record = TaskRecord(
             task=attempt.task.id,
-            run=said.run,
+            run=report.run,
             outcome="succeeded",
             attempts=attempt.number,
-            seconds=said.seconds,
-            value=said.value,
-            value_file=said.value_file,
-            metrics=said.metrics,
+            seconds=report.seconds,
+            value=report.value,
+            value_file=report.value_file,
+            metrics=report.metrics,
         )
-        self._record(piece.node, record, now, said.payload)
+        self._record(subtask.node, record, now, report.payload)
 
-    def fail(self, job: Job, run: int, doom: Termination, now: float) -> None:
+    def fail(self, job: Job, run: int, termination: Termination, now: float) -> None:
         """A run ended badly: for good, or it stays missing."""
-        attempt, piece = job
-        again = attempt.number <= attempt.task.retries and piece.left(now) > LEAST
-        if doom.retry and not piece.withdrawn and again:
-            self.effects.append(AttemptEnded(attempt, run, doom.outcome, doom.error, doom.seconds))
+        attempt, subtask = job
+        retry_missing = attempt.number <= attempt.task.retries and subtask.left(now) > LEAST
+        if termination.retry and not subtask.withdrawn and retry_missing:
+            self.effects.append(
+                AttemptEnded(attempt, run, termination.outcome, termination.error, termination.seconds)
+            )
         else:
-            self._end(piece, run, doom, attempts=attempt.number, now=now)
+            self._end(subtask, run, termination, attempts=attempt.number, now=now)
 
-    def close(self, job: Job, failed: Collection[int], doom: Termination, now: float) -> None:
+    def close(self, job: Job, failed: Collection[int], termination: Termination, now: float) -> None:
         """An attempt is over by a decision, or by the death of its runner; runs in `failed` had failed before."""
-        piece = job.piece
-        for run in piece.missing:
+        subtask = job.subtask
+        for run in subtask.missing:
             if run not in failed:
-                self.fail(job, run, doom, now)
-        self.again(piece, now, attempts=job.attempt.number)
+                self.fail(job, run, termination, now)
+        self.retry_missing(subtask, now, attempts=job.attempt.number)
 
-    def again(self, piece: SubTask, now: float, *, attempts: int) -> None:
+    def retry_missing(self, subtask: SubTask, now: float, *, attempts: int) -> None:
         """After an attempt: what is still missing is tried again, or cancelled."""
-        if not piece.missing:
+        if not subtask.missing:
             return
-        if piece.withdrawn:
-            self._cancel_missing(piece, now, attempts=attempts)
+        if subtask.withdrawn:
+            self._cancel_missing(subtask, now, attempts=attempts)
         else:
-            piece.number += 1
-            piece.spend(now)
-            self._ready.push(piece, now)
+            subtask.number += 1
+            subtask.spend(now)
+            self._ready.push(subtask, now)
 
-    def unharmed(self, piece: SubTask, now: float) -> None:
+    def requeue(self, subtask: SubTask, now: float) -> None:
         """An attempt that does not count: its sub-task stands in front of its lane again, with the same number."""
-        if piece.withdrawn:
-            self._cancel_missing(piece, now, attempts=piece.number - 1)
+        if subtask.withdrawn:
+            self._cancel_missing(subtask, now, attempts=subtask.number - 1)
         else:
-            self._ready.push_front(piece)
+            self._ready.push_front(subtask)
 
     # -- batches --------------------------------------------------------------------------------------------
 
@@ -156,57 +158,63 @@ class Outcomes:
         self.pending -= before - batch.left
         self._ready.drop(batch.order, {record.task for record in records})
         self._tell(batch, records)
-        self._look(batch)
+        self._check_end(batch)
 
-    def _cancel_missing(self, piece: SubTask, now: float, *, attempts: int) -> None:
-        for run in piece.missing:
-            self._end(piece, run, Termination("cancelled", piece.withdrawn), attempts=attempts, now=now)
+    def _cancel_missing(self, subtask: SubTask, now: float, *, attempts: int) -> None:
+        for run in subtask.missing:
+            self._end(subtask, run, Termination("cancelled", subtask.withdrawn), attempts=attempts, now=now)
 
-    def _end(self, piece: SubTask, run: int, doom: Termination, *, attempts: int, now: float) -> None:
-        piece.done(run)
+    def _end(
+        self, subtask: SubTask, run: int, termination: Termination, *, attempts: int, now: float
+    ) -> None:
+        subtask.done(run)
         record = TaskRecord(
-            task=piece.node.spec.id,
+            task=subtask.node.spec.id,
             run=run,
-            outcome=doom.outcome,
+            outcome=termination.outcome,
             attempts=attempts,
-            seconds=doom.seconds,
-            error=doom.error,
+            seconds=termination.seconds,
+            error=termination.error,
         )
-        self._record(piece.node, record, now)
+        self._record(subtask.node, record, now)
 
     def _record(self, node: TaskNode, record: TaskRecord, now: float, payload: bytes = b"") -> None:
         batch = node.batch
         self.effects.append(RunEnded(batch.id, record, payload))
         before = batch.left
-        records, pieces = batch.enter(node, record)
+        records, subtasks = batch.enter(node, record)
         self.pending -= before - batch.left
         if records:
             self._tell(batch, records)
-        if pieces:
-            self._enqueue(batch, pieces, now)
+        if subtasks:
+            self._enqueue(batch, subtasks, now)
         if node.left == 0 or records:
-            self._look(batch)
+            self._check_end(batch)
 
-    def _enqueue(self, batch: Batch, pieces: list[SubTask], now: float) -> None:
-        for piece in pieces:
-            why = self._why_never.get(piece.shape)
+    def _enqueue(self, batch: Batch, subtasks: list[SubTask], now: float) -> None:
+        for subtask in subtasks:
+            why = self._why_never.get(subtask.shape)
             if why is None:
-                self._ready.push(piece, now)
+                self._ready.push(subtask, now)
             elif batch.id in self.batches:
-                self._give_up(piece, why)
+                self._fail_unschedulable(subtask, why)
 
-    def _give_up(self, piece: SubTask, why: str) -> None:
+    def _fail_unschedulable(self, subtask: SubTask, why: str) -> None:
         """No runner for it will ever come: it fails, without a retry."""
-        for run in piece.missing:
-            if not piece.node.ended(run):
+        for run in subtask.missing:
+            if not subtask.node.ended(run):
                 self._end(
-                    piece, run, Termination("failed", why), attempts=piece.number - 1, now=piece.ready_at
+                    subtask,
+                    run,
+                    Termination("failed", why),
+                    attempts=subtask.number - 1,
+                    now=subtask.ready_at,
                 )
 
     def _tell(self, batch: Batch, records: list[TaskRecord]) -> None:
         self.effects += [RunEnded(batch.id, record) for record in records]
 
-    def _look(self, batch: Batch) -> None:
+    def _check_end(self, batch: Batch) -> None:
         """Ends a batch that is over; notes one of which there is enough."""
         if batch.left == 0:
             if self.batches.get(batch.id) is batch:

@@ -37,26 +37,26 @@ class _Lanes:
         self.ages: list[tuple[float, LaneKey]] = []
         self.count = 0
 
-    def push(self, piece: SubTask) -> None:
-        lane = self.by_key.get(piece.lane)
+    def push(self, subtask: SubTask) -> None:
+        lane = self.by_key.get(subtask.lane)
         if lane is None:
-            lane = self._open(piece)
-        lane.append(piece)
+            lane = self._open(subtask)
+        lane.append(subtask)
         self.count += 1
 
-    def push_front(self, piece: SubTask) -> None:
-        lane = self.by_key.get(piece.lane)
+    def push_front(self, subtask: SubTask) -> None:
+        lane = self.by_key.get(subtask.lane)
         if lane is None:
-            lane = self._open(piece)
-        elif piece.ready_at < lane[0].ready_at:
-            heapq.heappush(self.ages, (piece.ready_at, piece.lane))
-        lane.appendleft(piece)
+            lane = self._open(subtask)
+        elif subtask.ready_at < lane[0].ready_at:
+            heapq.heappush(self.ages, (subtask.ready_at, subtask.lane))
+        lane.appendleft(subtask)
         self.count += 1
 
-    def _open(self, piece: SubTask) -> deque[SubTask]:
-        lane = self.by_key[piece.lane] = deque()
-        insort(self.order, piece.lane)
-        heapq.heappush(self.ages, (piece.ready_at, piece.lane))
+    def _open(self, subtask: SubTask) -> deque[SubTask]:
+        lane = self.by_key[subtask.lane] = deque()
+        insort(self.order, subtask.lane)
+        heapq.heappush(self.ages, (subtask.ready_at, subtask.lane))
         return lane
 
     def close(self, key: LaneKey) -> None:
@@ -86,20 +86,20 @@ class ReadyQueue:
         self._shapes: dict[Shape, _Lanes] = {}
         self._pinned: dict[int, deque[SubTask]] = {}
 
-    def push(self, piece: SubTask, now: float) -> None:
+    def push(self, subtask: SubTask, now: float) -> None:
         """Behind those of its lane."""
-        piece.ready_at = now
-        if piece.pin is not None:
-            self._pinned.setdefault(piece.pin, deque()).append(piece)
+        subtask.ready_at = now
+        if subtask.pin is not None:
+            self._pinned.setdefault(subtask.pin, deque()).append(subtask)
             return
-        self._of(piece.shape).push(piece)
+        self._of(subtask.shape).push(subtask)
 
-    def push_front(self, piece: SubTask) -> None:
+    def push_front(self, subtask: SubTask) -> None:
         """Before those of its lane; it keeps its age."""
-        if piece.pin is not None:
-            self._pinned.setdefault(piece.pin, deque()).appendleft(piece)
+        if subtask.pin is not None:
+            self._pinned.setdefault(subtask.pin, deque()).appendleft(subtask)
             return
-        self._of(piece.shape).push_front(piece)
+        self._of(subtask.shape).push_front(subtask)
 
     def waiting(self, shape: Shape) -> int:
         """How many wait, without the pinned ones."""
@@ -108,7 +108,7 @@ class ReadyQueue:
 
     def pins(self) -> list[int]:
         """Places for which something waits."""
-        return [place for place, lane in self._pinned.items() if lane]
+        return [slot_index for slot_index, lane in self._pinned.items() if lane]
 
     def urgency(self, shape: Shape, now: float) -> tuple[int, float, LaneKey]:
         """Of what waits for runners of this shape: the smaller, the earlier it is due."""
@@ -127,14 +127,14 @@ class ReadyQueue:
             return None
         key = self._next(lanes, now)
         lane = lanes.by_key[key]
-        piece = lane.popleft()
+        subtask = lane.popleft()
         lanes.count -= 1
         if not lane:
             lanes.close(key)
-        return piece
+        return subtask
 
-    def take_pinned(self, place: int) -> SubTask | None:
-        lane = self._pinned.get(place)
+    def take_pinned(self, slot_index: int) -> SubTask | None:
+        lane = self._pinned.get(slot_index)
         return lane.popleft() if lane else None
 
     def since(self, order: int) -> dict[str, float]:
@@ -142,10 +142,10 @@ class ReadyQueue:
         found: dict[str, float] = {}
         lanes = [lane for lanes in self._shapes.values() for lane in lanes.by_key.values()]
         for lane in [*lanes, *self._pinned.values()]:
-            for piece in lane:
-                if piece.lane[3] == order:
-                    name = piece.node.spec.id
-                    found[name] = min(piece.ready_at, found.get(name, piece.ready_at))
+            for subtask in lane:
+                if subtask.lane[3] == order:
+                    name = subtask.node.spec.id
+                    found[name] = min(subtask.ready_at, found.get(name, subtask.ready_at))
         return found
 
     def drop(self, order: int, tasks: Collection[str]) -> None:
@@ -160,7 +160,7 @@ class ReadyQueue:
                     lanes.close(key)
 
     def _strip(self, lane: deque[SubTask], order: int, tasks: Collection[str]) -> int:
-        left = [piece for piece in lane if piece.lane[3] != order or piece.node.spec.id not in tasks]
+        left = [subtask for subtask in lane if subtask.lane[3] != order or subtask.node.spec.id not in tasks]
         gone = len(lane) - len(left)
         if gone:
             lane.clear()

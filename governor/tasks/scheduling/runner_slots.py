@@ -1,7 +1,7 @@
 """The runners as the scheduler sees them: seats that start, idle, work and die, by the resources they hold.
 
 Rules:
-1. As many runners of a shape work at once as it has places; a runner without a place is a spare.
+1. As many runners of a shape work at once as it has capacity; a runner without a place is a spare.
 2. Plain runners (shape ``()``) hold no resources of Ray and stay warm. Runners that hold resources are given back as
    soon as nothing waits for them: others may need the resources.
 3. A runner that is being killed keeps its place until it is seen dead; then a spare takes it.
@@ -41,27 +41,26 @@ class Job(NamedTuple):
     """An attempt on a runner, and the sub-task that it is of."""
 
     attempt: Attempt
-    piece: SubTask
+    subtask: SubTask
 
 
 class RunnerSlot:
     """One runner. `jobs[0]` is the attempt in work or the next one, the others wait behind it and can be taken back.
 
-    `taken`: the runner has said that it claimed the first job; `started_at`: running time of the attempt counts from
+    `taken`: the runner reported that it claimed the first job; `started_at`: running time of the attempt counts from
     then, `presumed` while the runner has not said so; `position` counts the runs of it that are over, `failed` are
-    those that failed and will be tried again; `run` is the run in work, since `run_at`, `untold` while nobody has been
+    those that failed and will be tried again; `run` is the run in work, since `run_at`, `unannounced` while nobody has been
     told that it began. `last` is the run in work or the one before: job, number, beginning, end.
     """
 
     __slots__ = (
         "alarm_at",
         "deadline",
-        "doom",
         "failed",
+        "index",
         "jobs",
         "kill_at",
         "last",
-        "place",
         "position",
         "presumed",
         "replace",
@@ -74,7 +73,8 @@ class RunnerSlot:
         "started_at",
         "state",
         "taken",
-        "untold",
+        "termination",
+        "unannounced",
         "waits_since",
     )
 
@@ -82,7 +82,7 @@ class RunnerSlot:
         self.runner = runner
         self.shape = shape
         self.state: Literal["starting", "idle", "working", "ending", "dying"] = "starting"
-        self.place: int | None = None
+        self.index: int | None = None
         self.jobs: deque[Job] = deque()
         self.alarm_at: float | None = None
         self.replace = False
@@ -103,58 +103,58 @@ class RunnerSlot:
         self.position = 0
         self.run: int | None = None
         self.run_at = 0.0
-        self.untold = False
+        self.unannounced = False
         self.deadline: float | None = None
         self.kill_at: float | None = None
         self.revoking = False
         self.spare_wanted = False
-        self.doom: Termination | None = None
+        self.termination: Termination | None = None
 
     def not_begun(self) -> None:
         """What was presumed was wrong: its user code has not begun."""
-        self.presumed = self.untold = False
+        self.presumed = self.unannounced = False
         self.started_at = self.deadline = self.run = None
 
 
-class _Shape:
+class _ShapeSlots:
     """All runners of one shape. No runner is started before `next_start`."""
 
-    __slots__ = ("failed_starts", "free_places", "idle", "next_start", "places", "seats", "spares")
+    __slots__ = ("capacity", "failed_starts", "free_indices", "idle", "next_start", "slots", "spares")
 
-    def __init__(self, places: int) -> None:
-        self.places = places
-        self.free_places = list(range(places))
-        self.seats: dict[int, RunnerSlot] = {}
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self.free_indices = list(range(capacity))
+        self.slots: dict[int, RunnerSlot] = {}
         self.idle: list[RunnerSlot] = []
         self.spares: list[RunnerSlot] = []
         self.failed_starts = 0
         self.next_start = 0.0
 
-    def seated(self, seat: RunnerSlot) -> None:
+    def admit(self, slot: RunnerSlot) -> None:
         """Gives a ready runner a place, or makes it a spare."""
-        seat.state = "idle"
-        if seat.place is None and self.free_places:
-            seat.place = heapq.heappop(self.free_places)
-        (self.spares if seat.place is None else self.idle).append(seat)
+        slot.state = "idle"
+        if slot.index is None and self.free_indices:
+            slot.index = heapq.heappop(self.free_indices)
+        (self.spares if slot.index is None else self.idle).append(slot)
 
-    def vacate(self, place: int) -> None:
+    def free_index(self, slot_index: int) -> None:
         """A place is free: a spare takes it, if there still is such a place."""
-        if place >= self.places:
+        if slot_index >= self.capacity:
             return
-        heapq.heappush(self.free_places, place)
+        heapq.heappush(self.free_indices, slot_index)
         if self.spares:
-            self.seated(self.spares.pop())
+            self.admit(self.spares.pop())
 
-    def resize(self, places: int) -> None:
-        self.places = places
-        held = {seat.place for seat in self.seats.values()}
-        self.free_places = [place for place in range(places) if place not in held]
-        for seat in [seat for seat in self.idle if seat.place is not None and seat.place >= places]:
-            self.idle.remove(seat)
-            seat.place = None
-            self.spares.append(seat)
-        while self.free_places and self.spares:
-            self.seated(self.spares.pop())
+    def resize(self, capacity: int) -> None:
+        self.capacity = capacity
+        held = {slot.index for slot in self.slots.values()}
+        self.free_indices = [slot_index for slot_index in range(capacity) if slot_index not in held]
+        for slot in [slot for slot in self.idle if slot.index is not None and slot.index >= capacity]:
+            self.idle.remove(slot)
+            slot.index = None
+            self.spares.append(slot)
+        while self.free_indices and self.spares:
+            self.admit(self.spares.pop())
 
 
 def holders(shape: Shape, other: Shape) -> int:
@@ -167,21 +167,21 @@ class RunnerSlots:
     """All runners of one driver."""
 
     def __init__(self, *, runner_ids: Iterator[int]) -> None:
-        self.keeps_warm = False
-        """Whether plain places have runners also when nothing waits."""
+        self.keep_warm = False
+        """Whether plain capacity have runners also when nothing waits."""
         self.is_closed = False
         """No runner is started any more."""
         self._ids = runner_ids
-        self._seats: dict[int, RunnerSlot] = {}
-        self._shapes: dict[Shape, _Shape] = {}
+        self._slots: dict[int, RunnerSlot] = {}
+        self._shapes: dict[Shape, _ShapeSlots] = {}
 
-    def open(self, shape: Shape, places: int) -> None:
+    def open(self, shape: Shape, capacity: int) -> None:
         """So many runners of this shape may work at once, from now on."""
         known = self._shapes.get(shape)
         if known is None:
-            self._shapes[shape] = _Shape(places)
-        elif known.places != places:
-            known.resize(places)
+            self._shapes[shape] = _ShapeSlots(capacity)
+        elif known.capacity != capacity:
+            known.resize(capacity)
 
     def shapes(self) -> list[Shape]:
         return list(self._shapes)
@@ -189,31 +189,31 @@ class RunnerSlots:
     def knows(self, shape: Shape) -> bool:
         return shape in self._shapes
 
-    def places(self, shape: Shape) -> int:
-        return self._shapes[shape].places
+    def capacity(self, shape: Shape) -> int:
+        return self._shapes[shape].capacity
 
     def all(self) -> list[RunnerSlot]:
-        return list(self._seats.values())
+        return list(self._slots.values())
 
     def get(self, runner: int) -> RunnerSlot | None:
-        return self._seats.get(runner)
+        return self._slots.get(runner)
 
-    def at_place(self, place: int) -> RunnerSlot | None:
+    def at_index(self, slot_index: int) -> RunnerSlot | None:
         """The plain runner on this place."""
         plain = self._shapes.get(())
-        seats = plain.seats.values() if plain is not None else ()
-        return next((seat for seat in seats if seat.place == place), None)
+        slots = plain.slots.values() if plain is not None else ()
+        return next((slot for slot in slots if slot.index == slot_index), None)
 
-    def adopt(self, runner: int, shape: Shape) -> RunnerSlot:
+    def add(self, runner: int, shape: Shape) -> RunnerSlot:
         """A runner that is on its way."""
-        seat = RunnerSlot(runner, shape)
-        self._seats[runner] = self._shapes[shape].seats[runner] = seat
-        return seat
+        slot = RunnerSlot(runner, shape)
+        self._slots[runner] = self._shapes[shape].slots[runner] = slot
+        return slot
 
-    def ready(self, seat: RunnerSlot) -> None:
-        of_shape = self._shapes[seat.shape]
+    def ready(self, slot: RunnerSlot) -> None:
+        of_shape = self._shapes[slot.shape]
         of_shape.failed_starts = 0
-        of_shape.seated(seat)
+        of_shape.admit(slot)
 
     def start_failed(self, shape: Shape, now: float) -> bool:
         """Whether that was one too many: then starts pause."""
@@ -228,87 +228,87 @@ class RunnerSlots:
         """When starts of this shape go on."""
         return self._shapes[shape].next_start
 
-    def lives(self, shape: Shape) -> bool:
+    def has_usable(self, shape: Shape) -> bool:
         """Whether there is a runner that takes work, or may do so later."""
-        return any(seat.state != "dying" for seat in self._shapes[shape].seats.values())
+        return any(slot.state != "dying" for slot in self._shapes[shape].slots.values())
 
-    def lacks(self, shape: Shape) -> bool:
+    def all_starting(self, shape: Shape) -> bool:
         """Whether all runners of this shape, if there are any, wait for resources."""
-        return all(seat.state == "starting" for seat in self._shapes[shape].seats.values())
+        return all(slot.state == "starting" for slot in self._shapes[shape].slots.values())
 
     def idle(self, shape: Shape) -> list[RunnerSlot]:
         """Those that can take work, the last one to be taken first."""
         return self._shapes[shape].idle
 
-    def occupy(self, seat: RunnerSlot) -> None:
-        idle = self._shapes[seat.shape].idle
-        if idle[-1] is seat:
+    def assign(self, slot: RunnerSlot) -> None:
+        idle = self._shapes[slot.shape].idle
+        if idle[-1] is slot:
             idle.pop()
         else:
-            idle.remove(seat)
-        seat.state = "working"
+            idle.remove(slot)
+        slot.state = "working"
 
-    def release(self, seat: RunnerSlot) -> None:
+    def release(self, slot: RunnerSlot) -> None:
         """Its jobs are over and it lives: it is idle again, unless its place is no more."""
-        seat.clear()
-        of_shape = self._shapes[seat.shape]
-        if seat.place is not None and seat.place >= of_shape.places:
-            seat.place = None
-        of_shape.seated(seat)
+        slot.clear()
+        of_shape = self._shapes[slot.shape]
+        if slot.index is not None and slot.index >= of_shape.capacity:
+            slot.index = None
+        of_shape.admit(slot)
 
-    def dismiss(self, seat: RunnerSlot) -> None:
+    def mark_dying(self, slot: RunnerSlot) -> None:
         """It is to be killed."""
-        of_shape = self._shapes[seat.shape]
+        of_shape = self._shapes[slot.shape]
         for group in (of_shape.idle, of_shape.spares):
-            if seat in group:
-                group.remove(seat)
-        seat.state = "dying"
+            if slot in group:
+                group.remove(slot)
+        slot.state = "dying"
 
     def remove(self, runner: int) -> RunnerSlot | None:
         """It is dead: its place is taken by a spare."""
-        seat = self._seats.pop(runner, None)
-        if seat is None:
+        slot = self._slots.pop(runner, None)
+        if slot is None:
             return None
-        of_shape = self._shapes[seat.shape]
-        del of_shape.seats[runner]
+        of_shape = self._shapes[slot.shape]
+        del of_shape.slots[runner]
         for group in (of_shape.idle, of_shape.spares):
-            if seat in group:
-                group.remove(seat)
-        if seat.place is not None:
-            of_shape.vacate(seat.place)
-        return seat
+            if slot in group:
+                group.remove(slot)
+        if slot.index is not None:
+            of_shape.free_index(slot.index)
+        return slot
 
     def has_spare(self, shape: Shape) -> bool:
-        """Whether a runner without a place is ready that will not be needed by the places of those who die."""
+        """Whether a runner without a place is ready that will not be needed by the capacity of those who die."""
         of_shape = self._shapes[shape]
-        dying = sum(seat.state == "dying" and seat.place is not None for seat in of_shape.seats.values())
+        dying = sum(slot.state == "dying" and slot.index is not None for slot in of_shape.slots.values())
         return len(of_shape.spares) > dying
 
     def dying(self, shape: Shape) -> int:
-        return sum(seat.state == "dying" for seat in self._shapes[shape].seats.values())
+        return sum(slot.state == "dying" for slot in self._shapes[shape].slots.values())
 
-    def reinforce(self, shape: Shape, *, waiting: int, now: float) -> list[int]:
-        """Numbers of new runners to start, so that what waits finds one as soon as places allow."""
+    def scale_up(self, shape: Shape, *, waiting: int, now: float) -> list[int]:
+        """Numbers of new runners to start, so that what waits finds one as soon as capacity allow."""
         of_shape = self._shapes[shape]
         if self.is_closed or now < of_shape.next_start:
             return []
-        if self.keeps_warm and not shape and not of_shape.failed_starts:
-            waiting = max(waiting, of_shape.places)
-        wants_spare = not shape and any(seat.spare_wanted or seat.replace for seat in of_shape.seats.values())
+        if self.keep_warm and not shape and not of_shape.failed_starts:
+            waiting = max(waiting, of_shape.capacity)
+        wants_spare = not shape and any(slot.spare_wanted or slot.replace for slot in of_shape.slots.values())
         if waiting <= len(of_shape.idle) and not wants_spare:
             return []
-        starting = sum(seat.state == "starting" for seat in of_shape.seats.values())
+        starting = sum(slot.state == "starting" for slot in of_shape.slots.values())
         coming = starting + len(of_shape.idle) + len(of_shape.spares)
-        active = len(of_shape.seats) - coming
-        number = max(0, min(waiting, of_shape.places - active) - coming)
+        active = len(of_shape.slots) - coming
+        number = max(0, min(waiting, of_shape.capacity - active) - coming)
         if wants_spare and not (number or starting or of_shape.spares):
             number = 1
         new = [next(self._ids) for _ in range(number)]
         for runner in new:
-            self.adopt(runner, shape)
+            self.add(runner, shape)
         return new
 
-    def superfluous(self, shape: Shape, *, waiting: int) -> list[RunnerSlot]:
+    def scale_down(self, shape: Shape, *, waiting: int) -> list[RunnerSlot]:
         """Runners that hold resources for nobody, and spares beyond the first; from now on they are dying."""
         of_shape = self._shapes[shape]
         if not shape:
@@ -316,7 +316,7 @@ class RunnerSlots:
         elif waiting:
             return []
         else:
-            over = [seat for seat in of_shape.seats.values() if seat.state in ("starting", "idle")]
-        for seat in over:
-            self.dismiss(seat)
+            over = [slot for slot in of_shape.slots.values() if slot.state in ("starting", "idle")]
+        for slot in over:
+            self.mark_dying(slot)
         return over

@@ -17,7 +17,7 @@ from typing import Literal, TypeAlias
 Verdict: TypeAlias = Literal["all", "enough", "timeout"]
 
 
-class Patience:
+class WaitPolicy:
     """The wait for one batch of `total` tasks.
 
     Args:

@@ -35,7 +35,7 @@ class RunnerWrapper:
         """Returns when there is a runner; one that has died without work to follow is replaced now. Raises RuntimeError
         when the scheduler does not run, or is stopped meanwhile.
         """
-        await self._scheduler.engine.seated(self.runner_id)
+        await self._scheduler.engine.wait_for_runner(self.runner_id)
 
     async def update_state(self) -> None:
         """Never waits for the runner: what it does is known without asking it."""

@@ -123,7 +123,7 @@ class Scheduler(Supervision):
                 return
             driver = Driver(
                 self.config,
-                places=self.runner_num,
+                capacity=self.runner_num,
                 models=models_of(self.rollout_model, self.auxiliary_models),
                 folder=None if self._kept is None else self._kept.folder,
             )
@@ -144,7 +144,7 @@ class Scheduler(Supervision):
             raise ConductorError("the scheduler was stopped before it had started") from None
         finally:
             self._opening = None
-        if not driver.engine.places():
+        if not driver.engine.slot_states():
             await driver.close(seconds=self.config.stop_timeout)
             raise ConductorError("no runner can be started on Ray; its log says why")
 

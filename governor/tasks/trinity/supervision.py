@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from governor.tasks.api import BatchId
     from governor.tasks.driver import Driver
-    from governor.tasks.ports import PlaceState
+    from governor.tasks.ports import SlotState
     from governor.tasks.scheduling.events import Waiting
     from governor.tasks.trinity.views import BatchView
 
@@ -29,7 +29,7 @@ class Supervision:
     _driver: Driver | None
 
     def explain(self, batch_id: BatchId) -> list[Waiting]:
-        """What a batch waits for: which runs, on which runner, since when, until when (`story.Waiting`). Empty when
+        """What a batch waits for: which runs, on which runner, since when, until when (`events.Waiting`). Empty when
         nothing of it is left to do.
         """
         view = self._batches.get(batch_id)
@@ -44,8 +44,8 @@ class Supervision:
         if view is None or self._driver is None:
             return []
         return [
-            RunningTaskState(view.tasks[state.task], place)
-            for place, state in self._driver.engine.places().items()
+            RunningTaskState(view.tasks[state.task], slot_index)
+            for slot_index, state in self._driver.engine.slot_states().items()
             if state.ended is None and state.batch in view.portions and state.task in view.tasks
         ]
 
@@ -56,7 +56,7 @@ class Supervision:
         """
         if self._driver is None:
             return {}
-        state = self._driver.engine.places().get(runner_id)
+        state = self._driver.engine.slot_states().get(runner_id)
         return {} if state is None else describe(state)
 
     def get_key_state(self, key: str) -> dict[int, Any]:
@@ -65,25 +65,25 @@ class Supervision:
 
     def get_all_state(self) -> dict[int, dict[str, Any]]:
         """The states of all runners that have one."""
-        return {} if self._driver is None else states(self._driver.engine.places())
+        return {} if self._driver is None else states(self._driver.engine.slot_states())
 
     def print_all_state(self) -> None:
         """Prints `get_all_state` as a table."""
         sys.stdout.write(table(self.get_all_state()) + "\n")
 
 
-def states(places: Mapping[int, PlaceState]) -> dict[int, dict[str, Any]]:
+def states(slot_states: Mapping[int, SlotState]) -> dict[int, dict[str, Any]]:
     """The states of all runners that have one, in the order of their numbers."""
-    found = {place: describe(state) for place, state in places.items()}
-    return {place: state for place, state in sorted(found.items()) if state}
+    found = {slot_index: describe(state) for slot_index, state in slot_states.items()}
+    return {slot_index: state for slot_index, state in sorted(found.items()) if state}
 
 
-def describe(state: PlaceState) -> dict[str, Any]:
+def describe(state: SlotState) -> dict[str, Any]:
     """``workflow_id`` ("batch/task/run"), ``model_version``, ``begin_time`` and ``terminate_time`` (seconds since the
     epoch, None while it runs), ``running_time`` (seconds), and what tasks have set on this runner.
     """
     if state.batch is None or state.began is None:
-        return dict(state.told)
+        return dict(state.user_state)
     now_wall, now = time.time(), time.monotonic()
     ended = state.ended
     return {
@@ -92,7 +92,7 @@ def describe(state: PlaceState) -> dict[str, Any]:
         "begin_time": now_wall - (now - state.began),
         "terminate_time": None if ended is None else now_wall - (now - ended),
         "running_time": (now if ended is None else ended) - state.began,
-        **state.told,
+        **state.user_state,
     }
 
 

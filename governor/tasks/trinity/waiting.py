@@ -9,7 +9,7 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from governor.tasks.scheduling.wait_policy import Patience
+from governor.tasks.scheduling.wait_policy import WaitPolicy
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -30,10 +30,10 @@ async def for_batch(
     count: Counted = "succeeded",
 ) -> Verdict:
     """Until all tasks of the batch have ended, enough of them have ended as `count` says, or the time is up; see
-    `Patience`, which raises ValueError. `deadline` is in monotonic seconds.
+    `WaitPolicy`, which raises ValueError. `deadline` is in monotonic seconds.
     """
     # More may be scheduled meanwhile: that all have ended is for the view to say.
-    patience = Patience(
+    patience = WaitPolicy(
         total=sys.maxsize, min_num=min_num, wait_after_min=wait_after_min, deadline=deadline, count=count
     )
     while view.tasks:

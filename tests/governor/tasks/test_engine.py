@@ -110,7 +110,7 @@ def do(engine, pool, runner=0, **fields):
     for work in pool.sent.pop(runner):
         for run in work.runs:
             said = [Begun(work.ticket, run, 1.0), Over(work.ticket, run, 1.1, 0.1, **fields)]
-            engine.runner_said(runner, said, 1.1)
+            engine.runner_reported(runner, said, 1.1)
 
 
 async def test_a_batch_runs_and_its_listener_hears_of_it_in_order(house):
@@ -182,7 +182,7 @@ async def test_lines_tracebacks_and_keys_of_a_task_find_their_way(house):
     submit(engine, listener, task("a"))
     engine.runner_changed(RunnerReady(0, 0.0))
     [work] = pool.sent[0]
-    engine.runner_said(
+    engine.runner_reported(
         0,
         [
             Begun(work.ticket, 0, 1.0),
@@ -191,8 +191,8 @@ async def test_lines_tracebacks_and_keys_of_a_task_find_their_way(house):
         ],
         1.0,
     )
-    place = engine.places()[0]
-    assert (place.state, place.batch, place.task, place.run, place.ended, place.told) == (
+    state = engine.slot_states()[0]
+    assert (state.state, state.batch, state.task, state.run, state.ended, state.user_state) == (
         "working",
         1,
         "a",
@@ -200,7 +200,7 @@ async def test_lines_tracebacks_and_keys_of_a_task_find_their_way(house):
         None,
         {"x": 3},
     )
-    engine.runner_said(0, [Over(work.ticket, 0, 2.0, 1.0, error="bad", traceback="Traceback")], 2.0)
+    engine.runner_reported(0, [Over(work.ticket, 0, 2.0, 1.0, error="bad", traceback="Traceback")], 2.0)
     assert listener.heard == [
         ("info", "a", 0, "hi"),
         ("started", 0, 1000, "here"),
@@ -208,7 +208,7 @@ async def test_lines_tracebacks_and_keys_of_a_task_find_their_way(house):
         ("failed", "a", None, b""),
         ("end", "tasks_done"),
     ]
-    assert engine.places()[0].ended == 2.0
+    assert engine.slot_states()[0].ended == 2.0
 
 
 async def test_what_a_killed_attempt_had_half_written_is_removed(house, tmp_path):
@@ -216,7 +216,7 @@ async def test_what_a_killed_attempt_had_half_written_is_removed(house, tmp_path
     submit(engine, listener, task("a"))
     engine.runner_changed(RunnerReady(0, 0.0))
     [work] = pool.sent[0]
-    engine.runner_said(0, [Begun(work.ticket, 0, 1.0)], 1.0)
+    engine.runner_reported(0, [Begun(work.ticket, 0, 1.0)], 1.0)
     part = tmp_path / "results" / ".a-0.json.part"
     part.parent.mkdir()
     part.touch()
@@ -231,7 +231,7 @@ async def test_an_outcome_is_told_also_when_nothing_can_be_removed(house, tmp_pa
     submit(engine, listener, task("a"))
     engine.runner_changed(RunnerReady(0, 0.0))
     [work] = pool.sent[0]
-    engine.runner_said(0, [Begun(work.ticket, 0, 1.0)], 1.0)
+    engine.runner_reported(0, [Begun(work.ticket, 0, 1.0)], 1.0)
     engine.runner_changed(RunnerGone(0, 2.0, "dead"))
     assert listener.heard == [
         ("started", 0, 1000, "here"),
@@ -264,7 +264,7 @@ async def test_a_line_that_nobody_takes_costs_no_result(house, monkeypatch):
         LogLine(work.ticket, 0, "info", "hello"),
         Over(work.ticket, 0, 1.1, 0.1),
     ]
-    engine.runner_said(0, said, 1.1)
+    engine.runner_reported(0, said, 1.1)
     assert listener.heard == [("succeeded", "a", None, b""), ("end", "tasks_done")]
 
 
@@ -307,7 +307,7 @@ async def test_explain_names_what_is_waited_for(house):
     engine.runner_changed(RunnerReady(0, 0.0))
     [work] = pool.sent[0]
     now = time.monotonic()
-    engine.runner_said(0, [Begun(work.ticket, 0, now)], now)
+    engine.runner_reported(0, [Begun(work.ticket, 0, now)], now)
     running = engine.explain(1)[0]
     assert (running.task, running.state, running.since, running.until) == ("a", "running", now, now + 9.0)
     with pytest.raises(KeyError):

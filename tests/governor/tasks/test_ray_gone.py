@@ -25,7 +25,7 @@ from governor.tasks.driver import Driver
 import ray._private.worker as worker
 
 async def main():
-    driver = Driver(SchedulerConfig(), places=1)
+    driver = Driver(SchedulerConfig(), capacity=1)
     await driver.open()
     ray.shutdown()
     started = []

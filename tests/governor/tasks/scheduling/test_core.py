@@ -96,7 +96,7 @@ def test_an_import_heard_late_is_no_running_time():
     driver = Driver(task("a", timeout=2.0), slots=1)
     sent = driver.ready(0)
     driver.tick(1.0)
-    assert driver.core.crew.get(0).started_at == 0.0
+    assert driver.core.slots.get(0).started_at == 0.0
     driver.import_(sent, 1.5)
     assert not driver.of(KillRunner, driver.tick(2.5))
     driver.begin(sent, 3.0)
@@ -140,7 +140,7 @@ def test_a_spare_is_warmed_before_a_deadline_and_takes_the_place():
     assert driver.ready(1, 9.0) is None, "one place is one task at once"
     driver.tick(10.0)
     [sent] = driver.of(Dispatch, driver.gone(0, 10.1))
-    assert (sent.runner, sent.place, sent.attempts[0].task.id) == (1, 0, "b")
+    assert (sent.runner, sent.slot_index, sent.attempts[0].task.id) == (1, 0, "b")
 
 
 # -- retries --------------------------------------------------------------------------------------------------
@@ -152,10 +152,13 @@ def test_a_retry_is_an_attempt_of_its_own():
     driver.begin(sent, 0.5)
     effects = driver.end(sent, 1.0, error="bad")
     assert effects[0] == AttemptEnded(sent.attempts[0], 0, "failed", "bad", 0.1)
-    again = effects[1]
-    assert (again.attempts[0].number, again.attempts[0].ticket != sent.attempts[0].ticket) == (2, True)
+    retry_missing = effects[1]
+    assert (
+        retry_missing.attempts[0].number,
+        retry_missing.attempts[0].ticket != sent.attempts[0].ticket,
+    ) == (2, True)
     assert driver.end(sent, 1.5) == [], "news of the first attempt"
-    driver.do(again, 2.0, error="worse")
+    driver.do(retry_missing, 2.0, error="worse")
     assert (driver.records()["a", 0].attempts, driver.records()["a", 0].error) == (2, "worse")
 
 
@@ -165,9 +168,9 @@ def test_only_the_missing_runs_of_a_sub_task_are_tried_again():
     assert sent.attempts[0].runs == (0, 1, 2, 3)
     for run in range(4):
         driver.do(sent, 1.0 + run, run=run, error="bad" if run == 1 else "", value=run)
-    again = driver.of(Dispatch)[-1]
-    assert (again.attempts[0].runs, again.attempts[0].number) == ((1,), 2)
-    driver.do(again, 9.0, value=9)
+    retry_missing = driver.of(Dispatch)[-1]
+    assert (retry_missing.attempts[0].runs, retry_missing.attempts[0].number) == ((1,), 2)
+    driver.do(retry_missing, 9.0, value=9)
     assert [driver.records()["a", run].value for run in range(4)] == [0, 9, 2, 3]
     assert [driver.records()["a", run].attempts for run in range(4)] == [1, 2, 1, 1]
 
@@ -189,8 +192,8 @@ def test_a_crash_takes_the_runs_that_are_missing_and_is_retried_as_retries_say()
     driver.begin(sent, 2.0, run=1)
     driver.gone(0, 3.0, "killed by a signal")
     assert [(e.run, e.outcome) for e in driver.of(AttemptEnded)] == [(1, "crashed"), (2, "crashed")]
-    again = driver.ready(1, 4.0)
-    driver.begin(again, 4.0, run=1)
+    retry_missing = driver.ready(1, 4.0)
+    driver.begin(retry_missing, 4.0, run=1)
     driver.gone(1, 5.0, "killed again")
     outcomes = [driver.records()["a", run].outcome for run in range(3)]
     assert outcomes == ["succeeded", "crashed", "crashed"]
@@ -284,5 +287,5 @@ def test_a_thousand_pending_tasks_cost_less_than_two_kilobytes_each():
     after, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert (after - before) / 1000 < 2000
-    assert GPU in driver.core.crew.shapes()
+    assert GPU in driver.core.slots.shapes()
     assert not driver.of(RunEnded)

@@ -39,8 +39,8 @@ def test_what_waits_behind_a_long_run_is_taken_back_unharmed_in_its_order():
     assert driver.core.next_alarm() == 0.5 + REVOKE_AFTER
     assert driver.tick(0.5 + REVOKE_AFTER) == [Revoke(0)]
     driver.revoked(sent, 0.6, *range(1, len(sent.attempts)))
-    [again] = driver.of(Dispatch, driver.end(sent, 2.0, seconds=1.0))
-    back = again.attempts[0]
+    [retry_missing] = driver.of(Dispatch, driver.end(sent, 2.0, seconds=1.0))
+    back = retry_missing.attempts[0]
     assert (back.task.id, back.number) == (sent.attempts[1].task.id, 1)
 
 
@@ -50,9 +50,9 @@ def test_a_kill_takes_one_task_and_the_rest_of_its_bundle_goes_on():
     driver.gone(0, 2.0)
     hit = sent.attempts[0].task.id
     assert driver.records()[hit, 0].outcome == "crashed"
-    again = driver.ready(1, 3.0)
-    assert again.attempts[0].task.id == sent.attempts[1].task.id
-    assert {attempt.number for attempt in again.attempts} == {1}
+    retry_missing = driver.ready(1, 3.0)
+    assert retry_missing.attempts[0].task.id == sent.attempts[1].task.id
+    assert {attempt.number for attempt in retry_missing.attempts} == {1}
 
 
 def test_a_deadline_inside_a_bundle_takes_back_first_and_kills_then():
@@ -154,5 +154,5 @@ def test_what_waits_on_a_runner_is_taken_back_and_cancelled_with_its_batch():
     driver.revoked(sent, 0.6, *range(1, len(sent.attempts)))
     record = driver.records()[sent.attempts[1].task.id, 0]
     assert (record.outcome, record.attempts) == ("cancelled", 0)
-    [again] = driver.of(Dispatch, driver.end(sent, 0.7))
-    assert sent.attempts[1].task.id not in {attempt.task.id for attempt in again.attempts}
+    [retry_missing] = driver.of(Dispatch, driver.end(sent, 0.7))
+    assert sent.attempts[1].task.id not in {attempt.task.id for attempt in retry_missing.attempts}

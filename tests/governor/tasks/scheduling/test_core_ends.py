@@ -141,8 +141,8 @@ def test_a_run_that_failed_by_itself_in_time_fails_once():
     [failed] = driver.of(AttemptEnded, effects)
     assert failed.outcome == "failed"
     assert not driver.of(KillRunner), "it has ended, and in time"
-    [again] = driver.of(Dispatch, effects)
-    assert again.attempts[0].number == 2
+    [retry_missing] = driver.of(Dispatch, effects)
+    assert retry_missing.attempts[0].number == 2
 
 
 def test_a_step_that_had_enough_teaches_the_dynamic_timeout():

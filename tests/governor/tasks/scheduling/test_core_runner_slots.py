@@ -40,7 +40,7 @@ def test_nodes_that_come_bring_places_and_nodes_that_go_take_them():
     driver = Driver(*(task(f"t{n}") for n in range(4)), slots=1)
     driver.ready(0)
     assert driver.on(Resized({(): 2}, {}, 1.0)) == [StartRunner(1, ())]
-    assert driver.ready(1, 2.0).place == 1
+    assert driver.ready(1, 2.0).slot_index == 1
     driver.on(Resized({(): 1}, {}, 3.0))
     second = driver.of(Dispatch)[1]
     assert not driver.of(Dispatch, driver.do(second, 4.0, seconds=1.0)), "there is no such place any more"
@@ -54,7 +54,7 @@ def test_a_runner_is_replaced_on_request_once_the_new_one_is_ready():
     assert len(driver.of(Dispatch)) == 1, "no new work for a runner that is to go"
     assert driver.of(KillRunner, driver.on(RunnerReady(1, 3.0)))
     [sent] = driver.of(Dispatch, driver.gone(0, 3.1))
-    assert (sent.runner, sent.place) == (1, 0)
+    assert (sent.runner, sent.slot_index) == (1, 0)
 
 
 def test_a_pinned_batch_works_on_its_place_alone():
@@ -67,7 +67,7 @@ def test_a_pinned_batch_works_on_its_place_alone():
     zero, one = driver.of(Dispatch)
     assert not driver.of(Dispatch, driver.do(zero, 1.0))
     [sent] = driver.of(Dispatch, driver.do(one, 1.0))
-    assert (sent.place, sent.attempts[0].task.id) == (1, "p")
+    assert (sent.slot_index, sent.attempts[0].task.id) == (1, "p")
 
 
 def test_only_failures_in_a_row_give_a_shape_up():
@@ -94,7 +94,7 @@ def test_places_that_are_no_more_are_not_taken_again():
     for number in range(3, 6):
         driver.on(RunnerReady(number, 3.0))
     assert [sent.runner for sent in driver.of(Dispatch)] == [0, 1, 2, 3]
-    assert driver.of(Dispatch)[-1].place == 0
+    assert driver.of(Dispatch)[-1].slot_index == 0
 
 
 def test_of_runners_without_a_place_one_spare_is_kept():
@@ -161,8 +161,12 @@ def test_a_lost_node_costs_no_attempt():
     driver.do(sent, 1.0, run=0)
     driver.begin(sent, 1.5, run=1)
     effects = driver.gone(0, 2.0, "its node is lost", node_lost=True)
-    [again] = driver.of(AttemptEnded, effects)
-    assert (again.run, again.outcome, again.error) == (1, "crashed", "its node is lost")
+    [retry_missing] = driver.of(AttemptEnded, effects)
+    assert (retry_missing.run, retry_missing.outcome, retry_missing.error) == (
+        1,
+        "crashed",
+        "its node is lost",
+    )
     second = driver.ready(1, 3.0)
     assert (second.attempts[0].runs, second.attempts[0].number) == ((1,), 1)
     driver.do(second, 4.0, run=1)
@@ -181,13 +185,13 @@ def test_no_runner_is_started_after_close():
 def test_places_that_go_and_come_again_are_given_once():
     driver = Driver(*(task(f"t{n}") for n in range(4)), slots=4)
     sent = [driver.ready(runner) for runner in range(4)]
-    assert sorted(each.place for each in sent) == [0, 1, 2, 3]
+    assert sorted(each.slot_index for each in sent) == [0, 1, 2, 3]
     driver.on(Resized({(): 2}, {}, 1.0))
     driver.on(Resized({(): 4}, {}, 2.0))
     driver.submit(*(task(f"u{n}") for n in range(4)), batch="u", now=3.0)
     assert not driver.of(StartRunner, driver.tick(3.0)), "four are at work on four places"
-    places = [driver.of(Dispatch, driver.do(each, 4.0))[0].place for each in sent]
-    assert sorted(places) == [0, 1, 2, 3]
+    indices = [driver.of(Dispatch, driver.do(each, 4.0))[0].slot_index for each in sent]
+    assert sorted(indices) == [0, 1, 2, 3]
 
 
 CPU, CPUS = (("cpus", 1.0),), (("cpus", 2.0),)

@@ -77,7 +77,7 @@ class Story:
     def __init__(self, specs, seed, grace):
         self.choose = random.Random(seed)
         core = Core(
-            places={(): 2, GPU: 1},
+            capacity={(): 2, GPU: 1},
             why_never={(("gpus", 9.0),): "too many"},
             grace=grace,
             age=self.choose.choice([0.5, 100.0]),

@@ -11,7 +11,7 @@ from governor.tasks.scheduling.ready_queue import ReadyQueue
 AGE = 5.0
 
 
-def piece(lane, at=0.0):
+def subtask(lane, at=0.0):
     return SimpleNamespace(shape=(), pin=None, lane=(0, (float(lane), 0), False, lane), ready_at=at)
 
 
@@ -31,11 +31,11 @@ def test_whoever_is_next_is_next_by_the_rules():
         now += choose.random()
         move = choose.random()
         if move < 0.5:
-            new = piece(choose.randrange(6))
+            new = subtask(choose.randrange(6))
             queue.push(new, now)
             waiting.setdefault(new.lane, []).append(new)
         elif move < 0.6:
-            back = piece(choose.randrange(6), now - 9 * choose.random())
+            back = subtask(choose.randrange(6), now - 9 * choose.random())
             queue.push_front(back)
             waiting.setdefault(back.lane, []).insert(0, back)
         else:
@@ -52,7 +52,7 @@ def test_a_thousand_batches_cost_no_more_for_each_than_a_hundred():
     def seconds_for_each(lanes):
         queue = ReadyQueue(age=1e9)
         for lane in range(lanes):
-            queue.push(piece(lane), float(lane))
+            queue.push(subtask(lane), float(lane))
         began = time.thread_time()
         while queue.take((), 0.0) is not None:
             pass

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from governor.tasks.scheduling.wait_policy import Patience, min_wait_num
+from governor.tasks.scheduling.wait_policy import WaitPolicy, min_wait_num
 
 
 def patience(**fields):
-    return Patience(**({"total": 10, "min_num": 8, "wait_after_min": 5.0, "deadline": 100.0} | fields))
+    return WaitPolicy(**({"total": 10, "min_num": 8, "wait_after_min": 5.0, "deadline": 100.0} | fields))
 
 
 def test_all_have_ended():
@@ -119,7 +119,7 @@ looks = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 2), st.floats(0, 10
     count=st.sampled_from(["succeeded", "ended"]),
 )
 def test_any_story_obeys_the_rules(*, looks, total, min_num, wait_after_min, deadline, count):
-    wait = Patience(
+    wait = WaitPolicy(
         total=total, min_num=min_num, wait_after_min=wait_after_min, deadline=deadline, count=count
     )
     ended = succeeded = 0
