@@ -1,10 +1,10 @@
-"""A Ray driver with an engine in the caller's own process: for those who use the engine without a daemon.
+"""A Ray driver with an engine in the caller's own process: the engine without a daemon.
 
 Rules:
-1. Ray that was initialized before is used and left as it is; to ask for another address is an error then. Otherwise the
-   first driver connects to `address`, or starts a head of its own on the loopback interface; others share it, and it
+1. If Ray is initialized already, it is used and left as it is; another address is an error then. Otherwise the first
+   driver connects to `address`, or starts a head of its own on the loopback interface; other drivers share it, and it
    ends with the last one.
-2. `close` leaves nothing that no other driver uses: runners are dead, the folder is removed unless it was given.
+2. `close` removes all that no other driver uses: runners have exited, the folder is removed unless it was given.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from governor.tasks.api import SchedulerConfig
-    from governor.tasks.runner_process.pickled import Functions
+    from governor.tasks.runner_process.pickled import PickleStore
 
 log = logs.get_logger()
 
@@ -38,11 +38,11 @@ class Driver:
 
     Args:
         capacity: plain runners; None: the CPUs of the cluster.
-        folder: where values that do not travel are kept; None: a temporary one.
+        folder: for values that are too large for a message; None: a temporary one.
     """
 
     engine: Engine
-    functions: Functions
+    pickle_store: PickleStore
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class Driver:
         self.folder = folder or Path()
 
     async def open(self) -> None:
-        """Returns when every plain place has its runner. Raises ConductorError, and leaves nothing then."""
+        """Returns when every plain slot has its runner. Raises ConductorError, and leaves nothing behind then."""
         logs.default()
         async with AsyncExitStack() as stack:
             scratch = Path(tempfile.mkdtemp(prefix="governor-"))
@@ -72,11 +72,11 @@ class Driver:
             self.folder.mkdir(parents=True, exist_ok=True)
             self.cluster = cluster = await self._connect(stack)
             # Ray is imported by now, with its variables set
-            from governor.tasks.runner_process.pickled import Functions  # noqa: PLC0415  # as said above
+            from governor.tasks.runner_process.pickled import PickleStore  # noqa: PLC0415  # as said above
             from governor.tasks.runners.pool import Runners  # noqa: PLC0415  # as said above
 
-            self.functions = Functions(cluster.namespace)
-            stack.push_async_callback(cluster.call_at_end, self.functions.close)
+            self.pickle_store = PickleStore(cluster.namespace)
+            stack.push_async_callback(cluster.call_at_end, self.pickle_store.close)
             runners = Runners(
                 cluster=cluster,
                 run=f"driver-{uuid.uuid4().hex[:8]}",
@@ -100,7 +100,7 @@ class Driver:
             self._stack = stack.pop_all()
 
     async def close(self, *, seconds: float) -> None:
-        """Returns within `seconds`; what takes longer to end goes on to do so, and that is logged. Again: nothing."""
+        """Returns within `seconds`; if closing takes longer, that is logged and it goes on. Idempotent."""
         if self._watching is not None:
             self._watching.cancel()
         self._closing = self._closing or asyncio.create_task(self._stack.aclose(), name="tasks.close")
@@ -108,11 +108,11 @@ class Driver:
         if done:
             self._closing.result()
         else:
-            log.error("driver.unclosed", seconds=seconds)
+            log.error("driver.close_timeout", seconds=seconds)
 
     async def _connect(self, stack: AsyncExitStack) -> Cluster:
         lease = NodeLease(address=self._config.address, num_cpus=self._config.num_cpus)
-        stack.push_async_callback(lease.leave)  # before: who is cancelled meanwhile has it at work
+        stack.push_async_callback(lease.leave)  # pushed first: a cancelled `take` is still at work
         await lease.take()
         cluster = Cluster(address="", token_path=None, namespace=f"governor-{uuid.uuid4().hex[:8]}")
         stack.push_async_callback(cluster.disconnect)

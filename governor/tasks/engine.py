@@ -1,9 +1,9 @@
-"""The task engine of one Ray driver: the pure core between its runners and those who submit batches.
+"""The task engine of one Ray driver: connects the pure core to runners and to the callers that submit batches.
 
 Rules:
-1. Decisions are the core's; here effects become calls and messages become events, one after the other.
-2. A listener hears of its batch in the order in which things happened, and `batch_ended` last.
-3. One alarm clock, set to the core's next alarm.
+1. The core decides; here effects become calls and messages become events, one after the other.
+2. A listener gets the events of its batch in their order, and `batch_ended` last.
+3. One timer, set to the core's next alarm.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from governor.tasks.protocol.wire import (
     LogLine,
     Over,
     StateUpdate,
-    Work,
+    WorkItem,
 )
 from governor.tasks.scheduling import graph
 from governor.tasks.scheduling.core import Core
@@ -74,8 +74,8 @@ class Engine:
     """Runs batches of tasks, any number at a time.
 
     Args:
-        folder: the run's folder, in which results that do not travel lie.
-        capacity: plain runners at work at once; None: the CPUs of the cluster. The runner of place i gets
+        folder: the run's folder, for results that are too large for a message.
+        capacity: plain runners at work at once; None: the CPUs of the cluster. The runner of slot i gets
             ``models[i % len(models)]``.
         max_pending: runs without an outcome, of all batches.
     """
@@ -116,19 +116,21 @@ class Engine:
         runners.listener = self
 
     def warm(self) -> None:
-        """Starts a runner for every plain place."""
+        """Starts a runner for every plain slot."""
         for effect in self._core.warm(time.monotonic()):
             self._apply(effect)
 
     async def start(self) -> None:
-        """Returns when every plain place has its runner, or none can be started."""
+        """Returns when every plain slot has its runner, or none can be started."""
         self.warm()
         while any(slot.state == "starting" for slot in self._core.slots.all()):
             self._changed.clear()
             await self._changed.wait()
 
     async def close(self) -> None:
-        """Cancels what is left, and sees every runner dead. May be called once. Who waits for a runner gets an error."""
+        """Cancels all batches, and waits for the exit of every runner. Call once. A pending `wait_for_runner` or `restart`
+        raises RuntimeError.
+        """
         self._closed = True
         self._core.close()
         self._changed.set()
@@ -148,8 +150,8 @@ class Engine:
         limits: SchedulingLimits | None = None,
         held: bool = False,
     ) -> None:
-        """Takes a batch, whole or not at all; `limits` is its dynamic time-out. `held`: nothing of it is dispatched before
-        `release`. Raises GraphError, QueueFull, or ValueError for an id that lives.
+        """Accepts a batch, whole or not at all; `limits` is its dynamic time-out. `held`: it is not dispatched before
+        `release`. Raises GraphError, QueueFull, or ValueError for an id that is active.
         """
         if batch.id in self._core.batches:
             raise ValueError(f"batch {batch.id!r} is still active")
@@ -195,7 +197,7 @@ class Engine:
         return self._core.slots.shapes()
 
     def slot_states(self) -> dict[int, SlotState]:
-        """What each plain runner does now, by its place; never waits for one."""
+        """The state of each plain runner, by its slot index; never waits for a runner."""
         found: dict[int, SlotState] = {}
         for slot in self._core.slots.all():
             if slot.shape or slot.index is None:
@@ -219,18 +221,18 @@ class Engine:
         return found
 
     async def wait_for_runner(self, slot_index: int) -> None:
-        """Returns when there is a runner on this place that is not about to die; one that has died is replaced, also
-        when nothing waits for it. Raises RuntimeError when the engine is closed, or none can be started.
+        """Returns when this slot has a runner that is not dying; one that has exited is replaced, also if no sub-task
+        waits for it. Raises RuntimeError when the engine is closed, or none can be started.
         """
         slots = self._core.slots
         while (slot := slots.at_index(slot_index)) is None or slot.state == "dying":
             self.warm()
             if not any(slot.state in ("starting", "dying") for slot in slots.all()):
-                raise RuntimeError(f"no runner can be started on place {slot_index}")
+                raise RuntimeError(f"no runner can be started for slot {slot_index}")
             await self._wait_for_change()
 
     async def restart(self, slot_index: int) -> None:
-        """Replaces the runner of a place; the new one is ready before the old one is killed. Raises KeyError without
+        """Replaces the runner of a slot; the new one is ready before the old one is killed. Raises KeyError without
         one, and RuntimeError when the engine is closed.
         """
         old = self._core.slots.at_index(slot_index)
@@ -241,7 +243,7 @@ class Engine:
             await self._wait_for_change()
 
     async def _wait_for_change(self) -> None:
-        """Returns when a runner is ready, or dead."""
+        """Returns when a runner is ready, or has exited."""
         if self._closed:
             raise RuntimeError("the engine is closed")
         self._changed.clear()
@@ -293,7 +295,7 @@ class Engine:
     # -- events in, effects out -----------------------------------------------------------------------------
 
     def _handle(self, event: Event) -> None:
-        """An effect may at once lead to an event: they are taken one after the other."""
+        """Handles an event. An effect may cause another event at once: they are handled one after the other."""
         self._inbox.append(event)
         if self._handling:
             return
@@ -310,7 +312,7 @@ class Engine:
         due = self._core.next_alarm()
         if self._alarm is not None:
             if due is not None and self._alarm.when() <= due:
-                return  # too early is harmless: the tick finds nothing and sets it anew
+                return  # too early is harmless: the tick does nothing and sets it again
             self._alarm.cancel()
         self._alarm = None if due is None else self._loop.call_at(due, self._on_alarm)
 
@@ -319,7 +321,7 @@ class Engine:
         self._handle(Tick(time.monotonic()))
 
     def _apply(self, effect: Effect) -> None:
-        """What a listener raises is its own fault, and nobody else's: the engine goes on."""
+        """Performs an effect. An exception of a listener is logged, and the engine goes on."""
         try:
             match effect:
                 case RunEnded(batch, record, payload):
@@ -348,10 +350,12 @@ class Engine:
             self._runners.send(effect.runner, work_items)
         except Exception as error:
             log.exception("engine.dispatch_failed", runner=effect.runner)
-            self._runners.kill(effect.runner, f"its work cannot be sent: {type(error).__name__}: {error}")
+            self._runners.kill(
+                effect.runner, f"its work items cannot be sent: {type(error).__name__}: {error}"
+            )
 
     def _command_runner(self, effect: Effect) -> None:
-        """What a runner is to do, beside work."""
+        """Effects that are commands to runners, other than `Dispatch`."""
         match effect:
             case StartRunner(runner, shape):
                 self._runners.start(runner, shape)
@@ -362,6 +366,6 @@ class Engine:
             case KillRunner(runner, reason):
                 self._runners.kill(runner, reason)
 
-    def _work_item(self, attempt: Attempt, slot_index: int) -> Work:
+    def _work_item(self, attempt: Attempt, slot_index: int) -> WorkItem:
         batch = self._core.batches[attempt.batch]
         return work_item(attempt, batch, slot_index=slot_index, models=self._models)

@@ -1,6 +1,6 @@
-"""What users of the task engine can do wrong, and what it can run out of.
+"""Errors of the task engine: faults of its users, and limits that are reached.
 
-Each can be pickled: a coordinator in an actor raises them at its callers.
+All can be pickled: a coordinator in an actor raises them at its callers.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ MOST_NAMED = 20
 
 
 class GraphError(GovernorError, ValueError):
-    """The tasks of a batch can't be run as they stand: duplicate or unknown ids, cycles. Nothing was run."""
+    """The tasks of a batch do not form a valid graph: duplicate or unknown ids, cycles. Nothing was run."""
 
     code = "graph"
 
@@ -35,7 +35,7 @@ class GraphError(GovernorError, ValueError):
 
 
 class QueueFull(TryAgain):
-    """More runs wait than `max_pending` allows. Nothing of the batch was taken."""
+    """More runs would wait than `max_pending` allows. No task of the batch was accepted."""
 
     code = "queue_full"
 
@@ -51,7 +51,7 @@ class QueueFull(TryAgain):
 
 
 class TaskFailed(GovernorError):
-    """A task has no result: `outcome` says why, `record` all that is known; `cause` is the root task of an
+    """A task has no result. `outcome` and `record` are those of the task; `cause` is the root task of an
     `upstream_failed`.
     """
 

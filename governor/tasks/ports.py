@@ -1,4 +1,4 @@
-"""What the engine uses and whom it tells: runners, nodes, listeners."""
+"""The interfaces of the engine: runners, nodes, listeners."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from governor.messages import LogLevel, TaskRecord
     from governor.tasks.api import BatchId
-    from governor.tasks.protocol.wire import Work
+    from governor.tasks.protocol.wire import WorkItem
     from governor.tasks.scheduling.events import (
         Attempt,
         AttemptEnded,
@@ -28,11 +28,11 @@ LEVELS: Final[dict[str, LogLevel]] = {
     "critical": "error",
     "traceback": "error",
 }
-"""Of the run's log, for those of users; others, which users may name, are ``info``."""
+"""Log levels of the run by those of user code; unknown ones are ``info``."""
 
 
-class Hold(Protocol):
-    """Starts a task and keeps it; when it fails, what it was for ends too."""
+class TrackTask(Protocol):
+    """Starts an asyncio task and holds it; if it fails, its runner is ended."""
 
     def __call__(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]: ...
 
@@ -47,7 +47,7 @@ class RunnerPool(Protocol):
 
     def start(self, runner: int, shape: Shape) -> None: ...
 
-    def send(self, runner: int, works: Sequence[Work]) -> None: ...
+    def send(self, runner: int, work_items: Sequence[WorkItem]) -> None: ...
 
     def revoke(self, runner: int) -> None: ...
 
@@ -63,7 +63,7 @@ class RunnerPool(Protocol):
 
 
 class Capacity(Protocol):
-    """The nodes, as the engine asks them."""
+    """The nodes, as the engine uses them."""
 
     def slots(self, shape: Shape) -> int: ...
 
@@ -71,28 +71,28 @@ class Capacity(Protocol):
 
 
 class BatchListener(Protocol):
-    """Who hears of one batch; called in the event loop, in order. Must not raise."""
+    """Receives the events of one batch, in the event loop, in order. Must not raise."""
 
     def attempt_started(self, started: AttemptStarted, *, pid: int, node: str) -> None:
-        """A run of user code has begun, and is not over yet."""
+        """A run of user code has begun, and has not ended yet."""
 
     def attempt_ended(self, ended: AttemptEnded) -> None:
-        """A run ended badly and is tried again."""
+        """A run did not succeed and will be retried."""
 
     def run_ended(self, record: TaskRecord, payload: bytes) -> None:
         """The outcome of a run."""
 
     def line(self, attempt: Attempt, run: int, level: str, text: str) -> None:
-        """User code has logged something; level ``traceback`` is that of an exception."""
+        """A log line of user code; level ``traceback`` is that of an exception."""
 
     def batch_ended(self, ended: BatchEnded) -> None:
-        """All runs have their outcome. Comes once, last."""
+        """All runs have their outcome. Called once, last."""
 
 
 @dataclass(slots=True, kw_only=True)
 class SlotState:
-    """What a plain runner does, or did last. `name` is that of the batch; `began` and `ended` (None while it is at it)
-    are monotonic seconds; `user_state` are the keys that its task has set.
+    """The current or last run of a plain runner. `name` is that of the batch; `began` and `ended` (None while it runs) are
+    monotonic seconds; `user_state` holds the keys that its task has set.
     """
 
     slot_index: int

@@ -1,4 +1,4 @@
-"""What travels to a runner for an attempt, and where what it leaves behind lies."""
+"""The work item of an attempt, and the names of its result files."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from urllib.parse import quote
 
 from governor.files import temporary
 from governor.tasks.protocol import values
-from governor.tasks.protocol.wire import Input, Work
+from governor.tasks.protocol.wire import Input, WorkItem
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 NAME_BYTES: Final = 100
 
 
-def work_item(attempt: Attempt, batch: Batch, *, slot_index: int, models: Sequence[Any]) -> Work:
-    """The attempt for the runner of this place, with the results that it builds on."""
+def work_item(attempt: Attempt, batch: Batch, *, slot_index: int, models: Sequence[Any]) -> WorkItem:
+    """The work item of an attempt for the runner of this slot, with the results that it depends on."""
     task, spec = attempt.task, batch.spec
     inputs: dict[str, list[Input]] = {}
     if task.depends_on:
@@ -28,7 +28,7 @@ def work_item(attempt: Attempt, batch: Batch, *, slot_index: int, models: Sequen
             name: [Input(value=record.value, file=record.value_file) for record in records]
             for name, records in batch.inputs(task).items()
         }
-    return Work(
+    return WorkItem(
         ticket=attempt.ticket,
         batch=attempt.batch if spec.name is None else spec.name,
         task=task.id,
@@ -48,14 +48,14 @@ def work_item(attempt: Attempt, batch: Batch, *, slot_index: int, models: Sequen
 
 
 def remove_partial_files(folder: Path, task: str, run: int) -> None:
-    """Removes what a killed attempt had half written; `folder` is that of its batch."""
+    """Removes partially written files of a killed attempt; `folder` is that of its batch."""
     stem = folder / f"{file_name(task)}-{run}"
     for suffix in values.SUFFIXES:
         temporary(stem.with_name(stem.name + suffix)).unlink(missing_ok=True)
 
 
 def file_name(text: str) -> str:
-    """A file name for any id; long ones are cut and told apart by a number made of all of it."""
+    """A file name for any id; long ones are cut and made unique by a hash of the whole id."""
     if text.isalnum() and len(text) <= NAME_BYTES and text.isascii():
         return text
     name = quote(text, safe=" ", errors="surrogatepass")

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from itertools import count
 from pathlib import Path
 
-from governor.tasks.protocol.wire import Begun, Over, Work
+from governor.tasks.protocol.wire import Begun, Over, WorkItem
 from governor.tasks.scheduling.events import RunnerGone, RunnerReady
 
 USER_CODE = Path(__file__).parent.parent / "governor" / "tasks" / "user_code"
@@ -82,7 +82,7 @@ class World:
         ticket = next(self._tickets)
         fields = {"batch": "batch", "task": f"t{ticket}", "runs": (0,), "attempt": 1, **fields}
         fields.setdefault("stem", f"results/t{ticket}")
-        return Work(ticket=ticket, call=call if ":" in call else f"runner_deeds:{call}", **fields)
+        return WorkItem(ticket=ticket, call=call if ":" in call else f"runner_deeds:{call}", **fields)
 
     async def run(self, call, **fields):
         """The ends of the runs of one attempt, on a runner that goes on living."""
@@ -116,7 +116,7 @@ class World:
 
 def hide(runners):
     """Takes the unix socket away."""
-    Path(runners._gate.path).unlink()
+    Path(runners._connections.path).unlink()
 
 
 @asynccontextmanager

@@ -68,7 +68,7 @@ async def test_nothing_outlives_a_kill_with_ray_at_work(house, victim):
 async def test_what_escapes_the_death_of_all_of_them_is_killed_before_the_next_daemon_is_ready(house):
     async with house.serve() as tree:
         uid, _ = await scattered(house, tree, resume="never")
-        rays = list(head.FAR_FOLDER.glob(f"ray-{house_of(house.folder / 's')[:8]}-*"))
+        rays = list(head.FALLBACK_FOLDER.glob(f"ray-{house_of(house.folder / 's')[:8]}-*"))
         root, daemon = psutil.Process(tree.process.pid), os.pidfd_open(tree.daemon.pid)
         with tree.deaths() as alive:
             tree.sweeper.kill()

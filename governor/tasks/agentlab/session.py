@@ -164,7 +164,7 @@ class GraphSession:
     ) -> TaskRef:
         """Runs one experiment, with their results, once those that it comes after have succeeded. Raises TypeError."""
         reference = TaskRef(self, name, str(experiment.exp_id))
-        (call,) = self._opened().functions.name_many([experiment], [exp.label(name)])
+        (call,) = self._opened().pickle_store.name_many([experiment], [exp.label(name)])
         spec = TaskSpec(id=name, call=call, timeout=timeout, retries=retries, resources=dict(resources))
         self.call(lambda: self._when_ready(spec, reference, after))
         return reference
@@ -264,7 +264,7 @@ class GraphSession:
     def _named(self, specs: Sequence[TaskSpec], experiments: Sequence[Any], done: set[str]) -> list[TaskSpec]:
         wanted = [(spec, each) for spec, each in zip(specs, experiments, strict=True) if spec.id not in done]
         names = iter(
-            self._opened().functions.name_many(
+            self._opened().pickle_store.name_many(
                 [each for _, each in wanted], [exp.label(spec.id) for spec, _ in wanted]
             )
         )
@@ -347,8 +347,8 @@ class GraphSession:
         try:
             while self._released and self._driver is not None and driver.cluster is not None:
                 names, self._released = self._released, []
-                await driver.cluster.call(partial(driver.functions.release_names, names))
+                await driver.cluster.call(partial(driver.pickle_store.release_names, names))
         except Exception as error:  # noqa: BLE001  # Ray raises many types; what stays goes when the driver closes
-            log.debug("tasks.unreleased", reason=f"{type(error).__name__}: {error}")
+            log.debug("tasks.release_failed", reason=f"{type(error).__name__}: {error}")
         finally:
             self._releasing = None

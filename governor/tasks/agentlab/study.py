@@ -76,7 +76,7 @@ class Study:
                 # Not msgspec's JSON: it has no NaN, and a loss may be one
                 record = msgspec.convert(json.loads(line), TaskRecord)
             except ValueError as error:
-                log.warning("study.line_ignored", path=str(self._path), line=number, reason=str(error))
+                log.warning("study.line_skipped", path=str(self._path), line=number, reason=str(error))
                 continue
             if (
                 record.task in tasks

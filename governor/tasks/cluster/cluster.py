@@ -66,8 +66,8 @@ class Cluster:
         self._alive: tuple[RayNode, ...] = ()
         """As Ray has it."""
         self._lost: set[str] = set()
-        """Those of which we know better; `_told` are those that `refresh` has told of."""
-        self._told: frozenset[str] = frozenset()
+        """Those of which we know better; `_reported` are those that `refresh` has told of."""
+        self._reported: frozenset[str] = frozenset()
         self._gone: asyncio.Future[str]
         """The reason, once Ray is known to be lost."""
         self.own: RayNode | None = None
@@ -83,7 +83,7 @@ class Cluster:
         try:
             async with asyncio.timeout(CONNECT_SECONDS):
                 if not self.address:
-                    await self.call(self._adopt)
+                    await self.call(self._use_existing)
                     return
                 await self._reachable()
                 await self._join()
@@ -101,7 +101,7 @@ class Cluster:
     async def _join(self) -> None:
         """`_connect`, given up when the GCS is lost meanwhile: Ray would wait for it."""
         joined = asyncio.ensure_future(self.call(self._connect))
-        lost = asyncio.create_task(first_ended(self._vital()), name="ray.watch")
+        lost = asyncio.create_task(first_ended(self._servers()), name="ray.watch")
         try:
             await asyncio.wait({joined, lost}, return_when=asyncio.FIRST_COMPLETED)
             if not joined.done():
@@ -140,19 +140,19 @@ class Cluster:
         called = asyncio.ensure_future(self.call(function))
         done, _ = await asyncio.wait({called}, timeout=LEAVE_SECONDS)
         if not done:
-            log.error("ray.hangs", seconds=LEAVE_SECONDS)
-            called.add_done_callback(_forget)
+            log.error("ray.call_timeout", seconds=LEAVE_SECONDS)
+            called.add_done_callback(_drop_result)
             return
         with contextlib.suppress(ConductorError):
             called.result()
 
     async def lost(self) -> str:
         """Returns the reason when the GCS or this node's raylet is gone or silent; until then it waits."""
-        return self._note_loss(await first_ended(self._vital()))
+        return self._note_loss(await first_ended(self._servers()))
 
     async def answers(self) -> bool:
         """Whether the GCS and this node's raylet are there and answer."""
-        found = await all_answer(self._vital())
+        found = await all_answer(self._servers())
         if not found:
             self._note_loss("it does not answer")
         return found
@@ -163,7 +163,7 @@ class Cluster:
             self._gone.set_result(reason)
         return reason
 
-    def _vital(self) -> list[Server]:
+    def _servers(self) -> list[Server]:
         host, _, port = self.address.rpartition(":")
         own = [] if self.own is None else [(self.own.host, self.own.port, "Ray's raylet")]
         return [(host, int(port), "Ray's GCS"), *own]
@@ -187,15 +187,15 @@ class Cluster:
 
     async def refresh(self) -> bool:
         """Asks for the nodes; whether any came or went since it was called last, or since `connect`."""
-        before = self._told
+        before = self._reported
         await self.call(self._ask_nodes)
         for node in self._alive:
             if node.id in self._lost and await answers(node.host, node.port, silence=ASK_AGAIN_SECONDS):
                 self._lost.discard(node.id)
         self._lost.intersection_update(node.id for node in self._alive)
         self._note_nodes()
-        self._told = frozenset(node.id for node in self.nodes)
-        return before != self._told
+        self._reported = frozenset(node.id for node in self.nodes)
+        return before != self._reported
 
     def next_node(self, taken: Mapping[str, int]) -> str | None:
         """The node for the next plain runner, by how many each has of them for each of its CPUs: Ray would spread
@@ -241,7 +241,7 @@ class Cluster:
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[Any] = loop.create_future()
 
-        def settle(outcome: Any) -> None:
+        def set_answer(outcome: Any) -> None:
             error = outcome.exception()
             if answer.done():
                 return
@@ -251,13 +251,13 @@ class Cluster:
                 self._agents.pop(node_id, None)
                 answer.set_exception(error)
 
-        def answered(outcome: Any) -> None:
+        def on_done(outcome: Any) -> None:
             with contextlib.suppress(RuntimeError):  # the loop is closed: nobody wants to know
-                loop.call_soon_threadsafe(settle, outcome)
+                loop.call_soon_threadsafe(set_answer, outcome)
 
         def ask() -> None:
             reference = getattr(self._agent(node_id), method).remote(*arguments)
-            reference.future().add_done_callback(answered)
+            reference.future().add_done_callback(on_done)
 
         await self.call(ask)
         return await answer
@@ -265,23 +265,23 @@ class Cluster:
     async def disconnect(self) -> None:
         """Ends a connection that `connect` has made; one that was there before is left as it is."""
         # behind a `connect` that was cancelled: its thread is still at it
-        await self.call_at_end(self._leave)
+        await self.call_at_end(self._shut_down)
         self._thread.shutdown(wait=False)
 
-    def _leave(self) -> None:
+    def _shut_down(self) -> None:
         """In Ray's thread."""
         if self.ray is None:
             return
         if self.address:
             self.ray.shutdown()
         else:
-            self._dismiss_agents()
+            self._kill_agents()
 
     def close(self) -> None:
         """Leaves without waiting: the process ends soon after, and Ray's actors end with their driver."""
         self._thread.shutdown(wait=False, cancel_futures=True)
 
-    def _dismiss_agents(self) -> None:
+    def _kill_agents(self) -> None:
         """In Ray's thread."""
         for agent in self._agents.values():
             self.ray.kill(agent)
@@ -317,16 +317,16 @@ class Cluster:
         self.ray = join(self.address, token_path=self._token_path, namespace=self.namespace)
         self._worker = worker_id()
         self._ask_nodes()
-        self._told = frozenset(node.id for node in self.nodes)
+        self._reported = frozenset(node.id for node in self.nodes)
 
-    def _adopt(self) -> None:
+    def _use_existing(self) -> None:
         import ray  # noqa: PLC0415  # the caller has imported it
 
         if not ray.is_initialized():
             raise ConductorError("Ray is not initialized in this process, and no address was given")
         self.ray, self._worker = ray, worker_id()
         self._ask_nodes()
-        self._told = frozenset(node.id for node in self.nodes)
+        self._reported = frozenset(node.id for node in self.nodes)
 
     def _ask_nodes(self) -> None:
         here = self.ray.get_runtime_context().get_node_id()
@@ -356,7 +356,7 @@ def _fits(node: RayNode, wanted: Mapping[str, float]) -> int:
     return min(rooms, default=0)
 
 
-def _forget(called: asyncio.Future[Any]) -> None:
+def _drop_result(called: asyncio.Future[Any]) -> None:
     """What nobody waits for any more."""
     if not called.cancelled():
         called.exception()

@@ -42,9 +42,9 @@ SOCKET_PATH_BYTES: Final = 107
 RAY_SUFFIX_BYTES: Final = 77
 OBJECT_STORE_BYTES: Final = 256 * 1024 * 1024
 """Values of tasks travel in records and files: the object store holds next to nothing."""
-LAST_LINES: Final = 20
-LAST_WORDS_SECONDS: Final = 1.0
-FAR_FOLDER: Final = Path("/tmp")  # noqa: S108  # made by mkdtemp
+STDERR_LINES: Final = 20
+LAST_ERROR_SECONDS: Final = 1.0
+FALLBACK_FOLDER: Final = Path("/tmp")  # noqa: S108  # made by mkdtemp
 """Where Ray's temp folder goes if its sockets would not fit into the runtime folder."""
 
 log = logs.get_logger()
@@ -91,9 +91,9 @@ class RayHead:
         self._mark = kill_tree.new_child_mark()
         self._temp: Path | None = None
         self._process: asyncio.subprocess.Process | None = None
-        self._complaints: asyncio.Task[list[str]] | None = None
+        self._stderr_lines: asyncio.Task[list[str]] | None = None
         self._exited: asyncio.Task[int] | None = None
-        self._vital: tuple[Server, ...] = ()
+        self._servers: tuple[Server, ...] = ()
 
     @property
     def pid(self) -> int | None:
@@ -103,7 +103,7 @@ class RayHead:
         """Returns when tasks can be sent. Raises ProcessError with Ray's last lines; nothing is left then."""
         if self._process is not None:
             raise ProcessError("this Ray head was started before: one object is one head", pid=self.pid)
-        self._keep_token()
+        self._write_token()
         self._temp = self._make_temp()
         settings = {
             "num_cpus": self._num_cpus,
@@ -124,7 +124,7 @@ class RayHead:
             start_new_session=True,
             env={**os.environ, **environment(self._token_path), "PYTHONPATH": path},
         )
-        self._complaints = asyncio.create_task(_last_lines(self._process.stderr), name="ray_head.stderr")
+        self._stderr_lines = asyncio.create_task(_last_lines(self._process.stderr), name="ray_head.stderr")
         self._exited = asyncio.create_task(self._process.wait(), name="ray_head.exit")
         assert self._process.stdout is not None  # noqa: S101  # asked for above
         try:
@@ -132,16 +132,16 @@ class RayHead:
                 ready = await _ready(self._process.stdout)
         except (TimeoutError, ValueError, ProcessError) as error:
             await self.stop()
-            told = " ".join(self._complaints.result()[-1:]) if self._complaints.done() else ""
+            last_line = " ".join(self._stderr_lines.result()[-1:]) if self._stderr_lines.done() else ""
             late = f" within {START_SECONDS:g} s" if isinstance(error, TimeoutError) else ""
             ended = str(error) if isinstance(error, ProcessError) else ""
-            why = "; ".join(filter(None, (ended, told))) or "no reason given"
+            why = "; ".join(filter(None, (ended, last_line))) or "no reason given"
             raise ProcessError(f"the Ray head did not start{late}: {why}") from error
         except asyncio.CancelledError:
             await self.stop()
             raise
         host, _, port = ready["address"].rpartition(":")
-        self._vital = ((host, int(port), "Ray's GCS"), (host, ready["raylet_port"], "Ray's raylet"))
+        self._servers = ((host, int(port), "Ray's GCS"), (host, ready["raylet_port"], "Ray's raylet"))
         took = round(time.monotonic() - began, 2)
         log.info(
             "ray_head.started",
@@ -160,28 +160,28 @@ class RayHead:
 
     async def answers(self) -> bool:
         """Whether its parts answer; a frozen one is given the time that takes it for lost."""
-        return await all_answer(self._vital)
+        return await all_answer(self._servers)
 
     async def lost(self) -> str:
         """Returns how it has ended, or which part of it is gone or silent; until then it waits. Call after `start`."""
         exited = asyncio.ensure_future(self.exited())
-        silent = asyncio.create_task(first_ended(self._vital), name="ray_head.beat")
+        silent = asyncio.create_task(first_ended(self._servers), name="ray_head.beat")
         try:
             await asyncio.wait({exited, silent}, return_when=asyncio.FIRST_COMPLETED)
             if not exited.done():
                 return silent.result()
-            if self._complaints is not None:
-                await asyncio.wait({self._complaints}, timeout=LAST_WORDS_SECONDS)
-            return f"exit code {exited.result()}{self._last_words()}"
+            if self._stderr_lines is not None:
+                await asyncio.wait({self._stderr_lines}, timeout=LAST_ERROR_SECONDS)
+            return f"exit code {exited.result()}{self._last_error()}"
         finally:
             for task in (exited, silent):
                 task.cancel()
             await asyncio.wait({exited, silent})
 
-    def _last_words(self) -> str:
-        if self._complaints is None or not self._complaints.done():
+    def _last_error(self) -> str:
+        if self._stderr_lines is None or not self._stderr_lines.done():
             return ""
-        return "".join(f" ({line})" for line in self._complaints.result()[-1:])
+        return "".join(f" ({line})" for line in self._stderr_lines.result()[-1:])
 
     async def stop(self) -> None:
         """Takes the head down; may be called at any time, and again. Raises ProcessError if a process lives on."""
@@ -189,8 +189,8 @@ class RayHead:
             if self._process is not None and self._exited is not None:
                 left = await asyncio.to_thread(_kill_all, self._process.pid, self._mark)
                 await asyncio.wait({self._exited}, timeout=STOP_SECONDS)
-                if self._complaints is not None:
-                    await asyncio.wait({self._complaints}, timeout=LAST_WORDS_SECONDS)
+                if self._stderr_lines is not None:
+                    await asyncio.wait({self._stderr_lines}, timeout=LAST_ERROR_SECONDS)
                 if left:
                     raise ProcessError(f"processes of the Ray head live on: {left}", pid=left[0])
         finally:
@@ -198,11 +198,11 @@ class RayHead:
             if temp is not None:
                 await asyncio.to_thread(shutil.rmtree, temp, ignore_errors=True)
 
-    def _keep_token(self) -> None:
+    def _write_token(self) -> None:
         self._token_path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         with contextlib.suppress(FileExistsError):
-            handle = os.open(self._token_path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-            with os.fdopen(handle, "w") as file:
+            descriptor = os.open(self._token_path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            with os.fdopen(descriptor, "w") as file:
                 file.write(self._token)
 
     def _make_temp(self) -> Path:
@@ -210,72 +210,74 @@ class RayHead:
         if fits <= SOCKET_PATH_BYTES:
             self._runtime_folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             return Path(tempfile.mkdtemp(prefix="ray-", dir=self._runtime_folder))
-        return Path(tempfile.mkdtemp(prefix=_far_prefix(house_of(self._state_folder)), dir=FAR_FOLDER))
+        return Path(
+            tempfile.mkdtemp(prefix=_fallback_prefix(house_of(self._state_folder)), dir=FALLBACK_FOLDER)
+        )
 
 
-def remove_left_over(house: str) -> None:
+def remove_left_over(instance: str) -> None:
     """Temp folders of earlier heads of this house, where they are not in the runtime folder. Blocks."""
-    for folder in FAR_FOLDER.glob(f"{_far_prefix(house)}*"):
+    for folder in FALLBACK_FOLDER.glob(f"{_fallback_prefix(instance)}*"):
         if folder.lstat().st_uid == os.getuid():
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def _far_prefix(house: str) -> str:
-    return f"ray-{house[:8]}-"
+def _fallback_prefix(instance: str) -> str:
+    return f"ray-{instance[:8]}-"
 
 
-async def _ready(told: asyncio.StreamReader) -> dict[str, Any]:
+async def _ready(stdout: asyncio.StreamReader) -> dict[str, Any]:
     """What a head says when it is ready. Raises ProcessError when a part of it dies before, ValueError when it ends."""
-    line = asyncio.create_task(told.readline(), name="ray_head.line")
-    deaths: dict[asyncio.Task[None], str] = {}
+    line = asyncio.create_task(stdout.readline(), name="ray_head.line")
+    ends: dict[asyncio.Task[None], str] = {}
     try:
         while True:
-            await asyncio.wait({line, *deaths}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({line, *ends}, return_when=asyncio.FIRST_COMPLETED)
             if not line.done():
-                await asyncio.wait({line}, timeout=LAST_WORDS_SECONDS)  # it may end itself, and say why
+                await asyncio.wait({line}, timeout=LAST_ERROR_SECONDS)  # it may end itself, and say why
             if not line.done():
-                ended = ", ".join(part for death, part in deaths.items() if death.done())
+                ended = ", ".join(part for end, part in ends.items() if end.done())
                 raise ProcessError(f"{ended} has ended during its start")
-            said: dict[str, Any] = json.loads(line.result())
-            if "part" not in said:
-                return said
-            deaths[asyncio.create_task(_death(said["pid"]))] = said["part"]
-            line = asyncio.create_task(told.readline(), name="ray_head.line")
+            message: dict[str, Any] = json.loads(line.result())
+            if "part" not in message:
+                return message
+            ends[asyncio.create_task(_process_end(message["pid"]))] = message["part"]
+            line = asyncio.create_task(stdout.readline(), name="ray_head.line")
     finally:
-        for task in (line, *deaths):
+        for task in (line, *ends):
             task.cancel()
-        await asyncio.wait({line, *deaths})
+        await asyncio.wait({line, *ends})
 
 
-async def _death(pid: int) -> None:
+async def _process_end(pid: int) -> None:
     """Returns when it is dead; never where no descriptor is left to watch it by."""
     try:
-        handle = os.pidfd_open(pid)
+        pidfd = os.pidfd_open(pid)
         try:
-            await readable(handle)
+            await readable(pidfd)
         finally:
-            os.close(handle)
+            os.close(pidfd)
     except ProcessLookupError:
         return
     except OSError as error:
-        log.warning("ray_head.not_watched", pid=pid, reason=str(error))
+        log.warning("ray_head.watch_failed", pid=pid, reason=str(error))
         await asyncio.Event().wait()
 
 
 async def _last_lines(stream: asyncio.StreamReader | None) -> list[str]:
     lines: list[str] = []
     while stream is not None and (line := await stream.readline()):
-        lines = [*lines, line.decode(errors="replace").strip()][-LAST_LINES:]
+        lines = [*lines, line.decode(errors="replace").strip()][-STDERR_LINES:]
     return lines
 
 
 def _kill_all(pid: int, mark: int) -> list[int]:
     """SIGKILL to the head, to what descends from it, and to what was left by it; the pids that live on."""
     try:
-        handle = os.pidfd_open(pid)
+        pidfd = os.pidfd_open(pid)
     except ProcessLookupError:
         return kill_tree.kill_tree(pid, None, mark)
     try:
-        return kill_tree.kill_tree(pid, handle, mark)
+        return kill_tree.kill_tree(pid, pidfd, mark)
     finally:
-        os.close(handle)
+        os.close(pidfd)

@@ -29,25 +29,25 @@ HOST: Final = "127.0.0.1"
 """The one address for which Ray listens on the loopback interface alone: for 127.0.0.2 it takes all of them."""
 
 
-class _Told(dict[str, list[Any]]):
+class _ReportedProcesses(dict[str, list[Any]]):
     """Processes by their kinds, as Ray keeps them: each is told when it comes."""
 
     def __setitem__(self, kind: str, infos: list[Any]) -> None:
         super().__setitem__(kind, infos)
         for info in infos:
-            _tell({"part": kind, "pid": info.process.pid})
+            _write({"part": kind, "pid": info.process.pid})
 
 
 class Head(ray_node.Node):
     """Ray's own node without what only its dashboard needs."""
 
     @property
-    def all_processes(self) -> _Told:
-        return self._told
+    def all_processes(self) -> _ReportedProcesses:
+        return self._reported
 
     @all_processes.setter
     def all_processes(self, processes: dict[str, list[Any]]) -> None:
-        self._told = _Told(processes)
+        self._reported = _ReportedProcesses(processes)
 
     def start_api_server(self, **_: Any) -> None:
         """Nobody asks the API server."""
@@ -71,17 +71,17 @@ def main(settings: str) -> int:
     head = Head(params, head=True, shutdown_at_exit=True, spawn_reaper=True)
     signal.signal(signal.SIGTERM, _leave)
     pids = {info.process.pid: kind for kind, infos in head.all_processes.items() for info in infos}
-    _tell({"address": head.gcs_address, "raylet_port": head.node_manager_port})
+    _write({"address": head.gcs_address, "raylet_port": head.node_manager_port})
     poll = select.poll()
     kinds = {os.pidfd_open(pid): kind for pid, kind in pids.items()}
-    for handle in kinds:
-        poll.register(handle, select.POLLIN)
+    for pidfd in kinds:
+        poll.register(pidfd, select.POLLIN)
     (first, _), *_ = poll.poll()
     sys.stderr.write(f"{kinds[first]} has ended\n")
     return 1
 
 
-def _tell(what: dict[str, object]) -> None:
+def _write(what: dict[str, object]) -> None:
     sys.stdout.write(json.dumps(what) + "\n")
     sys.stdout.flush()
 

@@ -55,7 +55,7 @@ def _quiet() -> None:
     import ray._private.worker as ray_worker  # noqa: PLC0415  # after its variables are set
 
     def note(data: Mapping[str, Any], *_: object, **__: object) -> None:
-        log.debug("ray.said", text=" ".join(data.get("lines", ()))[:1000])
+        log.debug("ray.log", text=" ".join(data.get("lines", ()))[:1000])
 
     ray_worker.print_to_stdstream = note
 

@@ -41,28 +41,30 @@ class NodeLease:
     def __init__(self, *, address: str | None, num_cpus: int | None) -> None:
         self._address = address or ""
         self._num_cpus = num_cpus or os.cpu_count() or 1
-        self._home: _Home | None = None
+        self._ray_thread: _RayThread | None = None
 
     async def take(self) -> None:
         """Call once. Ray is initialized afterwards. Raises ConductorError or ProcessError; `leave` all the same. Who is
         cancelled meanwhile does not wait for the end of it; `leave` does.
         """
-        self._home = _Home.enter()
-        await asyncio.wrap_future(self._home.do(self._home.take(self, self._address, self._num_cpus)))
+        self._ray_thread = _RayThread.enter()
+        await asyncio.wrap_future(
+            self._ray_thread.submit(self._ray_thread.take(self, self._address, self._num_cpus))
+        )
 
     async def leave(self) -> None:
         """Returns when nothing is left that nobody else uses; who is cancelled meanwhile leaves all the same. Again:
         nothing.
         """
-        home, self._home = self._home, None
-        if home is None:
+        ray_thread, self._ray_thread = self._ray_thread, None
+        if ray_thread is None:
             return
-        left = home.do(home.leave(self))
-        left.add_done_callback(lambda _: home.exit())
+        left = ray_thread.submit(ray_thread.leave(self))
+        left.add_done_callback(lambda _: ray_thread.exit())
         try:
             await asyncio.shield(asyncio.wrap_future(left))
         finally:
-            home.join()
+            ray_thread.join()
 
 
 class _Connection:
@@ -74,14 +76,14 @@ class _Connection:
         self.users: set[NodeLease] = set()
 
 
-class _Home:
+class _RayThread:
     """The thread and its loop."""
 
     lock: threading.Lock = threading.Lock()
-    there: _Home | None = None
+    current: _RayThread | None = None
 
     def __init__(self) -> None:
-        self._guests = 0
+        self._users = 0
         self._loop = asyncio.new_event_loop()
         self._turn = asyncio.Lock()
         self._connections: list[_Connection] = []
@@ -89,26 +91,26 @@ class _Home:
         self._thread.start()
 
     @classmethod
-    def enter(cls) -> _Home:
+    def enter(cls) -> _RayThread:
         with cls.lock:
-            home = cls.there = cls.there or cls()
-            home._guests += 1  # noqa: SLF001  # its own class
-            return home
+            ray_thread = cls.current = cls.current or cls()
+            ray_thread._users += 1  # noqa: SLF001  # its own class
+            return ray_thread
 
     def exit(self) -> None:
         """The thread ends with its last guest. Called in any."""
         with self.lock:
-            self._guests -= 1
-            if not self._guests:
-                type(self).there = None
+            self._users -= 1
+            if not self._users:
+                type(self).current = None
                 self._loop.call_soon_threadsafe(self._loop.stop)
 
     def join(self) -> None:
         """Returns when the thread has ended, unless there are guests: their last one has left all that took time."""
-        if not self._guests:
+        if not self._users:
             self._thread.join()
 
-    def do(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+    def submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
         """Does it in the thread."""
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
@@ -174,7 +176,7 @@ def _require(address: str) -> None:
 
 def _forget_parent() -> None:
     """In a child that was forked: the thread is its parent's."""
-    _Home.lock, _Home.there = threading.Lock(), None
+    _RayThread.lock, _RayThread.current = threading.Lock(), None
 
 
 os.register_at_fork(after_in_child=_forget_parent)

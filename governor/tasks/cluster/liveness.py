@@ -31,7 +31,7 @@ Server: TypeAlias = tuple[str, int, str]
 """Host, port, and what it is called."""
 
 
-async def _greeted(host: str, port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+async def _open_greeted(host: str, port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     """A connection that is ended by the silence of the other machine. Raises OSError, TimeoutError among them."""
     async with asyncio.timeout(CONNECT_SECONDS):
         reader, writer = await asyncio.open_connection(host, port)
@@ -40,40 +40,40 @@ async def _greeted(host: str, port: int) -> tuple[asyncio.StreamReader, asyncio.
     return reader, writer
 
 
-async def _said(reader: asyncio.StreamReader, silence: float) -> bytes | None:
+async def _read_answer(reader: asyncio.StreamReader, silence: float) -> bytes | None:
     """What the server says: nothing, and it has ended the connection; None: it does neither for so many seconds."""
     loop = asyncio.get_running_loop()
     counted = SilenceTimer(loop.time())
-    said = asyncio.ensure_future(reader.read(4096))
+    answer = asyncio.ensure_future(reader.read(4096))
     try:
-        while not (await asyncio.wait({said}, timeout=BEAT_SECONDS))[0]:
+        while not (await asyncio.wait({answer}, timeout=BEAT_SECONDS))[0]:
             if counted.passed(loop.time()) >= silence:
                 return None
-        return b"" if said.exception() else said.result()
+        return b"" if answer.exception() else answer.result()
     finally:
-        said.cancel()
-        await asyncio.wait({said})
+        answer.cancel()
+        await asyncio.wait({answer})
 
 
 async def answers(host: str, port: int, *, silence: float | None = None) -> bool:
     """Whether somebody listens there and answers within `silence` seconds; else within `SILENT_SECONDS`."""
     try:
-        reader, writer = await _greeted(host, port)
+        reader, writer = await _open_greeted(host, port)
     except OSError:
         return False
     try:
-        said = await _said(reader, silence or SILENT_SECONDS)
+        answer = await _read_answer(reader, silence or SILENT_SECONDS)
     finally:
         writer.transport.abort()
-    if said is None:
+    if answer is None:
         return False
-    return bool(said) or await _listens(host, port)
+    return bool(answer) or await _accepts(host, port)
 
 
-async def _listens(host: str, port: int) -> bool:
+async def _accepts(host: str, port: int) -> bool:
     """Whether who has ended a connection takes another one: it has not ended with it."""
     try:
-        _, writer = await _greeted(host, port)
+        _, writer = await _open_greeted(host, port)
     except OSError:
         return False
     writer.transport.abort()
@@ -85,7 +85,7 @@ async def ended(host: str, port: int, what: str) -> str:
     failures = 0
     while True:
         try:
-            reader, writer = await _greeted(host, port)
+            reader, writer = await _open_greeted(host, port)
         except OSError as error:
             failures += 1
             if failures >= RECONNECT_TRIES:
@@ -94,7 +94,7 @@ async def ended(host: str, port: int, what: str) -> str:
             continue
         failures = 0
         try:
-            if await _said(reader, SILENT_SECONDS) is None:
+            if await _read_answer(reader, SILENT_SECONDS) is None:
                 return f"{what} at {host}:{port} is silent for {SILENT_SECONDS:g} s"
             with contextlib.suppress(OSError):  # TimeoutError among them
                 async with asyncio.timeout(HOLD_SECONDS):

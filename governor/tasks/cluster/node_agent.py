@@ -9,7 +9,7 @@ import os
 from typing import TYPE_CHECKING
 
 from governor.processes import kill_tree
-from governor.tasks.protocol import claims
+from governor.tasks.protocol import ticket_pipe
 
 if TYPE_CHECKING:
     from governor.processes.identity import ProcessIdentity
@@ -22,48 +22,48 @@ class NodeAgent:
         """Answers once the actor is there."""
         return True
 
-    def kill_tree(self, birth: ProcessIdentity, mark: int) -> list[int]:
+    def kill_tree(self, identity: ProcessIdentity, mark: int) -> list[int]:
         """As `kill_tree.kill_tree`; of a process that is dead already, what has its mark."""
-        handle = birth.open()
+        pidfd = identity.open()
         try:
-            return kill_tree.kill_tree(birth.pid, handle, mark)
+            return kill_tree.kill_tree(identity.pid, pidfd, mark)
         finally:
-            if handle is not None:
-                os.close(handle)
+            if pidfd is not None:
+                os.close(pidfd)
 
-    def take_back(self, birth: ProcessIdentity, pipe: int) -> tuple[int, ...]:
-        """As `claims.take_back`."""
-        handle = birth.open()
-        if handle is None:
+    def take_back(self, identity: ProcessIdentity, pipe: int) -> tuple[int, ...]:
+        """As `ticket_pipe.take_back`."""
+        pidfd = identity.open()
+        if pidfd is None:
             return ()
         try:
-            ours = claims.open_claims(birth.pid, pipe)
+            ours = ticket_pipe.open_pipe(identity.pid, pipe)
         except OSError:
             return ()
         finally:
-            os.close(handle)
+            os.close(pidfd)
         try:
-            return claims.take_back(ours)
+            return ticket_pipe.take_back(ours)
         finally:
             os.close(ours)
 
-    def cancel(self, birth: ProcessIdentity, pipe: int, cancels: int, ticket: int) -> tuple[int, ...]:
-        """What `take_back` gives; then as `claims.ask_to_end`."""
-        taken = self.take_back(birth, pipe)
-        handle = birth.open()
-        if handle is not None:
+    def cancel(self, identity: ProcessIdentity, pipe: int, cancel_pipe: int, ticket: int) -> tuple[int, ...]:
+        """What `take_back` gives; then as `ticket_pipe.request_cancel`."""
+        taken = self.take_back(identity, pipe)
+        pidfd = identity.open()
+        if pidfd is not None:
             try:
-                claims.ask_to_end(birth.pid, cancels, ticket, handle)
+                ticket_pipe.request_cancel(identity.pid, cancel_pipe, ticket, pidfd)
             finally:
-                os.close(handle)
+                os.close(pidfd)
         return taken
 
-    def remind(self, birth: ProcessIdentity, cancels: int) -> bool:
-        """As `claims.remind`."""
-        handle = birth.open()
-        if handle is None:
+    def signal_again(self, identity: ProcessIdentity, cancel_pipe: int) -> bool:
+        """As `ticket_pipe.signal_again`."""
+        pidfd = identity.open()
+        if pidfd is None:
             return False
         try:
-            return claims.remind(birth.pid, cancels, handle)
+            return ticket_pipe.signal_again(identity.pid, cancel_pipe, pidfd)
         finally:
-            os.close(handle)
+            os.close(pidfd)

@@ -24,7 +24,7 @@ async def follow(cluster: Cluster, engine: Engine) -> None:
         try:
             changed = await cluster.refresh()
         except Exception as error:  # noqa: BLE001  # Ray raises many types; it may answer again
-            log.warning("ray.unanswered", reason=f"{type(error).__name__}: {error}")
+            log.warning("ray.request_failed", reason=f"{type(error).__name__}: {error}")
             continue
         if changed:
             log.info("ray.nodes", nodes=len(cluster.nodes))

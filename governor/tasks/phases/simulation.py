@@ -77,13 +77,13 @@ def refusals(command: StartSimulation) -> list[str]:
 
 class Chunk:
     """Episodes on their way to a runner and back. Implements `BatchListener`: all of it belongs to the event loop, but
-    `told`, which gives the record of each run and its payload, and None at the end.
+    `ended_episodes`, which gives the record of each run and its payload, and None at the end.
     """
 
     def __init__(
         self, engine: Engine, batch: BatchSpec, *, timeout: float | None, build_seconds: float
     ) -> None:
-        self.told: SimpleQueue[tuple[TaskRecord, bytes] | None] = SimpleQueue()
+        self.ended_episodes: SimpleQueue[tuple[TaskRecord, bytes] | None] = SimpleQueue()
         self.begun = -1
         """The run that began last."""
         self.began = 0.0
@@ -110,7 +110,7 @@ class Chunk:
         log.warning("episodes.runner_lost", reason=ended.error)
 
     def run_ended(self, record: TaskRecord, payload: bytes) -> None:
-        self.told.put((record, payload))
+        self.ended_episodes.put((record, payload))
 
     def line(self, attempt: Attempt, run: int, level: str, text: str) -> None:
         log.info("episodes.log", task=attempt.task.id, run=run, level=level, text=text)
@@ -119,7 +119,7 @@ class Chunk:
         log.debug("episodes.chunk_ended", batch=ended.batch, end=ended.end)
         if self._alarm is not None:
             self._alarm.cancel()
-        self.told.put(None)
+        self.ended_episodes.put(None)
 
     def _watch(self) -> None:
         """Over the run in work. An alarm that is set for an earlier one rings too early, and is set anew."""
@@ -239,7 +239,7 @@ class RaySimulation:
         missing = [*range(len(indices) + 1)]
         lost: TaskRecord | None = None
         ready = episodes.READY
-        while (ended := chunk.told.get()) is not None:
+        while (ended := chunk.ended_episodes.get()) is not None:
             record, payload = ended
             if record.outcome != "succeeded":
                 lost = lost or record
@@ -283,7 +283,7 @@ class RaySimulation:
 
         async def begin() -> None:
             if self.simulation.stopping:
-                chunk.told.put(None)
+                chunk.ended_episodes.put(None)
                 return
             with self._lock:
                 self._at_work.add(chunk)
@@ -296,12 +296,12 @@ class RaySimulation:
         """The episode, if it ended by itself or had to: not one that was cancelled in place of another."""
         if value == episodes.UNPREPARED:
             return None
-        record, stream = episodes.heard(value)
+        record, stream = episodes.decode_episode(value)
         if record.outcome == "cancelled" and not self.simulation.stopping:
             return None
         with self._lock:
             self._builds_lost = 0
-            self._sizes.seen(record.seconds)
+            self._sizes.observe(record.seconds)
             try:
                 self._sent.write(payload, stream=stream, worker=record.worker)
             except OSError as error:

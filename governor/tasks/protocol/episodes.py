@@ -1,5 +1,5 @@
-"""What a driver and its runners say of episodes. A chunk of them is a task: each of its runs is an episode, but the first,
-which makes ready for them.
+"""Messages about episodes between a driver and its runners. A chunk of episodes is a task: each of its runs is an
+episode, except the first, which builds environment and agent.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from governor.messages import EpisodeRecord
 
 CALL: Final = "governor.tasks.runner_process.episodes:play"
 READY: Final = ""
-WITHOUT_STATE: Final = "the agent's state is not to be seen"
-"""What the first run of a chunk may return; all else is why its environment or agent cannot be made."""
+WITHOUT_STATE: Final = "the agent's state is not visible"
+"""Results of the first run of a chunk; any other is the reason why its environment or agent cannot be built."""
 UNPREPARED: Final = "another runner was made ready"
-"""In place of an episode: that runner was lost with its node, and this one goes on with its chunk."""
+"""Result in place of an episode: the prepared runner was lost with its node, and this one continues its chunk."""
 
 
 class EpisodeChunk(msgspec.Struct, frozen=True, kw_only=True):
-    """What a task is called with. `part` is the phase's `StartSimulation`, encoded; `resets` counts how often all was to be
-    built anew, `replays` how often an episode had had to be played again when the last one of these had to. `learned`: the
-    agent has a saved state; `state` is that, for a runner that does not see the run's folder.
+    """Arguments of a task. `part` is the phase's `StartSimulation`, encoded. `resets` counts the commands to rebuild
+    environment and agent. `replays` counts the repeated episodes of the phase up to the last one in this chunk.
+    `learned`: the agent has a saved state; `state` is that state, for a runner that does not see the run's folder.
     """
 
     number: int
@@ -34,7 +34,7 @@ class EpisodeChunk(msgspec.Struct, frozen=True, kw_only=True):
     state: bytes | None = None
 
     def args(self) -> dict[str, Any]:
-        """Of the task. They are copied for each of its runs: in one piece."""
+        """Arguments of the task; the chunk is encoded in one piece, because they are copied for each of its runs."""
         return {"number": self.number, "chunk": _encode(self)}
 
 
@@ -42,12 +42,12 @@ _encode: Final = msgspec.msgpack.Encoder().encode
 decode_chunk: Final = msgspec.msgpack.Decoder(EpisodeChunk).decode
 
 
-def told(record: EpisodeRecord, stream: str = "") -> list[Any]:
-    """An episode as it travels, with the name of the stream that its steps are of, if they travel too."""
+def encode_episode(record: EpisodeRecord, stream: str = "") -> list[Any]:
+    """An episode for a message, with the name of the stream of its steps, if they are sent too."""
     return [*msgspec.structs.astuple(record), stream]
 
 
-def heard(values: list[Any]) -> tuple[EpisodeRecord, str]:
-    """What `told` gave."""
+def decode_episode(values: list[Any]) -> tuple[EpisodeRecord, str]:
+    """The inverse of `encode_episode`."""
     *fields, stream = values
     return EpisodeRecord(**dict(zip(EpisodeRecord.__struct_fields__, fields, strict=True))), stream

@@ -1,9 +1,9 @@
-"""Values of tasks: small JSON-like ones travel in the record, others go to files of the run.
+"""Values of tasks: small JSON-like ones are part of the record, others go to files of the run.
 
 Rules:
 1. A file appears whole or not at all (`files`).
 2. JSON-like is None, bool, int of 64 bits, float, str, list, tuple (which becomes a list) and dict with str keys, and
-   numpy's scalars. All else is a file: ``.json`` for large JSON-like values, ``.npy`` for arrays, ``.pkl`` for the rest,
+   numpy's scalars. Any other value is a file: ``.json`` for large JSON-like values, ``.npy`` for arrays, ``.pkl`` for the rest,
    by value where a class was defined in the driver's script.
 3. Files are read by runners of the same run alone; nothing from a socket is unpickled.
 """
@@ -26,23 +26,23 @@ if TYPE_CHECKING:
 
 INLINE_BYTES: Final = 64 * 1024
 DEEPEST: Final = 100
-"""Levels of nesting that travel: whoever decodes them does so on a stack of its own, and bears about 900."""
+"""Levels of nesting in a message: decoders recurse, and their stacks bear about 900."""
 LARGEST_PAYLOAD: Final = 2**30
 """Bytes: a document on the stream may hold 2 GiB."""
 SUFFIXES: Final = (".json", ".npy", ".pkl", ".payload")
-"""Of files that `keep` writes."""
+"""Of files that `store` writes."""
 
 
 class Unserialisable(Exception):  # reads as what it says
-    """The value can be kept in no form; the message says why."""
+    """The value cannot be stored in any form; the message is the reason."""
 
 
 class _NotPlain(Exception):  # never leaves this module
     """The value is not JSON-like."""
 
 
-class Kept(NamedTuple):
-    """A returned value as it travels: `value`, or the name of the file below the run's folder that holds it. `files`
+class StoredValue(NamedTuple):
+    """A returned value for a message: `value`, or the name of the file below the run's folder that holds it. `files`
     are the contents of files that the runner could not write itself.
     """
 
@@ -54,7 +54,7 @@ class Kept(NamedTuple):
 
 
 class _Folder:
-    """Where files go: to the folder, or with the report."""
+    """The destination of files: the folder, or the report."""
 
     def __init__(self, folder: Path, *, writes: bool) -> None:
         self._folder = folder
@@ -69,11 +69,11 @@ class _Folder:
         return name
 
 
-def keep(
+def store(
     returned: Any, *, folder: Path, stem: str, payload_inline: bool = False, writes: bool = True
-) -> Kept:
-    """What a report says of a returned value. With `payload_inline` payloads travel, instead of lying in a file;
-    without `writes` the contents of files travel too.
+) -> StoredValue:
+    """The form of a returned value in a report. With `payload_inline` payloads are part of it, not files; without
+    `writes` the contents of files are, too.
 
     Raises Unserialisable, or OSError when a file cannot be written.
     """
@@ -91,18 +91,18 @@ def keep(
         plain = _plain(result.value)
         packed = msgspec.msgpack.encode(plain)
     except (_NotPlain, OverflowError, UnicodeEncodeError):
-        name = _keep_object(result.value, files, stem)
-        return Kept(None, name, metrics, payload, files.unwritten)
+        name = _store_object(result.value, files, stem)
+        return StoredValue(None, name, metrics, payload, files.unwritten)
     if len(packed) <= INLINE_BYTES:
-        return Kept(plain, None, metrics, payload, files.unwritten)
-    if not _all_finite(plain):  # JSON has no word for the others
-        return Kept(None, _keep_object(plain, files, stem), metrics, payload, files.unwritten)
+        return StoredValue(plain, None, metrics, payload, files.unwritten)
+    if not _all_finite(plain):  # JSON has no NaN or infinity
+        return StoredValue(None, _store_object(plain, files, stem), metrics, payload, files.unwritten)
     name = files.put(f"{stem}.json", msgspec.json.encode(plain))
-    return Kept(None, name, metrics, payload, files.unwritten)
+    return StoredValue(None, name, metrics, payload, files.unwritten)
 
 
 def load(path: Path) -> Any:
-    """The value in a file that `keep` wrote."""
+    """The value in a file that `store` wrote."""
     return read(path.read_bytes(), suffix=path.suffix)
 
 
@@ -119,7 +119,7 @@ def read(data: bytes, *, suffix: str) -> Any:
             return pickle.loads(data)  # noqa: S301  # made by a runner of this run
 
 
-def _keep_object(value: Any, files: _Folder, stem: str) -> str:
+def _store_object(value: Any, files: _Folder, stem: str) -> str:
     if type(value).__module__ == "numpy" and type(value).__name__ == "ndarray" and not value.dtype.hasobject:
         import numpy as np  # noqa: PLC0415  # the value is an array: numpy is loaded
 
@@ -134,7 +134,7 @@ def _keep_object(value: Any, files: _Folder, stem: str) -> str:
 
 
 def _pickled_by_value(value: Any, first: Exception) -> bytes:
-    """What pickle refuses because it cannot be imported; `first` is why."""
+    """For objects that pickle refuses because their class cannot be imported; `first` is its error."""
     from ray import cloudpickle  # noqa: PLC0415  # only where it is needed: runners have it, others may have no Ray
 
     try:
@@ -182,24 +182,24 @@ def _all_finite(plain: Any) -> bool:
 
 
 def _metrics(returned: Any) -> dict[str, float]:
-    """They travel in the record. A dict of numbers is its own metrics, where it is not too large for that."""
+    """Metrics for the record. A dict of numbers is its own metrics, unless it is too large."""
     if not isinstance(returned, TaskResult):
         return _checked(returned) if type(returned) is dict and _are_metrics(returned) else {}
     metrics = _checked(returned.metrics)
-    if not _travel(metrics):
+    if not _fit_inline(metrics):
         raise Unserialisable(
-            f"{len(metrics)} metrics take more than {INLINE_BYTES} bytes: return what is large as the value"
+            f"{len(metrics)} metrics take more than {INLINE_BYTES} bytes: return large data as the value"
         )
     return metrics
 
 
 def _are_metrics(found: Mapping[Any, Any]) -> bool:
     named = all(type(name) is str and has_utf8(name) and _is_number(item) for name, item in found.items())
-    return named and _travel(found)
+    return named and _fit_inline(found)
 
 
-def _travel(metrics: Mapping[str, Any]) -> bool:
-    """As names and floats of nine bytes."""
+def _fit_inline(metrics: Mapping[str, Any]) -> bool:
+    """Whether they are small enough for a message, as names and floats of nine bytes."""
     return sum(len(name.encode()) + 9 for name in metrics) <= INLINE_BYTES
 
 
@@ -213,7 +213,7 @@ def _checked(metrics: Mapping[str, Any]) -> dict[str, float]:
 
 
 def has_utf8(text: str) -> bool:
-    """Whether it can be written in a message: a name of a file, say, may have parts that cannot."""
+    """Whether it can be encoded in a message: a file name, say, may have parts that cannot."""
     if text.isascii():
         return True
     try:

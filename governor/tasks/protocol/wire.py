@@ -1,10 +1,10 @@
-"""What the scheduler and its runners say to each other: msgpack documents in frames on a stream socket.
+"""Messages between the scheduler and its runners: msgpack documents in frames on a stream socket.
 
 Rules:
 1. A frame is four bytes of length, little-endian, and one document; several may be written at once.
-2. What a runner says is in the kernel before it goes on: a report outlives its runner, and is out before user code
-   can hold the GIL.
-3. A runner's first frame is `Hello` with the secret that it got through Ray; nobody else is listened to.
+2. A runner continues only when its message is in the kernel: a report survives its runner, and is sent before user
+   code can hold the GIL.
+3. A runner's first frame is `Hello` with the secret that it got through Ray; other connections are closed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ LENGTH: Final = struct.Struct("<I")
 LARGEST: Final = 2**31
 """Bytes of one document."""
 KEEPALIVE: Final = {socket.TCP_KEEPIDLE: 5, socket.TCP_KEEPINTVL: 2, socket.TCP_KEEPCNT: 3}
-"""Seconds of silence, seconds between questions, and how many may stay unanswered: some 11 s in all."""
+"""Idle seconds before the first probe, seconds between probes, and unanswered probes until the end: some 11 s in all."""
 
 
 class _Message(msgspec.Struct, frozen=True, array_like=True, tag=True, gc=False):
@@ -41,14 +41,14 @@ class Input(msgspec.Struct, frozen=True, array_like=True, kw_only=True, gc=False
     data: bytes | None = None
 
 
-class Work(msgspec.Struct, frozen=True, array_like=True, kw_only=True, gc=False):
+class WorkItem(msgspec.Struct, frozen=True, array_like=True, kw_only=True, gc=False):
     """One attempt: the `runs` of a task that are to be executed one after the other.
 
-    `call` is ``module:attribute`` or ``pickled:KEY``; `args_key` names arguments that are no plain data. `timeout`
-    bounds the attempt in seconds, from the start of its first run. `stem` is the path below the run's folder, without
-    the number of the run and the extension, for what is too large to travel. `inputs` holds the runs of each
-    dependency; `repeated` names those to hand over as lists. `payload_inline`: payloads travel back, instead of
-    into files. `model` is that of the runner's place, as the user gave it.
+    `call` is ``module:attribute`` or ``pickled:KEY``; `args_key` names arguments that are not plain data. `timeout`
+    bounds the attempt in seconds, from the start of its first run. `stem` is the path of files for large values, below
+    the run's folder and without the number of the run and the extension. `inputs` holds the results of each dependency,
+    by run; those in `repeated` are passed as lists. `payload_inline`: payloads are sent back, not written to files.
+    `model` is that of the runner's slot, as the user gave it.
     """
 
     ticket: int
@@ -71,31 +71,31 @@ class Work(msgspec.Struct, frozen=True, array_like=True, kw_only=True, gc=False)
 class Bundle(_Message, frozen=True):
     """Attempts to be executed one after the other; those not yet claimed can be taken back."""
 
-    works: list[Work]
+    work_items: list[WorkItem]
 
 
 class Hello(_Message, frozen=True, kw_only=True):
-    """The runner can work. `mark` is what its process bears of the mark that it was given; `claims` and `cancels` are
-    the descriptors of its pipes (`claims.py`); `shares_folder`: it sees the run's folder.
+    """The runner is ready. `mark` is the part of the given process mark that its process bears; `ticket_pipe` and
+    `cancel_pipe` are descriptors of its pipes (`ticket_pipe.py`); `shares_folder`: it sees the run's folder.
     """
 
     secret: bytes
     runner: int
-    birth: ProcessIdentity
+    identity: ProcessIdentity
     mark: int
     node: str
     host: str
-    claims: int
-    cancels: int
+    ticket_pipe: int
+    cancel_pipe: int
     shares_folder: bool
 
     @property
     def pid(self) -> int:
-        return self.birth.pid
+        return self.identity.pid
 
 
 class Loading(_Message, frozen=True):
-    """The attempt was claimed and its module is being imported."""
+    """The attempt was claimed, and its module is being imported."""
 
     ticket: int
 
@@ -149,7 +149,7 @@ class StateUpdate(_Message, frozen=True):
 
 
 class File(_Message, frozen=True):
-    """A file of the run by a runner that cannot see its folder: comes before the `Over` that names it."""
+    """A file of the run from a runner that cannot see its folder: precedes the `Over` that names it."""
 
     name: str
     data: bytes
@@ -165,7 +165,7 @@ decode_bundle = _bundle.decode
 
 
 def frames(messages: Iterable[Bundle | FromRunner]) -> bytearray:
-    """The messages as they stand on the stream."""
+    """The encoded messages with their length prefixes."""
     out = bytearray()
     for message in messages:
         start = len(out)
@@ -176,7 +176,7 @@ def frames(messages: Iterable[Bundle | FromRunner]) -> bytearray:
 
 
 def keep_alive(sock: socket.socket) -> None:
-    """Its end shows, too, when the other machine is gone without a word."""
+    """Enables TCP keep-alive, so that the loss of the other machine ends the connection."""
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in KEEPALIVE.items():
         sock.setsockopt(socket.IPPROTO_TCP, option, value)

@@ -1,9 +1,9 @@
 """How the callable of a task is found and called.
 
-A call is named ``module:attribute``, or it is an object that came through Ray. It gets its `args` as keyword
-arguments, and `inputs` and `context` where it has parameters of these names. A class, or an object that has ``run()``
-or ``arun()``, is called that way: a class, or a partial of one, is built from the arguments first, and may have ``__call__``
-instead. One that has none of them is refused: to build it does no work. Coroutines are awaited.
+A call is named ``module:attribute``, or it is an object that was sent through Ray. It gets its `args` as keyword
+arguments, and `inputs` and `context` if it has parameters of these names. A class, or an object that has ``run()``
+or ``arun()``, is called through these: a class, or a partial of one, is built from the arguments first, and may have
+``__call__`` instead. A class with none of them is refused: building an object does no work. Coroutines are awaited.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _brief: Final = reprlib.Repr()
 _brief.maxother = _brief.maxstring = 200
 _OF_LOOPS: Final = ("asyncio", "selectors")
 _coroutine: Coroutine | None = None
-"""That of the call in work."""
+"""That of the current call."""
 
 
 def is_loaded(call: str) -> bool:
@@ -37,7 +37,7 @@ def is_loaded(call: str) -> bool:
 
 @lru_cache(maxsize=256)
 def find(call: str) -> Any:
-    """What the name stands for. Raises ValueError, ImportError or AttributeError, each naming the call."""
+    """The object with this name. Raises ValueError, ImportError, AttributeError or TypeError, each naming the call."""
     module, colon, attribute = call.partition(":")
     if not (module and colon and attribute):
         raise ValueError(f'"{call}" is not of the form module:attribute')
@@ -52,7 +52,7 @@ def find(call: str) -> Any:
 
 
 def require_callable(thing: Any, name: str | None = None) -> None:
-    """Raises TypeError for what cannot be called in any of the ways above."""
+    """Raises TypeError for an object that cannot be called in any of the ways above."""
     if lacks_run(thing):
         raise TypeError(f"{name or brief(thing)} {WITHOUT_RUN}")
     if not (callable(thing) or _method(thing)):
@@ -62,7 +62,7 @@ def require_callable(thing: Any, name: str | None = None) -> None:
 
 
 def lacks_run(thing: Any) -> bool:
-    """Whether it is a class (or a partial of one) whose objects can't be run, as far as a class shows that."""
+    """Whether it is a class (or a partial of one) whose objects visibly can't be run."""
     made = _class_of(thing)
     if made is None or hasattr(made, "__getattr__") or _method(made):
         return False
@@ -70,20 +70,20 @@ def lacks_run(thing: Any) -> bool:
 
 
 def _class_of(thing: Any) -> type | None:
-    """Python's own, as ``builtins:dict``, are functions: what they build is the result."""
+    """The class that a call builds; None for functions and builtins (``builtins:dict``), whose return value is the result."""
     made = thing.func if isinstance(thing, partial) else thing
     return made if inspect.isclass(made) and made.__module__ != "builtins" else None
 
 
 def brief(thing: Any) -> str:
-    """What it is, in a line that is not too long; never raises, whatever its class does."""
+    """A short repr in one line; never raises, whatever its class does."""
     return " ".join(_brief.repr(thing).split())
 
 
 def call_it(target: Any, *, args: Mapping[str, Any], offers: Mapping[str, Callable[[], Any]]) -> Any:
-    """Calls what `find` found, waits for it where it is a coroutine, and gives what it returned.
+    """Calls an object that `find` returned, awaits it if it is a coroutine, and returns the result.
 
-    `offers` are made only for who takes them.
+    `offers` are built only if the callable has parameters of their names.
     """
     if _class_of(target):
         built = target(**arguments(target, args, offers))
@@ -111,18 +111,18 @@ def _method(thing: Any) -> Callable[..., Any] | None:
 def arguments(
     function: Any, args: Mapping[str, Any], offers: Mapping[str, Callable[[], Any]]
 ) -> Mapping[str, Any]:
-    """`args`, and of `offers` what the function has a parameter of that name for."""
+    """`args`, and those of `offers` for which the function has a parameter."""
     function = getattr(function, "__func__", function)
     try:
         wanted = _taken(function)
-    except TypeError:  # an object of the user's that has no hash
+    except TypeError:  # an unhashable object of user code
         wanted = _taken.__wrapped__(function)
     return args if not wanted else {**{name: offers[name]() for name in wanted}, **args}
 
 
 @lru_cache(maxsize=1024)
 def _taken(function: Any) -> tuple[str, ...]:
-    """Which of the offers it takes."""
+    """The names of the offers for which the function has a parameter."""
     try:
         takes = inspect.signature(function).parameters
     except (TypeError, ValueError):  # builtins may have no signature
@@ -142,7 +142,7 @@ def _finish(returned: Any) -> Any:
 
 
 class Coroutine:
-    """What `call_it` waits for, in a loop of its own."""
+    """The coroutine of a call, in an event loop of its own."""
 
     def __init__(self) -> None:
         self._task: asyncio.Task[Any] | None = None
@@ -155,9 +155,8 @@ class Coroutine:
         return await awaitable
 
     def cancel(self, frame: FrameType | None) -> bool:
-        """Called by a signal's handler that has interrupted `frame`. Whether that is enough: if not, user code holds the
-        loop, and an exception is to be raised in it. In the loop's own code it would be forgotten, or leave a task that
-        is never woken again.
+        """Called by a signal handler that has interrupted `frame`. False if user code blocks the loop: then an exception
+        must be raised in it. An exception in the loop's own code would be lost, or leave a task that is never woken.
         """
         self._cancelled = True
         if self._task is None or self._task.done():
@@ -171,5 +170,5 @@ class Coroutine:
 
 
 def cancel_coroutine(frame: FrameType | None) -> bool:
-    """Cancels the coroutine of the call in work, as `Coroutine.cancel` does; False if there is none."""
+    """Cancels the coroutine of the current call, as `Coroutine.cancel` does; False if there is none."""
     return _coroutine is not None and _coroutine.cancel(frame)

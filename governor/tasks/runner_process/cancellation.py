@@ -1,12 +1,12 @@
 """How a signal becomes a `TaskCancelled` in user code, in the process of a runner.
 
 Rules:
-1. It is raised in user code only, in the main thread, and only in the attempt that was meant: `ticket` is not 0 while
-   user code is at work, and the signal names its ticket through a pipe.
-2. Whoever clears `ticket` in the main thread has decided: from there on nothing is raised.
-3. A coroutine is cancelled; the exception is raised where user code holds its loop.
-4. Until the pipe is read, the signal is sent again. What was raised where Python ignores exceptions, in a finalizer, is
-   lost: whoever asked kills the runner after the grace.
+1. It is raised in user code only, in the main thread, and only in the attempt that is to be cancelled: `ticket` is not 0
+   while user code runs, and a pipe carries the ticket that the signal is for.
+2. Once `ticket` is cleared in the main thread, nothing is raised.
+3. A coroutine is cancelled; the exception is raised only if user code blocks its loop.
+4. The signal is repeated until the pipe is read. An exception raised in a finalizer, where Python ignores it, is lost:
+   the runner is killed after the grace period.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from governor.tasks.api import TaskCancelled
-from governor.tasks.protocol.claims import CANCEL_SIGNAL, TICKET
+from governor.tasks.protocol.ticket_pipe import CANCEL_SIGNAL, TICKET
 from governor.tasks.runner_process import calls
 
 if TYPE_CHECKING:
@@ -31,26 +31,26 @@ class Cancellation:
 
     def __init__(self) -> None:
         self.ticket = 0
-        """Of the attempt whose user code is at work; 0 outside of user code."""
+        """Of the attempt whose user code is running; 0 outside of user code."""
         self.fired = False
-        """Whether the attempt in work has been cancelled."""
+        """Whether the current attempt has been cancelled."""
         self._asked: frozenset[int] = frozenset()
         self._read, self.pipe = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
     def listen(self) -> None:
-        """In the main thread; again where user code has taken the signal for itself."""
+        """Installs the handler, in the main thread; also after user code has replaced it."""
         if signal.getsignal(CANCEL_SIGNAL) != self._on_signal:
             signal.signal(CANCEL_SIGNAL, self._on_signal)
 
     def enter(self, ticket: int) -> None:
-        """User code is called next. Raises TaskCancelled when that was not wanted any more."""
+        """User code is called next. Raises TaskCancelled if the attempt has been cancelled already."""
         self.ticket = ticket
         if self._asked:
             self._raise_if_asked(inspect.currentframe())
 
     @contextmanager
     def held_off(self) -> Iterator[None]:
-        """In user code, for a while of ours that must not be interrupted; raises what came meanwhile at its end."""
+        """Defers a cancellation while our code, called by user code, must not be interrupted; raises it at the end."""
         ticket, self.ticket = self.ticket, 0
         try:
             yield
@@ -60,7 +60,7 @@ class Cancellation:
             self._raise_if_asked(inspect.currentframe())
 
     def forget(self) -> None:
-        """In a child that user code has forked: the signal is none of ours."""
+        """In a child that user code has forked: removes the handler and the pipe."""
         os.close(self._read)
         os.close(self.pipe)
         if signal.getsignal(CANCEL_SIGNAL) == self._on_signal:

@@ -1,12 +1,12 @@
 """Episodes inside a runner: the task that plays a chunk of them.
 
 Rules:
-1. Environment and agent are made once for each process and phase, and kept for later chunks. The agent has what the run
-   saved last, and learns nothing: for that there would have to be one of it.
-2. User code works in a thread of its own. A cancellation, which is raised in the main thread, ends the episode at its next
-   step, as with every transport, and tears nothing that is being written.
-3. Steps are in the run's folder before the episode is told of. Where that is not to be seen they travel with it.
-4. What is played again after a crash is recorded in a stream that was begun after that crash: it counts.
+1. Environment and agent are built once for each process and phase, and reused for later chunks. The agent has the state
+   that the run saved last, and does not learn: only a single agent could.
+2. User code runs in a thread of its own. A cancellation, which is raised in the main thread, ends the episode at its next
+   step, as with every transport, and interrupts no write.
+3. Steps are in the run's folder before the episode is reported. A runner that cannot see the folder sends them with it.
+4. An episode that is repeated after a crash is recorded in a stream that was begun after that crash: it counts.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from governor.tasks.protocol.episodes import (
     WITHOUT_STATE,
     EpisodeChunk,
     decode_chunk,
-    told,
+    encode_episode,
 )
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ _player: Player | None = None
 
 
 def play(number: int, chunk: bytes, context: TaskContext) -> Any:
-    """The task. Returns READY or why it is not in its first run; an episode (`told`) or UNPREPARED in the others."""
+    """The task. Its first run returns READY or the reason why not; the others an episode (`encode_episode`) or UNPREPARED."""
     if context.run_id == 0:
         return _in_thread(lambda: _make_ready(decode_chunk(chunk), context.run_folder))
     player = _player
@@ -84,10 +84,10 @@ def _make_ready(chunk: EpisodeChunk, run_folder: Path) -> str:
         _player = None
     if _player is None:
         command = _decode(chunk.part)
-        sees = episode_file.path_of(run_folder, command.name).exists()
-        if not sees and chunk.learned and chunk.state is None:
+        sees_folder = episode_file.path_of(run_folder, command.name).exists()
+        if not sees_folder and chunk.learned and chunk.state is None:
             return WITHOUT_STATE
-        player = Player(command, chunk=chunk, folder=run_folder if sees else None)
+        player = Player(command, chunk=chunk, folder=run_folder if sees_folder else None)
         try:
             player.make()
         except ConductorError as error:
@@ -109,7 +109,7 @@ class Player:
     """Environment, agent and recorder of this process, and the `stepping.Course` of its worker: one episode at a time."""
 
     def __init__(self, command: StartSimulation, *, chunk: EpisodeChunk, folder: Path | None) -> None:
-        """`folder` is the run's, None where it is not to be seen."""
+        """`folder` is that of the run; None if this runner cannot see it."""
         if command.made_environment is None:
             raise ConductorError("the command does not say what its environment is made of")
         self.command = msgspec.structs.replace(command, workers=1)
@@ -132,11 +132,11 @@ class Player:
             state_path.write_bytes(chunk.state)
         self._folder = folder
         self._agent = _Actor(name=name, made=made, seed=command.seed, state_path=state_path)
-        place = ExecutionContext(chunk.worker, owner=chunk.worker, agent=name)
-        self._worker = LocalEpisodeWorker(self, place, self._agent, command.made_environment)
+        context = ExecutionContext(chunk.worker, owner=chunk.worker, agent=name)
+        self._worker = LocalEpisodeWorker(self, context, self._agent, command.made_environment)
 
     def make(self) -> None:
-        """Environment and agent. Raises ConductorError."""
+        """Builds environment and agent. Raises ConductorError."""
         try:
             self._worker.play_all()
         except SeveralPlayers:
@@ -150,14 +150,14 @@ class Player:
             )
 
     def play(self, index: int) -> list[Any] | TaskResult:
-        """The episode, and its steps where nobody else would get them."""
+        """Plays the episode; returns it, with its steps if they are not in the run's folder."""
         self._index = index
         self._worker.play_all()
         if self._record is None:
             raise RuntimeError(f"episode {index} was not played")
         if self._sent is None:
-            return told(self._record)
-        return TaskResult(told(self._record, self._sent.name), payload=self._sent.take())
+            return encode_episode(self._record)
+        return TaskResult(encode_episode(self._record, self._sent.name), payload=self._sent.take())
 
     def close(self) -> None:
         self._worker.close()
@@ -185,10 +185,10 @@ class Player:
         )
         return self._recorder
 
-    def trains(self, index: int) -> bool:  # noqa: ARG002  # who learns is refused in `make`
+    def trains(self, index: int) -> bool:  # noqa: ARG002  # agents that learn are refused in `make`
         return self.command.mode == "train"
 
-    def may_end(self, record: EpisodeRecord) -> bool:  # noqa: ARG002  # the driver says that
+    def may_end(self, record: EpisodeRecord) -> bool:  # noqa: ARG002  # the driver decides that
         return False
 
     def ended(self, *records: EpisodeRecord) -> Future[Acknowledged]:
@@ -199,7 +199,7 @@ class Player:
 
 
 class _Sent:
-    """A stream that lies in no folder of the run: its new bytes are taken after each episode."""
+    """A stream outside the run's folder: its new bytes are sent after each episode."""
 
     def __init__(self, phase: str) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="governor-episodes-"))

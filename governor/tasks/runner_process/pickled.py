@@ -1,12 +1,12 @@
-"""Callables and arguments that are no plain data: they travel through Ray's own key-value store, pickled.
+"""Callables and arguments that are not plain data: they are sent through Ray's own key-value store, pickled.
 
 Rules:
 1. Nothing is unpickled that came over a socket of ours: Ray guards its store with its token.
-2. Each is pickled when it is named: what changes later does not count. Pickles are stored in packs, equal ones once, and
-   deleted when all who named them have released them, the rest when the driver closes.
-3. A runner keeps pickles, the latest used `KEPT_BYTES` of them, and makes a new object for each who asks: runs do not
-   see each other. Functions and classes alone are shared.
-4. A class of the driver's script travels once, not with each object: by value it is 5 kB and 0.2 ms.
+2. Each is pickled when it is named: later changes have no effect. Pickles are stored in packs, equal ones once, and
+   deleted when all their references are released, the others when the driver closes.
+3. A runner caches the latest used `CACHE_BYTES` of pickles, and builds a new object for each run: runs do not share
+   objects. Only functions and classes are shared.
+4. A class of the driver's script is sent once, not with each object: by value it is 5 kB and 0.2 ms.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ if TYPE_CHECKING:
 PREFIX: Final = "pickled:"
 CODE: Final = "code"
 DATA: Final = "data"
-KEPT: Final = 256
-"""Functions and classes that a runner keeps."""
-KEPT_BYTES: Final = 64 * 1024 * 1024
+CACHED_CODE: Final = 256
+"""Functions and classes that a runner caches."""
+CACHE_BYTES: Final = 64 * 1024 * 1024
 PACKED: Final = 1_000
 PACKED_BYTES: Final = 256 * 1024
 """A runner that wants one object fetches its whole pack."""
@@ -44,11 +44,11 @@ NAMESPACE: Final = b"governor-tasks"
 
 
 @dataclass(frozen=True, slots=True)
-class Named:
-    """What tasks that are submitted together are called by. The rest is for `Functions.store` and `release`.
+class NamedTasks:
+    """Names of the callables and arguments of tasks that are submitted together, for `PickleStore.store` and `release`.
 
     `args` are plain ones, or none and the name under which a runner fetches them. `pickles` are to be stored, by name;
-    `uses` is how often each of them was named.
+    `uses` counts the references to each of them.
     """
 
     calls: list[str]
@@ -57,84 +57,84 @@ class Named:
     uses: Counter[str]
 
 
-class Functions:
-    """The driver's side. Safe to use from any thread."""
+class PickleStore:
+    """The driver's side. Thread-safe."""
 
     def __init__(self, namespace: str) -> None:
-        self._users: Counter[str] = Counter()
+        self._references: Counter[str] = Counter()
         self._lock = threading.Lock()
         self._prefix = f"{PREFIX}{namespace}/"
 
     def name_tasks(
         self, given: Sequence[Callable[..., Any] | str], args: Sequence[Mapping[str, Any]]
-    ) -> Named:
-        """Names for the callables and arguments of tasks, as they are now; calls nobody, and stores nothing.
-        ``module:attribute`` and plain arguments stay as they are.
+    ) -> NamedTasks:
+        """Pickles the callables and arguments of tasks as they are now, and names them; stores nothing, does not call
+        Ray. ``module:attribute`` and plain arguments stay as they are.
 
-        Raises TypeError, naming it, for what cannot be called or pickled.
+        Raises TypeError, naming the object, if one cannot be called or pickled.
         """
-        pile = _Pile(self._prefix)
+        packs = _PackBuilder(self._prefix)
         known: dict[int, int] = {}
-        """Places of functions and classes, by identity; the caller holds them."""
-        calls_at = [pile.add_call(call, known) for call in given]
+        """Positions of functions and classes, by identity; the caller holds references to them."""
+        calls_at = [packs.add_call(call, known) for call in given]
         args_at = [
-            None if _is_plain(plain) else pile.add(DATA, plain) for plain in (dict(each) for each in args)
+            None if _is_plain(plain) else packs.add(DATA, plain) for plain in (dict(each) for each in args)
         ]
-        names = pile.close()
-        return Named(
+        names = packs.close()
+        return NamedTasks(
             [
-                place if isinstance(place, str) else f"{PREFIX}{_kind(call)}{names[place]}"
-                for place, call in zip(calls_at, given, strict=True)
+                position if isinstance(position, str) else f"{PREFIX}{_kind(call)}{names[position]}"
+                for position, call in zip(calls_at, given, strict=True)
             ],
             [
-                (dict(each), "") if place is None else ({}, f"{PREFIX}{names[place]}")
-                for place, each in zip(args_at, args, strict=True)
+                (dict(each), "") if position is None else ({}, f"{PREFIX}{names[position]}")
+                for position, each in zip(args_at, args, strict=True)
             ],
-            pile.pickles,
-            pile.uses,
+            packs.pickles,
+            packs.uses,
         )
 
     def name_many(self, things: Sequence[Any], labels: Sequence[str]) -> list[str]:
-        """Names for many callable objects, which are stored: a graph of 100,000 is stored in seconds. What stands
-        before the first ``#`` of a name is that of their class. Calls into Ray.
+        """Stores many callable objects and returns their names: a graph of 100,000 is stored in seconds. The part before
+        the first ``#`` of a name is that of their class. Calls into Ray.
 
-        Raises TypeError, with its label, for what cannot be called or pickled; no object is stored then.
+        Raises TypeError, with its label, if one cannot be called or pickled; no object is stored then.
         """
-        pile = _Pile(self._prefix)
+        packs = _PackBuilder(self._prefix)
         for thing, label in zip(things, labels, strict=True):
             calls.require_callable(thing, label)
-            pile.add(DATA, thing, label)
-        names = pile.close()
-        for name, pickled in pile.pickles.items():
-            self.store(name, pickled, uses=pile.uses[name])
+            packs.add(DATA, thing, label)
+        names = packs.close()
+        for name, pickled in packs.pickles.items():
+            self.store(name, pickled, uses=packs.uses[name])
         return [f"{PREFIX}{_kind(thing)}{name}" for thing, name in zip(things, names, strict=True)]
 
     def store(self, name: str, pickled: bytes, *, uses: int) -> None:
-        """Keeps a pickle until it was released as often as it was used. Calls into Ray."""
+        """Stores a pickle with `uses` references. Calls into Ray."""
         with self._lock:
-            if name not in self._users:
+            if name not in self._references:
                 internal_kv._internal_kv_put(name, pickled, namespace=NAMESPACE)  # noqa: SLF001  # its only interface
-            self._users[name] += uses
+            self._references[name] += uses
 
     def release_names(self, names: Iterable[str]) -> None:
-        """Whoever was given these names by `name_many` needs them no more. Calls into Ray."""
+        """Releases one reference for each of these names of `name_many`. Calls into Ray."""
         self.release(Counter(name.split("#")[1] for name in names))
 
     def release(self, uses: Mapping[str, int]) -> None:
-        """These pickles are not needed any more by so many of those who used them. Calls into Ray."""
+        """Releases so many references to each pickle; deletes those without any. Calls into Ray."""
         with self._lock:
             for name, number in uses.items():
-                if name not in self._users:
+                if name not in self._references:
                     continue
-                self._users[name] -= number
-                if self._users[name] <= 0:
-                    del self._users[name]
+                self._references[name] -= number
+                if self._references[name] <= 0:
+                    del self._references[name]
                     internal_kv._internal_kv_del(name, namespace=NAMESPACE)  # noqa: SLF001  # as above
 
     def close(self) -> None:
-        """Deletes what was stored. Ray must still be connected; if it is lost, so is the store."""
+        """Deletes all stored pickles. Ray must still be connected; if it is lost, so is the store."""
         with self._lock:
-            stored, self._users = self._users, Counter()
+            stored, self._references = self._references, Counter()
         if not stored:
             return
         try:
@@ -143,8 +143,8 @@ class Functions:
             return
 
 
-class _Pile:
-    """Pickles in the making, and the names that they get: a pack's is made of all that is in it."""
+class _PackBuilder:
+    """Collects pickles in packs, and names them: a pack's name is a hash of its contents."""
 
     def __init__(self, prefix: str) -> None:
         self._prefix = prefix
@@ -154,13 +154,13 @@ class _Pile:
         self.uses: Counter[str] = Counter()
 
     def add(self, kind: str, thing: Any, label: str | None = None) -> int:
-        """Its place among the names. Raises TypeError."""
+        """Adds an object; returns its position among the names. Raises TypeError."""
         pickled = self._pickler.pickle(thing, label) if kind == DATA else cloudpickle_of(thing)
         self._added.append((kind, pickled))
         return len(self._added) - 1
 
     def add_call(self, call: Callable[..., Any] | str, known: dict[int, int]) -> int | str:
-        """``module:attribute``, or the place of its name. Raises TypeError."""
+        """``module:attribute``, or the position of its name. Raises TypeError."""
         if isinstance(call, str):
             module, colon, attribute = call.partition(":")
             if not (module and colon and attribute):
@@ -171,35 +171,35 @@ class _Pile:
         calls.require_callable(call)
         if not _is_code(call):
             return self.add(DATA, call)
-        place = known[id(call)] = self.add(CODE, call)
-        return place
+        position = known[id(call)] = self.add(CODE, call)
+        return position
 
     def close(self) -> list[str]:
-        """Packs what was added: where each of it lies, in its order."""
+        """Packs all added objects; returns their names in the order of their positions."""
         names = [""] * len(self._added)
         for kind in (CODE, DATA):
-            places = [place for place, (its_kind, _) in enumerate(self._added) if its_kind == kind]
-            for pack in _packs([self._added[place][1] for place in places]):
-                name = self._keep(kind, pickle.dumps(pack))
-                packed, places = places[: len(pack)], places[len(pack) :]
+            positions = [position for position, (its_kind, _) in enumerate(self._added) if its_kind == kind]
+            for pack in _packs([self._added[position][1] for position in positions]):
+                name = self._store(kind, pickle.dumps(pack))
+                packed, positions = positions[: len(pack)], positions[len(pack) :]
                 self.uses[name] += len(pack)
-                for number, place in enumerate(packed):
-                    names[place] = f"#{name}#{number}"
+                for number, position in enumerate(packed):
+                    names[position] = f"#{name}#{number}"
         return names
 
     def _name_class(self, kind: type) -> str:
-        name = self._keep(CODE, cloudpickle_of(kind))
+        name = self._store(CODE, cloudpickle_of(kind))
         self.uses[name] = 1
         return name
 
-    def _keep(self, kind: str, pickled: bytes) -> str:
+    def _store(self, kind: str, pickled: bytes) -> str:
         name = f"{self._prefix}{kind}/{hashlib.sha256(pickled).hexdigest()}"
         self.pickles[name] = pickled
         return name
 
 
 class _Pickler(cloudpickle.CloudPickler):
-    """Pickles one object after the other; names the classes of the script in place of pickling them."""
+    """Pickles one object after the other; classes of the script are replaced by their names."""
 
     def __init__(self, name_class: Callable[[Any], str]) -> None:
         self._into = io.BytesIO()
@@ -215,7 +215,7 @@ class _Pickler(cloudpickle.CloudPickler):
         return self._classes[thing]
 
     def pickle(self, thing: Any, label: str | None = None) -> bytes:
-        """Raises TypeError, with its label, for what cannot be pickled."""
+        """Raises TypeError, with its label, for an object that cannot be pickled."""
         self.clear_memo()
         self._into.seek(0)
         self._into.truncate()
@@ -231,8 +231,8 @@ class _Unpickler(pickle.Unpickler):
         return fetch(name)
 
 
-class _Pickles:
-    """What the runner has fetched: the latest used of it. Pickles of one thread."""
+class _PickleCache:
+    """The latest used pickles that the runner has fetched. Not thread-safe."""
 
     def __init__(self) -> None:
         self._known: OrderedDict[str, Any] = OrderedDict()
@@ -250,17 +250,17 @@ class _Pickles:
         self._known[name] = found
         self._sizes[name] = len(pickled)
         self._bytes += len(pickled)
-        while self._bytes > KEPT_BYTES and len(self._known) > 1:
+        while self._bytes > CACHE_BYTES and len(self._known) > 1:
             oldest, _ = self._known.popitem(last=False)
             self._bytes -= self._sizes.pop(oldest)
         return found
 
 
-_pickles = _Pickles()
+_pickles = _PickleCache()
 
 
 def cloudpickle_of(thing: Any) -> bytes:
-    """Raises TypeError, naming it, for what cannot be pickled."""
+    """Raises TypeError, naming the object, if it cannot be pickled."""
     try:
         pickled: bytes = cloudpickle.dumps(thing)  # type: ignore[no-untyped-call]
     except Exception as error:
@@ -269,13 +269,13 @@ def cloudpickle_of(thing: Any) -> bytes:
 
 
 def fetch(name: str) -> Any:
-    """The object of this name, on the runner's side. Raises LookupError, or what its unpickling raises."""
+    """The object with this name, on the runner's side. Raises LookupError, or any error of its unpickling."""
     if f"/{CODE}/" in name:
         return _fetch_code(name)
     return _fetch_data(name)
 
 
-@lru_cache(maxsize=KEPT)
+@lru_cache(maxsize=CACHED_CODE)
 def _fetch_code(name: str) -> Any:
     return _fetch_data(name)
 
@@ -283,8 +283,8 @@ def _fetch_code(name: str) -> Any:
 def _fetch_data(name: str) -> Any:
     if "#" not in name:
         return _unpickled(_pickles.fetch(name))
-    _, pack, place = name.split("#")
-    return _unpickled(_pickles.fetch(f"{pack}#")[int(place)])
+    _, pack, position = name.split("#")
+    return _unpickled(_pickles.fetch(f"{pack}#")[int(position)])
 
 
 def _read(name: str) -> bytes:
@@ -312,7 +312,7 @@ def _packs(pickles: Sequence[bytes]) -> Iterator[list[bytes]]:
 
 
 def _kind(thing: Any) -> str:
-    """What is alike bears the same name; no more of them than there are lines of code."""
+    """A name that is the same for all functions of one source line, or all objects of one class."""
     if isinstance(thing, FunctionType):
         return f"{thing.__module__}.{thing.__qualname__}:{thing.__code__.co_firstlineno}".replace("#", "")
     kind = thing if isinstance(thing, type) else type(thing)
@@ -324,13 +324,13 @@ def _is_code(thing: Any) -> bool:
 
 
 def _is_of_script(kind: type) -> bool:
-    """Whether it can't be imported elsewhere: cloudpickle would send all of it, each time."""
+    """Whether it can't be imported elsewhere: cloudpickle would send the whole class each time."""
     return kind.__module__ == "__main__" and getattr(sys.modules["__main__"], kind.__qualname__, None) is kind
 
 
 def _is_plain(value: Any, levels: int = values.DEEPEST) -> bool:
-    """Whether it is None, bool, int of 64 bits, float, str, bytes, or lists and dicts (text keys) of such: what a
-    message can hold, and its reader can take apart.
+    """Whether it is None, bool, int of 64 bits, float, str, bytes, or lists and dicts (str keys) of such: what a
+    message can hold, and its reader can decode.
     """
     if value is None or type(value) in (bool, float, bytes):
         return True

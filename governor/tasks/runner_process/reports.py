@@ -1,8 +1,8 @@
-"""What a runner says: its own reports, and what user code logs and tells, on one stream.
+"""Messages of a runner: its own reports, and the log lines and state of user code, on one stream.
 
 Rules:
-1. A call returns when it is in the kernel; whoever dies after it was heard.
-2. Frames are whole: threads take turns, and TaskCancelled waits until a frame is out.
+1. A call returns when the message is in the kernel: it arrives even if the process exits next.
+2. Frames are whole: threads take turns, and TaskCancelled is deferred until a frame is written.
 3. Text that has no UTF-8 form (a file name, say) is escaped: a report can always be written.
 """
 
@@ -39,62 +39,62 @@ class RunnerReports:
         self._cancellation = cancellation
         self._main = threading.get_ident()
         self._sending = threading.Lock()
-        self._silent = False
+        self._disabled = False
         self._ticket = self._run = self._lines = 0
 
     def begin_attempt(self, ticket: int) -> None:
-        """Of this attempt is what user code says from now on."""
+        """Messages of user code belong to this attempt from now on."""
         self._ticket, self._lines = ticket, 0
         self.log.disabled = False  # `logging.config` disables what it does not name
 
     def begin_run(self, run: int) -> None:
         self._run = run
 
-    def say(self, *messages: FromRunner) -> None:
-        """Raises OSError when nobody listens any more."""
+    def send(self, *messages: FromRunner) -> None:
+        """Sends messages. Raises OSError when the connection is closed."""
         if messages:
             data = frames(
                 messages
-            )  # not under the lock: it may collect garbage, and user code's finalizers may log
+            )  # not under the lock: encoding may collect garbage, and user code's finalizers may log
             with self._sending:
                 self.sock.sendall(data)
 
     def tell(self, **state: Any) -> None:
-        """For user code. Raises TypeError for what is no plain data."""
+        """For user code (`TaskContext.tell`): sets keys of the runner's state. Raises TypeError for data that is not plain."""
         if not values.is_shallow(state):
-            raise TypeError(f"what is told is nested more than {values.DEEPEST} levels deep")
-        if self._ticket and not self._silent:
-            self._say_for_user_code(StateUpdate(self._ticket, state))
+            raise TypeError(f"the state is nested more than {values.DEEPEST} levels deep")
+        if self._ticket and not self._disabled:
+            self._send_for_user_code(StateUpdate(self._ticket, state))
 
     def line(self, level: str, text: str) -> None:
-        """Passes a line of user code on; past `LINES_PER_ATTEMPT` lines are dropped, and that is said once."""
+        """Sends a log line of user code; beyond `LINES_PER_ATTEMPT` lines are dropped, after one notice."""
         self._lines += 1
-        if self._lines > LINES_PER_ATTEMPT or self._silent or not self._ticket:
+        if self._lines > LINES_PER_ATTEMPT or self._disabled or not self._ticket:
             return
         text = text[:LINE_LENGTH]
         if self._lines == LINES_PER_ATTEMPT:
             text = f"{text}\n(further lines of this attempt are dropped)"
-        self._say_for_user_code(LogLine(self._ticket, self._run, level, utf8(text)))
+        self._send_for_user_code(LogLine(self._ticket, self._run, level, utf8(text)))
 
-    def leave(self, code: int) -> None:
-        """The process is about to end by its own doing."""
+    def announce_exit(self, code: int) -> None:
+        """Reports that the process is about to call `os._exit`."""
         self._cancellation.ticket = 0
         try:
-            self.say(Leaving(code))
+            self.send(Leaving(code))
         except OSError:  # user code has closed the socket
             return
 
-    def silence(self) -> None:
-        """In a child that user code has forked: the stream is its parent's."""
-        self._silent = True
+    def disable(self) -> None:
+        """In a child that user code has forked: the stream belongs to its parent."""
+        self._disabled = True
         self.sock.close()
 
-    def _say_for_user_code(self, message: FromRunner) -> None:
+    def _send_for_user_code(self, message: FromRunner) -> None:
         if threading.get_ident() != self._main:
-            self.say(message)
+            self.send(message)
             return
         with self._cancellation.held_off():
-            self.say(message)
+            self.send(message)
 
     def _logger(self) -> logging.Logger:
         log = logging.getLogger("task")
@@ -110,7 +110,7 @@ class _Forward(logging.Handler):
         self._reports = reports
 
     def handle(self, record: logging.LogRecord) -> bool:
-        """Without the lock of all handlers, which TaskCancelled could leave locked: a report needs none."""
+        """Without the handler's lock, which TaskCancelled could leave locked; a report needs none."""
         if self.filter(record):
             self.emit(record)
         return True
@@ -123,5 +123,5 @@ class _Forward(logging.Handler):
 
 
 def utf8(text: str) -> str:
-    """The text, with what UTF-8 does not know as escapes."""
+    """The text, with escapes for characters that have no UTF-8 form."""
     return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()

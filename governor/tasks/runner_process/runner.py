@@ -1,15 +1,15 @@
 """The inside of a runner: a Ray actor that calls user code in its main thread, one run at a time.
 
 Rules:
-1. Its one Ray call, `serve`, lasts as long as the runner. Work and reports travel over a stream socket: a report is in
-   the kernel before user code is called, so that neither the GIL nor a kill can hold it back.
+1. Its one Ray call, `serve`, lasts as long as the runner. Work and reports are sent over a stream socket: a report is in
+   the kernel before user code is called, so that neither the GIL nor a kill can delay it.
 2. Each run is one Begun and one Over, whatever user code raises, SystemExit and KeyboardInterrupt too. The Over of a
-   run leaves together with the Begun of the next.
-3. Runs do not see each other: each gets its arguments and inputs anew, and so an object that is called.
-4. The process is a child subreaper: what its tasks leave behind stays below it, to be found when it is killed. It is
-   marked, too, and they with it, to be found when it has died. A child that user code has forked is no runner: it ends
-   where it would return to us.
-5. Its exit code is known to nobody outside Ray, so `os._exit` by user code is announced before it happens.
+   run is sent together with the Begun of the next.
+3. Runs do not share state: each gets new copies of its arguments and inputs, and of an object that is called.
+4. The process is a child subreaper: processes that its tasks leave behind stay its descendants, and are found when it is
+   killed. It bears a mark that they inherit, so they are found, too, after it has exited. A child that user code has
+   forked is no runner: it exits where it would return to our code.
+5. Its exit code is not visible outside Ray, so `os._exit` by user code is reported before it happens.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from governor.processes import kill_tree, prctl
 from governor.processes.identity import ProcessIdentity
 from governor.tasks.api import TaskCancelled, TaskContext
 from governor.tasks.protocol import values
-from governor.tasks.protocol.claims import TICKET
+from governor.tasks.protocol.ticket_pipe import TICKET
 from governor.tasks.protocol.wire import (
     LENGTH,
     Begun,
@@ -39,7 +39,7 @@ from governor.tasks.protocol.wire import (
     Hello,
     Loading,
     Over,
-    Work,
+    WorkItem,
     decode_bundle,
     keep_alive,
 )
@@ -54,14 +54,14 @@ if TYPE_CHECKING:
 
 READ_BYTES: Final = 256 * 1024
 OURS: Final = Path(__file__).parents[1]
-"""Frames of this folder are no concern of a user."""
+"""Stack frames of this folder are hidden from users."""
 ERROR_LENGTH: Final = 1500
 TRACEBACK_FRAMES: Final = 30
 TRACEBACK_LENGTH: Final = 20_000
 
 
 class Runner:
-    """The actor. All else is in another class: Ray wraps each method of an actor, at a microsecond for each call."""
+    """The actor. All other code is in `Serving`: Ray wraps each method of an actor, at a microsecond for each call."""
 
     def __init__(self, *, run: str, run_folder: str, import_path: list[str]) -> None:
         self._serving = Serving(run=run, run_folder=run_folder, import_path=import_path)
@@ -69,8 +69,8 @@ class Runner:
     def serve(
         self, *, path: str, address: tuple[str, int], secret: bytes, runner: int, marker: str, mark: int
     ) -> None:
-        """Works until it is killed. Call once. `marker` is a file in the run's folder: whoever sees it shares it. `mark`
-        is for its process.
+        """Executes work until it is killed. Call once. `marker` is a file in the run's folder: a runner that sees it shares
+        the folder. `mark` is the process mark.
         """
         self._serving.serve(
             path=path, address=address, secret=secret, runner=runner, marker=marker, mark=mark
@@ -78,7 +78,7 @@ class Runner:
 
 
 class Serving:
-    """The life of a runner; `serve` never returns."""
+    """The runner's loop; `serve` never returns."""
 
     def __init__(self, *, run: str, run_folder: str, import_path: list[str]) -> None:
         self._run = run
@@ -87,10 +87,10 @@ class Serving:
         self._pid = os.getpid()
         self._forked = False
         self._loaded: set[tuple[str, bool]] = set()
-        """What was unpickled before, and so will not take long."""
+        """Packs that were unpickled before, so that fetching from them is quick."""
         self._in = bytearray()
         self._cancellation = Cancellation()
-        self._claims = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._ticket_pipe = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
     def serve(
         self, *, path: str, address: tuple[str, int], secret: bytes, runner: int, marker: str, mark: int
@@ -99,33 +99,33 @@ class Serving:
         prctl.adopt_orphans()
         # Ray's own handler turns the signal into an exception inside user code; a signal is meant to kill.
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        # Ray has children reaped unseen (its subreaper option): every one would seem to have ended with 0.
+        # Ray reaps children itself (its subreaper option): each would seem to have exited with 0.
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         self._cancellation.listen()
         self._reports = RunnerReports(_connect(path, address), self._cancellation)
         self._leave = os._exit
         os._exit = self._announced_exit  # type: ignore[assignment]
-        os.register_at_fork(after_in_child=self._in_child)
-        self._shares = (self._folder / marker).exists()
+        os.register_at_fork(after_in_child=self._after_fork)
+        self._shares_folder = (self._folder / marker).exists()
         try:
-            self._reports.say(
+            self._reports.send(
                 Hello(
                     secret=secret,
                     runner=runner,
-                    birth=ProcessIdentity.of(self._pid),
+                    identity=ProcessIdentity.of(self._pid),
                     mark=kill_tree.mark_self(mark),
                     node=ray.get_runtime_context().get_node_id(),
                     host=socket.gethostname(),
-                    claims=self._claims[0],
-                    cancels=self._cancellation.pipe,
-                    shares_folder=self._shares,
+                    ticket_pipe=self._ticket_pipe[0],
+                    cancel_pipe=self._cancellation.pipe,
+                    shares_folder=self._shares_folder,
                 )
             )
             while True:
                 self._execute(self._receive())
         except OSError:  # the scheduler is gone, or user code has closed our descriptors
             self._leave(1)
-        except BaseException:  # noqa: BLE001  # user code has put its own in their place: there is nothing to go on with
+        except BaseException:  # noqa: BLE001  # user code has replaced our descriptors: the runner cannot go on
             traceback.print_exc()
             self._leave(1)
 
@@ -145,20 +145,20 @@ class Serving:
             self._in += data
 
     def _execute(self, bundle: Bundle) -> None:
-        works = {work.ticket: work for work in bundle.works}
-        os.write(self._claims[1], b"".join(map(TICKET.pack, works)))
+        work_items = {work.ticket: work for work in bundle.work_items}
+        os.write(self._ticket_pipe[1], b"".join(map(TICKET.pack, work_items)))
         over: list[FromRunner] = []
         while True:
             try:
-                claim = os.read(self._claims[0], TICKET.size)
-            except BlockingIOError:  # done, or the rest was taken back
+                claim = os.read(self._ticket_pipe[0], TICKET.size)
+            except BlockingIOError:  # all done, or the others were taken back
                 break
-            over = self._attempt(works[TICKET.unpack(claim)[0]], over)
+            over = self._attempt(work_items[TICKET.unpack(claim)[0]], over)
             self._cancellation.listen()
-        self._reports.say(*over)
+        self._reports.send(*over)
 
-    def _attempt(self, work: Work, over: list[FromRunner]) -> list[FromRunner]:
-        """Executes the runs of an attempt; `over` is what is still to be said of the one before."""
+    def _attempt(self, work: WorkItem, over: list[FromRunner]) -> list[FromRunner]:
+        """Executes the runs of an attempt; `over` are messages about the one before that are not sent yet."""
         self._cancellation.fired = False
         self._reports.begin_attempt(work.ticket)
         try:
@@ -173,7 +173,7 @@ class Serving:
         for run in work.runs:
             at = time.monotonic()
             self._reports.begin_run(run)
-            self._reports.say(*over, Begun(work.ticket, run, at))
+            self._reports.send(*over, Begun(work.ticket, run, at))
             if began:
                 call = partial(self._call_again, work, run, began)
             else:
@@ -185,45 +185,45 @@ class Serving:
                 break
         return over
 
-    def _load(self, work: Work, over: list[FromRunner]) -> tuple[Any, Any]:
-        """The callable and its arguments; says so first when that may take its time."""
+    def _load(self, work: WorkItem, over: list[FromRunner]) -> tuple[Any, Any]:
+        """The callable and its arguments; sends `Loading` first if that may take long."""
         if work.args_key or work.call.startswith("pickled:"):
-            # what lies in one pack, or is an argument of the same call, needs the same modules
+            # objects in one pack, and arguments of the same call, need the same modules
             call = work.call.partition("#")[0], bool(work.args_key)
             if call not in self._loaded:
-                self._say_loading(work, over)
+                self._send_loading(work, over)
                 self._loaded.add(call)
         elif not calls.is_loaded(work.call):
-            self._say_loading(work, over)
+            self._send_loading(work, over)
         return self._fetch(work, last=len(work.runs) == 1)
 
-    def _say_loading(self, work: Work, over: list[FromRunner]) -> None:
-        self._reports.say(*over, Loading(work.ticket))
+    def _send_loading(self, work: WorkItem, over: list[FromRunner]) -> None:
+        self._reports.send(*over, Loading(work.ticket))
         over.clear()
 
-    def _fetch(self, work: Work, *, last: bool) -> tuple[Any, Any]:
-        """Both as user code has not seen them; its own if it is the `last` that needs them."""
-        pickled = work.call.startswith("pickled:")
-        if not (pickled or work.args_key):
+    def _fetch(self, work: WorkItem, *, last: bool) -> tuple[Any, Any]:
+        """Both as new copies, so that runs do not share them; no copy for the `last` run that needs them."""
+        is_pickled = work.call.startswith("pickled:")
+        if not (is_pickled or work.args_key):
             return calls.find(work.call), work.args if last or not work.args else _copy(work.args)
-        from governor.tasks.runner_process import pickled as functions  # noqa: PLC0415  # only where something is pickled
+        from governor.tasks.runner_process import pickled  # noqa: PLC0415  # only where something is pickled
 
-        target = functions.fetch(work.call) if pickled else calls.find(work.call)
+        target = pickled.fetch(work.call) if is_pickled else calls.find(work.call)
         if work.args_key:
-            return target, functions.fetch(work.args_key)
+            return target, pickled.fetch(work.args_key)
         return target, work.args if last else _copy(work.args)
 
     # -- one run --------------------------------------------------------------------------------------------
 
-    def _call_again(self, work: Work, run: int, began: float) -> Any:
+    def _call_again(self, work: WorkItem, run: int, began: float) -> Any:
         target, args = self._fetch(work, last=run == work.runs[-1])
         return calls.call_it(target, args=args, offers=self._offers(work, run, began))
 
-    def _offers(self, work: Work, run: int, began: float) -> dict[str, Callable[[], Any]]:
-        """What a callable may take beside its arguments; made when it does."""
+    def _offers(self, work: WorkItem, run: int, began: float) -> dict[str, Callable[[], Any]]:
+        """Builders of the optional parameters of a callable."""
         return {"inputs": lambda: self._inputs(work), "context": lambda: self._context(work, run, began)}
 
-    def _one_run(self, work: Work, run: int, at: float, call: Callable[[], Any]) -> list[FromRunner]:
+    def _one_run(self, work: WorkItem, run: int, at: float, call: Callable[[], Any]) -> list[FromRunner]:
         try:
             try:
                 self._cancellation.enter(work.ticket)
@@ -235,7 +235,7 @@ class Serving:
                 self._leave(0)
             if returned is None:
                 return [Over(work.ticket, run, ended, ended - at)]
-            return self._keep(work, run, returned, at, ended)
+            return self._store(work, run, returned, at, ended)
         except values.Unserialisable as error:
             now = time.monotonic()
             return [Over(work.ticket, run, now, now - at, error=utf8(str(error)))]
@@ -243,27 +243,27 @@ class Serving:
             self._end_child()
             return [self._failed(work, run, error, time.monotonic() - at)]
 
-    def _keep(self, work: Work, run: int, returned: Any, at: float, ended: float) -> list[FromRunner]:
-        kept = values.keep(
+    def _store(self, work: WorkItem, run: int, returned: Any, at: float, ended: float) -> list[FromRunner]:
+        stored = values.store(
             returned,
             folder=self._folder,
             stem=f"{work.stem}-{run}",
             payload_inline=work.payload_inline,
-            writes=self._shares,
+            writes=self._shares_folder,
         )
         over = Over(
             work.ticket,
             run,
             ended,
             ended - at,
-            value=kept.value,
-            value_file=kept.value_file,
-            metrics=kept.metrics,
-            payload=kept.payload,
+            value=stored.value,
+            value_file=stored.value_file,
+            metrics=stored.metrics,
+            payload=stored.payload,
         )
-        return [*(File(name, data) for name, data in kept.files), over]
+        return [*(File(name, data) for name, data in stored.files), over]
 
-    def _failed(self, work: Work, run: int, error: BaseException, seconds: float) -> Over:
+    def _failed(self, work: WorkItem, run: int, error: BaseException, seconds: float) -> Over:
         return Over(
             work.ticket,
             run,
@@ -273,7 +273,7 @@ class Serving:
             traceback=_traceback(error),
         )
 
-    def _inputs(self, work: Work) -> dict[str, Any]:
+    def _inputs(self, work: WorkItem) -> dict[str, Any]:
         inputs: dict[str, Any] = {}
         for name, runs in work.inputs.items():
             loaded = [self._load_input(item) for item in runs]
@@ -287,7 +287,7 @@ class Serving:
             return values.read(item.data, suffix=Path(item.file).suffix)
         return values.load(self._folder / item.file)
 
-    def _context(self, work: Work, run: int, began: float) -> TaskContext:
+    def _context(self, work: WorkItem, run: int, began: float) -> TaskContext:
         left = None if work.timeout is None else work.timeout - (time.monotonic() - began)
         return TaskContext(
             run=self._run,
@@ -305,28 +305,28 @@ class Serving:
 
     # -- ends of processes ----------------------------------------------------------------------------------
 
-    def _in_child(self) -> None:
+    def _after_fork(self) -> None:
         """User code has forked; this is the child."""
         self._forked = True
-        self._reports.silence()
+        self._reports.disable()
         self._cancellation.forget()
-        for end in self._claims:
+        for end in self._ticket_pipe:
             os.close(end)
 
     def _end_child(self) -> None:
-        """Ends a forked child that an exception has led back to us; nothing in the runner itself."""
+        """Exits if this is a forked child that an exception has returned to our code; does nothing in the runner itself."""
         if self._forked:
             traceback.print_exc()
             self._leave(1)
 
     def _announced_exit(self, code: int = 0, /) -> NoReturn:
-        if os.getpid() == self._pid:  # a forked child of user code leaves in its own way
-            self._reports.leave(code)
+        if os.getpid() == self._pid:  # not in a forked child of user code
+            self._reports.announce_exit(code)
         self._leave(code)
 
 
 def _connect(path: str, address: tuple[str, int]) -> socket.socket:
-    """The unix socket where it is to be had, that is on the scheduler's machine; else TCP. Raises OSError."""
+    """Connects to the unix socket on the scheduler's machine, elsewhere by TCP. Raises OSError."""
     local = socket.socket(socket.AF_UNIX)
     try:
         local.connect(path)
@@ -341,12 +341,12 @@ def _connect(path: str, address: tuple[str, int]) -> socket.socket:
 
 
 def _copy(plain: Any) -> Any:
-    """Of data that came in a message."""
+    """A deep copy of plain data."""
     return msgspec.msgpack.decode(msgspec.msgpack.encode(plain))
 
 
 def _one_line(error: BaseException, *, cancelled: bool) -> str:
-    """Type, message and place of an exception; an exit by its code."""
+    """Type, message and source line of an exception; for SystemExit the code."""
     if isinstance(error, TaskCancelled) or (cancelled and type(error).__name__ == "CancelledError"):
         return "the task was cancelled"
     try:
@@ -357,13 +357,13 @@ def _one_line(error: BaseException, *, cancelled: bool) -> str:
         text = "(its message cannot be read)"
     frames_of = traceback.extract_tb(error.__traceback__)
     user = [frame for frame in frames_of if not Path(frame.filename).is_relative_to(OURS)]
-    place = f" ({Path(user[-1].filename).name}:{user[-1].lineno})" if user else ""
+    line = f" ({Path(user[-1].filename).name}:{user[-1].lineno})" if user else ""
     name = type(error).__name__
-    return utf8(f"{name}: {text[:ERROR_LENGTH]}{place}" if text else f"{name}{place}")
+    return utf8(f"{name}: {text[:ERROR_LENGTH]}{line}" if text else f"{name}{line}")
 
 
 def _traceback(error: BaseException) -> str:
-    """Its last lines: the ends of what is too long are kept, the message and the innermost frames."""
+    """The traceback, cut at its beginning if too long: the message and the innermost frames remain."""
     try:
         text = "".join(traceback.format_exception(error)[-TRACEBACK_FRAMES:])
     except BaseException:  # noqa: BLE001  # it runs code of the exception's class

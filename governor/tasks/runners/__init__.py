@@ -1,1 +1,1 @@
-"""The driver's side of the runners: start, messages, deaths."""
+"""The driver's side of the runners: start, messages, termination."""

@@ -1,9 +1,10 @@
 """Stream sockets between the driver and its runners, the driver's side.
 
 Rules:
-1. Runners on this machine come by the unix socket, others by TCP. Nobody is heard before a `Hello` with the secret.
-2. A read is bounded, so that the loop goes on turning; a write never waits, what does not fit is kept.
-3. What a peer sends can end its connection, and nothing else.
+1. Runners on this machine connect to the unix socket, others by TCP. A connection is authenticated by a first `Hello`
+   with the secret; until then nothing else is accepted.
+2. A read is bounded, so that the event loop is not blocked; a write never waits: what does not fit is buffered.
+3. Invalid data of a peer ends its connection, and has no other effect.
 """
 
 from __future__ import annotations
@@ -34,31 +35,32 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 READ_BYTES: Final = 16 * 1024
-"""At once: some 500 reports, which take the scheduler 4 ms."""
+"""Per read: some 500 reports, which take the scheduler 4 ms."""
 LARGE_READ_BYTES: Final = 1024 * 1024
-"""At once, while a single large document is on its way."""
-STRANGER_BYTES: Final = 4096
-"""Of a first document."""
-STRANGER_SECONDS: Final = 10.0
-STRANGERS: Final = 256
-"""At once on each of the two sockets; then the one that has been silent longest has to go."""
+"""Per read, while a single large document is being received."""
+HELLO_BYTES: Final = 4096
+"""The largest first document."""
+HELLO_SECONDS: Final = 10.0
+"""Time for a new connection to send its `Hello`."""
+MAX_UNAUTHENTICATED: Final = 256
+"""Unauthenticated connections on each of the two sockets; beyond that the oldest is closed."""
 ACCEPT_PAUSE: Final = 0.1
-"""Seconds without descriptors; a listener that cannot accept stays readable, and the loop would spin on it."""
-COMPLAINT_SECONDS: Final = 10.0
-"""Between two lines of the log about strangers."""
+"""Seconds without accepting when descriptors run out: the listener stays readable, and the loop would spin on it."""
+REFUSED_LOG_SECONDS: Final = 10.0
+"""Between two log lines about refused connections."""
 _NO_ROOM: Final = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 log = logs.get_logger()
 
 
 class RunnerConnection:
-    """One runner's stream. `heard` gets all documents of one read; `closed` is called once, at the end."""
+    """The stream of one runner. `on_documents` gets all documents of one read; `on_closed` is called once, at the end."""
 
     def __init__(self, sock: socket.socket, *, local: bool) -> None:
         sock.setblocking(False)
         self.local = local
-        self.heard: Callable[[list[FromRunner]], None] | None = None
-        self.closed: Callable[[], None] | None = None
+        self.on_documents: Callable[[list[FromRunner]], None] | None = None
+        self.on_closed: Callable[[], None] | None = None
         self._sock = sock
         self._loop = asyncio.get_running_loop()
         self._in = bytearray()
@@ -68,17 +70,17 @@ class RunnerConnection:
         self._loop.add_reader(sock.fileno(), self._read)
 
     def trust(self) -> None:
-        """It may send documents of any size from now on."""
+        """Accepts documents of any size from now on."""
         self._trusted = True
 
     def peer_pid(self) -> int:
-        """The process at the other end of a unix socket, as the kernel has it."""
+        """The pid at the other end of a unix socket, from the kernel (SO_PEERCRED)."""
         credentials = self._sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
         pid: int = struct.unpack("3i", credentials)[0]
         return pid
 
     def send(self, documents: Iterable[Bundle]) -> None:
-        """Never waits. Sending to a peer that is gone does nothing: its end is on its way."""
+        """Never waits. Sending to a closed peer does nothing: the reader reports its end."""
         if not self.is_open:
             return
         data = frames(documents)
@@ -97,23 +99,23 @@ class RunnerConnection:
             self._loop.add_writer(self._sock.fileno(), self._writable)
 
     def drain(self) -> None:
-        """Reads all that the kernel has of a peer that is dead."""
+        """Reads all that the kernel has buffered from a peer that has exited."""
         while self.is_open and self._read():
             pass
 
     def close(self) -> None:
-        """Again: nothing."""
+        """Idempotent."""
         if not self.is_open:
             return
         self.is_open = False
         self._loop.remove_reader(self._sock.fileno())
         self._loop.remove_writer(self._sock.fileno())
         self._sock.close()
-        if self.closed is not None:
-            self.closed()
+        if self.on_closed is not None:
+            self.on_closed()
 
     def _read(self) -> bool:
-        """One read; whether there may be more."""
+        """Reads once; True if there may be more."""
         size = LARGE_READ_BYTES if len(self._in) > READ_BYTES else READ_BYTES
         try:
             data = self._sock.recv(size)
@@ -125,16 +127,16 @@ class RunnerConnection:
             self.close()
             return False
         self._in += data
-        self._hand_on()
+        self._deliver_whole()
         return self.is_open
 
-    def _hand_on(self) -> None:
-        """All that is whole; what came before a fault counts."""
+    def _deliver_whole(self) -> None:
+        """Delivers all complete documents, also those before a fault."""
         while self.is_open:
             trusted = self._trusted
             documents, fault = self._split()
-            if documents and self.heard is not None:
-                self.heard(documents)
+            if documents and self.on_documents is not None:
+                self.on_documents(documents)
             if fault:
                 if trusted:
                     log.warning("runner.malformed", reason=fault)
@@ -143,9 +145,9 @@ class RunnerConnection:
                 return
 
     def _split(self) -> tuple[list[FromRunner], str]:
-        """What is whole, of a stranger the first document; and what is wrong with the next one."""
+        """The complete documents (before authentication only the first), and the fault of the next one or ""."""
         found: list[FromRunner] = []
-        limit = LARGEST if self._trusted else STRANGER_BYTES
+        limit = LARGEST if self._trusted else HELLO_BYTES
         fault, start, data = "", 0, self._in
         with memoryview(data) as view:
             while len(data) - start >= LENGTH.size and (self._trusted or not found):
@@ -177,23 +179,23 @@ class RunnerConnection:
             self._loop.remove_writer(self._sock.fileno())
 
 
-class Gate:
-    """The two listening sockets. `welcome` is called with a connection and its proven `Hello`.
+class RunnerListener:
+    """The two listening sockets. `on_runner` is called with each authenticated connection and its `Hello`.
 
     Args:
-        folder: for the unix socket; its path must be short (107 bytes). host: the address for runners elsewhere.
+        folder: for the unix socket; its path must be short (107 bytes). host: the address for runners on other nodes.
     """
 
     def __init__(
-        self, *, folder: Path, host: str, secret: bytes, welcome: Callable[[RunnerConnection, Hello], None]
+        self, *, folder: Path, host: str, secret: bytes, on_runner: Callable[[RunnerConnection, Hello], None]
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._secret = secret
-        self._welcome = welcome
-        self._strangers: dict[bool, dict[RunnerConnection, asyncio.TimerHandle]] = {True: {}, False: {}}
-        """Of this machine and others."""
+        self._accept_runner = on_runner
+        self._pending: dict[bool, dict[RunnerConnection, asyncio.TimerHandle]] = {True: {}, False: {}}
+        """Unauthenticated connections: True: from this machine; False: from others."""
         self._refused = 0
-        self._complain_at = 0.0
+        self._log_refused_at = 0.0
         self._pauses: set[asyncio.TimerHandle] = set()
         self.path = str(folder / f"runners-{os.getpid()}-{os.urandom(3).hex()}.sock")
         self._unix = socket.socket(socket.AF_UNIX)
@@ -203,7 +205,7 @@ class Gate:
         self.address: tuple[str, int] = self._tcp.getsockname()[:2]
         self._listening = (self._unix, self._tcp)
         for listener in self._listening:
-            listener.listen(STRANGERS)
+            listener.listen(MAX_UNAUTHENTICATED)
             listener.setblocking(False)
             self._listen(listener)
 
@@ -215,8 +217,8 @@ class Gate:
             listener.close()
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self.path)  # noqa: PTH108  # as above
-        for stranger in [*self._strangers[True], *self._strangers[False]]:
-            stranger.close()
+        for pending in [*self._pending[True], *self._pending[False]]:
+            pending.close()
 
     def _listen(self, listener: socket.socket) -> None:
         self._loop.add_reader(listener.fileno(), self._accept, listener)
@@ -224,7 +226,7 @@ class Gate:
     def _accept(self, listener: socket.socket) -> None:
         try:
             sock, _ = listener.accept()
-        except OSError as error:  # it has left already, or there is no room
+        except OSError as error:  # the peer has closed already, or no descriptor is left
             if error.errno in _NO_ROOM:
                 self._pause(listener)
             return
@@ -232,43 +234,43 @@ class Gate:
         if not local:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             keep_alive(sock)
-        strangers = self._strangers[local]
-        if len(strangers) >= STRANGERS:
-            next(iter(strangers)).close()
-        stranger = RunnerConnection(sock, local=local)
-        strangers[stranger] = self._loop.call_later(STRANGER_SECONDS, stranger.close)
-        stranger.closed = lambda: self._forget(stranger)
-        stranger.heard = lambda documents: self._heard(stranger, documents[0])
+        pending_here = self._pending[local]
+        if len(pending_here) >= MAX_UNAUTHENTICATED:
+            next(iter(pending_here)).close()
+        pending = RunnerConnection(sock, local=local)
+        pending_here[pending] = self._loop.call_later(HELLO_SECONDS, pending.close)
+        pending.on_closed = lambda: self._forget(pending)
+        pending.on_documents = lambda documents: self._on_hello(pending, documents[0])
 
     def _pause(self, listener: socket.socket) -> None:
         log.warning("runner.no_descriptors")
         self._loop.remove_reader(listener.fileno())
 
-        def go_on() -> None:
+        def resume() -> None:
             self._pauses.discard(pause)
             self._listen(listener)
 
-        pause = self._loop.call_later(ACCEPT_PAUSE, go_on)
+        pause = self._loop.call_later(ACCEPT_PAUSE, resume)
         self._pauses.add(pause)
 
-    def _forget(self, stranger: RunnerConnection) -> None:
-        timer = self._strangers[stranger.local].pop(stranger, None)
+    def _forget(self, pending: RunnerConnection) -> None:
+        timer = self._pending[pending.local].pop(pending, None)
         if timer is not None:
             timer.cancel()
 
-    def _heard(self, stranger: RunnerConnection, first: FromRunner) -> None:
+    def _on_hello(self, pending: RunnerConnection, first: FromRunner) -> None:
         if not isinstance(first, Hello) or not hmac.compare_digest(first.secret, self._secret):
-            self._complain(local=stranger.local)
-            stranger.close()
+            self._log_refused(local=pending.local)
+            pending.close()
             return
-        self._forget(stranger)
-        stranger.trust()
-        stranger.closed = stranger.heard = None
-        self._welcome(stranger, first)
+        self._forget(pending)
+        pending.trust()
+        pending.on_closed = pending.on_documents = None
+        self._accept_runner(pending, first)
 
-    def _complain(self, *, local: bool) -> None:
-        """Now and then: who floods us is not to flood the log."""
+    def _log_refused(self, *, local: bool) -> None:
+        """Logs at most once in `REFUSED_LOG_SECONDS`, so that a flood of connections does not flood the log."""
         self._refused += 1
-        if self._loop.time() >= self._complain_at:
-            log.warning("runner.strangers", refused=self._refused, local=local)
-            self._refused, self._complain_at = 0, self._loop.time() + COMPLAINT_SECONDS
+        if self._loop.time() >= self._log_refused_at:
+            log.warning("runner.connection_refused", refused=self._refused, local=local)
+            self._refused, self._log_refused_at = 0, self._loop.time() + REFUSED_LOG_SECONDS

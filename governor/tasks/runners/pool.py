@@ -1,10 +1,10 @@
-"""The runners of a driver: Ray actors, and what is said on their streams; how they end is in `fleet.deaths`.
+"""The runners of a driver: Ray actors, and the messages on their streams; `deaths` holds their termination.
 
 Rules:
 1. Every runner that was started ends in exactly one `RunnerGone`, whether we killed it or not.
-2. News of a runner reach the listener in the order in which the runner sent them, its end last: all that a dead
-   runner has written is read before.
-3. Nothing here waits: calls into Ray run in Ray's thread, deaths in threads of their own.
+2. Messages of a runner reach the listener in the order in which it sent them, its end last: everything that it has
+   written is read before.
+3. Nothing here blocks: calls into Ray run in Ray's thread, terminations in threads of their own.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import msgspec
 
 from governor import logs
 from governor.processes import kill_tree
-from governor.tasks.protocol import claims
+from governor.tasks.protocol import ticket_pipe
 from governor.tasks.protocol.wire import (
     Begun,
     Bundle,
@@ -33,13 +33,13 @@ from governor.tasks.protocol.wire import (
     LogLine,
     Over,
     StateUpdate,
-    Work,
+    WorkItem,
 )
 from governor.tasks.runner_process.runner import Runner
 from governor.tasks.runners import remote_files
-from governor.tasks.runners.channel import Gate
+from governor.tasks.runners.channel import RunnerListener
 from governor.tasks.runners.deaths import Deaths
-from governor.tasks.runners.handle import Elsewhere, Here, RunnerHandle
+from governor.tasks.runners.handle import LocalProcess, RemoteProcess, RunnerHandle
 from governor.tasks.scheduling.events import RunnerGone, RunnerReady, Shape
 
 if TYPE_CHECKING:
@@ -54,18 +54,18 @@ log = logs.get_logger()
 
 
 class Listener(Protocol):
-    """Who hears what happens to runners."""
+    """Receives the events of runners."""
 
     def runner_changed(self, event: RunnerReady | RunnerGone) -> None:
-        """A runner is ready, or dead."""
+        """A runner is ready, or has exited."""
 
     def runner_reported(
         self, runner: int, messages: Sequence[Begun | Over | Loading | LogLine | StateUpdate], now: float
     ) -> None:
-        """All that one read gave, in order; `at` is in the driver's clock."""
+        """All messages of one read, in order; `at` is in the driver's clock."""
 
     def runner_revoked(self, runner: int, tickets: tuple[int, ...]) -> None:
-        """These were taken back."""
+        """These attempts were taken back."""
 
 
 class Runners:
@@ -74,7 +74,7 @@ class Runners:
     Args:
         run: uid of the run, for user code. run_folder: its files. socket_folder: of the unix socket.
         import_path: folders that runners put in front of ``sys.path``.
-        mark: of the child of a daemon whose runners they are; theirs are below it.
+        mark: process mark of the daemon's child that owns them; their own marks are derived from it.
     """
 
     def __init__(
@@ -94,202 +94,206 @@ class Runners:
         self._mark = mark or kill_tree.new_child_mark()
         self._folder = run_folder
         self._import_path = list(import_path)
-        self._members: dict[int, RunnerHandle] = {}
+        self._handles: dict[int, RunnerHandle] = {}
         self._closing = False
-        self._deaths = Deaths(cluster=cluster, members=self._members, gone=self._gone)
+        self._deaths = Deaths(cluster=cluster, handles=self._handles, gone=self._gone)
         self._files = ThreadPoolExecutor(max_workers=2, thread_name_prefix="files")
         self._loop = asyncio.get_running_loop()
         self._secret = secrets.token_bytes(32)
         self._marker = f".governor-{secrets.token_hex(8)}"
         (run_folder / self._marker).touch()
         host = "127.0.0.1" if cluster.own is None else cluster.own.host
-        self._gate = Gate(folder=socket_folder, host=host, secret=self._secret, welcome=self._welcome)
+        self._connections = RunnerListener(
+            folder=socket_folder, host=host, secret=self._secret, on_runner=self._accept_runner
+        )
         actor: Any = cluster.ray.remote(Runner)
         self._actor = actor
 
     def start(self, runner: int, shape: Shape) -> None:
-        """Ends in RunnerReady or RunnerGone; waits in Ray's queue for as long as its resources are taken. Once `close`
-        has begun: nothing.
+        """Ends in RunnerReady or RunnerGone; waits in Ray's queue while its resources are in use. Does nothing once
+        `close` has begun.
         """
         if self._closing:
             return
-        taken = Counter(member.node for member in self._members.values() if not member.shape)
+        taken = Counter(handle.node for handle in self._handles.values() if not handle.shape)
         planned = None if shape else self._cluster.next_node(taken)
-        member = RunnerHandle(id=runner, shape=shape, planned=planned, number=self._free_number())
-        self._members[runner] = member
-        self._deaths.hold(member, self._start(member), "start")
+        handle = RunnerHandle(id=runner, shape=shape, planned=planned, number=self._free_number())
+        self._handles[runner] = handle
+        self._deaths.track(handle, self._start(handle), "start")
 
     def _free_number(self) -> int:
-        """The lowest that no runner has: numbers in marks come again, and two that live must not share one."""
-        taken = {member.number for member in self._members.values()}
+        """The lowest unused number: numbers in marks are reused, and two running runners must not share one."""
+        taken = {handle.number for handle in self._handles.values()}
         return next(number for number in count() if number not in taken)
 
-    def send(self, runner: int, works: Sequence[Work]) -> None:
-        """Hands a bundle to an idle runner. If it is dead already, its `RunnerGone` says so. Raises ValueError for
-        more than `claims.MOST`.
+    def send(self, runner: int, work_items: Sequence[WorkItem]) -> None:
+        """Sends a bundle to an idle runner. If that has exited, its `RunnerGone` follows. Raises ValueError for more than
+        `ticket_pipe.MOST` work items.
         """
-        if len(works) > claims.MOST:
-            raise ValueError(f"a bundle of {len(works)} attempts: {claims.MOST} are the most")
-        member = self._members.get(runner)
-        if member is None or member.hello is None:
+        if len(work_items) > ticket_pipe.MOST:
+            raise ValueError(f"a bundle of {len(work_items)} attempts: {ticket_pipe.MOST} are the most")
+        handle = self._handles.get(runner)
+        if handle is None or handle.hello is None:
             return
-        if member.hello.shares_folder or not remote_files.needs_files(works):
-            self._send(member, works)
+        if handle.hello.shares_folder or not remote_files.needs_files(work_items):
+            self._send(handle, work_items)
         else:
-            self._deaths.hold(member, self._send_with_files(member, works), "inputs")
+            self._deaths.track(handle, self._send_with_files(handle, work_items), "inputs")
 
     def revoke(self, runner: int) -> None:
-        """Takes back what the runner has not begun; the listener hears which, on this machine at once."""
-        member = self._members.get(runner)
-        if member is not None and member.reach is not None:
-            member.reach.take_back(lambda tickets: self._revoked(runner, tickets))
+        """Takes back attempts that the runner has not begun, then calls `runner_revoked`; on this machine at once."""
+        handle = self._handles.get(runner)
+        if handle is not None and handle.process is not None:
+            handle.process.take_back(lambda tickets: self._revoked(runner, tickets))
 
     def cancel(self, runner: int, ticket: int) -> None:
-        """Takes back what the runner has not begun, then raises TaskCancelled in this attempt, if it is at it."""
-        member = self._members.get(runner)
-        if member is not None and member.reach is not None:
-            member.reach.cancel(ticket, lambda tickets: self._revoked(runner, tickets))
+        """Takes back attempts that the runner has not begun, then raises TaskCancelled in this one, if it is running."""
+        handle = self._handles.get(runner)
+        if handle is not None and handle.process is not None:
+            handle.process.cancel(ticket, lambda tickets: self._revoked(runner, tickets))
 
     def kill(self, runner: int, reason: str) -> None:
-        """Ends in RunnerGone once the process and all below it are seen dead."""
-        member = self._members.get(runner)
-        if member is not None:
-            self._deaths.kill(member, reason)
+        """Ends in RunnerGone once the process and its descendants have exited."""
+        handle = self._handles.get(runner)
+        if handle is not None:
+            self._deaths.kill(handle, reason)
 
     def pid(self, runner: int) -> int:
-        member = self._members.get(runner)
-        return member.hello.pid if member and member.hello else 0
+        handle = self._handles.get(runner)
+        return handle.hello.pid if handle and handle.hello else 0
 
     def node(self, runner: int) -> str:
-        member = self._members.get(runner)
-        return member.hello.host if member and member.hello else ""
+        handle = self._handles.get(runner)
+        return handle.hello.host if handle and handle.hello else ""
 
     async def close(self) -> None:
-        """Kills every runner and sees it dead."""
+        """Kills every runner and waits for its exit."""
         self._closing = True
-        for runner in list(self._members):
+        for runner in list(self._handles):
             self.kill(runner, "the scheduler ends")
         await self._deaths.close()
-        self._gate.close()
+        self._connections.close()
         self._files.shutdown(wait=False, cancel_futures=True)
         (self._folder / self._marker).unlink(missing_ok=True)
 
-    def _send(self, member: RunnerHandle, works: Sequence[Work]) -> None:
-        if member.connection is None:
+    def _send(self, handle: RunnerHandle, work_items: Sequence[WorkItem]) -> None:
+        if handle.connection is None:
             return
         try:
-            member.connection.send([Bundle(list(works))])
+            handle.connection.send([Bundle(list(work_items))])
         except Exception as error:  # noqa: BLE001  # whatever encoding raises: nothing was sent
-            log.warning("runner.unsendable", runner=member.id, reason=f"{type(error).__name__}: {error}")
-            member.connection.send([Bundle(list(map(remote_files.sendable, works)))])
+            log.warning("runner.send_failed", runner=handle.id, reason=f"{type(error).__name__}: {error}")
+            handle.connection.send([Bundle(list(map(remote_files.sendable, work_items)))])
 
-    async def _send_with_files(self, member: RunnerHandle, works: Sequence[Work]) -> None:
+    async def _send_with_files(self, handle: RunnerHandle, work_items: Sequence[WorkItem]) -> None:
         read = partial(remote_files.with_files, folder=self._folder)
-        found = await self._loop.run_in_executor(self._files, lambda: list(map(read, works)))
-        self._send(member, found)
+        found = await self._loop.run_in_executor(self._files, lambda: list(map(read, work_items)))
+        self._send(handle, found)
 
-    # -- life of one runner ---------------------------------------------------------------------------------
+    # -- start and end of one runner ------------------------------------------------------------------------
 
-    async def _start(self, member: RunnerHandle) -> None:
+    async def _start(self, handle: RunnerHandle) -> None:
         try:
-            await self._cluster.call(lambda: self._create(member))
+            await self._cluster.call(lambda: self._create(handle))
         except Exception as error:  # noqa: BLE001  # whatever Ray raises, the runner did not start
             refused = f"Ray refused the runner: {type(error).__name__}: {error}"
-            self._deaths.unstarted(member, member.killing or refused)
+            self._deaths.start_failed(handle, handle.killing or refused)
 
-    def _create(self, member: RunnerHandle) -> None:
+    def _create(self, handle: RunnerHandle) -> None:
         """In Ray's thread."""
-        if member.killing is not None:
-            raise RuntimeError(member.killing)
-        options = member.options(nodes=len(self._cluster.nodes))
-        member.actor = self._actor.options(**options).remote(
+        if handle.killing is not None:
+            raise RuntimeError(handle.killing)
+        options = handle.options(nodes=len(self._cluster.nodes))
+        handle.actor = self._actor.options(**options).remote(
             run=self._run, run_folder=str(self._folder), import_path=self._import_path
         )
-        serving = member.actor.serve.remote(
-            path=self._gate.path,
-            address=self._gate.address,
+        serving = handle.actor.serve.remote(
+            path=self._connections.path,
+            address=self._connections.address,
             secret=self._secret,
-            runner=member.id,
+            runner=handle.id,
             marker=self._marker,
-            mark=kill_tree.mark_of_runner(self._mark, member.number),
+            mark=kill_tree.mark_of_runner(self._mark, handle.number),
         )
 
-        def tell(outcome: Any) -> None:
+        def on_done(outcome: Any) -> None:
             error = outcome.exception()
-            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody wants to know
+            with contextlib.suppress(RuntimeError):  # the loop is closed
                 self._loop.call_soon_threadsafe(
-                    self._deaths.call_ended, member, "" if error is None else str(error)
+                    self._deaths.call_ended, handle, "" if error is None else str(error)
                 )
 
-        serving.future().add_done_callback(tell)
+        serving.future().add_done_callback(on_done)
 
-    def _welcome(self, connection: RunnerConnection, hello: Hello) -> None:
-        """A runner has proven that it is one of ours."""
-        member = self._members.get(hello.runner)
-        if member is None or member.hello is not None:
+    def _accept_runner(self, connection: RunnerConnection, hello: Hello) -> None:
+        """A runner is connected and authenticated."""
+        handle = self._handles.get(hello.runner)
+        if handle is None or handle.hello is not None:
             connection.close()
             return
-        member.hello, member.connection = hello, connection
-        connection.heard = lambda documents: self._heard(member, documents)
+        handle.hello, handle.connection = hello, connection
+        connection.on_documents = lambda documents: self._on_documents(handle, documents)
         if not hello.shares_folder:
-            member.intake = remote_files.Intake(
+            handle.file_receiver = remote_files.FileReceiver(
                 folder=self._folder,
                 threads=self._files,
-                tell=lambda documents: self._tell(member, documents),
-                hold=partial(self._deaths.hold, member),
+                deliver=lambda documents: self._deliver(handle, documents),
+                track=partial(self._deaths.track, handle),
             )
-        connection.closed = lambda: self._deaths.stream_ended(member)
+        connection.on_closed = lambda: self._deaths.stream_ended(handle)
         if connection.local and connection.peer_pid() == hello.pid:
             try:
-                member.reach = Here(hello)
+                handle.process = LocalProcess(hello)
             except OSError:
-                self._deaths.died(member)
+                self._deaths.exited(handle)
                 return
         else:
-            member.reach = Elsewhere(hello, self._cluster, partial(self._deaths.hold, member))
-        self._deaths.watch(member)
+            handle.process = RemoteProcess(hello, self._cluster, partial(self._deaths.track, handle))
+        self._deaths.watch(handle)
         if hello.mark == kill_tree.UNMARKED:
-            log.warning("runner.unmarked", runner=member.id, node=hello.host)
-        if self.listener is not None and member.killing is None:
-            self.listener.runner_changed(RunnerReady(member.id, time.monotonic()))
+            log.warning("runner.unmarked", runner=handle.id, node=hello.host)
+        if self.listener is not None and handle.killing is None:
+            self.listener.runner_changed(RunnerReady(handle.id, time.monotonic()))
 
-    def _gone(self, member: RunnerHandle, reason: str) -> None:
-        del self._members[member.id]
+    def _gone(self, handle: RunnerHandle, reason: str) -> None:
+        del self._handles[handle.id]
         if self.listener is not None:
-            self.listener.runner_changed(RunnerGone(member.id, time.monotonic(), reason, member.lost))
+            self.listener.runner_changed(RunnerGone(handle.id, time.monotonic(), reason, handle.lost))
 
-    # -- what they say --------------------------------------------------------------------------------------
+    # -- messages -------------------------------------------------------------------------------------------
 
-    def _heard(self, member: RunnerHandle, documents: list[FromRunner]) -> None:
-        """What one read gave; it gets our times before it may have to wait."""
-        if not isinstance(member.reach, Here):
+    def _on_documents(self, handle: RunnerHandle, documents: list[FromRunner]) -> None:
+        """Receives the documents of one read; those of remote runners get our time before they may have to wait."""
+        if not isinstance(handle.process, LocalProcess):
             now = time.monotonic()
-            documents = [_at(each, now) if isinstance(each, Begun | Over) else each for each in documents]
-        if member.intake is None:
-            self._tell(member, documents)
+            documents = [
+                _received_at(each, now) if isinstance(each, Begun | Over) else each for each in documents
+            ]
+        if handle.file_receiver is None:
+            self._deliver(handle, documents)
         else:
-            member.intake.take(documents)
+            handle.file_receiver.receive(documents)
 
-    def _tell(self, member: RunnerHandle, documents: list[FromRunner]) -> None:
+    def _deliver(self, handle: RunnerHandle, documents: list[FromRunner]) -> None:
         news: list[Begun | Over | Loading | LogLine | StateUpdate] = []
         for document in documents:
             match document:
                 case Begun() | Over() | Loading() | LogLine() | StateUpdate():
                     news.append(document)
                 case Leaving(exit_code):
-                    member.exit_code = exit_code
+                    handle.exit_code = exit_code
         if news and self.listener is not None:
-            self.listener.runner_reported(member.id, news, time.monotonic())
+            self.listener.runner_reported(handle.id, news, time.monotonic())
 
     def _revoked(self, runner: int, tickets: tuple[int, ...] | None) -> None:
-        if runner not in self._members:
+        if runner not in self._handles:
             return
-        if tickets is None:  # some may be out of the pipe, and nobody would ever execute them
-            self.kill(runner, "its node did not say what it has taken back")
+        if tickets is None:  # some may be out of the pipe, and would never be executed
+            self.kill(runner, "its node did not report which attempts it has taken back")
         elif self.listener is not None:
             self.listener.runner_revoked(runner, tickets)
 
 
-def _at(said: Begun | Over, now: float) -> Begun | Over:
-    """The same, in our clock: it was said just now."""
-    return msgspec.structs.replace(said, at=now)
+def _received_at(message: Begun | Over, now: float) -> Begun | Over:
+    """The same message with the time of its arrival, in our clock."""
+    return msgspec.structs.replace(message, at=now)

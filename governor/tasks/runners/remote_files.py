@@ -1,9 +1,9 @@
-"""Files of the run for runners that cannot see its folder: read before work is sent, written before ends are told.
+"""Files of the run for runners that cannot see its folder: read before work is sent, written before ends are reported.
 
 Rules:
 1. Reading and writing is done in threads: files may be large, and are synced.
-2. What a runner says after a file waits until that is written; the order stays.
-3. A file that cannot be read or written costs the run that it belongs to, and nothing else.
+2. Messages that follow a file wait until it is written; the order is kept.
+3. A file that cannot be read or written fails the run that it belongs to, and has no other effect.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from governor.tasks.protocol.wire import (
     File,
     Input,
     Over,
-    Work,
+    WorkItem,
     frames,
 )
 
@@ -31,36 +31,41 @@ if TYPE_CHECKING:
     from concurrent.futures import Executor
     from pathlib import Path
 
-    from governor.tasks.ports import Hold
+    from governor.tasks.ports import TrackTask
     from governor.tasks.protocol.wire import FromRunner
 
 log = logs.get_logger()
 
 
-class Intake:
-    """What one such runner says, its files already written. `tell` gets all else, in order; `hold` keeps a task."""
+class FileReceiver:
+    """Writes the files that one such runner sends; `deliver` gets its other messages, in order. `track` runs a coroutine."""
 
     def __init__(
-        self, *, folder: Path, threads: Executor, tell: Callable[[list[FromRunner]], None], hold: Hold
+        self,
+        *,
+        folder: Path,
+        threads: Executor,
+        deliver: Callable[[list[FromRunner]], None],
+        track: TrackTask,
     ) -> None:
         self._folder = folder.resolve()
         self._threads = threads
-        self._tell = tell
-        self._hold = hold
+        self._deliver = deliver
+        self._track = track
         self._waiting: deque[FromRunner] = deque()
         self._writing: asyncio.Task[None] | None = None
         self._unwritten = ""
 
-    def take(self, documents: list[FromRunner]) -> None:
+    def receive(self, documents: list[FromRunner]) -> None:
         if self._writing is None and not any(type(each) is File for each in documents):
-            self._tell(documents)
+            self._deliver(documents)
             return
         self._waiting += documents
         if self._writing is None:
-            self._writing = self._hold(self._write_all(), "files")
+            self._writing = self._track(self._write_all(), "files")
 
-    async def settled(self) -> None:
-        """Returns when everything that was taken has been told."""
+    async def drained(self) -> None:
+        """Returns when everything received has been delivered."""
         if self._writing is not None:
             await asyncio.wait({self._writing})
 
@@ -72,7 +77,7 @@ class Intake:
                 if type(document) is File:
                     await loop.run_in_executor(self._threads, self._write, document)
                 else:
-                    self._tell([self._with_fault(document)])
+                    self._deliver([self._with_fault(document)])
         finally:
             self._writing = None
 
@@ -84,7 +89,7 @@ class Intake:
                 raise PermissionError(f"{file.name!r} is no result of a task")
             write_whole(path, file.data)
         except (OSError, ValueError, MemoryError) as error:  # ValueError: a zero byte in the name
-            log.warning("runner.unwritten_file", name=file.name, reason=str(error))
+            log.warning("runner.file_write_failed", name=file.name, reason=str(error))
             self._unwritten = f"its result cannot be written: {type(error).__name__}: {error}"
 
     def _with_fault(self, document: FromRunner) -> FromRunner:
@@ -94,13 +99,13 @@ class Intake:
         return msgspec.structs.replace(document, error=error, value=None, value_file=None, payload=b"")
 
 
-def needs_files(works: Sequence[Work]) -> bool:
-    """Whether inputs of these lie in files."""
-    return any(item.file for work in works for items in work.inputs.values() for item in items)
+def needs_files(work_items: Sequence[WorkItem]) -> bool:
+    """Whether any input is in a file."""
+    return any(item.file for work in work_items for items in work.inputs.values() for item in items)
 
 
-def with_files(work: Work, folder: Path) -> Work:
-    """The same with the contents of its inputs' files; blocks."""
+def with_files(work: WorkItem, folder: Path) -> WorkItem:
+    """The work item with the contents of its input files; blocks."""
     try:
         inputs = {
             name: [
@@ -114,10 +119,10 @@ def with_files(work: Work, folder: Path) -> Work:
     return msgspec.structs.replace(work, inputs=inputs)
 
 
-def refused(work: Work, error: Exception) -> Work:
-    """In place of one that cannot be sent: its runs fail with the reason."""
+def refused(work: WorkItem, error: Exception) -> WorkItem:
+    """A replacement for a work item that cannot be sent: its runs fail with the reason."""
     why = f"the task could not be sent to its runner: {type(error).__name__}: {ascii(str(error)[:500])[1:-1]}"
-    return Work(
+    return WorkItem(
         ticket=work.ticket,
         batch="",
         task="",
@@ -128,8 +133,8 @@ def refused(work: Work, error: Exception) -> Work:
     )
 
 
-def sendable(work: Work) -> Work:
-    """The same, or one that fails with the reason why this cannot be encoded."""
+def sendable(work: WorkItem) -> WorkItem:
+    """The work item, or one that fails with the reason why it cannot be encoded."""
     try:
         frames([Bundle([work])])
     except Exception as error:  # noqa: BLE001  # whatever encoding raises
@@ -138,5 +143,5 @@ def sendable(work: Work) -> Work:
 
 
 def fail(why: str) -> Any:
-    """What a refused task does."""
+    """The call of a refused task."""
     raise RuntimeError(why)

@@ -1,4 +1,4 @@
-"""When to look again: at a runner, at a batch, or at all. Pure; an alarm that is not needed any more rings in vain."""
+"""When to check a runner, a batch or the core again. Pure; an alarm that is no longer needed fires without effect."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
 
 class Alarms:
+    """A heap of alarms, in seconds of the caller's clock."""
+
     def __init__(self) -> None:
         self._heap: list[tuple[float, int, int | None, BatchId | None]] = []
         self._order = count()
@@ -24,7 +26,7 @@ class Alarms:
         heapq.heappush(self._heap, (when, next(self._order), None, batch))
 
     def set_core(self, when: float) -> None:
-        """For what is looked at after every event."""
+        """For the checks that follow every event."""
         heapq.heappush(self._heap, (when, next(self._order), None, None))
 
     def next(self) -> float | None:

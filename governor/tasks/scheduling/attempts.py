@@ -1,12 +1,12 @@
-"""Attempts on runners: from the dispatch to the end, whichever it is.
+"""Attempts on runners, from the dispatch to the end.
 
 Rules:
-1. A runner executes one run at a time. What waits on it behind that can be taken back, and is, when it has to wait.
+1. A runner executes one run at a time. Attempts queued behind it are taken back when they would have to wait.
 2. Running time counts from `Begun`. Queue, cold start and the import of user code are not running time; an import
    has a limit of its own.
-3. A decision stands: what ends after its deadline is timed out. But what ended before it is never dropped.
-4. An attempt past its deadline is cancelled, and killed when its grace is over; its runner is seen dead before the
-   run has its outcome. The rest of its bundle goes to others, unharmed.
+3. A decision is final: a run that ends after its deadline has timed out. A result from before the deadline counts.
+4. An attempt past its deadline is cancelled, and its runner is killed after the grace period; the run gets its outcome
+   when the runner has exited. The rest of its bundle is requeued and loses no attempt.
 """
 
 from __future__ import annotations
@@ -42,21 +42,21 @@ if TYPE_CHECKING:
     from governor.tasks.scheduling.runner_slots import RunnerSlot, RunnerSlots
 
 IMPORT_LIMIT: Final = 120.0
-"""Seconds from a claim to the start of the callable: more means that the import of its module hangs."""
+"""Seconds from a claim to the start of the callable; a longer import is taken as hung."""
 SPARE_LEAD: Final = 2.0
-"""Seconds before a deadline at which a spare runner is warmed: a new one takes 0.4 to 1 s."""
-SILENCE: Final = 1.0
-"""Seconds after a dispatch to an idle runner after which its silence counts as running, from the dispatch on."""
+"""Seconds before a deadline at which a spare runner is started: a new one takes 0.4 to 1 s."""
+START_PRESUMED_AFTER: Final = 1.0
+"""Seconds without a report after a dispatch; then the attempt counts as running since the dispatch."""
 REVOKE_AFTER: Final = 0.05
-"""Seconds that a run may take before what waits behind it is taken back."""
-REVOKE_PATIENCE: Final = 0.2
-"""Seconds for a runner on another node to say what was taken back."""
+"""Seconds that a run may take before the attempts behind it are taken back."""
+REVOKE_TIMEOUT: Final = 0.2
+"""Seconds for the node of a remote runner to report the attempts that were taken back."""
 MISFIRES: Final = 3
-"""How often an attempt does not count because its runner was dead before it took it, or was lost with its node."""
+"""How often an attempt is not counted because its runner exited before taking it, or was lost with its node."""
 
 
 class Attempts:
-    """What every runner has to do, and what becomes of it."""
+    """The attempts of all runners, and how each ends."""
 
     def __init__(self, *, slots: RunnerSlots, outcomes: Outcomes, grace: float) -> None:
         self.slots = slots
@@ -72,7 +72,7 @@ class Attempts:
         self.outcomes.effects.append(effect)
 
     def announce_started(self) -> None:
-        """After an event: says of which runs user code has begun and is still at it."""
+        """After an event: emits AttemptStarted for runs that have begun and not ended."""
         for slot in self._unannounced:
             if slot.unannounced and slot.run is not None and slot.jobs:
                 slot.unannounced = False
@@ -80,7 +80,7 @@ class Attempts:
                 self.check(slot)
         self._unannounced.clear()
 
-    # -- what runners say -----------------------------------------------------------------------------------
+    # -- messages of runners --------------------------------------------------------------------------------
 
     def on_reported(self, event: RunnerReported) -> None:
         slot = self.slots.get(event.runner)
@@ -137,7 +137,7 @@ class Attempts:
         if report.error:
             self._failed(slot, job, report)
         else:
-            self.bundles.seen(attempt.task.call, report.seconds)
+            self.bundles.observe(attempt.task.call, report.seconds)
             self.outcomes.succeed(job, report, self.now)
         if report.dropped or slot.position == len(attempt.runs):
             if subtask.node.batch.limits is not None and not subtask.missing:
@@ -146,7 +146,7 @@ class Attempts:
             self._next_job(slot, report.at)
 
     def _failed(self, slot: RunnerSlot, job: Job, report: Over) -> None:
-        """A run has ended by itself, badly."""
+        """A run raised an exception."""
         self.outcomes.fail(
             job, report.run, Termination("failed", report.error, seconds=report.seconds), self.now
         )
@@ -154,7 +154,7 @@ class Attempts:
             slot.failed |= {report.run}
 
     def _observe(self, slot: RunnerSlot, subtask: SubTask, at: float) -> None:
-        """A sub-task has taken so long, or was stopped: the dynamic time-out learns from it."""
+        """Passes the duration of a sub-task that ended or was stopped to the dynamic time-out."""
         limits = subtask.node.batch.limits
         if limits is not None and slot.started_at is not None:
             limits.observe(subtask.node.batch.id, max(0.0, at - slot.started_at), subtask.node.spec.is_eval)
@@ -162,7 +162,7 @@ class Attempts:
     def _ended_while_terminating(
         self, slot: RunnerSlot, job: Job, termination: Termination, report: Over
     ) -> None:
-        """A run ended by itself, before the kill: it counts if it was in time, or was only not wanted."""
+        """A run ended before the kill: it counts if it was in time, or if it succeeded and was only cancelled."""
         late = termination.outcome == "timed_out" and (slot.deadline is None or report.at > slot.deadline)
         if not late and not report.error:
             self.outcomes.succeed(job, report, self.now)
@@ -173,14 +173,14 @@ class Attempts:
             return
         in_time = termination.outcome == "timed_out" and not late
         if in_time or termination.keep_runner or not job.subtask.missing or len(slot.jobs) > 1:
-            # What is behind it may have begun: it is not to be harmed.
+            # The attempt behind it may have begun and must not be killed.
             self.outcomes.close(job, slot.failed, termination, self.now)
             self._next_job(slot, report.at)
         else:
             self.kill(slot, termination)
 
     def _next_job(self, slot: RunnerSlot, at: float) -> None:
-        """The first job is over, and the runner lives."""
+        """The first job is over, and the runner goes on."""
         slot.jobs.popleft()
         if not slot.jobs:
             self.slots.release(slot)
@@ -188,19 +188,19 @@ class Attempts:
         revoking = slot.revoking
         slot.clear()
         slot.state, slot.revoking, slot.waits_since = "working", revoking, at
-        self._set_alarm(slot, at + SILENCE)
+        self._set_alarm(slot, at + START_PRESUMED_AFTER)
 
     # -- deadlines, cancellation, death ---------------------------------------------------------------------
 
     def terminate(self, slot: RunnerSlot, termination: Termination) -> None:
-        """The attempt in work is to end. What waits behind it is taken back first; then it gets its grace."""
+        """Cancels the running attempt: attempts behind it are taken back first, then its grace period begins."""
         grace = self._grace_of(slot)
         if grace == 0 and len(slot.jobs) == 1:
             self.kill(slot, termination)
             return
         slot.state = "ending"
         slot.termination = termination
-        slot.kill_at = self.now + (grace or REVOKE_PATIENCE)
+        slot.kill_at = self.now + (grace or REVOKE_TIMEOUT)
         self._set_alarm(slot, slot.kill_at)
         if grace == 0:
             self.revoke(slot)
@@ -212,7 +212,7 @@ class Attempts:
         return self._grace if own is None else own
 
     def observe_stopped(self, slot: RunnerSlot) -> None:
-        """The attempt in work is about to be stopped although nothing is wrong with it."""
+        """Records the duration of the running attempt, which is stopped because `min_num` was reached."""
         self._observe(slot, slot.jobs[0].subtask, self.now)
 
     def kill(self, slot: RunnerSlot, termination: Termination) -> None:
@@ -248,7 +248,7 @@ class Attempts:
         self.outcomes.requeue(head.subtask, self.now)
 
     def _starts_failed(self, shape: Shape, reason: str) -> None:
-        """Starts are tried again after a while: what waits meanwhile has another runner, or fails."""
+        """Starts are retried after a pause; without another usable runner, all waiting sub-tasks fail."""
         self.alarms.set_core(self.slots.next_start(shape))
         if not self.slots.has_usable(shape):
             self.outcomes.fail_waiting(shape, f"no runner can be started: {reason}", self.now)
@@ -281,7 +281,7 @@ class Attempts:
             self.alarms.set_runner(when, slot.runner)
 
     def check(self, slot: RunnerSlot) -> None:
-        """Does what is due for this runner, and sets its next alarm."""
+        """Handles what is due for this runner, and sets its next alarm."""
         if slot.state == "ending" and slot.kill_at is not None and slot.termination is not None:
             if self.now >= slot.kill_at:
                 self.kill(slot, slot.termination)
@@ -312,10 +312,10 @@ class Attempts:
             self._set_alarm(slot, slot.deadline - SPARE_LEAD)
 
     def _check_unstarted(self, slot: RunnerSlot) -> None:
-        """It has work and has not begun it."""
-        patience = IMPORT_LIMIT if slot.taken else SILENCE
-        if self.now < slot.waits_since + patience:
-            self._set_alarm(slot, slot.waits_since + patience)
+        """The runner has work and has not reported its start."""
+        timeout = IMPORT_LIMIT if slot.taken else START_PRESUMED_AFTER
+        if self.now < slot.waits_since + timeout:
+            self._set_alarm(slot, slot.waits_since + timeout)
         elif slot.taken:
             call = slot.jobs[0].attempt.task.call
             error = f'the import of "{call}" took longer than {IMPORT_LIMIT:g} s'
@@ -339,6 +339,6 @@ class Attempts:
             attempt = Attempt(next(self._tickets), batch, task, subtask.missing, subtask.number, limit)
             slot.jobs.append(Job(attempt, subtask))
         slot.waits_since = self.now
-        self._set_alarm(slot, self.now + SILENCE)
+        self._set_alarm(slot, self.now + START_PRESUMED_AFTER)
         attempts = tuple(job.attempt for job in slot.jobs)
         self._emit(Dispatch(slot.runner, slot.index or 0, attempts))

@@ -2,8 +2,8 @@
 
 Rules:
 1. A task is ready when every run of everything that it depends on has succeeded.
-2. The first run of a task that ends badly for good ends all that depends on it, at any distance, as
-   `upstream_failed`; their `cause` is the task at the root, not the one next to them.
+2. The first run of a task that finally does not succeed ends all tasks that depend on it, directly or not, as
+   `upstream_failed`; their `cause` is the task at the root, not their direct dependency.
 3. Every run of every task gets exactly one record.
 4. All walks are iterative: a chain may be 10,000 long. A pending task costs less than 2 kB.
 """
@@ -86,12 +86,12 @@ class SubTask:
         """Seconds that its earlier attempts have run."""
         self.began: float | None = None
         self.limit: float | None = None
-        """Of the attempt in work."""
+        """Of the current attempt."""
         self.withdrawn = ""
-        """Why its runs are cancelled as soon as their runner allows."""
+        """Why its runs are cancelled as soon as their runner has stopped them; empty: they are not."""
 
     def left(self, now: float) -> float:
-        """Seconds of its budget. An attempt costs no more than its limit: what its end takes is not its fault."""
+        """Seconds left of its budget. An attempt costs at most its limit: the time that its termination takes is free."""
         budget = self.node.batch.spec.budget
         if budget is None:
             return math.inf
@@ -112,7 +112,7 @@ class SubTask:
 
 
 class Batch:
-    """What has ended, what is ready, what waits. Changes only through its methods."""
+    """The outcomes of a batch, its ready sub-tasks and its blocked tasks. Changes only through its methods."""
 
     def __init__(self, spec: BatchSpec, *, order: int, limits: SchedulingLimits | None = None) -> None:
         self.spec = spec
@@ -132,7 +132,7 @@ class Batch:
         self.end: Literal["tasks_done", "enough", "stopped"] = "tasks_done"
         self.enough_at: float | None = None
         self.held: list[SubTask] = []
-        """Ready, but for what its batch waits for."""
+        """Sub-tasks that are ready once the batch is released."""
         for record in spec.done:
             done = self.nodes.get(record.task)
             if done is not None and 0 <= record.run < done.spec.repeat and not done.ended(record.run):
@@ -143,7 +143,7 @@ class Batch:
         return self.spec.id
 
     def begin(self) -> tuple[list[TaskRecord], list[SubTask]]:
-        """What can never run because of runs done earlier, and what is ready."""
+        """Records of runs that can never run because of `done` ones, and the sub-tasks that are ready."""
         ended: list[TaskRecord] = []
         ready: list[SubTask] = []
         for node in self.nodes.values() if self.failures else ():
@@ -168,7 +168,7 @@ class Batch:
         return found
 
     def enter(self, node: TaskNode, record: TaskRecord) -> tuple[list[TaskRecord], list[SubTask]]:
-        """Enters the outcome of a run: the `upstream_failed` that follow from it, and what it has made ready."""
+        """Enters the outcome of a run; returns the `upstream_failed` that follow, and the sub-tasks that became ready."""
         self._enter(node, record)
         if record.outcome != "succeeded":
             return (self._spread(node, record) if node.dependants else []), []
@@ -179,7 +179,7 @@ class Batch:
     def cancel(
         self, *, tasks: Collection[str] | None, keep: Collection[tuple[TaskNode, int]], error: str
     ) -> list[TaskRecord]:
-        """Ends what has not ended, of these tasks or of all, save the runs in `keep`: their runner still has them."""
+        """Cancels the runs of these tasks, or of all, that have not ended; not those in `keep`, which are on a runner."""
         ended: list[TaskRecord] = []
         chosen = self.nodes.values() if tasks is None else [self.nodes[name] for name in tasks]
         for node in chosen:

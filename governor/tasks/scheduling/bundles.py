@@ -1,8 +1,8 @@
-"""How many small sub-tasks travel together.
+"""How many small sub-tasks are sent together.
 
-A message to a runner and back costs some 300 microseconds of waiting; a bundle is paid for once. What it costs is
-fairness: the last one waits for the others. So a bundle holds about `BUNDLE_SECONDS` of work by what calls of the
-same name took lately, and a call never seen before travels alone.
+A message to a runner and back costs some 300 microseconds of waiting; a bundle costs it once. The price is fairness:
+the last sub-task waits for the others. So a bundle holds about `BUNDLE_SECONDS` of work, estimated by the latest calls
+of the same name, and a call without an estimate is sent alone.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ if TYPE_CHECKING:
 BUNDLE_SECONDS: Final = 0.01
 LARGEST: Final = 256
 RUN_SECONDS: Final = 20e-6
-"""What a run costs its runner that does nothing."""
+"""Seconds that an empty run costs its runner."""
 WEIGHT: Final = 0.2
-"""Of the last run in the mean."""
+"""Of the last run in the moving mean."""
 
 
 class Bundles:
     def __init__(self) -> None:
         self._means: dict[str, float] = {}
 
-    def seen(self, call: str, seconds: float) -> None:
-        """A run of this call has ended."""
+    def observe(self, call: str, seconds: float) -> None:
+        """A run of this call has taken so many seconds."""
         kind = call.partition("#")[0]  # objects of one class have one mean
         mean = self._means.get(kind)
         self._means[kind] = seconds if mean is None else mean + WEIGHT * (seconds - mean)
 
     def take(self, queue: ReadyQueue, shape: Shape, now: float, *, most: int) -> list[SubTask]:
-        """The next pieces for one runner, one at least; the queue holds some."""
+        """The next sub-tasks for one runner, at least one. The queue must not be empty."""
         taken: list[SubTask] = []
         seconds = 0.0
         most = min(most, LARGEST)

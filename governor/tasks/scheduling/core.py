@@ -1,12 +1,12 @@
 """The scheduler of tasks, without sockets, clocks or Ray: events in, effects out.
 
 Rules:
-1. Every run of every task ends in exactly one outcome, whatever order events come in; then its batch ends, once.
-2. Only runs without an outcome are tried again.
-3. News of a runner or ticket that is over changes nothing.
+1. Every run of every task gets exactly one outcome, in whatever order events arrive; then its batch ends, once.
+2. Only runs without an outcome are retried.
+3. An event about a runner or ticket that is over changes nothing.
 
-Which runners there are is the concern of `slots.py`, what they do that of `attempts.py`, who is next that of
-`ready.py`, the graph that of `batch.py`, outcomes and retries that of `outcomes.py`.
+`runner_slots.py` holds the runners, `attempts.py` their work, `ready_queue.py` the order of sub-tasks, `batch.py` the
+graph, `outcomes.py` outcomes and retries.
 """
 
 from __future__ import annotations
@@ -47,9 +47,10 @@ class Core:
     """Batches of tasks on the runners of one driver.
 
     Args:
-        capacity: how many runners of each shape may work at once; `why_never` tells why there can be none of a shape.
-        age: seconds in the queue after which nobody overtakes.
-        grace: seconds from the cancellation of an attempt to the death of its runner.
+        capacity: how many runners of each shape may work at once; `why_never` holds the reason for shapes that can have
+            none.
+        age: seconds in the queue after which a sub-task is no longer overtaken.
+        grace: seconds from the cancellation of an attempt to the SIGKILL of its runner.
         runner_ids: numbers for new runners.
     """
 
@@ -71,7 +72,7 @@ class Core:
 
     @property
     def batches(self) -> Mapping[BatchId, Batch]:
-        """Those that have not ended."""
+        """Batches that have not ended."""
         return self.outcomes.batches
 
     def next_alarm(self) -> float | None:
@@ -79,18 +80,18 @@ class Core:
         return self.attempts.alarms.next()
 
     def warm(self, now: float) -> list[Effect]:
-        """Starts a runner for every plain place; one that dies idle is replaced from now on."""
+        """Starts a runner for every plain slot; an idle one that exits is replaced from now on."""
         self.attempts.now = now
         self.slots.keep_warm = True
         new = self.slots.scale_up((), waiting=self.slots.capacity(()), now=self._now)
         return [StartRunner(runner, ()) for runner in new]
 
     def close(self) -> None:
-        """No runner is started any more."""
+        """From now on no runner is started."""
         self.slots.is_closed = True
 
     def on(self, event: Event) -> list[Effect]:  # noqa: C901  # one answer for each kind of event
-        """What is to be done about the event. News that comes too late has no effects."""
+        """The effects of the event; none for one that comes too late."""
         self.attempts.now = max(self.attempts.now, event.now)
         match event:
             case RunnerReported():
@@ -146,7 +147,7 @@ class Core:
         self._withdraw(batch, event.tasks, event.reason or "it was cancelled", gentle=event.gentle)
 
     def _withdraw(self, batch: Batch, tasks: Collection[str] | None, error: str, *, gentle: bool) -> None:
-        """Cancels what waits at once, and what works when its runner allows."""
+        """Cancels waiting runs at once, and those on a runner when it has stopped them."""
         chosen = None if tasks is None else batch.downstream(tasks)
         kept: set[tuple[TaskNode, int]] = set()
         for slot in self.slots.all():
@@ -191,7 +192,7 @@ class Core:
             slot.replace = True
 
     def _replace(self) -> None:
-        """Kills a runner that is to be replaced, once there is a spare that no other place waits for."""
+        """Kills a runner that is to be replaced, once there is a spare that no other slot needs."""
         old = next((slot for slot in self.slots.all() if slot.replace), None)
         if old is not None and self.slots.has_spare(old.shape):
             old.replace = False
@@ -219,7 +220,7 @@ class Core:
     # -- after every event ----------------------------------------------------------------------------------
 
     def _reconcile(self) -> None:
-        """Tells who has begun, ends what there is enough of, brings work and runners together."""
+        """Announces started runs, ends batches that reached `min_num`, assigns sub-tasks and scales runners."""
         self.attempts.announce_started()
         for batch in self._drain(self.outcomes.reached):
             self._minimum_reached(batch)
@@ -237,9 +238,7 @@ class Core:
                 self._emit(StartRunner(runner, shape))
 
     def _preempt_idle(self, shape: Shape) -> None:
-        """Idle runners go, as many as needed, where what they hold is wanted for something more urgent than their own
-        next work.
-        """
+        """Kills as many idle runners as needed, where a more urgent sub-task of another shape needs their resources."""
         idle = self.slots.idle(shape)
         if not shape or not idle or not self.ready.waiting(shape):
             return

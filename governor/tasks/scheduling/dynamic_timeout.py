@@ -1,15 +1,15 @@
-"""A time-out learned from what was seen, for batches whose tasks take as long as their models let them.
+"""A time-out learned from observed durations, for batches whose tasks have no fixed length.
 
 The formula is that of Trinity-RFT's dynamic timeout: ``min(T, ratio * mean)``, where T is the time-out asked for and
 mean that of the wall times of all train sub-tasks that ended, once `warmup_min_steps` train steps were fully
-observed. Ours can take a percentile of the latest sub-tasks instead, which follows a policy that learns to think
-longer and is not pulled by a few stragglers, and has a floor.
+observed. Ours can take a percentile of the latest sub-tasks instead, which follows a policy whose episodes grow
+longer and is not skewed by a few stragglers, and has a floor.
 
 Rules:
 1. Pure: no clock. Nothing here grows with the number of sub-tasks.
-2. Evaluation is not observed: it has other lengths, and it comes in large batches.
-3. A sub-task that was stopped at its limit counts with the time that it had. Without it the limit would shrink with
-   each that it stops, until it stops them all.
+2. Evaluation is not observed: its durations differ, and its batches are large.
+3. A sub-task that was stopped at its limit counts with its time until then. Otherwise the limit would shrink with each
+   sub-task that it stops, until it stops all of them.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Durations:
         self._total = 0.0
         self._count = 0
         self._on_begun: set[BatchId] = set()
-        """Steps of which something was observed. It and `_done` are dropped once they are enough."""
+        """Steps with an observed sub-task. It and `_done` are cleared after the warm-up."""
         self._done: set[BatchId] = set()
         self._warm = config.warmup_min_steps == 0
         self._latest: deque[float] = deque()
@@ -67,8 +67,8 @@ class Durations:
             self._remember(seconds)
 
     def step_done(self, step: BatchId) -> None:
-        """All sub-tasks of train batch `step` have ended and were observed. To say it twice changes nothing; a step
-        of which nothing was observed, such as an empty one or one kept from an earlier start, does not count.
+        """All sub-tasks of train batch `step` have ended and were observed. A second call changes nothing. A step without
+        an observed sub-task, such as an empty one or one restored from an earlier start, does not count.
         """
         if self._warm or step not in self._on_begun:
             return

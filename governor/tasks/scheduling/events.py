@@ -1,8 +1,8 @@
 """What happens to tasks (events) and what is to be done about it (effects).
 
-`now` and `at` are monotonic seconds of the driver's clock. A runner is named by a number; a ticket names one attempt on
-it, so that news of an attempt that is over can be told from news of the one in work. What runners say are the
-documents of `wire.py` as they came.
+`now` and `at` are monotonic seconds of the driver's clock. A runner is identified by a number. A ticket identifies one
+attempt on it, so that a late message about an attempt that is over is not taken for one about the current attempt.
+Messages of runners are the documents of `wire.py`, unchanged.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ class BatchSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Tasks that are submitted together.
 
     `done` are records of runs that ended earlier: they count, and are not run again. `split`: runs of a task that one
-    sub-task holds at most (None: all of them). With `min_num`, what is left is cancelled once so many tasks have
-    succeeded and `wait_after_min` seconds have passed. `pin` is the one place that may work on it. `rank` orders
-    batches: the smaller one goes first. `name` is what its tasks are told, None: the id.
-    `grace`: seconds from the cancellation of an attempt to the death of its runner; None: the engine's.
+    sub-task holds at most (None: all of them). With `min_num`, the remaining tasks are cancelled once so many have
+    succeeded and `wait_after_min` seconds have passed. `pin` is the slot index of the only runner that may execute it.
+    `rank` orders batches: the smaller one goes first. `name` is the batch id that tasks see; None: `id`.
+    `grace`: seconds from the cancellation of an attempt to the SIGKILL of its runner; None: the engine's.
     `budget`: seconds that all attempts of a sub-task may run together; None: no limit.
     """
 
@@ -57,16 +57,16 @@ class BatchSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SchedulingLimits(Protocol):
-    """The dynamic time-out of training tasks (`durations.Durations`)."""
+    """The dynamic time-out of training tasks (`dynamic_timeout.Durations`)."""
 
     def limit(self, timeout: float | None = None) -> float | None:
-        """What bounds an attempt that is about to start, in seconds."""
+        """Seconds that an attempt about to start may take."""
 
     def observe(self, step: BatchId, seconds: float, is_eval: bool) -> None:  # noqa: FBT001  # as Durations has it
-        """A sub-task has ended, or was stopped."""
+        """A sub-task took so many seconds until it ended or was stopped."""
 
     def step_done(self, step: BatchId) -> None:
-        """All of a batch was observed."""
+        """All sub-tasks of a batch were observed."""
 
 
 class Attempt(msgspec.Struct, frozen=True, gc=False):
@@ -88,8 +88,8 @@ class _Event(msgspec.Struct, frozen=True, gc=False):
 
 
 class BatchSubmitted(_Event, frozen=True):
-    """A batch whose graph is free of faults, under an id that no living batch has. `held`: nothing of it is dispatched
-    before `Released`.
+    """A batch whose graph has no faults, under an id that no active batch has. `held`: it is not dispatched before
+    `Released`.
     """
 
     batch: BatchSpec
@@ -99,7 +99,7 @@ class BatchSubmitted(_Event, frozen=True):
 
 
 class Released(_Event, frozen=True):
-    """What a held batch needs is there, or it fails: `error` says why that will never come."""
+    """A held batch may be dispatched; with `error`, it fails with this reason instead."""
 
     batch: BatchId
     now: float
@@ -107,8 +107,8 @@ class Released(_Event, frozen=True):
 
 
 class Cancelled(_Event, frozen=True):
-    """Whatever has not ended of the batch, or of these tasks of it, is to end as `cancelled`. `gentle`: a runner whose
-    task ends within its grace is kept.
+    """All runs of the batch, or of these `tasks`, that have not ended are to end as `cancelled`. `gentle`: a runner
+    whose task ends within its grace is not killed.
     """
 
     batch: BatchId
@@ -124,8 +124,8 @@ class RunnerReady(_Event, frozen=True):
 
 
 class RunnerGone(_Event, frozen=True):
-    """The runner's process is dead, killed by us or not; `reason` says what is known. `node_lost`: its node is gone, so
-    what it was at is done again without counting as an attempt.
+    """The runner's process has exited, killed by us or not, for `reason`. `node_lost`: its node was lost, so its attempt
+    is repeated without being counted.
     """
 
     runner: int
@@ -135,7 +135,7 @@ class RunnerGone(_Event, frozen=True):
 
 
 class RunnerReported(_Event, frozen=True):
-    """What a runner has told since the last time, in order."""
+    """Messages of a runner since the last event, in order."""
 
     runner: int
     messages: Sequence[Loading | Begun | Over]
@@ -143,7 +143,7 @@ class RunnerReported(_Event, frozen=True):
 
 
 class Revoked(_Event, frozen=True):
-    """These attempts were taken back: their runner will never begin them."""
+    """These attempts were taken back: their runner will not begin them."""
 
     runner: int
     tickets: tuple[int, ...]
@@ -151,14 +151,14 @@ class Revoked(_Event, frozen=True):
 
 
 class Replaced(_Event, frozen=True):
-    """Somebody wants a new runner on this place."""
+    """The runner of this slot is to be replaced by a new one."""
 
     slot_index: int
     now: float
 
 
 class Resized(_Event, frozen=True):
-    """Nodes came or went: so many runners of each shape may work at once; for 0, the reason why."""
+    """Nodes joined or left: how many runners of each shape may work at once; for 0, the reason."""
 
     slots: dict[Shape, int]
     why_never: dict[Shape, str]
@@ -197,7 +197,7 @@ class StartRunner(_Effect, frozen=True):
 
 
 class Dispatch(_Effect, frozen=True):
-    """Work for an idle runner, to be done in this order. `slot_index` is the runner's own, from 0."""
+    """Attempts for an idle runner, to be executed in this order. `slot_index` is that of the runner, from 0."""
 
     runner: int
     slot_index: int
@@ -205,27 +205,27 @@ class Dispatch(_Effect, frozen=True):
 
 
 class Revoke(_Effect, frozen=True):
-    """Take back what the runner has not begun. Ends in Revoked."""
+    """Take back the attempts that the runner has not begun. Ends in Revoked."""
 
     runner: int
 
 
 class CancelAttempt(_Effect, frozen=True):
-    """Take back what it has not begun, then ask this attempt to end, if it still is in work."""
+    """Take back the attempts that the runner has not begun, then cancel this one, if it is still running."""
 
     runner: int
     ticket: int
 
 
 class KillRunner(_Effect, frozen=True):
-    """Ends in RunnerGone, once the process and its descendants are seen dead."""
+    """Ends in RunnerGone, once the process and its descendants have exited."""
 
     runner: int
     reason: str
 
 
 class AttemptStarted(_Effect, frozen=True):
-    """A run of user code has begun, and has not ended in the same breath."""
+    """A run of user code has begun. Not emitted if its end is reported in the same event."""
 
     attempt: Attempt
     run: int
@@ -234,7 +234,7 @@ class AttemptStarted(_Effect, frozen=True):
 
 
 class AttemptEnded(_Effect, frozen=True):
-    """A run ended badly and is tried again."""
+    """A run did not succeed and will be retried."""
 
     attempt: Attempt
     run: int
@@ -244,7 +244,7 @@ class AttemptEnded(_Effect, frozen=True):
 
 
 class RunEnded(_Effect, frozen=True):
-    """The one outcome of one run of a task."""
+    """The final outcome of one run of a task. Emitted once for each run."""
 
     batch: BatchId
     record: TaskRecord
@@ -252,10 +252,10 @@ class RunEnded(_Effect, frozen=True):
 
 
 class BatchEnded(_Effect, frozen=True):
-    """Every run of every task has its outcome. Comes once, as the last effect of its batch.
+    """Every run of every task has its outcome. Emitted once, as the last effect of its batch.
 
-    `end` is ``tasks_done``, ``enough`` (`min_num` were) or ``stopped`` (it was cancelled). `failures` counts the runs
-    that did not succeed, without those that were cancelled because there were enough.
+    `end` is ``tasks_done``, ``enough`` (`min_num` was reached) or ``stopped`` (it was cancelled). `failures` counts the
+    runs that did not succeed, except those that were cancelled because `min_num` was reached.
     """
 
     batch: BatchId
@@ -278,7 +278,7 @@ Effect: TypeAlias = (
 
 
 class Waiting(msgspec.Struct, frozen=True, kw_only=True):
-    """What one task, or some runs of it, wait for: a row of `explain`. Times are monotonic seconds of the driver."""
+    """What a task, or some of its runs, wait for: a row of `explain`. Times are monotonic seconds of the driver."""
 
     task: str
     runs: tuple[int, ...]

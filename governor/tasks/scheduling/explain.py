@@ -45,7 +45,7 @@ def _at_work(slot: RunnerSlot, job: Job, position: int) -> Waiting:
     since: float | None = slot.waits_since
     until = None
     if position or (slot.started_at is None and not slot.taken):
-        state, why = "sent", f"runner {slot.runner} has it, and has not begun it"
+        state, why = "sent", f"runner {slot.runner} has received it, and has not begun it"
     elif slot.started_at is None:
         state, why = "importing", f'runner {slot.runner} imports "{attempt.task.call}"'
     else:
@@ -53,7 +53,7 @@ def _at_work(slot: RunnerSlot, job: Job, position: int) -> Waiting:
         why = f"runner {slot.runner} executes run {slot.run}" if slot.run is not None else "between two runs"
     if slot.termination is not None and not position:
         state, until = "ending", slot.kill_at
-        why = f"runner {slot.runner} is to end it: {slot.termination.error}"
+        why = f"runner {slot.runner} is ending it: {slot.termination.error}"
     return Waiting(
         task=attempt.task.id,
         runs=job.subtask.missing,
@@ -80,5 +80,5 @@ def _waiting(core: Core, batch: Batch, node: TaskNode, runs: tuple[int, ...], si
     what = ", ".join(f"{key} {amount:g}" for key, amount in shape) or "plain"
     why = f"waits for one of {runners} {what} runners, {ahead} sub-tasks in the queue"
     if batch.spec.pin is not None:
-        why = f"waits for place {batch.spec.pin}"
+        why = f"waits for the runner of slot {batch.spec.pin}"
     return Waiting(task=name, runs=runs, state="queued", why=why, since=since)

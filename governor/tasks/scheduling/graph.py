@@ -2,7 +2,7 @@
 
 Rules:
 1. Pure and iterative: a chain of 10,000 tasks is an ordinary graph.
-2. Every fault names the ids that it is about, and the task (by its index) where a person would mend it.
+2. Every fault names the ids involved, and the index of the task to correct.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
     from governor.messages import TaskSpec
 
-# Each cycle costs a walk over the whole graph; a person mends them one after the other anyway.
+# Finding a cycle costs a walk over the whole graph; users correct them one at a time anyway.
 MOST_CYCLES: Final = 20
-# Ids of a long cycle that are named: the rest is a count.
+# Ids of a long cycle in a message; the others are counted.
 MOST_NAMES: Final = 12
 
 
@@ -71,25 +71,29 @@ def _cycles(tasks: Sequence[TaskSpec], first: dict[str, int], noun: str) -> list
             graphlib.TopologicalSorter(edges).prepare()
         except graphlib.CycleError as error:
             # graphlib gives predecessors first and the first id again at the end: turn it into "depends on".
-            ring = list(reversed(error.args[1]))[:-1]
+            cycle_ids = list(reversed(error.args[1]))[:-1]
         else:
             break
-        start = ring.index(min(ring, key=first.__getitem__))
-        ring = ring[start:] + ring[:start]
-        for name in ring:
+        start = cycle_ids.index(min(cycle_ids, key=first.__getitem__))
+        cycle_ids = cycle_ids[start:] + cycle_ids[:start]
+        for name in cycle_ids:
             edges.pop(name)
         for needs in edges.values():
-            needs.difference_update(ring)
-        found.append(_cycle_fault(tasks, first[ring[0]], ring, noun))
+            needs.difference_update(cycle_ids)
+        found.append(_cycle_fault(tasks, first[cycle_ids[0]], cycle_ids, noun))
     return found
 
 
-def _cycle_fault(tasks: Sequence[TaskSpec], index: int, ring: list[str], noun: str) -> GraphFault:
-    names = [*ring[:MOST_NAMES], f"... ({len(ring)} tasks)"] if len(ring) > MOST_NAMES else ring
-    story = " -> ".join([*names, ring[0]])
-    place = tasks[index].depends_on.index(ring[1]) if ring[1] in tasks[index].depends_on else 0
+def _cycle_fault(tasks: Sequence[TaskSpec], index: int, cycle_ids: list[str], noun: str) -> GraphFault:
+    names = (
+        [*cycle_ids[:MOST_NAMES], f"... ({len(cycle_ids)} tasks)"]
+        if len(cycle_ids) > MOST_NAMES
+        else cycle_ids
+    )
+    cycle = " -> ".join([*names, cycle_ids[0]])
+    place = tasks[index].depends_on.index(cycle_ids[1]) if cycle_ids[1] in tasks[index].depends_on else 0
     return GraphFault(
         task_index=index,
         field=f"depends_on[{place}]",
-        message=f"the {noun}s depend on each other in a cycle: {story}",
+        message=f"the {noun}s depend on each other in a cycle: {cycle}",
     )

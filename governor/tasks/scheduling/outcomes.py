@@ -1,7 +1,7 @@
-"""The batches and what becomes of their runs: outcomes, retries, withdrawals, ends.
+"""The batches and the outcomes of their runs: results, retries, cancellations, ends.
 
-Every decision on a run ends here, whichever way it came: by its own end, a deadline, a death, a cancellation. Effects
-are appended to `effects`, which the core empties.
+Every decision on a run is recorded here, whatever its cause: the end of the run, a deadline, an exit of the runner, a
+cancellation. Effects are appended to `effects`, which the core empties.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ if TYPE_CHECKING:
     from governor.tasks.scheduling.ready_queue import ReadyQueue
 
 LEAST: Final = 0.001
-"""Seconds of its budget for which a sub-task is not tried again."""
+"""Seconds; a sub-task with less of its budget left is not retried."""
 
 
 class Outcomes:
-    """All living batches. `pending` counts their runs without an outcome."""
+    """All active batches. `pending` counts their runs without an outcome."""
 
     def __init__(self, *, ready: ReadyQueue, why_never: Mapping[Shape, str]) -> None:
         self.batches: dict[BatchId, Batch] = {}
         self.pending = 0
         self.effects: list[Effect] = []
         self.ended: list[Batch] = []
-        """Batches that ended since the core last looked."""
+        """Batches that ended since the core last checked."""
         self.reached: list[Batch] = []
-        """Batches of which enough tasks have succeeded since the core last looked."""
+        """Batches that reached `min_num` since the core last checked."""
         self._ready = ready
         self._why_never = dict(why_never)
         self._orders = count()
@@ -66,7 +66,7 @@ class Outcomes:
         return batch
 
     def release(self, batch: Batch, now: float, *, error: str) -> None:
-        """Nothing holds the batch any longer; with an error, what it has left fails."""
+        """Enqueues the held sub-tasks of the batch; with an error, they fail."""
         subtasks, batch.held = batch.held, []
         for subtask in subtasks:
             if any(subtask.node.ended(run) for run in subtask.missing):
@@ -77,7 +77,7 @@ class Outcomes:
                 self._fail_unschedulable(subtask, error)
 
     def set_unschedulable(self, shape: Shape, why: str | None, now: float) -> None:
-        """No runner of the shape will come, for this reason; or, None: there may be one again."""
+        """Records why there can be no runner of this shape; None: there can be one again."""
         if why is None:
             self._why_never.pop(shape, None)
             return
@@ -85,7 +85,7 @@ class Outcomes:
         self.fail_waiting(shape, why, now)
 
     def fail_waiting(self, shape: Shape, why: str, now: float) -> None:
-        """What waits for a runner of the shape fails, without a retry; what comes later may find one."""
+        """Fails all sub-tasks that wait for a runner of this shape, without a retry; later ones may get a runner."""
         for slot_index in () if shape else self._ready.pins():
             while (subtask := self._ready.take_pinned(slot_index)) is not None:
                 self._fail_unschedulable(subtask, why)
@@ -95,7 +95,7 @@ class Outcomes:
     # -- one attempt ----------------------------------------------------------------------------------------
 
     def succeed(self, job: Job, report: Over, now: float) -> None:
-        """A run has given its result."""
+        """Records the result of a run."""
         attempt, subtask = job
         subtask.done(report.run)
         record = TaskRecord(
@@ -111,7 +111,7 @@ class Outcomes:
         self._record(subtask.node, record, now, report.payload)
 
     def fail(self, job: Job, run: int, termination: Termination, now: float) -> None:
-        """A run ended badly: for good, or it stays missing."""
+        """A run did not succeed: it is retried with the next attempt, or this is its outcome."""
         attempt, subtask = job
         retry_missing = attempt.number <= attempt.task.retries and subtask.left(now) > LEAST
         if termination.retry and not subtask.withdrawn and retry_missing:
@@ -122,7 +122,7 @@ class Outcomes:
             self._end(subtask, run, termination, attempts=attempt.number, now=now)
 
     def close(self, job: Job, failed: Collection[int], termination: Termination, now: float) -> None:
-        """An attempt is over by a decision, or by the death of its runner; runs in `failed` had failed before."""
+        """An attempt was ended by a decision, or by the exit of its runner; runs in `failed` had failed before."""
         subtask = job.subtask
         for run in subtask.missing:
             if run not in failed:
@@ -130,7 +130,7 @@ class Outcomes:
         self.retry_missing(subtask, now, attempts=job.attempt.number)
 
     def retry_missing(self, subtask: SubTask, now: float, *, attempts: int) -> None:
-        """After an attempt: what is still missing is tried again, or cancelled."""
+        """After an attempt: runs without an outcome are retried, or cancelled."""
         if not subtask.missing:
             return
         if subtask.withdrawn:
@@ -141,7 +141,7 @@ class Outcomes:
             self._ready.push(subtask, now)
 
     def requeue(self, subtask: SubTask, now: float) -> None:
-        """An attempt that does not count: its sub-task stands in front of its lane again, with the same number."""
+        """An attempt that is not counted: its sub-task goes to the front of its lane, with the same number."""
         if subtask.withdrawn:
             self._cancel_missing(subtask, now, attempts=subtask.number - 1)
         else:
@@ -152,7 +152,7 @@ class Outcomes:
     def withdraw(
         self, batch: Batch, tasks: Collection[str] | None, kept: set[tuple[TaskNode, int]], error: str
     ) -> None:
-        """Cancels what no runner has."""
+        """Cancels the runs that are on no runner; `kept` are those that are."""
         before = batch.left
         records = batch.cancel(tasks=tasks, keep=kept, error=error)
         self.pending -= before - batch.left
@@ -200,7 +200,7 @@ class Outcomes:
                 self._fail_unschedulable(subtask, why)
 
     def _fail_unschedulable(self, subtask: SubTask, why: str) -> None:
-        """No runner for it will ever come: it fails, without a retry."""
+        """Fails a sub-task for which there can be no runner, without a retry."""
         for run in subtask.missing:
             if not subtask.node.ended(run):
                 self._end(
@@ -215,7 +215,7 @@ class Outcomes:
         self.effects += [RunEnded(batch.id, record) for record in records]
 
     def _check_end(self, batch: Batch) -> None:
-        """Ends a batch that is over; notes one of which there is enough."""
+        """Ends a batch that is over; notes one that reached `min_num`."""
         if batch.left == 0:
             if self.batches.get(batch.id) is batch:
                 del self.batches[batch.id]

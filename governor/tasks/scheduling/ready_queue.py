@@ -1,11 +1,11 @@
-"""The queue of sub-tasks that wait for a runner: who goes next.
+"""The queue of sub-tasks that wait for a runner, and their order.
 
 Rules:
 1. The higher priority first; then the earlier batch (`api.sort_batch_id`), training before evaluation of the same
    step; then in the order of submission.
-2. Who has waited for `age` seconds goes before all who have not, the longest waiting first: early batches cannot
-   starve late ones.
-3. What was sent back unharmed goes to the front of its lane, a retry to its end.
+2. A sub-task that has waited for `age` seconds goes before all younger ones, the longest waiting first: early batches
+   cannot starve late ones.
+3. A sub-task whose attempt was not counted goes to the front of its lane, a retry to its end.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 
 
 class _Lanes:
-    """The queue of one shape. A lane holds pieces of one batch and priority; it is never empty.
+    """The queue of one shape. A lane holds sub-tasks of one batch and priority; it is never empty.
 
-    `ages` is a heap of (since when the first piece of a lane has waited, lane). An entry may be too early, or be of a
-    lane that is no more; it is put right when it comes up.
+    `ages` is a heap of (since when the first sub-task of a lane has waited, lane). An entry may be too early, or belong
+    to a removed lane; it is corrected when it reaches the top.
     """
 
     __slots__ = ("ages", "by_key", "count", "order")
@@ -66,7 +66,7 @@ class _Lanes:
             self.ages.clear()
 
     def oldest(self) -> tuple[float, LaneKey]:
-        """The lane whose first piece has waited longest, and since when."""
+        """The lane whose first sub-task has waited longest, and since when."""
         while True:
             at, key = self.ages[0]
             lane = self.by_key.get(key)
@@ -79,7 +79,7 @@ class _Lanes:
 
 
 class ReadyQueue:
-    """Pieces by shape; pinned ones by their place."""
+    """Sub-tasks by shape; pinned ones by their slot index."""
 
     def __init__(self, *, age: float) -> None:
         self._age = age
@@ -87,7 +87,7 @@ class ReadyQueue:
         self._pinned: dict[int, deque[SubTask]] = {}
 
     def push(self, subtask: SubTask, now: float) -> None:
-        """Behind those of its lane."""
+        """To the end of its lane."""
         subtask.ready_at = now
         if subtask.pin is not None:
             self._pinned.setdefault(subtask.pin, deque()).append(subtask)
@@ -95,29 +95,29 @@ class ReadyQueue:
         self._of(subtask.shape).push(subtask)
 
     def push_front(self, subtask: SubTask) -> None:
-        """Before those of its lane; it keeps its age."""
+        """To the front of its lane; it keeps its age."""
         if subtask.pin is not None:
             self._pinned.setdefault(subtask.pin, deque()).appendleft(subtask)
             return
         self._of(subtask.shape).push_front(subtask)
 
     def waiting(self, shape: Shape) -> int:
-        """How many wait, without the pinned ones."""
+        """The number of waiting sub-tasks, without the pinned ones."""
         lanes = self._shapes.get(shape)
         return 0 if lanes is None else lanes.count
 
     def pins(self) -> list[int]:
-        """Places for which something waits."""
+        """Slot indices for which sub-tasks wait."""
         return [slot_index for slot_index, lane in self._pinned.items() if lane]
 
     def urgency(self, shape: Shape, now: float) -> tuple[int, float, LaneKey]:
-        """Of what waits for runners of this shape: the smaller, the earlier it is due."""
+        """Sort key of the next sub-task for this shape: the smaller one is more urgent."""
         lanes = self._shapes[shape]
         at, key = lanes.oldest()
         return (0, at, key) if now - at >= self._age else (1, 0.0, lanes.order[0])
 
     def peek(self, shape: Shape, now: float) -> SubTask | None:
-        """The piece that `take` would give."""
+        """The sub-task that `take` would return."""
         lanes = self._shapes.get(shape)
         return lanes.by_key[self._next(lanes, now)][0] if lanes is not None and lanes.count else None
 
@@ -138,7 +138,7 @@ class ReadyQueue:
         return lane.popleft() if lane else None
 
     def since(self, order: int) -> dict[str, float]:
-        """Since when the tasks of the batch with this number have waited here."""
+        """Since when the tasks of the batch with this order number have waited."""
         found: dict[str, float] = {}
         lanes = [lane for lanes in self._shapes.values() for lane in lanes.by_key.values()]
         for lane in [*lanes, *self._pinned.values()]:
@@ -149,7 +149,7 @@ class ReadyQueue:
         return found
 
     def drop(self, order: int, tasks: Collection[str]) -> None:
-        """Takes out the pieces of these tasks of the batch with this number."""
+        """Removes the sub-tasks of these tasks of the batch with this order number."""
         for lane in self._pinned.values():
             self._strip(lane, order, tasks)
         for lanes in self._shapes.values():

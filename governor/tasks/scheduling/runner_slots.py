@@ -1,10 +1,11 @@
-"""The runners as the scheduler sees them: seats that start, idle, work and die, by the resources they hold.
+"""The runners as the scheduler sees them: slots, by the resources that their runners hold.
 
 Rules:
-1. As many runners of a shape work at once as it has capacity; a runner without a place is a spare.
-2. Plain runners (shape ``()``) hold no resources of Ray and stay warm. Runners that hold resources are given back as
-   soon as nothing waits for them: others may need the resources.
-3. A runner that is being killed keeps its place until it is seen dead; then a spare takes it.
+1. At most as many runners of a shape work at once as its capacity; each has a slot index below it. A runner without a
+   slot index is a spare.
+2. Plain runners (shape ``()``) hold no resources of Ray and stay warm. Runners that hold resources are killed as soon
+   as no sub-task waits for them: others may need the resources.
+3. A runner that is being killed keeps its slot index until it has exited; then a spare gets the index.
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ if TYPE_CHECKING:
     from governor.tasks.scheduling.events import Attempt, Shape
 
 START_FAILURES: Final = 3
-"""Runners of one shape that may die in a row before they were ready; then starts pause."""
+"""Runners of one shape that may exit in a row before they were ready; then no runner is started for `START_PAUSE`."""
 START_PAUSE: Final = 5.0
 """Seconds."""
 
 
 class Termination(NamedTuple):
-    """How the attempt in work ends once it is over."""
+    """The outcome that the running attempt gets when it ends."""
 
     outcome: TaskOutcome
     error: str
@@ -38,19 +39,19 @@ class Termination(NamedTuple):
 
 
 class Job(NamedTuple):
-    """An attempt on a runner, and the sub-task that it is of."""
+    """An attempt on a runner, and its sub-task."""
 
     attempt: Attempt
     subtask: SubTask
 
 
 class RunnerSlot:
-    """One runner. `jobs[0]` is the attempt in work or the next one, the others wait behind it and can be taken back.
+    """One runner. `jobs[0]` is the running attempt or the next one; the others wait behind it and can be taken back.
 
-    `taken`: the runner reported that it claimed the first job; `started_at`: running time of the attempt counts from
-    then, `presumed` while the runner has not said so; `position` counts the runs of it that are over, `failed` are
-    those that failed and will be tried again; `run` is the run in work, since `run_at`, `unannounced` while nobody has been
-    told that it began. `last` is the run in work or the one before: job, number, beginning, end.
+    `taken`: the runner has reported that it claimed the first job. `started_at`: start of the attempt's running time;
+    `presumed` until the runner reports it. `position` counts the attempt's runs that are over; `failed` are those that
+    failed and will be retried. `run` is the current run, since `run_at`; `unannounced` until AttemptStarted is emitted.
+    `last` is the current run or the one before: job, number, beginning, end.
     """
 
     __slots__ = (
@@ -91,11 +92,11 @@ class RunnerSlot:
         self.clear()
 
     def elapsed(self, now: float) -> float:
-        """Seconds that the attempt in work has been running."""
+        """Seconds that the current attempt has been running."""
         return 0.0 if self.started_at is None else max(0.0, now - self.started_at)
 
     def clear(self) -> None:
-        """Nothing of the job before is left."""
+        """Resets the state of the previous job."""
         self.taken = False
         self.presumed = False
         self.failed: frozenset[int] = frozenset()
@@ -111,7 +112,7 @@ class RunnerSlot:
         self.termination: Termination | None = None
 
     def not_begun(self) -> None:
-        """What was presumed was wrong: its user code has not begun."""
+        """Takes a presumed start back: user code has not begun."""
         self.presumed = self.unannounced = False
         self.started_at = self.deadline = self.run = None
 
@@ -131,14 +132,14 @@ class _ShapeSlots:
         self.next_start = 0.0
 
     def admit(self, slot: RunnerSlot) -> None:
-        """Gives a ready runner a place, or makes it a spare."""
+        """Gives a ready runner a slot index, or makes it a spare."""
         slot.state = "idle"
         if slot.index is None and self.free_indices:
             slot.index = heapq.heappop(self.free_indices)
         (self.spares if slot.index is None else self.idle).append(slot)
 
     def free_index(self, slot_index: int) -> None:
-        """A place is free: a spare takes it, if there still is such a place."""
+        """Gives the index to a spare, unless it is beyond the capacity by now."""
         if slot_index >= self.capacity:
             return
         heapq.heappush(self.free_indices, slot_index)
@@ -158,7 +159,7 @@ class _ShapeSlots:
 
 
 def holders(shape: Shape, other: Shape) -> int:
-    """How many runners of `shape` hold what one of `other` needs, at most; 0 when they share no resource."""
+    """The most runners of `shape` whose resources one of `other` needs; 0 when they share no resource."""
     held = dict(shape)
     return max((math.ceil(amount / held[name]) for name, amount in other if held.get(name)), default=0)
 
@@ -168,15 +169,15 @@ class RunnerSlots:
 
     def __init__(self, *, runner_ids: Iterator[int]) -> None:
         self.keep_warm = False
-        """Whether plain capacity have runners also when nothing waits."""
+        """Whether each plain slot has a runner even while no sub-task waits."""
         self.is_closed = False
-        """No runner is started any more."""
+        """Once set, no runner is started."""
         self._ids = runner_ids
         self._slots: dict[int, RunnerSlot] = {}
         self._shapes: dict[Shape, _ShapeSlots] = {}
 
     def open(self, shape: Shape, capacity: int) -> None:
-        """So many runners of this shape may work at once, from now on."""
+        """Sets how many runners of this shape may work at once."""
         known = self._shapes.get(shape)
         if known is None:
             self._shapes[shape] = _ShapeSlots(capacity)
@@ -199,13 +200,13 @@ class RunnerSlots:
         return self._slots.get(runner)
 
     def at_index(self, slot_index: int) -> RunnerSlot | None:
-        """The plain runner on this place."""
+        """The plain runner with this slot index."""
         plain = self._shapes.get(())
         slots = plain.slots.values() if plain is not None else ()
         return next((slot for slot in slots if slot.index == slot_index), None)
 
     def add(self, runner: int, shape: Shape) -> RunnerSlot:
-        """A runner that is on its way."""
+        """Adds a runner that is starting."""
         slot = RunnerSlot(runner, shape)
         self._slots[runner] = self._shapes[shape].slots[runner] = slot
         return slot
@@ -216,7 +217,7 @@ class RunnerSlots:
         of_shape.admit(slot)
 
     def start_failed(self, shape: Shape, now: float) -> bool:
-        """Whether that was one too many: then starts pause."""
+        """Counts a failed start; True if starts pause from now on."""
         of_shape = self._shapes[shape]
         of_shape.failed_starts += 1
         if of_shape.failed_starts < START_FAILURES:
@@ -225,19 +226,19 @@ class RunnerSlots:
         return True
 
     def next_start(self, shape: Shape) -> float:
-        """When starts of this shape go on."""
+        """When runners of this shape may be started again."""
         return self._shapes[shape].next_start
 
     def has_usable(self, shape: Shape) -> bool:
-        """Whether there is a runner that takes work, or may do so later."""
+        """Whether a runner of this shape exists that is not dying."""
         return any(slot.state != "dying" for slot in self._shapes[shape].slots.values())
 
     def all_starting(self, shape: Shape) -> bool:
-        """Whether all runners of this shape, if there are any, wait for resources."""
+        """Whether all runners of this shape still wait for resources; True for none."""
         return all(slot.state == "starting" for slot in self._shapes[shape].slots.values())
 
     def idle(self, shape: Shape) -> list[RunnerSlot]:
-        """Those that can take work, the last one to be taken first."""
+        """Runners that can take work; the last one is to be used first."""
         return self._shapes[shape].idle
 
     def assign(self, slot: RunnerSlot) -> None:
@@ -249,7 +250,7 @@ class RunnerSlots:
         slot.state = "working"
 
     def release(self, slot: RunnerSlot) -> None:
-        """Its jobs are over and it lives: it is idle again, unless its place is no more."""
+        """Its jobs are over: it is idle again, or a spare if its slot index is beyond the capacity."""
         slot.clear()
         of_shape = self._shapes[slot.shape]
         if slot.index is not None and slot.index >= of_shape.capacity:
@@ -257,7 +258,7 @@ class RunnerSlots:
         of_shape.admit(slot)
 
     def mark_dying(self, slot: RunnerSlot) -> None:
-        """It is to be killed."""
+        """The runner takes no more work and is about to be killed."""
         of_shape = self._shapes[slot.shape]
         for group in (of_shape.idle, of_shape.spares):
             if slot in group:
@@ -265,7 +266,7 @@ class RunnerSlots:
         slot.state = "dying"
 
     def remove(self, runner: int) -> RunnerSlot | None:
-        """It is dead: its place is taken by a spare."""
+        """Removes a runner that has exited; a spare gets its slot index."""
         slot = self._slots.pop(runner, None)
         if slot is None:
             return None
@@ -279,7 +280,7 @@ class RunnerSlots:
         return slot
 
     def has_spare(self, shape: Shape) -> bool:
-        """Whether a runner without a place is ready that will not be needed by the capacity of those who die."""
+        """Whether there are more ready spares than dying runners whose slots need one."""
         of_shape = self._shapes[shape]
         dying = sum(slot.state == "dying" and slot.index is not None for slot in of_shape.slots.values())
         return len(of_shape.spares) > dying
@@ -288,7 +289,7 @@ class RunnerSlots:
         return sum(slot.state == "dying" for slot in self._shapes[shape].slots.values())
 
     def scale_up(self, shape: Shape, *, waiting: int, now: float) -> list[int]:
-        """Numbers of new runners to start, so that what waits finds one as soon as capacity allow."""
+        """Numbers of new runners to start, so that waiting sub-tasks get one as soon as the capacity allows."""
         of_shape = self._shapes[shape]
         if self.is_closed or now < of_shape.next_start:
             return []
@@ -309,7 +310,7 @@ class RunnerSlots:
         return new
 
     def scale_down(self, shape: Shape, *, waiting: int) -> list[RunnerSlot]:
-        """Runners that hold resources for nobody, and spares beyond the first; from now on they are dying."""
+        """Marks runners with resources that no sub-task waits for, and spares beyond the first, as dying; returns them."""
         of_shape = self._shapes[shape]
         if not shape:
             over = of_shape.spares[1:]

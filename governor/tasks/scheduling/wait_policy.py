@@ -1,12 +1,12 @@
-"""How long a caller waits for a batch: until all have ended, or enough have and the rest had its chance, or time is up.
+"""How long a caller waits for a batch: until all tasks have ended, or enough have and the extra time is over, or a timeout.
 
-Pure: the caller looks whenever a task ended and when `next_alarm` rings. Times are seconds of one clock, the caller's.
+Pure: the caller calls `check` whenever a task ended and when `next_alarm` is due. Times are seconds of the caller's clock.
 
 Rules:
 1. All tasks have ended: ``"all"``.
 2. `min_num` tasks have succeeded, and `wait_after_min` seconds have passed since: ``"enough"``.
-3. The deadline: ``"enough"`` where `min_num` is reached, for there is nothing more to wait for; else ``"timeout"``.
-   So ``"timeout"`` always means: too few.
+3. The deadline has passed: ``"enough"`` if `min_num` is reached, else ``"timeout"``. So ``"timeout"`` always means that
+   there are too few.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ class WaitPolicy:
 
     Args:
         total: tasks of the batch.
-        min_num: tasks that are enough; None, or more than `total`: all of them, however long that takes.
-        wait_after_min: seconds for the rest once `min_num` is reached.
-        deadline: end of all patience, on the clock of `now`; None: there is none.
-        count: what counts for `min_num`: tasks that succeeded, or every task that ended. With the latter, failures
+        min_num: tasks that are enough; None, or more than `total`: all of them, without a time limit.
+        wait_after_min: seconds for the other tasks once `min_num` is reached.
+        deadline: latest end of the wait, on the clock of `now`; None: no deadline.
+        count: the tasks counted for `min_num`: those that succeeded, or all that ended. With the latter, failures
             alone can be enough.
 
     Raises:
@@ -54,9 +54,9 @@ class WaitPolicy:
         self._count = count
         self._enough_at = math.inf
 
-    def look(self, *, ended: int, succeeded: int, now: float) -> Verdict | None:
-        """Whether the wait is over, and why. `ended` counts all tasks with an outcome, `succeeded` those among them
-        that are good. None: wait on, until one more ends or `next_alarm` rings.
+    def check(self, *, ended: int, succeeded: int, now: float) -> Verdict | None:
+        """Why the wait is over; None: it goes on until another task ends or `next_alarm` is due. `ended` counts all tasks
+        with an outcome, `succeeded` those of them that succeeded.
         """
         if ended >= self._total:
             return "all"
@@ -68,7 +68,7 @@ class WaitPolicy:
         return "timeout" if now >= self._deadline else None
 
     def next_alarm(self) -> float | None:
-        """When to look again if no task ends before, as of the last look; None: time alone changes nothing."""
+        """When to call `check` again if no task ends before, as of its last call; None: time alone changes nothing."""
         when = min(self._enough_at, self._deadline)
         return None if when == math.inf else when
 
@@ -77,10 +77,10 @@ class WaitPolicy:
 
 
 def min_wait_num(total: int, ratio: float) -> int:
-    """Tasks to wait for when a share `ratio` of `total` may be left behind: ``ceil(total * (1 - ratio))``.
+    """Tasks to wait for when a share `ratio` of `total` may be abandoned: ``ceil(total * (1 - ratio))``.
 
-    In floats ``10 * (1 - 0.1)`` may land just above 9 and be rounded up to 10; what is within the error of the
-    multiplication counts as the whole number that was meant.
+    In floats ``10 * (1 - 0.1)`` may land just above 9 and be rounded up to 10; a result within the rounding error of a
+    whole number counts as that number.
 
     Raises:
         ValueError: `total` is negative, or `ratio` does not lie between 0 and 1.

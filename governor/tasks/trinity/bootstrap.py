@@ -38,7 +38,7 @@ class Resamples:
 
     def __init__(self, max_bytes: int = _KEPT_BYTES) -> None:
         self._max_bytes = max_bytes
-        self._kept: OrderedDict[tuple[int, int, int, int], tuple[Indices, ...]] = OrderedDict()
+        self._cache: OrderedDict[tuple[int, int, int, int], tuple[Indices, ...]] = OrderedDict()
         self._bytes = 0
         self._lock = threading.Lock()
 
@@ -46,9 +46,9 @@ class Resamples:
         """Blocks of shape (`subset_size`, some), with `n_bootstrap` columns in all: each is a resample of range(n)."""
         key = (n, subset_size, n_bootstrap, seed)
         with self._lock:
-            kept = self._kept.get(key)
+            kept = self._cache.get(key)
             if kept is not None:
-                self._kept.move_to_end(key)
+                self._cache.move_to_end(key)
         if kept is not None:
             yield from kept
             return
@@ -63,12 +63,12 @@ class Resamples:
 
     def _keep(self, key: tuple[int, int, int, int], blocks: tuple[Indices, ...]) -> None:
         with self._lock:
-            if key in self._kept:
+            if key in self._cache:
                 return
-            self._kept[key] = blocks
+            self._cache[key] = blocks
             self._bytes += sum(block.nbytes for block in blocks)
             while self._bytes > self._max_bytes:
-                _, oldest = self._kept.popitem(last=False)
+                _, oldest = self._cache.popitem(last=False)
                 self._bytes -= sum(block.nbytes for block in oldest)
 
 

@@ -13,14 +13,16 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from governor.tasks.api import BatchId, SchedulerConfig, Task
-    from governor.tasks.runner_process.pickled import Named
+    from governor.tasks.runner_process.pickled import NamedTasks
     from governor.tasks.trinity.views import TaskWrapper
 
 AT_ONCE: Final = 100
 """Results that are made before the event loop has its turn: 1 ms."""
 
 
-def specs_of(tasks: Sequence[Task], first: int, *, config: SchedulerConfig, named: Named) -> list[TaskSpec]:
+def specs_of(
+    tasks: Sequence[Task], first: int, *, config: SchedulerConfig, named: NamedTasks
+) -> list[TaskSpec]:
     """The tasks as the engine takes them; those without an id get their numbers, from `first` on.
 
     Raises:

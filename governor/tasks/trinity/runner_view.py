@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from governor.messages import TaskRecord
-from governor.tasks.trinity.portions import portion
 from governor.tasks.trinity.statistics import summarise_tasks
+from governor.tasks.trinity.submissions import submission
 from governor.tasks.trinity.views import TaskWrapper
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ class RunnerWrapper:
         """Returns when all of its runs have their outcome; whoever is cancelled here has it cancelled."""
         scheduler, first = self._scheduler, wrapper.first_run
         task = replace(wrapper.task, timeout=timeout, depends_on=())
-        (spec,), named = scheduler.portions.name([task], 0, scheduler.config)
+        (spec,), named = scheduler.submissions.name([task], 0, scheduler.config)
         spec = msgspec.structs.replace(spec, repeat=first + wrapper.total_runs)
         earlier = tuple(
             TaskRecord(task=spec.id, run=run, outcome="succeeded", attempts=0, seconds=0.0)
@@ -94,7 +94,7 @@ class RunnerWrapper:
         with scheduler.private_view() as view:
             wrapper.batch_id = view.batch_id
             number = int(view.batch_id)
-            batch = portion(
+            batch = submission(
                 number,
                 [spec],
                 name=f"runner-{self.runner_id}",
@@ -103,12 +103,12 @@ class RunnerWrapper:
                 pin=self.runner_id,
             )
             view.begin(number, [wrapper])
-            scheduler.portions.submit(batch, view, named)
+            scheduler.submissions.submit(batch, view, named)
             try:
-                while view.portions:
+                while view.submissions:
                     await view.changed.wait()
             finally:
-                if view.portions and scheduler.running:
+                if view.submissions and scheduler.running:
                     scheduler.engine.cancel(number, reason="its caller was cancelled")
         if wrapper.ended_runs < wrapper.total_runs:
             raise RuntimeError("the scheduler was stopped")

@@ -23,8 +23,8 @@ from governor.tasks.api import SchedulerConfig, Status
 from governor.tasks.driver import Driver
 from governor.tasks.scheduling.dynamic_timeout import Durations
 from governor.tasks.trinity.handover import models_of, results_of
-from governor.tasks.trinity.kept import KeptResults
-from governor.tasks.trinity.portions import Portions
+from governor.tasks.trinity.result_store import ResultStore
+from governor.tasks.trinity.submissions import Submissions
 from governor.tasks.trinity.supervision import Supervision
 from governor.tasks.trinity.views import BatchView, StepLimits
 from governor.tasks.trinity.waiting import for_batch, for_progress
@@ -73,7 +73,7 @@ class Scheduler(Supervision):
         self.default_timeout = self.config.max_timeout * (self.config.max_retry_times + 1)
         self.running = False
         self._durations = Durations(self.config.dynamic_timeout, self.config.max_timeout)
-        self._kept = None if folder is None else KeptResults(folder)
+        self._result_store = None if folder is None else ResultStore(folder)
         self._batches: dict[BatchId, BatchView] = {}
         self._private: set[BatchView] = set()
         """Of single runners: they are nobody else's to see."""
@@ -81,7 +81,7 @@ class Scheduler(Supervision):
         self.numbers = count(1)
         """For batches of the engine."""
         self._driver: Driver | None = None
-        self._portions: Portions | None = None
+        self._submissions: Submissions | None = None
         self._opening: asyncio.Task[None] | None = None
         self._life = asyncio.Lock()
         """Held by who starts or stops it."""
@@ -94,11 +94,11 @@ class Scheduler(Supervision):
         return self._driver.engine
 
     @property
-    def portions(self) -> Portions:
+    def submissions(self) -> Submissions:
         """The way of batches to the engine. Raises RuntimeError as `engine`."""
-        if self._portions is None:
+        if self._submissions is None:
             raise RuntimeError("the scheduler does not run: await start() first")
-        return self._portions
+        return self._submissions
 
     @contextmanager
     def private_view(self) -> Iterator[BatchView]:
@@ -125,10 +125,10 @@ class Scheduler(Supervision):
                 self.config,
                 capacity=self.runner_num,
                 models=models_of(self.rollout_model, self.auxiliary_models),
-                folder=None if self._kept is None else self._kept.folder,
+                folder=None if self._result_store is None else self._result_store.folder,
             )
             await self._open(driver)
-            self._driver, self._portions = driver, Portions(driver)
+            self._driver, self._submissions = driver, Submissions(driver)
             self.running = True
         log.info("scheduler.started", runners=self.runner_num)
 
@@ -159,7 +159,7 @@ class Scheduler(Supervision):
             async with asyncio.timeout_at(asyncio.get_running_loop().time() + self.config.stop_timeout):
                 await self._life.acquire()
         except TimeoutError:
-            log.error("scheduler.unstopped", seconds=self.config.stop_timeout)  # noqa: TRY400  # no traceback: it says all
+            log.error("scheduler.stop_timeout", seconds=self.config.stop_timeout)  # noqa: TRY400  # no traceback: it says all
             return
         try:
             if self._driver is not None:
@@ -174,14 +174,14 @@ class Scheduler(Supervision):
             if driver is not None:
                 await driver.close(seconds=max(0.0, until - time.monotonic()))
         finally:
-            if self._portions is not None:
-                self._portions.close()
-                self._portions = None
+            if self._submissions is not None:
+                self._submissions.close()
+                self._submissions = None
             for view in [*self._batches.values(), *self._private]:
                 view.end()
                 self._tidy(view)
-            if self._kept is not None:
-                await self._kept.close()
+            if self._result_store is not None:
+                await self._result_store.close()
         log.info("scheduler.stopped")
 
     async def __aenter__(self) -> Self:
@@ -209,19 +209,19 @@ class Scheduler(Supervision):
         if not tasks:
             return
         view = self._batches.get(batch_id) or self._new_view(batch_id)
-        if self._kept is not None:
-            view.kept = self._kept.batch(batch_id)
+        if self._result_store is not None:
+            view.stored = self._result_store.batch(batch_id)
         self._batches[batch_id] = view
         try:
-            planned = self.portions.plan(next(self.numbers), tasks, view, self.config)
-            self.portions.schedule(planned, view, StepLimits(self._durations, view, planned.number))
+            planned = self.submissions.plan(next(self.numbers), tasks, view, self.config)
+            self.submissions.schedule(planned, view, StepLimits(self._durations, view, planned.number))
         finally:
             self._tidy(view)
 
     def forget(self, batch_id: BatchId) -> None:
         """Removes what was kept of a batch in the scheduler's folder. Raises ValueError while it is active."""
-        if self._kept is not None:
-            self._kept.forget(batch_id)
+        if self._result_store is not None:
+            self._result_store.forget(batch_id)
 
     def has_step(self, batch_id: BatchId) -> bool:
         """Whether the batch has tasks at work, or results that were not handed out."""
@@ -339,10 +339,10 @@ class Scheduler(Supervision):
             return
         for task in view.tasks.values() if return_partial_tasks else ():
             task.keep_partial = True
-        portions = set(view.portions)
-        for number in portions:
+        submissions = set(view.submissions)
+        for number in submissions:
             self.engine.cancel(number, reason="the batch was cancelled", gentle=not restart_runners)
-        while self.running and not portions.isdisjoint(view.portions):
+        while self.running and not submissions.isdisjoint(view.submissions):
             await view.changed.wait()
         if self._driver is not None and restart_runners:
             self.engine.warm()
@@ -359,16 +359,16 @@ class Scheduler(Supervision):
             TimeoutError: for `timeout` seconds no run has ended. With `clear_timeout_tasks`, what is left is cancelled.
             RuntimeError: the scheduler was stopped meanwhile.
         """
-        patience = self.default_timeout if timeout is None else timeout
+        seconds = self.default_timeout if timeout is None else timeout
         if await for_progress(
-            self._changed, patience=patience, unfinished=self._unfinished, running=lambda: self.running
+            self._changed, seconds=seconds, unfinished=self._unfinished, running=lambda: self.running
         ):
             return
         left = self._unfinished()
         tasks = sum(len(view.tasks) for view in left)
         if clear_timeout_tasks:
             await asyncio.gather(*(self.abort_batch(view.batch_id) for view in left))
-        raise TimeoutError(f"no run has ended for {patience:g} s; {tasks} tasks were left")
+        raise TimeoutError(f"no run has ended for {seconds:g} s; {tasks} tasks were left")
 
     def dynamic_timeout(self, timeout: float | None = None) -> float:
         """What was learned so far: ``min(T, ratio * mean)`` seconds, T being `timeout` (None:
@@ -384,8 +384,8 @@ class Scheduler(Supervision):
         return BatchView(batch_id, split=split, everywhere=self._changed, portion_ended=self._portion_ended)
 
     def _portion_ended(self, number: int) -> None:
-        if self._portions is not None:
-            self._portions.ended(number)
+        if self._submissions is not None:
+            self._submissions.ended(number)
 
     def _unfinished(self) -> list[BatchView]:
         return [view for view in self._batches.values() if view.tasks]
@@ -393,5 +393,5 @@ class Scheduler(Supervision):
     def _tidy(self, view: BatchView) -> None:
         if view.is_empty and self._batches.get(view.batch_id) is view:
             del self._batches[view.batch_id]
-            if self._kept is not None:
-                self._kept.leave(view.batch_id)
+            if self._result_store is not None:
+                self._result_store.leave(view.batch_id)

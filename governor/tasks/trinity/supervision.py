@@ -36,7 +36,7 @@ class Supervision:
         if view is None or self._driver is None:
             return []
         engine = self._driver.engine
-        return [row for portion in sorted(view.portions) for row in engine.explain(portion)]
+        return [row for submission in sorted(view.submissions) for row in engine.explain(submission)]
 
     def running_tasks(self, batch_id: BatchId) -> list[RunningTaskState]:
         """The tasks of a batch that a runner executes now."""
@@ -46,7 +46,7 @@ class Supervision:
         return [
             RunningTaskState(view.tasks[state.task], slot_index)
             for slot_index, state in self._driver.engine.slot_states().items()
-            if state.ended is None and state.batch in view.portions and state.task in view.tasks
+            if state.ended is None and state.batch in view.submissions and state.task in view.tasks
         ]
 
     def get_runner_state(self, runner_id: int) -> dict[str, Any]:

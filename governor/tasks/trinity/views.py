@@ -27,7 +27,7 @@ if TYPE_CHECKING:
         AttemptStarted,
         BatchEnded,
     )
-    from governor.tasks.trinity.kept import KeptBatch
+    from governor.tasks.trinity.result_store import StoredBatch
 
 RUN_SECONDS = "time/run_execution"
 """Name of the metric that every completed run gets: its running time in seconds."""
@@ -127,10 +127,10 @@ class StepLimits:
     portion of it is left. See `story.Limits`.
     """
 
-    def __init__(self, durations: Durations, view: BatchView, portion: int) -> None:
+    def __init__(self, durations: Durations, view: BatchView, submission: int) -> None:
         self._durations = durations
         self._view = view
-        self._portion = portion
+        self._submission = submission
 
     def limit(self, timeout: float | None = None) -> float:
         return self._durations.limit(timeout)
@@ -139,7 +139,7 @@ class StepLimits:
         self._durations.observe(self._view.batch_id, seconds, is_eval)
 
     def step_done(self, _: BatchId) -> None:
-        if self._view.portions <= {self._portion}:
+        if self._view.submissions <= {self._submission}:
             self._durations.step_done(self._view.batch_id)
 
 
@@ -158,7 +158,7 @@ class BatchView:
         split: int | None,
         everywhere: Notifier | None = None,
         portion_ended: Callable[[int], None] = lambda _: None,
-        kept: KeptBatch | None = None,
+        stored: StoredBatch | None = None,
     ) -> None:
         self.batch_id = batch_id
         self.scheduled = 0
@@ -171,33 +171,33 @@ class BatchView:
         """On their way to a caller, who may be cancelled yet."""
         self.succeeded = 0
         """Those of `completed` of which every run succeeded."""
-        self.portions: set[int] = set()
+        self.submissions: set[int] = set()
         """Batches of the engine that have not ended."""
         self.changed = Notifier()
         self._everywhere = everywhere or Notifier()
         self._portion_ended = portion_ended
         self._split = split
-        self.kept = kept
+        self.stored = stored
 
-    def begin(self, portion: int, tasks: Sequence[TaskWrapper]) -> None:
+    def begin(self, submission: int, tasks: Sequence[TaskWrapper]) -> None:
         """A batch of the engine that is about to be submitted; its ids are new here."""
         for task in tasks:
             task.sub_task_num = -(-task.total_runs // (self._split or task.total_runs))
             self.tasks[task.task_id] = task
         self.scheduled += len(tasks)
-        self.portions.add(portion)
+        self.submissions.add(submission)
 
-    def forget(self, portion: int, tasks: Sequence[TaskWrapper]) -> None:
+    def forget(self, submission: int, tasks: Sequence[TaskWrapper]) -> None:
         """It was not taken."""
         for task in tasks:
             self.tasks.pop(task.task_id, None)
         self.scheduled -= len(tasks)
-        self.portions.discard(portion)
+        self.submissions.discard(submission)
 
     def refuse_known(self, task_ids: Iterable[str]) -> None:
         """Raises ValueError for ids of tasks that were not handed out yet."""
-        kept = self.tasks.keys() | self.completed.keys() | self._in_hand.keys()
-        known = [task_id for task_id in task_ids if task_id in kept]
+        owned = self.tasks.keys() | self.completed.keys() | self._in_hand.keys()
+        known = [task_id for task_id in task_ids if task_id in owned]
         if known:
             raise ValueError(
                 f"batch {self.batch_id!r} has tasks of these ids already: {', '.join(known[:10])}"
@@ -229,7 +229,7 @@ class BatchView:
     def end(self) -> None:
         """There is no engine any more: what has no outcome will have none."""
         self.tasks.clear()
-        self.portions.clear()
+        self.submissions.clear()
         self.wake()
 
     def wake(self) -> None:
@@ -256,8 +256,8 @@ class BatchView:
 
     def run_ended(self, record: TaskRecord, payload: bytes) -> None:
         self._everywhere.run_ended_at = time.monotonic()
-        if self.kept is not None:
-            self.kept.enter(record)
+        if self.stored is not None:
+            self.stored.enter(record)
         self._enter(record, payload)
 
     def inherit(self, records: Iterable[TaskRecord]) -> None:
@@ -269,8 +269,8 @@ class BatchView:
         task = self.tasks.get(record.task)
         if task is None:
             return
-        if self.kept is not None:
-            payload = self.kept.payload(record)
+        if self.stored is not None:
+            payload = self.stored.payload(record)
         task.enter(record, payload, split=self._split or task.total_runs)
         if task.ended_runs < task.total_runs:
             return
@@ -287,7 +287,7 @@ class BatchView:
 
     def batch_ended(self, ended: BatchEnded) -> None:
         if isinstance(ended.batch, int):
-            self.portions.discard(ended.batch)
+            self.submissions.discard(ended.batch)
             self._portion_ended(ended.batch)
         self.wake()
 

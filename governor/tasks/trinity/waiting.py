@@ -33,15 +33,15 @@ async def for_batch(
     `WaitPolicy`, which raises ValueError. `deadline` is in monotonic seconds.
     """
     # More may be scheduled meanwhile: that all have ended is for the view to say.
-    patience = WaitPolicy(
+    policy = WaitPolicy(
         total=sys.maxsize, min_num=min_num, wait_after_min=wait_after_min, deadline=deadline, count=count
     )
     while view.tasks:
         now = time.monotonic()
-        verdict = patience.look(ended=len(view.completed), succeeded=view.succeeded, now=now)
+        verdict = policy.check(ended=len(view.completed), succeeded=view.succeeded, now=now)
         if verdict is not None or not running():
             return verdict or "timeout"
-        alarm = patience.next_alarm()
+        alarm = policy.next_alarm()
         await view.changed.wait(None if alarm is None else max(0.0, alarm - now))
     return "all"
 
@@ -49,11 +49,11 @@ async def for_batch(
 async def for_progress(
     changed: Notifier,
     *,
-    patience: float,
+    seconds: float,
     unfinished: Callable[[], Iterable[BatchView]],
     running: Callable[[], bool],
 ) -> bool:
-    """Until nothing is unfinished (True), or no run has ended for `patience` seconds (False). `changed` is that of all
+    """Until nothing is unfinished (True), or no run has ended for `seconds` seconds (False). `changed` is that of all
     batches.
 
     Raises:
@@ -63,7 +63,7 @@ async def for_progress(
     while any(True for _ in unfinished()):
         if not running():
             raise RuntimeError("the scheduler was stopped, and had tasks left")
-        left = max(began, changed.run_ended_at) + patience - time.monotonic()
+        left = max(began, changed.run_ended_at) + seconds - time.monotonic()
         if left <= 0:
             return False
         await changed.wait(left)

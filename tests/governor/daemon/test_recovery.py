@@ -333,7 +333,7 @@ class TestFiles:
         far, other = tmp_path / "far", tmp_path / "other"
         far.mkdir()
         other.mkdir()
-        monkeypatch.setattr(head, "FAR_FOLDER", far)
+        monkeypatch.setattr(head, "FALLBACK_FOLDER", far)
         deep = tmp_path / ("x" * 60)
         folders = [
             head.RayHead(state_folder=state, runtime_folder=deep, num_cpus=1)._make_temp()

@@ -30,7 +30,7 @@ async def ray_head():
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
-async def crew(ray_head, tmp_path_factory):
+async def harness(ray_head, tmp_path_factory):
     from governor.tasks.cluster.cluster import Cluster
 
     folder = tmp_path_factory.mktemp("run")
@@ -62,13 +62,13 @@ async def crew(ray_head, tmp_path_factory):
     )
     engine = Engine(runners=runners, cluster=cluster, folder=folder, grace=0.2)
     await engine.start()
-    yield Crew(spec, cluster, runners, engine, folder)
+    yield Harness(spec, cluster, runners, engine, folder)
     await engine.close()
     await cluster.disconnect()
 
 
 @dataclass
-class Crew:
+class Harness:
     spec: ConductorSpec
     cluster: object
     runners: object
@@ -103,7 +103,7 @@ async def gate():
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def pool(crew):
+async def pool(harness):
     from scheduling import BASE
 
     from governor.tasks import Scheduler
@@ -122,7 +122,7 @@ async def scheduler(pool):
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def coordinator_pool(crew, ray_head):
+async def coordinator_pool(harness, ray_head):
     from scheduling import BASE
 
     from governor.tasks import RolloutCoordinator

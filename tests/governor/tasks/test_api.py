@@ -7,7 +7,7 @@ import math
 import pytest
 
 from governor.tasks import OverRollout, SchedulerConfig, Task
-from governor.tasks.runner_process.pickled import Functions
+from governor.tasks.runner_process.pickled import PickleStore
 from governor.tasks.trinity.handover import specs_of
 
 NAN = math.nan
@@ -41,7 +41,7 @@ def test_settings(fields, message):
 
 
 def spec(task, **config):
-    named = Functions("test").name_tasks([task.call], [task.args])
+    named = PickleStore("test").name_tasks([task.call], [task.args])
     (found,) = specs_of([task], 0, config=SchedulerConfig(**config), named=named)
     return found
 

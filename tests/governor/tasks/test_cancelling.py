@@ -19,8 +19,8 @@ CANCELLED = "the task was cancelled"
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def world(crew, tmp_path_factory):
-    async with open_world(crew.cluster, tmp_path_factory.mktemp("run")) as world:
+async def world(harness, tmp_path_factory):
+    async with open_world(harness.cluster, tmp_path_factory.mktemp("run")) as world:
         yield world
 
 
@@ -102,12 +102,12 @@ async def test_it_does_not_cut_a_report_in_two(world):
 async def test_user_code_cleans_up(world, tmp_path):
     runner = await world.ready()
     note, other, third = tmp_path / "note", tmp_path / "other", tmp_path / "third"
-    works = [
+    work_items = [
         world.work("clean_up", args={"note": str(note)}),
         world.work("clean_up_async", args={"note": str(other)}),
         world.work("steps", args={"note": str(third)}),
     ]
-    for work in works:
+    for work in work_items:
         world.runners.send(runner, [work])
         await world.begun(runner, work)
         await asyncio.sleep(0.02)
@@ -116,7 +116,7 @@ async def test_user_code_cleans_up(world, tmp_path):
     assert note.read_text() == f"cancelled: {CANCELLED}"
     assert (tmp_path / "note.finally").exists()
     assert other.exists()
-    (rescued,) = world.heard.all(runner, Over, works[2].ticket)
+    (rescued,) = world.heard.all(runner, Over, work_items[2].ticket)
     assert (rescued.value, rescued.error, rescued.dropped) == ("rescued", "", True)
     world.give_back(runner)
 
@@ -203,19 +203,21 @@ async def test_signals_at_any_moment_hit_only_whom_they_are_meant_for(world, see
     while time.monotonic() < end:
         call = chance.choice(["short", "short", "short_async", "nothing"])
         runs = [tuple(range(chance.choice([1, 3]))) for _ in range(chance.randrange(1, 40))]
-        works = [world.work(call, runs=each) for each in runs]
+        work_items = [world.work(call, runs=each) for each in runs]
         start = len(news)
-        world.runners.send(runner, works)
+        world.runners.send(runner, work_items)
         async with asyncio.timeout(5):
-            while not all_over(news[start:], works):
+            while not all_over(news[start:], work_items):
                 await asyncio.sleep(chance.choice([0, 0, 1e-4, 5e-4, 2e-3]))
                 told = news[-1]
                 ticket = (
-                    told.ticket + chance.randrange(2) if isinstance(told, Begun | Over) else works[0].ticket
+                    told.ticket + chance.randrange(2)
+                    if isinstance(told, Begun | Over)
+                    else work_items[0].ticket
                 )
                 asked.add(ticket)
                 world.runners.cancel(runner, ticket)
-        hits += check(news[start:], works, asked)
+        hits += check(news[start:], work_items, asked)
     assert hits > 10
     assert not world.heard.all(runner, RunnerGone)
     world.give_back(runner)
@@ -225,7 +227,7 @@ def taken_back(news):
     return {ticket for each in news if isinstance(each, tuple) for ticket in each}
 
 
-def all_over(news, works):
+def all_over(news, work_items):
     ends = {}
     for each in news:
         if isinstance(each, Over):
@@ -237,15 +239,15 @@ def all_over(news, works):
             work.ticket in ends
             and (ends[work.ticket][-1].dropped or len(ends[work.ticket]) == len(work.runs))
         )
-        for work in works
+        for work in work_items
     )
 
 
-def check(news, works, asked):
+def check(news, work_items, asked):
     """Every run that began ended once, in order; only who was asked to end has done so. How many did."""
     back, hits = taken_back(news), 0
     told = [each for each in news if isinstance(each, Begun | Over)]
-    for work in works:
+    for work in work_items:
         if work.ticket in back:
             continue
         for run in work.runs:

@@ -34,8 +34,8 @@ class Pool:
     def start(self, runner, shape):
         self.told.append(("start", runner, shape))
 
-    def send(self, runner, works):
-        self.sent[runner] = list(works)
+    def send(self, runner, work_items):
+        self.sent[runner] = list(work_items)
 
     def revoke(self, runner):
         self.told.append(("revoke", runner))
@@ -270,12 +270,12 @@ async def test_a_line_that_nobody_takes_costs_no_result(house, monkeypatch):
 
 async def test_a_place_without_hope_is_said_to_have_none(house):
     engine, pool, _ = house
-    waiting = asyncio.create_task(engine.seated(0))
+    waiting = asyncio.create_task(engine.wait_for_runner(0))
     while not waiting.done():
         await asyncio.sleep(0)
         if not waiting.done() and pool.told[-1][0] == "start":
             engine.runner_changed(RunnerGone(pool.told[-1][1], time.monotonic(), "no python"))
-    with pytest.raises(RuntimeError, match="no runner can be started on place 0"):
+    with pytest.raises(RuntimeError, match="no runner can be started for slot 0"):
         waiting.result()
 
 

@@ -18,7 +18,7 @@ from governor.tasks.agentlab.session import GraphSession
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _shared(crew):
+def _shared(harness):
     yield
     if GraphSession._shared is not None:
         GraphSession._shared.close()
@@ -50,7 +50,7 @@ class Actor:
 
 
 @pytest.fixture
-def remote(crew):
+def remote(harness):
     import ray
     from ray import cloudpickle
 

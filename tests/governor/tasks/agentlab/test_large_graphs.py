@@ -7,7 +7,7 @@ from experiments import Exp
 
 from governor.tasks import SchedulerConfig, execute_task_graph
 
-pytestmark = [pytest.mark.usefixtures("crew"), pytest.mark.long]
+pytestmark = [pytest.mark.usefixtures("harness"), pytest.mark.long]
 
 CHAIN = 10_000
 WIDE = 100_000

@@ -19,7 +19,7 @@ from governor.tasks import SchedulerConfig, TaskFailed, execute_task_graph
 from governor.tasks.agentlab.ray_tasks import _episode_timeout, parse_and_truncate_error, run_exp
 from governor.tasks.errors import GraphError
 
-pytestmark = pytest.mark.usefixtures("crew")
+pytestmark = pytest.mark.usefixtures("harness")
 
 QUICK = SchedulerConfig(grace=0.2)
 

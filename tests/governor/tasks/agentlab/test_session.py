@@ -22,7 +22,7 @@ SUPPORT = f"{Path(experiments.__file__).parent}:{Path.cwd()}"
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _shared(crew):
+def _shared(harness):
     yield
     if GraphSession._shared is not None:
         GraphSession._shared.close()
@@ -119,7 +119,7 @@ def test_what_it_stored_is_released(tmp_path):
     assert [each.outcome() for each in results] == list(range(50))
     bad = run_exp.remote(Exp("bad", "fail"))
     assert run_exp.remote(Exp("never"), bad).outcome().cause == "bad"
-    users = GraphSession.shared()._driver.functions._users
+    users = GraphSession.shared()._driver.pickle_store._references
     until(lambda: not users)
 
 

@@ -111,7 +111,7 @@ def begun(story):
     return [line["exp"] for line in story_of(story) if line["what"] == "begun"]
 
 
-def test_started_again_it_keeps_what_is_done(crew, tmp_path):
+def test_started_again_it_keeps_what_is_done(harness, tmp_path):
     folder, story, there = tmp_path / "study", tmp_path / "story", tmp_path / "there"
 
     def exps():
@@ -149,12 +149,12 @@ def test_started_again_it_keeps_what_is_done(crew, tmp_path):
     assert third["fails"] == "now"
 
 
-def test_two_calls_cannot_share_a_folder(crew, tmp_path):
+def test_two_calls_cannot_share_a_folder(harness, tmp_path):
     with Study(tmp_path / "study"), pytest.raises(TryAgain, match="another call"):
         launch(tmp_path / "study", Exp("a"))
 
 
-def test_a_result_is_on_the_disk_before_a_dependant_runs(crew, tmp_path, monkeypatch):
+def test_a_result_is_on_the_disk_before_a_dependant_runs(harness, tmp_path, monkeypatch):
     folder, entered = tmp_path / "study", tmp_path / "entered"
     synced = []
     fsync = os.fsync
@@ -174,7 +174,7 @@ def test_a_result_is_on_the_disk_before_a_dependant_runs(crew, tmp_path, monkeyp
     assert 3 <= len(synced) < 50
 
 
-def test_a_study_that_cannot_be_written_ends_with_the_reason(crew, tmp_path, monkeypatch):
+def test_a_study_that_cannot_be_written_ends_with_the_reason(harness, tmp_path, monkeypatch):
     def full(self, record):
         raise OSError(28, "No space left on device")
 
@@ -197,7 +197,7 @@ execute_task_graph(exps, folder=sys.argv[1], config=SchedulerConfig(address=os.e
 
 
 @pytest.mark.long
-def test_after_kill_9_of_the_caller_the_rest_is_done(crew, tmp_path):
+def test_after_kill_9_of_the_caller_the_rest_is_done(harness, tmp_path):
     import ray
 
     folder, story = tmp_path / "study", tmp_path / "story"

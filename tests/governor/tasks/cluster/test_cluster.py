@@ -31,7 +31,7 @@ from governor.tasks.protocol.wire import (
     Over,
     StateUpdate,
 )
-from governor.tasks.runners.handle import Elsewhere
+from governor.tasks.runners.handle import RemoteProcess
 from governor.tasks.scheduling.events import BatchSpec, RunnerGone
 
 pytestmark = [pytest.mark.ray, pytest.mark.asyncio(loop_scope="session")]
@@ -72,7 +72,7 @@ async def alone(cluster):
 
 
 @pytest_asyncio.fixture(loop_scope="session")
-async def join(crew, ray_head, tmp_path_factory):
+async def join(harness, ray_head, tmp_path_factory):
     """Adds nodes; the cluster is as before at the end."""
     nodes = []
 
@@ -80,20 +80,20 @@ async def join(crew, ray_head, tmp_path_factory):
         temp_dir = tempfile.mkdtemp(prefix="n-", dir=ray_head.token_path.parent)
         node = SecondNode(ray_head, num_cpus=num_cpus, resources=FAR, temp_dir=temp_dir)
         nodes.append(await node.start())
-        assert await crew.cluster.refresh()
-        await seen(crew.cluster, node.id)
+        assert await harness.cluster.refresh()
+        await seen(harness.cluster, node.id)
         return node
 
     yield join
     for node in nodes:
         await node.stop()
-    await alone(crew.cluster)
+    await alone(harness.cluster)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def far(crew, tmp_path_factory):
+async def far(harness, tmp_path_factory):
     """Runners that come by TCP and see nothing of the run's folder."""
-    async with open_world(crew.cluster, tmp_path_factory.mktemp("run"), unix=False) as world:
+    async with open_world(harness.cluster, tmp_path_factory.mktemp("run"), unix=False) as world:
         unshare(world.runners)
         yield world
 
@@ -116,7 +116,7 @@ def is_empty(folder):
 
 
 def node_of(world, runner):
-    return world.runners._members[runner].hello.node
+    return world.runners._handles[runner].hello.node
 
 
 # -- without another machine ---------------------------------------------------------------------------------
@@ -143,7 +143,7 @@ async def test_ray_that_hangs_is_not_waited_for(monkeypatch):
     host, port = server.sockets[0].getsockname()
     cluster = Cluster(address=f"{host}:{port}", token_path=None, namespace="x")
     monkeypatch.setattr(cluster, "_connect", hanging.wait)
-    monkeypatch.setattr(cluster, "_leave", lambda: told.append("left"))
+    monkeypatch.setattr(cluster, "_shut_down", lambda: told.append("left"))
     try:
         async with asyncio.timeout(10):
             with pytest.raises(ConductorError, match=r"did not answer within 0\.2 s"):
@@ -159,13 +159,13 @@ async def test_ray_that_hangs_is_not_waited_for(monkeypatch):
 
 async def test_far_runners_work_as_near_ones_do(far):
     runner = await far.ready()
-    assert isinstance(far.runners._members[runner].reach, Elsewhere)
-    works = [far.work("give", args={"value": n}, runs=(0, 1)) for n in range(200)]
+    assert isinstance(far.runners._handles[runner].process, RemoteProcess)
+    work_items = [far.work("give", args={"value": n}, runs=(0, 1)) for n in range(200)]
     begin = time.monotonic()
-    far.runners.send(runner, works)
-    await far.over(runner, works[-1])
+    far.runners.send(runner, work_items)
+    await far.over(runner, work_items[-1])
     told = far.heard.all(runner, Begun | Over)
-    wanted = [(work.ticket, run, kind) for work in works for run in work.runs for kind in (Begun, Over)]
+    wanted = [(work.ticket, run, kind) for work in work_items for run in work.runs for kind in (Begun, Over)]
     assert [(each.ticket, each.run, type(each)) for each in told] == wanted
     assert begin <= told[0].at <= told[-1].at <= time.monotonic()
     far.give_back(runner)
@@ -220,8 +220,8 @@ async def test_what_cannot_be_encoded_fails_and_what_is_beside_it_works(far):
 
 async def test_work_is_taken_back_and_a_task_is_cancelled_by_the_nodes_agent(far):
     runner = await far.ready()
-    first, *rest = works = [far.work("sleep"), *(far.work("nothing") for _ in range(9))]
-    far.runners.send(runner, works)
+    first, *rest = work_items = [far.work("sleep"), *(far.work("nothing") for _ in range(9))]
+    far.runners.send(runner, work_items)
     await far.begun(runner, first)
     far.runners.cancel(runner, first.ticket)
     (over,) = await far.over(runner, first)
@@ -285,30 +285,30 @@ async def test_nothing_of_a_crashed_far_runner_lives_when_its_end_is_told(far, t
     assert all(map(dead, left))
 
 
-async def test_a_far_runner_dies_when_nobody_knows_what_was_taken_back(far, crew):
+async def test_a_far_runner_dies_when_nobody_knows_what_was_taken_back(far, harness):
     runner = await far.ready(fresh=True)
     pid = far.runners.pid(runner)
     first = far.work("sleep")
     far.runners.send(runner, [first, far.work("nothing")])
     await far.begun(runner, first)
-    await crew.cluster.ask_agent(
+    await harness.cluster.ask_agent(
         node_of(far, runner), "ready"
     )  # the runner has asked it too, and is answered
-    agent = crew.cluster._agents[node_of(far, runner)]
-    await crew.cluster.call(partial(kill_and_see, crew.cluster.ray, agent))
+    agent = harness.cluster._agents[node_of(far, runner)]
+    await harness.cluster.call(partial(kill_and_see, harness.cluster.ray, agent))
     far.runners.revoke(runner)
     gone = await far.gone(runner)
-    assert gone.reason == "its node did not say what it has taken back"
+    assert gone.reason == "its node did not report which attempts it has taken back"
     assert dead(pid)
     assert far.heard.of[runner][-1] is gone
     assert not [each for each in far.heard.of[runner] if isinstance(each, tuple)]
 
 
-async def test_an_agent_that_died_is_replaced(far, crew):
+async def test_an_agent_that_died_is_replaced(far, harness):
     runner = await far.ready(fresh=True)
     pid = far.runners.pid(runner)
-    agent = crew.cluster._agents[node_of(far, runner)]
-    await crew.cluster.call(lambda: crew.cluster.ray.kill(agent))
+    agent = harness.cluster._agents[node_of(far, runner)]
+    await harness.cluster.call(lambda: harness.cluster.ray.kill(agent))
     far.runners.kill(runner, "enough")
     await far.gone(runner)
     assert dead(pid)
@@ -317,29 +317,29 @@ async def test_an_agent_that_died_is_replaced(far, crew):
 # -- two nodes -----------------------------------------------------------------------------------------------
 
 
-async def test_a_node_that_joins_gives_places_and_one_that_leaves_takes_them(crew, join):
+async def test_a_node_that_joins_gives_places_and_one_that_leaves_takes_them(harness, join):
     shape = (("node_b", 1.0),)
-    assert crew.cluster.slots(shape) == 0
-    assert "no node of the Ray cluster has node_b 1" in crew.cluster.why_never(shape)
+    assert harness.cluster.slots(shape) == 0
+    assert "no node of the Ray cluster has node_b 1" in harness.cluster.why_never(shape)
     node = await join(num_cpus=2)
-    crew.engine.resize([(), shape])
-    assert (crew.cluster.slots(()), crew.cluster.slots(shape)) == (4, 2)
-    assert crew.engine._core.crew.places(()) == 4
-    assert node.id in crew.cluster._agents
+    harness.engine.resize([(), shape])
+    assert (harness.cluster.slots(()), harness.cluster.slots(shape)) == (4, 2)
+    assert harness.engine._core.slots.capacity(()) == 4
+    assert node.id in harness.cluster._agents
     await node.stop()
-    await alone(crew.cluster)
-    assert node.id not in crew.cluster._agents
-    await crew.cluster.node_lost(node.id)
-    await crew.cluster.refresh()
-    assert not crew.cluster._lost
-    crew.engine.resize([(), shape])
-    assert crew.engine._core.crew.places(()) == 2
-    assert crew.engine._core.crew.places(shape) == 0
+    await alone(harness.cluster)
+    assert node.id not in harness.cluster._agents
+    await harness.cluster.node_lost(node.id)
+    await harness.cluster.refresh()
+    assert not harness.cluster._lost
+    harness.engine.resize([(), shape])
+    assert harness.engine._core.slots.capacity(()) == 2
+    assert harness.engine._core.slots.capacity(shape) == 0
 
 
-async def test_runners_are_spread_and_resources_of_a_node_are_used(crew, join, tmp_path):
+async def test_runners_are_spread_and_resources_of_a_node_are_used(harness, join, tmp_path):
     node = await join(num_cpus=2)
-    async with open_world(crew.cluster, tmp_path) as world:
+    async with open_world(harness.cluster, tmp_path) as world:
         runners = await asyncio.gather(*(world.ready() for _ in range(4)))
         assert Counter(node_of(world, runner) for runner in runners)[node.id] == 2
         special = await world.ready(shape=(("node_b", 2.0),))
@@ -348,23 +348,23 @@ async def test_runners_are_spread_and_resources_of_a_node_are_used(crew, join, t
 
 @pytest.mark.long
 async def test_a_node_is_lost_its_tasks_go_on_elsewhere_and_that_costs_no_attempt(
-    crew, join, tmp_path, tmp_path_factory
+    harness, join, tmp_path, tmp_path_factory
 ):
     from governor.tasks.runners.pool import Runners
 
     node = await join(num_cpus=2)
     sockets = tmp_path_factory.mktemp("s")
     runners = Runners(
-        cluster=crew.cluster,
+        cluster=harness.cluster,
         run="x",
         run_folder=tmp_path,
         socket_folder=sockets,
         import_path=[str(USER_CODE)],
     )
     hide(runners)
-    engine = Engine(runners=runners, cluster=crew.cluster, folder=tmp_path, grace=0.2)
+    engine = Engine(runners=runners, cluster=harness.cluster, folder=tmp_path, grace=0.2)
     await engine.start()
-    there = {each.id for each in runners._members.values() if each.hello.node == node.id}
+    there = {each.id for each in runners._handles.values() if each.hello.node == node.id}
     assert len(there) == 2
     ends, gone, held = Ends(), [], engine.runner_changed
     runners.listener.runner_changed = lambda event: (gone.append(event), held(event))
@@ -382,9 +382,9 @@ async def test_a_node_is_lost_its_tasks_go_on_elsewhere_and_that_costs_no_attemp
     killed = time.monotonic()
     node.kill()
     await ends.until(lambda: ends.end is not None)
-    assert crew.cluster.slots(()) == 2  # Ray believes in it for another ten seconds
-    assert await crew.cluster.refresh()
-    assert not await crew.cluster.refresh()
+    assert harness.cluster.slots(()) == 2  # Ray believes in it for another ten seconds
+    assert await harness.cluster.refresh()
+    assert not await harness.cluster.refresh()
     lost = [event for event in gone if isinstance(event, RunnerGone) and event.runner in there]
     assert {event.runner for event in lost} == there
     assert max(event.now for event in lost) - killed < 4

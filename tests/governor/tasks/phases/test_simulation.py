@@ -32,13 +32,13 @@ USER_CODE = Path(__file__).parents[1] / "user_code"
 class Phases:
     """Each has a number of its own."""
 
-    def __init__(self, crew):
-        self.crew = crew
-        self.spec = crew.spec
+    def __init__(self, harness):
+        self.harness = harness
+        self.spec = harness.spec
         self.given_up = []
 
     def command(self, *, agent="far_walks:Reflex", entry="far_walks:Walk", **fields):
-        number = next(self.crew.phases)
+        number = next(self.harness.phases)
         base = {
             "phase": number, "name": f"phase {number}", "mode": "eval", "environment": "field", "agents": ("walker",),
             "episodes": 3, "workers": 1, "max_steps": None, "episode_timeout": None, "seed": 7, "transport": "ray",
@@ -53,8 +53,8 @@ class Phases:
         simulation = Simulation(command=command, spec=self.spec, link=link)
         ray = RaySimulation(
             simulation,
-            engine=self.crew.engine,
-            ray_answers=ray_answers or self.crew.cluster.answers,
+            engine=self.harness.engine,
+            ray_answers=ray_answers or self.harness.cluster.answers,
             give_up=self.given_up.append,
         )
         return simulation, link, asyncio.create_task(ray.run())
@@ -71,12 +71,12 @@ class Phases:
         return await self.end(link, playing)
 
     def steps(self, command):
-        return trajectories.read(self.crew.folder, command.name)
+        return trajectories.read(self.harness.folder, command.name)
 
 
 @pytest.fixture
-def phases(crew):
-    return Phases(crew)
+def phases(harness):
+    return Phases(harness)
 
 
 def seeds(command, *indices):
@@ -108,15 +108,15 @@ async def test_short_ones_travel_in_chunks_and_are_played_by_runners_that_were_b
     assert {record.worker for record in records} == {0, 1}
     table = phases.steps(command)
     assert table["episode"].to_pylist() == [index for index in range(2000) for _ in range(5)]
-    assert streams_of(phases.crew.folder, command.name) == []
-    path = phases.crew.folder / "episodes" / f"{command.name}.jsonl"
+    assert streams_of(phases.harness.folder, command.name) == []
+    path = phases.harness.folder / "episodes" / f"{command.name}.jsonl"
     assert len(path.read_text().splitlines()) == 2000
 
 
-async def in_process(command, crew, folder, monkeypatch):
+async def in_process(command, harness, folder, monkeypatch):
     """The same phase by the other transport."""
     monkeypatch.syspath_prepend(str(USER_CODE))
-    spec = msgspec.structs.replace(crew.spec, run_folder=str(folder))
+    spec = msgspec.structs.replace(harness.spec, run_folder=str(folder))
     link = RecordingLink()
     controller = SimulationController(spec=spec, link=link)
     await controller.prepare()
@@ -136,11 +136,11 @@ async def test_the_same_seed_gives_the_same_episodes_and_steps_as_in_process(
     phases, tmp_path, monkeypatch, entry
 ):
     command = phases.command(episodes=30, max_steps=40, entry=entry, agent="far_walks:Reflex")
-    for folder in (phases.crew.folder, tmp_path):
+    for folder in (phases.harness.folder, tmp_path):
         state_file.save(folder / "agents" / f"{command.agents[0]}.state", {"shift": 1})
     ours, _ = await phases.play(command)
-    theirs = await in_process(command, phases.crew, tmp_path, monkeypatch)
-    (phases.crew.folder / "agents" / f"{command.agents[0]}.state").unlink()
+    theirs = await in_process(command, phases.harness, tmp_path, monkeypatch)
+    (phases.harness.folder / "agents" / f"{command.agents[0]}.state").unlink()
     assert without_seconds(ours) == without_seconds(theirs)
     table = phases.steps(command)
     assert table.equals(trajectories.read(tmp_path, command.name))
@@ -234,9 +234,9 @@ async def test_what_a_lost_node_had_in_work_is_played_by_a_runner_that_was_made_
     command = with_params(command, fault="hang", **bad)
     _, link, playing = phases.begin(command)
     visit = await gate.visit(seconds=60)
-    members = phases.crew.runners._members.values()
-    [member] = [each for each in members if each.hello is not None and each.hello.pid == visit.pid]
-    member.lost = True
+    handles = phases.harness.runners._handles.values()
+    [handle] = [each for each in handles if each.hello is not None and each.hello.pid == visit.pid]
+    handle.lost = True
     os.kill(visit.pid, signal.SIGKILL)
     records, end = await phases.end(link, playing)
     assert once_each(records, 20)
@@ -338,7 +338,9 @@ async def test_what_is_not_made_in_time_ends_the_phase_with_its_reason(phases):
 async def test_an_agent_that_does_not_learn_may_play_in_train_mode(phases):
     records, _ = await phases.play(phases.command(mode="train"))
     assert outcomes(records) == ["terminated"] * 3
-    assert not (phases.crew.folder / "agents").exists() or not list((phases.crew.folder / "agents").iterdir())
+    assert not (phases.harness.folder / "agents").exists() or not list(
+        (phases.harness.folder / "agents").iterdir()
+    )
 
 
 async def test_a_runner_that_does_not_see_the_folder_gets_the_state_and_sends_its_steps(
@@ -351,11 +353,11 @@ async def test_a_runner_that_does_not_see_the_folder_gets_the_state_and_sends_it
         state_file.save(folder / "agents/walker.state", {"shift": 1})
     phases.spec = msgspec.structs.replace(phases.spec, run_folder=str(far))
     ours, end = await phases.play(command)
-    theirs = await in_process(command, phases.crew, near, monkeypatch)
+    theirs = await in_process(command, phases.harness, near, monkeypatch)
     assert end.failures == 0
     assert without_seconds(ours) == without_seconds(theirs)
     assert trajectories.read(far, command.name).equals(trajectories.read(near, command.name))
-    assert not phases.crew.folder.joinpath("episodes", f"{command.name}.parquet").exists()
+    assert not phases.harness.folder.joinpath("episodes", f"{command.name}.parquet").exists()
 
 
 async def test_a_runner_that_dies_with_ray_is_no_crash_and_nothing_is_told_of_it(phases, gate):

@@ -28,8 +28,8 @@ def gone(pid: int) -> bool:
         return True
 
 
-async def test_results_flow_along_dependencies_and_repeats_arrive_as_lists(crew, task):
-    story = await crew.run(
+async def test_results_flow_along_dependencies_and_repeats_arrive_as_lists(harness, task):
+    story = await harness.run(
         task("a", "give", args={"value": 20}),
         task("b", "add", "a", args={"plus": 2}),
         task("many", "mine", "b", repeat=4),
@@ -43,8 +43,8 @@ async def test_results_flow_along_dependencies_and_repeats_arrive_as_lists(crew,
     assert order == ["a", "b", "many", "many", "many", "many", "all"]
 
 
-async def test_callables_of_every_kind(crew, task):
-    story = await crew.run(
+async def test_callables_of_every_kind(harness, task):
+    story = await harness.run(
         task("async", "later", args={"value": 5}),
         task("class", "Work", args={"base": 10}),
         task("aclass", "AsyncWork"),
@@ -57,18 +57,18 @@ async def test_callables_of_every_kind(crew, task):
     assert story["class"].value == 11
     assert story["aclass"].value == "async"
     run, name, run_id, attempt, left, folder = story["told"].value
-    assert (run, name, run_id, attempt, folder) == ("test-run", "told", 0, 1, str(crew.folder))
+    assert (run, name, run_id, attempt, folder) == ("test-run", "told", 0, 1, str(harness.folder))
     assert 19 < left <= 20
     assert story["scores"].metrics == {"accuracy": 0.75, "n": 3.0}
     assert story["measured"].value == [1, 2]
     assert story["measured"].metrics == {"loss": 0.5}
-    assert [path.read_bytes() for path in crew.folder.rglob("measured-0.payload")] == [b"\x00raw"]
+    assert [path.read_bytes() for path in harness.folder.rglob("measured-0.payload")] == [b"\x00raw"]
     assert story["builtin"].value == {"n": 1}
     assert [event.data["text"] for event in story.of(Log)] == ["seen told"]
 
 
-async def test_what_is_raised_is_a_failure_with_its_place(crew, task):
-    story = await crew.run(
+async def test_what_is_raised_is_a_failure_with_its_place(harness, task):
+    story = await harness.run(
         task("raise", "fail"),
         task("exit", "leave", args={"code": 3}),
         task("interrupt", "interrupt"),
@@ -90,8 +90,8 @@ async def test_what_is_raised_is_a_failure_with_its_place(crew, task):
     assert any("Traceback" in event.data["text"] for event in story.of(Log))
 
 
-async def test_a_process_that_ends_is_a_crash_and_the_others_go_on(crew, task):
-    story = await crew.run(
+async def test_a_process_that_ends_is_a_crash_and_the_others_go_on(harness, task):
+    story = await harness.run(
         task("exit", "drop_dead", args={"code": 7}),
         task("kill", "shoot", args={"number": int(signal.SIGKILL)}),
         task("segv", "shoot", args={"number": int(signal.SIGSEGV)}),
@@ -110,25 +110,25 @@ async def test_a_process_that_ends_is_a_crash_and_the_others_go_on(crew, task):
     assert (story["last"].outcome, story["last"].cause) == ("upstream_failed", "exit")
 
 
-async def test_values_that_are_large_or_no_json_go_to_files_and_come_back_as_inputs(crew, task):
-    story = await crew.run(
+async def test_values_that_are_large_or_no_json_go_to_files_and_come_back_as_inputs(harness, task):
+    story = await harness.run(
         task("big", "big", args={"size": 100_000}),
         task("a", "array", args={"size": 1000}),
         task("sum", "total", "a"),
         task("lock", "lock"),
     )
     assert story["big"].value is None
-    assert (crew.folder / story["big"].value_file).stat().st_size == 100_002
+    assert (harness.folder / story["big"].value_file).stat().st_size == 100_002
     assert story["big"].value_file.endswith("/big-0.json")
     assert story["a"].value_file.endswith("/a-0.npy")
     assert story["sum"].value == 499500.0
     assert story["lock"].outcome == "failed"
     assert "the returned lock cannot be serialised" in story["lock"].error
-    assert not list(crew.folder.rglob(".*.part"))
+    assert not list(harness.folder.rglob(".*.part"))
 
 
-async def test_a_retry_that_succeeds_is_a_success(crew, task):
-    story = await crew.run(task("flaky", "flaky", retries=2), task("fail", "fail", retries=1))
+async def test_a_retry_that_succeeds_is_a_success(harness, task):
+    story = await harness.run(task("flaky", "flaky", retries=2), task("fail", "fail", retries=1))
     assert (story["flaky"].outcome, story["flaky"].value, story["flaky"].attempts) == ("succeeded", 2, 2)
     assert (story["fail"].outcome, story["fail"].attempts) == ("failed", 2)
     retried = [(event.task, event.attempt, event.outcome) for event in story.of(TaskAttemptEnded)]
@@ -136,8 +136,8 @@ async def test_a_retry_that_succeeds_is_a_success(crew, task):
 
 
 @pytest.mark.parametrize("deed", ["sleep", "spin", "hold_the_gil", "swallow"])
-async def test_a_task_past_its_deadline_is_seen_dead(crew, task, deed):
-    story = await crew.run(task("hung", deed, timeout=0.3), task("fine", "nothing"))
+async def test_a_task_past_its_deadline_is_seen_dead(harness, task, deed):
+    story = await harness.run(task("hung", deed, timeout=0.3), task("fine", "nothing"))
     assert story["hung"].outcome == "timed_out"
     assert story["hung"].error == "ran longer than its timeout of 0.3 s"
     assert 0.3 <= story["hung"].seconds < 3
@@ -147,31 +147,31 @@ async def test_a_task_past_its_deadline_is_seen_dead(crew, task, deed):
 
 
 @pytest.mark.parametrize("deed", ["wait_on_child", "leave_a_grandchild"])
-async def test_no_descendant_survives_a_deadline(crew, task, deed, tmp_path):
+async def test_no_descendant_survives_a_deadline(harness, task, deed, tmp_path):
     note = tmp_path / "pid"
-    story = await crew.run(task("parent", deed, args={"note": str(note)}, timeout=1))
+    story = await harness.run(task("parent", deed, args={"note": str(note)}, timeout=1))
     assert story["parent"].outcome == "timed_out"
     assert gone(int(note.read_text()))
 
 
-async def test_neither_cold_start_nor_import_nor_queue_is_running_time(crew, task):
-    story = await crew.run(
+async def test_neither_cold_start_nor_import_nor_queue_is_running_time(harness, task):
+    story = await harness.run(
         task("slow", "slow_to_import:quick", timeout=0.5),
         task("queued", "sleep", args={"seconds": 0.25}, repeat=6, timeout=0.6),
     )
     assert {record.outcome for record in story.records.values()} == {"succeeded"}
 
 
-async def test_two_plain_tasks_run_at_once(crew, task, tmp_path):
-    story = await crew.run(
+async def test_two_plain_tasks_run_at_once(harness, task, tmp_path):
+    story = await harness.run(
         task("a", "meet", args={"folder": str(tmp_path), "name": "a", "other": "b"}),
         task("b", "meet", args={"folder": str(tmp_path), "name": "b", "other": "a"}),
     )
     assert story.end.failures == 0
 
 
-async def test_resources_are_held_and_what_can_never_be_had_is_said(crew, task):
-    story = await crew.run(
+async def test_resources_are_held_and_what_can_never_be_had_is_said(harness, task):
+    story = await harness.run(
         task("one", "sleep", args={"seconds": 0.1}, resources={"cpus": 2}, repeat=2),
         task("gpu", "nothing", resources={"gpus": 1}),
         task("half", "nothing", resources={"cpus": 0.5}, repeat=3),
@@ -184,8 +184,8 @@ async def test_resources_are_held_and_what_can_never_be_had_is_said(crew, task):
     assert [story["half", run].outcome for run in range(3)] == ["succeeded"] * 3
 
 
-async def test_stop_in_the_middle_cancels_everything_and_leaves_no_process(crew, task):
-    phase, link = crew.phase(
+async def test_stop_in_the_middle_cancels_everything_and_leaves_no_process(harness, task):
+    phase, link = harness.phase(
         task("quick", "nothing"),
         task("hung", "hold_the_gil", "quick", repeat=3),
         task("after", "nothing", "hung"),
@@ -209,8 +209,8 @@ async def test_stop_in_the_middle_cancels_everything_and_leaves_no_process(crew,
             assert gone(event.pid)
 
 
-async def test_done_runs_are_kept_and_their_values_are_inputs(crew, task):
-    kept = crew.folder / "results" / "old.json"
+async def test_done_runs_are_kept_and_their_values_are_inputs(harness, task):
+    kept = harness.folder / "results" / "old.json"
     kept.parent.mkdir(exist_ok=True)
     kept.write_text("[7]")
     done = (
@@ -220,7 +220,7 @@ async def test_done_runs_are_kept_and_their_values_are_inputs(crew, task):
         ),
         TaskRecord(task="bad", run=0, outcome="timed_out", attempts=1, seconds=1.0, error="late"),
     )
-    story = await crew.run(
+    story = await harness.run(
         task("many", "mine", repeat=2),
         task("file", "fail"),
         task("bad", "fail"),
@@ -235,33 +235,35 @@ async def test_done_runs_are_kept_and_their_values_are_inputs(crew, task):
     assert story.end.first_failure == 'task "bad" run 0 timed_out: late'
 
 
-async def test_a_graph_with_faults_is_refused_before_anything_runs(crew, task):
+async def test_a_graph_with_faults_is_refused_before_anything_runs(harness, task):
     with pytest.raises(ConductorError, match="a -> b -> a"):
-        crew.phase(task("a", "nothing", "b"), task("b", "nothing", "a"))[0].begin()
+        harness.phase(task("a", "nothing", "b"), task("b", "nothing", "a"))[0].begin()
 
 
-async def test_an_empty_graph_ends_at_once(crew):
-    story = await crew.run()
+async def test_an_empty_graph_ends_at_once(harness):
+    story = await harness.run()
     assert story.end.end == "tasks_done"
 
 
-async def test_ids_of_any_form_name_files_below_the_results_folder(crew, task):
-    story = await crew.run(
+async def test_ids_of_any_form_name_files_below_the_results_folder(harness, task):
+    story = await harness.run(
         task("../up/é", "big", args={"size": 70_000}), task("x" * 300, "array", args={"size": 3})
     )
     for record in story.records.values():
-        path = (crew.folder / record.value_file).resolve()
+        path = (harness.folder / record.value_file).resolve()
         assert path.is_file()
-        assert path.is_relative_to(crew.folder.resolve() / "results")
+        assert path.is_relative_to(harness.folder.resolve() / "results")
         assert Path(record.value_file).parts[0] == "results"
 
 
-async def test_deaths_are_not_late(crew, task, gate):
+async def test_deaths_are_not_late(harness, task, gate):
     """From the deadline and the grace of a task, by its own clock, to the death of its process. How late they are on a quiet
     machine is measured by `benchmarks/task_deaths.py`.
     """
     visit = {"gate": gate.path}
-    phase, _ = crew.phase(task("hung", "batch_deeds:visit", args=visit, timeout=0.2, repeat=6), grace=GRACE)
+    phase, _ = harness.phase(
+        task("hung", "batch_deeds:visit", args=visit, timeout=0.2, repeat=6), grace=GRACE
+    )
     phase.begin()
     running = asyncio.create_task(phase.run())
     lived = await asyncio.gather(*(life_of_the_next(gate) for _ in range(6)))
@@ -286,8 +288,8 @@ async def life_of_the_next(gate):
         os.close(handle)
 
 
-async def test_while_the_governor_is_away_lines_are_dropped_and_counted_and_outcomes_kept(crew, task):
-    phase, link = crew.phase(task("chat", "chat", args={"lines": 100}, repeat=60), task("bad", "fail"))
+async def test_while_the_governor_is_away_lines_are_dropped_and_counted_and_outcomes_kept(harness, task):
+    phase, link = harness.phase(task("chat", "chat", args={"lines": 100}, repeat=60), task("bad", "fail"))
     back, over = asyncio.Event(), asyncio.Event()
     report_all, batch_ended = link.report_all, phase.batch_ended
 
@@ -315,8 +317,8 @@ async def test_while_the_governor_is_away_lines_are_dropped_and_counted_and_outc
     assert LINES_WAITING <= len(lines) - 1 <= LINES_WAITING + REPORTS_AT_ONCE
 
 
-async def test_a_runner_that_dies_with_ray_is_no_crash_of_its_task(crew, task):
-    phase, link = crew.phase(
+async def test_a_runner_that_dies_with_ray_is_no_crash_of_its_task(harness, task):
+    phase, link = harness.phase(
         task("good", "nothing"),
         task("kill", "shoot", "good", args={"number": int(signal.SIGKILL)}, retries=1),
         task("after", "nothing", "kill"),
@@ -336,13 +338,13 @@ async def test_a_runner_that_dies_with_ray_is_no_crash_of_its_task(crew, task):
     phase.stop("the test is over")
 
 
-async def test_lines_keep_their_level_and_a_traceback_is_an_error(crew, task):
-    story = await crew.run(task("chat", "chat", args={"lines": 6}), task("bad", "fail"))
+async def test_lines_keep_their_level_and_a_traceback_is_an_error(harness, task):
+    story = await harness.run(task("chat", "chat", args={"lines": 6}), task("bad", "fail"))
     said = {event.data["text"]: event.level for event in story.of(Log) if event.event == "task.log"}
     assert said == {"0": "debug", "1": "info", "2": "info", "3": "warning", "4": "error", "5": "error"}
     assert [event.level for event in story.of(Log) if event.event == "task.traceback"] == ["error"]
 
 
-async def test_what_ray_says_is_not_printed(crew, task, capfd):
-    await crew.run(task("kill", "shoot", args={"number": int(signal.SIGKILL)}))
+async def test_what_ray_says_is_not_printed(harness, task, capfd):
+    await harness.run(task("kill", "shoot", args={"number": int(signal.SIGKILL)}))
     assert "(raylet)" not in "".join(capfd.readouterr())

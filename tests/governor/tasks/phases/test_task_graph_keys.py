@@ -17,8 +17,8 @@ pytestmark = [pytest.mark.ray, pytest.mark.asyncio(loop_scope="session")]
 class Phase:
     """A phase at work; it is over when the test is."""
 
-    def __init__(self, crew, tasks, fields):
-        self.work, self.link = crew.phase(*tasks, **fields)
+    def __init__(self, harness, tasks, fields):
+        self.work, self.link = harness.phase(*tasks, **fields)
 
     async def __aenter__(self):
         self.work.begin()
@@ -39,8 +39,8 @@ class Phase:
 
 
 @pytest.fixture
-def begin(crew):
-    return lambda *tasks, **fields: Phase(crew, tasks, fields)
+def begin(harness):
+    return lambda *tasks, **fields: Phase(harness, tasks, fields)
 
 
 @pytest.fixture
@@ -132,8 +132,8 @@ async def test_without_a_split_one_runner_has_them_all(begin, visit, gate):
     assert len(set(pids)) == 1
 
 
-async def test_what_has_priority_goes_first_also_before_earlier_phases(crew, begin, visit, gate):
-    crew.engine._core.attempts.bundles._means.clear()  # what took milliseconds in other tests would travel together
+async def test_what_has_priority_goes_first_also_before_earlier_phases(harness, begin, visit, gate):
+    harness.engine._core.attempts.bundles._means.clear()  # what took milliseconds in other tests would travel together
     tasks = [visit("low", priority=-1), visit("plain"), visit("high", priority=5)]
     async with begin(visit("x", priority=9), visit("y", priority=9), *tasks) as phase:
         at_work = await gate.visits(2)
@@ -151,15 +151,15 @@ async def test_what_has_priority_goes_first_also_before_earlier_phases(crew, beg
         await phase.end()
 
 
-async def test_a_limit_is_learned_by_phases_with_the_same_settings(crew, task):
+async def test_a_limit_is_learned_by_phases_with_the_same_settings(harness, task):
     """Through the conductor: it keeps what phases learn together."""
     link = RecordingLink()
-    conductor = TaskConductor(spec=crew.spec, link=link)
-    conductor._engine, conductor._cluster = crew.engine, crew.cluster
+    conductor = TaskConductor(spec=harness.spec, link=link)
+    conductor._engine, conductor._cluster = harness.engine, harness.cluster
     learned = DynamicTimeoutSpec(ratio=2.0, warmup_min_steps=1, floor=0.3)
 
     async def run(*tasks, dynamic):
-        number = next(crew.phases)
+        number = next(harness.phases)
         command = StartTasks(
             phase=number, name=f"keys {number}", tasks=tasks, seed=0, dynamic_timeout=dynamic, grace=0.1
         )

@@ -14,9 +14,9 @@ from governor.tasks.protocol.values import (
     DEEPEST,
     INLINE_BYTES,
     Unserialisable,
-    keep,
     load,
     read,
+    store,
 )
 
 
@@ -31,9 +31,9 @@ from governor.tasks.protocol.values import (
     ],
 )
 def test_small_json_like_values_travel_in_the_record(tmp_path, value, inline):
-    kept = keep(value, folder=tmp_path, stem="results/t-0")
-    assert kept.value == inline
-    assert type(kept.value) is type(inline)
+    stored = store(value, folder=tmp_path, stem="results/t-0")
+    assert stored.value == inline
+    assert type(stored.value) is type(inline)
     assert not list(tmp_path.iterdir())
 
 
@@ -50,28 +50,28 @@ def test_small_json_like_values_travel_in_the_record(tmp_path, value, inline):
     ],
 )
 def test_other_values_go_to_a_file_and_come_back_equal(tmp_path, value, suffix):
-    kept = keep(value, folder=tmp_path, stem="results/t-0")
-    assert kept.value_file == f"results/t-0{suffix}"
-    assert load(tmp_path / kept.value_file) == value
+    stored = store(value, folder=tmp_path, stem="results/t-0")
+    assert stored.value_file == f"results/t-0{suffix}"
+    assert load(tmp_path / stored.value_file) == value
     assert [path.name for path in (tmp_path / "results").iterdir()] == [f"t-0{suffix}"]
 
 
 def test_arrays_keep_their_type(tmp_path):
     array = np.arange(6, dtype=np.int16).reshape(2, 3)
-    kept = keep(array, folder=tmp_path, stem="t-0")
-    assert kept.value_file == "t-0.npy"
+    stored = store(array, folder=tmp_path, stem="t-0")
+    assert stored.value_file == "t-0.npy"
     assert load(tmp_path / "t-0.npy").dtype == np.int16
-    assert keep(np.array([{}]), folder=tmp_path, stem="o-0").value_file == "o-0.pkl"
+    assert store(np.array([{}]), folder=tmp_path, stem="o-0").value_file == "o-0.pkl"
 
 
 def test_what_cannot_be_kept_is_told_and_leaves_no_file(tmp_path):
     with pytest.raises(Unserialisable, match="the returned lock cannot be serialised: TypeError"):
-        keep(threading.Lock(), folder=tmp_path, stem="t-0")
+        store(threading.Lock(), folder=tmp_path, stem="t-0")
     deep: list = []
     for _ in range(100_000):
         deep = [deep]
     with pytest.raises(Unserialisable, match="the returned list cannot be serialised: RecursionError"):
-        keep(deep, folder=tmp_path, stem="t-0")
+        store(deep, folder=tmp_path, stem="t-0")
     assert not list(tmp_path.iterdir())
 
 
@@ -79,35 +79,35 @@ def test_what_is_nested_deeply_or_contains_itself_does_not_travel(tmp_path):
     """Its reader would run out of stack."""
     endless: list = [1]
     endless.append(endless)
-    kept = keep(endless, folder=tmp_path, stem="t-0")
-    again = load(tmp_path / kept.value_file)
+    stored = store(endless, folder=tmp_path, stem="t-0")
+    again = load(tmp_path / stored.value_file)
     assert again[0] == 1
     assert again[1] is again
     deep: list = []
     for _ in range(DEEPEST):
         deep = [deep]
-    assert keep(deep, folder=tmp_path, stem="t-1").value_file == "t-1.pkl"
-    assert keep(deep[0], folder=tmp_path, stem="t-2").value == deep[0]
+    assert store(deep, folder=tmp_path, stem="t-1").value_file == "t-1.pkl"
+    assert store(deep[0], folder=tmp_path, stem="t-2").value == deep[0]
 
 
 def test_metrics_are_bounded(tmp_path):
     """They travel in the record; a large dict of numbers is a value, as all others are."""
     many = {str(number): float(number) for number in range(INLINE_BYTES // 10)}
-    kept = keep(many, folder=tmp_path, stem="t-0")
-    assert kept.metrics == {}
-    assert load(tmp_path / kept.value_file) == many
+    stored = store(many, folder=tmp_path, stem="t-0")
+    assert stored.metrics == {}
+    assert load(tmp_path / stored.value_file) == many
     few = dict(list(many.items())[: INLINE_BYTES // 20])
-    assert keep(few, folder=tmp_path, stem="t-1").metrics == few
+    assert store(few, folder=tmp_path, stem="t-1").metrics == few
     with pytest.raises(Unserialisable, match="6553 metrics take more than 65536 bytes"):
-        keep(TaskResult(1, many), folder=tmp_path, stem="t-2")
+        store(TaskResult(1, many), folder=tmp_path, stem="t-2")
 
 
 def test_metrics_are_numbers_with_names(tmp_path):
-    assert keep({"a": 1, "b": np.float32(0.5)}, folder=tmp_path, stem="t").metrics == {"a": 1.0, "b": 0.5}
-    assert keep({"a": 1, "b": "no"}, folder=tmp_path, stem="t").metrics == {}
-    assert keep({"a": True}, folder=tmp_path, stem="t").metrics == {}
+    assert store({"a": 1, "b": np.float32(0.5)}, folder=tmp_path, stem="t").metrics == {"a": 1.0, "b": 0.5}
+    assert store({"a": 1, "b": "no"}, folder=tmp_path, stem="t").metrics == {}
+    assert store({"a": True}, folder=tmp_path, stem="t").metrics == {}
     with pytest.raises(Unserialisable, match="metric 'loss' is 'low'"):
-        keep(TaskResult(None, {"loss": "low"}), folder=tmp_path, stem="t")
+        store(TaskResult(None, {"loss": "low"}), folder=tmp_path, stem="t")
 
 
 def test_a_value_of_the_users_own_type(tmp_path):
@@ -115,26 +115,26 @@ def test_a_value_of_the_users_own_type(tmp_path):
     class Local:
         n: int
 
-    kept = keep([Local(1)], folder=tmp_path, stem="t")
-    assert load(tmp_path / kept.value_file) == [Local(1)]
+    stored = store([Local(1)], folder=tmp_path, stem="t")
+    assert load(tmp_path / stored.value_file) == [Local(1)]
 
 
 def test_numbers_that_json_does_not_know_stay_what_they_are(tmp_path):
     value = {"rewards": [float("nan"), float("-inf"), 0.1] * 10_000}
-    kept = keep(value, folder=tmp_path, stem="t")
-    nan, infinite, number, *_ = load(tmp_path / kept.value_file)["rewards"]
+    stored = store(value, folder=tmp_path, stem="t")
+    nan, infinite, number, *_ = load(tmp_path / stored.value_file)["rewards"]
     assert nan != nan  # noqa: PLR0124  # so is NaN
     assert (infinite, number) == (float("-inf"), 0.1)
 
 
 def test_a_payload_is_bytes_and_names_of_metrics_have_utf8(tmp_path):
     with pytest.raises(Unserialisable, match="the payload is a str, not bytes"):
-        keep(TaskResult(None, {}, "text"), folder=tmp_path, stem="t")
+        store(TaskResult(None, {}, "text"), folder=tmp_path, stem="t")
     with pytest.raises(Unserialisable, match="has no UTF-8 form"):
-        keep(TaskResult(None, {"\udc80": 1.0}), folder=tmp_path, stem="t")
-    assert keep({"\udc80": 1}, folder=tmp_path, stem="t").metrics == {}
+        store(TaskResult(None, {"\udc80": 1.0}), folder=tmp_path, stem="t")
+    assert store({"\udc80": 1}, folder=tmp_path, stem="t").metrics == {}
     assert (
-        keep(TaskResult(0, {}, bytearray(b"ab")), folder=tmp_path, stem="t", payload_inline=True).payload
+        store(TaskResult(0, {}, bytearray(b"ab")), folder=tmp_path, stem="t", payload_inline=True).payload
         == b"ab"
     )
     assert not list(tmp_path.glob("*.payload"))
@@ -142,8 +142,8 @@ def test_a_payload_is_bytes_and_names_of_metrics_have_utf8(tmp_path):
 
 def test_where_the_folder_is_not_to_be_had_files_travel(tmp_path):
     value = TaskResult(np.arange(3), {}, b"raw")
-    kept = keep(value, folder=tmp_path / "none", stem="r/t-0", writes=False)
-    assert [name for name, _ in kept.files] == ["r/t-0.payload", "r/t-0.npy"]
-    assert read(kept.files[1][1], suffix=".npy").tolist() == [0, 1, 2]
-    assert kept.value_file == "r/t-0.npy"
+    stored = store(value, folder=tmp_path / "none", stem="r/t-0", writes=False)
+    assert [name for name, _ in stored.files] == ["r/t-0.payload", "r/t-0.npy"]
+    assert read(stored.files[1][1], suffix=".npy").tolist() == [0, 1, 2]
+    assert stored.value_file == "r/t-0.npy"
     assert not (tmp_path / "none").exists()

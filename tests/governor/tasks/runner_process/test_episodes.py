@@ -17,7 +17,7 @@ from governor.tasks.protocol.episodes import (
     UNPREPARED,
     WITHOUT_STATE,
     EpisodeChunk,
-    heard,
+    decode_episode,
 )
 from governor.tasks.runner_process import episodes
 
@@ -47,7 +47,7 @@ class Runner:
     def play(self, *indices, **more):
         chunk = self.chunk(*indices, **more)
         assert self.call(chunk, 0) == READY
-        return [heard(self.call(chunk, run + 1))[0] for run in range(len(indices))]
+        return [decode_episode(self.call(chunk, run + 1))[0] for run in range(len(indices))]
 
 
 @pytest.fixture

@@ -11,27 +11,26 @@ from runner_world import open_world
 
 from governor.tasks.protocol.values import DEEPEST
 from governor.tasks.protocol.wire import Loading
-from governor.tasks.runner_process import calls
-from governor.tasks.runner_process import pickled as functions
-from governor.tasks.runner_process.pickled import KEPT_BYTES, Functions, fetch
+from governor.tasks.runner_process import calls, pickled
+from governor.tasks.runner_process.pickled import CACHE_BYTES, PickleStore, fetch
 
 pytestmark = [pytest.mark.ray, pytest.mark.asyncio(loop_scope="session")]
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def world(crew, tmp_path_factory):
-    async with open_world(crew.cluster, tmp_path_factory.mktemp("run")) as world:
+async def world(harness, tmp_path_factory):
+    async with open_world(harness.cluster, tmp_path_factory.mktemp("run")) as world:
         yield world
 
 
 @pytest.fixture
-def names(crew):
-    names = Names(crew.cluster.namespace)
+def names(harness):
+    names = Names(harness.cluster.namespace)
     yield names
     names.close()
 
 
-class Names(Functions):
+class Names(PickleStore):
     """Names one thing at a time, and stores it."""
 
     def name_call(self, call):
@@ -41,8 +40,8 @@ class Names(Functions):
         return self._stored(self.name_tasks(["m:a"], [args])).args[0]
 
     def _stored(self, named):
-        for name, pickled in named.pickles.items():
-            self.store(name, pickled, uses=named.uses[name])
+        for name, data in named.pickles.items():
+            self.store(name, data, uses=named.uses[name])
         return named
 
 
@@ -190,21 +189,26 @@ async def test_only_the_first_of_a_kind_says_that_it_loads(world, names):
     function = names.name_call(lambda x: x.pop())
     keys = [names.name_args({"x": {n}})[1] for n in range(20)]
     runner = await world.ready()
-    works = [*(world.work(each) for each in objects), *(world.work(function, args_key=key) for key in keys)]
-    world.runners.send(runner, works)
-    await world.over(runner, works[-1])
-    loading = [each.ticket for each in world.heard.all(runner, Loading) if each.ticket >= works[0].ticket]
-    assert loading == [works[0].ticket, works[20].ticket]
+    work_items = [
+        *(world.work(each) for each in objects),
+        *(world.work(function, args_key=key) for key in keys),
+    ]
+    world.runners.send(runner, work_items)
+    await world.over(runner, work_items[-1])
+    loading = [
+        each.ticket for each in world.heard.all(runner, Loading) if each.ticket >= work_items[0].ticket
+    ]
+    assert loading == [work_items[0].ticket, work_items[20].ticket]
     world.give_back(runner)
 
 
-async def test_what_is_stored_is_deleted_at_the_end(crew, world):
-    names = Names(crew.cluster.namespace)
+async def test_what_is_stored_is_deleted_at_the_end(harness, world):
+    names = Names(harness.cluster.namespace)
     called, (_, key) = names.name_call(lambda: 1), names.name_args({"x": {1}})
     assert await value(world, called) == 1
     names.close()
     assert all(
-        functions.internal_kv._internal_kv_get(n.split("#")[1], namespace=b"governor-tasks") is None
+        pickled.internal_kv._internal_kv_get(n.split("#")[1], namespace=b"governor-tasks") is None
         for n in (called, key)
     )
     (over,) = await world.run(called.replace("code/", "code/0"))
@@ -218,7 +222,7 @@ async def test_equal_things_are_stored_once_until_all_have_released_them(names, 
     names.release_names(first)
     assert fetch(second[0]).n == 5
     names.release_names(second)
-    monkeypatch.setattr(functions, "_pickles", functions._Pickles())
+    monkeypatch.setattr(pickled, "_pickles", pickled._PickleCache())
     with pytest.raises(LookupError):
         fetch(second[0])
 
@@ -226,26 +230,26 @@ async def test_equal_things_are_stored_once_until_all_have_released_them(names, 
 async def test_equal_things_that_are_released_together_are_deleted(names):
     first, second = names.name_many([Counter(5)], ["a"]), names.name_many([Counter(5)], ["b"])
     names.release_names([*first, *second])
-    assert not names._users
+    assert not names._references
 
 
 async def test_of_many_tasks_each_gets_its_own_and_few_packs_are_stored(world, names):
     calls = [lambda x, n=n: [n, sum(x)] for n in range(300)]
     args = [{"x": {n}} for n in range(300)]
     named = names.name_tasks(calls, args)
-    assert not names._users, "nothing is stored before it is told"
+    assert not names._references, "nothing is stored before it is told"
     assert len(named.pickles) == 2
     names._stored(named)
     for n in (0, 7, 299):
         assert await value(world, named.calls[n], args_key=named.args[n][1]) == [n, n]
     names.release(named.uses)
-    assert not names._users
+    assert not names._references
 
 
 async def test_a_function_of_many_tasks_is_pickled_once_and_shared_on_a_runner(world, names):
-    def count(kept=[]):  # noqa: B006  # what is shared shows
-        kept.append(1)
-        return len(kept)
+    def count(stored=[]):  # noqa: B006  # what is shared shows
+        stored.append(1)
+        return len(stored)
 
     named = names._stored(names.name_tasks([count] * 50, [{}] * 50))
     assert len(set(named.calls)) == 1
@@ -253,13 +257,13 @@ async def test_a_function_of_many_tasks_is_pickled_once_and_shared_on_a_runner(w
 
 
 async def test_a_runner_keeps_no_more_than_its_share(names, monkeypatch):
-    kept = functions._Pickles()
-    monkeypatch.setattr(functions, "_pickles", kept)
-    size = KEPT_BYTES // 4
+    stored = pickled._PickleCache()
+    monkeypatch.setattr(pickled, "_pickles", stored)
+    size = CACHE_BYTES // 4
     named = [names.name_call(partial(len, bytes([n]) * size)) for n in range(6)]
     for name in named:
         assert len(fetch(name).args[0]) == size
-    assert len(kept._known) == 3
+    assert len(stored._known) == 3
 
 
 async def test_objects_that_fail_to_load_fail_their_task_only(world, names):

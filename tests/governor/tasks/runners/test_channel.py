@@ -24,12 +24,12 @@ from governor.tasks.protocol.wire import (
     Hello,
     Input,
     Over,
-    Work,
+    WorkItem,
     decode_bundle,
     frames,
 )
 from governor.tasks.runners import channel
-from governor.tasks.runners.channel import Gate
+from governor.tasks.runners.channel import RunnerListener
 
 SECRET = b"s" * 32
 
@@ -52,34 +52,36 @@ def hello(**fields):
     fields = {
         "secret": SECRET,
         "runner": 0,
-        "birth": ProcessIdentity(pid=1, ticks=0, boot="b"),
+        "identity": ProcessIdentity(pid=1, ticks=0, boot="b"),
         "node": "n",
         "host": "h",
         **fields,
     }
-    return Hello(mark=5, claims=3, cancels=4, shares_folder=True, **fields)
+    return Hello(mark=5, ticket_pipe=3, cancel_pipe=4, shares_folder=True, **fields)
 
 
 class Driver:
-    """A gate and all that came through it."""
+    """A listener and everything that it received."""
 
     def __init__(self, folder):
-        self.gate = Gate(folder=folder, host="127.0.0.1", secret=SECRET, welcome=self.welcome)
+        self.listener = RunnerListener(
+            folder=folder, host="127.0.0.1", secret=SECRET, on_runner=self.accept_runner
+        )
         self.guests = []
-        self.heard = []
+        self.received = []
         self.reads = []
         self.ended = []
         self.news = asyncio.Event()
 
-    def welcome(self, connection, first):
+    def accept_runner(self, connection, first):
         self.guests.append((connection, first))
-        connection.heard = self.hear
-        connection.closed = lambda: (self.ended.append(first.runner), self.news.set())
+        connection.on_documents = self.receive
+        connection.on_closed = lambda: (self.ended.append(first.runner), self.news.set())
         self.news.set()
 
-    def hear(self, documents):
+    def receive(self, documents):
         self.reads.append(len(documents))
-        self.heard += documents
+        self.received += documents
         self.news.set()
 
     async def until(self, condition, seconds=10):
@@ -96,7 +98,7 @@ class Peer:
         self.loop = asyncio.get_running_loop()
         self.sock = socket.socket(socket.AF_INET if tcp else socket.AF_UNIX)
         self.sock.setblocking(False)
-        self.to = driver.gate.address if tcp else driver.gate.path
+        self.to = driver.listener.address if tcp else driver.listener.path
 
     async def connect(self):
         await self.loop.sock_connect(self.sock, self.to)
@@ -132,12 +134,12 @@ class Peer:
 async def driver():
     loop_errors = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: loop_errors.append(context))
-    with tempfile.TemporaryDirectory(prefix="gate-") as folder:
+    with tempfile.TemporaryDirectory(prefix="runners-") as folder:
         driver = Driver(Path(folder))
         yield driver
         for connection, _ in driver.guests:
             connection.close()
-        driver.gate.close()
+        driver.listener.close()
         assert is_empty(folder)
     assert not loop_errors
 
@@ -162,15 +164,15 @@ async def runner(driver, connect):
     peer = await connect(said=frames([hello()]))
     await driver.until(lambda: driver.guests)
 
-    async def works():
-        count = len(driver.heard)
+    async def still_works():
+        count = len(driver.received)
         await peer.say(frames([Begun(1, 0, 0.5)]))
-        await driver.until(lambda: len(driver.heard) > count)
+        await driver.until(lambda: len(driver.received) > count)
         driver.guests[0][0].send([Bundle([small_work()])])
-        assert (await peer.bundle()).works[0].call == "a:b"
+        assert (await peer.bundle()).work_items[0].call == "a:b"
 
-    peer.works = works
-    await works()
+    peer.still_works = still_works
+    await still_works()
     return peer
 
 
@@ -179,7 +181,7 @@ def is_empty(folder):
 
 
 def small_work(**fields):
-    return Work(batch=1, task="t", runs=(0,), attempt=1, call="a:b", **{"ticket": 1, **fields})
+    return WorkItem(batch=1, task="t", runs=(0,), attempt=1, call="a:b", **{"ticket": 1, **fields})
 
 
 def nested(depth):
@@ -211,7 +213,7 @@ MALFORMED = {
 async def test_who_does_not_begin_with_the_secret_is_shut_out(driver, connect, runner, said, tcp):
     peer = await connect(tcp=tcp, said=said)
     assert await peer.is_shut()
-    await runner.works()
+    await runner.still_works()
     assert len(driver.guests) == 1
 
 
@@ -224,8 +226,8 @@ async def test_a_runner_that_turns_to_nonsense_loses_its_connection_and_what_it_
     peer = await connect(said=frames([hello(runner=1), Begun(7, 0, 1.0), Begun(8, 0, 1.0)]) + said)
     assert await peer.is_shut()
     assert driver.ended == [1]
-    assert [each.ticket for each in driver.heard[-2:]] == [7, 8]
-    await runner.works()
+    assert [each.ticket for each in driver.received[-2:]] == [7, 8]
+    await runner.still_works()
 
 
 async def test_noise_of_any_kind_disturbs_nobody(driver, connect, runner):
@@ -244,7 +246,7 @@ async def test_noise_of_any_kind_disturbs_nobody(driver, connect, runner):
                     data.insert(noise.randrange(len(data)), noise.randrange(256))
         peer = await connect(said=data)
         peer.close()
-    await runner.works()
+    await runner.still_works()
     assert {first.secret for _, first in driver.guests} == {SECRET}
 
 
@@ -254,39 +256,41 @@ async def test_frames_may_arrive_in_pieces_of_any_size(driver, connect, runner):
     for start in range(0, len(data), 7):
         await peer.say(data[start : start + 7])
         await asyncio.sleep(0)
-    await driver.until(lambda: driver.heard and driver.heard[-1].ticket == 39)
-    assert [each.ticket for each in driver.heard[-40:]] == list(range(40))
+    await driver.until(lambda: driver.received and driver.received[-1].ticket == 39)
+    assert [each.ticket for each in driver.received[-40:]] == list(range(40))
 
 
 async def test_half_a_frame_and_then_the_end_is_an_end(driver, connect, runner):
     peer = await connect(said=frames([hello(runner=1), Begun(7, 0, 1.0)]) + b"\x10\0\0\0half")
     peer.close()
     await driver.until(lambda: driver.ended)
-    assert driver.heard[-1].ticket == 7
-    await runner.works()
+    assert driver.received[-1].ticket == 7
+    await runner.still_works()
 
 
 async def test_silent_connections_keep_nobody_out_and_are_ended(driver, connect, runner, monkeypatch):
-    monkeypatch.setattr(channel, "STRANGER_SECONDS", 0.3)
+    monkeypatch.setattr(channel, "HELLO_SECONDS", 0.3)
     silent = [await connect(tcp=True) for _ in range(300)]
     late = await connect(said=frames([hello(runner=1)]))
     await driver.until(lambda: len(driver.guests) == 2)
-    await runner.works()
+    await runner.still_works()
     for peer in silent:
         assert await peer.is_shut()
     driver.guests[1][0].send([Bundle([])])
     assert await late.bundle() == Bundle([])
 
 
-async def test_strangers_by_tcp_do_not_drive_out_a_runner_that_is_about_to_say_hello(driver, connect, runner):
+async def test_unauthenticated_tcp_connections_do_not_evict_a_runner_about_to_send_hello(
+    driver, connect, runner
+):
     own = await connect()
-    strangers = [await connect(tcp=True) for _ in range(channel.STRANGERS + 40)]
+    pending = [await connect(tcp=True) for _ in range(channel.MAX_UNAUTHENTICATED + 40)]
     await own.say(frames([hello(runner=1)]))
     await driver.until(lambda: len(driver.guests) == 2)
-    assert strangers
+    assert pending
 
 
-async def test_a_stranger_that_floods_does_not_hold_the_loop(driver, connect, runner):
+async def test_an_unauthenticated_flood_does_not_block_the_loop(driver, connect, runner):
     async def flood():
         while True:
             peer = Peer(driver, tcp=True)
@@ -298,7 +302,7 @@ async def test_a_stranger_that_floods_does_not_hold_the_loop(driver, connect, ru
     floods = [asyncio.create_task(flood()) for _ in range(8)]
     async with Turns() as turns:
         for _ in range(50):
-            await runner.works()
+            await runner.still_works()
     for task in floods:
         task.cancel()
     await asyncio.wait(floods)
@@ -317,11 +321,11 @@ async def test_no_descriptors_left_costs_a_pause_not_the_loop(driver, runner):
             while True:
                 held.append(socket.socket())
         for sock in waiting:
-            sock.connect(driver.gate.path)
+            sock.connect(driver.listener.path)
         before = time.thread_time()
         await asyncio.sleep(0.3)
         assert time.thread_time() - before < 0.1
-        await runner.works()
+        await runner.still_works()
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     waiting[0].sendall(frames([hello(runner=1)]))
@@ -339,11 +343,13 @@ async def test_large_documents_come_whole_and_the_loop_turns_meanwhile(driver, c
         said = frames([Over(ticket, 0, 1.0, 1.0, payload=payload), Begun(100 + ticket, 0, 2.0)])
         async with Turns() as turns:
             await asyncio.to_thread(_send_all, peer.sock, said)
-            await driver.until(lambda ticket=ticket: driver.heard and driver.heard[-1].ticket == 100 + ticket)
-        assert driver.heard[-2].payload == payload
+            await driver.until(
+                lambda ticket=ticket: driver.received and driver.received[-1].ticket == 100 + ticket
+            )
+        assert driver.received[-2].payload == payload
         longest.append(turns.longest)
     assert min(longest) < HOLD, longest
-    await runner.works()
+    await runner.still_works()
 
 
 @pytest.mark.usefixtures("touched_memory")
@@ -356,11 +362,11 @@ async def test_large_bundles_go_out_while_the_loop_turns(driver, runner):
             driver.guests[0][0].send([Bundle([work])])
             driver.guests[0][0].send([Bundle([])])
             received = await asyncio.to_thread(_receive_two, runner.sock)
-        assert received[0].works == [work]
+        assert received[0].work_items == [work]
         assert received[1] == Bundle([])
         longest.append(turns.longest)
     assert min(longest) < HOLD, longest
-    await runner.works()
+    await runner.still_works()
 
 
 async def test_a_burst_of_reports_is_taken_in_portions(driver, runner):
@@ -369,8 +375,8 @@ async def test_a_burst_of_reports_is_taken_in_portions(driver, runner):
     )
     async with Turns() as turns:
         await asyncio.to_thread(_send_all, runner.sock, said)
-        await driver.until(lambda: driver.heard and driver.heard[-1].ticket == 99_999)
-    assert [each.ticket for each in driver.heard[-100_000:]] == list(range(100_000))
+        await driver.until(lambda: driver.received and driver.received[-1].ticket == 99_999)
+    assert [each.ticket for each in driver.received[-100_000:]] == list(range(100_000))
     assert max(driver.reads) < 1000
     assert turns.longest < 0.02
 
@@ -382,7 +388,7 @@ async def test_all_that_a_dead_runner_wrote_is_read_by_drain(driver, connect, ru
     peer.sock.sendall(frames([Begun(n, 0, 1.0) for n in range(3000)]))
     peer.close()
     driver.guests[1][0].drain()
-    assert [each.ticket for each in driver.heard[-3000:]] == list(range(3000))
+    assert [each.ticket for each in driver.received[-3000:]] == list(range(3000))
     assert driver.ended == [1]
 
 
@@ -397,7 +403,7 @@ async def test_sending_to_one_who_is_gone_or_does_not_read_neither_waits_nor_rai
     await driver.until(lambda: driver.ended)
     connection.send([large])
     connection.close()
-    await runner.works()
+    await runner.still_works()
 
 
 def _send_all(sock, data):

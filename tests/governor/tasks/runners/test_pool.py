@@ -31,8 +31,8 @@ pytestmark = [pytest.mark.ray, pytest.mark.asyncio(loop_scope="session")]
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def world(crew, tmp_path_factory):
-    async with open_world(crew.cluster, tmp_path_factory.mktemp("run")) as world:
+async def world(harness, tmp_path_factory):
+    async with open_world(harness.cluster, tmp_path_factory.mktemp("run")) as world:
         yield world
 
 
@@ -59,13 +59,13 @@ def holders(path):
 
 async def test_a_bundle_is_executed_in_order_each_run_begins_and_ends_once(world):
     runner = await world.ready()
-    works = [world.work("give", args={"value": n}, runs=(0, 1, 2)) for n in range(50)]
+    work_items = [world.work("give", args={"value": n}, runs=(0, 1, 2)) for n in range(50)]
     start = time.monotonic()
-    world.runners.send(runner, works)
-    await world.over(runner, works[-1])
+    world.runners.send(runner, work_items)
+    await world.over(runner, work_items[-1])
     end = time.monotonic()
     told = [each for each in world.heard.of[runner] if isinstance(each, Begun | Over)][-300:]
-    wanted = [(work.ticket, run, kind) for work in works for run in work.runs for kind in (Begun, Over)]
+    wanted = [(work.ticket, run, kind) for work in work_items for run in work.runs for kind in (Begun, Over)]
     assert [(each.ticket, each.run, type(each)) for each in told] == wanted
     assert [each.value for each in told if isinstance(each, Over)] == [n for n in range(50) for _ in range(3)]
     assert [start, *sorted(each.at for each in told), end] == [start, *(each.at for each in told), end]
@@ -185,9 +185,9 @@ async def test_a_full_socket_does_not_hold_the_loop(world):
 
 async def test_what_a_runner_has_not_claimed_is_taken_back_while_it_holds_the_gil(world):
     runner = await world.ready()
-    first, *rest = works = [world.work("hold_the_gil"), *(world.work("nothing") for _ in range(20))]
+    first, *rest = work_items = [world.work("hold_the_gil"), *(world.work("nothing") for _ in range(20))]
     sent = time.monotonic()
-    world.runners.send(runner, works)
+    world.runners.send(runner, work_items)
     begun = await world.begun(runner, first)
     assert time.monotonic() - sent < 30, "it holds the lock for a minute"
     assert sent < begun.at < time.monotonic()
@@ -208,19 +208,19 @@ async def test_what_a_runner_has_not_claimed_is_taken_back_while_it_holds_the_gi
 async def test_each_ticket_is_executed_or_taken_back_never_both(world):
     runner = await world.ready()
     for size in (2, 3, 5, 9, 17, 33, 65, 129):
-        works = [world.work("burst", args={"seconds": 20e-6}) for _ in range(size)]
-        world.runners.send(runner, works)
-        await world.begun(runner, works[0])
+        work_items = [world.work("burst", args={"seconds": 20e-6}) for _ in range(size)]
+        world.runners.send(runner, work_items)
+        await world.begun(runner, work_items[0])
         world.runners.revoke(runner)
         back = world.heard.of[runner][-1]
         assert isinstance(back, tuple)
-        executed = {work.ticket for work in works} - set(back)
+        executed = {work.ticket for work in work_items} - set(back)
         last = max(executed)
         await world.said(runner, Over, last)
         after = world.work("nothing")
         world.runners.send(runner, [after])
         await world.over(runner, after)
-        tickets = {work.ticket for work in works}
+        tickets = {work.ticket for work in work_items}
         assert {o.ticket for o in world.heard.all(runner, Over) if o.ticket in tickets} == executed
     world.give_back(runner)
 
@@ -231,15 +231,15 @@ async def test_each_ticket_is_executed_or_taken_back_never_both(world):
 async def test_all_that_a_killed_runner_has_written_comes_before_its_end(world):
     for _ in range(5):
         runner = await world.ready()
-        works = [world.work("burst", args={"seconds": 1e-4}) for _ in range(2000)]
-        world.runners.send(runner, works)
-        await world.said(runner, Over, works[19].ticket)
+        work_items = [world.work("burst", args={"seconds": 1e-4}) for _ in range(2000)]
+        world.runners.send(runner, work_items)
+        await world.said(runner, Over, work_items[19].ticket)
         os.kill(world.runners.pid(runner), signal.SIGKILL)
         time.sleep(0.05)  # what it has written lies in the kernel, and it is dead  # noqa: ASYNC251
         await world.gone(runner)
         news = world.heard.of[runner]
         assert isinstance(news[-1], RunnerGone)
-        tickets = [work.ticket for work in works]
+        tickets = [work.ticket for work in work_items]
         told = [(type(e), e.ticket) for e in news if isinstance(e, Begun | Over) and e.ticket >= tickets[0]]
         wanted = [(kind, ticket) for ticket in tickets for kind in (Begun, Over)]
         assert told == wanted[: len(told)]
@@ -313,9 +313,11 @@ async def test_nothing_of_a_crashed_runner_lives_when_its_end_is_told(world, tmp
     assert all(map(dead, left))
 
 
-async def test_a_close_while_runners_start_waits_for_nobody_and_nothing_is_started_after_it(crew, tmp_path):
-    async with open_world(crew.cluster, tmp_path) as world:
-        busy = asyncio.create_task(crew.cluster.call(partial(time.sleep, 0.3)))
+async def test_a_close_while_runners_start_waits_for_nobody_and_nothing_is_started_after_it(
+    harness, tmp_path
+):
+    async with open_world(harness.cluster, tmp_path) as world:
+        busy = asyncio.create_task(harness.cluster.call(partial(time.sleep, 0.3)))
         await asyncio.sleep(0)
         first, second = next(world.runners.ids), next(world.runners.ids)
         world.runners.start(first, ())
@@ -335,8 +337,8 @@ async def test_a_task_of_ours_that_fails_ends_the_runner_that_it_was_for(world, 
 
     runner = await world.ready(fresh=True)
     pid = world.runners.pid(runner)
-    world.runners._members[runner].hello = msgspec.structs.replace(
-        world.runners._members[runner].hello, shares_folder=False
+    world.runners._handles[runner].hello = msgspec.structs.replace(
+        world.runners._handles[runner].hello, shares_folder=False
     )
     work = world.work("nothing", inputs={"a": [Input(file="results/none.json")]})
     with capture_logs() as lines, monkeypatch.context() as patch:

@@ -12,7 +12,7 @@ from governor.tasks.protocol.wire import (
     File,
     Input,
     Over,
-    Work,
+    WorkItem,
 )
 from governor.tasks.runners import remote_files
 
@@ -24,7 +24,7 @@ def no_room(*_):
 def test_inputs_that_do_not_fit_into_memory_fail_their_run(tmp_path, monkeypatch):
     monkeypatch.setattr(Path, "read_bytes", no_room)
     inputs = {"a": [Input(file="a.json")]}
-    work = Work(ticket=1, batch=1, task="t", runs=(0, 1), attempt=1, call="m:f", inputs=inputs)
+    work = WorkItem(ticket=1, batch=1, task="t", runs=(0, 1), attempt=1, call="m:f", inputs=inputs)
     refused = remote_files.with_files(work, tmp_path)
     assert (refused.ticket, refused.runs, refused.inputs) == (1, (0, 1), {})
     assert refused.args["why"].endswith("MemoryError: no room")
@@ -33,15 +33,15 @@ def test_inputs_that_do_not_fit_into_memory_fail_their_run(tmp_path, monkeypatch
 @pytest.mark.asyncio
 async def test_results_that_do_not_fit_into_memory_fail_their_run(tmp_path, monkeypatch):
     monkeypatch.setattr(remote_files, "write_whole", no_room)
-    told = []
+    received = []
     with ThreadPoolExecutor(1) as threads:
-        intake = remote_files.Intake(
+        receiver = remote_files.FileReceiver(
             folder=tmp_path,
             threads=threads,
-            tell=told.extend,
-            hold=lambda work, name: asyncio.create_task(work, name=name),
+            deliver=received.extend,
+            track=lambda work, name: asyncio.create_task(work, name=name),
         )
         bad, good = Over(1, 0, 0.0, 0.0, value_file="t.json"), Over(1, 1, 0.0, 0.0)
-        intake.take([File("t.json", b"1"), bad, good])
-        await intake.settled()
-    assert [over.error for over in told] == ["its result cannot be written: MemoryError: no room", ""]
+        receiver.receive([File("t.json", b"1"), bad, good])
+        await receiver.drained()
+    assert [over.error for over in received] == ["its result cannot be written: MemoryError: no room", ""]

@@ -10,7 +10,7 @@ from governor.tasks.scheduling.chunks import (
 
 def sizes(seconds, *, workers=2, fixed=None):
     made = ChunkSizes(workers=workers, fixed=fixed)
-    made.seen(seconds)
+    made.observe(seconds)
     return made
 
 
@@ -50,7 +50,7 @@ def test_what_took_longer_lately_makes_chunks_smaller():
     made = sizes(0.001)
     before = made.next(10**6)
     for _ in range(50):
-        made.seen(0.1)
+        made.observe(0.1)
     assert made.next(10**6) < before / 20
 
 

@@ -7,7 +7,7 @@ from core_world import GPU, Driver, task
 
 from governor.messages import TaskRecord
 from governor.tasks.protocol.wire import Begun, Over
-from governor.tasks.scheduling.attempts import IMPORT_LIMIT, MISFIRES, SILENCE
+from governor.tasks.scheduling.attempts import IMPORT_LIMIT, MISFIRES, START_PRESUMED_AFTER
 from governor.tasks.scheduling.events import (
     AttemptEnded,
     AttemptStarted,
@@ -86,7 +86,7 @@ def test_who_obeys_within_the_grace_is_timed_out_all_the_same_and_its_runner_is_
 def test_silence_after_a_dispatch_counts_as_running():
     driver = Driver(task("a", timeout=5.0))
     sent = driver.ready(0, 10.0)
-    assert driver.tick(10.0 + SILENCE) == [AttemptStarted(sent.attempts[0], 0, 0, 10.0)]
+    assert driver.tick(10.0 + START_PRESUMED_AFTER) == [AttemptStarted(sent.attempts[0], 0, 0, 10.0)]
     assert driver.core.next_alarm() == 13.0
     driver.tick(13.0)
     assert driver.of(KillRunner, driver.tick(15.0))
@@ -124,7 +124,7 @@ def test_an_import_that_hangs_is_a_failure_and_its_time_is_not_running_time():
     driver = Driver(task("a", timeout=1.0))
     sent = driver.ready(0, 0.0)
     driver.import_(sent, 0.5)
-    assert not driver.of(KillRunner, driver.tick(SILENCE))
+    assert not driver.of(KillRunner, driver.tick(START_PRESUMED_AFTER))
     assert not driver.of(KillRunner, driver.tick(IMPORT_LIMIT))
     assert driver.of(KillRunner, driver.tick(0.5 + IMPORT_LIMIT))
     driver.gone(0, 200.0)
@@ -135,7 +135,7 @@ def test_an_import_that_hangs_is_a_failure_and_its_time_is_not_running_time():
 def test_a_spare_is_warmed_before_a_deadline_and_takes_the_place():
     driver = Driver(task("a", timeout=10.0), task("b"), slots=1)
     driver.begin(driver.ready(0), 0.0)
-    driver.tick(SILENCE)
+    driver.tick(START_PRESUMED_AFTER)
     assert driver.tick(8.0) == [StartRunner(1, ())]
     assert driver.ready(1, 9.0) is None, "one place is one task at once"
     driver.tick(10.0)

@@ -12,83 +12,83 @@ from hypothesis import strategies as st
 from governor.tasks.scheduling.wait_policy import WaitPolicy, min_wait_num
 
 
-def patience(**fields):
+def policy(**fields):
     return WaitPolicy(**({"total": 10, "min_num": 8, "wait_after_min": 5.0, "deadline": 100.0} | fields))
 
 
 def test_all_have_ended():
-    assert patience().look(ended=10, succeeded=0, now=0.0) == "all"
-    assert patience().look(ended=9, succeeded=9, now=0.0) is None
+    assert policy().check(ended=10, succeeded=0, now=0.0) == "all"
+    assert policy().check(ended=9, succeeded=9, now=0.0) is None
 
 
 def test_an_empty_batch_is_over_at_once():
-    assert patience(total=0).look(ended=0, succeeded=0, now=0.0) == "all"
+    assert policy(total=0).check(ended=0, succeeded=0, now=0.0) == "all"
 
 
 def test_all_goes_before_the_deadline():
-    assert patience().look(ended=10, succeeded=2, now=500.0) == "all"
+    assert policy().check(ended=10, succeeded=2, now=500.0) == "all"
 
 
 def test_enough_have_succeeded_and_the_rest_had_its_chance():
-    wait = patience()
-    assert wait.look(ended=7, succeeded=7, now=10.0) is None
+    wait = policy()
+    assert wait.check(ended=7, succeeded=7, now=10.0) is None
     assert wait.next_alarm() == 100.0
-    assert wait.look(ended=8, succeeded=8, now=20.0) is None
+    assert wait.check(ended=8, succeeded=8, now=20.0) is None
     assert wait.next_alarm() == 25.0
-    assert wait.look(ended=9, succeeded=9, now=24.0) is None
+    assert wait.check(ended=9, succeeded=9, now=24.0) is None
     assert wait.next_alarm() == 25.0, "counted from when min_num was reached"
-    assert wait.look(ended=9, succeeded=9, now=25.0) == "enough"
+    assert wait.check(ended=9, succeeded=9, now=25.0) == "enough"
 
 
 def test_failures_are_not_enough():
-    wait = patience(wait_after_min=0.0)
-    assert wait.look(ended=9, succeeded=0, now=0.0) is None
-    assert wait.look(ended=9, succeeded=0, now=100.0) == "timeout"
+    wait = policy(wait_after_min=0.0)
+    assert wait.check(ended=9, succeeded=0, now=0.0) is None
+    assert wait.check(ended=9, succeeded=0, now=100.0) == "timeout"
 
 
 def test_unless_every_end_counts():
-    assert patience(wait_after_min=0.0, count="ended").look(ended=8, succeeded=0, now=0.0) == "enough"
+    assert policy(wait_after_min=0.0, count="ended").check(ended=8, succeeded=0, now=0.0) == "enough"
 
 
 def test_without_a_pause_enough_is_enough():
-    assert patience(wait_after_min=0.0).look(ended=8, succeeded=8, now=3.0) == "enough"
+    assert policy(wait_after_min=0.0).check(ended=8, succeeded=8, now=3.0) == "enough"
 
 
 def test_time_is_up_with_too_few():
-    wait = patience()
-    assert wait.look(ended=7, succeeded=7, now=99.9) is None
-    assert wait.look(ended=7, succeeded=7, now=100.0) == "timeout"
+    wait = policy()
+    assert wait.check(ended=7, succeeded=7, now=99.9) is None
+    assert wait.check(ended=7, succeeded=7, now=100.0) == "timeout"
 
 
 def test_time_is_up_with_enough_within_the_pause():
-    wait = patience()
-    assert wait.look(ended=8, succeeded=8, now=98.0) is None
+    wait = policy()
+    assert wait.check(ended=8, succeeded=8, now=98.0) is None
     assert wait.next_alarm() == 100.0
-    assert wait.look(ended=8, succeeded=8, now=100.0) == "enough"
+    assert wait.check(ended=8, succeeded=8, now=100.0) == "enough"
 
 
 def test_without_min_num_all_are_waited_for():
-    wait = patience(min_num=None, wait_after_min=0.0)
-    assert wait.look(ended=9, succeeded=9, now=0.0) is None
-    assert wait.look(ended=9, succeeded=9, now=100.0) == "timeout"
+    wait = policy(min_num=None, wait_after_min=0.0)
+    assert wait.check(ended=9, succeeded=9, now=0.0) is None
+    assert wait.check(ended=9, succeeded=9, now=100.0) == "timeout"
 
 
 def test_more_than_there_are_means_all():
-    wait = patience(min_num=50, wait_after_min=0.0)
-    assert wait.look(ended=9, succeeded=9, now=0.0) is None
-    assert wait.look(ended=10, succeeded=9, now=0.0) == "all"
+    wait = policy(min_num=50, wait_after_min=0.0)
+    assert wait.check(ended=9, succeeded=9, now=0.0) is None
+    assert wait.check(ended=10, succeeded=9, now=0.0) == "all"
 
 
 def test_zero_is_reached_at_the_first_look():
-    wait = patience(min_num=0)
-    assert wait.look(ended=0, succeeded=0, now=3.0) is None
+    wait = policy(min_num=0)
+    assert wait.check(ended=0, succeeded=0, now=3.0) is None
     assert wait.next_alarm() == 8.0
 
 
 @pytest.mark.parametrize("never", [None, math.inf])
 def test_without_a_deadline_no_alarm(never):
-    wait = patience(deadline=never, wait_after_min=math.inf)
-    assert wait.look(ended=9, succeeded=9, now=1e12) is None
+    wait = policy(deadline=never, wait_after_min=math.inf)
+    assert wait.check(ended=9, succeeded=9, now=1e12) is None
     assert wait.next_alarm() is None
 
 
@@ -104,7 +104,7 @@ def test_without_a_deadline_no_alarm(never):
 )
 def test_senseless_numbers_are_refused(wrong):
     with pytest.raises(ValueError, match=next(iter(wrong))):
-        patience(**wrong)
+        policy(**wrong)
 
 
 looks = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 2), st.floats(0, 10)), max_size=30)
@@ -134,7 +134,7 @@ def test_any_story_obeys_the_rules(*, looks, total, min_num, wait_after_min, dea
         late = deadline is not None and now >= deadline
         had_its_chance = reached is not None and (late or now >= reached + wait_after_min)
         expected = "all" if ended == total else "enough" if had_its_chance else "timeout" if late else None
-        assert wait.look(ended=ended, succeeded=succeeded, now=now) == expected
+        assert wait.check(ended=ended, succeeded=succeeded, now=now) == expected
         if expected is not None:
             break
         alarm = wait.next_alarm()
@@ -144,9 +144,9 @@ def test_any_story_obeys_the_rules(*, looks, total, min_num, wait_after_min, dea
         )
         if alarm is not None:
             before = math.nextafter(alarm, -math.inf)
-            assert before < now or wait.look(ended=ended, succeeded=succeeded, now=before) is None
+            assert before < now or wait.check(ended=ended, succeeded=succeeded, now=before) is None
             assert alarm > now
-            assert wait.look(ended=ended, succeeded=succeeded, now=alarm) is not None
+            assert wait.check(ended=ended, succeeded=succeeded, now=alarm) is not None
 
 
 @pytest.mark.parametrize(

@@ -114,7 +114,7 @@ async def test_an_abort_of_what_the_pipeline_has_finished(coordinator):
 # -- the end --------------------------------------------------------------------------------------------------
 
 
-async def test_shutdown_ends_a_finalize_with_an_error_and_nothing_goes_to_the_pipeline(crew, gate):
+async def test_shutdown_ends_a_finalize_with_an_error_and_nothing_goes_to_the_pipeline(harness, gate):
     pipeline = Pipeline()
     coordinator = RolloutCoordinator(BASE, pipeline=pipeline)
     await coordinator.prepare()
@@ -145,12 +145,12 @@ async def test_shutdown_ends_a_finalize_with_an_error_and_nothing_goes_to_the_pi
     await coordinator.shutdown()
 
 
-async def test_a_process_belongs_to_one_ray_cluster(crew):
+async def test_a_process_belongs_to_one_ray_cluster(harness):
     with pytest.raises(ConductorError, match="cannot go to"):
         await Scheduler(replace(BASE, address="127.0.0.1:1")).start()
 
 
-async def test_a_coordinator_in_an_actor(crew):
+async def test_a_coordinator_in_an_actor(harness):
     config = replace(BASE, max_pending=10)
     actor = RolloutCoordinator.get_actor(config, pipeline=taken)
 

@@ -16,8 +16,8 @@ from governor.tasks.scheduling import attempts
 pytestmark = [pytest.mark.ray, pytest.mark.asyncio(loop_scope="session")]
 
 
-def seat(scheduler, place):
-    return scheduler.engine._core.crew.at_place(place)
+def slot(scheduler, slot_index):
+    return scheduler.engine._core.slots.at_index(slot_index)
 
 
 async def test_its_methods_are_those_that_users_know(scheduler):
@@ -85,12 +85,12 @@ async def test_what_its_caller_gives_up_is_cancelled(scheduler, gate):
 async def test_prepare_replaces_a_runner_that_has_died(scheduler):
     wrapper = RunnerWrapper(0, scheduler)
     await within(20, wrapper.prepare())
-    old = seat(scheduler, 0).runner
+    old = slot(scheduler, 0).runner
     os.kill(scheduler.engine._runners.pid(old), signal.SIGKILL)
-    while seat(scheduler, 0) is not None and seat(scheduler, 0).runner == old:
+    while slot(scheduler, 0) is not None and slot(scheduler, 0).runner == old:
         await scheduler.engine._change()
     await within(20, wrapper.prepare())
-    assert seat(scheduler, 0).runner != old
+    assert slot(scheduler, 0).runner != old
 
 
 @pytest.mark.parametrize("with_a_spare", [False, True])
@@ -104,8 +104,8 @@ async def test_a_restarted_runner_is_ready_before_the_old_one_is_killed(
         scheduler.schedule([visitor(gate, timeout=60.0)], 1)
         visit = await gate.visit()
         async with asyncio.timeout(30):
-            while len(scheduler.engine._core.crew.all()) < 3 or any(
-                each.state == "starting" for each in scheduler.engine._core.crew.all()
+            while len(scheduler.engine._core.slots.all()) < 3 or any(
+                each.state == "starting" for each in scheduler.engine._core.slots.all()
             ):
                 await scheduler.engine._change()
         visit.tell("go")
@@ -114,12 +114,12 @@ async def test_a_restarted_runner_is_ready_before_the_old_one_is_killed(
     kill = scheduler.engine._runners.kill
 
     def noted(runner, reason):
-        states = {each.runner: each.state for each in scheduler.engine._core.crew.all()}
+        states = {each.runner: each.state for each in scheduler.engine._core.slots.all()}
         kills.append((runner, [number for number, state in states.items() if state == "idle"]))
         kill(runner, reason)
 
     scheduler.engine._runners.kill = noted
-    old = seat(scheduler, 0).runner
+    old = slot(scheduler, 0).runner
     try:
         await within(10, RunnerWrapper(0, scheduler).restart_runner())
     finally:
@@ -127,7 +127,7 @@ async def test_a_restarted_runner_is_ready_before_the_old_one_is_killed(
     ((killed, idle),) = kills
     assert killed == old
     assert len(idle) == 2, "the other one, and the new one"
-    assert seat(scheduler, 0).runner != old
+    assert slot(scheduler, 0).runner != old
 
 
 async def test_a_restart_counts_as_a_crash_of_what_was_at_work(scheduler, gate):

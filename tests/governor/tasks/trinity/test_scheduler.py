@@ -32,7 +32,7 @@ pytestmark = [pytest.mark.ray, pytest.mark.asyncio(loop_scope="session")]
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def pool(crew):
+async def pool(harness):
     async with Scheduler(BASE, rollout_model=["m0", "m1"], auxiliary_models=[["judge"]]) as scheduler:
         scheduler.config = BASE
         yield scheduler

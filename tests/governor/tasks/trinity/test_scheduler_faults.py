@@ -18,11 +18,11 @@ pytestmark = [pytest.mark.ray, pytest.mark.asyncio(loop_scope="session")]
 
 def runners(scheduler):
     """Numbers of all runners that live, or are on their way."""
-    return {seat.runner for seat in scheduler.engine._core.crew.all()}
+    return {slot.runner for slot in scheduler.engine._core.slots.all()}
 
 
-def pid_of(scheduler, place):
-    return scheduler.engine._runners.pid(scheduler.engine._core.crew.at_place(place).runner)
+def pid_of(scheduler, slot_index):
+    return scheduler.engine._runners.pid(scheduler.engine._core.slots.at_index(slot_index).runner)
 
 
 # -- results --------------------------------------------------------------------------------------------------
@@ -223,7 +223,7 @@ async def test_a_failed_restart_leaks_no_runner(scheduler, monkeypatch):
     assert not is_alive(old)
     for runner in range(2):
         await within(20, RunnerWrapper(runner, scheduler).prepare())
-    assert len(runners(scheduler)) == len(pool._members) == 2
+    assert len(runners(scheduler)) == len(pool._handles) == 2
     scheduler.schedule([Task("deeds:nothing") for _ in range(4)], 1)
     assert all(status.ok for status in await within(20, scheduler.get_statuses(1)))
 

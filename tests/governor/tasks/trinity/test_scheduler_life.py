@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.ray, pytest.mark.asyncio(loop_scope="session")]
 
 async def test_what_tasks_were_given_is_deleted_when_they_have_ended(scheduler, gate):
     """Their retries too; in Ray's store, and here."""
-    functions = scheduler._driver.functions
+    store = scheduler._driver.pickle_store
 
     def doubled(x, context):
         if context.attempt == 1:
@@ -42,26 +42,26 @@ async def test_what_tasks_were_given_is_deleted_when_they_have_ended(scheduler, 
     await scheduler.abort_batch(4)
     await scheduler.abort_batch(3)
     async with asyncio.timeout(20):
-        while functions._users or scheduler.portions._tasks:
-            await asyncio.gather(*scheduler.portions._tasks)
+        while store._references or scheduler.submissions._tasks:
+            await asyncio.gather(*scheduler.submissions._tasks)
 
 
 async def test_a_large_batch_of_functions_and_arguments_waits_for_no_store(scheduler, monkeypatch):
     """The event loop is held by the pickling alone, and by no call into Ray."""
-    functions, here = scheduler._driver.functions, threading.current_thread()
+    store, here = scheduler._driver.pickle_store, threading.current_thread()
     threads = set()
     for name in ("store", "release"):
-        called = getattr(functions, name)
+        called = getattr(store, name)
 
         def noted(*given, called=called, **more):
             threads.add(threading.current_thread())
             called(*given, **more)
 
-        monkeypatch.setattr(functions, name, noted)
+        monkeypatch.setattr(store, name, noted)
     scheduler.schedule([Task(lambda n=n: None, {"x": {n}}, retries=0) for n in range(100)], 1)
-    assert not functions._users
+    assert not store._references
     assert len(await within(20, scheduler.get_statuses(1))) == 100
-    await within(20, asyncio.gather(*scheduler.portions._tasks))
+    await within(20, asyncio.gather(*scheduler.submissions._tasks))
     assert threads
     assert here not in threads
 
@@ -71,7 +71,7 @@ async def test_what_cannot_be_stored_fails_with_the_reason(scheduler, monkeypatc
         raise OSError("no room")
 
     with monkeypatch.context() as patch:
-        patch.setattr(scheduler._driver.functions, "store", full)
+        patch.setattr(scheduler._driver.pickle_store, "store", full)
         scheduler.schedule([Task(lambda: 1, id="a"), Task("deeds:nothing", id="b", depends_on=["a"])], 1)
         statuses = {each.task_id: each for each in await within(5, scheduler.get_statuses(1))}
     assert "cannot be stored in Ray: OSError: no room" in statuses["a"].message
@@ -81,7 +81,7 @@ async def test_what_cannot_be_stored_fails_with_the_reason(scheduler, monkeypatc
 # -- stop -----------------------------------------------------------------------------------------------------
 
 
-async def test_stop_is_bounded_wakes_who_waits_and_keeps_results(crew, gate, monkeypatch):
+async def test_stop_is_bounded_wakes_who_waits_and_keeps_results(harness, gate, monkeypatch):
     scheduler = Scheduler(BASE)
     with pytest.raises(RuntimeError, match="does not run"):
         scheduler.schedule([Task("deeds:nothing")], 1)
@@ -129,7 +129,7 @@ async def test_stop_is_bounded_wakes_who_waits_and_keeps_results(crew, gate, mon
     await scheduler.stop()
 
 
-async def test_what_does_not_end_in_stop_timeout_is_not_waited_for(crew, monkeypatch):
+async def test_what_does_not_end_in_stop_timeout_is_not_waited_for(harness, monkeypatch):
     scheduler = Scheduler(replace(BASE, runner_per_model=1, stop_timeout=0.1))
     await scheduler.start()
     driver, released = scheduler._driver, asyncio.Event()
@@ -146,7 +146,7 @@ async def test_what_does_not_end_in_stop_timeout_is_not_waited_for(crew, monkeyp
     assert not driver.folder.exists()
 
 
-async def test_a_runner_that_waits_is_woken_by_a_stop_that_is_not_done_in_time(crew, gate):
+async def test_a_runner_that_waits_is_woken_by_a_stop_that_is_not_done_in_time(harness, gate):
     scheduler = Scheduler(replace(BASE, runner_per_model=1, stop_timeout=0.1))
     await scheduler.start()
     driver, released = scheduler._driver, asyncio.Event()
@@ -160,7 +160,7 @@ async def test_a_runner_that_waits_is_woken_by_a_stop_that_is_not_done_in_time(c
     await within(20, driver._closing)
 
 
-async def test_stop_ends_a_start(crew, monkeypatch):
+async def test_stop_ends_a_start(harness, monkeypatch):
     scheduler, opening, ended = Scheduler(BASE), asyncio.Event(), asyncio.Event()
 
     async def hang(_):
@@ -180,7 +180,7 @@ async def test_stop_ends_a_start(crew, monkeypatch):
     assert not scheduler.running
 
 
-async def test_a_start_without_a_single_runner_is_an_error(crew, monkeypatch):
+async def test_a_start_without_a_single_runner_is_an_error(harness, monkeypatch):
     def create(*_):
         raise RuntimeError("no licence")
 

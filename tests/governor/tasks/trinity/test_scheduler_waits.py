@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.ray, pytest.mark.asyncio(loop_scope="session")]
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def pool(crew):
+async def pool(harness):
     async with Scheduler(BASE, rollout_model=["m0", "m1"], auxiliary_models=[["judge"]]) as scheduler:
         scheduler.config = BASE
         yield scheduler
@@ -129,8 +129,8 @@ async def test_wait_all_waits_for_every_batch_and_hands_out_nothing(scheduler, g
     assert len(await scheduler.get_statuses(1)) == len(await scheduler.get_statuses(2)) == 1
 
 
-async def test_wait_all_is_out_of_patience_only_without_progress(scheduler, gate):
-    """Progress in any batch, of any run, gives it new patience; it counts from the last run that ended."""
+async def test_wait_all_times_out_only_without_progress(scheduler, gate):
+    """Its time-out starts again with the end of any run of any batch."""
     scheduler.schedule([visitor(gate, id="stuck")], 1)
     scheduler.schedule([visitor(gate, id="busy", repeat_times=3)], 2)
     visits = await gate.visits(2)
@@ -153,13 +153,13 @@ async def test_abort_replaces_runners_or_leaves_those_that_obey(scheduler, gate,
     visits = await gate.visits(4)
     waiting = asyncio.create_task(scheduler.get_statuses(1))
     await turns()
-    before = {seat.runner for seat in scheduler.engine._core.crew.all()}
+    before = {slot.runner for slot in scheduler.engine._core.slots.all()}
     await within(5, scheduler.abort_batch(1, restart_runners=restart))
     assert await within(1, waiting) == []
     for visit in visits.values():
         await within(1, visit.gone())
     for runner in range(scheduler.runner_num):
         await within(10, RunnerWrapper(runner, scheduler).prepare())
-    left = {seat.runner for seat in scheduler.engine._core.crew.all() if seat.state == "idle"}
+    left = {slot.runner for slot in scheduler.engine._core.slots.all() if slot.state == "idle"}
     assert (left & before == set()) if restart else (left <= before)
     assert gate.arrivals.empty()

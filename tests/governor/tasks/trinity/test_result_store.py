@@ -18,7 +18,7 @@ from scheduling import BASE, Pipeline, visitor, within
 
 from governor.errors import TryAgain
 from governor.tasks import RolloutCoordinator, Scheduler, Task
-from governor.tasks.trinity.kept import KeptResults
+from governor.tasks.trinity.result_store import ResultStore
 
 pytestmark = [pytest.mark.ray, pytest.mark.asyncio(loop_scope="session")]
 ROOT = Path(__file__).parents[4]
@@ -43,12 +43,12 @@ asyncio.run(main(*sys.argv[1:]))
 
 
 @pytest_asyncio.fixture(loop_scope="session")
-async def kept(crew, tmp_path):
+async def stored(harness, tmp_path):
     """Starts schedulers that keep their results; another one each time."""
     started = []
 
     async def start(kind=Scheduler, **fields):
-        made = kind(replace(BASE, max_repeat_times_per_runner=1), folder=tmp_path / "kept", **fields)
+        made = kind(replace(BASE, max_repeat_times_per_runner=1), folder=tmp_path / "stored", **fields)
         await (made.start() if kind is Scheduler else made.prepare())
         started.append(made)
         return made
@@ -91,9 +91,9 @@ async def killed_after_a(folder, gate):
     await within(20, at_work.gone())
 
 
-async def test_after_kill_9_a_batch_that_is_scheduled_again_has_what_was_done(kept, gate, tmp_path):
-    await killed_after_a(tmp_path / "kept", gate)
-    scheduler = await kept()
+async def test_after_kill_9_a_batch_that_is_scheduled_again_has_what_was_done(stored, gate, tmp_path):
+    await killed_after_a(tmp_path / "stored", gate)
+    scheduler = await stored()
     scheduler.schedule(tasks(gate), 7)
     visit = await within(20, gate.visit())
     assert visit.task == "b"
@@ -105,9 +105,9 @@ async def test_after_kill_9_a_batch_that_is_scheduled_again_has_what_was_done(ke
 
 
 async def test_what_failed_runs_again_and_what_was_handed_out_is_given_again_until_it_is_forgotten(
-    kept, gate
+    stored, gate
 ):
-    scheduler = await kept()
+    scheduler = await stored()
     scheduler.schedule([visitor(gate, id="good"), visitor(gate, id="bad")], "7")
     visits = await gate.visits(2)
     visits["good", 0].tell("go")
@@ -132,11 +132,11 @@ async def test_what_failed_runs_again_and_what_was_handed_out_is_given_again_unt
     await within(20, scheduler.get_statuses("7"))
 
 
-async def test_a_batch_has_one_process_at_a_time_and_numbers_are_no_texts(kept, gate, tmp_path):
-    scheduler = await kept()
+async def test_a_batch_has_one_process_at_a_time_and_numbers_are_no_texts(stored, gate, tmp_path):
+    scheduler = await stored()
     scheduler.schedule([visitor(gate, id="a")], 7)
     visit = await within(20, gate.visit())
-    other = KeptResults(tmp_path / "kept")
+    other = ResultStore(tmp_path / "stored")
     with pytest.raises(TryAgain):
         other.batch(7)
     assert other.batch("7").succeeded({"a"}) == []
@@ -148,21 +148,21 @@ async def test_a_batch_has_one_process_at_a_time_and_numbers_are_no_texts(kept, 
     other.leave(7)
 
 
-async def test_dependants_find_the_values_of_what_was_kept(kept, gate):
+async def test_dependants_find_the_values_of_what_was_kept(stored, gate):
     large = Task("batch_deeds:large", id="large")
     uses = Task("batch_deeds:size", id="uses", depends_on=("large",))
-    scheduler = await kept()
+    scheduler = await stored()
     scheduler.schedule([large], 1)
     await within(20, scheduler.get_statuses(1))
     await scheduler.stop()
-    scheduler = await kept()
+    scheduler = await stored()
     scheduler.schedule([large, uses], 1)
     statuses, _ = await within(20, scheduler.get_payload_results(1))
     assert {status.task_id: status.ok for status in statuses} == {"large": True, "uses": True}
 
 
-async def test_a_coordinator_finalizes_what_an_earlier_one_had_done(kept, gate):
-    first = await kept(RolloutCoordinator, pipeline=Pipeline())
+async def test_a_coordinator_finalizes_what_an_earlier_one_had_done(stored, gate):
+    first = await stored(RolloutCoordinator, pipeline=Pipeline())
     await first.submit_batch(batch_id=3, tasks=tasks(gate), batch_type="train")
     visits = await gate.visits(2)
     for visit in visits.values():
@@ -171,7 +171,7 @@ async def test_a_coordinator_finalizes_what_an_earlier_one_had_done(kept, gate):
     await within(20, first.scheduler.wait_for(3))
     await first.shutdown()
     pipeline = Pipeline()
-    second = await kept(RolloutCoordinator, pipeline=pipeline)
+    second = await stored(RolloutCoordinator, pipeline=pipeline)
     await second.submit_batch(batch_id=3, tasks=tasks(gate), batch_type="train")
     result = await within(5, second.finalize_train_batch(3))
     assert result["finished_task_count"] == 2

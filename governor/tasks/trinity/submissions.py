@@ -25,14 +25,14 @@ if TYPE_CHECKING:
     from governor.messages import TaskRecord, TaskSpec
     from governor.tasks.api import BatchId, SchedulerConfig, Task
     from governor.tasks.driver import Driver
-    from governor.tasks.runner_process.pickled import Named
+    from governor.tasks.runner_process.pickled import NamedTasks
     from governor.tasks.scheduling.events import SchedulingLimits
     from governor.tasks.trinity.views import BatchView
 
 log = logs.get_logger()
 
 
-def portion(
+def submission(
     number: int,
     specs: Sequence[TaskSpec],
     *,
@@ -64,14 +64,14 @@ class Planned(NamedTuple):
 
     batch: BatchSpec
     tasks: list[TaskWrapper]
-    named: Named
+    named: NamedTasks
 
     @property
     def number(self) -> int:
         return int(self.batch.id)
 
 
-class Portions:
+class Submissions:
     """Those of one driver."""
 
     def __init__(self, driver: Driver) -> None:
@@ -81,9 +81,9 @@ class Portions:
 
     def name(
         self, tasks: Sequence[Task], first: int, config: SchedulerConfig
-    ) -> tuple[list[TaskSpec], Named]:
+    ) -> tuple[list[TaskSpec], NamedTasks]:
         """The tasks as the engine takes them (`specs_of`), and what they need. Raises TypeError and ValueError."""
-        named = self._driver.functions.name_tasks(
+        named = self._driver.pickle_store.name_tasks(
             [task.call for task in tasks], [task.args for task in tasks]
         )
         return specs_of(tasks, first, config=config, named=named), named
@@ -92,15 +92,15 @@ class Portions:
         """Of a batch of the scheduler. Raises TypeError, and ValueError, also for ids that the batch has."""
         specs, named = self.name(tasks, view.scheduled, config)
         view.refuse_known(spec.id for spec in specs)
-        batch = portion(
+        batch = submission(
             number,
             specs,
             name=view.batch_id,
             budget=config.max_timeout * (config.max_retry_times + 1),
             split=config.max_repeat_times_per_runner,
             rank=sort_batch_id(view.batch_id),
-            done=() if view.kept is None else tuple(view.kept.succeeded({spec.id for spec in specs})),
-            kept_in="" if view.kept is None else view.kept.folder,
+            done=() if view.stored is None else tuple(view.stored.succeeded({spec.id for spec in specs})),
+            kept_in="" if view.stored is None else view.stored.folder,
         )
         wrappers = [
             TaskWrapper(task, view.batch_id, task_id=spec.id, total_runs=spec.repeat)
@@ -119,7 +119,7 @@ class Portions:
         view.inherit(planned.batch.done)
 
     def submit(
-        self, batch: BatchSpec, view: BatchView, named: Named, limits: SchedulingLimits | None = None
+        self, batch: BatchSpec, view: BatchView, named: NamedTasks, limits: SchedulingLimits | None = None
     ) -> None:
         """Hands a portion to the engine; it begins when what it needs is stored, and fails where that can't be. Raises
         GraphError and QueueFull.
@@ -129,7 +129,7 @@ class Portions:
         if not named.pickles:
             return
         over = self._over[number] = asyncio.Event()
-        task = asyncio.create_task(self._supply(number, named, over), name=f"portion.{number}")
+        task = asyncio.create_task(self._supply(number, named, over), name=f"submission.{number}")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -152,7 +152,7 @@ class Portions:
         if over is not None:
             over.set()
 
-    async def _supply(self, number: int, named: Named, over: asyncio.Event) -> None:
+    async def _supply(self, number: int, named: NamedTasks, over: asyncio.Event) -> None:
         stored: Counter[str] = Counter()
         error = ""
         try:
@@ -163,16 +163,16 @@ class Portions:
             self._driver.engine.release(number, error=error)
         await over.wait()
         try:
-            await self._call(partial(self._driver.functions.release, stored))
+            await self._call(partial(self._driver.pickle_store.release, stored))
         except Exception as failure:  # noqa: BLE001  # as above; what stays goes when the driver closes
-            log.debug("tasks.unreleased", reason=f"{type(failure).__name__}: {failure}")
+            log.debug("tasks.release_failed", reason=f"{type(failure).__name__}: {failure}")
 
-    async def _store(self, named: Named, stored: Counter[str], over: asyncio.Event) -> None:
+    async def _store(self, named: NamedTasks, stored: Counter[str], over: asyncio.Event) -> None:
         """One by one, so that other calls into Ray have their turn, and no pickle is kept once it is there."""
         while named.pickles and not over.is_set():
             name, pickled = named.pickles.popitem()
             uses = named.uses[name]
-            await self._call(partial(self._driver.functions.store, name, pickled, uses=uses))
+            await self._call(partial(self._driver.pickle_store.store, name, pickled, uses=uses))
             stored[name] = uses
 
     async def _call(self, function: partial[None]) -> None:

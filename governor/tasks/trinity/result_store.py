@@ -29,29 +29,29 @@ if TYPE_CHECKING:
 log = logs.get_logger()
 
 
-class KeptResults:
+class ResultStore:
     """Those of one scheduler."""
 
     def __init__(self, folder: Path | str) -> None:
         self.folder = Path(folder).resolve()
-        self._open: dict[BatchId, KeptBatch] = {}
+        self._open: dict[BatchId, StoredBatch] = {}
         self._closing: dict[BatchId, Future[None]] = {}
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="kept")
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="result-store")
 
-    def batch(self, batch_id: BatchId) -> KeptBatch:
+    def batch(self, batch_id: BatchId) -> StoredBatch:
         """Opens it, where it is not open. Raises OSError, and TryAgain while another process works on it."""
-        kept = self._open.get(batch_id)
-        if kept is None:
+        stored = self._open.get(batch_id)
+        if stored is None:
             self._closed(batch_id)
-            kept = self._open[batch_id] = KeptBatch(self.folder, _name(batch_id), self._thread)
-        return kept
+            stored = self._open[batch_id] = StoredBatch(self.folder, _name(batch_id), self._thread)
+        return stored
 
     def leave(self, batch_id: BatchId) -> None:
         """Nothing of it is at work any more."""
-        kept = self._open.pop(batch_id, None)
-        if kept is not None:
+        stored = self._open.pop(batch_id, None)
+        if stored is not None:
             self._closing = {key: closing for key, closing in self._closing.items() if not closing.done()}
-            self._closing[batch_id] = kept.close()
+            self._closing[batch_id] = stored.close()
 
     def forget(self, batch_id: BatchId) -> None:
         """Removes what was kept of a batch. Raises ValueError for one that is open."""
@@ -73,7 +73,7 @@ class KeptResults:
             wait([closing])
 
 
-class KeptBatch:
+class StoredBatch:
     """`folder` is its own, below that of all."""
 
     def __init__(self, root: Path, folder: str, thread: ThreadPoolExecutor) -> None:
@@ -97,7 +97,7 @@ class KeptBatch:
             self._study.enter(record)
         except OSError as error:
             self._failed = True
-            log.exception("scheduler.not_kept", folder=str(self._root / self.folder), reason=str(error))
+            log.exception("scheduler.store_failed", folder=str(self._root / self.folder), reason=str(error))
             return
         if self._alarm is None:
             self._alarm = asyncio.get_running_loop().call_later(SYNC_SECONDS, self._sync)
@@ -124,7 +124,7 @@ class KeptBatch:
         try:
             work()
         except OSError as error:
-            log.exception("scheduler.not_kept", folder=str(self._root / self.folder), reason=str(error))
+            log.exception("scheduler.store_failed", folder=str(self._root / self.folder), reason=str(error))
 
 
 def _name(batch_id: BatchId) -> str:
