@@ -1,4 +1,4 @@
-"""The task engine. Light to import, for user code does it in every runner: Ray is loaded by who schedules alone."""
+"""The task engine. Light to import, because user code imports it in every runner: only schedulers load Ray."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ __all__ = [
     "sort_batch_id",
 ]
 
-_HOMES = {
+_MODULES = {
     "trinity.bootstrap": ("bootstrap_metric",),
     "trinity.coordinator": ("BatchLifecycleState", "BatchState", "RolloutCoordinator"),
     "errors": ("GraphError", "QueueFull", "TaskFailed"),
@@ -82,10 +82,10 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Loads what is not light when it is asked for."""
+    """Imports the other names on first use."""
     from importlib import import_module  # noqa: PLC0415  # only then
 
-    for home, names in _HOMES.items():
+    for module, names in _MODULES.items():
         if name in names:
-            return getattr(import_module(f"governor.tasks.{home}"), name)
+            return getattr(import_module(f"governor.tasks.{module}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

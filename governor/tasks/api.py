@@ -1,7 +1,7 @@
-"""What users of the task engine write and get back. Light: user code imports it, in runners too.
+"""The API of the task engine: tasks, settings, results. Light to import: user code imports it, in runners too.
 
-All times are in seconds. Names, arguments and defaults are those that users of Trinity-RFT's scheduler know; what is
-meant differently here stands in docs/tasks.md.
+All times are in seconds. Names, arguments and defaults are those of Trinity-RFT's scheduler; docs/tasks.md lists the
+differences.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ COUNTED: Final = ("succeeded", "ended")
 
 
 class TaskCancelled(BaseException):
-    """Raised inside a task past its deadline, or when it is cancelled: it has its grace to clean up and end.
+    """Raised inside a task past its deadline, or when it is cancelled: it has its grace period to clean up and end.
 
     No `Exception`, so that a broad ``except Exception`` does not swallow it.
     """
@@ -34,8 +34,8 @@ class TaskContext:
 
     `run` is the uid of the experiment run; `run_id` counts the runs of a repeated task from 0, `attempt` from 1.
     `deadline` is the moment (seconds since the epoch) at which this attempt is cancelled, None without a limit.
-    `model` is the model endpoint of the runner's place, as it was given to the scheduler. Files of the run are in
-    `run_folder`. What is written to `log` stands in the log of the run.
+    `model` is the model endpoint of the runner's slot, as it was given to the scheduler. Files of the run are in
+    `run_folder`. Lines of `log` are part of the log of the run.
     """
 
     run: str
@@ -49,7 +49,7 @@ class TaskContext:
     model: Any = None
     is_eval: bool = False
     tell: Callable[..., None] = field(default=lambda **_: None, repr=False)
-    """``tell(model_version=3, step=7)`` sets keys of the runner's state, for those who supervise it."""
+    """``tell(model_version=3, step=7)`` sets keys of the runner's state, which its scheduler shows."""
 
     @property
     def task_id(self) -> str:
@@ -59,10 +59,10 @@ class TaskContext:
 
 @dataclass(frozen=True, slots=True)
 class TaskResult:
-    """What a task may return to name its metrics, or bytes that travel as they are.
+    """A return value of a task with metrics, or with bytes that are not changed.
 
-    `value` is what dependants get as input, `metrics` are numbers by name. `payload` comes back from
-    `Scheduler.get_payload_results` as it was given; in a run it is kept in a file of its own beside the value's
+    `value` is the input of dependants, `metrics` are numbers by name. `payload` is returned by
+    `Scheduler.get_payload_results` unchanged; in a run it is stored in a file of its own beside the value's
     (``results/<phase>/<task>-<run>.payload``).
     """
 
@@ -116,11 +116,11 @@ class OverRollout:
 
 @dataclass(frozen=True, slots=True)
 class DynamicTimeout:
-    """A time-out learned from what was seen: ``min(max_timeout, ratio * mean)`` of the wall times of finished train
+    """A time-out learned from observed durations: ``min(max_timeout, ratio * mean)`` of the wall times of finished train
     sub-tasks, once `warmup_min_steps` steps were fully observed. Evaluation does not count.
 
-    `percentile` (0 to 100) takes that percentile of the last `window` sub-tasks in place of the mean of all. It is never
-    less than `floor` seconds: where short and long tasks are mixed, the short ones pull the mean down.
+    `percentile` (0 to 100) takes that percentile of the last `window` sub-tasks in place of the mean of all. The time-out
+    is never less than `floor` seconds: short tasks among long ones pull the mean down.
     """
 
     enable: bool = False
@@ -151,7 +151,7 @@ class SchedulerConfig:
         min_num_counts: what counts for `min_num`: tasks that succeeded, or all that ended; then failures alone may do.
 
     Raises:
-        ValueError: a setting makes no sense; it says which, and what is allowed.
+        ValueError: a setting is invalid; the message names it, and the allowed values.
     """
 
     runner_per_model: int = 8
@@ -170,7 +170,7 @@ class SchedulerConfig:
     min_num_counts: Counted = "succeeded"
 
     def __post_init__(self) -> None:
-        """Raises ValueError, which says what is allowed."""
+        """Raises ValueError, which names the allowed values."""
         rollout = self.over_rollout
         faults = [
             f"{name} must be {allowed}, not {value!r}"
@@ -237,7 +237,7 @@ class Status:
 
 
 def sort_batch_id(batch_id: BatchId) -> tuple[float, int]:
-    """The place of a batch in the queue: int n is (n, 0), ``"n/name"`` is (n, 1), other strings come last."""
+    """Sort key of a batch in the queue: int n is (n, 0), ``"n/name"`` is (n, 1), other strings come last."""
     if isinstance(batch_id, int):
         return (batch_id, 0)
     number = re.match(r"\d+", batch_id)

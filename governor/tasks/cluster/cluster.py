@@ -1,7 +1,7 @@
-"""The connection to Ray: made in a thread of its own, asked what the nodes have, watched for its loss.
+"""The connection to Ray: opened in a thread of its own, queried for the nodes, watched for its loss.
 
-Ray terminates a driver 61 s after the GCS is lost and fails every call for ever once its raylet is lost; with one that
-is frozen it waits without an end. So both are watched (`liveness`), the GCS also while a connection is being made.
+Ray terminates a driver 61 s after the GCS is lost, and fails every call for ever once its raylet is lost; if one of them
+is frozen, its calls never return. So both are watched (`liveness`), the GCS also while a connection is being opened.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 
 CONNECT_SECONDS: Final = 60.0
 LEAVE_SECONDS: Final = 10.0
-"""What is tidied up at the end is not waited for any longer: Ray may hang, and its thread with it."""
+"""Longest wait for the clean-up at the end: Ray may hang, and its thread with it."""
 ASK_AGAIN_SECONDS: Final = 1.0
-"""For a node that was lost to show that it is not."""
+"""For a node that was taken for lost to answer again."""
 AGENT_THREADS: Final = 16
 RAY_NAMES: Final = {"cpus": "CPU", "cpu": "CPU", "gpus": "GPU", "gpu": "GPU"}
 """Names of `resources` in a run file for Ray's own; `memory` (bytes) and custom ones keep their names."""
@@ -45,7 +45,7 @@ log = logs.get_logger()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RayNode:
-    """One living node; `resources` are its totals by Ray's names."""
+    """One node that is alive; `resources` are its totals by Ray's names."""
 
     id: str
     host: str
@@ -54,7 +54,7 @@ class RayNode:
 
 
 class Cluster:
-    """Ray as seen by one driver. All calls into Ray run in one thread, so that none can hold the event loop."""
+    """Ray as seen by one driver. All calls into Ray run in one thread, so that none can block the event loop."""
 
     def __init__(self, *, address: str, token_path: str | None, namespace: str) -> None:
         self.address = address
@@ -64,18 +64,18 @@ class Cluster:
         self._agents: dict[str, Any] = {}
         self.nodes: tuple[RayNode, ...] = ()
         self._alive: tuple[RayNode, ...] = ()
-        """As Ray has it."""
+        """Nodes that Ray reports as alive."""
         self._lost: set[str] = set()
-        """Those of which we know better; `_reported` are those that `refresh` has told of."""
+        """Ids of nodes found lost before Ray reports it; `_reported` are the ids at the last `refresh`."""
         self._reported: frozenset[str] = frozenset()
         self._gone: asyncio.Future[str]
-        """The reason, once Ray is known to be lost."""
+        """Done with the reason, once Ray is known to be lost."""
         self.own: RayNode | None = None
         self.ray: Any = None
         self._worker = ""
 
     async def connect(self) -> None:
-        """Without an address, the connection that this process has already is used, and left open at the end.
+        """Opens the connection. Without an address, that of this process is used, and left open at the end.
 
         Raises ConductorError within `CONNECT_SECONDS`.
         """
@@ -99,7 +99,7 @@ class Cluster:
             raise ConductorError(f"no connection to Ray at {self.address}: {why}") from error
 
     async def _join(self) -> None:
-        """`_connect`, given up when the GCS is lost meanwhile: Ray would wait for it."""
+        """`_connect`, aborted when the GCS is lost meanwhile: Ray would wait for it."""
         joined = asyncio.ensure_future(self.call(self._connect))
         lost = asyncio.create_task(first_ended(self._servers()), name="ray.watch")
         try:
@@ -134,8 +134,8 @@ class Cluster:
             called.cancel()
 
     async def call_at_end(self, function: Callable[[], object]) -> None:
-        """As `call`, for `LEAVE_SECONDS`; then it is done when Ray's thread comes to it. Nothing when the connection has
-        been shut down: what was to be tidied up went with it.
+        """As `call`, but waits at most `LEAVE_SECONDS`; the call is made later then. Does nothing if the connection has been
+        shut down: that has cleaned up already.
         """
         called = asyncio.ensure_future(self.call(function))
         done, _ = await asyncio.wait({called}, timeout=LEAVE_SECONDS)
@@ -147,18 +147,18 @@ class Cluster:
             called.result()
 
     async def lost(self) -> str:
-        """Returns the reason when the GCS or this node's raylet is gone or silent; until then it waits."""
+        """Waits until the GCS or this node's raylet is gone or silent; returns the reason."""
         return self._note_loss(await first_ended(self._servers()))
 
     async def answers(self) -> bool:
-        """Whether the GCS and this node's raylet are there and answer."""
+        """Whether the GCS and this node's raylet answer."""
         found = await all_answer(self._servers())
         if not found:
             self._note_loss("it does not answer")
         return found
 
     def _note_loss(self, reason: str) -> str:
-        """Again: nothing."""
+        """Idempotent."""
         if not self._gone.done():
             self._gone.set_result(reason)
         return reason
@@ -169,7 +169,7 @@ class Cluster:
         return [(host, int(port), "Ray's GCS"), *own]
 
     def slots(self, shape: Shape) -> int:
-        """How many runners of this shape fit on all nodes at once; plain ones: as many as there are CPUs."""
+        """How many runners of this shape fit on all nodes at once; plain ones: the number of CPUs."""
         if not shape:
             return max(1, int(sum(node.resources.get("CPU", 0.0) for node in self.nodes)))
         return sum(_fits(node, demand(shape)) for node in self.nodes)
@@ -186,7 +186,7 @@ class Cluster:
         return f"can never be scheduled: no node of the Ray cluster has {what}"
 
     async def refresh(self) -> bool:
-        """Asks for the nodes; whether any came or went since it was called last, or since `connect`."""
+        """Queries the nodes; True if any joined or left since the last call, or since `connect`."""
         before = self._reported
         await self.call(self._ask_nodes)
         for node in self._alive:
@@ -198,8 +198,8 @@ class Cluster:
         return before != self._reported
 
     def next_node(self, taken: Mapping[str, int]) -> str | None:
-        """The node for the next plain runner, by how many each has of them for each of its CPUs: Ray would spread
-        runners that hold nothing without a look at either. None where there is but one.
+        """The node for the next plain runner: the one with the fewest for each of its CPUs. Ray would spread runners that
+        hold no resources without regard to either. None if there is only one node.
         """
         if len(self.nodes) < 2:
             return None
@@ -208,16 +208,16 @@ class Cluster:
         return min(some, key=lambda node_id: (taken.get(node_id, 0) + 1) / (cpus[node_id] or 1.0))
 
     async def is_lost(self, node_id: str) -> bool:
-        """Whether this node is no more: its raylet does not answer."""
+        """Whether this node is lost: its raylet does not answer."""
         try:
             node = await self._known(node_id)
-        except Exception:  # noqa: BLE001  # whatever Ray raises: who is lost is Ray itself
+        except Exception:  # noqa: BLE001  # whatever Ray raises: Ray itself is lost
             return False
         return node is None or not await answers(node.host, node.port)
 
     async def node_lost(self, node_id: str) -> None:
-        """Returns when the raylet of this node is gone; it is none of the nodes then, though Ray itself takes some
-        15 s to say so. Raises what Ray does when it is lost.
+        """Returns when the raylet of this node is gone. The node is removed from `nodes` then; Ray itself takes some 15 s
+        for that. Raises any error of Ray when Ray is lost.
         """
         node = await self._known(node_id)
         if node is not None:
@@ -226,7 +226,7 @@ class Cluster:
         self._note_nodes()
 
     async def _known(self, node_id: str) -> RayNode | None:
-        """The node, which may have come after the last `refresh`; None when it has left."""
+        """The node, also if it joined after the last `refresh`; None if it has left."""
         if all(node.id != node_id for node in self._alive):
             await self.call(self._ask_nodes)
         return next((node for node in self._alive if node.id == node_id), None)
@@ -235,8 +235,8 @@ class Cluster:
         self.nodes = tuple(node for node in self._alive if node.id not in self._lost)
 
     async def ask_agent(self, node_id: str, method: str, *arguments: Any) -> Any:
-        """Calls a method of a node's agent (`node_agent.NodeAgent`), which is started on first need. Raises what Ray
-        raises when the agent is dead; the next call starts a new one.
+        """Calls a method of a node's agent (`node_agent.NodeAgent`), which is started on first use. Raises any error of
+        Ray if the agent is dead; the next call starts a new one.
         """
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[Any] = loop.create_future()
@@ -252,7 +252,7 @@ class Cluster:
                 answer.set_exception(error)
 
         def on_done(outcome: Any) -> None:
-            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody wants to know
+            with contextlib.suppress(RuntimeError):  # the loop is closed
                 loop.call_soon_threadsafe(set_answer, outcome)
 
         def ask() -> None:
@@ -263,8 +263,8 @@ class Cluster:
         return await answer
 
     async def disconnect(self) -> None:
-        """Ends a connection that `connect` has made; one that was there before is left as it is."""
-        # behind a `connect` that was cancelled: its thread is still at it
+        """Closes a connection that `connect` has opened; an earlier one is left as it is."""
+        # queued behind a cancelled `connect`, which is still running in the thread
         await self.call_at_end(self._shut_down)
         self._thread.shutdown(wait=False)
 
@@ -278,7 +278,7 @@ class Cluster:
             self._kill_agents()
 
     def close(self) -> None:
-        """Leaves without waiting: the process ends soon after, and Ray's actors end with their driver."""
+        """Closes without waiting: the process exits soon after, and Ray's actors exit with their driver."""
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     def _kill_agents(self) -> None:
@@ -357,7 +357,7 @@ def _fits(node: RayNode, wanted: Mapping[str, float]) -> int:
 
 
 def _drop_result(called: asyncio.Future[Any]) -> None:
-    """What nobody waits for any more."""
+    """Retrieves the exception of a future that is no longer awaited."""
     if not called.cancelled():
         called.exception()
 

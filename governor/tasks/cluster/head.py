@@ -1,13 +1,13 @@
-"""The daemon's own Ray head: started as a child, watched, taken down with everything that it started.
+"""The daemon's own Ray head: started as a child, watched, terminated with everything that it started.
 
 Rules:
 1. The daemon never imports Ray: the head is a process of its own (`governor.tasks.cluster.head_process`), in its own process group.
-2. One `RayHead` is one head from start to end. To stop and replace it after `lost()`, with a back-off, is the caller's
-   part: it makes a new one, and task conductors connect to the new address.
-3. Clients need a token: `token_path`, 0600, kept from one head to the next.
-4. `stop` returns when every process is seen dead, also agents in sessions of their own, and the temp folder is gone.
-5. Its GCS and its raylet are asked, not only waited for: who is frozen is lost too.
-6. Call `start` in a thread that lives as long as the head is to: PDEATHSIG tells of the death of the thread that forked.
+2. One `RayHead` is one head from start to end. After `lost()` the caller stops it and starts a new one, with a back-off;
+   task conductors connect to the new address.
+3. Clients need a token: `token_path`, 0600, reused by later heads.
+4. `stop` returns when every process has exited, also agents in sessions of their own, and the temp folder is removed.
+5. Its GCS and its raylet are health-checked, not only watched for their exit: a frozen one counts as lost.
+6. Call `start` in a thread that lives as long as the head: PDEATHSIG is sent when the thread that forked ends.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ if TYPE_CHECKING:
 START_SECONDS: Final = 60.0
 STOP_SECONDS: Final = 10.0
 SOCKET_PATH_BYTES: Final = 107
-# what comes behind our folder: /t/session_2026-01-01_00-00-00_000000_1234567/sockets/plasma_store.1
+# what Ray appends to our folder: /t/session_2026-01-01_00-00-00_000000_1234567/sockets/plasma_store.1
 RAY_SUFFIX_BYTES: Final = 77
 OBJECT_STORE_BYTES: Final = 256 * 1024 * 1024
-"""Values of tasks travel in records and files: the object store holds next to nothing."""
+"""Values of tasks are sent in records and files: the object store is almost empty."""
 STDERR_LINES: Final = 20
 LAST_ERROR_SECONDS: Final = 1.0
 FALLBACK_FOLDER: Final = Path("/tmp")  # noqa: S108  # made by mkdtemp
@@ -52,14 +52,14 @@ log = logs.get_logger()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadAddress:
-    """Where the head is: `address` as ``host:port`` of its GCS, and the file with the token that opens it."""
+    """The address of a head: `address` as ``host:port`` of its GCS, and the file with its token."""
 
     address: str
     token_path: Path
 
 
 def environment(token_path: Path | None) -> dict[str, str]:
-    """The variables under which Ray's processes, ours and the head's, find each other. Ray reads them at import."""
+    """Environment variables for all processes that use Ray, ours and the head's. Ray reads them at import."""
     variables = {
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_kill_child_processes_on_worker_exit_with_raylet_subreaper": "true",
@@ -75,9 +75,9 @@ class RayHead:
     """One local head.
 
     Args:
-        state_folder: the token lives here. `runtime_folder`: Ray's temp folder goes below it, or below /tmp where its
-            sockets would not fit into 107 bytes.
-        num_cpus: how many plain tasks may run at once. `token`: the one to begin with; None: a random one.
+        state_folder: for the token. `runtime_folder`: for Ray's temp folder, which goes below /tmp instead if the paths of
+            its sockets would be longer than 107 bytes.
+        num_cpus: how many plain tasks may run at once. `token`: used if there is none yet; None: a random one.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class RayHead:
         return None if self._process is None else self._process.pid
 
     async def start(self) -> HeadAddress:
-        """Returns when tasks can be sent. Raises ProcessError with Ray's last lines; nothing is left then."""
+        """Returns when tasks can be sent. Raises ProcessError with Ray's last lines, and leaves nothing behind then."""
         if self._process is not None:
             raise ProcessError("this Ray head was started before: one object is one head", pid=self.pid)
         self._write_token()
@@ -153,17 +153,17 @@ class RayHead:
         return HeadAddress(address=ready["address"], token_path=self._token_path)
 
     async def exited(self) -> int:
-        """Returns the exit code when the head has ended, asked to or not. Any number of waiters; call after `start`."""
+        """Waits for the exit of the head; returns the exit code. Any number of waiters; call after `start`."""
         if self._exited is None:
             raise ProcessError("this Ray head was never started")
         return await asyncio.shield(self._exited)
 
     async def answers(self) -> bool:
-        """Whether its parts answer; a frozen one is given the time that takes it for lost."""
+        """Whether GCS and raylet answer, within the time after which a frozen one counts as lost."""
         return await all_answer(self._servers)
 
     async def lost(self) -> str:
-        """Returns how it has ended, or which part of it is gone or silent; until then it waits. Call after `start`."""
+        """Waits until it has exited, or a part of it is gone or silent; returns the reason. Call after `start`."""
         exited = asyncio.ensure_future(self.exited())
         silent = asyncio.create_task(first_ended(self._servers), name="ray_head.beat")
         try:
@@ -184,7 +184,7 @@ class RayHead:
         return "".join(f" ({line})" for line in self._stderr_lines.result()[-1:])
 
     async def stop(self) -> None:
-        """Takes the head down; may be called at any time, and again. Raises ProcessError if a process lives on."""
+        """Terminates the head; idempotent, may be called at any time. Raises ProcessError if a process survives."""
         try:
             if self._process is not None and self._exited is not None:
                 left = await asyncio.to_thread(_kill_all, self._process.pid, self._mark)
@@ -192,7 +192,7 @@ class RayHead:
                 if self._stderr_lines is not None:
                     await asyncio.wait({self._stderr_lines}, timeout=LAST_ERROR_SECONDS)
                 if left:
-                    raise ProcessError(f"processes of the Ray head live on: {left}", pid=left[0])
+                    raise ProcessError(f"processes of the Ray head survive: {left}", pid=left[0])
         finally:
             temp, self._temp = self._temp, None
             if temp is not None:
@@ -216,7 +216,7 @@ class RayHead:
 
 
 def remove_left_over(instance: str) -> None:
-    """Temp folders of earlier heads of this house, where they are not in the runtime folder. Blocks."""
+    """Removes temp folders of earlier heads of this instance that are not in the runtime folder. Blocks."""
     for folder in FALLBACK_FOLDER.glob(f"{_fallback_prefix(instance)}*"):
         if folder.lstat().st_uid == os.getuid():
             shutil.rmtree(folder, ignore_errors=True)
@@ -227,14 +227,16 @@ def _fallback_prefix(instance: str) -> str:
 
 
 async def _ready(stdout: asyncio.StreamReader) -> dict[str, Any]:
-    """What a head says when it is ready. Raises ProcessError when a part of it dies before, ValueError when it ends."""
+    """The message of a head that is ready. Raises ProcessError if a part of it exits before, ValueError if it does itself."""
     line = asyncio.create_task(stdout.readline(), name="ray_head.line")
     ends: dict[asyncio.Task[None], str] = {}
     try:
         while True:
             await asyncio.wait({line, *ends}, return_when=asyncio.FIRST_COMPLETED)
             if not line.done():
-                await asyncio.wait({line}, timeout=LAST_ERROR_SECONDS)  # it may end itself, and say why
+                await asyncio.wait(
+                    {line}, timeout=LAST_ERROR_SECONDS
+                )  # the head may exit itself, and print the reason
             if not line.done():
                 ended = ", ".join(part for end, part in ends.items() if end.done())
                 raise ProcessError(f"{ended} has ended during its start")
@@ -250,7 +252,7 @@ async def _ready(stdout: asyncio.StreamReader) -> dict[str, Any]:
 
 
 async def _process_end(pid: int) -> None:
-    """Returns when it is dead; never where no descriptor is left to watch it by."""
+    """Returns when the process has exited; never, if no descriptor is left to watch it."""
     try:
         pidfd = os.pidfd_open(pid)
         try:
@@ -272,7 +274,7 @@ async def _last_lines(stream: asyncio.StreamReader | None) -> list[str]:
 
 
 def _kill_all(pid: int, mark: int) -> list[int]:
-    """SIGKILL to the head, to what descends from it, and to what was left by it; the pids that live on."""
+    """Kills the head, its descendants and the processes that it has left behind; returns the pids that survive."""
     try:
         pidfd = os.pidfd_open(pid)
     except ProcessLookupError:

@@ -3,9 +3,9 @@
 It starts the GCS and the raylet and nothing else: `ray start` adds an API server (90 MB, more than a second) and a
 monitor that tasks do not need, and puts the head on the machine's outward address even when told 127.0.0.1. Here all
 ports are on the loopback interface. It writes JSON lines to standard output: ``{"part", "pid"}`` for each process that it
-has started, so that the daemon sees one die for which Ray would wait half a minute, and, when ready, where it is. It ends,
-with all that it started, when one of the two dies or on SIGTERM, and by PDEATHSIG when the daemon dies. Whether they
-answer, the daemon asks.
+has started, so that the daemon sees the exit of one for which Ray would wait half a minute, and, when ready, its address.
+It exits, with all that it started, when one of the two exits or on SIGTERM, and by PDEATHSIG when the daemon exits. The
+daemon checks whether they answer.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
     from types import FrameType
 
 HOST: Final = "127.0.0.1"
-"""The one address for which Ray listens on the loopback interface alone: for 127.0.0.2 it takes all of them."""
+"""The only address for which Ray listens on the loopback interface alone: for 127.0.0.2 it listens on all interfaces."""
 
 
 class _ReportedProcesses(dict[str, list[Any]]):
-    """Processes by their kinds, as Ray keeps them: each is told when it comes."""
+    """Processes by their kinds, as Ray keeps them: each is reported when it is added."""
 
     def __setitem__(self, kind: str, infos: list[Any]) -> None:
         super().__setitem__(kind, infos)
@@ -39,7 +39,7 @@ class _ReportedProcesses(dict[str, list[Any]]):
 
 
 class Head(ray_node.Node):
-    """Ray's own node without what only its dashboard needs."""
+    """Ray's own node without the parts that only its dashboard needs."""
 
     @property
     def all_processes(self) -> _ReportedProcesses:
@@ -50,11 +50,11 @@ class Head(ray_node.Node):
         self._reported = _ReportedProcesses(processes)
 
     def start_api_server(self, **_: Any) -> None:
-        """Nobody asks the API server."""
+        """Does nothing: the API server is not used."""
 
 
 def main(settings: str) -> int:
-    """Starts the head, says so, and waits for its end."""
+    """Starts the head, reports its address, and waits for its end."""
     wanted = json.loads(settings)
     prctl.die_with_parent(expected=wanted["parent"])
     kill_tree.mark_self(wanted["mark"])

@@ -1,4 +1,4 @@
-"""How a process joins a Ray that runs already, and keeps its hands off signals, addresses and standard output."""
+"""Joins a running Ray, without Ray's changes to signal handlers, addresses and standard output."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ log = logs.get_logger()
 
 
 def join(address: str, *, token_path: str | None, namespace: str) -> Any:
-    """The module `ray`, connected. Blocks; raises what Ray raises."""
+    """Connects, and returns the module `ray`. Blocks; raises any error of Ray."""
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     if token_path is not None:
         os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": token_path}
@@ -28,8 +28,8 @@ def join(address: str, *, token_path: str | None, namespace: str) -> Any:
     # Reads the variables again: in a fork of a process that had imported Ray they came late.
     Config.initialize("")
     if address.startswith("127.0.0.1:"):
-        take_loopback_at_its_word()
-    # It warns that off the main thread it sets no SIGTERM handler: ours is to stay.
+        keep_loopback_address()
+    # Ray warns that it sets no SIGTERM handler outside the main thread: ours must stay.
     logging.getLogger("ray._private.worker").addFilter(lambda line: "SIGTERM" not in line.getMessage())
     root = str(Path(__file__).parents[3])
     ray.init(
@@ -39,19 +39,19 @@ def join(address: str, *, token_path: str | None, namespace: str) -> Any:
         configure_logging=False,
         job_config=JobConfig(_py_driver_sys_path=[root, *filter(None, sys.path)]),
     )
-    _quiet()
+    _redirect_output()
     return ray
 
 
-def take_loopback_at_its_word() -> None:
+def keep_loopback_address() -> None:
     """`ray.init` replaces 127.0.0.1 by the machine's outward address, where our own head does not listen."""
     import ray._private.services as ray_services  # noqa: PLC0415  # after its variables are set
 
     ray_services.resolve_ip_for_localhost = lambda host: host
 
 
-def _quiet() -> None:
-    """What Ray tells its driver goes to the log: it prints, and standard output belongs to the command line."""
+def _redirect_output() -> None:
+    """Redirects what Ray prints in its driver to the log: standard output belongs to the command line."""
     import ray._private.worker as ray_worker  # noqa: PLC0415  # after its variables are set
 
     def note(data: Mapping[str, Any], *_: object, **__: object) -> None:

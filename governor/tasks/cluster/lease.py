@@ -1,11 +1,11 @@
-"""The one connection to Ray that a process can have, shared by all who use the engine in it, in whatever thread.
+"""The one connection to Ray that a process can have, shared by all users of the engine in it, in any thread.
 
 Rules:
-1. The first user makes the connection, and a local head where no address was given; the last one closes both.
-2. A connection that the process had before is used, and left as it is. To ask for another address is an error.
-3. All of it is done in one thread with an event loop of its own, one user after the other. The thread is there for as
-   long as there are users: a head dies with the thread that has started it.
-4. After `ray.shutdown` by others the next user makes a new connection; what the old one had is closed by its last user.
+1. The first user opens the connection, and starts a local head if no address was given; the last one closes both.
+2. A connection that the process had before is used, and left as it is. Another address is an error then.
+3. All of it is done in one thread with an event loop of its own, one user after the other. The thread runs as long as
+   there are users: a head exits with the thread that has started it.
+4. After `ray.shutdown` by other code the next user opens a new connection; the last user of the old one closes its head.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
 TOKEN: Final = secrets.token_hex(32)
-"""For the heads of this process: Ray reads a driver's token once, and keeps it."""
+"""For the heads of this process: Ray reads the token of a driver only once."""
 
 T = TypeVar("T")
 
 
 class NodeLease:
-    """One user's share of the connection, without an `address` of what there is, or of a head with `num_cpus`."""
+    """One user of the connection. Without `address`: to the Ray of this process, else to a new head with `num_cpus`."""
 
     def __init__(self, *, address: str | None, num_cpus: int | None) -> None:
         self._address = address or ""
@@ -44,8 +44,8 @@ class NodeLease:
         self._ray_thread: _RayThread | None = None
 
     async def take(self) -> None:
-        """Call once. Ray is initialized afterwards. Raises ConductorError or ProcessError; `leave` all the same. Who is
-        cancelled meanwhile does not wait for the end of it; `leave` does.
+        """Initializes Ray. Call once, and `leave` also if this raises ConductorError or ProcessError. A cancelled call does
+        not wait for the connection; `leave` does.
         """
         self._ray_thread = _RayThread.enter()
         await asyncio.wrap_future(
@@ -53,9 +53,7 @@ class NodeLease:
         )
 
     async def leave(self) -> None:
-        """Returns when nothing is left that nobody else uses; who is cancelled meanwhile leaves all the same. Again:
-        nothing.
-        """
+        """Returns when all that has no other user is closed; a cancelled call is completed in the background. Idempotent."""
         ray_thread, self._ray_thread = self._ray_thread, None
         if ray_thread is None:
             return
@@ -68,7 +66,7 @@ class NodeLease:
 
 
 class _Connection:
-    """One that was made here, and what ends with it."""
+    """A connection opened here, and what is closed with it."""
 
     def __init__(self, worker: str, ends: AsyncExitStack) -> None:
         self.worker = worker
@@ -98,7 +96,7 @@ class _RayThread:
             return ray_thread
 
     def exit(self) -> None:
-        """The thread ends with its last guest. Called in any."""
+        """The thread ends with its last user. Called in any thread."""
         with self.lock:
             self._users -= 1
             if not self._users:
@@ -106,12 +104,12 @@ class _RayThread:
                 self._loop.call_soon_threadsafe(self._loop.stop)
 
     def join(self) -> None:
-        """Returns when the thread has ended, unless there are guests: their last one has left all that took time."""
+        """Returns when the thread has ended; at once if it has users. Call it after `leave`, so that it takes no time."""
         if not self._users:
             self._thread.join()
 
     def submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
-        """Does it in the thread."""
+        """Runs a coroutine in the thread."""
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     # -- in the thread --------------------------------------------------------------------------------------
@@ -127,7 +125,7 @@ class _RayThread:
                     connection.users.add(lease)
 
     async def leave(self, lease: NodeLease) -> None:
-        async with self._turn:  # behind a `take` that was cancelled, and tidies up
+        async with self._turn:  # waits for a cancelled `take`, and cleans up after it
             for connection in self._connections[:]:
                 if lease in connection.users:
                     connection.users.discard(lease)
@@ -158,13 +156,15 @@ async def _connect(address: str, num_cpus: int) -> _Connection:
             address, token_path = started.address, str(started.token_path)
         namespace = f"governor-{uuid.uuid4().hex[:8]}"
         cluster = Cluster(address=address, token_path=token_path, namespace=namespace)
-        stack.push_async_callback(cluster.disconnect)  # before: who is cancelled meanwhile has a thread at it
+        stack.push_async_callback(
+            cluster.disconnect
+        )  # pushed first: a cancelled `connect` still runs in its thread
         await cluster.connect()
         return _Connection(worker_id(), stack.pop_all())
 
 
 def _require(address: str) -> None:
-    """Raises ConductorError when the connection that there is goes to another cluster."""
+    """Raises ConductorError if the existing connection goes to another cluster."""
     import ray  # noqa: PLC0415  # it has been imported
 
     found = ray.get_runtime_context().gcs_address
@@ -175,7 +175,7 @@ def _require(address: str) -> None:
 
 
 def _forget_parent() -> None:
-    """In a child that was forked: the thread is its parent's."""
+    """In a forked child: the thread exists in its parent only."""
     _RayThread.lock, _RayThread.current = threading.Lock(), None
 
 

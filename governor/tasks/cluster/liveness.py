@@ -1,8 +1,8 @@
-"""Whether a server of Ray is there and answers: asked by those who have no Ray, or whose Ray hangs.
+"""Health checks of Ray's servers, without Ray: for processes that do not import it, or whose Ray hangs.
 
-The kernel takes connections for a process that is stopped. So each connection opens as HTTP/2 does, below all tokens,
-and what the server says then, whatever it is, is its sign of life. The end of a connection, and no new one to be had, is
-its loss; so is a long silence. Ray closes a connection that asks nothing, and one that pings too often.
+The kernel accepts connections for a process that is stopped. So each connection opens as HTTP/2 does, which needs no
+token, and any answer of the server shows that it runs. A closed connection without a new one is its loss; so is a long
+silence. Ray closes a connection that sends no request, and one that pings too often.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ RECONNECT_TRIES: Final = 3
 RECONNECT_SECONDS: Final = 0.5
 CONNECT_SECONDS: Final = 1.0
 HOLD_SECONDS: Final = 2.0
-"""After which one that has answered is asked again."""
+"""Between two checks of a server that answers."""
 SILENT_SECONDS: Final = 10.0
-"""A server that is busy may be late; this is taken for a standstill."""
+"""A busy server may be late; after this time it counts as frozen."""
 GREETING: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"
-"""The preface and an empty SETTINGS frame (RFC 9113, 3.4); the other side has a SETTINGS frame to send at once."""
+"""The preface and an empty SETTINGS frame (RFC 9113, 3.4); the server must send a SETTINGS frame at once."""
 
 Server: TypeAlias = tuple[str, int, str]
-"""Host, port, and what it is called."""
+"""Host, port, and name in messages."""
 
 
 async def _open_greeted(host: str, port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """A connection that is ended by the silence of the other machine. Raises OSError, TimeoutError among them."""
+    """Connects with TCP keep-alive and sends the greeting. Raises OSError, TimeoutError among them."""
     async with asyncio.timeout(CONNECT_SECONDS):
         reader, writer = await asyncio.open_connection(host, port)
     keep_alive(writer.get_extra_info("socket"))
@@ -41,7 +41,7 @@ async def _open_greeted(host: str, port: int) -> tuple[asyncio.StreamReader, asy
 
 
 async def _read_answer(reader: asyncio.StreamReader, silence: float) -> bytes | None:
-    """What the server says: nothing, and it has ended the connection; None: it does neither for so many seconds."""
+    """The answer of the server; empty: it has closed the connection; None: no answer within `silence` seconds."""
     loop = asyncio.get_running_loop()
     counted = SilenceTimer(loop.time())
     answer = asyncio.ensure_future(reader.read(4096))
@@ -56,7 +56,7 @@ async def _read_answer(reader: asyncio.StreamReader, silence: float) -> bytes | 
 
 
 async def answers(host: str, port: int, *, silence: float | None = None) -> bool:
-    """Whether somebody listens there and answers within `silence` seconds; else within `SILENT_SECONDS`."""
+    """Whether a server listens there and answers within `silence` seconds; None: `SILENT_SECONDS`."""
     try:
         reader, writer = await _open_greeted(host, port)
     except OSError:
@@ -71,7 +71,7 @@ async def answers(host: str, port: int, *, silence: float | None = None) -> bool
 
 
 async def _accepts(host: str, port: int) -> bool:
-    """Whether who has ended a connection takes another one: it has not ended with it."""
+    """Whether a server that has closed a connection accepts another one: then it still runs."""
     try:
         _, writer = await _open_greeted(host, port)
     except OSError:
@@ -81,7 +81,7 @@ async def _accepts(host: str, port: int) -> bool:
 
 
 async def ended(host: str, port: int, what: str) -> str:
-    """Returns the reason when `what` listens there no more, or answers no more; until then it waits."""
+    """Waits until `what` no longer listens there, or no longer answers; returns the reason."""
     failures = 0
     while True:
         try:
@@ -102,7 +102,9 @@ async def ended(host: str, port: int, what: str) -> str:
                         continue
         finally:
             writer.transport.abort()
-        await asyncio.sleep(RECONNECT_SECONDS)  # a back-off, should it close what it has just taken
+        await asyncio.sleep(
+            RECONNECT_SECONDS
+        )  # a back-off, in case the server closes each connection at once
 
 
 async def first_ended(servers: Iterable[Server]) -> str:
@@ -118,5 +120,5 @@ async def first_ended(servers: Iterable[Server]) -> str:
 
 
 async def all_answer(servers: Iterable[Server]) -> bool:
-    """Whether each of them is there and answers."""
+    """Whether each of them answers."""
     return all(await asyncio.gather(*(answers(host, port) for host, port, _ in servers)))

@@ -1,6 +1,6 @@
-"""One small actor on each other node: does there what the driver can do for runners on its own machine.
+"""One small actor on each other node: controls runners there as the driver does on its own machine.
 
-It keeps nothing: each call names the process it is about, by its birth. Its death costs a new one.
+It has no state: each call contains the identity of its process. If it dies, a new one is started.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 
 
 class NodeAgent:
-    """The actor. Its methods run in threads, side by side: a process that does not die holds up nobody."""
+    """The actor. Its methods run in threads of their own: a process that does not exit blocks no other call."""
 
     def ready(self) -> bool:
-        """Answers once the actor is there."""
+        """Answers once the actor runs."""
         return True
 
     def kill_tree(self, identity: ProcessIdentity, mark: int) -> list[int]:
-        """As `kill_tree.kill_tree`; of a process that is dead already, what has its mark."""
+        """As `kill_tree.kill_tree`; if the process has exited, kills the processes with its mark."""
         pidfd = identity.open()
         try:
             return kill_tree.kill_tree(identity.pid, pidfd, mark)
@@ -48,7 +48,7 @@ class NodeAgent:
             os.close(ours)
 
     def cancel(self, identity: ProcessIdentity, pipe: int, cancel_pipe: int, ticket: int) -> tuple[int, ...]:
-        """What `take_back` gives; then as `ticket_pipe.request_cancel`."""
+        """As `take_back`, whose tickets it returns, then as `ticket_pipe.request_cancel`."""
         taken = self.take_back(identity, pipe)
         pidfd = identity.open()
         if pidfd is not None:

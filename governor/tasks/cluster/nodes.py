@@ -1,4 +1,4 @@
-"""Nodes that join and leave a cluster while tasks run: places follow."""
+"""Adapts the number of runners to nodes that join and leave a cluster while tasks run."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ if TYPE_CHECKING:
     from governor.tasks.engine import Engine
 
 REFRESH_SECONDS: Final = 5.0
-"""How often the nodes are asked for: Ray tells its drivers nothing of nodes that join."""
+"""Between two queries for the nodes: Ray does not notify its drivers of nodes that join."""
 
 log = logs.get_logger()
 
 
 async def follow(cluster: Cluster, engine: Engine) -> None:
-    """Goes on until it is cancelled. The loss of a node shows in its runners first; here its places go."""
+    """Runs until it is cancelled. Lost runners of a node are handled elsewhere; this reduces the number of slots."""
     while True:
         await asyncio.sleep(REFRESH_SECONDS)
         try:

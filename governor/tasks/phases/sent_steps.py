@@ -1,4 +1,4 @@
-"""Steps from runners that do not see the run's folder: each of their streams becomes a file of it, byte by byte."""
+"""Steps from runners that do not see the run's folder: each of their streams is written to a file there, byte by byte."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ if TYPE_CHECKING:
 
 
 class SentSteps:
-    """Of one phase. Not for several threads at once."""
+    """The streams of one phase. Not thread-safe."""
 
     def __init__(self, run_folder: Path, phase: str) -> None:
         self._run_folder = run_folder
         self._phase = phase
         self._files: dict[str, int] = {}
         self._headless: set[str] = set()
-        """Streams whose beginning could not be written: the rest would be read by nobody."""
+        """Streams whose beginning could not be written: the rest would be unreadable."""
 
     def write(self, data: bytes, *, stream: str, worker: int) -> None:
-        """What was added to a stream. Raises OSError, and nothing of it is in the file then."""
+        """Appends data to a stream. Raises OSError, and has written none of it then."""
         if not data:
             return
         if stream in self._headless:
@@ -43,7 +43,7 @@ class SentSteps:
         self._files.clear()
 
     def _create(self, worker: int) -> int:
-        """Newer than all that is there."""
+        """Creates a file with a higher incarnation than all existing ones."""
         from governor.episodes.records.stream import SUFFIX, folder_of, stem_of, streams_of  # noqa: PLC0415  # Arrow: only where steps come
 
         before = streams_of(self._run_folder, self._phase)

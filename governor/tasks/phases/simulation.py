@@ -1,14 +1,14 @@
 """The simulation of one phase on Ray: `workers` chunks of episodes at a time, each a batch of the engine.
 
 Rules:
-1. What is played, recorded and reported, and when the part is over, is `episodes.simulation`'s to say, as with every
-   transport: a worker here is a thread that has runners play for it (`actor.episodes`).
-2. An episode that ended is told at once, by itself: whatever becomes of its chunk, it is kept.
-3. An episode has its time from its own start. A runner that is not back `LATE_SECONDS` after that gets the batch's grace,
-   then it is killed: the episode is `timed_out`. One whose runner died is played again, at most `TRIES` times, then it is
-   `crashed`. What had not begun goes into another chunk.
-4. A stop cancels the episodes in work at their next step. PAUSE, RESET and RESTART hold from the next chunk on.
-5. A runner that dies with Ray is no crash: nothing is told of it, and who takes the run up plays it again.
+1. `episodes.simulation` decides what is played, recorded and reported, and when the part is over, as with every
+   transport: a worker here is a thread that uses runners to play (`runner_process.episodes`).
+2. An ended episode is reported at once, on its own: it counts, however its chunk ends.
+3. The time limit of an episode runs from its own start. A runner that has not ended it `LATE_SECONDS` after that gets the
+   batch's grace, then it is killed: the episode is `timed_out`. An episode whose runner exited is repeated, at most
+   `TRIES` times, then it is `crashed`. Episodes that had not begun go into another chunk.
+4. A stop cancels running episodes at their next step. PAUSE, RESET and RESTART apply from the next chunk on.
+5. A runner that exits with Ray is no crash: it is not reported, and the episode is repeated when the run is resumed.
 """
 
 from __future__ import annotations
@@ -52,22 +52,22 @@ if TYPE_CHECKING:
     )
 
 LATE_SECONDS: Final = 0.5
-"""For an episode past its deadline to come to the end of its step."""
+"""For an episode past its deadline to finish its step."""
 GRACE_SECONDS: Final = 1.0
-"""For an episode that is cancelled to do so."""
+"""For a cancelled episode to finish its step."""
 
 log = logs.get_logger()
 
 
 def refusals(command: StartSimulation) -> list[str]:
-    """What is wrong with the command, one line each."""
+    """The faults of the command, one line each."""
     wrong = faults(command.until)
     if len(command.agents) != 1:
         wrong.append(f"an environment for one agent takes one, not {len(command.agents)}")
     if command.workers < 1:
         wrong.append(f"workers must be at least 1, not {command.workers}")
     if command.evaluate is not None or command.checkpoint is not None:
-        wrong.append("what is evaluated or kept while it learns is no agent on Ray")
+        wrong.append("evaluate and checkpoint need an agent that learns, which transport ray does not have")
     if command.transport != "ray":
         wrong.append(f"a task conductor simulates with transport ray, not {command.transport}")
     if command.made_environment is None or len(command.made_agents) != len(command.agents):
@@ -76,8 +76,8 @@ def refusals(command: StartSimulation) -> list[str]:
 
 
 class Chunk:
-    """Episodes on their way to a runner and back. Implements `BatchListener`: all of it belongs to the event loop, but
-    `ended_episodes`, which gives the record of each run and its payload, and None at the end.
+    """Episodes that are sent to one runner. Implements `BatchListener`. Use it in the event loop only, except
+    `ended_episodes`, a queue of the record of each run and its payload, and None at the end.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class Chunk:
         """The run that began last."""
         self.began = 0.0
         self.overdue = -1
-        """The run that was cancelled because its time was over."""
+        """The run that was cancelled at its time limit."""
         self._engine = engine
         self._batch = batch
         self._timeout = timeout
@@ -122,7 +122,7 @@ class Chunk:
         self.ended_episodes.put(None)
 
     def _watch(self) -> None:
-        """Over the run in work. An alarm that is set for an earlier one rings too early, and is set anew."""
+        """Checks the time limit of the current run. An alarm set for an earlier run fires too early, and is set again."""
         limit = self._build_seconds if self.begun == 0 else self._timeout
         due = math.inf if limit is None else self.began + limit + LATE_SECONDS
         if self._alarm is not None:
@@ -138,7 +138,7 @@ class Chunk:
 
 
 class RaySimulation:
-    """Of one phase. `ray_answers` tells whether Ray lives; `give_up` ends the process with a reason."""
+    """The simulation of one phase. `ray_answers` checks whether Ray answers; `give_up` ends the process with a reason."""
 
     def __init__(
         self,
@@ -160,12 +160,12 @@ class RaySimulation:
         self._lock = threading.Lock()
         self._sizes = ChunkSizes(workers=command.workers, fixed=command.chunk)
         self._left = command.episodes - len(command.done)
-        self._again: deque[int] = deque()
+        self._to_repeat: deque[int] = deque()
         self._tries: Counter[int] = Counter()
         self._replays: dict[int, int] = {}
         self._builds_lost = 0
         self._numbers = count()
-        self._at_work: set[Chunk] = set()
+        self._running: set[Chunk] = set()
 
     async def run(self) -> None:
         """From the first episode to `PartEnded`."""
@@ -179,28 +179,28 @@ class RaySimulation:
 
     def _stopped(self, _: asyncio.Future[Any]) -> None:
         with self._lock:
-            at_work = list(self._at_work)
-        for chunk in at_work:
+            running = list(self._running)
+        for chunk in running:
             chunk.cancel("the phase was stopped")
 
     # -- in the thread of a worker --------------------------------------------------------------------------
 
     def _play(self, simulation: Simulation, number: int) -> None:
-        """The life of a worker. The last episode of a chunk is acknowledged before the next chunk begins."""
+        """The loop of a worker. The last episode of a chunk is acknowledged before the next chunk begins."""
         del simulation  # the one of this phase
-        while indices := self._take():
+        while indices := self._next_chunk():
             reported = self._play_chunk(indices, number)
             if reported is not None:
                 wait([reported])
 
-    def _take(self) -> list[int]:
-        """Episodes for one chunk; none when there is nothing more to do."""
+    def _next_chunk(self) -> list[int]:
+        """Episodes for one chunk; none when all are played."""
         with self._lock:
             size = self._sizes.next(self._left)
         taken: list[int] = []
         while len(taken) < size and not self.simulation.stopping:
             with self._lock:
-                index = self._again.popleft() if self._again else None
+                index = self._to_repeat.popleft() if self._to_repeat else None
             if index is None:
                 try:
                     index = self.simulation.next_index(wait=not taken)
@@ -213,17 +213,17 @@ class RaySimulation:
             self._left -= len(taken)
         return taken
 
-    def _give_back(self, indices: list[int], *, replayed: bool = False) -> None:
+    def _requeue(self, indices: list[int], *, replayed: bool = False) -> None:
         with self._lock:
             if replayed:
                 self._replays |= dict.fromkeys(indices, self.simulation.replays)
-            self._again += indices
+            self._to_repeat += indices
             self._left += len(indices)
 
     def _play_chunk(
         self, indices: list[int], worker: int, *, with_state: bool = False
     ) -> Future[Acknowledged] | None:
-        """The acknowledgement of the last episode that was told."""
+        """Plays a chunk; returns the acknowledgement of its last reported episode."""
         wanted = episodes.EpisodeChunk(
             number=next(self._numbers),
             part=self._part,
@@ -246,11 +246,11 @@ class RaySimulation:
             elif record.run == 0:
                 ready = record.value
                 missing.remove(0)
-            elif (played := self._heard(record.value, payload)) is not None:
+            elif (played := self._receive(record.value, payload)) is not None:
                 reported = self.simulation.ended(played)
                 missing.remove(record.run)
         with self._lock:
-            self._at_work.discard(chunk)
+            self._running.discard(chunk)
         if ready == episodes.WITHOUT_STATE:
             return self._play_chunk(indices, worker, with_state=True)
         if ready != episodes.READY:
@@ -286,14 +286,14 @@ class RaySimulation:
                 chunk.ended_episodes.put(None)
                 return
             with self._lock:
-                self._at_work.add(chunk)
+                self._running.add(chunk)
             chunk.begin()
 
         self.simulation.ask(begin(), stoppable=False).result()
         return chunk
 
-    def _heard(self, value: Any, payload: bytes) -> EpisodeRecord | None:
-        """The episode, if it ended by itself or had to: not one that was cancelled in place of another."""
+    def _receive(self, value: Any, payload: bytes) -> EpisodeRecord | None:
+        """The episode, unless it is to be repeated because another one's cancellation ended it."""
         if value == episodes.UNPREPARED:
             return None
         record, stream = episodes.decode_episode(value)
@@ -310,12 +310,12 @@ class RaySimulation:
                 return unkept(record, reason)
         return record
 
-    # -- what has no end ------------------------------------------------------------------------------------
+    # -- episodes without a result --------------------------------------------------------------------------
 
     def _left_over(
         self, chunk: Chunk, wanted: episodes.EpisodeChunk, missing: list[int], lost: TaskRecord | None
     ) -> Future[Acknowledged] | None:
-        """`missing` are runs, `lost` is the end of the first one that the engine ended: that was in work, if any was."""
+        """`missing` are runs; `lost` is the record of the first one that the engine ended: the current one, if any was."""
         simulation = self.simulation
         if lost is not None and lost.outcome == "crashed":
             if not simulation.ask(_awaited(self._ray_answers()), stoppable=False).result():
@@ -325,7 +325,7 @@ class RaySimulation:
             simulation.break_off(lost.error)
             return None
         first, *others = missing
-        self._give_back([wanted.indices[run - 1] for run in others])
+        self._requeue([wanted.indices[run - 1] for run in others])
         if first == 0:
             self._not_built(lost, overdue=chunk.overdue == 0)
             return None
@@ -335,13 +335,13 @@ class RaySimulation:
         had_begun = first <= chunk.begun
         if had_begun:
             simulation.played_again()
-        self._give_back([wanted.indices[first - 1]], replayed=had_begun)
+        self._requeue([wanted.indices[first - 1]], replayed=had_begun)
         return None
 
     def _cut_short(
         self, chunk: Chunk, wanted: episodes.EpisodeChunk, run: int, lost: TaskRecord | None
     ) -> EpisodeRecord | None:
-        """The end of an episode whose runner has not told how far it came; None if it is to be played again."""
+        """The outcome of an episode that its runner has not reported; None if it is to be repeated."""
         simulation = self.simulation
         index = wanted.indices[run - 1]
         outcome: EpisodeOutcome
@@ -372,22 +372,22 @@ class RaySimulation:
         )
 
     def _not_built(self, lost: TaskRecord | None, *, overdue: bool) -> None:
-        """The runner did not make environment and agent, and did not say why."""
+        """The runner has not built environment and agent, and has given no reason."""
         simulation = self.simulation
         what = f"environment {simulation.command.environment!r} and its agent"
         if overdue:
             limit = f"{simulation.command.build_seconds:g} s (deadlines.start)"
-            simulation.break_off(f"{what} have not been made within {limit}")
+            simulation.break_off(f"{what} were not built within {limit}")
         elif lost is not None and lost.outcome == "crashed":
             with self._lock:
                 self._builds_lost += 1
                 tries = self._builds_lost
             if tries >= TRIES:
-                simulation.break_off(f"the runner that made {what} died: {lost.error}")
+                simulation.break_off(f"the runner that built {what} exited: {lost.error}")
 
     def _ray_is_lost(self) -> None:
         self.simulation.abandon()
-        self._give_up("Ray is lost: a runner has died, and Ray does not answer")
+        self._give_up("Ray is lost: a runner has exited, and Ray does not answer")
 
 
 async def _awaited(answer: Awaitable[bool]) -> bool:

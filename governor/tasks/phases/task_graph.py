@@ -1,12 +1,13 @@
-"""The task graph of one phase of a run: a batch of the engine, told to the governor.
+"""The task graph of one phase of a run: a batch of the engine, reported to the governor.
 
 Rules:
-1. What the governor hears keeps its order: `TaskStarted` before `TaskEnded`, `PartEndedReport` last, and it is reported
-   without one event waiting for the acknowledgement of the one before.
-2. A start is told unless its end came with it: a task that takes a millisecond is one event, not two.
-3. While the governor is away all waits for it but the lines of users beyond `LINES_WAITING`: those are counted, and the
-   count is a line of its own.
-4. A runner that dies with Ray is no crash of its task: nothing is told of it, and who takes the run up runs it again.
+1. Events are reported in order: `TaskStarted` before `TaskEnded`, `PartEndedReport` last. An event does not wait for the
+   acknowledgement of the one before.
+2. A start is reported unless its end came with it: a task that takes a millisecond is one event, not two.
+3. While the governor is unavailable all events are queued, except log lines of users beyond `LINES_WAITING`: those are
+   dropped and counted, and the count is reported as a line of its own.
+4. A runner that exits with Ray is no crash of its task: it is not reported, and the task runs again when the run is
+   resumed.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ class PhaseTasks:
         self._reports: deque[ConductorEvent] = deque()
         self._to_report = asyncio.Event()
         self._lines = 0
-        """Of those that wait to be reported."""
+        """Queued log lines."""
         self._dropped = 0
 
     def begin(self) -> None:
@@ -96,21 +97,21 @@ class PhaseTasks:
             raise ConductorError(f"the task graph has faults: {error}") from error
 
     async def run(self) -> None:
-        """Ends when `PartEndedReport` is in the journal. Raises ConductorError when Ray is lost."""
+        """Returns when `PartEndedReport` is in the journal. Raises ConductorError when Ray is lost."""
         while True:
             await self._to_report.wait()
-            batch = self._take()
-            crash = next((place for place, event in enumerate(batch) if _is_crash(event)), None)
+            batch = self._next_reports()
+            crash = next((index for index, event in enumerate(batch) if _is_crash(event)), None)
             if crash is not None and not await self._ray_answers():
                 if crash:
                     await self._link.report_all(batch[:crash])
-                raise ConductorError("Ray is lost: a runner has died, and Ray does not answer")
+                raise ConductorError("Ray is lost: a runner has exited, and Ray does not answer")
             await self._link.report_all(batch)
             if any(isinstance(event, PartEndedReport) for event in batch):
                 return
 
     def stop(self, reason: str) -> None:
-        """Cancels all that has not ended; the end comes as `PartEndedReport` with end ``stopped``."""
+        """Cancels all tasks that have not ended; `PartEndedReport` with end ``stopped`` follows."""
         self._engine.cancel(self.phase, reason=reason or "the phase was stopped")
 
     # -- BatchListener --------------------------------------------------------------------------------------
@@ -118,7 +119,7 @@ class PhaseTasks:
     def attempt_started(self, started: AttemptStarted, *, pid: int, node: str) -> None:
         self.progress += 1
         attempt = started.attempt
-        self._say(
+        self._queue_report(
             TaskStarted(
                 phase=self.phase,
                 task=attempt.task.id,
@@ -132,7 +133,7 @@ class PhaseTasks:
     def attempt_ended(self, ended: AttemptEnded) -> None:
         self.progress += 1
         attempt = ended.attempt
-        self._say(
+        self._queue_report(
             TaskAttemptEnded(
                 phase=self.phase,
                 task=attempt.task.id,
@@ -145,9 +146,9 @@ class PhaseTasks:
         )
 
     def run_ended(self, record: TaskRecord, payload: bytes) -> None:
-        del payload  # it lies in a file of the run
+        del payload  # it is in a file of the run
         self.progress += 1
-        self._say(TaskEnded(phase=self.phase, record=record))
+        self._queue_report(TaskEnded(phase=self.phase, record=record))
 
     def line(self, attempt: Attempt, run: int, level: str, text: str) -> None:
         if self._lines >= LINES_WAITING:
@@ -156,11 +157,11 @@ class PhaseTasks:
         self._lines += 1
         data = {"task": attempt.task.id, "run_id": run, "attempt": attempt.number, "text": text}
         event = "task.traceback" if level == "traceback" else "task.log"
-        self._say(Log(level=LEVELS.get(level, "info"), event=event, data=data))
+        self._queue_report(Log(level=LEVELS.get(level, "info"), event=event, data=data))
 
     def batch_ended(self, ended: BatchEnded) -> None:
         log.info("tasks.end", end=ended.end, failures=ended.failures, first_failure=ended.first_failure)
-        self._say(
+        self._queue_report(
             PartEndedReport(
                 phase=self.phase,
                 part="tasks",
@@ -172,7 +173,7 @@ class PhaseTasks:
 
     # -- reports --------------------------------------------------------------------------------------------
 
-    def _take(self) -> list[ConductorEvent]:
+    def _next_reports(self) -> list[ConductorEvent]:
         """The next events to be reported."""
         batch = [self._reports.popleft() for _ in range(min(len(self._reports), REPORTS_AT_ONCE))]
         self._lines -= sum(isinstance(event, Log) for event in batch)
@@ -183,7 +184,7 @@ class PhaseTasks:
             self._dropped = 0
         return batch
 
-    def _say(self, event: ConductorEvent) -> None:
+    def _queue_report(self, event: ConductorEvent) -> None:
         self._reports.append(event)
         self._to_report.set()
 

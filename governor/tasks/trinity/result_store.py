@@ -1,10 +1,10 @@
 """Results of a scheduler that outlive its process: in a folder, one study for each batch.
 
 Rules:
-1. A run that has succeeded is in the kernel before anybody hears of it. Payloads and large values lie in files that
-   their runner has written before its report.
-2. A batch that is scheduled again, by this process or a later one, is given what was kept: what is missing runs.
-3. Kept is kept, also when it was handed out, until `forget`.
+1. A run that has succeeded is in the kernel before it is reported. Payloads and large values are in files that their
+   runner has written before its report.
+2. A batch that is scheduled again, by this process or a later one, gets the stored results: only missing runs execute.
+3. Results stay until `forget`, also after they were returned to a caller.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ log = logs.get_logger()
 
 
 class ResultStore:
-    """Those of one scheduler."""
+    """The results of one scheduler."""
 
     def __init__(self, folder: Path | str) -> None:
         self.folder = Path(folder).resolve()
@@ -39,7 +39,7 @@ class ResultStore:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="result-store")
 
     def batch(self, batch_id: BatchId) -> StoredBatch:
-        """Opens it, where it is not open. Raises OSError, and TryAgain while another process works on it."""
+        """Opens it, unless it is open. Raises OSError, and TryAgain while another process works on it."""
         stored = self._open.get(batch_id)
         if stored is None:
             self._closed(batch_id)
@@ -47,14 +47,14 @@ class ResultStore:
         return stored
 
     def leave(self, batch_id: BatchId) -> None:
-        """Nothing of it is at work any more."""
+        """Closes a batch none of whose tasks is active."""
         stored = self._open.pop(batch_id, None)
         if stored is not None:
             self._closing = {key: closing for key, closing in self._closing.items() if not closing.done()}
             self._closing[batch_id] = stored.close()
 
     def forget(self, batch_id: BatchId) -> None:
-        """Removes what was kept of a batch. Raises ValueError for one that is open."""
+        """Removes the results of a batch. Raises ValueError for one that is open."""
         if batch_id in self._open:
             raise ValueError(f"batch {batch_id!r} is still active")
         self._closed(batch_id)
@@ -67,7 +67,7 @@ class ResultStore:
         await asyncio.get_running_loop().run_in_executor(self._thread, lambda: None)
 
     def _closed(self, batch_id: BatchId) -> None:
-        """Waits for a file that was left just now; a matter of milliseconds."""
+        """Waits for a file that is being closed; takes milliseconds."""
         closing = self._closing.get(batch_id)
         if closing is not None:
             wait([closing])
@@ -90,7 +90,7 @@ class StoredBatch:
         return self._study.succeeded(tasks, root=self._root)
 
     def enter(self, record: TaskRecord) -> None:
-        """Keeps a run that has succeeded. A disk that takes no more costs what is kept, not the batch."""
+        """Stores a run that has succeeded. If the disk is full, its result is not stored, and the batch goes on."""
         if record.outcome != "succeeded" or self._failed:
             return
         try:
@@ -103,7 +103,7 @@ class StoredBatch:
             self._alarm = asyncio.get_running_loop().call_later(SYNC_SECONDS, self._sync)
 
     def payload(self, record: TaskRecord) -> bytes:
-        """Empty where the run gave none."""
+        """The payload of a run; empty if it has none."""
         path = self._root / self.folder / f"{file_name(record.task)}-{record.run}.payload"
         try:
             return path.read_bytes()

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 
 class RunnerWrapper:
-    """A view on one place of a running scheduler. `state` is what `update_state` saw last.
+    """A view on one slot of a running scheduler. `state` is that of the last `update_state`.
 
-    Raises KeyError for a number that the scheduler has no runner for.
+    Raises KeyError for a number for which the scheduler has no runner.
     """
 
     def __init__(self, runner_id: int, scheduler: Scheduler) -> None:
@@ -32,13 +32,13 @@ class RunnerWrapper:
         self._scheduler = scheduler
 
     async def prepare(self) -> None:
-        """Returns when there is a runner; one that has died without work to follow is replaced now. Raises RuntimeError
+        """Returns when there is a runner; one that has exited while no task waited is replaced now. Raises RuntimeError
         when the scheduler does not run, or is stopped meanwhile.
         """
         await self._scheduler.engine.wait_for_runner(self.runner_id)
 
     async def update_state(self) -> None:
-        """Never waits for the runner: what it does is known without asking it."""
+        """Updates `state` from reports that were received; never waits for the runner."""
         self.state = self._scheduler.get_runner_state(self.runner_id)
 
     async def run_with_retry(
@@ -82,7 +82,7 @@ class RunnerWrapper:
         return wrapper.status(metrics), payloads, self.runner_id, time.monotonic() - began
 
     async def _execute(self, wrapper: TaskWrapper, timeout: float) -> None:
-        """Returns when all of its runs have their outcome; whoever is cancelled here has it cancelled."""
+        """Returns when all of its runs have their outcome; a cancelled call cancels the task."""
         scheduler, first = self._scheduler, wrapper.first_run
         task = replace(wrapper.task, timeout=timeout, depends_on=())
         (spec,), named = scheduler.submissions.name([task], 0, scheduler.config)
@@ -114,8 +114,8 @@ class RunnerWrapper:
             raise RuntimeError("the scheduler was stopped")
 
     async def restart_runner(self) -> None:
-        """Replaces the runner: the new one is ready before the old one is killed. What the old one does then counts as
-        a crashed attempt. Raises RuntimeError as `prepare`, and KeyError when the runner dies in between.
+        """Replaces the runner: the new one is ready before the old one is killed. The attempt that the old one executes
+        then counts as crashed. Raises RuntimeError as `prepare`, and KeyError if the runner exits in between.
         """
         await self.prepare()
         await self._scheduler.engine.restart(self.runner_id)

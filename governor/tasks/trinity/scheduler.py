@@ -103,7 +103,7 @@ class Scheduler(Supervision):
     @contextmanager
     def private_view(self) -> Iterator[BatchView]:
         """Of a batch of the engine that has no name, under a number of its own; `stop` ends it like the others."""
-        view = BatchView(next(self.numbers), split=None, portion_ended=self._portion_ended)
+        view = BatchView(next(self.numbers), split=None, submission_ended=self._submission_ended)
         self._private.add(view)
         try:
             yield view
@@ -381,9 +381,11 @@ class Scheduler(Supervision):
 
     def _new_view(self, batch_id: BatchId) -> BatchView:
         split = self.config.max_repeat_times_per_runner
-        return BatchView(batch_id, split=split, everywhere=self._changed, portion_ended=self._portion_ended)
+        return BatchView(
+            batch_id, split=split, everywhere=self._changed, submission_ended=self._submission_ended
+        )
 
-    def _portion_ended(self, number: int) -> None:
+    def _submission_ended(self, number: int) -> None:
         if self._submissions is not None:
             self._submissions.ended(number)
 

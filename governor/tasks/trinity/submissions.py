@@ -1,8 +1,8 @@
-"""Portions of batches on their way to the engine, with what their tasks need in Ray's store.
+"""Submissions of batches to the engine, with the pickles that their tasks need in Ray's store.
 
 Rules:
-1. What is to be stored is there before the portion begins, and deleted when it has ended, its retries too.
-2. Calls into Ray are made in Ray's thread: neither a large argument nor a store that does not answer holds the event loop.
+1. Pickles are stored before the submission begins, and deleted when it has ended with all its retries.
+2. Calls into Ray are made in Ray's thread: neither a large argument nor an unresponsive store blocks the event loop.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def submission(
     pin: int | None = None,
     kept_in: str = "",
 ) -> BatchSpec:
-    """A batch of the engine; in a folder of its own that goes with it, or `kept_in` one that stays."""
+    """A batch of the engine; its folder is removed with it, unless it is the permanent one in `kept_in`."""
     return BatchSpec(
         id=number,
         name=name,
@@ -60,7 +60,7 @@ def submission(
 
 
 class Planned(NamedTuple):
-    """A portion that nobody has heard of yet, with what its tasks need."""
+    """A submission before it is made, with the pickles that its tasks need."""
 
     batch: BatchSpec
     tasks: list[TaskWrapper]
@@ -72,7 +72,7 @@ class Planned(NamedTuple):
 
 
 class Submissions:
-    """Those of one driver."""
+    """The submissions of one driver."""
 
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
@@ -121,7 +121,7 @@ class Submissions:
     def submit(
         self, batch: BatchSpec, view: BatchView, named: NamedTasks, limits: SchedulingLimits | None = None
     ) -> None:
-        """Hands a portion to the engine; it begins when what it needs is stored, and fails where that can't be. Raises
+        """Submits a batch to the engine; it begins when its pickles are stored, and fails if they can't be. Raises
         GraphError and QueueFull.
         """
         number = int(batch.id)
@@ -129,13 +129,13 @@ class Submissions:
         if not named.pickles:
             return
         over = self._over[number] = asyncio.Event()
-        task = asyncio.create_task(self._supply(number, named, over), name=f"submission.{number}")
+        task = asyncio.create_task(self._store_and_release(number, named, over), name=f"submission.{number}")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     def ended(self, number: int) -> None:
-        """Removes what its tasks were given, and the values that they have left for each other."""
-        self._let_go(number)
+        """Removes the pickles of its tasks, and the values that they have stored for each other."""
+        self._finish(number)
         folder = self._driver.folder / _folder_of(number)
         if folder.exists():
             asyncio.get_running_loop().run_in_executor(
@@ -143,22 +143,22 @@ class Submissions:
             )
 
     def close(self) -> None:
-        """Nothing will begin any more."""
+        """No submission begins from now on."""
         for number in list(self._over):
-            self._let_go(number)
+            self._finish(number)
 
-    def _let_go(self, number: int) -> None:
+    def _finish(self, number: int) -> None:
         over = self._over.pop(number, None)
         if over is not None:
             over.set()
 
-    async def _supply(self, number: int, named: NamedTasks, over: asyncio.Event) -> None:
+    async def _store_and_release(self, number: int, named: NamedTasks, over: asyncio.Event) -> None:
         stored: Counter[str] = Counter()
         error = ""
         try:
             await self._store(named, stored, over)
         except Exception as failure:  # noqa: BLE001  # Ray raises many types
-            error = f"what it needs cannot be stored in Ray: {type(failure).__name__}: {failure}"
+            error = f"its pickles cannot be stored in Ray: {type(failure).__name__}: {failure}"
         if not over.is_set():
             self._driver.engine.release(number, error=error)
         await over.wait()
@@ -168,7 +168,7 @@ class Submissions:
             log.debug("tasks.release_failed", reason=f"{type(failure).__name__}: {failure}")
 
     async def _store(self, named: NamedTasks, stored: Counter[str], over: asyncio.Event) -> None:
-        """One by one, so that other calls into Ray have their turn, and no pickle is kept once it is there."""
+        """Stores one by one, so that other calls into Ray are made in between, and frees each pickle."""
         while named.pickles and not over.is_set():
             name, pickled = named.pickles.popitem()
             uses = named.uses[name]

@@ -1,7 +1,7 @@
-"""What a scheduler shows of its batches and runners while they work.
+"""The state of a scheduler's batches and runners while they work.
 
-It is told from what runners have reported, without asking them: one that hangs shows like any other. The keys of a
-runner's state are those that users of Trinity-RFT know.
+It is built from reports that were received, without a request to runners, so a hung runner blocks nothing. The keys of
+a runner's state are those of Trinity-RFT.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Supervision:
-    """The part of `Scheduler` that looks on. Nothing in it waits."""
+    """The read-only part of `Scheduler`. No method waits."""
 
     _batches: dict[BatchId, BatchView]
     _driver: Driver | None

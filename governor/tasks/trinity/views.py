@@ -123,8 +123,8 @@ class RunningTaskState:
 
 
 class StepLimits:
-    """The dynamic time-out as one portion of a batch sees it: its step is the batch, which has been observed when no
-    portion of it is left. See `story.Limits`.
+    """The dynamic time-out of one submission of a batch: its step is the batch, which has been observed when none of its
+    submissions is left. See `events.SchedulingLimits`.
     """
 
     def __init__(self, durations: Durations, view: BatchView, submission: int) -> None:
@@ -144,11 +144,11 @@ class StepLimits:
 
 
 class BatchView:
-    """One batch of a scheduler, which may have been scheduled in several portions. A `BatchListener`.
+    """One batch of a scheduler, which may have several submissions. A `BatchListener`.
 
     Args:
-        split: runs of one sub-task. kept: where results stay.
-        everywhere: the notifier of all batches. `portion_ended` is called when a batch of the engine is over.
+        split: runs of one sub-task. stored: its permanent results, if any.
+        everywhere: the notifier of all batches. `submission_ended` is called when a batch of the engine has ended.
     """
 
     def __init__(
@@ -157,7 +157,7 @@ class BatchView:
         *,
         split: int | None,
         everywhere: Notifier | None = None,
-        portion_ended: Callable[[int], None] = lambda _: None,
+        submission_ended: Callable[[int], None] = lambda _: None,
         stored: StoredBatch | None = None,
     ) -> None:
         self.batch_id = batch_id
@@ -168,14 +168,14 @@ class BatchView:
         self.completed: dict[str, TaskWrapper] = {}
         """Ended, and not handed out yet."""
         self._in_hand: dict[str, TaskWrapper] = {}
-        """On their way to a caller, who may be cancelled yet."""
+        """Taken out for a caller that may still be cancelled."""
         self.succeeded = 0
         """Those of `completed` of which every run succeeded."""
         self.submissions: set[int] = set()
         """Batches of the engine that have not ended."""
         self.changed = Notifier()
         self._everywhere = everywhere or Notifier()
-        self._portion_ended = portion_ended
+        self._submission_ended = submission_ended
         self._split = split
         self.stored = stored
 
@@ -188,7 +188,7 @@ class BatchView:
         self.submissions.add(submission)
 
     def forget(self, submission: int, tasks: Sequence[TaskWrapper]) -> None:
-        """It was not taken."""
+        """The engine has refused it."""
         for task in tasks:
             self.tasks.pop(task.task_id, None)
         self.scheduled -= len(tasks)
@@ -215,25 +215,25 @@ class BatchView:
         return list(taken.values())
 
     def handed_out(self, taken: Sequence[TaskWrapper]) -> None:
-        """They are not kept any longer."""
+        """Forgets tasks that were returned to the caller."""
         for task in taken:
             del self._in_hand[task.task_id]
 
     def put_back(self, taken: Sequence[TaskWrapper]) -> None:
-        """They could not be handed out: they come first again."""
+        """Puts tasks that could not be returned back in front."""
         self.handed_out(taken)
         self.completed = {task.task_id: task for task in taken} | self.completed
         self.succeeded += sum(map(_succeeded, taken))
         self.wake()
 
     def end(self) -> None:
-        """There is no engine any more: what has no outcome will have none."""
+        """The engine is closed: runs without an outcome will have none."""
         self.tasks.clear()
         self.submissions.clear()
         self.wake()
 
     def wake(self) -> None:
-        """Lets everybody look again who waits for this batch."""
+        """Wakes all callers that wait for this batch."""
         self.changed.notify()
         self._everywhere.notify()
 
@@ -261,7 +261,7 @@ class BatchView:
         self._enter(record, payload)
 
     def inherit(self, records: Iterable[TaskRecord]) -> None:
-        """Runs that were kept from an earlier time."""
+        """Enters runs that were stored by an earlier scheduler."""
         for record in records:
             self._enter(record, b"")
 
@@ -288,7 +288,7 @@ class BatchView:
     def batch_ended(self, ended: BatchEnded) -> None:
         if isinstance(ended.batch, int):
             self.submissions.discard(ended.batch)
-            self._portion_ended(ended.batch)
+            self._submission_ended(ended.batch)
         self.wake()
 
 

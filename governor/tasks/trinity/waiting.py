@@ -1,6 +1,6 @@
-"""How callers of a scheduler wait for its batches: woken by what happens, or by the one alarm that matters to them.
+"""How callers of a scheduler wait for its batches: woken by changes, or at their own next alarm.
 
-Nobody looks at intervals, and a wait that is over leaves no trace.
+There is no polling, and a wait that is over leaves no state behind.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ async def for_batch(
     """Until all tasks of the batch have ended, enough of them have ended as `count` says, or the time is up; see
     `WaitPolicy`, which raises ValueError. `deadline` is in monotonic seconds.
     """
-    # More may be scheduled meanwhile: that all have ended is for the view to say.
+    # More may be scheduled meanwhile, so the view decides whether all have ended.
     policy = WaitPolicy(
         total=sys.maxsize, min_num=min_num, wait_after_min=wait_after_min, deadline=deadline, count=count
     )

@@ -1,4 +1,4 @@
-"""`Notifier`: wakes callers that wait for news of a batch, or of any batch."""
+"""`Notifier`: wakes callers that wait for changes of a batch, or of any batch."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ import asyncio
 
 
 class Notifier:
-    """Wakes what waits for it. `run_ended_at` is when a run last ended, in monotonic seconds."""
+    """Wakes its waiters. `run_ended_at` is when a run last ended, in monotonic seconds."""
 
     def __init__(self) -> None:
         self.run_ended_at = float("-inf")
         self._waiting: set[asyncio.Future[None]] = set()
 
     def notify(self) -> None:
-        """Lets all that wait look again."""
+        """Wakes all waiters."""
         for future in self._waiting:
             if not future.done():
                 future.set_result(None)
 
     async def wait(self, seconds: float | None = None) -> None:
-        """Returns when it notifies, or after `seconds`."""
+        """Returns after the next `notify`, or after `seconds`."""
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.add(future)
         try:

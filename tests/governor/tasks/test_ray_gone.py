@@ -15,9 +15,9 @@ ROOT = Path(__file__).parents[3]
 SCRIPT = """
 import asyncio, sys, time
 import ray
-from governor.tasks.cluster.joining import take_loopback_at_its_word
+from governor.tasks.cluster.joining import keep_loopback_address
 
-take_loopback_at_its_word()
+keep_loopback_address()
 ray.init(address=sys.argv[1], log_to_driver=False, configure_logging=False)
 
 from governor.tasks import SchedulerConfig

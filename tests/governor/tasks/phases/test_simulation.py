@@ -313,7 +313,7 @@ async def test_reset_builds_anew_and_pause_holds_the_next_chunk_back(phases, tmp
         ({"params": {"fault": "build"}}, "environment 'far_walks:Walk' does not start: OSError: no ground"),
         (
             {"params": {"fault": "die_in_build"}},
-            "the runner that made environment 'field' and its agent died",
+            "the runner that built environment 'field' and its agent exited",
         ),
         ({"agent": "far_walks:Learner", "mode": "train"}, "agent 'walker' learns, and on Ray"),
     ],
@@ -330,8 +330,7 @@ async def test_what_is_not_made_in_time_ends_the_phase_with_its_reason(phases):
     assert records == []
     assert end.end == "stopped"
     assert (
-        end.first_failure
-        == "environment 'field' and its agent have not been made within 0.5 s (deadlines.start)"
+        end.first_failure == "environment 'field' and its agent were not built within 0.5 s (deadlines.start)"
     )
 
 

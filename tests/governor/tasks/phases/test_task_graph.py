@@ -329,7 +329,7 @@ async def test_a_runner_that_dies_with_ray_is_no_crash_of_its_task(harness, task
 
     phase._ray_answers = no_answer
     phase.begin()
-    with pytest.raises(ConductorError, match="Ray is lost: a runner has died"):
+    with pytest.raises(ConductorError, match="Ray is lost: a runner has exited"):
         async with asyncio.timeout(20):
             await phase.run()
     ended = [event.record.task for event in link.events if isinstance(event, TaskEnded)]
