@@ -86,12 +86,12 @@ class Harness:
         return work, link
 
     async def run(self, *tasks, seconds=30, **fields):
-        """Runs a graph; its story: records by (task, run), and all events."""
+        """Runs a graph; returns its records by (task, run), and all events."""
         phase, link = self.phase(*tasks, **fields)
         phase.begin()
         async with asyncio.timeout(seconds):
             await phase.run()
-        return Story(link.events)
+        return GraphResult(link.events)
 
 
 @pytest_asyncio.fixture(loop_scope="session")
@@ -146,7 +146,7 @@ async def coordinator(coordinator_pool):
     assert not left
 
 
-class Story:
+class GraphResult:
     def __init__(self, events):
         self.events = events
         ended = [event.record for event in events if isinstance(event, TaskEnded)]

@@ -91,7 +91,7 @@ class Listener:
 
 
 @pytest.fixture
-async def house(tmp_path):
+async def engine_setup(tmp_path):
     pool = Pool()
     engine = Engine(runners=pool, cluster=Nodes(), folder=tmp_path, models=["m"], max_pending=10)
     return engine, pool, Listener()
@@ -113,8 +113,8 @@ def do(engine, pool, runner=0, **fields):
             engine.runner_reported(runner, said, 1.1)
 
 
-async def test_a_batch_runs_and_its_listener_hears_of_it_in_order(house):
-    engine, pool, listener = house
+async def test_a_batch_runs_and_its_listener_hears_of_it_in_order(engine_setup):
+    engine, pool, listener = engine_setup
     submit(engine, listener, task("a", args={"x": 1}), task("b", "a"), name="7/train", folder="results/p")
     assert pool.told == [("start", 0, ())]
     engine.runner_changed(RunnerReady(0, 0.0))
@@ -136,8 +136,8 @@ async def test_a_batch_runs_and_its_listener_hears_of_it_in_order(house):
     ]
 
 
-async def test_what_a_listener_raises_harms_no_other_batch(house):
-    engine, pool, listener = house
+async def test_what_a_listener_raises_harms_no_other_batch(engine_setup):
+    engine, pool, listener = engine_setup
 
     class Broken(Listener):
         def run_ended(self, record, payload):
@@ -151,8 +151,8 @@ async def test_what_a_listener_raises_harms_no_other_batch(house):
     assert listener.heard[-1] == ("end", "tasks_done")
 
 
-async def test_what_is_refused_has_changed_nothing(house):
-    engine, _, listener = house
+async def test_what_is_refused_has_changed_nothing(engine_setup):
+    engine, _, listener = engine_setup
     submit(engine, listener, task("a"))
     with pytest.raises(ValueError, match="batch 1 is still active"):
         submit(engine, Listener(), task("a"))
@@ -163,22 +163,22 @@ async def test_what_is_refused_has_changed_nothing(house):
     submit(engine, Listener(), task("c", repeat=9), number=3)
 
 
-async def test_what_is_done_takes_no_room_in_the_queue(house):
-    engine, _, listener = house
+async def test_what_is_done_takes_no_room_in_the_queue(engine_setup):
+    engine, _, listener = engine_setup
     done = [TaskRecord(task="a", run=run, outcome="succeeded", attempts=1, seconds=0.0) for run in range(9)]
     submit(engine, listener, task("a", repeat=12), done=tuple(done))
     with pytest.raises(QueueFull):
         submit(engine, Listener(), task("b", repeat=8), number=2)
 
 
-async def test_what_no_node_can_hold_fails_at_once_with_the_reason(house):
-    engine, _, listener = house
+async def test_what_no_node_can_hold_fails_at_once_with_the_reason(engine_setup):
+    engine, _, listener = engine_setup
     submit(engine, listener, task("a", resources={"gpus": 4}))
     assert [heard[0] for heard in listener.heard] == ["failed", "end"]
 
 
-async def test_lines_tracebacks_and_keys_of_a_task_find_their_way(house):
-    engine, pool, listener = house
+async def test_lines_tracebacks_and_keys_of_a_task_find_their_way(engine_setup):
+    engine, pool, listener = engine_setup
     submit(engine, listener, task("a"))
     engine.runner_changed(RunnerReady(0, 0.0))
     [work] = pool.sent[0]
@@ -211,8 +211,8 @@ async def test_lines_tracebacks_and_keys_of_a_task_find_their_way(house):
     assert engine.slot_states()[0].ended == 2.0
 
 
-async def test_what_a_killed_attempt_had_half_written_is_removed(house, tmp_path):
-    engine, pool, listener = house
+async def test_what_a_killed_attempt_had_half_written_is_removed(engine_setup, tmp_path):
+    engine, pool, listener = engine_setup
     submit(engine, listener, task("a"))
     engine.runner_changed(RunnerReady(0, 0.0))
     [work] = pool.sent[0]
@@ -225,8 +225,8 @@ async def test_what_a_killed_attempt_had_half_written_is_removed(house, tmp_path
     assert not part.exists()
 
 
-async def test_an_outcome_is_told_also_when_nothing_can_be_removed(house, tmp_path):
-    engine, pool, listener = house
+async def test_an_outcome_is_told_also_when_nothing_can_be_removed(engine_setup, tmp_path):
+    engine, pool, listener = engine_setup
     (tmp_path / "results").write_text("no folder")
     submit(engine, listener, task("a"))
     engine.runner_changed(RunnerReady(0, 0.0))
@@ -240,8 +240,8 @@ async def test_an_outcome_is_told_also_when_nothing_can_be_removed(house, tmp_pa
     ]
 
 
-async def test_work_that_cannot_be_sent_costs_its_runner_and_not_the_batch(house, monkeypatch):
-    engine, pool, listener = house
+async def test_work_that_cannot_be_sent_costs_its_runner_and_not_the_batch(engine_setup, monkeypatch):
+    engine, pool, listener = engine_setup
     monkeypatch.setattr(pool, "send", fails)
     submit(engine, listener, task("a"))
     for runner in range(9):
@@ -253,8 +253,8 @@ async def test_work_that_cannot_be_sent_costs_its_runner_and_not_the_batch(house
     assert listener.heard == [("crashed", "a", None, b""), ("end", "tasks_done")]
 
 
-async def test_a_line_that_nobody_takes_costs_no_result(house, monkeypatch):
-    engine, pool, listener = house
+async def test_a_line_that_nobody_takes_costs_no_result(engine_setup, monkeypatch):
+    engine, pool, listener = engine_setup
     monkeypatch.setattr(listener, "line", fails)
     submit(engine, listener, task("a"))
     engine.runner_changed(RunnerReady(0, 0.0))
@@ -268,8 +268,8 @@ async def test_a_line_that_nobody_takes_costs_no_result(house, monkeypatch):
     assert listener.heard == [("succeeded", "a", None, b""), ("end", "tasks_done")]
 
 
-async def test_a_place_without_hope_is_said_to_have_none(house):
-    engine, pool, _ = house
+async def test_a_place_without_hope_is_said_to_have_none(engine_setup):
+    engine, pool, _ = engine_setup
     waiting = asyncio.create_task(engine.wait_for_runner(0))
     while not waiting.done():
         await asyncio.sleep(0)
@@ -286,8 +286,8 @@ def test_any_text_is_a_file_name(name):
     assert len(made.encode()) < 200
 
 
-async def test_close_cancels_and_sees_the_runners_dead(house):
-    engine, pool, listener = house
+async def test_close_cancels_and_sees_the_runners_dead(engine_setup):
+    engine, pool, listener = engine_setup
     engine.warm()
     engine.runner_changed(RunnerReady(0, 0.0))
     submit(engine, listener, task("a"), task("b", "a"))
@@ -296,8 +296,8 @@ async def test_close_cancels_and_sees_the_runners_dead(house):
     assert pool.told[-1] == ("close",)
 
 
-async def test_explain_names_what_is_waited_for(house):
-    engine, pool, listener = house
+async def test_explain_names_what_is_waited_for(engine_setup):
+    engine, pool, listener = engine_setup
     before = time.monotonic()
     submit(engine, listener, task("a", timeout=9.0), task("b", "a"), task("c"))
     rows = {row.task: row for row in engine.explain(1)}

@@ -1,4 +1,4 @@
-"""The local head: ready when it says so, closed to strangers, gone without a trace."""
+"""The local head: ready when it says so, refuses clients without the token, leaves nothing behind."""
 
 from __future__ import annotations
 

@@ -29,22 +29,22 @@ def gone(pid: int) -> bool:
 
 
 async def test_results_flow_along_dependencies_and_repeats_arrive_as_lists(harness, task):
-    story = await harness.run(
+    result = await harness.run(
         task("a", "give", args={"value": 20}),
         task("b", "add", "a", args={"plus": 2}),
         task("many", "mine", "b", repeat=4),
         task("all", "collect", "many", "a"),
     )
-    assert story["b"].value == 22
-    assert story["all"].value == {"many": [0, 1, 2, 3], "a": 20}
-    assert story.end == PartEndedReport(phase=story.end.phase, part="tasks", end="tasks_done")
-    assert {record.outcome for record in story.records.values()} == {"succeeded"}
-    order = [event.record.task for event in story.of(TaskEnded)]
+    assert result["b"].value == 22
+    assert result["all"].value == {"many": [0, 1, 2, 3], "a": 20}
+    assert result.end == PartEndedReport(phase=result.end.phase, part="tasks", end="tasks_done")
+    assert {record.outcome for record in result.records.values()} == {"succeeded"}
+    order = [event.record.task for event in result.of(TaskEnded)]
     assert order == ["a", "b", "many", "many", "many", "many", "all"]
 
 
 async def test_callables_of_every_kind(harness, task):
-    story = await harness.run(
+    result = await harness.run(
         task("async", "later", args={"value": 5}),
         task("class", "Work", args={"base": 10}),
         task("aclass", "AsyncWork"),
@@ -53,22 +53,22 @@ async def test_callables_of_every_kind(harness, task):
         task("measured", "measured"),
         task("builtin", "builtins:dict", args={"n": 1}),
     )
-    assert story["async"].value == 5
-    assert story["class"].value == 11
-    assert story["aclass"].value == "async"
-    run, name, run_id, attempt, left, folder = story["told"].value
+    assert result["async"].value == 5
+    assert result["class"].value == 11
+    assert result["aclass"].value == "async"
+    run, name, run_id, attempt, left, folder = result["told"].value
     assert (run, name, run_id, attempt, folder) == ("test-run", "told", 0, 1, str(harness.folder))
     assert 19 < left <= 20
-    assert story["scores"].metrics == {"accuracy": 0.75, "n": 3.0}
-    assert story["measured"].value == [1, 2]
-    assert story["measured"].metrics == {"loss": 0.5}
+    assert result["scores"].metrics == {"accuracy": 0.75, "n": 3.0}
+    assert result["measured"].value == [1, 2]
+    assert result["measured"].metrics == {"loss": 0.5}
     assert [path.read_bytes() for path in harness.folder.rglob("measured-0.payload")] == [b"\x00raw"]
-    assert story["builtin"].value == {"n": 1}
-    assert [event.data["text"] for event in story.of(Log)] == ["seen told"]
+    assert result["builtin"].value == {"n": 1}
+    assert [event.data["text"] for event in result.of(Log)] == ["seen told"]
 
 
 async def test_what_is_raised_is_a_failure_with_its_place(harness, task):
-    story = await harness.run(
+    result = await harness.run(
         task("raise", "fail"),
         task("exit", "leave", args={"code": 3}),
         task("interrupt", "interrupt"),
@@ -77,21 +77,21 @@ async def test_what_is_raised_is_a_failure_with_its_place(harness, task):
         task("nothing", "no_such_attribute"),
         task("arguments", "give", args={"wrong": 1}),
     )
-    assert {record.outcome for record in story.records.values()} == {"failed"}
-    assert story["raise"].error.startswith("ValueError: bad luck (deeds.py:")
-    assert story["exit"].error == "the task called sys.exit(3)"
-    assert story["interrupt"].error.startswith("KeyboardInterrupt")
-    assert "no licence" in story["import"].error
-    assert "no_such_module" in story["nowhere"].error
-    assert 'has no "no_such_attribute"' in story["nothing"].error
-    assert "unexpected keyword argument" in story["arguments"].error
-    assert story.end.failures == 7
-    assert story.end.first_failure.startswith('task "')
-    assert any("Traceback" in event.data["text"] for event in story.of(Log))
+    assert {record.outcome for record in result.records.values()} == {"failed"}
+    assert result["raise"].error.startswith("ValueError: bad luck (deeds.py:")
+    assert result["exit"].error == "the task called sys.exit(3)"
+    assert result["interrupt"].error.startswith("KeyboardInterrupt")
+    assert "no licence" in result["import"].error
+    assert "no_such_module" in result["nowhere"].error
+    assert 'has no "no_such_attribute"' in result["nothing"].error
+    assert "unexpected keyword argument" in result["arguments"].error
+    assert result.end.failures == 7
+    assert result.end.first_failure.startswith('task "')
+    assert any("Traceback" in event.data["text"] for event in result.of(Log))
 
 
 async def test_a_process_that_ends_is_a_crash_and_the_others_go_on(harness, task):
-    story = await harness.run(
+    result = await harness.run(
         task("exit", "drop_dead", args={"code": 7}),
         task("kill", "shoot", args={"number": int(signal.SIGKILL)}),
         task("segv", "shoot", args={"number": int(signal.SIGSEGV)}),
@@ -101,87 +101,87 @@ async def test_a_process_that_ends_is_a_crash_and_the_others_go_on(harness, task
         task("last", "give", "after", args={"value": 1}),
     )
     for name in ("exit", "kill", "segv", "term"):
-        assert story[name].outcome == "crashed", story[name]
-        assert story[name].attempts == 1
-    assert "os._exit(7)" in story["exit"].error
-    assert "killed by a signal" in story["kill"].error
-    assert [story["fine", run].outcome for run in range(3)] == ["succeeded"] * 3
-    assert (story["after"].outcome, story["after"].cause) == ("upstream_failed", "exit")
-    assert (story["last"].outcome, story["last"].cause) == ("upstream_failed", "exit")
+        assert result[name].outcome == "crashed", result[name]
+        assert result[name].attempts == 1
+    assert "os._exit(7)" in result["exit"].error
+    assert "killed by a signal" in result["kill"].error
+    assert [result["fine", run].outcome for run in range(3)] == ["succeeded"] * 3
+    assert (result["after"].outcome, result["after"].cause) == ("upstream_failed", "exit")
+    assert (result["last"].outcome, result["last"].cause) == ("upstream_failed", "exit")
 
 
 async def test_values_that_are_large_or_no_json_go_to_files_and_come_back_as_inputs(harness, task):
-    story = await harness.run(
+    result = await harness.run(
         task("big", "big", args={"size": 100_000}),
         task("a", "array", args={"size": 1000}),
         task("sum", "total", "a"),
         task("lock", "lock"),
     )
-    assert story["big"].value is None
-    assert (harness.folder / story["big"].value_file).stat().st_size == 100_002
-    assert story["big"].value_file.endswith("/big-0.json")
-    assert story["a"].value_file.endswith("/a-0.npy")
-    assert story["sum"].value == 499500.0
-    assert story["lock"].outcome == "failed"
-    assert "the returned lock cannot be serialised" in story["lock"].error
+    assert result["big"].value is None
+    assert (harness.folder / result["big"].value_file).stat().st_size == 100_002
+    assert result["big"].value_file.endswith("/big-0.json")
+    assert result["a"].value_file.endswith("/a-0.npy")
+    assert result["sum"].value == 499500.0
+    assert result["lock"].outcome == "failed"
+    assert "the returned lock cannot be serialised" in result["lock"].error
     assert not list(harness.folder.rglob(".*.part"))
 
 
 async def test_a_retry_that_succeeds_is_a_success(harness, task):
-    story = await harness.run(task("flaky", "flaky", retries=2), task("fail", "fail", retries=1))
-    assert (story["flaky"].outcome, story["flaky"].value, story["flaky"].attempts) == ("succeeded", 2, 2)
-    assert (story["fail"].outcome, story["fail"].attempts) == ("failed", 2)
-    retried = [(event.task, event.attempt, event.outcome) for event in story.of(TaskAttemptEnded)]
+    result = await harness.run(task("flaky", "flaky", retries=2), task("fail", "fail", retries=1))
+    assert (result["flaky"].outcome, result["flaky"].value, result["flaky"].attempts) == ("succeeded", 2, 2)
+    assert (result["fail"].outcome, result["fail"].attempts) == ("failed", 2)
+    retried = [(event.task, event.attempt, event.outcome) for event in result.of(TaskAttemptEnded)]
     assert sorted(retried) == [("fail", 1, "failed"), ("flaky", 1, "failed")]
 
 
 @pytest.mark.parametrize("deed", ["sleep", "spin", "hold_the_gil", "swallow"])
 async def test_a_task_past_its_deadline_is_seen_dead(harness, task, deed):
-    story = await harness.run(task("hung", deed, timeout=0.3), task("fine", "nothing"))
-    assert story["hung"].outcome == "timed_out"
-    assert story["hung"].error == "ran longer than its timeout of 0.3 s"
-    assert 0.3 <= story["hung"].seconds < 3
-    [started] = [event for event in story.of(TaskStarted) if event.task == "hung"]
+    result = await harness.run(task("hung", deed, timeout=0.3), task("fine", "nothing"))
+    assert result["hung"].outcome == "timed_out"
+    assert result["hung"].error == "ran longer than its timeout of 0.3 s"
+    assert 0.3 <= result["hung"].seconds < 3
+    [started] = [event for event in result.of(TaskStarted) if event.task == "hung"]
     assert gone(started.pid)
-    assert story["fine"].outcome == "succeeded"
+    assert result["fine"].outcome == "succeeded"
 
 
 @pytest.mark.parametrize("deed", ["wait_on_child", "leave_a_grandchild"])
 async def test_no_descendant_survives_a_deadline(harness, task, deed, tmp_path):
     note = tmp_path / "pid"
-    story = await harness.run(task("parent", deed, args={"note": str(note)}, timeout=1))
-    assert story["parent"].outcome == "timed_out"
+    result = await harness.run(task("parent", deed, args={"note": str(note)}, timeout=1))
+    assert result["parent"].outcome == "timed_out"
     assert gone(int(note.read_text()))
 
 
 async def test_neither_cold_start_nor_import_nor_queue_is_running_time(harness, task):
-    story = await harness.run(
+    result = await harness.run(
         task("slow", "slow_to_import:quick", timeout=0.5),
         task("queued", "sleep", args={"seconds": 0.25}, repeat=6, timeout=0.6),
     )
-    assert {record.outcome for record in story.records.values()} == {"succeeded"}
+    assert {record.outcome for record in result.records.values()} == {"succeeded"}
 
 
 async def test_two_plain_tasks_run_at_once(harness, task, tmp_path):
-    story = await harness.run(
+    result = await harness.run(
         task("a", "meet", args={"folder": str(tmp_path), "name": "a", "other": "b"}),
         task("b", "meet", args={"folder": str(tmp_path), "name": "b", "other": "a"}),
     )
-    assert story.end.failures == 0
+    assert result.end.failures == 0
 
 
 async def test_resources_are_held_and_what_can_never_be_had_is_said(harness, task):
-    story = await harness.run(
+    result = await harness.run(
         task("one", "sleep", args={"seconds": 0.1}, resources={"cpus": 2}, repeat=2),
         task("gpu", "nothing", resources={"gpus": 1}),
         task("half", "nothing", resources={"cpus": 0.5}, repeat=3),
     )
-    assert story["gpu"].outcome == "failed"
-    assert story["gpu"].error == (
+    assert result["gpu"].outcome == "failed"
+    assert result["gpu"].error == (
         "can never be scheduled: no node of the Ray cluster has GPU 1 (the most a node has: 0)"
     )
-    assert [story["one", run].outcome for run in range(2)] == ["succeeded"] * 2
-    assert [story["half", run].outcome for run in range(3)] == ["succeeded"] * 3
+    assert [result["one", run].outcome for run in range(2)] == ["succeeded"] * 2
+    assert [result["half", run].outcome for run in range(3)] == ["succeeded"] * 3
 
 
 async def test_stop_in_the_middle_cancels_everything_and_leaves_no_process(harness, task):
@@ -220,7 +220,7 @@ async def test_done_runs_are_kept_and_their_values_are_inputs(harness, task):
         ),
         TaskRecord(task="bad", run=0, outcome="timed_out", attempts=1, seconds=1.0, error="late"),
     )
-    story = await harness.run(
+    result = await harness.run(
         task("many", "mine", repeat=2),
         task("file", "fail"),
         task("bad", "fail"),
@@ -228,11 +228,11 @@ async def test_done_runs_are_kept_and_their_values_are_inputs(harness, task):
         task("lost", "nothing", "bad"),
         done=done,
     )
-    assert set(story.records) == {("many", 1), ("all", 0), ("lost", 0)}
-    assert story["all"].value == {"many": ["old", 1], "file": [7]}
-    assert story["lost"].cause == "bad"
-    assert story.end.failures == 2
-    assert story.end.first_failure == 'task "bad" run 0 timed_out: late'
+    assert set(result.records) == {("many", 1), ("all", 0), ("lost", 0)}
+    assert result["all"].value == {"many": ["old", 1], "file": [7]}
+    assert result["lost"].cause == "bad"
+    assert result.end.failures == 2
+    assert result.end.first_failure == 'task "bad" run 0 timed_out: late'
 
 
 async def test_a_graph_with_faults_is_refused_before_anything_runs(harness, task):
@@ -241,15 +241,15 @@ async def test_a_graph_with_faults_is_refused_before_anything_runs(harness, task
 
 
 async def test_an_empty_graph_ends_at_once(harness):
-    story = await harness.run()
-    assert story.end.end == "tasks_done"
+    result = await harness.run()
+    assert result.end.end == "tasks_done"
 
 
 async def test_ids_of_any_form_name_files_below_the_results_folder(harness, task):
-    story = await harness.run(
+    result = await harness.run(
         task("../up/é", "big", args={"size": 70_000}), task("x" * 300, "array", args={"size": 3})
     )
-    for record in story.records.values():
+    for record in result.records.values():
         path = (harness.folder / record.value_file).resolve()
         assert path.is_file()
         assert path.is_relative_to(harness.folder.resolve() / "results")
@@ -339,10 +339,10 @@ async def test_a_runner_that_dies_with_ray_is_no_crash_of_its_task(harness, task
 
 
 async def test_lines_keep_their_level_and_a_traceback_is_an_error(harness, task):
-    story = await harness.run(task("chat", "chat", args={"lines": 6}), task("bad", "fail"))
-    said = {event.data["text"]: event.level for event in story.of(Log) if event.event == "task.log"}
+    result = await harness.run(task("chat", "chat", args={"lines": 6}), task("bad", "fail"))
+    said = {event.data["text"]: event.level for event in result.of(Log) if event.event == "task.log"}
     assert said == {"0": "debug", "1": "info", "2": "info", "3": "warning", "4": "error", "5": "error"}
-    assert [event.level for event in story.of(Log) if event.event == "task.traceback"] == ["error"]
+    assert [event.level for event in result.of(Log) if event.event == "task.traceback"] == ["error"]
 
 
 async def test_what_ray_says_is_not_printed(harness, task, capfd):

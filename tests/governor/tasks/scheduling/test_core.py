@@ -1,4 +1,4 @@
-"""The scheduler core, told by hand: one rule, one story. Random stories are in test_core_stories.py."""
+"""The scheduler core, step by step: one rule, one test. Random sequences are in test_core_stories.py."""
 
 from __future__ import annotations
 
