@@ -90,7 +90,7 @@ SECTIONS: tuple[tuple[str, Callable[[], list[Row]]], ...] = (
 )
 
 
-class WaitPolicy:
+class Patience:
     """Waits for a quiet machine, until `PATIENCE_SECONDS` are used up."""
 
     def __init__(self) -> None:
@@ -118,7 +118,7 @@ def machine() -> str:
 
 
 def measure() -> list[Section]:
-    patience = WaitPolicy()
+    patience = Patience()
     found = []
     for title, rows in SECTIONS:
         busy, load = patience.wait(), os.getloadavg()[0]

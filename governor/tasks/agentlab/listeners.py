@@ -1,4 +1,4 @@
-"""Who hears of the batches of a `Session`, in the engine's thread: the listener of a graph, and that of a single task."""
+"""The batch listeners of a `Session`, in the engine's thread: one for a graph, one for a single task."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ log = logs.get_logger()
 
 
 class _Listener:
-    """A `BatchListener` that logs what its task says."""
+    """A `BatchListener` that logs the lines of its task."""
 
     def attempt_started(self, started: AttemptStarted, *, pid: int, node: str) -> None: ...
 
@@ -36,16 +36,16 @@ class _Listener:
     def batch_ended(self, ended: BatchEnded) -> None: ...
 
     def line(self, attempt: Attempt, run: int, level: str, text: str) -> None:
-        say = getattr(log, LEVELS.get(level, "info"))
-        say("task.log", task=attempt.task.id, run_id=run, text=text)
+        log_line = getattr(log, LEVELS.get(level, "info"))
+        log_line("task.log", task=attempt.task.id, run_id=run, text=text)
 
 
 class GraphListener(_Listener):
-    """Of a graph.
+    """The listener of a graph.
 
     Args:
         study: where results are entered. awaited: the tasks that others depend on.
-        cancel: ends the batch, when results cannot be kept.
+        cancel: ends the batch, if results cannot be stored.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class GraphListener(_Listener):
 
 
 class SingleListener(_Listener):
-    """Of a batch of one task with one run. `release` is called when it is over."""
+    """The listener of a batch of one task with one run. `release` is called when it has ended."""
 
     def __init__(self, reference: TaskRef, *, release: Callable[[], None]) -> None:
         self._reference = reference

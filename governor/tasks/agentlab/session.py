@@ -1,11 +1,11 @@
-"""The engine for callers without an event loop: it lives in a thread, and its tasks are known by `TaskRef`.
+"""The engine for callers without an event loop: it runs in a thread, and `TaskRef` represents its tasks.
 
 Rules:
-1. One batch for each call: a graph is whole before its first task runs. Single tasks are batches of one, handed to the
-   engine when all that they wait for have succeeded.
-2. With a folder, each result is on the disk before anything that depends on it runs, and whoever starts again over the
-   same folder finds it.
-3. `close` leaves no process and nobody waiting, nor does an interrupted `open`. The session that ``run_exp.remote`` shares is closed when
+1. One batch for each call: a graph is complete before its first task runs. Single tasks are batches of one, submitted to
+   the engine when all their dependencies have succeeded.
+2. With a folder, each result is on the disk before a task that depends on it runs, and a new start over the same folder
+   finds it.
+3. `close` leaves no process and no waiting caller, nor does an interrupted `open`. The session that ``run_exp.remote`` shares is closed when
    the interpreter ends.
 """
 
@@ -147,7 +147,7 @@ class GraphSession:
             cancel=cancel,
         )
         self.call(lambda: self._opened().engine.submit(batch, listener))
-        listener.ended.result()  # whoever is interrupted here closes the session, and that cancels it
+        listener.ended.result()  # an interrupt here closes the session, which cancels the batch
         self.call(lambda: self._release([spec.call for spec in named if spec.call]))
         records = {record.task: record for record in [*done, *listener.records]}
         return {each.exp_id: self.value_of(records[str(each.exp_id)]) for each in experiments}
@@ -202,7 +202,7 @@ class GraphSession:
         return self.wait(called())
 
     def wait(self, work: Coroutine[Any, Any, T]) -> T:
-        """Runs it in the engine's thread. Whoever is interrupted has seen it cancelled, to its end."""
+        """Runs a coroutine in the engine's thread. An interrupt cancels it and waits for its end."""
         ended: Future[T] = Future()
         self._awaited.add(ended)
         ended.add_done_callback(self._awaited.discard)

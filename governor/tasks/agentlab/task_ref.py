@@ -72,7 +72,7 @@ class TaskRef:
     def started(self, at: float) -> None:
         """An attempt has begun; `at` in monotonic seconds."""
         self._began = at
-        self._look()
+        self._check_limit()
 
     def stopped(self) -> None:
         """An attempt is over, and another follows."""
@@ -86,15 +86,15 @@ class TaskRef:
 
     def _bound(self, seconds: float) -> None:
         self._limit = seconds if self._limit is None else min(self._limit, seconds)
-        self._look()
+        self._check_limit()
 
-    def _look(self) -> None:
+    def _check_limit(self) -> None:
         """Ends it if it is late; if it may come to be, looks again then."""
         if self._began is None or self._limit is None or self.batch is None or self.future.done():
             return
         due = self._began + self._limit
         if time.monotonic() < due:
-            asyncio.get_running_loop().call_at(due, self._look)
+            asyncio.get_running_loop().call_at(due, self._check_limit)
             return
         self._is_late = True
         self._session.cancel(self.batch, f"ran longer than its timeout of {self._limit:g} s")

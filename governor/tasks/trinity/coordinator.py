@@ -115,7 +115,7 @@ class RolloutCoordinator:
         await self.scheduler.start()
 
     async def shutdown(self) -> None:
-        """Stops the scheduler, in its `stop_timeout`; who waits gets an error."""
+        """Stops the scheduler, in its `stop_timeout`; waiting callers get an error."""
         await self.scheduler.stop()
 
     async def __aenter__(self) -> Self:
@@ -269,7 +269,7 @@ class RolloutCoordinator:
             over.cancel()
 
     async def _finalize(self, state: BatchState, seconds: float | None) -> dict[str, Any]:
-        """All who finalize a batch wait for the same work, each as long as it likes; its result is kept for the next.
+        """All callers that finalize a batch wait for the same work, each with its own time-out; later ones get its result.
 
         Raises TimeoutError, and what the work raises.
         """
@@ -353,7 +353,7 @@ class RolloutCoordinator:
         return results
 
     async def _settle(self, state: BatchState) -> None:
-        """The batch has its result, and who waits for it returns."""
+        """The batch has its result, and callers that wait for it return."""
         if state.final_result is None:
             result = await self._result(state)
             if state.final_result is None:

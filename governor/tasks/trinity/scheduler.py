@@ -6,7 +6,7 @@ A view on the engine. What differs from the model, on purpose:
 3. Statuses carry the id of their task.
 4. A result is handed out once, also to callers at the same time, and none is lost with a caller that is cancelled.
 5. A bounded queue: `schedule` raises QueueFull and has taken nothing.
-6. Waits end with an event, not with the next look; `stop` is bounded.
+6. Waits end with an event, without polling; `stop` is bounded.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class Scheduler(Supervision):
         self._submissions: Submissions | None = None
         self._opening: asyncio.Task[None] | None = None
         self._life = asyncio.Lock()
-        """Held by who starts or stops it."""
+        """Held during a start or stop."""
 
     @property
     def engine(self) -> Engine:
@@ -149,8 +149,8 @@ class Scheduler(Supervision):
             raise ConductorError("no runner can be started on Ray; its log says why")
 
     async def stop(self) -> None:
-        """Cancels what is left, a `start` too, sees every runner dead and wakes who waits; within ``stop_timeout``
-        seconds. Results that were not handed out can still be drained. Again: nothing, once it has stopped.
+        """Cancels all tasks, a pending `start` too, waits for the exit of every runner and wakes waiting callers; within
+        ``stop_timeout`` seconds. Results that were not handed out can still be drained. Idempotent.
         """
         until = time.monotonic() + self.config.stop_timeout
         if self._opening is not None:
@@ -329,7 +329,7 @@ class Scheduler(Supervision):
         return_partial_tasks: bool = False,  # noqa: FBT001, FBT002  # the signature that users know
         restart_runners: bool = True,  # noqa: FBT001, FBT002  # as above
     ) -> None:
-        """Cancels what has not ended, and returns when it has; who waits for the batch wakes.
+        """Cancels the tasks that have not ended, and returns when they have; callers that wait for the batch wake.
 
         With `restart_runners` the runners at work on it are replaced, past their grace. Without, a task that ends
         within its grace leaves its runner as it is. What had ended before can still be drained. Unknown: nothing.

@@ -282,8 +282,8 @@ class BatchView:
         self.wake()
 
     def line(self, attempt: Attempt, run: int, level: str, text: str) -> None:
-        say = getattr(log, LEVELS.get(level, "info"))
-        say("task.log", batch=self.batch_id, task=attempt.task.id, run_id=run, text=text)
+        log_line = getattr(log, LEVELS.get(level, "info"))
+        log_line("task.log", batch=self.batch_id, task=attempt.task.id, run_id=run, text=text)
 
     def batch_ended(self, ended: BatchEnded) -> None:
         if isinstance(ended.batch, int):
