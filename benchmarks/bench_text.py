@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 
     Task = tuple[str, str, str]
-    MakeSite = Callable[[], EnvironmentEndpoint]
+    MakeEndpoint = Callable[[], EnvironmentEndpoint]
 
 AT_ONCE = 64
 TURNS = 3
@@ -83,10 +83,10 @@ def server(seconds: float) -> Iterator[str]:
 
 @contextlib.asynccontextmanager
 async def player(
-    tasks: Iterable[Task], make_site: MakeSite, model: Any, **more: Any
+    tasks: Iterable[Task], make_endpoint: MakeEndpoint, model: Any, **more: Any
 ) -> AsyncIterator[Interactor]:
     async def site() -> EnvironmentEndpoint:
-        return make_site()
+        return make_endpoint()
 
     with tempfile.TemporaryDirectory() as folder:
         pool = ActorPool(tasks, site, pool_size=AT_ONCE)
@@ -113,10 +113,10 @@ async def loops(ask: Callable[[], Awaitable[object]], each: int) -> float:
     return AT_ONCE * each / (perf_counter() - began)
 
 
-async def played(make_site: MakeSite, model: ChatModel) -> float:
+async def played(make_endpoint: MakeEndpoint, model: ChatModel) -> float:
     """Answers in a second of `AT_ONCE` episodes."""
     tasks = [("walk", str(number), "g") for number in range(AT_ONCE)]
-    async with player(tasks, make_site, model) as interactor:
+    async with player(tasks, make_endpoint, model) as interactor:
         began = perf_counter()
         result = await interactor.run_all_environments()
         seconds = perf_counter() - began

@@ -49,7 +49,7 @@ class AgentConductor(Conductor):
             path=Path(spec.socket_folder) / f"{spec.name}.{spec.incarnation}",
             first_state=spec.settings.get("state"),
         )
-        self._seats: dict[tuple[str, int], tuple[control.Join, str]] = {}
+        self._sessions: dict[tuple[str, int], tuple[control.Join, str]] = {}
         self._serial = count()
         self._worker: Worker | None = None
         self._watch: asyncio.Task[None] | None = None
@@ -100,7 +100,7 @@ class AgentConductor(Conductor):
         limit = asyncio.timeout(COPY_SECONDS)
         try:
             async with limit:
-                await self.host.do(partial(self.host.copy, path))
+                await self.host.run_in_thread(partial(self.host.copy, path))
         except Exception as error:  # noqa: BLE001  # user code, and the disk
             if limit.expired():
                 self._abandon(f"no state for a checkpoint within {COPY_SECONDS:g} s")
@@ -110,16 +110,17 @@ class AgentConductor(Conductor):
         return control.Taken()
 
     async def _join(self, wanted: control.Join) -> control.Joined | control.Failed:
-        place = (wanted.owner, wanted.worker)
-        before, old = self._seats.get(place, (None, None))
+        client = (wanted.owner, wanted.worker)
+        before, old = self._sessions.get(client, (None, None))
         if before == wanted and old is not None:
-            return control.Joined(seat=old, endpoint=self.host.endpoint)
-        seat = f"seat-{self.spec.incarnation}-{next(self._serial)}"  # late messages can't be taken for a later incarnation's
+            return control.Joined(session=old, endpoint=self.host.endpoint)
+        # Late messages can't be taken for those of a later incarnation.
+        session = f"session-{self.spec.incarnation}-{next(self._serial)}"
         try:
-            await self.host.do(
+            await self.host.run_in_thread(
                 partial(
-                    self.host.seat,
-                    seat.encode(),
+                    self.host.open_session,
+                    session.encode(),
                     observation=wanted.observation_space,
                     action=wanted.action_space,
                     renew=wanted.renew,
@@ -129,20 +130,20 @@ class AgentConductor(Conductor):
             )
         except ConductorError as error:
             return control.Failed(reason=error.reason)
-        self._seats[place] = (wanted, seat)
-        return control.Joined(seat=seat, endpoint=self.host.endpoint)
+        self._sessions[client] = (wanted, session)
+        return control.Joined(session=session, endpoint=self.host.endpoint)
 
     def _answer_stuck(self, stuck: control.Stuck) -> control.Taken | control.NotDue:
         """Whether the agent hangs at the very request that is overdue; it may be at another one, or at a slot that
         has time left.
         """
-        trace = self.host.at_work(stuck.seat.encode(), stuck.number)
-        if stuck.due and (trace is None or trace.slot not in {None, *stuck.due}):
+        ticket = self.host.current_ticket(stuck.session.encode(), stuck.number)
+        if stuck.due and (ticket is None or ticket.slot not in {None, *stuck.due}):
             return control.NotDue()
-        if trace is None:
+        if ticket is None:
             return control.Taken()
         self._abandon("no answer by the episode's deadline")
-        return control.Taken(slot=trace.slot)
+        return control.Taken(slot=ticket.slot)
 
     def _abandon(self, why: str) -> None:
         self.host.abandon()

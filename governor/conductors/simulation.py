@@ -26,7 +26,7 @@ from governor.messages import ConductorCommand, ConductorSpec, Done, Refused, St
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Sequence
 
-    from governor.episodes.local.kept_agent import LocalAgent
+    from governor.episodes.local.local_agent import LocalAgent
     from governor.messages.link import Link
 
 CLOSE_SECONDS = 2.0
@@ -99,7 +99,7 @@ class SimulationController(Conductor):
         command = simulation.command
         if command.transport == "conductors":
             copy = agent_copies.through_conductors(self.link, self.spec.uid)
-            return simulation.run(rounds.play, copy=copy)
+            return simulation.run(rounds.run_worker, copy=copy)
         if is_language_model(command.made_agents[0].entry):
             return _play_text(simulation)
         return InProcess(simulation, agents=self._agents, give_up=self.fail).run()

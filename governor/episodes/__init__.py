@@ -1,7 +1,7 @@
-"""Episodes: one environment from reset to terminated or truncated, and what learns from it.
+"""Episodes: one environment from reset to terminated or truncated, and the agents that act and learn in it.
 
-This package imports nothing heavy, so that an agent's module may say `from governor.episodes import Transition`: what is
-in `_HOMES` is imported when it is asked for.
+This package imports nothing heavy, so that an agent's module may use `from governor.episodes import Transition`: a name
+in `_HOMES` is imported on first access.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 from governor.episodes.transition import Transition
 
 if TYPE_CHECKING:
-    from governor.episodes.text.actor_pool import ActorHandle, ActorPool, http_sites, process_sites
+    from governor.episodes.text.actor_pool import ActorHandle, ActorPool, http_endpoints, process_endpoints
     from governor.episodes.text.base_urls import SessionSuffixBaseURLProvider, StaticBaseURLProvider
     from governor.episodes.text.episode_handler import EpisodeHandler
     from governor.episodes.text.interactor import Interactor
@@ -26,8 +26,8 @@ _HOMES: Final = {
     "Interactor": "text.interactor",
     "SessionSuffixBaseURLProvider": "text.base_urls",
     "StaticBaseURLProvider": "text.base_urls",
-    "http_sites": "text.actor_pool",
-    "process_sites": "text.actor_pool",
+    "http_endpoints": "text.actor_pool",
+    "process_endpoints": "text.actor_pool",
 }
 
 __all__ = [
@@ -39,8 +39,8 @@ __all__ = [
     "SessionSuffixBaseURLProvider",
     "StaticBaseURLProvider",
     "Transition",
-    "http_sites",
-    "process_sites",
+    "http_endpoints",
+    "process_endpoints",
 ]
 
 

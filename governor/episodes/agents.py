@@ -1,6 +1,6 @@
-"""From an `entry` of the run file to an agent that goes on where its saved state ends.
+"""From an `entry` of the run file to an agent that continues from its saved state.
 
-It runs user code: call it from a thread of its own, never from the one that keeps the heartbeat.
+It runs user code: call it from a separate thread, never from the one that sends heartbeats.
 """
 
 from __future__ import annotations
@@ -18,7 +18,13 @@ if TYPE_CHECKING:
 
 
 class Agent(Protocol):
-    """What an agent must have; `learn`, `act_many`, `state_dict` and `load_state_dict` are optional."""
+    """The protocol of an agent; `learn`, `act_many`, `state_dict`, `load_state_dict` and `weight_version` are optional.
+
+    `act(observation, explore=...)` gets one observation of the space's dtype and shape (int for Discrete) and returns one action,
+    likewise, without a batch axis. `act_many(observations, explore=...)` gets an array (batch, *shape of the space), int64 of shape
+    (batch,) for Discrete, and returns `batch` actions in the same order: an array (batch, *shape) or a sequence.
+    `learn(transition)` gets one `Transition`; `state_dict()` returns a dict, which `load_state_dict` gets.
+    """
 
     def act(self, observation: Any, *, explore: bool) -> Any: ...
 
@@ -35,7 +41,7 @@ def make_agent(
     first_state: str | None = None,
 ) -> Agent:
     """Raises ConductorError with one line, whatever the user's code raises. `factory` is what `entry` names; the files are
-    as in `state_file.first`.
+    as in `state_file.initial_state`.
     """
     try:
         agent = factory(
@@ -48,7 +54,7 @@ def make_agent(
         raise ConductorError(f"agent {entry!r} does not start: {one_line(error)}") from error
     if not hasattr(agent, "act"):
         raise ConductorError(f"agent {entry!r} has no act")
-    state = state_file.first(state_path, first_state)
+    state = state_file.initial_state(state_path, first_state)
     if first_state is not None and not hasattr(agent, "load_state_dict"):
         raise ConductorError(f"agent {entry!r} has no load_state_dict: it cannot begin from {first_state}")
     if state is not None and hasattr(agent, "load_state_dict"):

@@ -1,9 +1,9 @@
-"""Number vectors in msgpack: dtype, shape, raw little-endian bytes.
+"""Number arrays in msgpack: dtype, shape, raw little-endian bytes.
 
 Rules:
-1. Never pickle: only the kinds of numbers in `KINDS` cross, in C order; anything else is a TypeError at the sender.
-2. What arrives is measured before it is believed: a buffer that does not fit its shape is a WireError.
-3. What is decoded owns its memory and may be written to.
+1. Never pickle: only the kinds of numbers in `KINDS` are sent, in C order; anything else is a TypeError at the sender.
+2. A received array is checked before it is used: a buffer that does not match its shape is a WireError.
+3. A decoded array owns its memory and is writable.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _HEADER_SIZE: Final = 2
 
 
 class WireError(ValueError):
-    """A peer sent bytes that are no message of ours."""
+    """A peer sent bytes that are not a valid message."""
 
 
 def pack(array: NDArray[np.generic]) -> msgspec.msgpack.Ext:

@@ -1,14 +1,14 @@
-"""What user code gives, in the form of its space, for a loop that holds environment and agent itself.
+"""Conversion of values of user code to the form of their space, for a loop that calls environment and agent directly.
 
 Rules:
-1. The values and faults are those of `spaces.conformer`, at a third of the cost: what has the type, dtype and shape of its
-   space already is only looked at for NaN; all else goes the long way. (Of the dtypes of numbers numpy has one object
-   each, unless their byte order is foreign.)
-2. The sum of floats is NaN if one of them is: that, and not `isnan().any()` (1.1 µs for 4 floats, the sum 0.12), sends
-   a value the long way, which decides. Infinities of both signs go it too, and are found to be no fault.
-3. What comes back shares no memory with what was given, as if it had crossed to another process: many environments
-   write their next observation over the last one.
-4. An observation comes with its bytes, which are recorded: what an agent makes of the array is its own affair.
+1. Values and faults are those of `spaces.conformer`, at a third of the cost: an array with the type, dtype and shape of its
+   space is only checked for NaN; any other value takes the slow path. (Numpy has one object for each number dtype, unless
+   its byte order is foreign.)
+2. The sum of floats is NaN if one of them is: a NaN sum, not `isnan().any()` (1.1 µs for 4 floats, the sum 0.12), selects
+   the slow path, which decides. Infinities of both signs take it too, and are accepted there.
+3. Results share no memory with the given value, as if it had been sent to another process: many environments write their
+   next observation over the last one.
+4. An observation comes with its bytes, which are recorded: the agent may change the array.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 FEW: Final = 32
-"""Up to here Python sums the numbers faster than BLAS is called (0.4 µs)."""
+"""Up to so many numbers Python's sum is faster than a call of BLAS (0.4 µs)."""
 
 Observer: TypeAlias = Callable[[Any], tuple[Any, Any]]
-"""The value, and what is recorded of it. Raises ValueError."""
+"""The value, and its encoding for the recorder: int for Discrete, else bytes in C order. Raises ValueError."""
 
 Stepper: TypeAlias = Callable[[Any], tuple[Any, Any, float, bool, bool]]
-"""Observation, what is recorded of it, reward, terminated, truncated. Raises ValueError and what the environment raises."""
+"""Observation, its encoding, reward, terminated, truncated. Raises ValueError and what the environment raises."""
 
 
 def copier(spec: SpaceSpec) -> Conformer:
-    """A function that brings a value of user code into the form of its space, in memory of its own, or raises ValueError."""
+    """A function that copies a value of user code in the form of its space, or raises ValueError."""
     if isinstance(spec, Discrete):
         return conformer(spec)
     observe = _array_observer(spec)
@@ -81,7 +81,7 @@ def _array_observer(spec: SpaceSpec) -> Observer:
 
 
 def first_observation(environment: Any, seed: int, observed: Observer) -> tuple[Any, Any]:
-    """Resets; raises ValueError and whatever the environment raises."""
+    """Resets; the observation and its encoding. Raises ValueError and what the environment raises."""
     returned = environment.reset(seed=seed)
     try:
         observation, _ = returned
@@ -94,7 +94,7 @@ def first_observation(environment: Any, seed: int, observed: Observer) -> tuple[
 
 
 def stepper(environment: Any, observed: Observer, *, plain: bool) -> Stepper:
-    """Steps `environment`, and looks at its five values; `plain`: its actions are numbers, not arrays."""
+    """A function that steps `environment` and checks its five values; `plain`: its actions are numbers, not arrays."""
     step = environment.step
 
     def checked_step(action: Any) -> tuple[Any, Any, float, bool, bool]:

@@ -1,8 +1,8 @@
 """From an `entry` of the run file to the user's object.
 
-`gymnasium:ID` is `gymnasium.make(ID, **params)`, without its checker of the first step: every step's values are looked at
-here (`spaces`). `module:Class` is `Class(**params)`. Everything here runs user code: call it from a thread of its own, never
-from the one that keeps the heartbeat.
+`gymnasium:ID` is `gymnasium.make(ID, **params)`, without its checker of the first step: `spaces` checks the values of every
+step. `module:Class` is `Class(**params)`. Everything here runs user code: call it from a separate thread, never from the one
+that sends heartbeats.
 """
 
 from __future__ import annotations
@@ -22,7 +22,12 @@ REASON_LENGTH: Final = 300
 
 
 class Environment(Protocol):
-    """What an environment must have: Gymnasium's own protocol."""
+    """The protocol of an environment: Gymnasium's own.
+
+    Observations and actions have the dtype and shape of their space, without a batch axis: int for Discrete, else an array.
+    `reset` returns (observation, info). `step` returns (observation, reward, terminated, truncated, info); `reward` is a finite
+    float, both flags are bool. `vector` steps several such environments, one by one.
+    """
 
     observation_space: Any
     action_space: Any
@@ -33,7 +38,7 @@ class Environment(Protocol):
 
 
 def one_line(error: BaseException) -> str:
-    """``ValueError: what it said``, on one line and not endless."""
+    """``ValueError: text of the error``, on one line, shortened to `REASON_LENGTH`."""
     text = text_of(error)
     text = f"{type(error).__name__}: {text}" if text else type(error).__name__
     return text if len(text) <= REASON_LENGTH else f"{text[: REASON_LENGTH - 3]}..."
@@ -86,7 +91,7 @@ def make_environment(entry: str, params: dict[str, Any]) -> Environment:
 
 
 async def in_daemon_thread(work: Callable[[], T], *, name: str) -> T:
-    """Runs blocking user code beside the event loop. Unlike `asyncio.to_thread`, a hang does not block the exit."""
+    """Runs blocking user code in a daemon thread. Unlike `asyncio.to_thread`, a hang does not block the exit."""
     loop = asyncio.get_running_loop()
     ended: asyncio.Future[T] = loop.create_future()
     threading.Thread(target=answer, args=(loop, ended, work), name=name, daemon=True).start()
@@ -94,12 +99,12 @@ async def in_daemon_thread(work: Callable[[], T], *, name: str) -> T:
 
 
 def answer(loop: asyncio.AbstractEventLoop, ended: asyncio.Future[T], work: Callable[[], T]) -> None:
-    """Runs `work` in this thread; what it comes to goes to `ended`, a future of `loop`."""
+    """Runs `work` in this thread; `ended`, a future of `loop`, gets its result or exception."""
     result: Any = None
     failure: Exception | None = None
     try:
         result = work()
-    except BaseException as error:  # noqa: BLE001  # also SystemExit of user code: it goes to who waits
+    except BaseException as error:  # noqa: BLE001  # also SystemExit of user code: the waiting task gets it
         failure = error if isinstance(error, Exception) else ConductorError(one_line(error))
 
     def settle() -> None:
@@ -110,11 +115,11 @@ def answer(loop: asyncio.AbstractEventLoop, ended: asyncio.Future[T], work: Call
         else:
             ended.set_result(result)
 
-    tell(loop, settle)
+    call_in_loop(loop, settle)
 
 
-def tell(loop: asyncio.AbstractEventLoop, call: Callable[[], None]) -> None:
-    """`call_soon_threadsafe` that a thread may use after the loop has closed: then nobody waits any more."""
+def call_in_loop(loop: asyncio.AbstractEventLoop, call: Callable[[], None]) -> None:
+    """`call_soon_threadsafe` that a thread may use after the loop has closed: the call is dropped then."""
     try:
         loop.call_soon_threadsafe(call)
     except RuntimeError:

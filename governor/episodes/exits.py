@@ -1,7 +1,7 @@
-"""``os._exit`` of user code is told before it is done: in which episodes, and where it stands.
+"""Reports ``os._exit`` of user code before the process exits: in which episodes, and the stack.
 
-It ends the process with no word of its own. A thread that runs user code says by `tells` how to name what it is at; a thread
-that has said nothing, and a forked child, leave as ever. What ends a process from outside Python is not heard here.
+A thread that runs user code registers with `set_description` how to describe its current work. In a thread without a
+description, and in a forked child, ``os._exit`` is not reported; nor is an end of the process from outside Python.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ if TYPE_CHECKING:
     from typing import NoReturn
 
 SHOWN: Final = 8
-"""Episodes that are named; of a vector there may be thousands."""
+"""Episodes that are listed; a vector may have thousands."""
 
 _thread = threading.local()
 
 
-def tells(at_work: Callable[[], str]) -> None:
-    """This thread runs user code; `at_work` names what it is at, as ``environment.step of episode 3``, or is ""."""
-    _thread.at_work = at_work
+def set_description(describe_current: Callable[[], str]) -> None:
+    """This thread runs user code; `describe_current` returns, for example, ``environment.step of episode 3``, or ""."""
+    _thread.describe_current = describe_current
 
 
-def place(where: str, episodes: Sequence[int]) -> str:
-    """As ``agent.act of episodes 3, 4``; "" where there are none."""
+def describe(where: str, episodes: Sequence[int]) -> str:
+    """For example ``agent.act of episodes 3, 4``; "" without episodes."""
     if not episodes:
         return ""
     more = f" and {len(episodes) - SHOWN} more" if len(episodes) > SHOWN else ""
@@ -37,16 +37,16 @@ def place(where: str, episodes: Sequence[int]) -> str:
     return f"{where} of episode{'s' if len(episodes) > 1 else ''} {shown}{more}"
 
 
-def announce(say: Callable[[str, str], None]) -> None:
-    """From now on `say` gets the reason, in one line, and the stack before this process leaves by ``os._exit``. It may block."""
+def announce(report: Callable[[str, str], None]) -> None:
+    """From now on `report` gets the reason, in one line, and the stack before ``os._exit`` ends this process. It may block."""
     leave, pid = os._exit, os.getpid()
 
     def announced(status: int = 0, /) -> NoReturn:
-        at_work = getattr(_thread, "at_work", None)
-        if os.getpid() == pid and at_work is not None and (place := at_work()):
+        describe_current = getattr(_thread, "describe_current", None)
+        if os.getpid() == pid and describe_current is not None and (description := describe_current()):
             stack = "".join(traceback.format_stack(sys._getframe(1)))  # noqa: SLF001  # inspect is slow to import
-            with contextlib.suppress(Exception):  # it leaves all the same
-                say(f"os._exit({status}) in {place}", stack)
+            with contextlib.suppress(Exception):  # the process exits all the same
+                report(f"os._exit({status}) in {description}", stack)
         leave(status)
 
     os._exit = announced  # type: ignore[assignment]

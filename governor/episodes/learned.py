@@ -1,12 +1,12 @@
-"""What an agent has learned: the version of its weights, and the file that keeps them.
+"""What an agent has learned: the version of its weights, and the file with its state.
 
 Rules:
-1. A version is the number of calls of `learn`, in all lives of the agent and of who made its first state; an agent that knows better has an attribute
-   `weight_version`, a whole number, which counts instead.
-2. At the end of an episode in train mode the state is written, unless that took more than one part in `SPARING` of the
-   time since: then a later end does it. Written, it outlives this process; at most once in `SYNC_SECONDS`, and by `keep`,
-   it is also synced. What was saved for nothing but to be written over would cost short episodes half their time.
-3. The first state that is written has been read back: one that could not be loaded is told then, not after a crash.
+1. A version is the number of calls of `learn`, in all processes of the agent and of the one that made its first state. An
+   agent with an attribute `weight_version`, a whole number, counts versions itself.
+2. At the end of an episode in train mode the state is written, unless the last write took more than one part in `SPARING`
+   of the time since: then a later end writes it. A written state survives this process; it is also synced, at most once in
+   `SYNC_SECONDS` and by `save`. Saving states that are soon overwritten would cost short episodes half their time.
+3. The first state that is written is read back: a state that cannot be loaded is reported then, not after a crash.
 """
 
 from __future__ import annotations
@@ -28,17 +28,19 @@ SYNC_SECONDS: Final = 1.0
 
 
 class Learned:
-    """Of one agent; for whoever holds it. `learn` is None for an agent that does not."""
+    """Of one agent, for the object that holds it. `learn` is None for an agent without `learn`."""
 
     def __init__(self, agent: Any, path: Path, *, given: str | None = None) -> None:
-        """`agent` has the state of `path`, else of the file that it was `given`. Raises what its `weight_version` raises."""
+        """`agent` has the state of `path`, else of the file `given`. Raises what its `weight_version` raises."""
         self.learn = self._learn if getattr(agent, "learn", None) is not None else None
         self._agent = agent
         self._path = path
         self._state_dict: Callable[[], dict[str, Any]] | None = getattr(agent, "state_dict", None)
-        self._own = hasattr(agent, "weight_version")
-        self.version = int(agent.weight_version) if self._own else state_file.weight_version(path, given)
-        self._tried = False
+        self._has_version = hasattr(agent, "weight_version")
+        self.version = (
+            int(agent.weight_version) if self._has_version else state_file.weight_version(path, given)
+        )
+        self._verified = False
         self._unsaved = False
         self._save_at = 0.0
         self._sync_at = 0.0
@@ -48,28 +50,28 @@ class Learned:
         self._unsaved = True
         now = monotonic()
         if now >= self._save_at:
-            self._save(sync=now >= self._sync_at)
+            self._save_state(sync=now >= self._sync_at)
 
-    def keep(self) -> None:
-        """All that was learned in episodes that ended is on disk. Raises as `episode_ended`."""
+    def save(self) -> None:
+        """Writes and syncs what was learned in ended episodes. Raises as `episode_ended`."""
         if self._unsaved:
-            self._save(sync=True)
+            self._save_state(sync=True)
 
     def copy(self, path: Path, *, name: str) -> None:
-        """The state as it is now, at another place. Raises ConductorError without `state_dict`, and as `episode_ended`."""
+        """Writes and syncs the current state to another `path`. Raises ConductorError without `state_dict`, and as `episode_ended`."""
         if self._state_dict is None:
             raise ConductorError(f"{name} has no state_dict")
         self._write(path, self._state_dict(), sync=True)
 
     def _learn(self, transition: Transition, player: str | None = None) -> None:
-        """`player` is told to an agent of several players that asks."""
+        """`player` is passed to an agent whose `learn` has that parameter."""
         if player is None:
             self._agent.learn(transition)
         else:
             self._agent.learn(transition, player=player)
-        self.version = int(self._agent.weight_version) if self._own else self.version + 1
+        self.version = int(self._agent.weight_version) if self._has_version else self.version + 1
 
-    def _save(self, *, sync: bool) -> None:
+    def _save_state(self, *, sync: bool) -> None:
         if self._state_dict is None:
             return
         began = monotonic()
@@ -81,5 +83,5 @@ class Learned:
         self._unsaved = not sync
 
     def _write(self, path: Path, state: dict[str, Any], *, sync: bool) -> None:
-        state_file.save(path, state, sync=sync, weight_version=self.version, trial=not self._tried)
-        self._tried = True
+        state_file.save(path, state, sync=sync, weight_version=self.version, verify=not self._verified)
+        self._verified = True

@@ -1,16 +1,17 @@
-"""The simulation of one phase: hands out episodes to its workers, keeps their records, decides when it is over.
+"""The simulation of one phase: assigns episodes to its workers, stores their records, decides when the phase ends.
 
 Rules:
-1. Workers are daemon threads; each episode's steps and its line are on disk before it is judged and reported, the lines in
-   the order in which they ended; without room for them it is `failed`. When the last one has ended, the steps become one table, before the end is reported.
-2. A worker goes on while the governor acknowledges: at most `reports.UNACKNOWLEDGED` reports of each worker are
+1. Workers are daemon threads. The steps of each episode and its line are on disk before it is judged and reported, lines in
+   the order in which episodes ended; if the disk is full it is `failed`. After the last episode the steps become one table,
+   before the end of the part is reported.
+2. A worker continues while the governor acknowledges: at most `reports.UNACKNOWLEDGED` reports of each worker are
    unacknowledged, in process `stepping.UNACKNOWLEDGED`. The flow control of an acknowledgement takes effect when it arrives.
-3. A stop, whoever asks for it, cancels the episodes that are running at their next step; they are recorded as
-   `cancelled`. PAUSE holds the next episode back until the same phase is started once more. RESET builds the
-   environments anew before their next episode, RESTART the agent too, from its saved state.
+3. A stop cancels the running episodes at their next step; they are recorded as `cancelled`. PAUSE delays the next episode
+   until the same phase is started again. RESET builds the environments anew before their next episode, RESTART the agent
+   too, from its saved state.
 4. The seed of an episode depends on the run's seed, the phase and its index alone.
-5. The rules of the phase (`PhaseRules`) say which episode is next. While a checkpoint is taken none begins; one that
-   cannot be taken is the part's failure, and the episodes go on.
+5. The rules of the phase (`PhaseRules`) select the next episode. None begins while a checkpoint is taken; a checkpoint
+   that cannot be taken is the part's failure, and the episodes continue.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any, Final
 
 from governor import logs
-from governor.episodes.entries import one_line, tell
+from governor.episodes.entries import call_in_loop, one_line
 from governor.episodes.records import episode_file
 from governor.episodes.rules.conditions import STRENGTH
 from governor.episodes.rules.evaluation import entropy
@@ -47,15 +48,15 @@ if TYPE_CHECKING:
 log = logs.get_logger()
 
 CUT_SHORT: Final = frozenset({"cancelled", "crashed"})
-"""Outcomes that an episode may owe to the end of this process alone."""
+"""Outcomes that the exit of this process alone may have caused."""
 
 
 class Paused(Exception):
-    """No episode begins now, and the worker has others to see to."""
+    """No episode may begin now, and the caller does not want to wait."""
 
 
 class Simulation:
-    """Methods without underscore may be called from any thread, but `run` and `abandon`: those are the event loop's."""
+    """Public methods may be called from any thread, except `run` and `abandon`, which are for the event loop."""
 
     def __init__(self, *, command: StartSimulation, spec: ConductorSpec, link: Link) -> None:
         self.command = command
@@ -66,13 +67,13 @@ class Simulation:
         self.stopping = self.abandoned = False
         self.replays = self.resets = 0
         self.figures: dict[str, float] = {}
-        """What the workers add to the metrics of the part."""
+        """Metrics that the workers add to those of the part."""
         self._restarts = self._restarted = 0
         self._end = self._fault = ""
-        self._turn = threading.Condition()
+        self._condition = threading.Condition()
         self._paused = False
         self._rules = PhaseRules(command)
-        self._settling: Future[None] | None = None
+        self._stage_end: Future[None] | None = None
         self._records = list(command.done)
         self._pending: set[Future[Any]] = set()
         self._recorders: dict[int, StepRecorder] = {}
@@ -84,9 +85,9 @@ class Simulation:
     # -- for the workers ------------------------------------------------------------------------------------
 
     def next_index(self, *, wait: bool = True) -> int | None:
-        """The episode to play next; waits while none may begin, or raises Paused. None when there is nothing more to do."""
+        """The index of the next episode, None when no episode is left. While none may begin it waits, or raises Paused."""
         agenda = self._rules.agenda
-        with self._turn:
+        with self._condition:
             while not self.stopping:
                 if not self._paused:
                     index = agenda.next()
@@ -94,7 +95,7 @@ class Simulation:
                         return index
                 if not wait:
                     raise Paused
-                self._turn.wait()
+                self._condition.wait()
             return None
 
     def seed_of(self, index: int) -> int:
@@ -105,24 +106,24 @@ class Simulation:
         return self._rules.trains(index)
 
     def would_end(self, records: Sequence[EpisodeRecord]) -> bool:
-        """Whether the phase would be, if these training episodes ended now."""
-        with self._turn:
+        """Whether the phase would end if these training episodes ended now."""
+        with self._condition:
             return self._rules.would_end(records)
 
     def take_restart(self) -> bool:
-        """Whether the agent is to be built anew; true for one worker alone."""
-        with self._turn:
+        """Whether the agent is to be built anew; true for only one worker."""
+        with self._condition:
             due, self._restarted = self._restarts > self._restarted, self._restarts
             return due
 
     def recorder(self, worker: int, observation: SpaceSpec, action: SpaceSpec) -> StepRecorder:
-        """Of one worker, whose environment has these spaces."""
+        """The recorder of one worker, whose environment has these spaces."""
         from governor.episodes.records.recording import Columns  # noqa: PLC0415  # Arrow: not for the forkserver
 
         return self.recorder_of(worker, Columns.of(observation, action))
 
     def recorder_of(self, worker: int, columns: Columns) -> StepRecorder:
-        """That of one worker; another one once its steps have other columns."""
+        """The recorder of one worker; a new one if the columns of its steps change."""
         from governor.episodes.records.recording import StepRecorder  # noqa: PLC0415  # as above
 
         recorder = self._recorders.get(worker)
@@ -136,27 +137,27 @@ class Simulation:
         return recorder
 
     def played_again(self) -> None:
-        with self._turn:
+        with self._condition:
             self.replays += 1
 
     def may_end(self, record: EpisodeRecord) -> bool:
-        """Whether the phase may be over with this episode, which has then to be kept at once: asked once for each."""
-        with self._turn:
+        """Whether the phase may end with this episode, which must be stored at once then: called once for each episode."""
+        with self._condition:
             return self._rules.may_end(self._rules.marked(record))
 
     def ended(self, *records: EpisodeRecord) -> Future[Acknowledged]:
-        """Writes, judges and reports episodes, as they came to disk; the future is the acknowledgement of all. A stage of
-        the phase is over when all of its episodes are kept.
+        """Writes, judges and reports episodes whose steps are on disk; the future is the acknowledgement of all. A stage of
+        the phase ends when all of its episodes are stored.
         """
         marked = [self._rules.marked(record) for record in records if not self._is_left_out(record)]
         if not marked:
             nothing: Future[Acknowledged] = Future()
             nothing.set_result(Acknowledged())
             return nothing
-        with self._turn:
+        with self._condition:
             marked = self._file.append(*marked)
             for record in marked:
-                self.obey(self._rules.ended(record), end="until")
+                self.apply_flow(self._rules.ended(record), end="until")
             self._records += marked
             self._steps += sum(record.steps for record in marked)
             over = [
@@ -164,25 +165,25 @@ class Simulation:
             ]
             if any(over) and (not self.stopping or self._end == "until"):
                 self._end_stage()
-            fresh = not self._unreported
-            if fresh:
+            first = not self._unreported
+            if first:
                 self._reported = self.ask(self._report_episodes(), stoppable=False)
             phase = self.command.phase
             self._unreported += [EpisodeEnded(phase=phase, episode=record) for record in marked]
             reported = self._reported
-        if fresh:
+        if first:
             reported.add_done_callback(self._acknowledged)
         return reported
 
     def _is_left_out(self, record: EpisodeRecord) -> bool:
-        """What the end of the process has cut short is no episode's end."""
+        """Whether the exit of the process has interrupted it: such an episode is not recorded."""
         return self.abandoned and record.outcome in CUT_SHORT
 
     def ask(self, question: Coroutine[Any, Any, Any], *, stoppable: bool = True) -> Future[Any]:
         """Runs a coroutine in the event loop. A stop of the part cancels it when it is `stoppable`."""
         future = asyncio.run_coroutine_threadsafe(question, self.loop)
         if stoppable:
-            with self._turn:
+            with self._condition:
                 self._pending.add(future)
                 late = self.stopping
             future.add_done_callback(self._pending.discard)
@@ -190,34 +191,34 @@ class Simulation:
                 future.cancel()
         return future
 
-    def obey(self, flow: FlowControl, *, end: str) -> None:
-        """Does what a flow control asks; `end` is the word for `PartEndedReport` if it stops the part."""
+    def apply_flow(self, flow: FlowControl, *, end: str) -> None:
+        """Applies a flow control; `end` is the value for `PartEndedReport` if it stops the part."""
         if flow == "SHUTDOWN":
             self.abandon()
         elif STRENGTH[flow] >= STRENGTH["STOP_SIMULATION"]:
             self.stop(end=end)
         elif flow != "CONTINUE":
-            with self._turn:
+            with self._condition:
                 self._paused = self._paused or flow == "PAUSE"
                 self.resets += flow in {"RESET", "RESTART"}
                 self._restarts += flow == "RESTART"
 
     def stop(self, *, end: str) -> None:
-        """No further episode begins, those that run are cancelled. The first word for the end stays."""
-        with self._turn:
+        """Begins no further episode and cancels the running ones. The first `end` stays."""
+        with self._condition:
             if self.stopping:
                 return
             self.stopping = True
             self._end = end
             pending = list(self._pending)
-            self._turn.notify_all()
+            self._condition.notify_all()
         os.eventfd_write(self.stop_signal, 1)
         for future in pending:
             future.cancel()
 
     def break_off(self, reason: str) -> None:
-        """The part cannot go on, for a reason that is no episode's; the first reason stays."""
-        with self._turn:
+        """Stops the part for a `reason` outside of its episodes; the first reason stays."""
+        with self._condition:
             self._fault = self._fault or reason
         self.stop(end="stopped")
 
@@ -225,14 +226,14 @@ class Simulation:
 
     @property
     def progress(self) -> int:
-        """Changes with each step that is recorded here, and each episode."""
+        """A number that changes with each recorded step and each episode."""
         return len(self._records) + sum(recorder.taken for recorder in [*self._recorders.values()])
 
     def resume(self) -> None:
         """Ends a PAUSE."""
-        with self._turn:
+        with self._condition:
             self._paused = False
-            self._turn.notify_all()
+            self._condition.notify_all()
 
     async def run(
         self,
@@ -242,9 +243,9 @@ class Simulation:
         copy: Copy | None = None,
         finalize: Callable[[], object] | None = None,
     ) -> None:
-        """From the first episode to `PartEndedReport`; `play` is the life of a worker, in a thread of its own: one for each
-        worker of the command, or `threads`. `copy` is how its agents are reached; a phase without checkpoints needs none.
-        `finalize` makes the steps one table, in a thread too.
+        """Runs from the first episode to `PartEndedReport`. `play` runs a worker in a thread of its own: one for each worker of the
+        command, or `threads`. `copy` copies the state of an agent; only a phase with checkpoints needs it. `finalize` converts
+        the steps to one table, in a thread too.
         """
         command = self.command
         path = episode_file.path_of(Path(self.spec.run_folder), command.name)
@@ -262,9 +263,9 @@ class Simulation:
         with self._file:
             clock = self._start_clock()
             self._rules.open(Path(self.spec.run_folder), copy)
-            await self._settle(self._rules.settle_behind())
-            self.obey(self._rules.on_record, end="until")
-            if self._rules.agenda.stage is not None:  # else nothing is left, and nothing is built for it
+            await self._settle(self._rules.settle_previous())
+            self.apply_flow(self._rules.initial_flow, end="until")
+            if self._rules.agenda.stage is not None:  # else no episode is left, and nothing is built
                 await asyncio.gather(*(self._thread(play, n) for n in range(threads or command.workers)))
             seconds = monotonic() - self._began
             if clock is not None:
@@ -278,7 +279,7 @@ class Simulation:
             await self._report_end(seconds)
 
     def abandon(self) -> None:
-        """The process ends. What is being played is not on record: whoever takes the run up plays it again."""
+        """The process exits. Running episodes are not recorded: the process that continues the run plays them again."""
         self.abandoned = True
         self.stop(end="stopped")
 
@@ -288,26 +289,26 @@ class Simulation:
         """With the lock."""
         stage = self._rules.agenda.stage
         if self._rules.keeps and stage is not None:
-            self._settling = self.ask(self._settle_and_go_on(stage), stoppable=False)
+            self._stage_end = self.ask(self._settle_and_go_on(stage), stoppable=False)
             return
         self._rules.agenda.advance()
-        self._turn.notify_all()
+        self._condition.notify_all()
 
     async def _settle_and_go_on(self, stage: Stage) -> None:
         await self._settle(self._rules.settle(stage))
-        with self._turn:
+        with self._condition:
             self._rules.agenda.advance()
-            self._settling = None
-            self._turn.notify_all()
+            self._stage_end = None
+            self._condition.notify_all()
 
     async def _settle(self, settling: Coroutine[Any, Any, str]) -> None:
-        """The first reason why it cannot be stays."""
+        """Awaits a checkpoint; the first reason for a failure stays."""
         reason = await settling
         self._fault = self._fault or reason
 
     async def _settle_end(self) -> None:
-        if self._settling is not None:
-            await asyncio.wrap_future(self._settling)
+        if self._stage_end is not None:
+            await asyncio.wrap_future(self._stage_end)
         if not self.abandoned:
             ended = sum(not record.evaluation for record in self._records)
             await self._settle(self._rules.settle_end(ended))
@@ -328,10 +329,10 @@ class Simulation:
         )
 
     def _finalize(self, finalize: Callable[[], object]) -> None:
-        """What cannot be made a table stays as it was recorded, and the part tells why."""
+        """If the steps cannot be converted to a table, they stay as recorded, and the part reports the reason."""
         try:
             finalize()
-        except Exception as error:  # noqa: BLE001  # of Arrow and of the disk
+        except Exception as error:  # noqa: BLE001  # from Arrow and the disk
             self._fault = (
                 self._fault or f"cannot finalize the steps of {self.command.name!r}: {one_line(error)}"
             )
@@ -339,7 +340,7 @@ class Simulation:
     async def _thread(self, play: Callable[[Simulation, int], None], worker: int) -> None:
         ended = asyncio.Event()
 
-        def live() -> None:
+        def run_thread() -> None:
             try:
                 play(self, worker)
             except (
@@ -348,29 +349,29 @@ class Simulation:
                 log.exception("simulation.worker_failed", worker=worker)
                 self.break_off(f"worker {worker}: {one_line(error)}")
             finally:
-                tell(self.loop, ended.set)
+                call_in_loop(self.loop, ended.set)
 
         name = f"{self.command.name}.worker.{worker}"
-        threading.Thread(target=live, name=name, daemon=True).start()
+        threading.Thread(target=run_thread, name=name, daemon=True).start()
         await ended.wait()
 
     async def _report_episodes(self) -> Acknowledged:
-        """All that have ended until the event loop gets to it: short episodes do not pay for a report each."""
-        with self._turn:
+        """Reports all episodes that have ended before the event loop runs this, so short episodes share a report."""
+        with self._condition:
             events, self._unreported = self._unreported, []
         return await self.link.report_all(events)
 
     def _acknowledged(self, reported: Future[Acknowledged]) -> None:
         try:
-            self.obey(reported.result().flow, end="stopped")
+            self.apply_flow(reported.result().flow, end="stopped")
         except CancelledError:
             self.stop(end="stopped")
-        except Exception as error:  # noqa: BLE001  # the link's: the governor refused the event
+        except Exception as error:  # noqa: BLE001  # from the link: the governor refused the event
             self.break_off(one_line(error))
 
     async def _report_end(self, seconds: float) -> None:
-        """`seconds` is the time in which episodes were played."""
-        with self._turn:
+        """`seconds` is the time during which episodes were played."""
+        with self._condition:
             agenda = self._rules.agenda
             left = agenda.next() is not None or not agenda.is_last
             if left and not self.stopping:

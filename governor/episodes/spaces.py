@@ -1,10 +1,10 @@
-"""Spaces of observations and actions as declared data, so that an agent in another process knows them.
+"""Spaces of observations and actions as plain data, so that they can be sent to an agent in another process.
 
 Rules:
-1. Discrete, Box, MultiDiscrete and MultiBinary cross; any other space is a ConductorError that names it.
-2. A `Conformer` takes what user code returned and gives what travels: plain ints for Discrete, arrays of the space's
-   dtype and shape else; a value that does not belong to the space's kind is a ValueError in one line.
-3. Bounds of a Box are not enforced (many environments clip), NaN in an observation, an action or a reward is refused.
+1. Discrete, Box, MultiDiscrete and MultiBinary are supported; any other space is a ConductorError that names it.
+2. A `Conformer` converts a value of user code to the form that is sent and recorded: a plain int for Discrete, else an array
+   of the space's dtype and shape. A value of another kind is a ValueError in one line.
+3. Bounds of a Box are not enforced (many environments clip); NaN in an observation, an action or a reward is refused.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Conformer: TypeAlias = Callable[[Any], Any]
 
 
 class Discrete(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """The integers from `start` on, `n` of them."""
+    """The `n` integers from `start` on. Values are int, recorded as int64."""
 
     n: int
     start: int
@@ -93,7 +93,7 @@ def describe(space: object, *, role: str) -> SpaceSpec:
 
 
 def told(spec: SpaceSpec) -> str:
-    """For messages: as short as gymnasium's own, also where each element has bounds of its own."""
+    """A short text for messages, also for a Box whose elements have bounds of their own."""
     match spec:
         case Box():
             dtype = np.dtype(spec.dtype)
@@ -107,7 +107,7 @@ def told(spec: SpaceSpec) -> str:
 
 
 def difference(built: tuple[SpaceSpec, SpaceSpec], given: tuple[SpaceSpec, SpaceSpec]) -> str:
-    """Between the spaces of observations and actions that an agent was built for, and those that it is given."""
+    """The difference between the spaces that an agent was built for and those that it is given, as (observation, action)."""
     parts = []
     for what, old, new in zip(("observations", "actions"), built, given, strict=True):
         if old != new:
@@ -138,13 +138,13 @@ def build(spec: SpaceSpec, *, seed: int | None = None) -> gymnasium.Space[Any]:
 
 
 def blank(spec: SpaceSpec) -> Any:
-    """Zeros in the form of what travels."""
+    """A zero value in the form that is sent."""
     dtype, shape = storage(spec)
     return 0 if isinstance(spec, Discrete) else np.zeros(shape, dtype)
 
 
 def storage(spec: SpaceSpec) -> tuple[np.dtype[Any], tuple[int, ...]]:
-    """The form of what travels and is recorded."""
+    """The dtype and shape in which a value is sent and recorded."""
     match spec:
         case Discrete():
             return np.dtype(np.int64), ()
@@ -155,7 +155,7 @@ def storage(spec: SpaceSpec) -> tuple[np.dtype[Any], tuple[int, ...]]:
 
 
 def conformer(spec: SpaceSpec) -> Conformer:
-    """A function that brings a value of user code into the form that travels, or raises ValueError."""
+    """A function that converts a value of user code to the form that is sent, or raises ValueError."""
     return _discrete(spec) if isinstance(spec, Discrete) else _array(*storage(spec))
 
 

@@ -1,10 +1,13 @@
-"""Steps that were recorded, read back: ``pandas.read_parquet("<run folder>/episodes/<phase>.parquet")`` when a phase is over.
+"""Recorded steps, read back: ``pandas.read_parquet("<run folder>/episodes/<phase>.parquet")`` when a phase has ended.
 
 Rules:
-1. While a phase runs, and after a crash, its steps are in streams (`stream`); `finalize` makes one Parquet file of them
-   (zstd), under its name only when it is whole and synced, then removes the streams. What is read is the same before and after.
+1. While a phase runs, and after a crash, its steps are in streams (`stream`). `finalize` writes one Parquet file of them
+   (zstd), renames it when it is complete and synced, then removes the streams. Readers get the same before and after.
 2. Rows are in order of episode and step. An episode that was played again counts once: its last attempt.
 3. Memory holds the index of pieces, `PIECE.itemsize` bytes for each episode, and one row group of steps.
+4. Columns: phase, worker (int32), episode, attempt, seed, step (int64); observation and action (int64 for Discrete, else a
+   flat fixed-size list in C order, its shape in the field's metadata); reward (float64), terminated, truncated (bool),
+   weight_version (int64); outcome. With several players each has a struct column of those from observation on.
 """
 
 from __future__ import annotations
@@ -38,7 +41,7 @@ if TYPE_CHECKING:
 
 ROWS: Final = 65_536
 BYTES: Final = 32 << 20
-"""Of one row group, about."""
+"""The approximate size of one row group."""
 KIND: Final = b"kind"
 """In the metadata of a schema: ``text`` for sessions, absent for steps in numbers."""
 PIECE: Final = np.dtype(
@@ -47,7 +50,7 @@ PIECE: Final = np.dtype(
         ("source", "i4"), ("offset", "i8"), ("row", "i4"), ("rows", "i4"), ("end", "i4"),
     ]
 )  # fmt: skip
-"""Rows of one attempt at an episode: where they are, and in `end` how it ended, as a number of `_Index.ends`."""
+"""Rows of one attempt at an episode: their location, and in `end` how it ended, as a number of `_Index.ends`."""
 
 
 def parquet_of(run_folder: Path, phase: str) -> Path:
@@ -55,7 +58,7 @@ def parquet_of(run_folder: Path, phase: str) -> Path:
 
 
 def phases_of(run_folder: Path) -> list[str]:
-    """Those that have steps on record."""
+    """The phases with recorded steps."""
     folder = folder_of(run_folder)
     names = {path.stem for path in folder.glob("*.parquet")}
     names |= {path.name.removesuffix(SUFFIX).rsplit(".", 2)[0] for path in folder.glob(f"*.*.*{SUFFIX}")}
@@ -63,9 +66,9 @@ def phases_of(run_folder: Path) -> list[str]:
 
 
 def finalize(run_folder: Path, phase: str, *, episodes: Collection[int] | None = None) -> Path | None:
-    """The Parquet file of the phase, None when nothing was recorded. Only `episodes` are kept, if they are given.
+    """Makes the Parquet file of the phase, with only `episodes` if they are given; None if nothing was recorded.
 
-    Raises OSError; the streams stay as they are then, and so does an earlier Parquet file.
+    Raises OSError; the streams and an earlier Parquet file stay unchanged then.
     """
     path = parquet_of(run_folder, phase)
     streams = streams_of(run_folder, phase)
@@ -89,7 +92,7 @@ def finalize(run_folder: Path, phase: str, *, episodes: Collection[int] | None =
 
 
 def tables(run_folder: Path, phase: str) -> tuple[pa.Schema, Iterator[pa.Table]] | None:
-    """What was recorded of a phase, a row group at a time; None when there is nothing. Raises OSError."""
+    """The recorded steps of a phase, a row group at a time; None without any. Raises OSError."""
     index = _Index(run_folder, phase)
     if index.schema is None:
         index.close()
@@ -98,7 +101,9 @@ def tables(run_folder: Path, phase: str) -> tuple[pa.Schema, Iterator[pa.Table]]
 
 
 def read(run_folder: Path, phase: str | None = None) -> pa.Table:
-    """All steps of a phase, or of all phases, finalized or not; in memory. Raises UsageError, OSError."""
+    """All steps of a phase, or of all phases, finalized or not, as one table in memory with a row for each step (see rule 4).
+    Raises UsageError without steps or if the phases differ in their columns, and OSError.
+    """
     phases = phases_of(run_folder) if phase is None else [phase]
     found = [one for name in phases if (one := tables(run_folder, name)) is not None]
     if not found:
@@ -114,7 +119,7 @@ def read(run_folder: Path, phase: str | None = None) -> pa.Table:
 
 
 class _Index:
-    """Which rows count, in which order, and where they are."""
+    """Selects the valid rows, their order and their location."""
 
     def __init__(self, run_folder: Path, phase: str) -> None:
         self._phase = phase
@@ -229,7 +234,7 @@ class _Index:
         self._gather(gathered)
 
     def _add_parquet(self, path: Path) -> None:
-        """As the oldest source: any stream that is still there says what is as new or newer."""
+        """Adds it as the oldest source: a stream that still exists is as new or newer."""
         file = pq.ParquetFile(path)
         self._open.callback(file.close)
         marks = (
@@ -279,11 +284,11 @@ class _Index:
 _LAST: Final = ("outcome", "reason")
 _WORDS: Final = pa.dictionary(pa.int32(), pa.string())
 _STARTED: Final = pa.timestamp("us", "UTC")
-"""Nanoseconds become values of Python by pandas alone, which is no dependency."""
+"""Microseconds, because nanoseconds become Python values only with pandas, which is no dependency."""
 
 
 def _schema(rows: pa.Schema) -> pa.Schema:
-    """Of the table that is read: the columns of the rows between those about their episode."""
+    """The schema of the result: the columns of the rows between those of their episode."""
     first = [pa.field("phase", _WORDS)]
     last = [pa.field("outcome", _WORDS)]
     if _is_text(rows):
@@ -302,7 +307,7 @@ def _schema(rows: pa.Schema) -> pa.Schema:
 
 
 def session_number(session: str) -> int:
-    """What tells two sessions apart that began in the same microsecond: 60 bits of the id, which is hexadecimal."""
+    """Distinguishes two sessions that began in the same microsecond: 60 bits of the hexadecimal id."""
     return int(session[:15], 16)
 
 
@@ -311,7 +316,7 @@ def _is_text(schema: pa.Schema) -> bool:
 
 
 def _dictionary(numbers: NDArray[Any], words: Sequence[str]) -> pa.Array:
-    """`words` by their numbers; an empty one is null."""
+    """A dictionary array of `words` by their numbers; an empty word is null."""
     known = {word: number for number, word in enumerate(dict.fromkeys(filter(None, words)))}
     indices = np.array([known.get(word, -1) for word in words], np.int32)[numbers]
     return pa.DictionaryArray.from_arrays(array(indices, valid=indices >= 0), texts([*known]))

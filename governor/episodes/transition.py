@@ -1,4 +1,4 @@
-"""What an agent learns from: one step of an environment, seen from the agent."""
+"""One step of an environment, as an agent learns from it."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ import msgspec
 
 
 class Transition(msgspec.Struct, frozen=True, kw_only=True):
-    """`action`, taken at `observation`, brought `reward` and led to `next_observation`.
+    """`action`, taken at `observation`, led to `reward` and `next_observation`.
 
-    `terminated`: the task itself has ended there, so the value of `next_observation` is 0. `truncated`: the
-    episode was cut (by the environment's or the phase's limit of steps); the value goes on.
+    Observations and actions have the dtype and shape of their space, without a batch axis: int for Discrete, else a
+    numpy array. `reward` is a finite float, undiscounted. `terminated`: the task itself has ended, so the value of
+    `next_observation` is 0. `truncated`: a step limit of the environment or of the phase cut the episode; the
+    value of `next_observation` continues.
     """
 
     observation: Any

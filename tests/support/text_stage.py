@@ -7,7 +7,7 @@ import contextlib
 
 from text_world import Notes, TextWorld
 
-from governor.episodes.text.actor_pool import ActorPool, http_sites
+from governor.episodes.text.actor_pool import ActorPool, http_endpoints
 from governor.episodes.text.chat_model import Answer, StaticBaseURLProvider
 from governor.episodes.text.environments.environment import TextStep
 from governor.episodes.text.interactor import Interactor
@@ -26,7 +26,7 @@ class Stage:
     def pool(self, *tasks, **more):
         made = ActorPool(
             [(name, number, "g") for name, number in (task.split("_") for task in tasks)],
-            http_sites(self.world.url),
+            http_endpoints(self.world.url),
             **{"pool_size": 4, **more},
         )
         self._stack.push_async_callback(made.aclose)

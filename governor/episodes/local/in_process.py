@@ -1,10 +1,10 @@
-"""A phase whose environment and agent live in the simulation controller's own process: its workers, and who watches them.
+"""A phase whose environment and agent are in the simulation controller's own process: its workers, and the watch for hangs.
 
 Rules:
-1. A worker that is in the environment's or the agent's code `GRACE_SECONDS` after its deadline hangs, and a thread
-   that hangs cannot be ended: the process is. First the episode is recorded as `timed_out`, all that has ended is
-   reported and what the agent has learned is saved; the next incarnation plays the rest of the phase.
-2. After a stop user code has `LEAVE_SECONDS` to come back; past them, the process is given up as well.
+1. A worker that is in the environment's or the agent's code `GRACE_SECONDS` after its deadline hangs. A hung thread cannot
+   be ended, so the process is: first the episode is recorded as `timed_out`, all ended episodes are reported and the
+   agent's state is saved; the next incarnation plays the rest of the phase.
+2. After a stop user code has `LEAVE_SECONDS` to return; after that the process is given up as well.
 3. Agents outlive a phase, environments do not.
 """
 
@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING, Any, Final
 from governor import logs
 from governor.episodes import exits
 from governor.episodes.entries import in_daemon_thread, one_line
-from governor.episodes.local.kept_agent import LocalAgent
+from governor.episodes.local.execution_context import BUILD, JOIN, SAVE, ExecutionContext, WrittenOff
+from governor.episodes.local.local_agent import LocalAgent
 from governor.episodes.local.parallel import ParallelWorker
-from governor.episodes.local.place import BUILD, JOIN, SAVE, ExecutionContext, WrittenOff
 from governor.episodes.local.stepping import CLOSE_SECONDS, LocalEpisodeWorker, SeveralPlayers
 from governor.episodes.local.vector import LocalVectorWorker
 from governor.episodes.records.checkpoints import COPY_SECONDS
@@ -39,17 +39,17 @@ if TYPE_CHECKING:
 
 GRACE_SECONDS: Final = 0.5
 LEAVE_SECONDS: Final = 5.0
-FAREWELL_SECONDS: Final = 5.0
-"""For the governor to acknowledge what has ended."""
+ACKNOWLEDGE_SECONDS: Final = 5.0
+"""How long the governor may take to acknowledge the ended episodes."""
 SAVE_SECONDS: Final = 2.0
-"""In a process that is given up; `KEEP_SECONDS` at the end of a phase."""
-KEEP_SECONDS: Final = 60.0
+"""How long saving may take in a process that is given up; `FINAL_SAVE_SECONDS` at the end of a phase."""
+FINAL_SAVE_SECONDS: Final = 60.0
 
 log = logs.get_logger()
 
 
 class InProcess:
-    """Of one phase; `agents` are those of the process, by name. `play` is for the workers' threads, the rest for the event loop."""
+    """One phase; `agents` are those of the process, by name. `play` is for the workers' threads, the rest for the event loop."""
 
     def __init__(
         self, simulation: Simulation, *, agents: dict[str, LocalAgent], give_up: Callable[[str], None]
@@ -68,16 +68,16 @@ class InProcess:
         self._simulation = simulation
         self._give_up = give_up
         self._vector = self._made.vector
-        self._places = [
+        self._contexts = [
             ExecutionContext(number, owner=number // self._vector, agent=command.agents[0])
             for number in range(command.workers * self._vector)
         ]
         self._workers: dict[int, LocalEpisodeWorker] = {}
-        self._at_work = command.workers
-        self._leaving = threading.Lock()
+        self._running_workers = command.workers
+        self._finish_lock = threading.Lock()
 
     async def run(self) -> None:
-        """From the first episode to `PartEnded`, unless the process is given up before."""
+        """Runs from the first episode to `PartEnded`, unless the process is given up before."""
         playing = asyncio.create_task(self._simulation.run(self.play, copy=self.copy), name="simulation.play")
         watching = asyncio.create_task(self._watch(), name="simulation.watch")
         both = {playing, watching}
@@ -92,7 +92,7 @@ class InProcess:
                 task.result()
 
     async def copy(self, name: str, path: Path) -> None:
-        """The state of an agent at `path`. Raises ConductorError."""
+        """Writes the state of an agent to `path`. Raises ConductorError."""
         try:
             async with asyncio.timeout(COPY_SECONDS):
                 await in_daemon_thread(partial(self._agents[name].copy, path), name="agent.copy")
@@ -102,66 +102,68 @@ class InProcess:
             raise ConductorError(reason) from None
         except ConductorError:
             raise
-        except Exception as error:  # of user code, and of the disk
+        except Exception as error:  # from user code or the disk
             raise ConductorError(one_line(error)) from error
 
     def play(self, simulation: Simulation, number: int) -> None:
-        """The life of worker `number`."""
-        places = self._places[number * self._vector : (number + 1) * self._vector]
-        exits.tells(partial(_at_work, places))
+        """Runs worker `number`."""
+        contexts = self._contexts[number * self._vector : (number + 1) * self._vector]
+        exits.set_description(partial(_describe_current, contexts))
         agent = next(iter(self._agents.values()))
         worker: LocalEpisodeWorker
         if len(self._agents) > 1 or simulation.command.players:
-            worker = ParallelWorker(simulation, places[0], self._agents, self._made)
-        elif len(places) > 1:
-            worker = LocalVectorWorker(simulation, places, agent, self._made)
+            worker = ParallelWorker(simulation, contexts[0], self._agents, self._made)
+        elif len(contexts) > 1:
+            worker = LocalVectorWorker(simulation, contexts, agent, self._made)
         else:
-            worker = LocalEpisodeWorker(simulation, places[0], agent, self._made)
+            worker = LocalEpisodeWorker(simulation, contexts[0], agent, self._made)
         try:
             try:
-                self._live(simulation, worker, places[0])
+                self._run_worker(simulation, worker, contexts[0])
             except SeveralPlayers as found:
                 worker = ParallelWorker(
-                    simulation, places[0], self._agents, self._made, built=found.environment
+                    simulation, contexts[0], self._agents, self._made, built=found.environment
                 )
-                self._live(simulation, worker, places[0])
+                self._run_worker(simulation, worker, contexts[0])
         except WrittenOff:
             log.info("simulation.worker_came_back", worker=number)
 
-    def _live(self, simulation: Simulation, worker: LocalEpisodeWorker, place: ExecutionContext) -> None:
-        """Raises SeveralPlayers before anything is played, and WrittenOff. Whatever else ends it ends the part."""
-        self._workers[place.owner] = worker
+    def _run_worker(
+        self, simulation: Simulation, worker: LocalEpisodeWorker, context: ExecutionContext
+    ) -> None:
+        """Raises SeveralPlayers before any episode, and WrittenOff. Any other exception ends the part."""
+        self._workers[context.owner] = worker
         try:
             worker.play_all()
         except (SeveralPlayers, WrittenOff):
             raise
         except ConductorError as error:
             simulation.break_off(error.reason)
-        except BaseException as error:  # what is left is to be done all the same
-            log.exception("simulation.worker_failed", worker=place.owner)
-            simulation.break_off(f"worker {place.owner}: {one_line(error)}")
+        except BaseException as error:  # the worker must be closed all the same
+            log.exception("simulation.worker_failed", worker=context.owner)
+            simulation.break_off(f"worker {context.owner}: {one_line(error)}")
         worker.close()
-        self._left(place)
+        self._worker_finished(context)
 
-    def _left(self, place: ExecutionContext) -> None:
-        """The last worker saves what the agents have learned: before the end of the part is reported."""
-        with self._leaving:
-            self._at_work -= 1
-            if self._at_work:
+    def _worker_finished(self, context: ExecutionContext) -> None:
+        """The last worker saves the agents, before the end of the part is reported."""
+        with self._finish_lock:
+            self._running_workers -= 1
+            if self._running_workers:
                 return
         for name, agent in self._agents.items():
-            place.agent = name
-            place.enter(SAVE, seconds=KEEP_SECONDS)
+            context.agent = name
+            context.enter(SAVE, seconds=FINAL_SAVE_SECONDS)
             try:
-                agent.keep()
+                agent.save()
             except BaseException as error:  # noqa: BLE001  # user code, and the disk
                 self._simulation.break_off(f"agent {name!r} cannot be saved: {one_line(error)}")
-            place.leave()
+            context.leave()
 
     # -- the watch, in the event loop -----------------------------------------------------------------------
 
     async def _watch(self) -> None:
-        """Ends when it has given the process up, else it is cancelled."""
+        """Returns when it has given the process up; else it is cancelled."""
         stop: asyncio.Future[Any] = asyncio.wrap_future(self._simulation.ask(asyncio.Event().wait()))
         try:
             await self._watch_until(stop)
@@ -169,7 +171,7 @@ class InProcess:
             stop.cancel()
 
     async def _watch_until(self, stop: asyncio.Future[Any]) -> None:
-        """Goes on behind the stop, and gives who does not come back then less time."""
+        """Continues after a stop, and shortens the deadlines of workers that do not return then."""
         command = self._simulation.command
         shortest = min(CLOSE_SECONDS, command.build_seconds, command.episode_timeout or inf)
         allowance = shortest + GRACE_SECONDS
@@ -181,88 +183,86 @@ class InProcess:
                 stopped = min(stopped, now)
             due = now + allowance
             hung = []
-            for place in self._places:
-                if not place.busy:
+            for context in self._contexts:
+                if not context.busy:
                     continue
-                began = place.began
-                end = min(place.deadline + GRACE_SECONDS, max(stopped, began) + LEAVE_SECONDS)
+                began = context.began
+                end = min(context.deadline + GRACE_SECONDS, max(stopped, began) + LEAVE_SECONDS)
                 if end > now:
                     due = min(due, end)
-                elif self._hangs(place) and place.write_off(began=began):
-                    hung.append(place)
-                else:  # it waits for the agent, or for its turn in a vector
+                elif self._hangs(context) and context.write_off(began=began):
+                    hung.append(context)
+                else:  # it waits for the agent's lock, or for its turn in a vector
                     due = min(due, now + GRACE_SECONDS)
             if hung:
-                await self._end(hung)
+                await self._report_hung(hung)
                 return
             await asyncio.wait({stop if stopped == inf else never}, timeout=due - now)
 
-    def _hangs(self, place: ExecutionContext) -> bool:
-        if place.where.startswith("agent"):
-            return self._agents[place.agent].holder in {None, place.owner}
-        return bool(place.where)
+    def _hangs(self, context: ExecutionContext) -> bool:
+        if context.where.startswith("agent"):
+            return self._agents[context.agent].holder in {None, context.owner}
+        return bool(context.where)
 
-    async def _end(self, hung: list[ExecutionContext]) -> None:
+    async def _report_hung(self, hung: list[ExecutionContext]) -> None:
         simulation = self._simulation
         if simulation.abandoned:
             return
         reported = []
-        for place in hung:
-            worker = self._workers[place.owner]
-            with contextlib.suppress(OSError):  # of a full disk: the next incarnation plays it again
-                timed_out = place.index is not None and not simulation.stopping
+        for context in hung:
+            worker = self._workers[context.owner]
+            with contextlib.suppress(OSError):  # the disk is full: the next incarnation plays it again
+                timed_out = context.index is not None and not simulation.stopping
                 if timed_out:
-                    worker.recorder_at(place).end(outcome="timed_out", flush=False)
-                reported.append(asyncio.wrap_future(worker.reports.hand_in()))
+                    worker.recorder_for(context).end(outcome="timed_out", flush=False)
+                reported.append(asyncio.wrap_future(worker.reports.write_and_report()))
                 if timed_out:
-                    worker.recorder_at(place).flush()
-                    reported.append(asyncio.wrap_future(simulation.ended(self._timed_out(place))))
+                    worker.recorder_for(context).flush()
+                    reported.append(asyncio.wrap_future(simulation.ended(self._timed_out(context))))
         simulation.abandon()
         if reported:
-            await asyncio.wait(reported, timeout=FAREWELL_SECONDS)
-        hanging = {place.agent for place in hung if place.where.startswith("agent")}
+            await asyncio.wait(reported, timeout=ACKNOWLEDGE_SECONDS)
+        hanging_agents = {context.agent for context in hung if context.where.startswith("agent")}
         await asyncio.gather(
-            *(self._save(agent) for name, agent in self._agents.items() if name not in hanging)
+            *(self._save(agent) for name, agent in self._agents.items() if name not in hanging_agents)
         )
-        self._give_up(self._story(hung[0]))
+        self._give_up(self._hang_reason(hung[0]))
 
     async def _save(self, agent: LocalAgent) -> None:
         try:
             async with asyncio.timeout(SAVE_SECONDS):
-                await in_daemon_thread(agent.keep, name="agent.save")
-        except Exception as error:  # noqa: BLE001  # user code, the disk, or it takes too long: what was saved last stands
+                await in_daemon_thread(agent.save, name="agent.save")
+        except Exception as error:  # noqa: BLE001  # user code, the disk, or a timeout: the last saved state remains
             log.warning("agent.not_saved", agent=agent.name, reason=one_line(error))
 
-    def _timed_out(self, place: ExecutionContext) -> EpisodeRecord:
+    def _timed_out(self, context: ExecutionContext) -> EpisodeRecord:
         timeout = self._simulation.command.episode_timeout
         return EpisodeRecord(
-            index=place.index or 0,
-            worker=place.number,
-            seed=place.seed,
+            index=context.index or 0,
+            worker=context.number,
+            seed=context.seed,
             outcome="timed_out",
-            value=place.value,
-            values=dict(place.values),
-            steps=place.steps,
-            seconds=monotonic() - place.began,
-            reason=f"longer than {timeout:g} s, and {self._whose(place)} hangs",
+            value=context.value,
+            values=dict(context.values),
+            steps=context.steps,
+            seconds=monotonic() - context.began,
+            reason=f"longer than {timeout:g} s, and {self._culprit(context)} hangs",
         )
 
-    def _story(self, place: ExecutionContext) -> str:
-        if place.index is None:
-            key = " (deadlines.start)" if place.where in {BUILD, JOIN} else ""
-            took = f"{monotonic() - place.began:.1f} s{key}"
-            return f"{self._whose(place)} hangs: it has not come back from {place.where} for {took}"
-        return f"{self._whose(place)} hangs in episode {place.index}"
+    def _hang_reason(self, context: ExecutionContext) -> str:
+        if context.index is None:
+            key = " (deadlines.start)" if context.where in {BUILD, JOIN} else ""
+            took = f"{monotonic() - context.began:.1f} s{key}"
+            return f"{self._culprit(context)} hangs: it has not come back from {context.where} for {took}"
+        return f"{self._culprit(context)} hangs in episode {context.index}"
 
-    def _whose(self, place: ExecutionContext) -> str:
-        if place.where.startswith("agent"):
-            return f"agent {place.agent!r}"
+    def _culprit(self, context: ExecutionContext) -> str:
+        if context.where.startswith("agent"):
+            return f"agent {context.agent!r}"
         return f"environment {self._simulation.command.environment!r}"
 
 
-def _at_work(places: list[ExecutionContext]) -> str:
-    """Those of a worker's places that it is in the user's code of, if that is of an episode: several where `act_many` has
-    them all in hand.
-    """
-    at = [(place.where, place.index) for place in places if place.busy and place.where]
-    return exits.place(at[0][0], [index for _, index in at if index is not None]) if at else ""
+def _describe_current(contexts: list[ExecutionContext]) -> str:
+    """Describes whose code a worker runs, if it plays an episode: several episodes during `act_many`."""
+    at = [(context.where, context.index) for context in contexts if context.busy and context.where]
+    return exits.describe(at[0][0], [index for _, index in at if index is not None]) if at else ""

@@ -1,11 +1,11 @@
-"""Environments of several players (PettingZoo's parallel ones) in the simulation's own process: all act, then one step.
+"""Environments of several players (PettingZoo's parallel API) in the simulation's own process: all act, then one step.
 
 Rules:
-1. Values, faults, seeds and the order of things are those of `stepping.Worker`, player by player; a fault names its player.
-2. A player that is terminated or truncated leaves, and does not come back in this episode. The episode is over when nobody
-   is left: `terminated` if that is true of every player, else `truncated`.
+1. Values, faults, seeds and order are those of `stepping.LocalEpisodeWorker`, player by player; a fault names its player.
+2. A player that is terminated or truncated leaves, and does not return in this episode. The episode ends when no player
+   is left: as `terminated` if every player terminated, else as `truncated`.
 3. The value of an episode is the sum of its players' returns.
-4. An agent that plays several players is one object: it is told which, as `player`, if its `act` or `learn` asks for it.
+4. An agent that plays several players is one object: `player` is passed to its `act` or `learn` if they have that parameter.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from governor.episodes import spaces
 from governor.episodes.conforming import observer
 from governor.episodes.entries import make_environment, one_line
-from governor.episodes.local.place import ACT, BUILD, JOIN, LEARN, SAVE, STEP
+from governor.episodes.local.execution_context import ACT, BUILD, JOIN, LEARN, SAVE, STEP
 from governor.episodes.local.stepping import LocalEpisodeWorker, NotRecorded
 from governor.episodes.spaces import finite_reward, flag
 from governor.episodes.transition import Transition
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from governor.episodes.conforming import Observer
-    from governor.episodes.local.kept_agent import Calls, LocalAgent
-    from governor.episodes.local.place import ExecutionContext
+    from governor.episodes.local.execution_context import ExecutionContext
+    from governor.episodes.local.local_agent import Calls, LocalAgent
     from governor.episodes.simulation import Simulation
     from governor.episodes.spaces import SpaceSpec
     from governor.messages import EpisodeOutcome, Made
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Player:
-    """Who plays a player, and the form of its values; `plain`: its actions are numbers, not arrays."""
+    """The agent of a player, and the form of its values; `plain`: its actions are numbers, not arrays."""
 
     name: str
     agent: LocalAgent
@@ -46,30 +46,32 @@ class _Player:
 
 
 class _Step(NamedTuple):
-    """What came of a step: for who acted, and the observations of who has just joined too, each with what is recorded."""
+    """The result of a step by player: rewards and flags of the players that acted, observations also of new players, each
+    as (value, encoded for the recorder).
+    """
 
     observations: dict[str, tuple[Any, Any]]
     rewards: dict[str, float]
     terminated: dict[str, bool]
     truncated: dict[str, bool]
 
-    def left(self) -> set[str]:
+    def leaving_players(self) -> set[str]:
         return {name for name in self.rewards if self.terminated[name] or self.truncated[name]}
 
 
 class ParallelWorker(LocalEpisodeWorker):
-    """A `LocalEpisodeWorker` whose environment has several players. `built` is the first environment, if there is one already."""
+    """A `LocalEpisodeWorker` whose environment has several players. `built` is the first environment, if it exists already."""
 
     def __init__(
         self,
         simulation: Simulation,
-        place: ExecutionContext,
+        context: ExecutionContext,
         agents: Mapping[str, LocalAgent],
         made: Made,
         *,
         built: Any = None,
     ) -> None:
-        super().__init__(simulation, place, next(iter(agents.values())), made)
+        super().__init__(simulation, context, next(iter(agents.values())), made)
         self._agents = agents
         self._built = built
         self._recorder_of = simulation.recorder_of
@@ -80,25 +82,27 @@ class ParallelWorker(LocalEpisodeWorker):
     def _build(self) -> None:
         from governor.episodes.records.recording import Columns  # noqa: PLC0415  # Arrow: not for the forkserver
 
-        place, made = self._place, self._made
-        place.enter(BUILD, seconds=self._simulation.command.build_seconds)
+        context, made = self._context, self._made
+        context.enter(BUILD, seconds=self._simulation.command.build_seconds)
         environment, self._built = self._built, None
         if environment is None:
             environment = make_environment(made.entry, made.params)
         try:
-            cast = self._cast(_players_of(environment))
-            known = {player: _spaces_of(environment, player) for player in cast}
-            self._must_agree(cast, known)
+            assignment = self._assign_agents(_players_of(environment))
+            known = {player: _spaces_of(environment, player) for player in assignment}
+            self._check_same_spaces(assignment, known)
             columns = Columns.of_players(known)
         except ConductorError as error:
             raise ConductorError(f"environment {made.entry!r}: {error.reason}") from error
-        place.where = JOIN
-        self._players = {player: self._seat(player, cast[player], *known[player]) for player in cast}
-        place.leave()
+        context.where = JOIN
+        self._players = {
+            player: self._join(player, assignment[player], *known[player]) for player in assignment
+        }
+        context.leave()
         self._environment = environment
         self._recorder = self._recorder_of(self._number, columns)
 
-    def _cast(self, players: list[str]) -> dict[str, str]:
+    def _assign_agents(self, players: list[str]) -> dict[str, str]:
         """The agent of each player. Raises ConductorError."""
         command = self._simulation.command
         if self._made.vector != 1:
@@ -121,17 +125,19 @@ class ParallelWorker(LocalEpisodeWorker):
         return dict(zip(players, agents, strict=True))
 
     @staticmethod
-    def _must_agree(cast: Mapping[str, str], known: Mapping[str, tuple[SpaceSpec, SpaceSpec]]) -> None:
+    def _check_same_spaces(
+        assignment: Mapping[str, str], known: Mapping[str, tuple[SpaceSpec, SpaceSpec]]
+    ) -> None:
         first: dict[str, str] = {}
-        for player, agent in cast.items():
+        for player, agent in assignment.items():
             other = first.setdefault(agent, player)
             if known[other] != known[player]:
                 raise ConductorError(
                     f"players {other!r} and {player!r} have different spaces: one agent, {agent!r}, cannot play both"
                 )
 
-    def _seat(self, player: str, name: str, observation: SpaceSpec, action: SpaceSpec) -> _Player:
-        self._place.agent = name
+    def _join(self, player: str, name: str, observation: SpaceSpec, action: SpaceSpec) -> _Player:
+        self._context.agent = name
         agent = self._agents[name]
         agent.join(self._number, observation, action)
         return _Player(
@@ -150,50 +156,52 @@ class ParallelWorker(LocalEpisodeWorker):
 
     # -- one episode ----------------------------------------------------------------------------------------
 
-    def _trained(self) -> None:
+    def _end_training_episode(self) -> None:
         for name, agent in self._agents.items():
             self._enter_agent(name, SAVE)
-            agent.trained()
+            agent.episode_ended()
 
     def _enter_agent(self, name: str, where: str) -> None:
-        """The watch asks for the agent of `where`: that must stand before."""
-        self._place.agent = name
-        self._place.where = where
+        """Sets `agent` before `where`, because the watch reads the agent of `where`."""
+        self._context.agent = name
+        self._context.where = where
 
     def _loop(self, seed: int, deadline: float, *, explore: bool) -> EpisodeOutcome:
-        place, simulation = self._place, self._simulation
+        context, simulation = self._context, self._simulation
         limit = simulation.command.max_steps or sys.maxsize
         calls = self._calls_of_players(explore=explore)
-        gone: set[str] = set()
-        finished = True
+        finished_players: set[str] = set()
+        all_terminated = True
         seen = self._reset(seed)
-        place.values = dict.fromkeys(seen, 0.0)
+        context.values = dict.fromkeys(seen, 0.0)
         while True:
             chosen = {
                 name: self._act(name, calls[name], observation) for name, (observation, _) in seen.items()
             }
             actions = {name: action for name, (action, _) in chosen.items()}
-            step = self._step_with(actions, gone)
+            step = self._step_with(actions, finished_players)
             if monotonic() >= deadline:
                 return "timed_out"
-            place.steps += 1
-            if place.steps >= limit:
+            context.steps += 1
+            if context.steps >= limit:
                 step = step._replace(truncated=dict.fromkeys(actions, True))
-            self._count(step.rewards)
+            self._add_rewards(step.rewards)
             try:
                 self._recorder.step_players(self._rows(seen, chosen, step))
             except OSError as error:
                 raise NotRecorded(one_line(error)) from error
-            left = step.left()
-            gone |= left
-            finished = finished and all(step.terminated[name] for name in left)
-            following = {name: value for name, value in step.observations.items() if name not in gone}
-            over = not following or place.steps >= limit
+            leaving = step.leaving_players()
+            finished_players |= leaving
+            all_terminated = all_terminated and all(step.terminated[name] for name in leaving)
+            following = {
+                name: value for name, value in step.observations.items() if name not in finished_players
+            }
+            over = not following or context.steps >= limit
             if not over and simulation.stopping:
                 return "cancelled"
             self._learn(calls, seen, actions, step)
             if over:
-                return "terminated" if finished else "truncated"
+                return "terminated" if all_terminated else "truncated"
             seen = following
 
     def _calls_of_players(self, *, explore: bool) -> dict[str, Calls]:
@@ -205,7 +213,7 @@ class ParallelWorker(LocalEpisodeWorker):
         }
 
     def _reset(self, seed: int) -> dict[str, tuple[Any, Any]]:
-        """What each player observes, and what is recorded of it. Raises ValueError and whatever the environment raises."""
+        """The observation of each player, and its encoding for the recorder. Raises ValueError and what the environment raises."""
         returned = self._environment.reset(seed=seed)
         try:
             observations, _ = returned
@@ -217,12 +225,12 @@ class ParallelWorker(LocalEpisodeWorker):
         return self._observed_by(live, observations)
 
     def _act(self, name: str, calls: Calls, observation: Any) -> tuple[Any, int]:
-        """The action, and the version of the weights that it was taken with."""
+        """The action, and the version of the weights that chose it."""
         self._enter_agent(self._players[name].agent.name, f"{ACT} of {name}")
-        return calls.act(observation), calls.acted.version
+        return calls.act(observation), calls.weights.version
 
-    def _step_with(self, actions: dict[str, Any], gone: set[str]) -> _Step:
-        self._place.where = STEP
+    def _step_with(self, actions: dict[str, Any], finished_players: set[str]) -> _Step:
+        self._context.where = STEP
         given = {
             name: action if self._players[name].plain else action.copy() for name, action in actions.items()
         }
@@ -235,7 +243,7 @@ class ParallelWorker(LocalEpisodeWorker):
             ) from None
         terminated = {name: flag(_of(terminations, name, "termination"), "termination") for name in actions}
         truncated = {name: flag(_of(truncations, name, "truncation"), "truncation") for name in actions}
-        live = [name for name in self._environment.agents if name not in gone]
+        live = [name for name in self._environment.agents if name not in finished_players]
         for name in actions:
             if name not in live and not (terminated[name] or truncated[name]):
                 raise ValueError(
@@ -261,11 +269,11 @@ class ParallelWorker(LocalEpisodeWorker):
                 raise ValueError(f"player {name!r}: observation: {error}") from None
         return found
 
-    def _count(self, rewards: Mapping[str, float]) -> None:
-        values = self._place.values
+    def _add_rewards(self, rewards: Mapping[str, float]) -> None:
+        values = self._context.values
         for name, reward in rewards.items():
             values[name] = values.get(name, 0.0) + reward
-        self._place.value = sum(values.values())
+        self._context.value = sum(values.values())
 
     def _rows(
         self, seen: Mapping[str, tuple[Any, Any]], chosen: Mapping[str, tuple[Any, int]], step: _Step

@@ -1,12 +1,12 @@
 """Checkpoints: ``<run folder>/checkpoints/<phase>/<agent>.<episodes>.state``, ``.best`` and ``.last``, and their index.
 
 Rules:
-1. They are taken between two stages of a phase (`evaluation`): no episode runs, and the next ones wait for them. The
-   agent is asked where it lives (`Copy`); it writes the file as it writes its own state: whole, synced, then named.
-2. ``index.json`` says what there is, with episodes, metric and time. The states of all agents are taken under other names,
-   then the index, as ``index.json.new``: from then on the checkpoint counts, and all get their names, if need be in a later
-   life. What is too old goes after that. One that cannot be taken leaves what was there.
-3. One that is there is not taken again: a later life takes the checkpoint that an earlier one did not come to.
+1. They are taken between two stages of a phase (`evaluation`): no episode runs, and the next ones wait. The agent's
+   process (`Copy`) writes the file as it writes its saved state: complete, synced, then renamed.
+2. ``index.json`` lists them, with episodes, metric and time. First the states of all agents are written under temporary
+   names, then the index, as ``index.json.new``: from then on the checkpoint is valid, and the states are renamed, if
+   necessary by a later process. Surplus checkpoints are removed after that. A failure leaves the earlier ones.
+3. An existing checkpoint is not taken again: a later process takes the one that an earlier process did not finish.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from governor.messages import Checkpoint
 
     Copy: TypeAlias = Callable[[str, Path], Awaitable[None]]
-    """Puts the state of an agent, by its name, at a path. Raises ConductorError with one line."""
+    """Copies the state of an agent, by its name, to a path. Raises ConductorError with one line."""
 
 COPY_SECONDS: Final = 60.0
 INDEX: Final = "index.json"
@@ -35,7 +35,7 @@ LAST: Final = "last"
 
 
 class CheckpointEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """`episodes`: so many of the phase had ended for training. `files` are by agent; `at` is wall-clock time."""
+    """`episodes`: so many training episodes of the phase had ended. `files` are by agent; `at` is in seconds of wall-clock time."""
 
     episodes: int
     at: float
@@ -54,7 +54,7 @@ def folder_of(run_folder: Path, phase: str) -> Path:
 
 
 class Checkpoints:
-    """Those of one phase. `copy` is how its transport reaches the agents."""
+    """The checkpoints of one phase. `copy` copies the state of an agent."""
 
     def __init__(self, wanted: Checkpoint, *, folder: Path, agents: Sequence[str], copy: Copy) -> None:
         self._wanted = wanted
@@ -63,7 +63,7 @@ class Checkpoints:
         self._copy = copy
 
     async def every(self, episodes: int, *, metric: float | None) -> None:
-        """Raises ConductorError, OSError, as all of these."""
+        """Takes a numbered checkpoint and removes the surplus. Raises ConductorError and OSError, as the other two."""
         index = self._known()
         if any(entry.episodes == episodes for entry in index.every):
             return
@@ -76,7 +76,7 @@ class Checkpoints:
                 (self._folder / name).unlink(missing_ok=True)
 
     async def best(self, episodes: int, *, metric: float | None, sign: float) -> None:
-        """Where it is better than the best one so far; `sign` is -1 where less is better."""
+        """Takes the best checkpoint if `metric` is better than before; `sign` is -1 if less is better."""
         index = self._known()
         before = index.best
         if not self._wanted.best or metric is None:
@@ -86,7 +86,7 @@ class Checkpoints:
             self._put(entry, msgspec.structs.replace(index, best=entry))
 
     async def last(self, episodes: int) -> None:
-        """Of a phase in which so many `episodes` have ended for training."""
+        """Takes the last checkpoint of a phase in which so many training `episodes` have ended."""
         index = self._known()
         before = index.last
         if self._wanted.last and episodes and (before is None or before.episodes != episodes):
@@ -94,7 +94,7 @@ class Checkpoints:
             self._put(entry, msgspec.structs.replace(index, last=entry))
 
     async def _take(self, label: str, episodes: int, metric: float | None) -> CheckpointEntry:
-        """The states, not yet under their names."""
+        """Writes the states under temporary names."""
         entry = CheckpointEntry(
             episodes=episodes,
             at=clock.wall(),
@@ -111,7 +111,7 @@ class Checkpoints:
         return entry
 
     def _taken(self, file: str, entry: CheckpointEntry) -> Path:
-        """By episodes: what an agent that is given up writes after all is of no other checkpoint."""
+        """The temporary name; it has `episodes`, so that a late write of an abandoned agent belongs to no other checkpoint."""
         return self._folder / f"{file}.{entry.episodes}.new"
 
     def _discard(self, entry: CheckpointEntry) -> None:
@@ -119,7 +119,7 @@ class Checkpoints:
             self._taken(file, entry).unlink(missing_ok=True)
 
     def _put(self, entry: CheckpointEntry, index: Index) -> None:
-        """The checkpoint that was taken counts; `index` has it."""
+        """Makes the checkpoint valid; `index` lists it."""
         content = msgspec.json.format(msgspec.json.encode(index), indent=2)
         try:
             files.write_whole(self._folder / DECIDED, content)
@@ -134,18 +134,18 @@ class Checkpoints:
         return _read(self._folder / INDEX)
 
     def _finish(self) -> None:
-        """What was decided gets its names."""
+        """Renames the states of a valid checkpoint."""
         index = _read(self._folder / DECIDED)
         for entry in filter(None, (*index.every, index.best, index.last)):
             for file in entry.files.values():
-                with contextlib.suppress(FileNotFoundError):  # it has its name
+                with contextlib.suppress(FileNotFoundError):  # it is renamed already
                     self._taken(file, entry).replace(self._folder / file)
         (self._folder / DECIDED).replace(self._folder / INDEX)
         files.sync_to_disk(self._folder)
 
 
 def _read(path: Path) -> Index:
-    """An index that cannot be read is as good as none: the files stay."""
+    """An unreadable index counts as empty: the files stay."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=Index)
     except (OSError, msgspec.MsgspecError):

@@ -1,10 +1,10 @@
 """``<run folder>/episodes/<phase>.jsonl``: one JSON line for each episode that ended, written before it is reported.
 
 Rules:
-1. A line is in the kernel when `append` returns, so it outlives this process. Where there is no room for it the episode
-   is `failed`, and the line is written with the next ones.
-2. Opened again after a crash, the file keeps the lines of the episodes that were reported and drops the rest: those are
-   played again (a torn last line, or one that was written but never reported).
+1. A line is written to the kernel when `append` returns, so it survives this process. If the disk is full the episode is
+   `failed`, and its line is written with the next ones.
+2. Opened again after a crash, the file keeps the lines of reported episodes and drops the others, which are played again
+   (a torn last line, or a line that was written but never reported).
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ def path_of(run_folder: Path, phase: str) -> Path:
     return run_folder / "episodes" / f"{files.name_of(phase)}.jsonl"
 
 
-def unkept(record: EpisodeRecord, reason: str) -> EpisodeRecord:
-    """An episode that is not all on disk: `failed`, if it was not as bad before."""
+def as_not_recorded(record: EpisodeRecord, reason: str) -> EpisodeRecord:
+    """The record of an episode that is not completely on disk: `failed`, unless its outcome is worse already."""
     if record.outcome not in COMPLETE:
         return record
     return msgspec.structs.replace(record, outcome="failed", reason=reason)
@@ -50,7 +50,7 @@ class EpisodeFile:
         self._extra = {"phase": phase, "mode": mode}
         self._file = path.open("ab", buffering=0)
         self._behind = bytearray()
-        """Lines for which there was no room."""
+        """Lines that did not fit on the disk yet."""
 
     def __enter__(self) -> Self:
         return self
@@ -60,14 +60,16 @@ class EpisodeFile:
         self._file.close()
 
     def append(self, *records: EpisodeRecord) -> list[EpisodeRecord]:
-        """The episodes as they are to be reported."""
+        """Writes a line for each record; returns the records as they are to be reported."""
         try:
             files.append(self._file.fileno(), self._behind)
             self._behind.clear()
             files.append(self._file.fileno(), b"".join(map(self._line, records)))
         except OSError as error:
             log.warning("episode.not_written", episodes=len(records), reason=one_line(error))
-            kept = [unkept(record, f"cannot write its line: {one_line(error)}") for record in records]
+            kept = [
+                as_not_recorded(record, f"cannot write its line: {one_line(error)}") for record in records
+            ]
             self._behind += b"".join(map(self._line, kept))
             return kept
         return [*records]

@@ -1,11 +1,10 @@
-"""Steps of episodes in numbers, from the loop that plays them to disk: `Columns` says what a step has, `StepRecorder` keeps it.
+"""Steps of episodes in numbers, from the loop that plays them to disk: `Columns` defines a step, `StepRecorder` stores steps.
 
 Rules:
-1. A step costs the loop one tuple in a list, arrays as bytes: what their owners do with them afterwards is not recorded.
-   They become columns, and Arrow is asked, once for each episode, and once every `ROWS` steps of a long one, so memory
-   stays flat.
-2. All of an episode is in the kernel when `end` returns: it is reported after that.
-3. The values are taken as they are: whoever calls has brought them into the form of their spaces (`spaces.conformer`).
+1. A step costs the loop one tuple in a list, arrays as bytes: later changes of the arrays are not recorded. Arrow makes
+   columns of them once for each episode, and once every `ROWS` steps of a long one, so memory stays flat.
+2. All of an episode is written to the kernel when `end` returns: it is reported after that.
+3. Values are not checked: the caller has brought them into the form of their spaces (`spaces.conformer`).
 """
 
 from __future__ import annotations
@@ -30,11 +29,11 @@ if TYPE_CHECKING:
 
 ROWS: Final = 4096
 BYTES: Final = 8 << 20
-"""Of one recorder's steps at most: where observations are large, a piece has fewer rows."""
+"""The most bytes of one recorder's pending steps: with large observations, a batch has fewer rows."""
 RESERVED: Final = frozenset(
     {"phase", "worker", "episode", "attempt", "seed", "step", "weight_version", "outcome"}
 )
-"""Columns that every table of steps has, so that no player can be called like one."""
+"""Columns of every table of steps; no player may have such a name."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +62,7 @@ class RecordingSlot:
 
 @dataclass(frozen=True, kw_only=True)
 class Columns:
-    """What each step has. `alone` is the seat of the one agent; else `players` has a seat for each name."""
+    """The columns of a step. `alone` is the slot of a single agent; else `players` has a slot for each name."""
 
     alone: RecordingSlot | None = None
     players: tuple[tuple[str, RecordingSlot], ...] = ()
@@ -82,7 +81,8 @@ class Columns:
                 )
         return cls(
             players=tuple(
-                (name, RecordingSlot(observation=seen, action=done)) for name, (seen, done) in spaces.items()
+                (name, RecordingSlot(observation=observation, action=action))
+                for name, (observation, action) in spaces.items()
             )
         )
 
@@ -90,33 +90,32 @@ class Columns:
     def schema(self) -> pa.Schema:
         if self.alone is not None:
             return pa.schema(self.alone.fields)
-        return pa.schema([pa.field(name, pa.struct(seat.fields)) for name, seat in self.players])
+        return pa.schema([pa.field(name, pa.struct(slot.fields)) for name, slot in self.players])
 
     @property
     def rows(self) -> int:
-        """Steps in one piece."""
-        seats = [seat for _, seat in self.players] if self.alone is None else [self.alone]
-        return max(1, min(ROWS, BYTES // sum(seat.row_bytes for seat in seats)))
+        """Steps in one batch."""
+        slots = [slot for _, slot in self.players] if self.alone is None else [self.alone]
+        return max(1, min(ROWS, BYTES // sum(slot.row_bytes for slot in slots)))
 
 
 class StepRecorder:
-    """The steps of one worker in one phase; for one thread, `end` and `flush` also for who has written that thread off.
-    Episodes come one after the other.
+    """The steps of one worker in one phase, one episode after the other. For one thread; `end` and `flush` also for the watch,
+    which may have declared that thread hung.
 
-    Steps that went to disk before a fault stay there, and those that did not are dropped: the next episode begins with
-    empty columns.
+    Steps that were written before a fault stay on disk, the others are dropped: the next episode begins with empty columns.
     """
 
     def __init__(self, folder: Path, *, phase: str, worker: int, columns: Columns) -> None:
-        """`folder` is the run's. Nothing is written before there is something to write."""
+        """`folder` is the run's. The file is made with the first write."""
         self.columns = columns
         self._stream = Stream(folder, phase=phase, worker=worker, schema=columns.schema)
-        self._players = [(name, _Table(seat)) for name, seat in columns.players]
+        self._players = [(name, _Table(slot)) for name, slot in columns.players]
         self._alone = _Table(columns.alone) if columns.alone is not None else None
         self._plain_observation = self._alone is not None and self._alone.observation.plain
         self._plain_action = self._alone is not None and self._alone.action.plain
         self.steps: list[tuple[Any, ...]] = []
-        """Rows that wait for `flush`, which is due at `most`: a loop to which the call of `step` is too dear adds its own."""
+        """Rows that wait for `flush`, which is due at `most` rows: a fast loop appends its rows here instead of calling `step`."""
         self.most = columns.rows
         self._lock = threading.RLock()
         self._flushed = 0
@@ -128,7 +127,7 @@ class StepRecorder:
         self._seed = 0
         self._playing = False
         self.lost: dict[int, OSError] = {}
-        """Episodes whose steps have not all come to disk."""
+        """Episodes whose steps are not all on disk."""
 
     @property
     def taken(self) -> int:
@@ -136,7 +135,7 @@ class StepRecorder:
         return self._flushed + len(self.steps)
 
     def begin(self, *, episode: int, seed: int) -> None:
-        """The same episode once more is its next attempt: the last one counts."""
+        """Beginning the same episode again is its next attempt: the last attempt counts."""
         if self._playing:
             raise RuntimeError(f"episode {self._episode} has not ended")
         with self._lock:
@@ -155,7 +154,9 @@ class StepRecorder:
         truncated: bool,  # noqa: FBT001
         weight_version: int = 0,
     ) -> None:
-        """`action`, taken at `observation`, brought the rest. Raises OSError when a piece of a long episode cannot be written."""
+        """Records a step: `action`, an int or an array of its space's dtype and shape, taken at `observation`, which is given
+        likewise, and their result. `reward` is undiscounted. Raises OSError if a batch of a long episode cannot be written.
+        """
         self.steps.append(
             (
                 observation if self._plain_observation else observation.tobytes(),
@@ -178,14 +179,14 @@ class StepRecorder:
     def end(self, *, outcome: str, flush: bool = True) -> None:
         """Raises OSError. Without `flush` several short episodes become one write; they may be reported after `flush()`."""
         with self._lock:
-            if self._playing:  # else the watch was quicker, and has found it hanging
+            if self._playing:  # else the watch has declared it hung
                 self._runs.append(self._run(outcome, len(self.steps)))
                 self._playing = False
             if flush:
                 self.flush()
 
     def flush(self) -> None:
-        """All that was recorded is in the kernel. Raises OSError: what was not yet there is dropped."""
+        """Writes all recorded steps to the kernel. Raises OSError: steps that were not written are dropped."""
         with self._lock:
             rows = len(self.steps)
             steps = self.steps[:rows]  # no more, should their loop add one now
@@ -204,7 +205,7 @@ class StepRecorder:
                     raise
 
     def close(self) -> None:
-        """What `end` has not kept is dropped. May be called again."""
+        """Drops steps that are not flushed. May be called again."""
         self._stream.close()
 
     def _run(self, outcome: str, rows: int) -> StreamedRun:
@@ -249,11 +250,11 @@ class _Column:
 
 
 class _Table:
-    """The columns of one seat."""
+    """The columns of one slot."""
 
-    def __init__(self, seat: RecordingSlot) -> None:
-        self.observation, self.action = _Column(seat.observation), _Column(seat.action)
-        self._fields = seat.fields
+    def __init__(self, slot: RecordingSlot) -> None:
+        self.observation, self.action = _Column(slot.observation), _Column(slot.action)
+        self._fields = slot.fields
         self._blank = (self.observation.blank, self.action.blank, 0.0, False, False, 0)
 
     def arrays(self, rows: Sequence[tuple[Any, ...]]) -> list[pa.Array]:

@@ -1,11 +1,11 @@
-"""What an agent has learned, kept in a file: its `state_dict`, as msgpack with raw arrays.
+"""The saved state of an agent: its `state_dict`, as msgpack with raw arrays.
 
 Rules:
 1. No pickle: numbers of any size, strings, bytes, None, lists, tuples, sets, dicts, arrays of numbers and tensors of torch
-   (`tensors`); whatever else converts to such an array comes back as an array.
-2. What would not come back as it is, is a TypeError that names its place: also a class that is derived from one of these, as
-   a defaultdict or a named tuple, for it would come back without what makes it one.
-3. The file is whole or absent (`files`).
+   (`tensors`). Other objects that convert to such an array are restored as an array.
+2. A value that would be restored differently is a TypeError that names its path: also an instance of a derived class, as a
+   defaultdict or a named tuple, because it would be restored as its base.
+3. The file is complete or absent (`files`).
 """
 
 from __future__ import annotations
@@ -35,31 +35,31 @@ COUNTER: Final = 8
 FROZEN: Final = 9
 """Extension types beside `ARRAY`; PAIRS is a dict with keys that are not all strings."""
 _DICTS: Final[dict[type, int]] = {dict: PAIRS, OrderedDict: ORDERED, Counter: COUNTER}
-"""Torch makes all of them: of modules, optimizers and schedules of learning rates."""
+"""Torch uses all of them: in modules, optimizers and schedules of learning rates."""
 _SETS: Final[dict[type, int]] = {set: SET, frozenset: FROZEN}
 _CONTAINERS: Final = (dict, list, tuple, set, frozenset)
 _TEXTS: Final = (str, bytes)
 WHOLE: Final = "state_dict()"
 LONGEST: Final = 2**32
-"""Bytes, that an extension type of msgpack has fewer than."""
+"""An extension type of msgpack has fewer bytes than this."""
 VERSION: Final = 1
 
 _encode = msgspec.msgpack.Encoder().encode
 
 
 def dumps(state: dict[str, Any], *, weight_version: int = 0) -> bytes:
-    """Raises TypeError that names the place of what cannot be kept."""
+    """Raises TypeError that names the path of a value that cannot be stored."""
     if not isinstance(state, dict):
         raise TypeError(f"state_dict() is a {type(state).__name__}, not a dict")
     try:
         kept = _flatten(state, WHOLE)
     except RecursionError:
-        raise TypeError(_endless(state)) from None
+        raise TypeError(_too_deep_or_circular(state)) from None
     return _encode({"version": VERSION, "state": kept, "weight_version": weight_version})
 
 
-def tried(state: dict[str, Any], *, weight_version: int = 0) -> bytes:
-    """As `dumps`, and read back: what is kept can be loaded. Raises TypeError where it cannot."""
+def dumps_verified(state: dict[str, Any], *, weight_version: int = 0) -> bytes:
+    """As `dumps`, and checks that the result can be loaded. Raises TypeError if not."""
     data = dumps(state, weight_version=weight_version)
     try:
         same = dumps(loads(data), weight_version=weight_version) == data
@@ -71,7 +71,7 @@ def tried(state: dict[str, Any], *, weight_version: int = 0) -> bytes:
 
 
 def loads(data: bytes) -> dict[str, Any]:
-    """Raises ConductorError for bytes that are no state file."""
+    """Raises ConductorError for bytes that are not a state file."""
     try:
         document = _decoder.decode(data)
         version, state = document["version"], document["state"]
@@ -83,17 +83,17 @@ def loads(data: bytes) -> dict[str, Any]:
 
 
 def save(
-    path: Path, state: dict[str, Any], *, sync: bool = True, weight_version: int = 0, trial: bool = False
+    path: Path, state: dict[str, Any], *, sync: bool = True, weight_version: int = 0, verify: bool = False
 ) -> None:
-    """Raises TypeError (see `dumps`, and with `trial` `tried`) and OSError. Without `sync` it outlives this process, but not a
-    loss of power.
+    """Raises TypeError (see `dumps`, and with `verify` `dumps_verified`) and OSError. Without `sync` it survives this process, but
+    not a loss of power.
     """
-    make = tried if trial else dumps
+    make = dumps_verified if verify else dumps
     write_whole(path, make(state, weight_version=weight_version), sync=sync)
 
 
 def load(path: Path) -> dict[str, Any] | None:
-    """None when there is none. Raises ConductorError for a file that cannot be read."""
+    """None without a file. Raises ConductorError for a file that cannot be read."""
     try:
         return loads(path.read_bytes())
     except FileNotFoundError:
@@ -102,10 +102,10 @@ def load(path: Path) -> dict[str, Any] | None:
         raise ConductorError(f"the agent's state {path} cannot be read: {error}") from error
 
 
-def first(path: Path, given: str | None) -> dict[str, Any] | None:
-    """What an agent begins from: what it learned in this run, else the file that the run file gives it.
+def initial_state(path: Path, given: str | None) -> dict[str, Any] | None:
+    """The state that an agent begins from: its saved state in this run, else the file `given` in the run file.
 
-    Raises ConductorError for a file that cannot be read, and for a given one that is not there.
+    Raises ConductorError for a file that cannot be read, and for a given file that does not exist.
     """
     state = load(path)
     if state is None and given is not None:
@@ -116,7 +116,7 @@ def first(path: Path, given: str | None) -> dict[str, Any] | None:
 
 
 def copy(path: Path, *, saved: Path, name: str) -> None:
-    """What an agent `saved`, at another place. Raises ConductorError where there is none, and as `save`."""
+    """Copies the `saved` state of an agent. Raises ConductorError if there is none, and as `save`."""
     state = load(saved)
     if state is None:
         raise ConductorError(f"{name} has no state yet")
@@ -124,7 +124,7 @@ def copy(path: Path, *, saved: Path, name: str) -> None:
 
 
 def weight_version(path: Path, given: str | None = None) -> int:
-    """The version of the weights in the file that `first` takes; 0 where there is none, or it does not say."""
+    """The version of the weights in the file that `initial_state` takes; 0 without a file or a version."""
     if given is not None and not path.exists():
         path = Path(given)
     try:
@@ -166,7 +166,7 @@ def _flatten_container(value: Any, place: str) -> Any:
         ]
         return _extension(_DICTS[made], pairs, place)
     if made in _SETS:
-        # Their order is no part of them, but of their bytes
+        # Sorted, because a set has no order, but its bytes have
         items = sorted(_encode(_flatten_key(item, place)) for item in value)
         return _extension(_SETS[made], [msgspec.Raw(item) for item in items], place)
     items = [_flatten(item, f"{place}[{i}]") for i, item in enumerate(value)]
@@ -185,8 +185,8 @@ def _derived(value: Any, place: str, bases: tuple[type, ...]) -> TypeError:
     )
 
 
-def _endless(state: dict[str, Any]) -> str:
-    """Where a state contains itself, else where it is too deep. Without recursion; a place is made for the answer alone."""
+def _too_deep_or_circular(state: dict[str, Any]) -> str:
+    """The path where a state contains itself, else where it is too deep. Without recursion; paths are made for the answer only."""
     path, level_of, walked = [_Level(None, state)], {id(state): 0}, set[int]()
     deepest, below = 0, path[:]
     while path:
@@ -209,7 +209,7 @@ def _endless(state: dict[str, Any]) -> str:
 
 
 class _Level:
-    """A container on the way into a state, and what of it is still to be walked; keys contain nothing that contains them."""
+    """A container on the path into a state, and its items that are still to be walked; keys cannot contain their container."""
 
     def __init__(self, key: Any, value: Any) -> None:
         self.key = key

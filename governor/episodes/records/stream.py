@@ -1,13 +1,13 @@
-"""Rows of steps on their way to disk: an Arrow IPC stream that outlives its process at every moment.
+"""Steps on their way to disk: an Arrow IPC stream that is readable whenever its process exits.
 
 Rules:
-1. What `Stream.append` wrote is in the kernel when it returns. A write that failed leaves no trace, so that the next
-   one may succeed.
-2. Each batch says which episodes its rows belong to (`StreamedRun`), in the order of the rows: what is the same for all steps of
-   an episode is not written with each of them.
-3. A stream is written by the one process that made it, and never again: a later life makes a stream with a higher
-   number, its `incarnation`, and what that one says of an episode counts.
-4. Whoever reads takes what is whole: a torn tail is where a stream ends.
+1. Data of `Stream.append` is written to the kernel when it returns. A failed write leaves no trace, so that the next one
+   may succeed.
+2. Each batch states which episodes its rows belong to (`StreamedRun`), in the order of the rows, so values that are the
+   same for all steps of an episode are not written with each step.
+3. Only the process that made a stream writes to it: a later process makes a stream with a higher number, its
+   `incarnation`, which takes precedence for its episodes.
+4. A reader takes the complete batches: a torn tail is the end of a stream.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ SUFFIX: Final = ".arrow"
 class StreamedRun(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """`rows` rows of one attempt at an episode; `step` is the number of the first one, from 0.
 
-    `outcome` is empty until the attempt has ended: a run without rows tells of an end alone.
+    `outcome` is empty until the attempt has ended: a run without rows states only an end.
     """
 
     episode: int

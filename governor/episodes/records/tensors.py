@@ -1,10 +1,9 @@
 """Tensors of torch as bytes, and back: dtype, shape, raw elements.
 
 Rules:
-1. Torch is no dependency: it is looked at only where the user's code has imported it, and imported only for a tensor that is
-   to come back.
-2. A tensor comes back as a plain one on the CPU, with its dtype, its shape and memory of its own. The device, `requires_grad`
-   and memory that tensors share are not kept: `load_state_dict` copies into parameters that have all three.
+1. Torch is no dependency: it is used only if the user's code has imported it, and imported only to restore a tensor.
+2. A tensor is restored as a plain one on the CPU, with its dtype, its shape and its own memory. The device, `requires_grad`
+   and shared memory are not stored: `load_state_dict` copies into parameters that have all three.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ def is_tensor(value: object) -> bool:
 
 
 def pack(tensor: Any) -> bytes:
-    """Raises TypeError for one that is more than a block of numbers: sparse, quantized, without data."""
+    """Raises TypeError for a tensor that is not a block of numbers: sparse, quantized, without data."""
     torch: Any = sys.modules["torch"]
     if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_meta:
         raise TypeError(
@@ -45,7 +44,7 @@ def pack(tensor: Any) -> bytes:
 
 
 def unpack(data: memoryview) -> Any:
-    """Raises WireError for bytes that are none, and ConductorError where torch is not installed."""
+    """Raises WireError for bytes that are not a tensor, and ConductorError if torch is not installed."""
     try:
         torch: Any = import_module("torch")
     except ImportError as error:

@@ -1,1 +1,1 @@
-"""Environment and agent each in its conductor: leases and seats over the broker, steps over direct sockets."""
+"""Environment and agent each in its conductor: leases and sessions over the broker, steps over direct sockets."""

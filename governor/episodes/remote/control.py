@@ -1,12 +1,12 @@
-"""The control plane of episodes: leases of environments and seats at agents, through the broker.
+"""The control plane of episodes: leases of environments and sessions with agents, through the broker.
 
 Rules:
-1. All of it is rare: once for each worker of a phase, and once more after a fault. Steps go over the direct endpoint
-   that the answer names (`wire`).
-2. `Acquire` and `Join` are idempotent by (owner, incarnation, worker, turn): asked again, the answer is the same lease
-   or seat.
-3. A worker holds one lease and one seat: what it held in an earlier turn, and what an older incarnation of its owner
-   held, is taken back when it asks anew.
+1. These messages are rare: one for each worker of a phase, and one more after a fault. Steps go over the direct endpoint
+   in the answer (`wire`).
+2. `Acquire` and `Join` are idempotent by (owner, incarnation, worker, turn): a repeated request gets the same lease or
+   session.
+3. A worker holds one lease and one session: a new request ends those of an earlier turn and of an older incarnation of
+   its owner.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Control(msgspec.Struct, frozen=True, kw_only=True, tag=True, tag_field="ty
 
 
 class Acquire(Control, frozen=True):
-    """Asks for an environment of the pool. `owner` is a simulation controller, `turn` counts its worker's tries."""
+    """Requests an environment of the pool. `owner` is a simulation controller, `turn` counts the requests of its workers."""
 
     owner: str
     incarnation: int
@@ -50,15 +50,15 @@ class Leased(Control, frozen=True):
 
 
 class Busy(Control, frozen=True):
-    """Each of the `pool` environments is leased; asking again helps after a release."""
+    """All `pool` environments are leased; a request after a release may succeed."""
 
     pool: int
 
 
 class Release(Control, frozen=True):
-    """Gives a lease back. With `renew` the environment is built anew; `hung` says why it did not answer any more, so
-    that it is abandoned and another one takes its place. Of a vector `due` are the slots whose time is up: only if it is
-    in the code of one of them, else it is `NotDue`.
+    """Ends a lease. With `renew` the environment is built anew; `hung` is the reason why it did not answer, for an environment
+    that is to be abandoned and replaced. `due` are the slots of a vector whose deadline has passed: the release takes effect
+    only if the vector runs the code of one of them, else the answer is `NotDue`.
     """
 
     lease: str
@@ -68,8 +68,8 @@ class Release(Control, frozen=True):
 
 
 class Join(Control, frozen=True):
-    """Asks for a seat at the agent, which is built at the first one. With `renew` it is built anew, from its saved
-    state. With `max_staleness` it acts with a snapshot of its weights, so many versions behind at most (`brain`).
+    """Requests a session with the agent, which is built at the first one. With `renew` it is built anew, from its saved
+    state. With `max_staleness` it acts with a snapshot of its weights, at most so many versions old (`async_learner`).
     """
 
     owner: str
@@ -83,40 +83,40 @@ class Join(Control, frozen=True):
 
 
 class Joined(Control, frozen=True):
-    """Act and learn at `endpoint` under the routing id `seat`."""
+    """Act and learn at `endpoint` with the identity `session`."""
 
-    seat: str
+    session: str
     endpoint: str
 
 
 class Stuck(Control, frozen=True):
-    """The agent did not answer request `number` of this seat by its deadline. If it is still at it, it hangs; `due` is as
-    that of `Release`.
+    """The agent did not answer request `number` of this session by its deadline. If it still works on it, it hangs; `due` as in
+    `Release`.
     """
 
-    seat: str
+    session: str
     number: int
     due: tuple[int, ...] = ()
 
 
 class Copy(Control, frozen=True):
-    """The agent's state as it is now is to be at `path`."""
+    """Writes the agent's current state to `path`."""
 
     path: str
 
 
 class Taken(Control, frozen=True):
-    """Answer to `Release`, `Stuck` and `Copy`. `slot` is the one of a vector in whose code what hangs is, if it is known."""
+    """Answer to `Release`, `Stuck` and `Copy`. `slot` is the slot of a vector whose code hangs, if known."""
 
     slot: int | None = None
 
 
 class NotDue(Control, frozen=True):
-    """Answer to `Release` and `Stuck`: nothing was done, it is at something whose time is not up."""
+    """Answer to `Release` and `Stuck`: nothing was done, because the code that runs has time left."""
 
 
 class Failed(Control, frozen=True):
-    """It cannot be done, and asking again will not help; `reason` is one line."""
+    """The request cannot succeed, and repeating it does not help; `reason` is one line."""
 
     reason: str
 

@@ -1,7 +1,7 @@
-"""One environment of the pool in a thread of its own: reset and step for whoever holds the lease. Of a vector, all of it.
+"""One environment of the pool, or one vector of environments, in a thread of its own: reset and step for the lease holder.
 
-Whatever an environment raises or returns that is no proper value is a `Fault` with where and why, in one line; in a
-vector it is one slot's alone.
+An exception or an invalid value of an environment becomes a `FaultFrame` with place and reason, in one line; in a vector, a
+`RowFault` of one slot.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from governor.episodes import exits, spaces
 from governor.episodes.arrays import WireError
 from governor.episodes.entries import Environment, make_environment, one_line
 from governor.episodes.remote import wire
-from governor.episodes.remote.host import Abandoned, ThreadHost
+from governor.episodes.remote.thread_host import Abandoned, ThreadHost
 from governor.errors import ConductorError
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class EnvironmentHost(ThreadHost):
-    """`lease` is who may reset and step; the event loop sets it, the thread reads it. `at_work` is the slot whose code the
+    """`lease` is who may reset and step; the event loop sets it, the thread reads it. `current_slot` is the slot whose code the
     thread is in, None between two requests; the event loop may look at it.
     """
 
@@ -33,17 +33,17 @@ class EnvironmentHost(ThreadHost):
     def __init__(self, *, entry: str, params: dict[str, Any], name: str, path: Path, vector: int = 1) -> None:
         super().__init__(name=name, path=path)
         self.lease: bytes | None = None
-        self.at_work: int | None = None
+        self.current_slot: int | None = None
         self._entry = entry
         self._params = params
         self._vector = vector
         self._environments: list[Environment] = []
         self._episodes: dict[int, int] = {}
-        """By slot: that of its last reset."""
+        """By slot: the episode of its last reset."""
         self._method = "reset"
 
     def _prepare(self) -> None:
-        exits.tells(self._at_work)
+        exits.set_description(self._describe_current)
         self._environments = [make_environment(self._entry, self._params) for _ in range(self._vector)]
         environment = self._environments[0]
         try:
@@ -60,7 +60,7 @@ class EnvironmentHost(ThreadHost):
             request = wire.decode_environment_request(data)
         except WireError:
             return None
-        self.at_work = 0  # before the lease is looked at: whoever ends it sees that it was in time
+        self.current_slot = 0  # before the lease is checked, so a release sees that this request was in time
         try:
             if peer != self.lease:
                 return wire.encode(wire.FaultFrame(request.number, "environment", "the lease is over"))
@@ -69,31 +69,31 @@ class EnvironmentHost(ThreadHost):
             if isinstance(request, wire.ResetFrame):
                 self._episodes[0] = request.episode
                 return wire.encode(wire.ObservedFrame(request.number, self._reset(0, request.seed)))
-            return wire.encode(self._many(request))
+            return wire.encode(self._handle_many(request))
         except Abandoned:
             raise
         except BaseException as error:  # noqa: BLE001  # user code: whatever it raises is this episode's fault
             where = "environment.step" if type(request) is wire.StepFrame else "environment.reset"
             return wire.encode(wire.FaultFrame(request.number, where, one_line(error)))
         finally:
-            self.at_work = None
+            self.current_slot = None
 
-    def _many(self, request: wire.ResetManyFrame | wire.StepManyFrame) -> wire.SteppedManyFrame:
+    def _handle_many(self, request: wire.ResetManyFrame | wire.StepManyFrame) -> wire.SteppedManyFrame:
         stepping = isinstance(request, wire.StepManyFrame)
         if isinstance(request, wire.ResetManyFrame):
             self._episodes |= zip(request.slots, request.episodes, strict=False)
-        told: Any = request.actions if isinstance(request, wire.StepManyFrame) else request.seeds
-        told = told.tolist() if self._plain and stepping else told
+        inputs: Any = request.actions if isinstance(request, wire.StepManyFrame) else request.seeds
+        inputs = inputs.tolist() if self._plain and stepping else inputs
         observations, rewards, ends, faults = [], [], [], []
         for row, slot in enumerate(request.slots):
             observation, reward, end = self._blank, 0.0, 0
-            self.at_work = slot
+            self.current_slot = slot
             try:
                 if stepping:
-                    observation, reward, terminated, truncated = self._step(slot, told[row])
+                    observation, reward, terminated, truncated = self._step(slot, inputs[row])
                     end = wire.TERMINATED * terminated | wire.TRUNCATED * truncated
                 else:
-                    observation = self._reset(slot, told[row])
+                    observation = self._reset(slot, inputs[row])
             except Abandoned:
                 raise
             except BaseException as error:  # noqa: BLE001  # as in `_answer`
@@ -127,8 +127,8 @@ class EnvironmentHost(ThreadHost):
             spaces.flag(truncated, "truncated"),
         )
 
-    def _at_work(self) -> str:
-        slot = self.at_work
+    def _describe_current(self) -> str:
+        slot = self.current_slot
         return "" if slot is None else f"environment.{self._method} of episode {self._episodes.get(slot)}"
 
     def _observation(self, value: Any) -> Any:
@@ -141,5 +141,5 @@ class EnvironmentHost(ThreadHost):
         for environment in self._environments:
             close = getattr(environment, "close", None)
             if close is not None:
-                with suppress(Exception):  # it is thrown away: what it says when it goes helps nobody
+                with suppress(Exception):  # the environment is discarded: an error of its close has no effect
                     close()

@@ -1,12 +1,12 @@
-"""The environments of one conductor and who holds them.
+"""The environments of one conductor and their leases.
 
 Rules:
-1. A lease always comes back: by release, by the next turn of the same worker, by the next incarnation of its owner. An
-   environment that is still at a request then counts as one that hangs.
-2. An environment that hangs is abandoned with its thread and replaced by a fresh one. The threads that still hang are
-   counted: at `HUNG_PER_PLACE` for each place the conductor gives itself up, and its successor starts clean.
-3. One whose thread has ended is replaced when the next one is asked for.
-4. `acquire` waits only for a place that is being filled; when all are leased it says `Busy` at once.
+1. A lease always ends: by release, by the next turn of the same worker, or by the next incarnation of its owner. An
+   environment that still handles a request then counts as hung.
+2. A hung environment is abandoned with its thread and replaced. When `MAX_HUNG_PER_SLOT` threads for each environment of
+   the pool still hang, the conductor gives up, and its successor starts with none.
+3. An environment whose thread has ended is replaced at the next `acquire`.
+4. `acquire` waits only while a replacement is being built; if all environments are leased it answers `Busy` at once.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-HUNG_PER_PLACE: Final = 4
+MAX_HUNG_PER_SLOT: Final = 4
 CLOSE_SECONDS: Final = 2.0
-"""How long an environment's own `close` may take."""
+"""How long the user's `close` of an environment may take."""
 
 log = logs.get_logger()
 
@@ -40,7 +40,7 @@ class EnvironmentLease:
 
 
 class EnvironmentPool:
-    """To be used in one event loop. `on_lost` is called once, with one line, when the pool cannot go on."""
+    """To be used in one event loop. `on_lost` is called with a reason, in one line, when the pool cannot continue."""
 
     def __init__(
         self,
@@ -61,67 +61,67 @@ class EnvironmentPool:
         self._on_lost = on_lost
         self._vector = vector
         self._serial = count()
-        self._free: list[EnvironmentHost] = []
+        self._idle: list[EnvironmentHost] = []
         self._leases: dict[str, EnvironmentLease] = {}
         self._hung: list[tuple[EnvironmentHost, str]] = []
-        self._fillers: set[asyncio.Task[None]] = set()
+        self._replacements: set[asyncio.Task[None]] = set()
         self._changed = asyncio.Condition()
 
     async def start(self) -> None:
-        """Starts all environments side by side. Raises ConductorError with one line."""
-        self._free = await asyncio.gather(*(self._new_host() for _ in range(self.size)))
+        """Starts all environments concurrently. Raises ConductorError with one line."""
+        self._idle = await asyncio.gather(*(self._new_host() for _ in range(self.size)))
 
-    async def acquire(self, wanted: Acquire) -> Leased | Busy | Failed:
+    async def acquire(self, request: Acquire) -> Leased | Busy | Failed:
         async with self._changed:
             for key, lease in list(self._leases.items()):
-                if lease.holder == wanted:
+                if lease.holder == request:
                     return lease.answer
-                if _succeeds(wanted, lease.holder):
-                    self._give_back(key)
-            for dead in [host for host in self._free if host.over]:
-                self._free.remove(dead)
-                self._fill(dead)
-            while not self._free:
-                if not self._fillers:
+                if _supersedes(request, lease.holder):
+                    self._reclaim(key)
+            for dead in [host for host in self._idle if host.closed]:
+                self._idle.remove(dead)
+                self._start_replacement(dead)
+            while not self._idle:
+                if not self._replacements:
                     return Busy(pool=self.size)
                 await self._changed.wait()
-            return self._lease(self._free.pop(0), wanted)
+            return self._lease(self._idle.pop(0), request)
 
-    async def release(self, wanted: Release) -> Taken | NotDue:
-        """A lease that is over is no error: the release was sent twice, or its worker has moved on."""
+    async def release(self, request: Release) -> Taken | NotDue:
+        """Releasing an ended lease is no error: the release was sent twice, or its worker has acquired another one."""
         async with self._changed:
-            lease = self._leases.get(wanted.lease)
+            lease = self._leases.get(request.lease)
             if lease is None:
                 return Taken()
-            if not wanted.hung and not wanted.renew:
-                self._give_back(wanted.lease)
+            if not request.hung and not request.renew:
+                self._reclaim(request.lease)
                 self._changed.notify_all()
                 return Taken()
-            slot = lease.host.at_work
-            if wanted.due and slot not in wanted.due:
+            slot = lease.host.current_slot
+            if request.due and slot not in request.due:
                 return NotDue()
             lease.host.lease = None
-            del self._leases[wanted.lease]
-            if wanted.hung:
-                self._quarantine(lease.host, wanted.hung)
+            del self._leases[request.lease]
+            if request.hung:
+                self._quarantine(lease.host, request.hung)
             else:
-                self._fill(lease.host)
+                self._start_replacement(lease.host)
         return Taken(slot=slot)
 
     async def close(self) -> None:
-        for filler in self._fillers:
-            filler.cancel()
-        hosts = [*self._free, *(lease.host for lease in self._leases.values())]
+        for replacement in self._replacements:
+            replacement.cancel()
+        hosts = [*self._idle, *(lease.host for lease in self._leases.values())]
         await asyncio.gather(*(host.close(seconds=CLOSE_SECONDS) for host in hosts))
 
     @property
     def hanging(self) -> list[str]:
-        """Why each thread was given up that still has not come back."""
+        """For each abandoned thread that still runs, the reason why it was abandoned."""
         self._hung = [(host, why) for host, why in self._hung if not host.ended.is_set()]
         return [why for _, why in self._hung]
 
     def _lease(self, host: EnvironmentHost, holder: Acquire) -> Leased:
-        key = f"{self._name}.lease-{next(self._serial)}"  # what is told late is of no later life
+        key = f"{self._name}.lease-{next(self._serial)}"  # unique, so a late message never matches a later lease
         answer = Leased(
             lease=key,
             endpoint=host.endpoint,
@@ -132,11 +132,11 @@ class EnvironmentPool:
         self._leases[key] = EnvironmentLease(holder=holder, host=host, answer=answer)
         return answer
 
-    def _give_back(self, key: str) -> None:
+    def _reclaim(self, key: str) -> None:
         host = self._leases.pop(key).host
         host.lease = None
-        if host.at_work is None:
-            self._free.append(host)
+        if host.current_slot is None:
+            self._idle.append(host)
         else:
             self._quarantine(host, "it was still at a request when its lease came back")
 
@@ -145,26 +145,26 @@ class EnvironmentPool:
         self._hung.append((host, why))
         hanging = self.hanging
         log.warning("environment.quarantined", environment=host.name, reason=why, hanging=len(hanging))
-        if len(hanging) >= HUNG_PER_PLACE * self.size:
+        if len(hanging) >= MAX_HUNG_PER_SLOT * self.size:
             self._on_lost(f"{len(hanging)} environments hang, the last one: {why}")
         else:
-            self._fill(None)
+            self._start_replacement(None)
 
-    def _fill(self, worn: EnvironmentHost | None) -> None:
-        task = asyncio.create_task(self._replace(worn), name=f"{self._name}.replace")
-        self._fillers.add(task)
-        task.add_done_callback(self._fillers.discard)
+    def _start_replacement(self, old: EnvironmentHost | None) -> None:
+        task = asyncio.create_task(self._replace(old), name=f"{self._name}.replace")
+        self._replacements.add(task)
+        task.add_done_callback(self._replacements.discard)
 
-    async def _replace(self, worn: EnvironmentHost | None) -> None:
-        if worn is not None:
-            await worn.close(seconds=CLOSE_SECONDS)
+    async def _replace(self, old: EnvironmentHost | None) -> None:
+        if old is not None:
+            await old.close(seconds=CLOSE_SECONDS)
         try:
             host = await self._new_host()
         except ConductorError as error:
             self._on_lost(f"no new environment for one that is gone: {error.reason}")
             return
         async with self._changed:
-            self._free.append(host)
+            self._idle.append(host)
             self._changed.notify_all()
 
     async def _new_host(self) -> EnvironmentHost:
@@ -180,10 +180,10 @@ class EnvironmentPool:
         return host
 
 
-def _succeeds(wanted: Acquire, held: Acquire) -> bool:
-    """Whether who asks now is the later self of who holds the lease."""
-    if wanted.owner != held.owner:
+def _supersedes(request: Acquire, held: Acquire) -> bool:
+    """Whether the request is from a later turn or incarnation of the holder."""
+    if request.owner != held.owner:
         return False
-    if wanted.incarnation != held.incarnation:
-        return wanted.incarnation > held.incarnation
-    return wanted.worker == held.worker and wanted.turn > held.turn
+    if request.incarnation != held.incarnation:
+        return request.incarnation > held.incarnation
+    return request.worker == held.worker and request.turn > held.turn

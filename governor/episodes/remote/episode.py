@@ -1,7 +1,6 @@
-"""One episode: an environment and an agent, from reset to its end.
+"""One episode over two channels, to an environment and to an agent, from reset to its end.
 
-It knows two lines and no more: not where they lead, nor what happens after. A fault of either side ends it as
-`failed`; what ends a line (`line.LineError`) is the caller's to judge, who finds return and steps here.
+A fault of either side ends it as `failed`. A `ChannelError` goes to the caller, who reads the return and the steps so far here.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from governor.episodes.remote import wire
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from governor.episodes.remote.line import RequestChannel
+    from governor.episodes.remote.request_channel import RequestChannel
     from governor.messages import EpisodeOutcome
 
 
@@ -23,7 +22,9 @@ class _Failed(Exception):
 
 
 class Episode:
-    """Played once. `record` is as `StepRecorder.step`. `value` is the undiscounted return so far, `steps` the steps that the environment has taken."""
+    """Played once. `record` has the signature of `StepRecorder.step`. `value` is the undiscounted return so far, `steps` the
+    number of environment steps; `deadline` is in seconds on the monotonic clock.
+    """
 
     def __init__(
         self,
@@ -51,29 +52,29 @@ class Episode:
         self._stopping = stopping
 
     def play(self) -> tuple[EpisodeOutcome, str]:
-        """The outcome and, for `failed`, its reason in one line. Raises LineError."""
+        """The outcome and, for `failed`, its reason in one line. Raises ChannelError."""
         try:
             return self._play(), ""
         except _Failed as fault:
             return "failed", str(fault)
-        except OSError as error:  # of the recorder alone: what ends a line is a LineError
+        except OSError as error:  # from the recorder alone: an ended channel raises ChannelError
             return "failed", f"cannot record its steps: {one_line(error)}"
         except TypeError as error:  # a value that msgpack cannot carry, from an encoder hook
             return "failed", f"wire: {error}"
 
     def _play(self) -> EpisodeOutcome:
         environment, agent, deadline = self._environment, self._agent, self._deadline
-        reset = wire.ResetFrame(environment.next(), self._seed, self._index)
+        reset = wire.ResetFrame(environment.next_number(), self._seed, self._index)
         observed = environment.ask(reset, deadline=deadline)
         observation = _expect(observed, wire.ObservedFrame).observation
         request: wire.BeginFrame | wire.ActFrame = wire.BeginFrame(
-            agent.next(), observation, self._train, self._index
+            agent.next_number(), observation, self._train, self._index
         )
         limit = self._max_steps
         while True:
             acted = _expect(agent.ask(request, deadline=deadline), wire.ActedFrame)
             step = _expect(
-                environment.ask(wire.StepFrame(environment.next(), acted.action), deadline=deadline),
+                environment.ask(wire.StepFrame(environment.next_number(), acted.action), deadline=deadline),
                 wire.SteppedFrame,
             )
             self.value += step.reward
@@ -88,12 +89,12 @@ class Episode:
             if self._stopping():
                 return "cancelled"
             observation = step.observation
-            request = wire.ActFrame(agent.next(), observation, step.reward)
+            request = wire.ActFrame(agent.next_number(), observation, step.reward)
 
     def _finish(self, step: wire.SteppedFrame, *, truncated: bool) -> None:
         if self._train:
             last = wire.FinishFrame(
-                self._agent.next(), step.observation, step.reward, step.terminated, truncated
+                self._agent.next_number(), step.observation, step.reward, step.terminated, truncated
             )
             _expect(self._agent.ask(last, deadline=self._deadline), wire.FinishedFrame)
 

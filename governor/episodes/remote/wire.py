@@ -1,11 +1,14 @@
-"""The data plane: what a simulation controller says to one environment and one agent, step by step.
+"""The data plane: the messages between a simulation controller and one environment or one agent, step by step.
 
 Rules:
-1. A request has a number and its answer bears it: a stale answer is never taken for a new one.
-2. A step is one round trip to the agent and one to the environment: the act request carries the reward of the step
-   before, and the agent still knows what it saw and did. The last transition of an episode travels in `FinishFrame`.
+1. A request has a number and its answer repeats it, so a stale answer is never taken for a new one.
+2. A step is one round trip to the agent and one to the environment: the act request carries the reward of the previous
+   step, and the agent's host stores the last observation and action. `FinishFrame` carries the last transition of an episode.
 3. A fault of the other side is an answer (`FaultFrame`), never silence.
 4. Structs are arrays on the wire: a FrozenLake step is 5 bytes one way and 14 back.
+
+An observation or action is an int for a `Discrete` space, else an array with the dtype and shape of its space. In the frames
+of a vector it is an array of shape (rows, *shape of the space); rewards and ends have one item for each row.
 """
 
 from __future__ import annotations
@@ -24,7 +27,7 @@ class WireFrame(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ResetFrame(WireFrame, frozen=True, tag=1):
-    """`episode` is its number in the phase: it is named where it ends the process."""
+    """`seed` has 32 bits. `episode` is its number in the phase, for the reason of an exit of the process."""
 
     seed: int
     episode: int = -1
@@ -41,7 +44,7 @@ class ObservedFrame(WireFrame, frozen=True, tag=3):
 
 
 class SteppedFrame(WireFrame, frozen=True, tag=4):
-    """Answer to `StepFrame`. Gymnasium's fifth value, `info`, stays at the environment: it may hold anything."""
+    """Answer to `StepFrame`. Gymnasium's fifth value, `info`, is not sent: it may hold anything."""
 
     observation: Any
     reward: float
@@ -65,14 +68,14 @@ class ActFrame(WireFrame, frozen=True, tag=6):
 
 
 class ActedFrame(WireFrame, frozen=True, tag=7):
-    """`weight_version` is that of the weights that chose the action."""
+    """`weight_version` is the version of the weights that chose the action."""
 
     action: Any
     weight_version: int = 0
 
 
 class FinishFrame(WireFrame, frozen=True, tag=8):
-    """The last step of an episode in train mode; `FinishedFrame` comes when it is learned."""
+    """The last step of an episode in train mode; `FinishedFrame` is the answer, when it is learned."""
 
     observation: Any
     reward: float
@@ -81,7 +84,7 @@ class FinishFrame(WireFrame, frozen=True, tag=8):
 
 
 class FinishedFrame(WireFrame, frozen=True, tag=9):
-    """Answer to `FinishFrame` and `KeepFrame`."""
+    """Answer to `FinishFrame` and `SaveFrame`."""
 
 
 class FaultFrame(WireFrame, frozen=True, tag=10):
@@ -91,15 +94,15 @@ class FaultFrame(WireFrame, frozen=True, tag=10):
     reason: str
 
 
-class KeepFrame(WireFrame, frozen=True, tag=11):
-    """What was learned in episodes that ended is to be on disk; then `FinishedFrame` comes."""
+class SaveFrame(WireFrame, frozen=True, tag=11):
+    """Saves what was learned in ended episodes; `FinishedFrame` is the answer, when it is on disk."""
 
 
 # -- a vector: many slots in one message. Rows of observations and actions are one array ------------------------------
 
 
 class RowFault(msgspec.Struct, frozen=True, array_like=True):
-    """As `FaultFrame`, of one row: the others are as they are."""
+    """As `FaultFrame`, for one row; the other rows are valid."""
 
     row: int
     where: str
@@ -118,7 +121,7 @@ class StepManyFrame(WireFrame, frozen=True, tag=13):
 
 
 class SteppedManyFrame(WireFrame, frozen=True, tag=14):
-    """Answer to `ResetManyFrame` (rewards and ends say nothing then) and `StepManyFrame`: a row for each slot, in that order."""
+    """Answer to `ResetManyFrame` (rewards and ends have no meaning then) and `StepManyFrame`: a row for each slot, in that order."""
 
     observations: Any
     rewards: list[float]
@@ -127,10 +130,10 @@ class SteppedManyFrame(WireFrame, frozen=True, tag=14):
 
 
 class ActManyFrame(WireFrame, frozen=True, tag=15):
-    """A row for each slot that something is new of: `kinds` are FIRST, NEXT and LAST, as `BeginFrame`, `ActFrame` and `FinishFrame`.
+    """A row for each new observation: `kinds` are FIRST, NEXT and LAST, as `BeginFrame`, `ActFrame` and `FinishFrame`.
 
-    A slot may have two rows, the last one of an episode before the first one of the next. `episodes`: as of `ResetFrame`, of the
-    FIRST rows alone, in their order.
+    A slot may have two rows, the last one of an episode before the first one of the next. `episodes`: as in `ResetFrame`, for
+    the FIRST rows only, in their order.
     """
 
     slots: list[int]
@@ -143,7 +146,7 @@ class ActManyFrame(WireFrame, frozen=True, tag=15):
 
 
 class ActedManyFrame(WireFrame, frozen=True, tag=16):
-    """An action for each row that is not LAST and has no fault before it acts; `rows` says which."""
+    """An action for each row that is not LAST and has no fault; `rows` are their numbers."""
 
     rows: list[int]
     actions: Any
@@ -159,7 +162,7 @@ TRUNCATED: Final = 2
 """Bits of `ends`."""
 
 EnvironmentRequest: TypeAlias = ResetFrame | StepFrame | ResetManyFrame | StepManyFrame
-AgentRequest: TypeAlias = BeginFrame | ActFrame | FinishFrame | KeepFrame | ActManyFrame
+AgentRequest: TypeAlias = BeginFrame | ActFrame | FinishFrame | SaveFrame | ActManyFrame
 Answer: TypeAlias = (
     ObservedFrame | SteppedFrame | ActedFrame | FinishedFrame | FaultFrame | SteppedManyFrame | ActedManyFrame
 )

@@ -1,11 +1,11 @@
-"""A worker of a simulation: a thread that holds one environment and a seat at the agent, and plays episodes.
+"""A worker of a simulation: a thread that leases one environment, has a session with the agent, and plays episodes.
 
 Rules:
-1. Every episode that began is recorded once, with its outcome; what ended a line decides which (`_play_through`).
-2. An episode whose environment or agent conductor died is played again, with the same index and seed, when the
-   conductor is back: at most `TRIES` times, then it is `crashed`. Such a death alone makes no failure.
-3. After a deadline or a stop, the side that still owes an answer gets `SETTLE_SECONDS`; then an environment is handed
-   back as hung, and an agent's conductor is told.
+1. Every episode that began is recorded once, with its outcome; a channel's error determines the outcome (`_run_episode`).
+2. If the conductor of its environment or agent exits, an episode is played again after the restart, with the same index
+   and seed: at most `MAX_ATTEMPTS` times, then it is `crashed`. Such an exit alone is not a failure.
+3. After a deadline or a stop, a pending answer may take `SETTLE_SECONDS` more; after that the environment is released as
+   hung, or the agent's conductor is notified.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from governor.episodes import spaces
 from governor.episodes.records.reports import LINGER_SECONDS, EpisodeReports
 from governor.episodes.remote import control, wire
 from governor.episodes.remote.episode import Episode
-from governor.episodes.remote.line import Interrupted, Overdue, PeerLost, RequestChannel
+from governor.episodes.remote.request_channel import Interrupted, Overdue, PeerLost, RequestChannel
 from governor.episodes.simulation import Paused
 from governor.messages import EpisodeRecord
 from transport.errors import ConnectionLost, RequestError, ServiceNotFound, WorkerLost
@@ -32,42 +32,42 @@ if TYPE_CHECKING:
     from governor.episodes.simulation import Simulation
     from governor.messages import EpisodeOutcome
 
-TRIES: Final = 3
+MAX_ATTEMPTS: Final = 3
 RETURN_SECONDS: Final = 60.0
-"""How long a conductor may be away: its restart, and the build of its environments or its agent."""
+"""How long a conductor may be unavailable: its restart, and the build of its environments or its agent."""
 SETTLE_SECONDS: Final = 0.5
 RELEASE_SECONDS: Final = 5.0
-KEEP_SECONDS: Final = 60.0
-"""For the agent to write what it has learned, behind what it is at for other workers."""
+SAVE_SECONDS: Final = 60.0
+"""For the agent to save its state, after its pending work for other workers."""
 
 log = logs.get_logger()
 
 
-class OutOfReach(Exception):
-    """A conductor did not come back, or refused for good; the text is the reason for the part's end."""
+class ConductorUnavailable(Exception):
+    """A conductor did not come back, or refused permanently; the text is the reason for the part's end."""
 
 
-class NoPlace(Exception):
-    """Every environment of the pool is leased to another worker: this one is too many."""
+class NoFreeEnvironment(Exception):
+    """Every environment of the pool is leased to another worker, so this worker is not needed."""
 
 
 class Stopped(Exception):
-    """The part was stopped while a conductor was asked."""
+    """The part was stopped during a request to a conductor."""
 
 
-def live(worker: RemoteEpisodeWorker) -> None:
-    """The life of a worker, from its first episode to the end of the part."""
+def run(worker: RemoteEpisodeWorker) -> None:
+    """Runs a worker from its first episode to the end of the part."""
     simulation, number = worker.simulation, worker.number
     try:
         worker.play_all()
-    except NoPlace as error:
+    except NoFreeEnvironment as error:
         log.warning("simulation.worker_without_environment", worker=number, reason=str(error))
     except Stopped:
         log.debug("simulation.worker_stopped", worker=number)
-    except OutOfReach as error:
+    except ConductorUnavailable as error:
         simulation.break_off(str(error))
     finally:
-        worker.leave()
+        worker.close()
 
 
 class RemoteEpisodeWorker:
@@ -84,23 +84,23 @@ class RemoteEpisodeWorker:
         self._agent_service = control.agent_service(simulation.spec.uid, command.agents[0])
 
     def play_all(self) -> None:
-        """Until there is no episode left. Raises NoPlace, Stopped, OutOfReach."""
+        """Plays until no episode is left. Raises NoFreeEnvironment, Stopped, ConductorUnavailable."""
         while True:
             self._connect()
             index = self._next_index()
             if index is None:
                 break
-            self._obey_resets()
-            played = self._play(index)
-            self._reports.add(played, self._recorder if self._lease is not None else None)
+            self._apply_resets()
+            record = self._play(index)
+            self._reports.add(record, self._recorder if self._lease is not None else None)
         self._reports.drain()
 
-    def leave(self) -> None:
-        """What was learned is kept, and the lease handed back; the seat stays, the next phase takes it over."""
+    def close(self) -> None:
+        """Saves what was learned and releases the lease; the session remains, the next phase takes it over."""
         self._reports.send()
         if self.simulation.abandoned:
             return
-        self._keep_learned()
+        self._save_agent()
         self._drop_environment()
         self._drop_agent()
 
@@ -111,32 +111,32 @@ class RemoteEpisodeWorker:
             self._reports.drain()
             return self.simulation.next_index()
 
-    def _keep_learned(self) -> None:
-        """An agent that is gone has kept what it could."""
-        line = self._agent
-        if line is None or self.simulation.command.mode != "train":
+    def _save_agent(self) -> None:
+        """An agent that is gone cannot save any more; that is logged and is no failure."""
+        channel = self._agent
+        if channel is None or self.simulation.command.mode != "train":
             return
         try:
-            reason = self._keep_through(line)
+            reason = self._request_save(channel)
         except PeerLost as error:
-            log.warning("agent.not_kept", reason=str(error))
+            log.warning("agent.not_saved", reason=str(error))
             return
         if reason:
             name = self.simulation.command.agents[0]
             self.simulation.break_off(f"agent {name!r} cannot be saved: {reason}")
 
-    def _keep_through(self, line: RequestChannel) -> str:
-        """Why it could not be kept, in one line. Raises PeerLost."""
+    def _request_save(self, channel: RequestChannel) -> str:
+        """The reason why it could not be saved, in one line, or "". Raises PeerLost."""
         answer: wire.Answer | None = None
         try:
-            answer = line.ask(wire.KeepFrame(line.next()), deadline=monotonic() + KEEP_SECONDS)
+            answer = channel.ask(wire.SaveFrame(channel.next_number()), deadline=monotonic() + SAVE_SECONDS)
         except Overdue:
             pass
         except Interrupted:
-            answer = line.settle(seconds=KEEP_SECONDS)
+            answer = channel.wait_late(seconds=SAVE_SECONDS)
         if answer is None:
-            self._give_up(line)
-            return f"it takes longer than {KEEP_SECONDS:g} s"
+            self._report_hung(channel)
+            return f"it takes longer than {SAVE_SECONDS:g} s"
         return answer.reason if isinstance(answer, wire.FaultFrame) else ""
 
     # -- one episode ----------------------------------------------------------------------------------------
@@ -147,13 +147,13 @@ class RemoteEpisodeWorker:
         value, steps = 0.0, 0
         outcome: EpisodeOutcome = "crashed"
         reason = ""
-        for attempt in range(1, TRIES + 1):
+        for attempt in range(1, MAX_ATTEMPTS + 1):
             try:
                 episode = self._begin(index, seed)
             except Stopped:
                 outcome = "cancelled"
                 break
-            except (OutOfReach, NoPlace) as error:
+            except (ConductorUnavailable, NoFreeEnvironment) as error:
                 self.simulation.break_off(str(error))
                 reason = str(error)
                 break
@@ -162,7 +162,7 @@ class RemoteEpisodeWorker:
             if outcome != "crashed":
                 break
             log.warning("episode.crashed", index=index, attempt=attempt, reason=reason)
-            if attempt < TRIES:
+            if attempt < MAX_ATTEMPTS:
                 self.simulation.played_again()
         return EpisodeRecord(
             index=index,
@@ -194,7 +194,7 @@ class RemoteEpisodeWorker:
     def _play_once(self, episode: Episode, *, index: int, seed: int) -> tuple[EpisodeOutcome, str]:
         recorder = self._recorder
         recorder.begin(episode=index, seed=seed)
-        outcome, reason = self._play_through(episode)
+        outcome, reason = self._run_episode(episode)
         recorder.end(outcome=outcome, flush=False)
         return outcome, reason
 
@@ -204,48 +204,50 @@ class RemoteEpisodeWorker:
 
     def _recorder_of(self, number: int) -> StepRecorder:
         if self._lease is None:
-            raise OutOfReach("steps cannot be recorded without an environment")
+            raise ConductorUnavailable("steps cannot be recorded without an environment")
         return self.simulation.recorder(number, self._lease.observation_space, self._lease.action_space)
 
     def _stopping(self) -> bool:
-        """Asked between two steps."""
+        """Called between two steps."""
         self._reports.send_due()
         return self.simulation.stopping
 
-    def _play_through(self, episode: Episode) -> tuple[EpisodeOutcome, str]:
+    def _run_episode(self, episode: Episode) -> tuple[EpisodeOutcome, str]:
         try:
             return episode.play()
         except PeerLost as lost:
-            self._drop_lost(lost.line)
-            return "crashed", f"the conductor behind {lost.line.name} died"
+            self._drop_lost(lost.channel)
+            return "crashed", f"the conductor behind {lost.channel.name} died"
         except Overdue as overdue:
             timeout = self.simulation.command.episode_timeout
             reason = f"longer than {timeout:g} s"
-            if not self._settle(overdue.line):
-                reason = f"{reason}, and {overdue.line.name} hangs"
+            if not self._await_late_answer(overdue.channel):
+                reason = f"{reason}, and {overdue.channel.name} hangs"
             return "timed_out", reason
         except Interrupted as interrupted:
-            self._settle(interrupted.line)
+            self._await_late_answer(interrupted.channel)
             return "cancelled", ""
 
-    def _settle(self, line: RequestChannel) -> bool:
-        """Whether the other side came back within its grace; if not, it is dealt with."""
+    def _await_late_answer(self, channel: RequestChannel) -> bool:
+        """Whether the peer answered within its grace; if not, it is reported as hung."""
         try:
-            if line.settle(seconds=SETTLE_SECONDS) is not None:
+            if channel.wait_late(seconds=SETTLE_SECONDS) is not None:
                 return True
         except PeerLost:
-            self._drop_lost(line)
+            self._drop_lost(channel)
             return True
-        self._give_up(line)
+        self._report_hung(channel)
         return False
 
-    def _give_up(self, line: RequestChannel, *, due: tuple[int, ...] = ()) -> control.ControlAnswer | None:
-        """What hangs is told to its conductor, and its line dropped; with `due` not if the answer is `NotDue`."""
-        if line is self._environment:
-            hung = f"{line.name} did not answer by the deadline of its episode"
+    def _report_hung(
+        self, channel: RequestChannel, *, due: tuple[int, ...] = ()
+    ) -> control.ControlAnswer | None:
+        """Reports a hang to the conductor and drops the channel, unless the answer to `due` is `NotDue`."""
+        if channel is self._environment:
+            hung = f"{channel.name} did not answer by the deadline of its episode"
             return self._drop_environment(hung=hung, due=due)
-        stuck = control.Stuck(seat=line.identity, number=line.number, due=due)
-        answer = self._tell(self._agent_service, stuck)
+        stuck = control.Stuck(session=channel.identity, number=channel.number, due=due)
+        answer = self._send(self._agent_service, stuck)
         if not isinstance(answer, control.NotDue):
             self._drop_agent()
         return answer
@@ -253,23 +255,25 @@ class RemoteEpisodeWorker:
     # -- lines ----------------------------------------------------------------------------------------------
 
     def _connect(self) -> tuple[RequestChannel, RequestChannel]:
-        """Both lines, asked for where there is none. Raises NoPlace, Stopped, OutOfReach."""
+        """Both channels, opened if necessary. Raises NoFreeEnvironment, Stopped, ConductorUnavailable."""
         return self._environment or self._acquire(), self._agent or self._join()
 
     def _acquire(self) -> RequestChannel:
         spec = self.simulation.spec
-        wanted = control.Acquire(
+        request = control.Acquire(
             owner=spec.name, incarnation=spec.incarnation, worker=self.number, turn=next(_turns)
         )
-        answer = self._ask(self._environment_service, wanted)
+        answer = self._request_until_available(self._environment_service, request)
         if isinstance(answer, control.Busy):
-            raise NoPlace(f"all {answer.pool} environments of the pool are in use")
+            raise NoFreeEnvironment(f"all {answer.pool} environments of the pool are in use")
         if not isinstance(answer, control.Leased):
-            raise OutOfReach(f"{self._environment_service}: unexpected answer {type(answer).__name__}")
+            raise ConductorUnavailable(
+                f"{self._environment_service}: unexpected answer {type(answer).__name__}"
+            )
         self._lease = answer
         self._plain_observation = isinstance(answer.observation_space, spaces.Discrete)
         self._plain_action = isinstance(answer.action_space, spaces.Discrete)
-        self._environment = self._line(
+        self._environment = self._open_channel(
             f"environment {self.simulation.command.environment!r}", answer.endpoint, answer.lease
         )
         return self._environment
@@ -277,8 +281,8 @@ class RemoteEpisodeWorker:
     def _join(self, *, renew: bool = False) -> RequestChannel:
         spec, command = self.simulation.spec, self.simulation.command
         if self._lease is None:
-            raise OutOfReach("an agent cannot join without an environment")
-        wanted = control.Join(
+            raise ConductorUnavailable("an agent cannot join without an environment")
+        request = control.Join(
             owner=spec.name,
             incarnation=spec.incarnation,
             worker=self.number,
@@ -288,18 +292,18 @@ class RemoteEpisodeWorker:
             renew=renew,
             max_staleness=command.max_staleness if command.mode == "train" else 0,
         )
-        answer = self._ask(self._agent_service, wanted)
+        answer = self._request_until_available(self._agent_service, request)
         if not isinstance(answer, control.Joined):
-            raise OutOfReach(f"{self._agent_service}: unexpected answer {type(answer).__name__}")
-        self._agent = self._line(f"agent {command.agents[0]!r}", answer.endpoint, answer.seat)
+            raise ConductorUnavailable(f"{self._agent_service}: unexpected answer {type(answer).__name__}")
+        self._agent = self._open_channel(f"agent {command.agents[0]!r}", answer.endpoint, answer.session)
         return self._agent
 
-    def _line(self, name: str, endpoint: str, identity: str) -> RequestChannel:
+    def _open_channel(self, name: str, endpoint: str, identity: str) -> RequestChannel:
         return RequestChannel(
             name=name, endpoint=endpoint, identity=identity, stop=self.simulation.stop_signal
         )
 
-    def _obey_resets(self) -> None:
+    def _apply_resets(self) -> None:
         if self._resets == self.simulation.resets:
             return
         self._resets = self.simulation.resets
@@ -312,9 +316,9 @@ class RemoteEpisodeWorker:
             except Stopped:
                 log.debug("simulation.worker_stopped", worker=self.number)
 
-    def _drop_lost(self, line: RequestChannel) -> None:
-        if line is self._environment:
-            line.close()
+    def _drop_lost(self, channel: RequestChannel) -> None:
+        if channel is self._environment:
+            channel.close()
             self._environment = None
         else:
             self._drop_agent()
@@ -322,52 +326,56 @@ class RemoteEpisodeWorker:
     def _drop_environment(
         self, *, renew: bool = False, hung: str = "", due: tuple[int, ...] = ()
     ) -> control.ControlAnswer | None:
-        line = self._environment
-        if line is None:
+        channel = self._environment
+        if channel is None:
             return None
-        release = control.Release(lease=line.identity, renew=renew, hung=hung, due=due)
-        answer = self._tell(self._environment_service, release)
+        release = control.Release(lease=channel.identity, renew=renew, hung=hung, due=due)
+        answer = self._send(self._environment_service, release)
         if not isinstance(answer, control.NotDue):
-            line.close()
+            channel.close()
             self._environment = None
         return answer
 
     def _drop_agent(self) -> None:
-        line, self._agent = self._agent, None
-        if line is not None:
-            line.close()
+        channel, self._agent = self._agent, None
+        if channel is not None:
+            channel.close()
 
     # -- the control plane ----------------------------------------------------------------------------------
 
-    def _ask(self, service: str, wanted: control.Acquire | control.Join) -> control.ControlAnswer:
-        """Waits for a conductor that is away. Raises Stopped, OutOfReach."""
+    def _request_until_available(
+        self, service: str, request: control.Acquire | control.Join
+    ) -> control.ControlAnswer:
+        """Repeats the request while the conductor is unavailable. Raises Stopped, ConductorUnavailable."""
         self._reports.send()  # it may be long; and another environment may have other spaces, so another recorder
         deadline = monotonic() + RETURN_SECONDS
         while True:
             left = deadline - monotonic()
             try:
-                body = self._request(service, wanted, seconds=left).result()
+                body = self._request(service, request, seconds=left).result()
             except CancelledError:
                 raise Stopped(service) from None
             except (ServiceNotFound, WorkerLost, ConnectionLost) as error:
                 if monotonic() < deadline:
                     continue
-                raise OutOfReach(f"{service} is not back after {RETURN_SECONDS:g} s: {error}") from error
+                raise ConductorUnavailable(
+                    f"{service} is not back after {RETURN_SECONDS:g} s: {error}"
+                ) from error
             except RequestError as error:
-                raise OutOfReach(str(error)) from error
+                raise ConductorUnavailable(str(error)) from error
             answer = control.decode_answer(body[0])
             if isinstance(answer, control.Failed):
-                raise OutOfReach(answer.reason)
+                raise ConductorUnavailable(answer.reason)
             return answer
 
-    def _tell(self, service: str, message: control.Release | control.Stuck) -> control.ControlAnswer | None:
-        """What is heard is done; a conductor that is away has forgotten what it would be told about."""
+    def _send(self, service: str, message: control.Release | control.Stuck) -> control.ControlAnswer | None:
+        """The answer, or None if the conductor is unavailable: its successor has no state that the message refers to."""
         if self.simulation.abandoned:
             return None
         try:
             body = self._request(service, message, seconds=RELEASE_SECONDS, stoppable=False).result()
         except RequestError as error:
-            log.info("simulation.not_heard", service=service, reason=str(error))
+            log.info("simulation.notification_failed", service=service, reason=str(error))
             return None
         return control.decode_answer(body[0])
 
@@ -382,4 +390,4 @@ class RemoteEpisodeWorker:
 
 
 _turns = count()
-"""Shared by all workers and phases of this process: a later turn takes over what an earlier one held."""
+"""Shared by all workers and phases of this process: a later turn takes over the lease and session of an earlier one."""

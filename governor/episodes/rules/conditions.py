@@ -1,10 +1,10 @@
-"""When a simulation goes on and when it stops: pure rules, no clock, no socket.
+"""When a simulation continues and when it stops: pure rules, no clock, no socket.
 
 Rules:
-1. At the end of an episode every voice gives a flow control; the strongest wins (`STRENGTH`).
-2. A mean is over the last `average_over` training episodes in the order in which they ended, and only over those that
-   ended by themselves (terminated or truncated): a failed or cancelled one says nothing about the agent.
-3. `steps` counts those of all training episodes, and is looked at when one ends. `wall_clock` is the shell's to keep.
+1. At the end of an episode each rule gives a flow control; the strongest wins (`STRENGTH`).
+2. A mean is over the last `average_over` training episodes in the order of their end, and only over those that were
+   terminated or truncated: a failed or cancelled episode is no evidence about the agent.
+3. `steps` counts the steps of all training episodes, and is checked when one ends. The simulation enforces `wall_clock`.
 4. Several `until` are alternatives: the first one that holds stops the simulation.
 """
 
@@ -26,7 +26,7 @@ METRICS: Final[dict[str, Callable[[EpisodeRecord], float]]] = {
     "steps": lambda record: float(record.steps),
     "seconds": lambda record: record.seconds,
 }
-"""What an `until` may name, beside ``return.PLAYER``."""
+"""Metrics that an `until` may name, beside ``return.PLAYER``."""
 _OF_PLAYER: Final = "return."
 
 
@@ -35,7 +35,7 @@ def is_metric(name: str) -> bool:
 
 
 def measure(record: EpisodeRecord, metric: str) -> float | None:
-    """None for a player that did not take part, and for an episode that did not end by itself."""
+    """None for a player that did not take part, and for an episode that was neither terminated nor truncated."""
     if record.outcome not in COMPLETE:
         return None
     if metric in METRICS:
@@ -44,29 +44,29 @@ def measure(record: EpisodeRecord, metric: str) -> float | None:
 
 
 def mean(records: Iterable[EpisodeRecord], metric: str) -> float | None:
-    """None when nothing can be measured."""
+    """The mean; None without a measurable episode."""
     values = [value for record in records if (value := measure(record, metric)) is not None]
     return fsum(values) / len(values) if values else None
 
 
 def holds(value: float, *, at_least: float | None, at_most: float | None) -> bool:
-    """A bound that is None is none."""
+    """A bound of None always holds."""
     return (at_least is None or value >= at_least) and (at_most is None or value <= at_most)
 
 
 def strongest(flows: Iterable[FlowControl]) -> FlowControl:
-    """CONTINUE when nobody says anything."""
+    """The strongest flow control; CONTINUE without any."""
     return max(flows, key=STRENGTH.__getitem__, default="CONTINUE")
 
 
 def faults(until: Iterable[Until]) -> list[str]:
-    """What is wrong with these conditions, one line each."""
+    """Faults of these conditions, one line each."""
     found = []
     for condition in until:
-        said = [
+        given = [
             each for each in (condition.metric, condition.steps, condition.wall_clock) if each is not None
         ]
-        if len(said) != 1:
+        if len(given) != 1:
             found.append("a condition must have one of metric, steps and wall_clock")
         if condition.metric is not None and not is_metric(condition.metric):
             found.append(f"unknown metric {condition.metric!r}; known: {', '.join(sorted(METRICS))}")
@@ -78,12 +78,12 @@ def faults(until: Iterable[Until]) -> list[str]:
 
 
 def wall_clock(until: Iterable[Until]) -> float | None:
-    """Seconds that the phase has; None when it has all the time."""
+    """The time limit of the phase in seconds; None without one."""
     return min((each.wall_clock for each in until if each.wall_clock is not None), default=None)
 
 
 def played_seconds(done: Iterable[EpisodeRecord]) -> float:
-    """What an earlier life took for its episodes: those of its busiest worker."""
+    """Seconds that an earlier process spent on its episodes: those of its busiest worker."""
     busy: dict[int, float] = {}
     for record in done:
         busy[record.worker] = busy.get(record.worker, 0.0) + record.seconds
@@ -91,7 +91,7 @@ def played_seconds(done: Iterable[EpisodeRecord]) -> float:
 
 
 class Goal:
-    """The `until` conditions of a phase, fed with each episode as it ends."""
+    """The `until` conditions of a phase, updated with each episode as it ends."""
 
     def __init__(self, until: Iterable[Until]) -> None:
         conditions = list(until)
@@ -103,8 +103,8 @@ class Goal:
         self._limit = min((each.steps for each in conditions if each.steps is not None), default=None)
         self._steps = 0
 
-    def foreseen(self, records: Iterable[EpisodeRecord]) -> FlowControl:
-        """What would be said at the ends of these, which have not come."""
+    def would_be(self, records: Iterable[EpisodeRecord]) -> FlowControl:
+        """The flow control if these episodes ended now; the state does not change."""
         windows, steps = self._windows, self._steps
         self._windows = [(condition, metric, window.copy()) for condition, metric, window in windows]
         try:

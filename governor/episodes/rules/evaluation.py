@@ -1,13 +1,13 @@
-"""Evaluation while training pauses: which episodes come when, and what an evaluation says. Pure.
+"""Evaluation while training pauses: which episodes run when, and the result of an evaluation. Pure.
 
 Rules:
-1. A phase is a row of stages; one begins when all episodes of the one before have ended. So an evaluation, and a
-   checkpoint, meet an agent that has learned from exactly the episodes before it, whatever the number of workers.
-2. Which stage it is follows from the episodes that ended, so a later life goes on where the record ends.
-3. Evaluation episodes are numbered on behind the last training episode of the phase. Their seeds are a stream of their
-   own, the same in each evaluation: what differs between two evaluations is the agent.
-4. An evaluation is over when all of its episodes have ended. One without an episode that ended by itself says nothing,
-   and ends a row of successes.
+1. A phase is a sequence of stages; a stage begins when all episodes of the previous one have ended. So an evaluation, and
+   a checkpoint, use an agent that has learned from exactly the episodes before it, for any number of workers.
+2. The episodes that ended determine the current stage, so a later process continues where the record ends.
+3. Evaluation episodes have the indices after the last training episode of the phase. Their seeds are a separate stream,
+   the same in each evaluation: two evaluations differ only in the agent.
+4. An evaluation ends when all of its episodes have ended. If none of them was terminated or truncated it has no result,
+   and ends a sequence of successes.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     from governor.messages import Checkpoint, EpisodeRecord, Evaluate, FlowControl, StartSimulation
 
 STREAM: Final = 1
-"""Of the seeds of evaluation episodes."""
+"""Number of the stream of seeds for evaluation episodes."""
 
 
 def faults(command: StartSimulation) -> list[str]:
-    """What is wrong with the numbers of a command, one line each."""
+    """Faults of the numbers in a command, one line each."""
     found = []
     evaluate, checkpoint = command.evaluate, command.checkpoint
     if evaluate is not None and (
@@ -82,7 +82,7 @@ def stages(episodes: int, evaluate: Evaluate | None, checkpoint: Checkpoint | No
 
 
 class Agenda:
-    """Hands out the episodes of a phase, a stage at a time, without those that ended in an earlier life (`known`)."""
+    """Assigns the episodes of a phase, stage by stage, without those that ended in an earlier process (`known`)."""
 
     def __init__(self, planned: Iterable[Stage], *, known: Collection[int]) -> None:
         self._planned = iter(planned)
@@ -92,7 +92,7 @@ class Agenda:
         self._following: Stage | None = next(self._planned, None)
         self.stage: Stage | None = None
         self.behind: Stage | None = None
-        """The last stage that was over when this one began."""
+        """The last stage that had ended when this one began."""
         self.advance()
 
     def next(self) -> int | None:
@@ -101,18 +101,18 @@ class Agenda:
 
     @property
     def is_last(self) -> bool:
-        """No stage follows: who gets no episode now gets none any more."""
+        """No stage follows: a worker that gets no episode now gets none any more."""
         return self._following is None
 
     def ended(self, index: int) -> bool:
-        """Whether the stage is over with this episode."""
+        """Whether the stage ends with this episode."""
         if self.stage is None or index not in self.stage.indexes:
             return False
         self._open -= 1
         return self._open == 0
 
     def advance(self) -> None:
-        """The stage is over, and what was to be done at its end is done: on to one with episodes left."""
+        """Moves on to the next stage with episodes left; the work at the end of this one is done."""
         self.stage, self.behind = None, self.stage
         while (stage := self._following) is not None:
             self._following = next(self._planned, None)
@@ -127,7 +127,7 @@ class Agenda:
 
 
 class Judge:
-    """What the evaluations of a phase came to, fed with each episode as it ends."""
+    """The results of the evaluations of a phase, updated with each episode as it ends."""
 
     def __init__(self, evaluate: Evaluate | None) -> None:
         self._evaluate = evaluate
@@ -138,7 +138,7 @@ class Judge:
         self._peak: float | None = None
         self._without_gain = 0
         self.means: dict[int, float] = {}
-        """Of each evaluation that is over and says something."""
+        """The mean of the metric, by number of the evaluation, for those with a result."""
         self.sign = -1.0 if evaluate is not None and _is_downwards(evaluate) else 1.0
 
     def ended(self, record: EpisodeRecord) -> FlowControl:

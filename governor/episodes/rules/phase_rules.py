@@ -1,7 +1,7 @@
-"""The rules of a phase together, as its simulation follows them: which episode is next, when it is over, what is kept.
+"""All rules of a phase, for its simulation: which episode is next, when the phase ends, which checkpoints are taken.
 
-Not for several threads at once: whoever calls holds a lock. The coroutines take no lock: no episode of the next stage begins
-before they are over.
+Not thread-safe: the caller holds a lock. The coroutines take no lock, because no episode of the next stage begins before
+they have returned.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ log = logs.get_logger()
 
 
 class PhaseRules:
-    """`agenda` says what is next. `seconds_left` is the wall clock's, None without."""
+    """`agenda` assigns episodes. `seconds_left` is the remaining wall-clock time in seconds, None without a limit."""
 
     def __init__(self, command: StartSimulation) -> None:
         self._command = command
         self._goal = Goal(command.until)
-        self._hope = Goal(command.until)
+        self._expected_goal = Goal(command.until)
         self._judge = evaluation.Judge(command.evaluate)
         self._checkpoints: Checkpoints | None = None
         self._since: list[EpisodeRecord] = []
         known = {record.index for record in command.done}
         planned = evaluation.stages(command.episodes, command.evaluate, command.checkpoint)
         self.agenda = evaluation.Agenda(planned, known=known)
-        self.on_record = strongest([self.ended(record) for record in command.done])
-        """What the episodes of an earlier life say."""
+        self.initial_flow = strongest([self.ended(record) for record in command.done])
+        """The flow control that follows from the episodes of an earlier process."""
         for record in command.done:
             self.may_end(record)
         seconds = wall_clock(command.until)
@@ -58,33 +58,33 @@ class PhaseRules:
         return self._command.mode == "train" and index < self._command.episodes
 
     def may_end(self, record: EpisodeRecord) -> bool:
-        """Whether the phase is over with an episode that is still to be kept, if all are kept as they ended: once for each.
-        What `until` says of that alone; an evaluation ends with its stage, for which everyone waits.
+        """Whether the phase ends with an episode that is not stored yet, if all are stored with their outcomes: called once for each.
+        Only `until` decides here; an evaluation ends with its stage, for which all workers wait.
         """
-        return self._hope.ended(record) != "CONTINUE"
+        return self._expected_goal.ended(record) != "CONTINUE"
 
     def ended(self, record: EpisodeRecord) -> FlowControl:
-        """Of one that is kept."""
+        """The flow control that follows from a stored episode."""
         if self._command.checkpoint is not None and not record.evaluation:
             self._since.append(record)
         return strongest((self._goal.ended(record), self._judge.ended(record)))
 
     def would_end(self, records: Sequence[EpisodeRecord]) -> bool:
-        """Whether one of these training episodes would stop the phase, if they ended now; they have not."""
-        return self._hope.foreseen(records) != "CONTINUE"
+        """Whether one of these training episodes would stop the phase if they ended now."""
+        return self._expected_goal.would_be(records) != "CONTINUE"
 
     @property
     def metrics(self) -> dict[str, float]:
         return self._judge.metrics
 
-    # -- what is kept between two stages -----------------------------------------------------------------------
+    # # -- checkpoints between two stages -----------------------------------------------------------------------
 
     @property
     def keeps(self) -> bool:
         return self._checkpoints is not None
 
     def open(self, run_folder: Path, copy: Copy | None) -> None:
-        """`copy` is how the agents are reached, where there are checkpoints."""
+        """`copy` copies the state of an agent, if the phase has checkpoints."""
         command = self._command
         if command.checkpoint is not None and copy is not None:
             self._checkpoints = Checkpoints(
@@ -95,7 +95,7 @@ class PhaseRules:
             )
 
     async def settle(self, stage: Stage) -> str:
-        """What is to be kept at its end; gives the reason why it could not be, in one line."""
+        """Takes the checkpoints at the end of a stage; returns the reason of a failure in one line, or ""."""
         if self._checkpoints is None:
             return ""
         reason = await self._tried(self._keep(stage, self._checkpoints))
@@ -103,13 +103,13 @@ class PhaseRules:
             self._since = [each for each in self._since if each.index not in stage.indexes]
         return reason
 
-    async def settle_behind(self) -> str:
-        """As `settle`, for what an earlier life did not come to."""
+    async def settle_previous(self) -> str:
+        """As `settle`, for a stage whose end an earlier process did not finish."""
         behind = self.agenda.behind
         return "" if behind is None else await self.settle(behind)
 
     async def settle_end(self, episodes: int) -> str:
-        """As `settle`, at the end of the phase, in which so many `episodes` have ended for training."""
+        """As `settle`, at the end of the phase, in which so many training `episodes` have ended."""
         return "" if self._checkpoints is None else await self._tried(self._checkpoints.last(episodes))
 
     async def _keep(self, stage: Stage, checkpoints: Checkpoints) -> None:

@@ -1,4 +1,4 @@
-"""Seeds: of an episode the same for the same run, phase and episode, whoever plays it and when; and of agents."""
+"""Seeds: of an episode, determined by run, phase and episode alone; and of agents."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 
 def episode_seed(run_seed: int, *of_episode: int) -> int:
-    """32 bits, as `reset` takes them; `of_episode` is phase and index, see `evaluation.entropy`. A hash: numpy's
+    """32 bits, as `reset` takes them; `of_episode` is phase and index, see `evaluation.entropy`. A hash, because numpy's
     `SeedSequence` takes 20 us, as long as a step or two.
     """
     made_of = struct.pack(f"<{1 + len(of_episode)}Q", run_seed % 2**64, *of_episode)
@@ -17,6 +17,6 @@ def episode_seed(run_seed: int, *of_episode: int) -> int:
 
 
 def agent_seed(run_seed: int, name: str) -> int:
-    """Agents that meet draw different random numbers. 32 bits."""
+    """32 bits; agents with different names draw different random numbers."""
     entropy = [run_seed % 2**64, *name.encode()]
     return int(np.random.SeedSequence(entropy).generate_state(1)[0])

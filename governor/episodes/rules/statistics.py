@@ -1,7 +1,8 @@
-"""The figures of a simulation: what `PartEnded.metrics` says, computed from its episode records.
+"""The metrics of a simulation, `PartEnded.metrics`, computed from its episode records.
 
-`return_*` and `steps_mean` are over the episodes that ended by themselves (terminated or truncated) and absent when
-there is none; `return_mean.<player>` is over those in which the player took part; the standard deviation is that of the population (ddof 0), as in Gymnasium's and Trinity's tables.
+`return_*` and `steps_mean` are over the terminated and truncated episodes, and absent if there is none;
+`return_mean.<player>` is over those in which the player took part. The standard deviation is that of the population
+(ddof 0), as in Gymnasium's and Trinity's tables.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def summarize(records: Sequence[EpisodeRecord], *, steps_per_second: float | None) -> dict[str, float]:
-    """`steps_per_second` is over the time in which these episodes were played, idle time included."""
+    """`steps_per_second` is over the time during which these episodes were played, idle time included."""
     counted = Counter(record.outcome for record in records)
     metrics: dict[str, float] = {
         "episodes_ended": len(records),

@@ -1,7 +1,7 @@
-"""From an ActorHandle to the text environment behind it; those over HTTP share the connections of one Interactor.
+"""From an ActorHandle to its text environment; those over HTTP share the connections of one Interactor.
 
-An object of the user's with plain `get_task_prompt()` and `step(action)` is played in a process of its own for that one
-episode: what hangs in this process could not be ended.
+A user's object with plain `get_task_prompt()` and `step(action)` is played in a process of its own for that one episode,
+because a hang in this process could not be ended.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ class ActorAccess:
         self._http = HTTPEnvironments(retries=retries, backoff=backoff)
 
     async def open(self, actor: ActorHandle) -> TextEnvironment:
-        """Raises UsageError for a handle that leads nowhere, EnvironmentFault when no process can be had."""
+        """Raises UsageError for a handle without an environment, EnvironmentFault if no process can be started."""
         local: Any = actor.local_env
         if actor.transport == "inproc" and local is not None:
             return local if _is_text_environment(local) else await _started(local)
         if actor.transport != "http" or not actor.base_url:
             raise UsageError(
-                f"the actor leads nowhere: transport {actor.transport!r}, base_url {actor.base_url!r}"
+                f"the actor has no environment: transport {actor.transport!r}, base_url {actor.base_url!r}"
             )
         return self._http.environment(
             base_url=actor.base_url, env_name=actor.env_name, env_id=actor.env_id, headers=actor.headers
         )
 
     async def release(self, actor: ActorHandle, environment: TextEnvironment | None) -> None:
-        """Closes what was started for this handle alone; the rest is its pool's. Raises ProcessError."""
+        """Closes an environment that was started for this handle only; others belong to its pool. Raises ProcessError."""
         if isinstance(environment, TextProcess) and environment is not actor.local_env:
             await environment.aclose()
 

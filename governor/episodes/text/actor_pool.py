@@ -1,13 +1,13 @@
-"""Who plays where: tasks that wait for an environment, and places with an environment each, started before it is asked for.
+"""Leases of text environments: tasks wait for an environment, and each slot of the pool has one, started in advance.
 
 Rules:
-1. Who holds what changes between two awaits and never across one: a cancellation finds a lease taken or not taken, never
-   half of it, and `done` has given back before it can be interrupted.
-2. A start is bounded in time, attempts and number side by side. One that does not end when cancelled is left alone, and
-   what it makes later is closed.
-3. An environment that broke is never leased again. Its place gets a new one; a place that gets none is lost, with its
-   reason, and counts no more.
-4. `acquire` waits only while something can come: for a place that is being filled, or for a holder.
+1. State changes between two awaits and never across one: a cancellation finds a lease either taken or not taken, and
+   `done` has released it before it can be interrupted.
+2. A start is bounded in time, in attempts and in how many run at once. A start that does not end when cancelled is
+   abandoned, and an environment that it makes later is closed.
+3. A broken environment is never leased again. Its slot gets a new one; a slot that gets none is lost, with its reason, and
+   no longer counts.
+4. `acquire` waits only while an environment can come: from a slot that is starting, or from a lease.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from governor.errors import ConductorError, TryAgain, UsageError
 
 CLOSE_SECONDS: Final = 10.0
 """How long the `aclose` of an environment may take."""
-KEPT_REASONS: Final = 100
+MAX_QUARANTINED: Final = 100
 
 log = logs.get_logger()
 
 
 @dataclass(slots=True, frozen=True)
 class ActorHandle:
-    """One task and the environment that it is to be played in; a lease, if it comes from a pool.
+    """One task and the environment in which to play it; a lease, if it comes from a pool.
 
-    `transport` is "http" (at `base_url`, with `headers`) or "inproc" (`local_env`, a `TextEnvironment`). In the phase of a run, `episode` is
-    the number of the episode and `seed` its seed: an environment that has `reset` gets it.
+    `transport` is "http" (at `base_url`, with `headers`) or "inproc" (`local_env`, a `TextEnvironment`). In the phase of a run,
+    `episode` is the number of the episode and `seed` its seed, which `reset` of an environment gets, if it has `reset`.
     """
 
     env_name: str
@@ -53,7 +53,7 @@ class ActorHandle:
 
 
 class EpisodeTask(NamedTuple):
-    """What is to be played once. Tasks of one group are repetitions that belong together."""
+    """A task to be played once. Tasks of one group are repetitions that belong together."""
 
     env_name: str
     env_id: str
@@ -62,7 +62,7 @@ class EpisodeTask(NamedTuple):
 
 @dataclass(slots=True, frozen=True)
 class EnvironmentEndpoint:
-    """Where an environment answers: the fields of an ActorHandle without its task. `reusable`: for the next task too."""
+    """How to reach an environment: the fields of an ActorHandle without its task. `reusable`: also for the next task."""
 
     transport: str
     base_url: str | None = None
@@ -71,12 +71,12 @@ class EnvironmentEndpoint:
     headers: Mapping[str, str] | None = field(default=None, repr=False)
 
 
-MakeSite: TypeAlias = Callable[[], Awaitable[EnvironmentEndpoint]]
+MakeEndpoint: TypeAlias = Callable[[], Awaitable[EnvironmentEndpoint]]
 
 
-def http_sites(*base_urls: str, headers: Mapping[str, str] | None = None) -> MakeSite:
-    """Environments on servers that are up already; places take the servers in turn. Each request carries `headers`, whose
-    values are never shown. Raises UsageError for one that no request can carry.
+def http_endpoints(*base_urls: str, headers: Mapping[str, str] | None = None) -> MakeEndpoint:
+    """Environments on running servers; slots take the servers in turn. Each request carries `headers`, whose values are never
+    shown. Raises UsageError for a header that no request can carry.
     """
     sent = checked(headers or {})
     urls = cycle(base_urls)
@@ -87,16 +87,16 @@ def http_sites(*base_urls: str, headers: Mapping[str, str] | None = None) -> Mak
     return make
 
 
-def process_sites(
+def process_endpoints(
     made: Any,
     params: Mapping[str, Any] | None = None,
     *,
     reuse: bool | None = False,
     start_timeout: float = 60.0,
-) -> MakeSite:
-    """Environments in Python, each in a process of its own (`TextProcess`); with `reuse` for several tasks, one after the
-    other; None: if it has `reset`. An environment is not told when an episode was broken off: one to be reused must not
-    mind.
+) -> MakeEndpoint:
+    """Environments in Python, each in a process of its own (`TextProcess`). With `reuse` one process plays several tasks, one
+    after the other; None: if it has `reset`. An environment is not notified when an episode is interrupted: a reused one must
+    tolerate that. `start_timeout` is in seconds.
     """
 
     async def make() -> EnvironmentEndpoint:
@@ -112,47 +112,48 @@ def process_sites(
 
 
 class NoEnvironments(ConductorError):
-    """Tasks are left, and no environment to play them in, nor one that could still come."""
+    """Tasks are left, but all environments are lost."""
 
     code = "no_environments"
 
 
 class PoolBusy(TryAgain):
-    """No environment came back within `acquire_timeout`."""
+    """No environment was released within `acquire_timeout`."""
 
     code = "pool_busy"
 
 
 class Quarantined(NamedTuple):
-    """An environment that was taken out of use, or could not be started (`lost`: its place is gone)."""
+    """An environment that was taken out of use, or could not be started (`lost`: its slot is gone)."""
 
-    place: int
+    slot: int
     reason: str
     lost: bool
 
 
-class _Place(NamedTuple):
+class _Slot(NamedTuple):
     number: int
-    site: EnvironmentEndpoint
+    endpoint: EnvironmentEndpoint
 
 
 @dataclass(slots=True)
 class _Lease:
     handle: ActorHandle
-    place: _Place
+    slot: _Slot
     broken: str = ""
 
 
 class ActorPool:
-    """To be used in one event loop; tasks are taken from the iterable as they are needed, in their order.
+    """A pool of environments for one event loop; it takes tasks from the iterable when it needs them, in their order.
 
-    `quarantined` has the latest environments that were given up, `places` counts those in use or to come.
+    `quarantined` has the latest broken environments, `slots` counts the environments that are leased, idle or starting. A task is
+    (env_name, env_id) or (env_name, env_id, group_id).
     """
 
     def __init__(
         self,
         tasks: Iterable[tuple[str, ...]],
-        make_site: MakeSite,
+        make_endpoint: MakeEndpoint,
         *,
         pool_size: int = 8,
         start_timeout: float = 60.0,
@@ -161,147 +162,151 @@ class ActorPool:
         start_at_once: int = 8,
         acquire_timeout: float = 600.0,
     ) -> None:
-        """`make_site` starts one environment. All times are in seconds.
+        """`make_endpoint` starts one environment. All times are in seconds.
 
-        A place gets `start_attempts` within `start_timeout`, the wait for its turn among `start_at_once` included, with
-        `start_backoff` x 2^i between them.
+        A slot has `start_attempts` within `start_timeout`, including the wait for one of the `start_at_once` starts, with pauses
+        of `start_backoff` x 2^i between them.
         """
         if pool_size < 1 or start_attempts < 1 or start_at_once < 1:
             raise UsageError("pool_size, start_attempts and start_at_once must be at least 1")
         self.pool_size = pool_size
-        self.quarantined: deque[Quarantined] = deque(maxlen=KEPT_REASONS)
+        self.quarantined: deque[Quarantined] = deque(maxlen=MAX_QUARANTINED)
         self._tasks = iter(tasks)
-        self._ahead: deque[tuple[str, ...]] = deque()
-        self._make_site = make_site
+        self._lookahead: deque[tuple[str, ...]] = deque()
+        self._make_site = make_endpoint
         self._start_timeout = start_timeout
         self._start_attempts = start_attempts
         self._start_backoff = start_backoff
         self._starting = asyncio.Semaphore(start_at_once)
         self._acquire_timeout = acquire_timeout
-        self._free: deque[_Place] = deque()
+        self._idle: deque[_Slot] = deque()
         self._leases: dict[int, _Lease] = {}
-        self._fillers: set[asyncio.Task[None]] = set()
-        self._closers: set[asyncio.Task[None]] = set()
-        self._left_alone: set[asyncio.Future[EnvironmentEndpoint]] = set()
+        self._starts: set[asyncio.Task[None]] = set()
+        self._closings: set[asyncio.Task[None]] = set()
+        self._abandoned_starts: set[asyncio.Future[EnvironmentEndpoint]] = set()
         self._changed = asyncio.Event()
         self._started = False
         self._closed = False
 
     def __repr__(self) -> str:
         return (
-            f"<ActorPool free={len(self._free)} leased={len(self._leases)} starting={len(self._fillers)} "
+            f"<ActorPool free={len(self._idle)} leased={len(self._leases)} starting={len(self._starts)} "
             f"closed={self._closed}>"
         )
 
     @property
-    def places(self) -> int:
-        return len(self._free) + len(self._leases) + len(self._fillers)
+    def slots(self) -> int:
+        return len(self._idle) + len(self._leases) + len(self._starts)
 
     async def start(self) -> None:
-        """Returns when each place has its environment or is lost; no more are started than there are tasks.
+        """Returns when each slot has its environment or is lost; it starts at most as many as there are tasks.
 
-        Raises NoEnvironments when all are lost. A second call waits for what is starting, and starts nothing.
+        Raises NoEnvironments if all are lost. A second call waits for pending starts, and starts nothing.
         """
-        self._refuse_closed()
+        self._raise_if_closed()
         if not self._started:
             self._started = True
-            self._ahead.extend(islice(self._tasks, self.pool_size))
-            for number in range(len(self._ahead)):
-                self._fill(number)
-        while self._fillers:
+            self._lookahead.extend(islice(self._tasks, self.pool_size))
+            for number in range(len(self._lookahead)):
+                self._start_slot(number)
+        while self._starts:
             await self._changed.wait()
-        self._refuse_closed()
+        self._raise_if_closed()
         if self._task_left():
-            self._refuse_hopeless()
+            self._raise_if_all_lost()
 
     async def acquire(self) -> ActorHandle | None:
         """A lease on the next task, or None when no task is left.
 
-        Raises NoEnvironments when none can come any more, PoolBusy when none came within `acquire_timeout`, and
+        Raises NoEnvironments if all environments are lost, PoolBusy if none was released within `acquire_timeout`, and
         UsageError before `start` and after `aclose`.
         """
         if not self._started:
             raise UsageError("the pool was not started: await start() first")
         until = asyncio.get_running_loop().time() + self._acquire_timeout
         while True:
-            self._refuse_closed()
+            self._raise_if_closed()
             if not self._task_left():
                 return None
-            if self._free:
+            if self._idle:
                 return self._lease()
-            self._refuse_hopeless()
+            self._raise_if_all_lost()
             try:
                 async with asyncio.timeout_at(until):
                     await self._changed.wait()
             except TimeoutError:
                 raise PoolBusy(
                     f"no environment came back within {self._acquire_timeout:g} s: {len(self._leases)} are leased, "
-                    f"{len(self._fillers)} start"
+                    f"{len(self._starts)} start"
                 ) from None
 
     def quarantine(self, actor: ActorHandle, reason: str) -> None:
-        """What is leased broke: it is closed when it is `done`, and its place filled anew."""
+        """Marks a leased environment as broken: `done` closes it and starts a new one in its slot."""
         lease = self._leases.get(id(actor))
         if lease is not None:
             lease.broken = reason
 
     async def done(self, actor: ActorHandle) -> None:
-        """Gives a lease back. A handle that is not leased (any more) is none of the pool's business."""
+        """Releases a lease. A handle that is not leased (any more) is ignored."""
         lease = self._leases.pop(id(actor), None)
         if lease is None or self._closed:
             return
-        place = lease.place
+        slot = lease.slot
         if lease.broken:
-            self.quarantined.append(Quarantined(place.number, lease.broken, lost=False))
-            log.warning("environment.quarantined", place=place.number, reason=lease.broken)
-        if place.site.reusable and not lease.broken:
-            self._free.append(place)
+            self.quarantined.append(Quarantined(slot.number, lease.broken, lost=False))
+            log.warning("environment.quarantined", slot=slot.number, reason=lease.broken)
+        if slot.endpoint.reusable and not lease.broken:
+            self._idle.append(slot)
         elif self._task_left():
-            self._fill(place.number, worn=place.site)
+            self._start_slot(slot.number, old=slot.endpoint)
         else:
-            self._close_soon(place.site)
+            self._close_soon(slot.endpoint)
         self._wake()
 
     async def aclose(self) -> None:
-        """Closes every environment, leased ones too, in `CLOSE_SECONDS` for each; who waits in `acquire` gets UsageError.
+        """Closes every environment, leased ones too, within `CLOSE_SECONDS` each; a pending `acquire` raises UsageError.
 
         May be called again.
         """
         self._closed = True
-        sites = [place.site for place in self._free] + [lease.place.site for lease in self._leases.values()]
-        self._free.clear()
+        endpoints = [slot.endpoint for slot in self._idle] + [
+            lease.slot.endpoint for lease in self._leases.values()
+        ]
+        self._idle.clear()
         self._leases.clear()
-        for site in sites:
-            self._close_soon(site)
+        for endpoint in endpoints:
+            self._close_soon(endpoint)
         self._wake()
-        for filler in self._fillers:
-            filler.cancel()
-        if self._fillers:
-            await asyncio.wait(self._fillers)
-        if self._left_alone:
-            await asyncio.wait(self._left_alone, timeout=CLOSE_SECONDS)
-        while self._closers:
-            await asyncio.wait(self._closers)
+        for start in self._starts:
+            start.cancel()
+        if self._starts:
+            await asyncio.wait(self._starts)
+        if self._abandoned_starts:
+            await asyncio.wait(self._abandoned_starts, timeout=CLOSE_SECONDS)
+        while self._closings:
+            await asyncio.wait(self._closings)
 
     def _lease(self) -> ActorHandle:
-        task = EpisodeTask(*self._ahead.popleft())  # first: what is no task costs no place
-        place = self._free.popleft()
-        site = place.site
-        handle = ActorHandle(*task, site.transport, site.base_url, site.local_env, headers=site.headers)
-        self._leases[id(handle)] = _Lease(handle, place)
+        task = EpisodeTask(*self._lookahead.popleft())  # first: an invalid task uses no slot
+        slot = self._idle.popleft()
+        endpoint = slot.endpoint
+        handle = ActorHandle(
+            *task, endpoint.transport, endpoint.base_url, endpoint.local_env, headers=endpoint.headers
+        )
+        self._leases[id(handle)] = _Lease(handle, slot)
         return handle
 
     def _task_left(self) -> bool:
-        if not self._ahead:
-            self._ahead.extend(islice(self._tasks, 1))
-        return bool(self._ahead)
+        if not self._lookahead:
+            self._lookahead.extend(islice(self._tasks, 1))
+        return bool(self._lookahead)
 
-    def _refuse_closed(self) -> None:
+    def _raise_if_closed(self) -> None:
         if self._closed:
             raise UsageError("the pool was closed")
 
-    def _refuse_hopeless(self) -> None:
-        if not self.places:
+    def _raise_if_all_lost(self) -> None:
+        if not self.slots:
             latest = next((one for one in reversed(self.quarantined) if one.lost), None)
             why = f", the last one: {latest.reason}" if latest else ""
             raise NoEnvironments(f"tasks are left, and all environments are lost{why}")
@@ -310,27 +315,27 @@ class ActorPool:
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
 
-    def _fill(self, number: int, *, worn: EnvironmentEndpoint | None = None) -> None:
-        filler = asyncio.create_task(self._fill_place(number, worn), name=f"actor_pool.fill.{number}")
-        self._fillers.add(filler)
-        filler.add_done_callback(self._filled)
+    def _start_slot(self, number: int, *, old: EnvironmentEndpoint | None = None) -> None:
+        start = asyncio.create_task(self._run_start(number, old), name=f"actor_pool.fill.{number}")
+        self._starts.add(start)
+        start.add_done_callback(self._start_ended)
 
-    def _filled(self, filler: asyncio.Task[None]) -> None:
-        self._fillers.discard(filler)
+    def _start_ended(self, start: asyncio.Task[None]) -> None:
+        self._starts.discard(start)
         self._wake()
 
-    async def _fill_place(self, number: int, worn: EnvironmentEndpoint | None) -> None:
-        if worn is not None:
-            self._close_soon(worn)
+    async def _run_start(self, number: int, old: EnvironmentEndpoint | None) -> None:
+        if old is not None:
+            self._close_soon(old)
         try:
-            site = await self._start_site()
+            endpoint = await self._start_endpoint()
         except ConductorError as error:
             self.quarantined.append(Quarantined(number, error.reason, lost=True))
-            log.error("environment.lost", place=number, reason=error.reason)  # noqa: TRY400  # one line says it
+            log.error("environment.lost", slot=number, reason=error.reason)  # noqa: TRY400  # one line says it
         else:
-            self._free.append(_Place(number, site))
+            self._idle.append(_Slot(number, endpoint))
 
-    async def _start_site(self) -> EnvironmentEndpoint:
+    async def _start_endpoint(self) -> EnvironmentEndpoint:
         """Raises ConductorError with one line."""
         reason = ""
         try:
@@ -340,7 +345,7 @@ class ActorPool:
                         await asyncio.sleep(self._start_backoff * 2 ** (attempt - 1))
                     async with self._starting:
                         try:
-                            return await self._make_or_leave()
+                            return await self._make_or_abandon()
                         except Exception as error:  # noqa: BLE001  # whatever the user's code raises
                             reason = reason_of(error)
         except TimeoutError:
@@ -349,7 +354,7 @@ class ActorPool:
             ) from None
         raise ConductorError(f"no start in {self._start_attempts} attempts: {reason}")
 
-    async def _make_or_leave(self) -> EnvironmentEndpoint:
+    async def _make_or_abandon(self) -> EnvironmentEndpoint:
         making = asyncio.ensure_future(self._make_site())
         try:
             return await asyncio.shield(making)
@@ -357,20 +362,20 @@ class ActorPool:
             if making.cancelled():
                 raise ConductorError("the start cancelled itself") from None
             making.cancel()
-            self._left_alone.add(making)
+            self._abandoned_starts.add(making)
             making.add_done_callback(self._close_late)
             raise
 
     def _close_late(self, making: asyncio.Future[EnvironmentEndpoint]) -> None:
-        self._left_alone.discard(making)
+        self._abandoned_starts.discard(making)
         if not making.cancelled() and making.exception() is None:
             self._close_soon(making.result())
 
-    def _close_soon(self, site: EnvironmentEndpoint) -> None:
-        if hasattr(site.local_env, "aclose"):
-            closer = asyncio.create_task(_close(site.local_env), name="actor_pool.close")
-            self._closers.add(closer)
-            closer.add_done_callback(self._closers.discard)
+    def _close_soon(self, endpoint: EnvironmentEndpoint) -> None:
+        if hasattr(endpoint.local_env, "aclose"):
+            closing_task = asyncio.create_task(_close(endpoint.local_env), name="actor_pool.close")
+            self._closings.add(closing_task)
+            closing_task.add_done_callback(self._closings.discard)
 
 
 async def _close(environment: Any) -> None:

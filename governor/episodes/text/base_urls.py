@@ -1,6 +1,6 @@
-"""Where the model of a session is served: one address for all, or one for each session.
+"""Base URLs of the model: one address for all sessions, or one for each session.
 
-A proxy in front of the model can tell sessions apart by their address, and so count, trace or route them.
+A proxy in front of the model can distinguish sessions by their address, to count, trace or route them.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from governor.errors import UsageError
 
 
 class BaseURLProvider(Protocol):
-    """Says where to send what a session asks. Called in the event loop before each answer: it must not block."""
+    """Selects the base URL for a session. Called in the event loop before each answer: it must not block."""
 
     def get_base_url(self, session: Any) -> str:
-        """For example ``http://host:8000/v1``; ``/chat/completions`` is put behind it."""
+        """For example ``http://host:8000/v1``; ``/chat/completions`` is appended."""
 
 
 class StaticBaseURLProvider:
-    """The same address for every session. Raises UsageError when it is none."""
+    """The same address for every session. Raises UsageError for an invalid one."""
 
     def __init__(self, base_url: str) -> None:
         self.base_url = checked(base_url)
@@ -29,7 +29,7 @@ class StaticBaseURLProvider:
 
 
 class SessionSuffixBaseURLProvider:
-    """``<base URL>/<session id>``: `session` is one with an `id` (or `session_id`). Raises UsageError for bad addresses."""
+    """``<base URL>/<session id>``: `session` has an `id` (or `session_id`). Raises UsageError for bad addresses."""
 
     def __init__(self, base_url: str) -> None:
         self.base_url = checked(base_url)

@@ -1,13 +1,12 @@
-"""Answers of a language model over OpenAI chat completions: bounded in number, in time and in tries.
+"""Answers of a language model over OpenAI chat completions: bounded in number, time and attempts.
 
 Rules:
-1. One client and one pool of connections serve all sessions, whatever their base URLs: each request names its whole
-   address. A client for each session costs 28 ms and 0.9 MB; `with_options` for each request three times the time.
-2. The client's own retries are off: they are counted and bounded here. What may pass by itself is asked again: 408, 429,
-   5xx, transport errors, time-outs, answers that break off or make no sense. Other refusals are final at once.
-   Answers have a largest size.
-3. A place among the `concurrency` is held while a request is on its way, not during the pause before a retry.
-4. A model that ends at once has answered, with an empty text: dropping such answers would change what is learnt from.
+1. One client and one pool of connections serve all sessions, whatever their base URLs: each request has its whole address.
+   A client for each session costs 28 ms and 0.9 MB; `with_options` for each request three times the time.
+2. The client's own retries are off: retries are counted and bounded here. Transient failures are retried: 408, 429, 5xx,
+   transport errors, time-outs, incomplete or invalid answers. Other refusals are final at once. Answers have a size limit.
+3. A slot among the `concurrency` is held during a request, not during the pause before a retry.
+4. A model that stops at once has answered, with an empty text: dropping such answers would change what is learned from.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from governor.episodes.text.base_urls import (
     StaticBaseURLProvider,
     checked,
 )
-from governor.episodes.text.environments.http_environment import LARGEST_ANSWER
+from governor.episodes.text.environments.http_environment import MAX_ANSWER_BYTES
 from governor.episodes.text.http_retries import brief, pause, retry_after, status_reason
 from governor.episodes.text.usage import Usage
 from governor.errors import GovernorError, UsageError
@@ -49,17 +48,17 @@ __all__ = [
     "Usage",
 ]
 MOST_CONCURRENT: Final = 1000
-"""The connections that the client keeps."""
+"""The most connections of the client."""
 _REQUEST_TIMEOUT: Final = 408
 _TOO_MANY_REQUESTS: Final = 429
 _MOST_TOKENS: Final = 1 << 40
-"""No answer has more; sums stay in 64 bits."""
+"""The most tokens of an answer; sums stay in 64 bits."""
 _OUT_OF_QUOTA: Final = "insufficient_quota"
-"""A 429 that no wait will cure."""
+"""A 429 that no retry resolves."""
 
 
 class ModelFault(GovernorError):
-    """The model gave no answer: it refused, or the tries are used up."""
+    """The model gave no answer: it refused, or all attempts failed."""
 
     code = "model"
 
@@ -69,17 +68,17 @@ class ModelFault(GovernorError):
 
 
 class _Again(Exception):
-    """One try has failed, and the next may not. `told`: the seconds that the server asks to wait."""
+    """One attempt has failed, and the next may succeed. `retry_after_seconds`: the pause that the server requests."""
 
-    def __init__(self, reason: str, *, told: float | None = None) -> None:
+    def __init__(self, reason: str, *, retry_after_seconds: float | None = None) -> None:
         self.reason = reason
-        self.told = told
+        self.retry_after_seconds = retry_after_seconds
         super().__init__(reason)
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """`finish_reason` is the server's ("stop", "length", ...), "" where it gives none. Tokens that it does not count are 0."""
+    """`finish_reason` is the server's ("stop", "length", ...), "" without one. Tokens that it does not count are 0."""
 
     text: str
     finish_reason: str
@@ -89,7 +88,7 @@ class Answer:
 
 
 class ChatModel:
-    """Asks a model for the next message of a conversation. For one event loop."""
+    """Requests the next message of a conversation from a model. For one event loop."""
 
     def __init__(
         self,
@@ -104,10 +103,10 @@ class ChatModel:
         concurrency: int = 64,
         **extra: Any,
     ) -> None:
-        """`timeout`: seconds for each try; `backoff`: seconds before the first retry, then doubled.
+        """`timeout`: seconds for each attempt; `backoff`: seconds before the first retry, then doubled.
 
         `extra` goes into each request: `max_tokens`, `stop`, a server's own (`top_k`), and the client's `extra_body`,
-        `extra_headers`, `extra_query`. Raises UsageError for values that make no sense.
+        `extra_headers`, `extra_query`. Raises UsageError for invalid values.
         """
         if not 1 <= concurrency <= MOST_CONCURRENT:
             raise UsageError(f"concurrency is {concurrency}: it should be from 1 to {MOST_CONCURRENT}")
@@ -116,7 +115,7 @@ class ChatModel:
                 f"timeout {timeout}, retries {retries}, backoff {backoff}: none may be negative, nor timeout 0"
             )
         if extra.get("stream"):
-            raise UsageError("answers are taken whole: leave stream out")
+            raise UsageError("answers are not streamed: leave stream out")
         self.usage = Usage()
         self._provider = base_url_provider
         self._timeout = timeout
@@ -144,8 +143,8 @@ class ChatModel:
         )
 
     async def answer(self, messages: list[Message], *, session: Any) -> Answer:
-        """The model's next message after `messages`. Raises ModelFault when the tries are used up, or at once for what
-        would not pass. Its caller bounds the time of all tries together.
+        """The model's next message after `messages`. Raises ModelFault after the last attempt, or at once for a permanent failure.
+        The caller limits the time of all attempts together.
         """
         url = self._url(session)
         for retry in range(self._retries + 1):
@@ -155,13 +154,13 @@ class ChatModel:
             except _Again as failed:
                 last = failed
             if retry < self._retries:
-                await asyncio.sleep(pause(retry, backoff=self._backoff, told=last.told))
+                await asyncio.sleep(pause(retry, backoff=self._backoff, minimum=last.retry_after_seconds))
                 self.usage.retries += 1
         tries = "once" if self._retries == 0 else f"{self._retries + 1} times"
         raise ModelFault(f"no answer of the model, asked {tries}: {last.reason}") from last
 
     async def aclose(self) -> None:
-        """Closes the connections; requests on their way fail. May be called again."""
+        """Closes the connections; pending requests fail. May be called again."""
         await self._client.close()
 
     def _url(self, session: Any) -> str:
@@ -171,7 +170,7 @@ class ChatModel:
             raise ModelFault(f"no base URL for the session: {one_line(error)}") from error
 
     async def _ask(self, url: str, messages: list[Message]) -> Answer:
-        """One try. Raises _Again or ModelFault."""
+        """One attempt. Raises _Again or ModelFault."""
         self.usage.requests += 1
         try:
             # The client's own time-out begins anew with each piece that arrives.
@@ -188,10 +187,10 @@ class ChatModel:
             raise _refusal(error) from error
         except (openai.APIConnectionError, aiohttp.ClientError, OSError) as error:
             raise _Again(f"transport: {one_line(_root(error))}") from error
-        except Exception as error:  # messages that are no JSON, a closed client, an impossible host
+        except Exception as error:  # messages that are not JSON, a closed client, an invalid host
             raise ModelFault(f"the request cannot be made: {one_line(error)}") from error
-        if len(got.content) > LARGEST_ANSWER:
-            raise ModelFault(f"the answer is larger than {LARGEST_ANSWER} bytes")
+        if len(got.content) > MAX_ANSWER_BYTES:
+            raise ModelFault(f"the answer is larger than {MAX_ANSWER_BYTES} bytes")
         answer = read(got.content, got.response.headers)
         self.usage.prompt_tokens += answer.prompt_tokens
         self.usage.completion_tokens += answer.completion_tokens
@@ -200,23 +199,23 @@ class ChatModel:
 
 @cache
 def _tls_context() -> ssl.SSLContext:
-    """One for all clients of the process: reading the system's certificates takes 0.15 to 0.4 s."""
+    """One context for all clients of the process: reading the system's certificates takes 0.15 to 0.4 s."""
     return ssl.create_default_context()
 
 
 async def _read_bounded(response: Any) -> None:
-    """A hook of the HTTP client, which would read bodies without end, refusals too: not much more than
-    `LARGEST_ANSWER` is read, and what comes after it is dropped with the connection.
+    """A hook of the HTTP client, which by itself reads bodies of any size, refusals too: it reads little more than
+    `MAX_ANSWER_BYTES`, and drops the rest with the connection.
     """
     pieces, size = [], 0
     async with aclosing(response.aiter_bytes()) as body:
         async for piece in body:
             pieces.append(piece)
             size += len(piece)
-            if size > LARGEST_ANSWER:
+            if size > MAX_ANSWER_BYTES:
                 break
     await response.aclose()
-    response._content = b"".join(pieces)  # noqa: SLF001  # where `aread`, which has no bound, keeps it
+    response._content = b"".join(pieces)  # noqa: SLF001  # the attribute of `aread`, which has no limit
 
 
 def _refusal(error: openai.APIStatusError) -> Exception:
@@ -226,11 +225,11 @@ def _refusal(error: openai.APIStatusError) -> Exception:
     transient = error.status_code in {_REQUEST_TIMEOUT, _TOO_MANY_REQUESTS} or error.status_code >= 500
     if not transient or error.code == _OUT_OF_QUOTA:
         return ModelFault(f"the model refused: {reason}")
-    return _Again(reason, told=retry_after(error.response.headers, now=datetime.now(UTC)))
+    return _Again(reason, retry_after_seconds=retry_after(error.response.headers, now=datetime.now(UTC)))
 
 
 def _root(error: BaseException) -> BaseException:
-    """The first cause: the client's names for transport errors are not true (a lost connection is a time-out there)."""
+    """The first cause: the client's own names of transport errors are misleading (a lost connection is a time-out there)."""
     while error.__cause__ is not None:
         error = error.__cause__
     return error
@@ -253,7 +252,7 @@ class _Completion(msgspec.Struct):
 
 
 def read(body: bytes, headers: Any) -> Answer:
-    """The answer in a response of status 200. Raises _Again for what is none."""
+    """The answer in a response of status 200. Raises _Again for an invalid one."""
     try:
         completion = msgspec.json.decode(body, type=_Completion)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
@@ -291,7 +290,7 @@ def _version(value: object) -> int | None:
 
 
 def _whole(value: object) -> int | None:
-    """None for what is no whole number of 64 bits: nothing larger can be put on record."""
+    """None for a value that is not a 64-bit integer: larger ones cannot be recorded."""
     if isinstance(value, int) and not isinstance(value, bool) and -(1 << 63) <= value < 1 << 63:
         return value
     return None

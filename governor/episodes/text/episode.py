@@ -1,10 +1,10 @@
 """One episode of a language model in a text environment: prompt, answer, step, until its end.
 
 Rules:
-1. Who is being waited for is always known (`at`): a fault names it, and an environment that was left in the middle of a
-   call is broken, because nobody knows what it does then.
-2. Each step is asked for once, under a key of its own; it is recorded before the next prompt.
-3. The end of an answer that was cut off, and of an episode at its `max_steps`, is on record like any other.
+1. `at` names the component that the episode waits for: a fault names it. An environment that is interrupted during a call
+   counts as broken, because its state is unknown.
+2. Each step is requested once, with a key of its own; it is recorded before the next prompt.
+3. The step of an answer that was cut off, and of an episode at its `max_steps`, is recorded like any other.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Hooks(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
-    """Seconds for times. `timeout` is the deadline of the whole episode."""
+    """Times are in seconds. `timeout` is the deadline of the whole episode."""
 
     max_steps: int
     message_cut: int
@@ -55,7 +55,7 @@ class Rules:
 
 
 def trim(prompt: list[Message], message_cut: int) -> list[Message]:
-    """The system message, where the prompt begins with one, and the last 2 x `message_cut` - 1; all if that is ≤ 0."""
+    """The system message, if the prompt begins with one, and the last 2 x `message_cut` - 1; the whole prompt if that is ≤ 0."""
     if message_cut <= 0:
         return prompt
     head = [
@@ -65,9 +65,9 @@ def trim(prompt: list[Message], message_cut: int) -> list[Message]:
 
 
 class TextEpisode:
-    """Played once. `total_reward` is the sum so far, `steps` what the environment has taken, `info` that of the last one.
+    """Played once. `total_reward` is the undiscounted sum so far, `steps` the number of environment steps, `info` that of the last.
 
-    `broken` says why the environment cannot be used again; it is empty where it can.
+    `broken` is the reason why the environment cannot be used again, or "".
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class TextEpisode:
         """With a `seed`, an environment that has `reset(seed, timeout)` is reset first."""
         self.session: Any = None
         self.environment: TextEnvironment | None = None
-        self.begun = False
+        self.started = False
         self.total_reward = 0.0
         self.steps = 0
         self.info: dict[str, Any] | None = None
@@ -97,31 +97,31 @@ class TextEpisode:
         self._record_step = record_step
         self._rules = rules
         self._seed = seed
-        self._asking = False
+        self._in_call = False
         self._fault = ""
 
     @property
     def broken(self) -> str:
-        return self._fault or ("it was left in the middle of a call" if self._asking else "")
+        return self._fault or ("it was left in the middle of a call" if self._in_call else "")
 
     async def play(self) -> tuple[EpisodeOutcome, str]:
-        """The outcome and its reason in one line. Nothing but a cancellation is raised."""
+        """The outcome and its reason in one line. Raises only a cancellation."""
         deadline = asyncio.timeout(self._rules.timeout)
         try:
             async with deadline:
                 return await self._play()
         except EnvironmentFault as fault:
-            return self._judge(fault)
-        except (Exception, asyncio.CancelledError) as error:  # of user code: it ends this episode alone
+            return self._outcome_of(fault)
+        except (Exception, asyncio.CancelledError) as error:  # from user code: it ends this episode only
             if is_cancellation(error):
                 raise
             if deadline.expired():
                 return "timed_out", f"not done within {self._rules.timeout:g} s, at work: the {self.at}"
-            if self._asking:
+            if self._in_call:
                 self._fault = reason_of(error)
             return "failed", f"{self.at}: {reason_of(error)}"
 
-    def _judge(self, fault: EnvironmentFault) -> tuple[EpisodeOutcome, str]:
+    def _outcome_of(self, fault: EnvironmentFault) -> tuple[EpisodeOutcome, str]:
         self._fault = fault.reason
         outcome: EpisodeOutcome = "failed"
         if isinstance(fault, EnvironmentHung):
@@ -132,15 +132,15 @@ class TextEpisode:
 
     async def _play(self) -> tuple[EpisodeOutcome, str]:
         self.session = await self._open_session()
-        self.begun = True
+        self.started = True
         self.at = "environment"
         environment = self.environment = await self._open_environment()
         rules = self._rules
         reset = getattr(environment, "reset", None)
         if self._seed is not None and reset is not None:
-            self._asking = True
+            self._in_call = True
             await reset(seed=self._seed, timeout=rules.environment_timeout)
-            self._asking = False
+            self._in_call = False
         for number in range(1, rules.max_steps + 1):
             prompt = await self._prompt(environment, number)
             if not prompt:
@@ -162,9 +162,9 @@ class TextEpisode:
         return "truncated", f"max_steps {rules.max_steps}"
 
     async def _prompt(self, environment: TextEnvironment, number: int) -> list[Message]:
-        self.at, self._asking = "environment", True
+        self.at, self._in_call = "environment", True
         prompt = await environment.get_task_prompt(timeout=self._rules.environment_timeout)
-        self._asking = False
+        self._in_call = False
         self.at = "handler"
         prompt = await self._hooks.handle(number, prompt)
         if not isinstance(prompt, list):
@@ -172,11 +172,11 @@ class TextEpisode:
         return trim(prompt, self._rules.message_cut)
 
     async def _step(self, environment: TextEnvironment, number: int, action: str) -> TextStep:
-        self.at, self._asking = "environment", True
+        self.at, self._in_call = "environment", True
         step = await environment.step(
             action, key=f"{self.uid}.{number}", timeout=self._rules.environment_timeout
         )
-        self._asking = False
+        self._in_call = False
         if not math.isfinite(step.reward):
             raise EnvironmentFault(f"the reward is {step.reward}")
         self.steps, self.info = number, step.info
@@ -200,12 +200,12 @@ class TextEpisode:
 
 
 def is_cancellation(error: BaseException) -> bool:
-    """Whether this task is cancelled. User code also raises CancelledError by itself, for instance of a task of its own."""
+    """Whether this task is cancelled. User code may raise CancelledError for other reasons, for instance for its own task."""
     task = asyncio.current_task()
     return isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling() > 0
 
 
 def reason_of(error: BaseException) -> str:
-    """One line; our own errors have it in `reason`."""
+    """The reason in one line; a GovernorError has it in `reason`."""
     reason = getattr(error, "reason", None) if isinstance(error, GovernorError) else None
     return reason or one_line(error)

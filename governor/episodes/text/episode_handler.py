@@ -1,8 +1,8 @@
-"""Hooks of the user around each step of a text episode and after its end.
+"""User hooks around each step of a text episode and after its end.
 
 Rules:
 1. A hook may be sync or async; a sync one runs in a thread of its own, never in the event loop's.
-2. One that raises, or returns no list, fails the episode that it was called for, and no other.
+2. A hook that raises, or returns no list, fails only the episode that it was called for.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ if TYPE_CHECKING:
 
 
 class EpisodeHandler:
-    """To derive from, or to imitate: a handler may have one of the two methods alone, and either may be plain `def`."""
+    """A base class; any object with one or both of the two methods may be used, and either may be plain `def`."""
 
     async def handle(self, env_name: str, env_id: str, step: int, prompt: list[Message]) -> list[Message]:  # noqa: ARG002
-        """The prompt to be used instead. `step` counts from 1; the prompt is trimmed afterwards."""
+        """The prompt to use instead, a list of chat messages. `step` counts from 1; the prompt is trimmed afterwards."""
         return prompt
 
     async def on_episode_end(
         self, *, env_name: str, env_id: str, total_reward: float, info: dict[str, Any] | None
     ) -> None:
-        """Called however the episode ended. `total_reward` is the sum so far, `info` that of the last step."""
+        """Called at every end of an episode. `total_reward` is the undiscounted sum so far, `info` that of the last step or None."""
 
 
 class HandlerCalls:

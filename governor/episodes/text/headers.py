@@ -1,4 +1,4 @@
-"""Headers that requests to an environment carry beside ours, for instance for authorization.
+"""Additional headers of requests to an environment, for instance for authorization.
 
 Their values may be secrets: no error, log line or `repr` shows one.
 """
@@ -17,7 +17,7 @@ _NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 
 
 def checked(headers: Mapping[str, str]) -> dict[str, str]:
-    """Raises UsageError for what no request can carry, and for headers that are ours."""
+    """Raises UsageError for headers that no request can carry, and for those that this package sets."""
     if not isinstance(headers, Mapping):
         raise UsageError("headers should be a mapping of names to texts")
     for name, value in headers.items():

@@ -1,6 +1,6 @@
-"""When to ask an HTTP server again: pauses that grow, and `Retry-After` as far as it is bearable. Pure, but for chance.
+"""When to retry an HTTP request: growing pauses, and `Retry-After` up to a limit. Pure, except for randomness.
 
-A pause is at most `LONGEST_PAUSE`, whatever the server says; who asks also has a number of retries, and deadlines.
+A pause is at most `LONGEST_PAUSE`, whatever the server requests; the caller also limits the number of retries and the time.
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 LONGEST_PAUSE: Final = 60.0
-"""Seconds; a server that asks for more is asked again after this."""
+"""Seconds; the limit of a pause that a server requests."""
 _SPREAD: Final = 0.25
 _DOUBLINGS: Final = 30
 
 
-def pause(retry: int, *, backoff: float, told: float | None = None) -> float:
-    """Seconds before retry number `retry` (from 0): `backoff` times 2 ** retry, never earlier than `told`.
+def pause(retry: int, *, backoff: float, minimum: float | None = None) -> float:
+    """Seconds before retry number `retry` (from 0): `backoff` times 2 ** retry, never less than `minimum`.
 
-    Up to a quarter is added by chance: clients that were refused together do not come back together.
+    Adds up to a quarter at random, so that clients that were refused together do not return together.
     """
     waited = backoff * float(1 << min(retry, _DOUBLINGS))
     waited += waited * _SPREAD * random.random()  # noqa: S311 - no secret
-    return min(max(waited, told or 0.0), LONGEST_PAUSE)
+    return min(max(waited, minimum or 0.0), LONGEST_PAUSE)
 
 
 def retry_after(headers: Mapping[str, str], *, now: datetime) -> float | None:
-    """Seconds that the server asks for (RFC 9110, 10.2.3: a number or a date); None if it does not, or makes no sense.
+    """Seconds that the server requests (RFC 9110, 10.2.3: a number or a date); None without a valid value.
 
-    `headers` are looked up without regard to case; `retry-after-ms` is what OpenAI's servers add.
+    `headers` are looked up without regard to case; `retry-after-ms` is added by OpenAI's servers.
     """
     for name, unit in (("retry-after-ms", 0.001), ("retry-after", 1.0)):
         seconds = _number(headers.get(name, ""))
@@ -49,13 +49,13 @@ def retry_after(headers: Mapping[str, str], *, now: datetime) -> float | None:
 
 
 def brief(text: object) -> str:
-    """What a server said, on one line and not endless."""
+    """The text of a server's answer, on one line and shortened."""
     line = " ".join(str(text)[: 10 * REASON_LENGTH].split())
     return line if len(line) <= REASON_LENGTH else f"{line[: REASON_LENGTH - 3]}..."
 
 
 def status_reason(status: int, text: object) -> str:
-    """``HTTP 404: what the server said``."""
+    """``HTTP 404: text of the answer``."""
     said = brief(text)
     return f"HTTP {status}: {said}" if said else f"HTTP {status}"
 

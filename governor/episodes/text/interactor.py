@@ -1,10 +1,10 @@
-"""Many episodes of a language model in text environments at once: takes them from a pool, plays, records, gives back.
+"""Many concurrent episodes of a language model in text environments: leases, plays, records and releases.
 
 Rules:
-1. Every episode ends with one outcome and is in `episodes`: nothing that goes wrong in one reaches another.
-2. What was reported is on record first: a session is ended before its episode is in `episodes`.
-3. A lease comes back whatever happens, a cancellation too, and an environment that broke is never given back as sound.
-4. A cancelled run waits for its episodes' ends, which is bounded, and leaves nothing running.
+1. Every episode ends with one outcome and is in `episodes`: a fault in one does not affect another.
+2. An episode is recorded before it is reported: its session is ended before it is in `episodes`.
+3. A lease is always released, after a cancellation too, and a broken environment is always reported as broken.
+4. A cancelled run waits for the ends of its episodes, which is bounded, and leaves no task running.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from governor import logs
 from governor.episodes.text.actor_access import ActorAccess
 from governor.episodes.text.actor_pool import PoolBusy
 from governor.episodes.text.chat_model import MOST_CONCURRENT, ChatModel
-from governor.episodes.text.environments.user_calls import to_its_end
+from governor.episodes.text.environments.user_calls import run_to_completion
 from governor.episodes.text.episode import Rules, TextEpisode, is_cancellation, reason_of
 from governor.episodes.text.episode_handler import HandlerCalls
 from governor.episodes.text.session_log import SessionLog, session_id
@@ -44,7 +44,7 @@ log = logs.get_logger()
 
 
 class Pool(Protocol):
-    """`ActorPool`, or one of the user's. `quarantine(actor, reason)` is called before `done` where a pool has it."""
+    """`ActorPool`, or the user's own. `quarantine(actor, reason)` is called before `done` if the pool has it."""
 
     pool_size: int
 
@@ -57,8 +57,8 @@ class Pool(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextEpisodeRecord:
-    """How one episode ended. `total_reward` is the sum until then, also where the result says NaN; `steps` those that the
-    environment has taken, `seconds` from the lease to the end.
+    """How one episode ended. `total_reward` is the undiscounted sum so far, also if `result` is NaN; `steps` counts the
+    environment's steps; `seconds` run from the lease to the end.
     """
 
     env_name: str
@@ -83,7 +83,8 @@ class TextEpisodeRecord:
 class Interactor:
     """Plays all tasks of `pool`, up to `max_workers` (at most `pool.pool_size`) at once. For one event loop.
 
-    `episodes` has the record of every episode of the latest run, in the order of their ends.
+    An observation is a list of chat messages, an action is the text of the model's answer, a reward is a finite float; there is
+    no batch axis. `episodes` has the record of every episode of the latest run, in the order of their ends.
     """
 
     def __init__(  # noqa: PLR0917  # the order that users of AIEvoBox know
@@ -106,10 +107,11 @@ class Interactor:
         chat_model: Model | None = None,
         on_record: Callable[[ActorHandle, TextEpisodeRecord], None] | None = None,
     ) -> None:
-        """`env_http_timeout_s` bounds each try of a call over HTTP, and each call in process; `episode_timeout` an episode.
+        """All times are in seconds. `env_http_timeout_s` limits each attempt of a call over HTTP, and each call in process;
+        `episode_timeout` an episode.
 
-        `chat_model` answers instead of a ChatModel made from `base_url_provider`, `api_key`, `model` and `temperature`;
-        who brings it closes it. `on_record` is called with each record before the actor goes back to the pool.
+        `chat_model` is used instead of a ChatModel made from `base_url_provider`, `api_key`, `model` and `temperature`; the
+        caller closes it. `on_record` is called with each record before the actor is released to the pool.
         """
         if max_steps < 1 or (max_workers is not None and max_workers < 1):
             raise UsageError("max_steps and max_workers must be at least 1")
@@ -143,11 +145,11 @@ class Interactor:
     async def run_all_environments(self) -> dict[str, float]:
         """`{f"{env_name}_{env_id}": total reward}`; NaN for an episode that failed, timed out or crashed.
 
-        Where a key is played several times its latest end stands. Raises what the pool raises, when the episodes that
-        had begun have ended.
+        If a key is played several times, its latest end counts. Raises what the pool raises, after the running episodes have
+        ended, and UsageError during another call.
         """
         if self._running:
-            raise UsageError("this interactor is at work: one run_all_environments() at a time")
+            raise UsageError("this interactor is running: one run_all_environments() at a time")
         self._running = True
         self.episodes = []
         try:
@@ -160,7 +162,7 @@ class Interactor:
         return {episode.key: episode.result for episode in self.episodes}
 
     async def aclose(self) -> None:
-        """Closes connections. The pool and the data manager belong to who made them. May be called again."""
+        """Closes connections; the caller closes the pool and the data manager. May be called again."""
         self._log.close()
         await self._access.aclose()
         if self._own_model is not None:
@@ -198,7 +200,7 @@ class Interactor:
                     raise
 
     async def _play(self, actor: ActorHandle) -> None:
-        begun = perf_counter()
+        started = perf_counter()
         hooks = HandlerCalls(self._handler, env_name=actor.env_name, env_id=actor.env_id)
         episode = TextEpisode(
             open_environment=partial(self._access.open, actor),
@@ -220,26 +222,28 @@ class Interactor:
         try:
             end = await episode.play()
         finally:
-            await to_its_end(self._end(actor, episode, hooks, end, begun=begun), name="interactor.end")
+            await run_to_completion(
+                self._end(actor, episode, hooks, end, started=started), name="interactor.end"
+            )
 
     async def _end(
-        self, actor: ActorHandle, episode: TextEpisode, hooks: HandlerCalls, end: End, *, begun: float
+        self, actor: ActorHandle, episode: TextEpisode, hooks: HandlerCalls, end: End, *, started: float
     ) -> None:
         try:
             end = await self._finish(actor, episode, hooks, end)
         finally:
             try:
-                self._keep(actor, episode, end, perf_counter() - begun)
+                self._record_end(actor, episode, end, perf_counter() - started)
             finally:
-                await _bounded("pool", partial(self._give_back, actor, episode.broken))
+                await _bounded("pool", partial(self._release_actor, actor, episode.broken))
 
     async def _finish(self, actor: ActorHandle, episode: TextEpisode, hooks: HandlerCalls, end: End) -> End:
-        """A fault of a hook or of the data manager fails an episode that had ended well."""
+        """A fault of a hook or of the data manager fails an episode that was terminated or truncated."""
         await _bounded("environment", partial(self._access.release, actor, episode.environment))
-        if not episode.begun:
+        if not episode.started:
             return end
-        told = partial(hooks.on_episode_end, total_reward=episode.total_reward, info=episode.info)
-        fault = await _bounded("handler", told)
+        call = partial(hooks.on_episode_end, total_reward=episode.total_reward, info=episode.info)
+        fault = await _bounded("handler", call)
         if fault and end[0] in ENDED_WELL:
             end = ("failed", fault)
         outcome, reason = end
@@ -248,7 +252,7 @@ class Interactor:
         )
         return ("failed", fault) if fault and outcome in ENDED_WELL else end
 
-    def _keep(self, actor: ActorHandle, episode: TextEpisode, end: End, seconds: float) -> None:
+    def _record_end(self, actor: ActorHandle, episode: TextEpisode, end: End, seconds: float) -> None:
         record = TextEpisodeRecord(
             env_name=actor.env_name,
             env_id=actor.env_id,
@@ -265,7 +269,7 @@ class Interactor:
         if self._on_record is not None:
             self._on_record(actor, record)
 
-    async def _give_back(self, actor: ActorHandle, broken: str) -> None:
+    async def _release_actor(self, actor: ActorHandle, broken: str) -> None:
         quarantine = getattr(self.pool, "quarantine", None)
         if broken and quarantine is not None:
             quarantine(actor, broken)
@@ -273,7 +277,7 @@ class Interactor:
 
 
 async def _bounded(who: str, call: Callable[[], Awaitable[None]]) -> str:
-    """What went wrong, in one line; empty where nothing did."""
+    """The fault in one line; "" without one."""
     limit = asyncio.timeout(END_SECONDS)
     try:
         async with limit:

@@ -12,7 +12,7 @@ from governor.errors import UsageError
 from governor.units.fields import Count, Duration, Params  # noqa: TC001  # pydantic reads them at run time
 
 MAX_STEPS: Final = 1000
-"""Of an episode, where the phase does not say: each step costs tokens."""
+"""The step limit of an episode if the phase has none: each step costs tokens."""
 
 
 def _address(value: str) -> str:
@@ -73,7 +73,7 @@ class _Model(BaseModel):
 
 
 class LanguageModelParams(_Model):
-    """`params` of an agent ``openai:MODEL``. Over several base URLs episodes are spread. Seconds for `timeout`, of each try."""
+    """`params` of an agent ``openai:MODEL``. Episodes are distributed over several base URLs. `timeout`: seconds for each attempt."""
 
     base_url: Addresses
     api_key_env: Variable | None = None
@@ -88,9 +88,9 @@ class LanguageModelParams(_Model):
 
 
 class HTTPEnvironmentParams(_Model):
-    """`params` of an environment ``http(s)://...``. `ids`, or so many of them from 0 on, are played in turn; without them
-    each episode has its own number. `timeout` is in seconds, for each try. `headers_env` names the variables that hold the
-    values of further headers.
+    """`params` of an environment ``http(s)://...``. `ids`, or the numbers from 0 up to a count, are played in turn; without them
+    the id is the number of the episode. `timeout`: seconds for each attempt. `headers_env` names the environment variables
+    with the values of further headers.
     """
 
     name: Annotated[str, Field(min_length=1)] | None = None

@@ -1,10 +1,10 @@
 """A phase that a language model plays in text environments: the Interactor's episodes as those of a simulation.
 
 Rules:
-1. All of it is in one thread with an event loop of its own: the conductor's loop, which keeps the heartbeat, sees neither
-   requests nor user code. Environments in Python are processes of their own, which die with that thread.
-2. An episode's session is on disk before its end is reported; sessions that an earlier life broke off do not count.
-3. A stop cancels the episodes that are running; they end as `cancelled`.
+1. All of it runs in one thread with its own event loop: the conductor's loop, which sends heartbeats, handles neither
+   requests nor user code. Environments in Python are separate processes, which are killed when that thread ends.
+2. An episode's session is on disk before its end is reported; sessions that an earlier process interrupted do not count.
+3. A stop cancels the running episodes; they end as `cancelled`.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ import pyarrow as pa
 
 from governor.episodes import trajectories
 from governor.episodes.rules import evaluation
-from governor.episodes.text.actor_pool import ActorPool, http_sites, process_sites
+from governor.episodes.text.actor_pool import ActorPool, http_endpoints, process_endpoints
 from governor.episodes.text.base_urls import SessionSuffixBaseURLProvider, StaticBaseURLProvider
 from governor.episodes.text.chat_model import MOST_CONCURRENT, ChatModel
 from governor.episodes.text.entries import LANGUAGE_MODEL, is_over_http
 from governor.episodes.text.interactor import EPISODE_SECONDS, Interactor
 from governor.episodes.text.params import MAX_STEPS, HTTPEnvironmentParams, LanguageModelParams
+from governor.episodes.text.phase_pool import PhasePool
 from governor.episodes.text.sessions import DataManager
-from governor.episodes.text.turns import Turns
-from governor.episodes.text.usage import KeptUsage
+from governor.episodes.text.usage import StoredUsage
 from governor.errors import ConductorError, GovernorError
 
 if TYPE_CHECKING:
@@ -43,11 +43,11 @@ if TYPE_CHECKING:
     from governor.messages import Made
 
 CALL_SECONDS: Final = 30.0
-"""For a call of an environment in Python, where the phase has no `episode_timeout`."""
+"""Timeout of a call of an environment in Python, if the phase has no `episode_timeout`."""
 
 
 class TextPhase:
-    """Of one simulation, whose command says what environment and agent are made of."""
+    """The text phase of one simulation, whose command describes environment and agent."""
 
     def __init__(self, simulation: Simulation) -> None:
         command = simulation.command
@@ -57,15 +57,15 @@ class TextPhase:
         self._folder = Path(simulation.spec.run_folder)
         self._environment: Made = command.made_environment
         self._agent = command.made_agents[0]
-        self._played: dict[int, str | None] = {record.index: None for record in command.done}
-        """The session of each episode on record; None of one that was played before."""
+        self._played_sessions: dict[int, str | None] = {record.index: None for record in command.done}
+        """The session id of each recorded episode; None for one that an earlier process played."""
 
     async def run(self) -> None:
-        """From the first episode to `PartEnded`; for the event loop of the conductor."""
+        """Runs from the first episode to `PartEnded`; for the event loop of the conductor."""
         await self._simulation.run(self._live, threads=1, finalize=self._finalize)
 
     def _live(self, *_: object) -> None:
-        """The life of the thread that plays."""
+        """Runs the thread that plays."""
         loop = asyncio.new_event_loop()
         try:
             loop.run_until_complete(self._play(loop))
@@ -75,12 +75,12 @@ class TextPhase:
             loop.close()
 
     def _finalize(self) -> None:
-        """Makes the sessions one table."""
+        """Converts the sessions to one table."""
         name = self._simulation.command.name
         trajectories.finalize(self._folder, name, episodes=self._counted(name))
 
     def _counted(self, phase: str) -> set[int]:
-        """What the sessions are known by that count: when they began."""
+        """The start times, in microseconds, of the sessions that count."""
         last: dict[int, int] = {}
         found = trajectories.tables(self._folder, phase)
         for table in found[1] if found is not None else ():
@@ -93,12 +93,12 @@ class TextPhase:
             )
             for one in rows.group_by(rows.column_names).aggregate([]).to_pylist():
                 index = one["episode"]
-                if index in self._played and self._played[index] in {None, one["session"]}:
+                if index in self._played_sessions and self._played_sessions[index] in {None, one["session"]}:
                     last[index] = max(last.get(index, 0), one["started"])
         return set(last.values())
 
     async def _play(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Raises GovernorError: the phase cannot go on."""
+        """Plays the phase. Raises GovernorError if it cannot continue."""
         command = self._simulation.command
         name = self._agent.entry.removeprefix(LANGUAGE_MODEL)
         settings = LanguageModelParams.model_validate(self._agent.params)
@@ -117,22 +117,22 @@ class TextPhase:
                 extra_body=settings.extra | _given(max_tokens=settings.max_tokens),
             )
             stack.push_async_callback(model.aclose)
-            usage = KeptUsage(self._folder, command.name)
+            usage = StoredUsage(self._folder, command.name)
             model.usage = usage.sums
-            places = self._places()
-            stack.push_async_callback(places.aclose)
-            turns = Turns(
-                self._simulation, places, env_name=server.name or command.environment, id_of=server.id_of
+            actors = self._actor_pool()
+            stack.push_async_callback(actors.aclose)
+            phase_pool = PhasePool(
+                self._simulation, actors, env_name=server.name or command.environment, id_of=server.id_of
             )
 
             def ended(actor: ActorHandle, record: TextEpisodeRecord) -> None:
-                usage.keep()
-                turns.ended(actor, record)
+                usage.save()
+                phase_pool.ended(actor, record)
 
             manager = DataManager(self._folder, phase=command.name)
             stack.callback(manager.close)
             interactor = Interactor(
-                turns,
+                phase_pool,
                 provider,
                 key,
                 name,
@@ -151,9 +151,9 @@ class TextPhase:
             try:
                 await self._until_stopped(loop.create_task(interactor.run_all_environments()))
             finally:
-                await turns.settle()  # nothing may be told to a loop that is closed
-                self._played |= turns.sessions
-                usage.keep()
+                await phase_pool.wait_acknowledged()  # no callback may reach a closed loop
+                self._played_sessions |= phase_pool.sessions
+                usage.save()
                 self._simulation.figures |= _figures(usage.sums)
 
     async def _until_stopped(self, playing: asyncio.Task[Any]) -> None:
@@ -166,7 +166,7 @@ class TextPhase:
         loop.add_reader(stop_signal, stop)
         try:
             await playing
-        except asyncio.CancelledError:  # what was running is on record as cancelled
+        except asyncio.CancelledError:  # running episodes are recorded as cancelled
             if not self._simulation.stopping:
                 raise
         finally:
@@ -176,15 +176,15 @@ class TextPhase:
     def _is_over_http(self) -> bool:
         return is_over_http(self._environment.entry)
 
-    def _places(self) -> ActorPool:
+    def _actor_pool(self) -> ActorPool:
         command, made = self._simulation.command, self._environment
         planned = evaluation.stages(command.episodes, command.evaluate, None)
         left = sum(len(stage.indexes) for stage in planned) - len({record.index for record in command.done})
         return ActorPool(
-            repeat(("", ""), left),  # what is played says `Turns`
-            http_sites(made.entry, headers=_headers(HTTPEnvironmentParams.model_validate(made.params)))
+            repeat(("", ""), left),  # `PhasePool` selects the episodes
+            http_endpoints(made.entry, headers=_headers(HTTPEnvironmentParams.model_validate(made.params)))
             if self._is_over_http
-            else process_sites(made.entry, made.params, reuse=None),
+            else process_endpoints(made.entry, made.params, reuse=None),
             pool_size=command.workers,
         )
 
@@ -211,7 +211,7 @@ def _value_of(variable: str, what: str) -> str:
 
 
 class _Spread:
-    """Episodes over several base URLs, in turn."""
+    """Distributes episodes over several base URLs, in turn."""
 
     def __init__(self, providers: Sequence[BaseURLProvider]) -> None:
         self._providers = providers

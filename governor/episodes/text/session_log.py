@@ -1,11 +1,10 @@
-"""What an Interactor tells its data manager, which may be one of the user's with `create_session` and `record_step` alone.
+"""The calls of an Interactor to its data manager, which may be the user's own with only `create_session` and `record_step`.
 
 Rules:
-1. Methods may be sync or async. Sync ones run in a thread beside the event loop, always the same, in the order of
-   the calls.
-2. A call that has begun is never broken off: the caller may be cancelled, the record is whole.
-3. A manager that takes `weight_version` gets it, and the environment's `info` as `env_state`. One that does not finds the
-   version in `env_state`, as JSON text: {"weight_version": 7}.
+1. Methods may be sync or async. Sync ones run in one thread beside the event loop, in the order of the calls.
+2. A call that has begun always completes: the caller may be cancelled, the record is complete.
+3. A manager whose `record_step` has `weight_version` gets it, and the environment's `info` as `env_state`. Another one gets
+   the version in `env_state`, as JSON text: {"weight_version": 7}.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ class SessionLog:
     async def create_session(
         self, *, env_name: str, env_id: str, group_id: str, llm_model: str, episode: int | None = None
     ) -> Any:
-        """`episode` is known in the phase of a run, whose manager is ours."""
+        """`episode` is given in the phase of a run, whose manager is `DataManager`."""
         return await self._call(
             self._manager.create_session,
             env_id=env_id,
@@ -63,7 +62,7 @@ class SessionLog:
         self._thread.close()
 
     async def settle(self, seconds: float) -> None:
-        """Waits for calls whose callers were cancelled; gives up after `seconds`."""
+        """Waits for calls whose callers were cancelled, at most `seconds`."""
         self._start(self._thread.idle())
         await asyncio.wait(self._calls, timeout=seconds)
 
@@ -82,11 +81,11 @@ class SessionLog:
     def _ended(self, call: asyncio.Future[Any]) -> None:
         self._calls.discard(call)
         if not call.cancelled():
-            call.exception()  # or asyncio complains of one that nobody waits for any more
+            call.exception()  # else asyncio logs an exception that was never retrieved
 
 
 def session_id(session: Any) -> str | None:
-    """The managers' own name for it, if they have one."""
+    """The manager's own id of the session, if it has one."""
     found = getattr(session, "id", None) or getattr(session, "session_id", None)
     return None if found is None else str(found)
 

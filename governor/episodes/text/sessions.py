@@ -1,10 +1,10 @@
 """Sessions of a language model with text environments, step by step on disk; the default data manager of an Interactor.
 
 Rules:
-1. A step is in the kernel when `record_step` returns, the end of a session when `end_session` does: a crash of the process
-   takes nothing that was recorded before.
-2. A session's id is its own in the world, so a rerun into the same folder never mixes with the run before.
-3. Messages and states of environments are anything: they are kept as JSON text, what JSON does not know as its `repr`.
+1. A step is written to the kernel when `record_step` returns, the end of a session when `end_session` does: a crash of the
+   process loses nothing that was recorded before.
+2. A session's id is unique, so a rerun into the same folder never mixes with the earlier run.
+3. Messages and states of environments may be any values: they are stored as JSON text, other values as their `repr`.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _NOTHING: Final = SCHEMA.empty_table().to_batches() or [
 
 @dataclass(slots=True, kw_only=True)
 class TextSession:
-    """One episode of one environment. `total_reward` is the sum of the rewards that were recorded."""
+    """One episode of one environment. `total_reward` is the undiscounted sum of the recorded rewards."""
 
     env_name: str
     env_id: str
@@ -69,12 +69,10 @@ class TextSession:
 
 
 class DataManager:
-    """May be called from any thread. Raises OSError of a full disk: what was recorded before stays, and the next step may
-    succeed.
-    """
+    """Thread-safe. Raises OSError for a full disk: what was recorded before stays, and the next step may succeed."""
 
     def __init__(self, folder: Path, *, phase: str = "interactor", worker: int = 0) -> None:
-        """`folder` is the run's. Processes that share a folder and a phase need not know of each other."""
+        """`folder` is the run's. Processes that share a folder and a phase need no coordination."""
         self._stream = Stream(folder, phase=phase, worker=worker, schema=SCHEMA)
         self._lock = threading.Lock()
         self._last_start = 0
@@ -114,7 +112,9 @@ class DataManager:
         is_trainable: bool,
         weight_version: int | None = None,
     ) -> None:
-        """Adds `step_reward` to the session's `total_reward`."""
+        """Records one step: `messages` are chat messages, `response` is the text of the answer, `step_reward` a float, which is added to
+        the session's `total_reward`; `env_state` may be any value.
+        """
         row = {
             "session": session.id,
             "episode": session.episode,
@@ -139,7 +139,7 @@ class DataManager:
         session.total_reward += step_reward or 0.0
 
     def end_session(self, session: TextSession, *, outcome: str, reason: str = "") -> None:
-        """Notes how it ended; the columns `outcome` and `reason` of all its steps."""
+        """Records how it ended: the columns `outcome` and `reason` of all its steps."""
         with self._lock:
             self._stream.append(_NOTHING[0], [_run(session, rows=0, outcome=outcome, reason=_text(reason))])
 
@@ -162,7 +162,7 @@ def _run(session: TextSession, *, rows: int, outcome: str = "", reason: str = ""
 
 
 def _text(value: object) -> str:
-    """What a model or an environment says may hold half a surrogate pair, which is no UTF-8."""
+    """Text of a model or an environment may contain half a surrogate pair, which is not UTF-8."""
     return str(value).encode(errors="backslashreplace").decode()
 
 
@@ -171,7 +171,11 @@ def _json(value: Any) -> str | None:
         return None
     try:
         return _encode(value).decode()
-    except (TypeError, ValueError, RecursionError):  # keys that are no texts, half a surrogate pair, a circle
+    except (
+        TypeError,
+        ValueError,
+        RecursionError,
+    ):  # keys that are not strings, half a surrogate pair, a circular reference
         return _loose(value)
 
 

@@ -1,7 +1,7 @@
-"""What a model was asked: tokens and requests, and their sums over all lives of a phase.
+"""Usage of a language model: tokens and requests, and their sums over all processes of a phase.
 
-Rule: the sums are in the kernel before the end of an episode is reported. A process that is killed loses what the episodes
-that were running then had asked; a disk that is full loses no episode.
+Rule: the sums are written to the kernel before the end of an episode is reported. A killed process loses the usage of the
+episodes that were running; a full disk loses no episode.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ log = logs.get_logger()
 
 @dataclass(slots=True)
 class Usage:
-    """Sums: tokens of the answers given; requests sent, `retries` of them again."""
+    """Sums: tokens of the answers received; requests sent, of which `retries` are retries."""
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
@@ -31,8 +31,8 @@ class Usage:
     retries: int = 0
 
 
-class KeptUsage:
-    """``<run folder>/episodes/<phase>.usage``; `sums` begin where an earlier life has ended."""
+class StoredUsage:
+    """``<run folder>/episodes/<phase>.usage``; `sums` begin with those of an earlier process."""
 
     def __init__(self, run_folder: Path, phase: str) -> None:
         self._path = episode_file.path_of(run_folder, phase).with_suffix(".usage")
@@ -41,10 +41,10 @@ class KeptUsage:
         except (OSError, msgspec.MsgspecError):
             self.sums = Usage()
 
-    def keep(self) -> None:
+    def save(self) -> None:
         beside = self._path.with_name(f".{self._path.name}.part")
         try:
             beside.write_bytes(msgspec.json.encode(self.sums))
             beside.replace(self._path)
         except OSError as error:
-            log.warning("usage.not_kept", path=str(self._path), reason=one_line(error))
+            log.warning("usage.not_saved", path=str(self._path), reason=one_line(error))

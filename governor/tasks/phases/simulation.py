@@ -6,7 +6,7 @@ Rules:
 2. An ended episode is reported at once, on its own: it counts, however its chunk ends.
 3. The time limit of an episode runs from its own start. A runner that has not ended it `LATE_SECONDS` after that gets the
    batch's grace, then it is killed: the episode is `timed_out`. An episode whose runner exited is repeated, at most
-   `TRIES` times, then it is `crashed`. Episodes that had not begun go into another chunk.
+   `MAX_ATTEMPTS` times, then it is `crashed`. Episodes that had not begun go into another chunk.
 4. A stop cancels running episodes at their next step. PAUSE, RESET and RESTART apply from the next chunk on.
 5. A runner that exits with Ray is no crash: it is not reported, and the episode is repeated when the run is resumed.
 """
@@ -28,8 +28,8 @@ import msgspec
 
 from governor import logs
 from governor.episodes.entries import one_line
-from governor.episodes.records.episode_file import unkept
-from governor.episodes.remote.worker import TRIES
+from governor.episodes.records.episode_file import as_not_recorded
+from governor.episodes.remote.worker import MAX_ATTEMPTS
 from governor.episodes.rules.conditions import faults
 from governor.episodes.simulation import Paused, Simulation
 from governor.messages import EpisodeRecord, TaskRecord, TaskSpec, encode
@@ -307,7 +307,7 @@ class RaySimulation:
             except OSError as error:
                 reason = f"cannot record its steps: {one_line(error)}"
                 log.warning("episode.not_recorded", index=record.index, reason=reason)
-                return unkept(record, reason)
+                return as_not_recorded(record, reason)
         return record
 
     # -- episodes without a result --------------------------------------------------------------------------
@@ -353,7 +353,7 @@ class RaySimulation:
         elif lost is not None and lost.outcome == "crashed":
             self._tries[index] += 1
             log.warning("episode.crashed", index=index, attempt=self._tries[index], reason=lost.error)
-            if self._tries[index] < TRIES:
+            if self._tries[index] < MAX_ATTEMPTS:
                 return None
             outcome, reason = "crashed", lost.error
         elif simulation.stopping and run == chunk.begun:
@@ -382,7 +382,7 @@ class RaySimulation:
             with self._lock:
                 self._builds_lost += 1
                 tries = self._builds_lost
-            if tries >= TRIES:
+            if tries >= MAX_ATTEMPTS:
                 simulation.break_off(f"the runner that built {what} exited: {lost.error}")
 
     def _ray_is_lost(self) -> None:

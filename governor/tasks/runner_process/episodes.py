@@ -21,8 +21,8 @@ from uuid import uuid4
 
 import msgspec
 
-from governor.episodes.local.kept_agent import LocalAgent
-from governor.episodes.local.place import ExecutionContext
+from governor.episodes.local.execution_context import ExecutionContext
+from governor.episodes.local.local_agent import LocalAgent
 from governor.episodes.local.stepping import LocalEpisodeWorker, SeveralPlayers
 from governor.episodes.records import episode_file
 from governor.episodes.records.recording import Columns, StepRecorder
@@ -101,12 +101,12 @@ def _make_ready(chunk: EpisodeChunk, run_folder: Path) -> str:
 class _Actor(LocalAgent):
     """An agent that only acts."""
 
-    def trained(self) -> None:
+    def episode_ended(self) -> None:
         """Nothing was learned, so nothing is saved."""
 
 
 class Player:
-    """Environment, agent and recorder of this process, and the `stepping.Course` of its worker: one episode at a time."""
+    """Environment, agent and recorder of this process, and the `stepping.EpisodeSource` of its worker: one episode at a time."""
 
     def __init__(self, command: StartSimulation, *, chunk: EpisodeChunk, folder: Path | None) -> None:
         """`folder` is that of the run; None if this runner cannot see it."""
@@ -166,7 +166,7 @@ class Player:
         if self._sent is not None:
             self._sent.close()
 
-    # -- Course ---------------------------------------------------------------------------------------------
+    # -- EpisodeSource ---------------------------------------------------------------------------------------------
 
     def next_index(self, *, wait: bool = True) -> int | None:
         del wait

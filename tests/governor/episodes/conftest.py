@@ -1,4 +1,4 @@
-"""A house in miniature: a broker, and the three conductors around one run, in this process or in their own."""
+"""A harness in miniature: a broker, and the three conductors around one run, in this process or in their own."""
 
 import asyncio
 import contextlib
@@ -26,7 +26,7 @@ SECRET = Secret.new()
 CLASSES = {"environment": EnvironmentConductor, "agent": AgentConductor, "simulation": SimulationController}
 
 
-class House:
+class Harness:
     def __init__(self, folder, client):
         self.folder = folder
         self.client = client
@@ -147,14 +147,14 @@ def socket_files(folder):
 
 
 @pytest.fixture
-async def house(monkeypatch):
+async def harness(monkeypatch):
     monkeypatch.syspath_prepend(str(HERE))
     with tempfile.TemporaryDirectory(prefix="ep-") as name:
         folder = Path(name)
         (folder / "run").mkdir()
         client, worker = f"ipc://{folder}/c", f"ipc://{folder}/w"
         async with Broker(client_endpoint=client, worker_endpoint=worker), Client(client) as asker:
-            made = House(folder, asker)
+            made = Harness(folder, asker)
             async with made._stack:
                 yield made
         left = socket_files(folder)

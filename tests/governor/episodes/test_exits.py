@@ -15,4 +15,4 @@ from governor.episodes import exits
     ],
 )
 def test_a_place_names_its_first_episodes(episodes, told):
-    assert exits.place("agent.act", episodes) == told
+    assert exits.describe("agent.act", episodes) == told

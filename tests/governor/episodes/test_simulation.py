@@ -20,68 +20,68 @@ from governor.messages import (
 )
 
 
-async def test_vectors_cross_with_dtype_and_shape(house):
-    await house.pair(entry="walk_world:Vector")
-    records, end = await house.play(episodes=1, max_steps=20)
+async def test_vectors_cross_with_dtype_and_shape(harness):
+    await harness.pair(entry="walk_world:Vector")
+    records, end = await harness.play(episodes=1, max_steps=20)
     assert (records[0].outcome, records[0].steps, records[0].reason) == ("truncated", 20, "")
     assert end.failures == 0
 
 
-async def test_an_agent_that_cannot_be_built_ends_the_part(house):
-    await house.pair(agent_params={"fault": "init"})
-    records, end = await house.play()
+async def test_an_agent_that_cannot_be_built_ends_the_part(harness):
+    await harness.pair(agent_params={"fault": "init"})
+    records, end = await harness.play()
     assert records == []
     assert (end.end, end.failures) == ("stopped", 1)
     assert end.first_failure == "agent 'walk_world:Agent' does not start: ValueError: no brain"
 
 
 @pytest.mark.parametrize("fault", ["sleep", "spin"])
-async def test_a_hung_environment_times_out_and_is_replaced(house, fault):
-    await house.pair(fault=fault, flag=str(house.folder / "flag"))
-    records, end = await house.play(episodes=3, episode_timeout=0.5)
+async def test_a_hung_environment_times_out_and_is_replaced(harness, fault):
+    await harness.pair(fault=fault, flag=str(harness.folder / "flag"))
+    records, end = await harness.play(episodes=3, episode_timeout=0.5)
     assert outcomes(records) == ["timed_out", "terminated", "terminated"]
     assert records[0].reason == "longer than 0.5 s, and environment 'lake' hangs"
     assert 0.5 <= records[0].seconds < 2.0
     assert end.failures == 1
-    hanging = house.conductors["environment.lake"].pool.hanging
+    hanging = harness.conductors["environment.lake"].pool.hanging
     assert len(hanging) == (1 if fault == "sleep" else 0)  # pure Python is interrupted, a sleep is not
 
 
-async def test_a_slow_environment_is_not_taken_for_a_hung_one(house):
-    await house.pair(fault="slow", length=5)
-    pool = house.conductors["environment.lake"].pool
-    before = pool._free[0]
-    records, _ = await house.play(episodes=2, episode_timeout=0.1)
+async def test_a_slow_environment_is_not_taken_for_a_hung_one(harness):
+    await harness.pair(fault="slow", length=5)
+    pool = harness.conductors["environment.lake"].pool
+    before = pool._idle[0]
+    records, _ = await harness.play(episodes=2, episode_timeout=0.1)
     assert outcomes(records) == ["timed_out", "timed_out"]
-    assert pool._free == [before]
+    assert pool._idle == [before]
 
 
-async def test_when_too_many_environments_hang_the_conductor_gives_up(house):
-    await house.pair(fault="sleep")
-    controller = await house.start("simulation")
-    await controller.perform(house.command(episodes=9, episode_timeout=0.1))
-    assert "4 environments hang" in await asyncio.wait_for(house.failures["environment.lake"], 20)
+async def test_when_too_many_environments_hang_the_conductor_gives_up(harness):
+    await harness.pair(fault="sleep")
+    controller = await harness.start("simulation")
+    await controller.perform(harness.command(episodes=9, episode_timeout=0.1))
+    assert "4 environments hang" in await asyncio.wait_for(harness.failures["environment.lake"], 20)
 
 
-async def test_a_hung_agent_makes_its_conductor_give_up(house):
-    await house.pair(agent_params={"fault": "sleep"})
-    controller = await house.start("simulation")
-    await controller.perform(house.command(episodes=2, episode_timeout=0.3))
-    assert "hangs" in await asyncio.wait_for(house.failures["agent.walker"], 20)
-    first = await house.links["simulation"].next(EpisodeEnded)
+async def test_a_hung_agent_makes_its_conductor_give_up(harness):
+    await harness.pair(agent_params={"fault": "sleep"})
+    controller = await harness.start("simulation")
+    await controller.perform(harness.command(episodes=2, episode_timeout=0.3))
+    assert "hangs" in await asyncio.wait_for(harness.failures["agent.walker"], 20)
+    first = await harness.links["simulation"].next(EpisodeEnded)
     assert (first.episode.outcome, first.episode.reason) == (
         "timed_out",
         "longer than 0.3 s, and agent 'walker' hangs",
     )
 
 
-async def test_until_counts_what_ended_before_this_incarnation(house):
-    await house.pair()
+async def test_until_counts_what_ended_before_this_incarnation(harness):
+    await harness.pair()
     done = tuple(
         EpisodeRecord(index=i, worker=0, seed=0, outcome="terminated", value=5.0, steps=5, seconds=0.1)
         for i in range(2)
     )
-    records, end = await house.play(
+    records, end = await harness.play(
         episodes=50, done=done, until=(Until(metric="return", at_least=5.0, average_over=3),)
     )
     assert records[0].index == 2
@@ -89,44 +89,44 @@ async def test_until_counts_what_ended_before_this_incarnation(house):
     assert end.metrics["return_mean"] == 5.0
 
 
-async def test_nothing_is_played_when_what_ended_before_was_enough(house):
-    await house.pair()
+async def test_nothing_is_played_when_what_ended_before_was_enough(harness):
+    await harness.pair()
     until = (Until(metric="return", at_least=5.0, average_over=2),)
-    done, _ = await house.play(episodes=2)
-    records, end = await house.play(episodes=50, done=tuple(done), incarnation=2, until=until)
+    done, _ = await harness.play(episodes=2)
+    records, end = await harness.play(episodes=50, done=tuple(done), incarnation=2, until=until)
     assert (records, end.end) == ([], "until")
 
 
-async def test_an_unknown_metric_is_refused(house):
-    controller = await house.start("simulation")
-    answer = await controller.perform(house.command(until=(Until(metric="loss", at_least=1),)))
+async def test_an_unknown_metric_is_refused(harness):
+    controller = await harness.start("simulation")
+    answer = await controller.perform(harness.command(until=(Until(metric="loss", at_least=1),)))
     assert isinstance(answer, Refused)
     assert answer.message == "unknown metric 'loss'; known: return, seconds, steps"
 
 
-async def test_several_agents_for_one_environment_are_refused(house):
-    controller = await house.start("simulation")
-    assert isinstance(await controller.perform(house.command(agents=("a", "b"))), Refused)
+async def test_several_agents_for_one_environment_are_refused(harness):
+    controller = await harness.start("simulation")
+    assert isinstance(await controller.perform(harness.command(agents=("a", "b"))), Refused)
 
 
 @pytest.mark.parametrize("flow", ["STOP_SIMULATION", "STOP_PHASE"])
-async def test_the_governor_stops_the_phase_at_the_end_of_an_episode(house, flow):
-    await house.pair()
-    records, end = await house.play(episodes=500, flow=flow)
+async def test_the_governor_stops_the_phase_at_the_end_of_an_episode(harness, flow):
+    await harness.pair()
+    records, end = await harness.play(episodes=500, flow=flow)
     assert end.end == "stopped"
     assert len(records) < 500
 
 
-async def test_a_phase_is_played_once_however_often_its_command_comes(house):
-    await house.pair()
-    controller = await house.start("simulation")
-    assert await controller.perform(house.command()) == Done()
-    await house.end()
-    assert await controller.perform(house.command()) == Done()
-    after = house.command(phase=1, name="after")
+async def test_a_phase_is_played_once_however_often_its_command_comes(harness):
+    await harness.pair()
+    controller = await harness.start("simulation")
+    assert await controller.perform(harness.command()) == Done()
+    await harness.end()
+    assert await controller.perform(harness.command()) == Done()
+    after = harness.command(phase=1, name="after")
     assert await asyncio.gather(controller.perform(after), controller.perform(after)) == [Done(), Done()]
-    assert await controller.perform(house.command()) == Done()
-    link = house.links["simulation"]
+    assert await controller.perform(harness.command()) == Done()
+    link = harness.links["simulation"]
     async with asyncio.timeout(20):
         while not isinstance(link.events[-1], PartEndedReport) or link.events[-1].phase != 1:
             await link.next(PartEndedReport, after=len(link.events))
@@ -134,61 +134,61 @@ async def test_a_phase_is_played_once_however_often_its_command_comes(house):
     assert sum(isinstance(event, EpisodeEnded) for event in link.events) == 6
 
 
-async def test_stop_cancels_what_runs_even_in_a_hung_environment(house):
-    await house.pair(fault="sleep")
-    leased = house.watch_leases()
-    controller = await house.start("simulation")
-    await controller.perform(house.command())
+async def test_stop_cancels_what_runs_even_in_a_hung_environment(harness):
+    await harness.pair(fault="sleep")
+    leased = harness.watch_leases()
+    controller = await harness.start("simulation")
+    await controller.perform(harness.command())
     await leased.wait()
     await controller.perform(StopPartCommand(phase=0, reason="abort"))
-    records, end = await house.end(seconds=5)
+    records, end = await harness.end(seconds=5)
     assert end.end == "stopped"
     assert end.failures == 0
     assert outcomes(records) in ([], ["cancelled"])
 
 
-async def test_stop_does_not_wait_for_a_conductor_that_is_away(house):
-    controller = await house.start("simulation")
-    asked, request = asyncio.Event(), house.client.request
+async def test_stop_does_not_wait_for_a_conductor_that_is_away(harness):
+    controller = await harness.start("simulation")
+    asked, request = asyncio.Event(), harness.client.request
 
     async def ask(*args, **more):
         asked.set()
         return await request(*args, **more)
 
-    house.links["simulation"].client = SimpleNamespace(request=ask)
-    await controller.perform(house.command())
+    harness.links["simulation"].client = SimpleNamespace(request=ask)
+    await controller.perform(harness.command())
     await asyncio.wait_for(asked.wait(), 20)
     await controller.perform(StopPartCommand(phase=0, reason="abort"))
-    records, end = await house.end(seconds=5)
+    records, end = await harness.end(seconds=5)
     assert (records, end.end) == ([], "stopped")
 
 
-async def test_the_same_seed_gives_the_same_episodes(house):
-    await house.pair(agent="walk_world:Random", entry="gymnasium:FrozenLake-v1")
-    first, _ = await house.play(episodes=5, mode="eval")
-    await house.conductors["agent.walker"].close()
-    await house.start("agent.walker", entry="walk_world:Random", params={}, incarnation=2)
-    again, _ = await house.play(episodes=5, mode="eval", incarnation=2)
+async def test_the_same_seed_gives_the_same_episodes(harness):
+    await harness.pair(agent="walk_world:Random", entry="gymnasium:FrozenLake-v1")
+    first, _ = await harness.play(episodes=5, mode="eval")
+    await harness.conductors["agent.walker"].close()
+    await harness.start("agent.walker", entry="walk_world:Random", params={}, incarnation=2)
+    again, _ = await harness.play(episodes=5, mode="eval", incarnation=2)
     assert [(r.seed, r.steps, r.value) for r in first] == [(r.seed, r.steps, r.value) for r in again]
     assert len({r.seed for r in first}) == 5
 
 
-async def test_more_workers_than_environments_play_with_what_there_is(house):
-    await house.pair(pool=1)
-    records, end = await house.play(episodes=10, workers=3)
+async def test_more_workers_than_environments_play_with_what_there_is(harness):
+    await harness.pair(pool=1)
+    records, end = await harness.play(episodes=10, workers=3)
     assert len(records) == 10
     assert end.failures == 0
 
 
-async def test_a_later_controller_takes_over_the_leases_of_the_one_before(house):
-    await house.pair(fault="sleep")
-    leased = house.watch_leases()
-    controller = await house.start("simulation")
-    await controller.perform(house.command(episodes=1, episode_timeout=1.0))
+async def test_a_later_controller_takes_over_the_leases_of_the_one_before(harness):
+    await harness.pair(fault="sleep")
+    leased = harness.watch_leases()
+    controller = await harness.start("simulation")
+    await controller.perform(harness.command(episodes=1, episode_timeout=1.0))
     await leased.wait()
-    records, _ = await house.play(episodes=1, episode_timeout=3.0, incarnation=2)
+    records, _ = await harness.play(episodes=1, episode_timeout=3.0, incarnation=2)
     assert outcomes(records) == ["timed_out"]
-    assert not house.conductors["environment.lake"].pool._leases
+    assert not harness.conductors["environment.lake"].pool._leases
 
 
 @pytest.mark.parametrize(
@@ -200,42 +200,42 @@ async def test_a_later_controller_takes_over_the_leases_of_the_one_before(house)
         ("walk_world:Odd", "environment 'walk_world:Odd': observation_space: Dict is not supported"),
     ],
 )
-async def test_a_pool_that_cannot_start_says_why(house, entry, reason):
+async def test_a_pool_that_cannot_start_says_why(harness, entry, reason):
     with pytest.raises(ConductorError) as raised:
-        await house.start("environment.lake", entry=entry, params={}, pool=2)
+        await harness.start("environment.lake", entry=entry, params={}, pool=2)
     assert raised.value.reason.startswith(reason)
     assert "\n" not in raised.value.reason
 
 
-async def test_a_killed_environment_conductor_is_waited_for_and_the_episode_played_again(house):
-    flag = str(house.folder / "flag")
+async def test_a_killed_environment_conductor_is_waited_for_and_the_episode_played_again(harness):
+    flag = str(harness.folder / "flag")
     settings = {"entry": "walk_world:Walk", "params": {"fault": "die", "flag": flag}, "pool": 1}
-    child = house.spawn("environment.lake", **settings)
-    await house.start("agent.walker", entry="walk_world:Agent", params={})
-    controller = await house.start("simulation")
-    await controller.perform(house.command(episodes=3))
+    child = harness.spawn("environment.lake", **settings)
+    await harness.start("agent.walker", entry="walk_world:Agent", params={})
+    controller = await harness.start("simulation")
+    await controller.perform(harness.command(episodes=3))
     assert await asyncio.to_thread(child.wait, 20) == 9
-    (house.folder / "environment.lake.1.0").unlink()
-    house.spawn("environment.lake", incarnation=2, **settings)
-    records, end = await house.end()
+    (harness.folder / "environment.lake.1.0").unlink()
+    harness.spawn("environment.lake", incarnation=2, **settings)
+    records, end = await harness.end()
     assert [(r.index, r.outcome, r.steps) for r in records] == [(i, "terminated", 5) for i in range(3)]
     assert end.failures == 0
     assert end.metrics["episodes_played_again"] == 1
-    steps = trajectories.read(house.folder / "run", "train").to_pandas()
+    steps = trajectories.read(harness.folder / "run", "train").to_pandas()
     begun = [int(np.random.default_rng(record.seed).integers(100)) for record in records]
     assert steps.groupby("episode").observation.first().tolist() == begun, "with the same seed"
-    (house.folder / "environment.lake.2.0").unlink()
+    (harness.folder / "environment.lake.2.0").unlink()
 
 
-async def test_a_restarted_agent_conductor_goes_on_learned(house):
-    await house.start("environment.lake", entry="walk_world:Walk", params={}, pool=1)
+async def test_a_restarted_agent_conductor_goes_on_learned(harness):
+    await harness.start("environment.lake", entry="walk_world:Walk", params={}, pool=1)
     settings = {"entry": "walk_world:Agent", "params": {}}
-    child = house.spawn("agent.walker", **settings)
-    await house.play(episodes=3)
+    child = harness.spawn("agent.walker", **settings)
+    await harness.play(episodes=3)
     child.kill()
     child.wait()
-    (house.folder / "agent.walker.1").unlink()
-    second = await house.start("agent.walker", incarnation=2, **settings)
-    records, _ = await house.play(episodes=1, phase=1, name="more", incarnation=2)
+    (harness.folder / "agent.walker.1").unlink()
+    second = await harness.start("agent.walker", incarnation=2, **settings)
+    records, _ = await harness.play(episodes=1, phase=1, name="more", incarnation=2)
     assert outcomes(records) == ["terminated"]
-    assert second.host._mind.agent.learned == 20
+    assert second.host._runtime.agent.learned == 20

@@ -16,50 +16,50 @@ ALONE = pytest.mark.parametrize("transport", ["conductors", "in_process"])
 def one_by_one(monkeypatch):
     """In process each episode is reported, and its acknowledgement heard, before the next one; else they are many ahead."""
     monkeypatch.setattr("governor.episodes.local.stepping.UNACKNOWLEDGED", 0)
-    monkeypatch.setattr("governor.episodes.local.stepping.HOLD_SECONDS", (0.0, 0.0))
+    monkeypatch.setattr("governor.episodes.local.stepping.REPORT_DELAY_SECONDS", (0.0, 0.0))
 
 
 @EACH
-async def test_frozen_lake_from_start_to_end(house, transport):
-    command = await house.stage(transport, entry="gymnasium:FrozenLake-v1", is_slippery=False)
-    records, end = await house.play(episodes=4, max_steps=10, **command)
+async def test_frozen_lake_from_start_to_end(harness, transport):
+    command = await harness.stage(transport, entry="gymnasium:FrozenLake-v1", is_slippery=False)
+    records, end = await harness.play(episodes=4, max_steps=10, **command)
     assert (end.end, end.failures) == ("max_episodes", 0)
     assert sorted(record.index for record in records) == [0, 1, 2, 3]
     assert end.metrics["episodes_ended"] == 4
     assert end.metrics["steps_total"] == sum(record.steps for record in records)
-    assert [line["index"] for line in house.lines()] == [record.index for record in records]
-    assert house.lines()[0]["mode"] == "train"
+    assert [line["index"] for line in harness.lines()] == [record.index for record in records]
+    assert harness.lines()[0]["mode"] == "train"
 
 
 @ALONE
-async def test_each_step_is_learned_once_and_the_state_is_kept(house, transport):
-    log = house.folder / "learned"
-    command = await house.stage(transport, agent_params={"log": str(log)})
-    records, end = await house.play(episodes=2, **command)
+async def test_each_step_is_learned_once_and_the_state_is_kept(harness, transport):
+    log = harness.folder / "learned"
+    command = await harness.stage(transport, agent_params={"log": str(log)})
+    records, end = await harness.play(episodes=2, **command)
     assert [(r.outcome, r.value, r.steps) for r in records] == [("terminated", 5.0, 5)] * 2
-    assert house.state()["learned"] == 10
+    assert harness.state()["learned"] == 10
     lines = log.read_text().splitlines()
     assert [("terminated=True" in line) for line in lines] == [False] * 4 + [True] + [False] * 4 + [True]
     assert end.metrics["return_mean"] == 5.0
 
 
 @EACH
-async def test_max_steps_truncates_also_for_the_agent(house, transport):
-    log = house.folder / "learned"
-    command = await house.stage(transport, agent_params={"log": str(log)})
-    records, _ = await house.play(episodes=1, max_steps=3, **command)
+async def test_max_steps_truncates_also_for_the_agent(harness, transport):
+    log = harness.folder / "learned"
+    command = await harness.stage(transport, agent_params={"log": str(log)})
+    records, _ = await harness.play(episodes=1, max_steps=3, **command)
     assert (records[0].outcome, records[0].steps) == ("truncated", 3)
     assert log.read_text().splitlines()[-1].endswith("terminated=False, truncated=True)")
 
 
 @EACH
-async def test_eval_neither_explores_nor_learns(house, transport):
-    log = house.folder / "diary"
-    command = await house.stage(transport, agent="rules_world:Diary", agent_params={"log": str(log)})
-    records, _ = await house.play(mode="eval", **command)
+async def test_eval_neither_explores_nor_learns(harness, transport):
+    log = harness.folder / "diary"
+    command = await harness.stage(transport, agent="rules_world:Diary", agent_params={"log": str(log)})
+    records, _ = await harness.play(mode="eval", **command)
     assert outcomes(records) == ["terminated"] * 3
     assert log.read_text() == "." * 15
-    assert house.state() is None
+    assert harness.state() is None
 
 
 @ALONE
@@ -77,9 +77,9 @@ async def test_eval_neither_explores_nor_learns(house, transport):
         ),
     ],
 )
-async def test_a_bad_environment_is_a_failed_episode_with_its_reason(house, transport, fault, reason):
-    flag = "" if fault == "reset" else str(house.folder / "flag")
-    records, end = await house.play(episodes=2, **await house.stage(transport, fault=fault, flag=flag))
+async def test_a_bad_environment_is_a_failed_episode_with_its_reason(harness, transport, fault, reason):
+    flag = "" if fault == "reset" else str(harness.folder / "flag")
+    records, end = await harness.play(episodes=2, **await harness.stage(transport, fault=fault, flag=flag))
     assert (records[0].outcome, records[0].reason) == ("failed", reason)
     assert records[0].steps == (0 if fault == "reset" else 2)
     assert records[1].outcome == ("failed" if fault == "reset" else "terminated")
@@ -87,8 +87,8 @@ async def test_a_bad_environment_is_a_failed_episode_with_its_reason(house, tran
 
 
 @EACH
-async def test_nan_in_an_observation_fails_the_episode(house, transport):
-    records, _ = await house.play(episodes=1, **await house.stage(transport, entry="walk_world:NanBox"))
+async def test_nan_in_an_observation_fails_the_episode(harness, transport):
+    records, _ = await harness.play(episodes=1, **await harness.stage(transport, entry="walk_world:NanBox"))
     assert records[0].reason == "environment.reset: ValueError: observation: it holds NaN"
 
 
@@ -101,29 +101,29 @@ async def test_nan_in_an_observation_fails_the_episode(house, transport):
         ("bad_action", "agent.act: ValueError: 7 is not in Discrete(2)"),
     ],
 )
-async def test_a_bad_agent_is_a_failed_episode_with_its_reason(house, transport, fault, reason):
-    params = {"fault": fault, "flag": str(house.folder / "flag")}
-    records, end = await house.play(episodes=2, **await house.stage(transport, agent_params=params))
+async def test_a_bad_agent_is_a_failed_episode_with_its_reason(harness, transport, fault, reason):
+    params = {"fault": fault, "flag": str(harness.folder / "flag")}
+    records, end = await harness.play(episodes=2, **await harness.stage(transport, agent_params=params))
     assert (records[0].outcome, records[0].reason) == ("failed", reason)
     assert records[1].outcome == ("failed" if fault == "learn" else "terminated")
     assert end.failures == (2 if fault == "learn" else 1)
 
 
 @ALONE
-async def test_until_stops_the_phase_as_soon_as_it_holds(house, transport):
+async def test_until_stops_the_phase_as_soon_as_it_holds(harness, transport):
     until = (Until(metric="return", at_least=5.0, average_over=4),)
-    records, end = await house.play(episodes=5000, until=until, **await house.stage(transport))
+    records, end = await harness.play(episodes=5000, until=until, **await harness.stage(transport))
     assert len(records) in (4, 5)
     assert outcomes(records)[:4] == ["terminated"] * 4
     assert end.end == "until"
 
 
 @ALONE
-async def test_a_shutdown_leaves_what_is_being_played_to_whoever_takes_the_run_up(house, transport):
-    command = await house.stage(transport)
-    controller = await house.start("simulation", flow="SHUTDOWN")
-    await controller.perform(house.command(episodes=10**6, workers=2, **command))
-    link = house.links["simulation"]
+async def test_a_shutdown_leaves_what_is_being_played_to_whoever_takes_the_run_up(harness, transport):
+    command = await harness.stage(transport)
+    controller = await harness.start("simulation", flow="SHUTDOWN")
+    await controller.perform(harness.command(episodes=10**6, workers=2, **command))
+    link = harness.links["simulation"]
     await link.next(EpisodeEnded)
     await asyncio.wait_for(controller._task, 10)
     assert set(outcomes(episodes(link))) == {"terminated"}
@@ -132,17 +132,17 @@ async def test_a_shutdown_leaves_what_is_being_played_to_whoever_takes_the_run_u
 
 @EACH
 @pytest.mark.usefixtures("one_by_one")
-async def test_pause_holds_the_next_episode_until_the_phase_is_started_again(house, transport):
-    command = house.command(episodes=100, **await house.stage(transport))
-    controller = await house.start("simulation", flow="PAUSE")
+async def test_pause_holds_the_next_episode_until_the_phase_is_started_again(harness, transport):
+    command = harness.command(episodes=100, **await harness.stage(transport))
+    controller = await harness.start("simulation", flow="PAUSE")
     await controller.perform(command)
-    link = house.links["simulation"]
+    link = harness.links["simulation"]
     await link.next(EpisodeEnded)
     with pytest.raises(TimeoutError):
-        await house.end(seconds=0.3)
+        await harness.end(seconds=0.3)
     link.flow = "CONTINUE"
     await controller.perform(command)
-    records, end = await house.end()
+    records, end = await harness.end()
     assert outcomes(records) == ["terminated"] * 100
     assert end.end == "max_episodes"
 
@@ -150,36 +150,36 @@ async def test_pause_holds_the_next_episode_until_the_phase_is_started_again(hou
 @EACH
 @pytest.mark.parametrize(("flow", "anew"), [("RESET", False), ("RESTART", True)])
 @pytest.mark.usefixtures("one_by_one")
-async def test_reset_and_restart_build_anew_and_go_on(house, monkeypatch, transport, flow, anew):
+async def test_reset_and_restart_build_anew_and_go_on(harness, monkeypatch, transport, flow, anew):
     walk_world = import_module("walk_world")  # the conductors are in this process
     monkeypatch.setattr(walk_world.Built, "times", 0)
     monkeypatch.setattr(walk_world.BuiltAgent, "times", 0)
-    command = await house.stage(transport, size=2, entry="walk_world:Built", agent="walk_world:BuiltAgent")
-    records, end = await house.play(episodes=40, flow=flow, **command)
+    command = await harness.stage(transport, size=2, entry="walk_world:Built", agent="walk_world:BuiltAgent")
+    records, end = await harness.play(episodes=40, flow=flow, **command)
     assert outcomes(records) == ["terminated"] * 40
     assert end.end == "max_episodes"
-    assert house.state()["learned"] == 200, "a new agent has loaded what the old one learned"
+    assert harness.state()["learned"] == 200, "a new agent has loaded what the old one learned"
     assert walk_world.Built.times > 2
     assert (walk_world.BuiltAgent.times > 1) is anew
 
 
 @ALONE
-async def test_several_workers_share_the_episodes_and_the_agent(house, transport):
-    command = await house.stage(transport, pool=3)
-    records, end = await house.play(episodes=40, workers=3, **command)
+async def test_several_workers_share_the_episodes_and_the_agent(harness, transport):
+    command = await harness.stage(transport, pool=3)
+    records, end = await harness.play(episodes=40, workers=3, **command)
     assert sorted(record.index for record in records) == list(range(40))
     assert end.failures == 0
-    assert house.state()["learned"] == 200
+    assert harness.state()["learned"] == 200
 
 
 @EACH
-async def test_what_was_never_reported_is_played_again(house, transport):
-    command = await house.stage(transport)
-    records, _ = await house.play(episodes=3, **command)
-    with (house.folder / "run/episodes/train.jsonl").open("ab") as file:
+async def test_what_was_never_reported_is_played_again(harness, transport):
+    command = await harness.stage(transport)
+    records, _ = await harness.play(episodes=3, **command)
+    with (harness.folder / "run/episodes/train.jsonl").open("ab") as file:
         file.write(b'{"index": 3, "tor')
     records.sort(key=lambda record: record.index)
-    again, end = await house.play(episodes=4, done=tuple(records[:2]), incarnation=2, **command)
+    again, end = await harness.play(episodes=4, done=tuple(records[:2]), incarnation=2, **command)
     assert sorted(record.index for record in again) == [2, 3]
-    assert sorted(line["index"] for line in house.lines()) == [0, 1, 2, 3]
+    assert sorted(line["index"] for line in harness.lines()) == [0, 1, 2, 3]
     assert end.metrics["episodes_ended"] == 4

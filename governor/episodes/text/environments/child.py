@@ -1,11 +1,11 @@
 """The process of one text environment: `python -m governor.episodes.text.environments.child FD PARENT`, started by `process`.
 
 It reads the order and then calls from FD, one at a time, and writes one JSON answer for each: ``{"value": ...}`` or
-``{"fault": "one line"}``. It leaves without its runtime's clean-up, which threads of user code could hold up. It
-imports nothing of the side that starts it: each environment would pay for that, in time and in memory.
+``{"fault": "one line"}``. It exits without the interpreter's clean-up, which threads of user code could block. It imports
+nothing of the side that starts it, which would cost each environment time and memory.
 
-User code runs in a fork of it. The process that was started is that one's keeper: it ends as that one has ended, or when it
-is told to, or its parent dies, and leaves nothing that user code has started, in sessions of its own neither.
+User code runs in a fork. The process that was started is its supervisor: it exits after the fork has exited, on request, or
+when its parent exits, and kills all that user code has started, also in sessions of their own.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ STEP_NAMES = ("reward", "terminated", "truncated", "info")
 SIZE: Final = struct.Struct(">I")
 """The length of what follows, before each message."""
 KILL_ALL: Final = signal.SIGUSR1
-"""For the keeper; it gets it from the kernel when the process that started it dies."""
-_FOR_KEEPER: Final = frozenset({signal.SIGCHLD, signal.SIGTERM, KILL_ALL})
-"""SIGTERM is for its group: the fork ends by it, or not, and the keeper after that."""
+"""For the supervisor; the kernel sends it when the process that started it exits."""
+_FOR_SUPERVISOR: Final = frozenset({signal.SIGCHLD, signal.SIGTERM, KILL_ALL})
+"""SIGTERM is for its group: the supervisor waits whether the fork exits by it."""
 
 
 def main() -> None:
     """Serves until the socket ends, or `close`."""
-    _fork_below_keeper(parent=int(sys.argv[2]), descriptor=int(sys.argv[1]))
+    _fork_below_supervisor(parent=int(sys.argv[2]), descriptor=int(sys.argv[1]))
     with socket.socket(fileno=int(sys.argv[1])) as sock:
         sock.set_inheritable(False)
         os.register_at_fork(after_in_child=sock.close)
@@ -60,33 +60,33 @@ def main() -> None:
             sock.sendall(SIZE.pack(len(data)) + data)
         close = getattr(environment, "close", None)
         if callable(close):
-            with suppress(Exception):  # it is thrown away: what it says when it goes helps nobody
+            with suppress(Exception):  # the environment is discarded: an error of its close has no effect
                 _finished(close())
     _leave()
 
 
-def _fork_below_keeper(*, parent: int, descriptor: int) -> None:
-    """Returns in the fork; the keeper does not return."""
-    keeper = os.getpid()
+def _fork_below_supervisor(*, parent: int, descriptor: int) -> None:
+    """Returns in the fork; the supervisor does not return."""
+    supervisor = os.getpid()
     prctl.adopt_orphans()
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, _FOR_KEEPER)
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, _FOR_SUPERVISOR)
     prctl.die_with_parent(expected=parent, told_by=KILL_ALL)
-    player = os.fork()
-    if player == 0:
-        prctl.die_with_parent(expected=keeper)
+    worker = os.fork()
+    if worker == 0:
+        prctl.die_with_parent(expected=supervisor)
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         return
     os.close(descriptor)
     signal.signal(signal.SIGCHLD, lambda *_: None)  # its default disposition drops it
-    status = guard.reap().get(player)
-    while status is None and signal.sigwaitinfo(_FOR_KEEPER).si_signo != KILL_ALL:
-        status = guard.reap().get(player)
+    status = guard.reap().get(worker)
+    while status is None and signal.sigwaitinfo(_FOR_SUPERVISOR).si_signo != KILL_ALL:
+        status = guard.reap().get(worker)
     guard.sweep()
     _end_as(-signal.SIGKILL if status is None else os.waitstatus_to_exitcode(status))
 
 
 def _end_as(code: int) -> None:
-    """`code` is minus the signal that has ended the fork, or its exit code."""
+    """`code` is minus the signal that ended the fork, or its exit code."""
     if code < 0:
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the fork has left its own
         with suppress(OSError):  # SIGKILL has no handler
@@ -121,7 +121,7 @@ def _call(environment: Any, name: str, *arguments: Any) -> Any:
 
 
 def _finished(value: Any) -> Any:
-    """What an async method comes to; its event loop goes on between calls, so that its tasks do."""
+    """The result of an async method; its event loop runs on between calls, so that its tasks do."""
     if not inspect.isawaitable(value):
         return value
 
@@ -142,14 +142,14 @@ def _loop() -> asyncio.AbstractEventLoop:
 
 
 def _plain(value: Any) -> Any:
-    """JSON for what has none: numpy's and torch's values as Python's, the rest as text."""
+    """Converts values that JSON does not know: numpy's and torch's to Python's, the rest to text."""
     if hasattr(value, "tolist"):
         return value.tolist()
     return list(value) if isinstance(value, set | frozenset) else repr(value)
 
 
 def _receive(sock: socket.socket) -> bytes:
-    """One message; b"" when the parent has gone."""
+    """One message; b"" when the parent is gone."""
     size = _exactly(sock, SIZE.size)
     return _exactly(sock, SIZE.unpack(size)[0]) if size else b""
 

@@ -1,7 +1,7 @@
-"""Text environments: what they promise, what they answer, and how they fail; over HTTP and in a process of their own.
+"""Text environments: their protocol, the check of their answers, and their faults; over HTTP and in a process of their own.
 
-An environment gives a prompt (chat messages), takes an action (text), and says what it was worth. What it answers is
-other people's: everything is checked here, and what is wrong is an `EnvironmentFault` with where and why in one line.
+An environment returns a prompt (chat messages), takes an action (text), and returns a reward. All its answers are checked
+here; an invalid one is an `EnvironmentFault` with place and reason in one line.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Message = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class TextStep:
-    """What a step brought; `reward` is finite."""
+    """The result of a step; `reward` is a finite float."""
 
     reward: float
     terminated: bool
@@ -30,20 +30,20 @@ class TextStep:
 
 
 class TextEnvironment(Protocol):
-    """For one episode at a time, one call at a time. Each call raises EnvironmentFault."""
+    """For one episode at a time, one call at a time, without a batch axis. Each call raises EnvironmentFault."""
 
     async def get_task_prompt(self, *, timeout: float) -> list[Message]:  # noqa: ASYNC109
-        """Chat messages; none at all ends the episode. `timeout`: seconds for a try."""
+        """Chat messages; an empty list ends the episode. `timeout`: seconds for an attempt."""
 
     async def step(self, action: str, *, key: str, timeout: float) -> TextStep:  # noqa: ASYNC109
-        """Takes the action, once. `key` is unique for the session and the step."""
+        """Takes the action, a text, once. `key` is unique for the session and the step. `timeout`: seconds for an attempt."""
 
     async def aclose(self) -> None:
-        """Returns when nothing of it is left, in bounded time. May be called again."""
+        """Returns when its resources are released, in bounded time. May be called again."""
 
 
 class EnvironmentFault(GovernorError):
-    """The environment's own error: it refused, raised, or answered what makes no sense."""
+    """An error of the environment: it refused, raised, or gave an invalid answer."""
 
     code = "environment"
 
@@ -53,15 +53,15 @@ class EnvironmentFault(GovernorError):
 
 
 class EnvironmentUnreachable(EnvironmentFault):
-    """Transport errors or 5xx, after the retries that were allowed."""
+    """Transport errors or 5xx, after all retries."""
 
 
 class EnvironmentHung(EnvironmentFault):
-    """No answer by the deadline: it may be anywhere, and is not to be used again."""
+    """No answer by the deadline: its state is unknown, and it must not be used again."""
 
 
 class EnvironmentCrashed(EnvironmentFault):
-    """Its process has ended by itself."""
+    """Its process has exited by itself."""
 
 
 def decoded(data: bytes, *, where: str) -> Any:

@@ -1,11 +1,11 @@
-"""Text environments over HTTP, all of them over one pool of connections.
+"""Text environments over HTTP, all over one pool of connections.
 
 Rules:
-1. Reading a prompt changes nothing: after 5xx, transport errors and time-outs it is asked for again, `retries` times.
-2. A step is sent once. It is sent again only if it cannot have arrived (no connection was made), or if the server honours
+1. Reading a prompt changes nothing: after 5xx, transport errors and time-outs it is requested again, `retries` times.
+2. A step is sent once. It is sent again only if it cannot have arrived (no connection was made), or if the server supports
    `Idempotency-Key`: it has echoed the key of a step in an answer, or the user says so.
-3. Redirects are not followed, and cookies not kept: an address is one environment.
-4. Idle connections are dropped before servers do it (uvicorn after 5 s): a step that meets a closing connection is lost.
+3. Redirects are not followed, and cookies not stored: an address is one environment.
+4. Idle connections are closed before servers do it (uvicorn after 5 s): a step on a closing connection is lost.
 """
 
 from __future__ import annotations
@@ -39,29 +39,34 @@ if TYPE_CHECKING:
 
 KEY_HEADER: Final = "Idempotency-Key"
 IDLE_SECONDS: Final = 4.0
-LARGEST_ANSWER: Final = 1 << 26
+MAX_ANSWER_BYTES: Final = 1 << 26
 """Bytes."""
 _CONFLICT: Final = 409
 
 
 class _Failed(Exception):
-    """One try has failed. `again`: another may do better; `unsent`: the server cannot have seen it."""
+    """One attempt has failed. `again`: another may succeed; `unsent`: the server cannot have received it."""
 
     def __init__(
-        self, fault: EnvironmentFault, *, again: bool = True, unsent: bool = False, told: float | None = None
+        self,
+        fault: EnvironmentFault,
+        *,
+        again: bool = True,
+        unsent: bool = False,
+        retry_after_seconds: float | None = None,
     ) -> None:
         self.fault = fault
         self.again = again
         self.unsent = unsent
-        self.told = told
+        self.retry_after_seconds = retry_after_seconds
         super().__init__(fault.reason)
 
 
 class HTTPEnvironments:
-    """The connections to environments, and which of their servers honour keys. For one event loop; close it."""
+    """The connections to environments, and which of their servers support keys. For one event loop; close it."""
 
     def __init__(self, *, retries: int = 2, backoff: float = 0.5, idempotent_steps: bool = False) -> None:
-        """`backoff`: seconds before the first retry, then doubled. `idempotent_steps`: every server honours keys."""
+        """`backoff`: seconds before the first retry, then doubled. `idempotent_steps`: every server supports keys."""
         if retries < 0 or not backoff >= 0:
             raise UsageError(f"retries {retries}, backoff {backoff}: neither may be negative")
         self._retries = retries
@@ -97,7 +102,7 @@ class HTTPEnvironments:
         key: str = "",
         body: Any = None,
     ) -> bytes:
-        """The body of the answer; `seconds` for each try. Raises EnvironmentFault."""
+        """The body of the answer; `seconds` for each attempt. Raises EnvironmentFault."""
         if key:
             headers = {**headers, KEY_HEADER: key}
         for retry in range(self._retries + 1):
@@ -109,7 +114,7 @@ class HTTPEnvironments:
                 again = failed.again and (not key or failed.unsent or self._honours(url))
                 if retry == self._retries or not again:
                     raise failed.fault from failed
-                wait = pause(retry, backoff=self._backoff, told=failed.told)
+                wait = pause(retry, backoff=self._backoff, minimum=failed.retry_after_seconds)
             await asyncio.sleep(wait)
         raise AssertionError("the last try returns or raises")
 
@@ -146,9 +151,9 @@ class HTTPEnvironments:
             return data
         reason = f"{where}: {status_reason(response.status, data.decode(errors='replace'))}"
         if response.status >= 500:
-            told = retry_after(response.headers, now=datetime.now(UTC))
-            raise _Failed(EnvironmentUnreachable(reason), told=told)
-        # A server that honours keys answers 409 while it is still at the step that was sent before.
+            retry_after_seconds = retry_after(response.headers, now=datetime.now(UTC))
+            raise _Failed(EnvironmentUnreachable(reason), retry_after_seconds=retry_after_seconds)
+        # A server that supports keys answers 409 while it still processes the step that was sent before.
         raise _Failed(
             EnvironmentFault(reason), again=bool(key) and response.status == _CONFLICT and retry > 0
         )
@@ -169,7 +174,7 @@ class HTTPEnvironments:
 
 
 class HTTPEnvironment:
-    """One text environment behind a server. Nothing of it lives here: `aclose` has nothing to do."""
+    """One text environment behind a server. It holds no resources: `aclose` does nothing."""
 
     def __init__(
         self,
@@ -215,9 +220,9 @@ async def _body(response: aiohttp.ClientResponse) -> bytes:
     pieces, size = [], 0
     async for piece in response.content.iter_any():
         size += len(piece)
-        if size > LARGEST_ANSWER:
+        if size > MAX_ANSWER_BYTES:
             raise EnvironmentFault(
-                f"{response.method} {response.url}: the answer is larger than {LARGEST_ANSWER} bytes"
+                f"{response.method} {response.url}: the answer is larger than {MAX_ANSWER_BYTES} bytes"
             )
         pieces.append(piece)
     return b"".join(pieces)

@@ -1,11 +1,10 @@
-"""Text environments in Python: each in a process of its own, so that a hang or a crash costs that process and no more.
+"""Text environments in Python: each in a process of its own, so that a hang or a crash affects only that process.
 
 Rules:
-1. User code runs in the child alone (`child`). The order goes there pickled; what comes back is JSON, checked like
-   an answer over HTTP.
-2. A call that is not answered in time, or is cancelled, kills the process: where it stands nobody knows.
-3. The child dies with the thread that started it, and leads a session of its own; its descendants die with it, by the keeper
-   in it (`child`), also when this process gets SIGKILL.
+1. User code runs only in the child (`child`). Requests are pickled; answers are JSON, checked like an answer over HTTP.
+2. A call that times out or is cancelled kills the process, because its state is unknown.
+3. The child is killed when the thread that started it ends, and leads a session of its own. The supervisor in it (`child`)
+   kills its descendants, also when this process gets SIGKILL.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from governor.episodes.text.environments.environment import (
     prompt_of,
     step_of,
 )
-from governor.episodes.text.environments.user_calls import to_its_end
+from governor.episodes.text.environments.user_calls import run_to_completion
 from governor.processes import kill_ladder, kill_tree
 from governor.processes.identity import ProcessIdentity
 from governor.processes.readiness import is_readable, readable
@@ -41,19 +40,20 @@ if TYPE_CHECKING:
 
     from governor.episodes.text.environments.environment import Message, TextStep
 
-RUNGS: Final = kill_ladder.GracePeriods(ask=2.0, terminate=0.5, kill=5.0)
-"""Seconds for the environment's own `close`, for SIGTERM, and until everything must be dead."""
-LARGEST_ANSWER: Final = 1 << 26
+GRACE: Final = kill_ladder.GracePeriods(ask=2.0, terminate=0.5, kill=5.0)
+"""Seconds for the environment's own `close`, for SIGTERM, and until every process must be gone."""
+MAX_ANSWER_BYTES: Final = 1 << 26
 """Bytes."""
 
 
 class TextProcess:
-    """A text environment made from `made`, in a process of its own; `start` it first. One call at a time.
+    """A text environment made from `made`, in a process of its own; call `start` first. One call at a time.
 
-    `made`: ``module:Class``, or what pickle can send: a class or function (called with `params`), or an object. It has
-    `get_task_prompt()` and `step(action)`, sync (called in the child's main thread) or async (in one event loop that
-    goes on between calls); a step returns a mapping, or ``(reward, terminated, truncated, info)``. Optional are `close()`,
-    and `reset(seed=...)`, which begins an episode anew; `has_reset` says whether it is there.
+    `made`: ``module:Class``, or a picklable class or function (called with `params`), or object. It has
+    `get_task_prompt()`, which returns a list of chat messages, and `step(action)` for a text, sync (called in the child's main
+    thread) or async (in one event loop that runs on between calls). A step returns a mapping, or
+    ``(reward, terminated, truncated, info)``. Optional are `close()`, and `reset(seed=...)`, which begins a new episode;
+    `has_reset` says whether it exists. Timeouts are in seconds.
     """
 
     def __init__(self, made: Any, params: Mapping[str, Any] | None = None, *, name: str = "") -> None:
@@ -78,14 +78,14 @@ class TextProcess:
 
     @property
     def pid(self) -> int | None:
-        """Of the keeper; user code runs in a child of it."""
+        """The pid of the supervisor; user code runs in a child of it."""
         return self._child.pid if self._child else None
 
     async def start(self, *, timeout: float) -> None:  # noqa: ASYNC109 - one deadline, owned here
-        """Returns when the environment is made. Raises EnvironmentFault (Hung after `timeout` seconds); close it then too."""
+        """Returns when the environment is built. Raises EnvironmentFault (Hung after `timeout` seconds); close it then too."""
         if self._child is not None or self.broken is not None:
             raise EnvironmentFault(f"start: the environment {self.name} is {self._state}")
-        order = self._order()
+        order = self._pickled_order()
         ours, theirs = socket.socketpair()
         with theirs:
             self._reader, self._writer = await asyncio.open_unix_connection(sock=ours)
@@ -102,7 +102,7 @@ class TextProcess:
             raise
 
     async def reset(self, *, seed: int, timeout: float) -> None:  # noqa: ASYNC109 - one deadline, owned here
-        """Nothing where the environment has none."""
+        """Does nothing if the environment has no `reset`."""
         if self.has_reset:
             await self._call(pickle.dumps(("reset", seed)), "reset", timeout)
 
@@ -113,19 +113,19 @@ class TextProcess:
         return step_of(await self._call(pickle.dumps(("step", action)), "step", timeout))
 
     async def aclose(self) -> None:
-        """Lets the environment close itself, then leaves nothing of it, in `sum(RUNGS)` seconds at most; who is cancelled
-        meanwhile waits for that.
+        """Lets the environment close itself, then kills what is left, in `sum(GRACE)` seconds at most; a cancelled caller waits for
+        that.
 
-        Raises ProcessError when something is alive all the same.
+        Raises ProcessError if a process survives.
         """
         child, self._child = self._child, None
         self.broken = self.broken or "closed"
         if child is not None:
-            await to_its_end(self._bring_down(child), name=f"close {self.name}")
+            await run_to_completion(self._terminate(child), name=f"close {self.name}")
 
-    async def _bring_down(self, child: _Child) -> None:
+    async def _terminate(self, child: _Child) -> None:
         try:
-            await kill_ladder.terminate(child, self._ask_to_close, RUNGS)
+            await kill_ladder.terminate(child, self._ask_to_close, GRACE)
         finally:
             child.signal(signal.SIGKILL)  # alive only if this failed
             self._writer.transport.abort()
@@ -140,7 +140,7 @@ class TextProcess:
         await self._writer.drain()
 
     async def _call(self, request: bytes, where: str, seconds: float) -> Any:
-        """What user code returned. Raises EnvironmentFault."""
+        """The result of user code. Raises EnvironmentFault."""
         if self.broken is not None or self._child is None:
             raise EnvironmentFault(f"{where}: the environment {self.name} is {self._state}")
         try:
@@ -148,25 +148,29 @@ class TextProcess:
                 self._writer.write(_framed(request))
                 await self._writer.drain()
                 (size,) = SIZE.unpack(await self._reader.readexactly(SIZE.size))
-                data = await self._reader.readexactly(min(size, LARGEST_ANSWER))
+                data = await self._reader.readexactly(min(size, MAX_ANSWER_BYTES))
         except TimeoutError:
             raise self._break(
                 EnvironmentHung(f"{where}: no answer within {seconds:g} s; its process is killed")
             ) from None
         except (OSError, EOFError):
             code = await self._exit_code()
-            raise self._break(EnvironmentCrashed(f"{where}: its process ended with {_told(code)}")) from None
+            raise self._break(
+                EnvironmentCrashed(f"{where}: its process ended with {_exit_text(code)}")
+            ) from None
         except asyncio.CancelledError:
             self._break(EnvironmentFault(f"{where} was cancelled; its process is killed"))
             raise
-        if size > LARGEST_ANSWER:
-            raise self._break(EnvironmentFault(f"{where}: the answer is larger than {LARGEST_ANSWER} bytes"))
+        if size > MAX_ANSWER_BYTES:
+            raise self._break(
+                EnvironmentFault(f"{where}: the answer is larger than {MAX_ANSWER_BYTES} bytes")
+            )
         answer = decoded(data, where=where)
         if "fault" in answer:
             raise EnvironmentFault(f"{where}: {answer['fault']}")
         return answer["value"]
 
-    def _order(self) -> bytes:
+    def _pickled_order(self) -> bytes:
         try:
             made = pickle.dumps((self._made, self._params))
         except Exception as error:
@@ -185,7 +189,7 @@ class TextProcess:
         return fault
 
     async def _exit_code(self) -> int:
-        """The socket ends just before its process does; if it does not, user code has closed the socket."""
+        """The socket ends just before its process does; if the process stays, user code has closed the socket."""
         if self._child is None:
             return 0
         with contextlib.suppress(TimeoutError):
@@ -196,7 +200,7 @@ class TextProcess:
 
 
 class _Child:
-    """The process, as `kill_ladder` wants it: leader of its group; when it has ended, the rest of its group is killed."""
+    """The process, with the interface of `kill_ladder`: leader of its group; when it has exited, the rest of its group is killed."""
 
     def __init__(self, name: str, descriptor: int) -> None:
         self.name = name
@@ -218,7 +222,7 @@ class _Child:
         self.pid = self._process.pid
         self.birth = ProcessIdentity.of(self.pid)
         self.mark = kill_tree.UNMARKED
-        """Of its own it has none: it is below that of this process, and its keeper finds what it starts."""
+        """It has no mark of its own: it is below this process, and its supervisor finds what it starts."""
         self._pidfd = os.pidfd_open(self.pid)
         self._code: int | None = None
 
@@ -242,7 +246,7 @@ class _Child:
         return True
 
     def kill(self) -> None:
-        """By its keeper, which finds all that user code has started."""
+        """Through its supervisor, which finds all that user code has started."""
         if self.exit_code is None:
             os.kill(self.pid, KILL_ALL)
             os.kill(self.pid, signal.SIGCONT)  # user code may have stopped its whole group
@@ -256,5 +260,5 @@ def _framed(data: bytes) -> bytes:
     return SIZE.pack(len(data)) + data
 
 
-def _told(code: int) -> str:
+def _exit_text(code: int) -> str:
     return f"exit code {code}" if code >= 0 else signal.Signals(-code).name

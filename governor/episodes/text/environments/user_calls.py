@@ -1,4 +1,4 @@
-"""Calls of functions that users bring, sync or async: a sync one runs beside the event loop, where it can hold up nobody."""
+"""Calls of user functions, sync or async: a sync one runs beside the event loop, which it cannot block."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 async def call(function: Callable[..., Any], /, *args: Any, **named: Any) -> Any:
-    """Who is cancelled while a sync function runs leaves its thread behind until it returns."""
+    """If the caller is cancelled while a sync function runs, its thread stays until it returns."""
     if inspect.iscoroutinefunction(function):
         return await function(*args, **named)
     thread = f"user.{getattr(function, '__name__', 'call')}"
@@ -28,8 +28,8 @@ async def call(function: Callable[..., Any], /, *args: Any, **named: Any) -> Any
     return await found if inspect.isawaitable(found) else found
 
 
-async def to_its_end(work: Coroutine[Any, Any, T], *, name: str) -> T:
-    """What `work`, which must be bounded, comes to. Who is cancelled waits for it, and is cancelled then."""
+async def run_to_completion(work: Coroutine[Any, Any, T], *, name: str) -> T:
+    """The result of `work`, which must be bounded. A cancelled caller waits for it, and is cancelled then."""
     task = asyncio.create_task(work, name=name)
     cancelled = False
     while not task.done():
@@ -43,36 +43,36 @@ async def to_its_end(work: Coroutine[Any, Any, T], *, name: str) -> T:
 
 
 class CallThread:
-    """Functions one after the other, in the order of the calls, all in one daemon thread: to start one for each call
-    takes 0.5 ms of the event loop. For one event loop. A call is made to its end, also when its caller is cancelled.
+    """Runs functions one after the other, in the order of the calls, in one daemon thread: a thread for each call would take
+    0.5 ms of the event loop. For one event loop. A call completes also when its caller is cancelled.
     """
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._work: SimpleQueue[Work | None] = SimpleQueue()
+        self._queue: SimpleQueue[Work | None] = SimpleQueue()
         self._started = False
 
     async def call(self, function: Callable[..., Any], /, *args: Any, **named: Any) -> Any:
         loop = asyncio.get_running_loop()
         if not self._started:
             self._started = True
-            threading.Thread(target=self._live, args=(loop,), name=self._name, daemon=True).start()
+            threading.Thread(target=self._run, args=(loop,), name=self._name, daemon=True).start()
         ended: asyncio.Future[Any] = loop.create_future()
-        self._work.put((partial(function, *args, **named), ended))
+        self._queue.put((partial(function, *args, **named), ended))
         return await ended
 
     async def idle(self) -> None:
-        """Returns when all that was called before has ended."""
+        """Returns when all earlier calls have ended."""
         if self._started:
             await self.call(lambda: None)
 
     def close(self) -> None:
-        """What was called before is still done. May be called again, and `call` after it."""
+        """Completes the earlier calls. May be called again, and `call` after it."""
         if self._started:
             self._started = False
-            self._work.put(None)
+            self._queue.put(None)
 
-    def _live(self, loop: asyncio.AbstractEventLoop) -> None:
-        while (work := self._work.get()) is not None:
+    def _run(self, loop: asyncio.AbstractEventLoop) -> None:
+        while (work := self._queue.get()) is not None:
             function, ended = work
             answer(loop, ended, function)

@@ -26,7 +26,7 @@ def learner(monkeypatch):
     sys.modules.pop("q_learner", None)
 
 
-async def both_ways(house, *, entry, agent, phases, **params):
+async def both_ways(harness, *, entry, agent, phases, **params):
     """Each phase by both transports, with agents of their own: what their episodes and agents came to.
 
     Environment and agent conductor are processes here.
@@ -35,31 +35,31 @@ async def both_ways(house, *, entry, agent, phases, **params):
     for transport in ("conductors", "in_process"):
         more = {}
         if transport == "conductors":
-            house.spawn("environment.lake", entry=entry, params=params, pool=1)
-            house.spawn("agent.walker", entry=agent, params={})
+            harness.spawn("environment.lake", entry=entry, params=params, pool=1)
+            harness.spawn("agent.walker", entry=agent, params={})
         else:
-            (house.folder / "run/agents/walker.state").unlink()
+            (harness.folder / "run/agents/walker.state").unlink()
             more = inside(entry=entry, agent=agent, **params)
-        controller = await house.start("simulation")
-        link = house.links["simulation"]
+        controller = await harness.start("simulation")
+        link = harness.links["simulation"]
         told = []
         for phase, command in enumerate(phases):
             name = f"{transport}-{phase}"
-            await controller.perform(house.command(phase=phase, name=name, **more, **command))
+            await controller.perform(harness.command(phase=phase, name=name, **more, **command))
             async with asyncio.timeout(60):
                 while len([event for event in link.events if isinstance(event, PartEndedReport)]) <= phase:
                     await link.next(PartEndedReport, after=len(link.events))
             told += [(r.index, r.seed, r.outcome, r.value, r.steps) for r in episodes(link)]
-        found.append((told, house.state()))
+        found.append((told, harness.state()))
     for name in ("environment.lake.1.0", "agent.walker.1"):
-        (house.folder / name).unlink()  # they are killed, not closed
+        (harness.folder / name).unlink()  # they are killed, not closed
     return found
 
 
 @pytest.mark.parametrize("slippery", [False, True])
-async def test_the_same_seed_gives_the_same_episodes_as_through_conductors(house, learner, slippery):
+async def test_the_same_seed_gives_the_same_episodes_as_through_conductors(harness, learner, slippery):
     (theirs, their_state), (ours, our_state) = await both_ways(
-        house,
+        harness,
         entry="gymnasium:FrozenLake-v1",
         agent="q_learner:QLearner",
         phases=[{"episodes": 60, "max_steps": 100}, {"episodes": 10, "max_steps": 100, "mode": "eval"}],
@@ -71,9 +71,9 @@ async def test_the_same_seed_gives_the_same_episodes_as_through_conductors(house
     assert our_state["random"] == their_state["random"]
 
 
-async def test_cart_pole_is_the_same_as_through_conductors(house):
+async def test_cart_pole_is_the_same_as_through_conductors(harness):
     (theirs, their_state), (ours, our_state) = await both_ways(
-        house,
+        harness,
         entry="gymnasium:CartPole-v1",
         agent="walk_world:Gradient",
         phases=[{"episodes": 20}, {"episodes": 5, "mode": "eval", "max_steps": 30}],
@@ -83,10 +83,10 @@ async def test_cart_pole_is_the_same_as_through_conductors(house):
     assert our_state["weights"].any()
 
 
-async def test_arrays_are_nobody_elses(house):
+async def test_arrays_are_nobody_elses(harness):
     """An environment that writes over its last observation, and over the action that it was given."""
-    log = house.folder / "learned"
-    await house.play(
+    log = harness.folder / "learned"
+    await harness.play(
         episodes=1, max_steps=3, **inside(entry="walk_world:Overwrites", agent_params={"log": str(log)})
     )
     seen = [eval(line, TRANSITION) for line in log.read_text().splitlines()]
@@ -119,57 +119,57 @@ TRANSITION = {
         ),
     ],
 )
-async def test_what_cannot_be_built_ends_the_part(house, more, reason):
-    records, end = await house.play(**inside(**more))
+async def test_what_cannot_be_built_ends_the_part(harness, more, reason):
+    records, end = await harness.play(**inside(**more))
     assert records == []
     assert (end.end, end.failures, end.first_failure) == ("stopped", 1, reason)
 
 
-async def test_a_slow_environment_times_out_and_goes_on(house):
-    records, end = await house.play(
-        episodes=2, episode_timeout=0.1, **inside(fault="slow", flag=str(house.folder / "flag"))
+async def test_a_slow_environment_times_out_and_goes_on(harness):
+    records, end = await harness.play(
+        episodes=2, episode_timeout=0.1, **inside(fault="slow", flag=str(harness.folder / "flag"))
     )
     assert outcomes(records) == ["timed_out", "terminated"]
     assert records[0].reason == "longer than 0.1 s"
     assert end.end == "max_episodes"
 
 
-async def test_a_stop_cancels_at_the_next_step(house):
-    controller = await house.start("simulation")
-    await controller.perform(house.command(**inside(entry="walk_world:Endless")))
+async def test_a_stop_cancels_at_the_next_step(harness):
+    controller = await harness.start("simulation")
+    await controller.perform(harness.command(**inside(entry="walk_world:Endless")))
     async with asyncio.timeout(20):
-        while not (house.folder / "run/episodes/train.jsonl").exists():
+        while not (harness.folder / "run/episodes/train.jsonl").exists():
             await asyncio.to_thread(lambda: None)
     await controller.perform(StopPartCommand(phase=0, reason="abort"))
-    records, end = await house.end()
+    records, end = await harness.end()
     assert end.end == "stopped"
     assert end.failures == 0
     assert outcomes(records) in ([], ["cancelled"])
 
 
-async def test_an_agent_lives_on_in_the_next_phase(house):
-    controller = await house.start("simulation")
+async def test_an_agent_lives_on_in_the_next_phase(harness):
+    controller = await harness.start("simulation")
     for phase in range(2):
-        command = house.command(phase=phase, name=f"p{phase}", **inside(agent="walk_world:Forgetful"))
+        command = harness.command(phase=phase, name=f"p{phase}", **inside(agent="walk_world:Forgetful"))
         await controller.perform(command)
-        await house.links["simulation"].next(PartEndedReport, after=4 * phase)
-    assert [record.value for record in episodes(house.links["simulation"])] == [5, 5, 5, 5, 5, 5]
+        await harness.links["simulation"].next(PartEndedReport, after=4 * phase)
+    assert [record.value for record in episodes(harness.links["simulation"])] == [5, 5, 5, 5, 5, 5]
     assert len(controller._agents["walker"]._agent.phases) == 6
 
 
-async def test_a_command_that_does_not_say_what_to_build_is_refused(house):
-    controller = await house.start("simulation")
-    assert isinstance(await controller.perform(house.command(transport="in_process")), Refused)
+async def test_a_command_that_does_not_say_what_to_build_is_refused(harness):
+    controller = await harness.start("simulation")
+    assert isinstance(await controller.perform(harness.command(transport="in_process")), Refused)
 
 
-async def test_an_agent_that_cannot_be_saved_fails_its_episodes(house):
-    records, end = await house.play(episodes=2, **inside(agent="walk_world:Unsaveable"))
+async def test_an_agent_that_cannot_be_saved_fails_its_episodes(harness):
+    records, end = await harness.play(episodes=2, **inside(agent="walk_world:Unsaveable"))
     assert outcomes(records) == ["failed", "failed"]
     assert records[1].reason.startswith("agent.state_dict: TypeError")
     assert end.first_failure.startswith("agent 'walker' cannot be saved: TypeError")
 
 
-async def test_what_was_learned_is_synced_at_the_end_of_the_part(house, monkeypatch):
+async def test_what_was_learned_is_synced_at_the_end_of_the_part(harness, monkeypatch):
     saved = []
 
     def save(path, state, *, sync=True, **more):
@@ -178,5 +178,5 @@ async def test_what_was_learned_is_synced_at_the_end_of_the_part(house, monkeypa
 
     plain = state_file.save
     monkeypatch.setattr("governor.episodes.learned.state_file.save", save)
-    await house.play(episodes=50, **inside())
+    await harness.play(episodes=50, **inside())
     assert (saved[0], saved[-1]) == ((5, True), (250, True))

@@ -27,23 +27,23 @@ from transport.worker import Worker
         ({"agent_params": {"fault": "sleep"}}, "agent 'walker'", 1),
     ],
 )
-async def test_a_hang_is_recorded_and_takes_the_process_with_it(house, more, whose, steps):
-    params = {"log": str(house.folder / "learned"), **more.pop("agent_params", {})}
-    controller = await house.start("simulation")
+async def test_a_hang_is_recorded_and_takes_the_process_with_it(harness, more, whose, steps):
+    params = {"log": str(harness.folder / "learned"), **more.pop("agent_params", {})}
+    controller = await harness.start("simulation")
     await controller.perform(
-        house.command(episodes=3, episode_timeout=0.5, **inside(agent_params=params, **more))
+        harness.command(episodes=3, episode_timeout=0.5, **inside(agent_params=params, **more))
     )
     reason = await asyncio.wait_for(controller.failed, 20)
     assert reason == f"{whose} hangs in episode 0"
-    (record,) = episodes(house.links["simulation"])
+    (record,) = episodes(harness.links["simulation"])
     assert (record.outcome, record.steps, record.value) == ("timed_out", steps, float(steps))
     assert record.reason == f"longer than 0.5 s, and {whose} hangs"
-    assert [line["index"] for line in house.lines()] == [0]
-    assert not [event for event in house.links["simulation"].events if isinstance(event, PartEndedReport)]
+    assert [line["index"] for line in harness.lines()] == [0]
+    assert not [event for event in harness.links["simulation"].events if isinstance(event, PartEndedReport)]
 
 
 @pytest.mark.parametrize("fault", ["sleep", "spin"])
-async def test_the_next_process_plays_the_rest_of_the_phase(house, fault):
+async def test_the_next_process_plays_the_rest_of_the_phase(harness, fault):
     told = asyncio.Queue()
 
     async def take(request):
@@ -51,14 +51,14 @@ async def test_the_next_process_plays_the_rest_of_the_phase(house, fault):
             told.put_nowait(event)
         return [encode(Acknowledged())]
 
-    more = inside(entry="walk_world:Walk", fault=fault, at=2, flag=str(house.folder / "flag"))
-    command = house.command(episodes=4, episode_timeout=1.0, **more)
-    shown = house.spec("simulation").secret.value
+    more = inside(entry="walk_world:Walk", fault=fault, at=2, flag=str(harness.folder / "flag"))
+    command = harness.command(episodes=4, episode_timeout=1.0, **more)
+    shown = harness.spec("simulation").secret.value
     first, second = (conductor_service("u1", "simulation", incarnation) for incarnation in (1, 2))
-    async with Worker(f"ipc://{house.folder}/w", run_service("u1"), take, credit=4), asyncio.timeout(60):
-        child = house.spawn("simulation")
+    async with Worker(f"ipc://{harness.folder}/w", run_service("u1"), take, credit=4), asyncio.timeout(60):
+        child = harness.spawn("simulation")
         assert isinstance(await told.get(), ReadyReport)
-        await house.client.request(first, encode(command), shown, timeout=10)
+        await harness.client.request(first, encode(command), shown, timeout=10)
         done = (await told.get()).episode
         failed = await told.get()
         assert await asyncio.to_thread(child.wait, 20) == 1
@@ -67,10 +67,10 @@ async def test_the_next_process_plays_the_rest_of_the_phase(house, fault):
             "timed_out",
             "environment 'lake' hangs in episode 0",
         )
-        house.spawn("simulation", incarnation=2)
+        harness.spawn("simulation", incarnation=2)
         assert isinstance(await told.get(), ReadyReport)
         command = msgspec.structs.replace(command, done=(done,))
-        await house.client.request(second, encode(command), shown, timeout=10)
+        await harness.client.request(second, encode(command), shown, timeout=10)
         rest = []
         while not isinstance(event := await told.get(), PartEndedReport):
             rest.append(event.episode)
@@ -78,55 +78,55 @@ async def test_the_next_process_plays_the_rest_of_the_phase(house, fault):
     assert (event.end, event.failures) == ("max_episodes", 1)
 
 
-async def test_what_was_learned_before_a_hang_is_kept(house, monkeypatch):
+async def test_what_was_learned_before_a_hang_is_kept(harness, monkeypatch):
     """The state of the second episode is too young to have been written when the third one hangs."""
     monkeypatch.setattr("governor.episodes.learned.SPARING", 10**6)
-    controller = await house.start("simulation")
+    controller = await harness.start("simulation")
     await controller.perform(
-        house.command(
+        harness.command(
             episodes=4, episode_timeout=1.0, **inside(entry="walk_world:Tires", fault="sleep", at=12)
         )
     )
     await asyncio.wait_for(controller.failed, 20)
-    assert house.state()["learned"] == 11
-    assert outcomes(episodes(house.links["simulation"])) == ["terminated", "terminated", "timed_out"]
+    assert harness.state()["learned"] == 11
+    assert outcomes(episodes(harness.links["simulation"])) == ["terminated", "terminated", "timed_out"]
 
 
-async def test_the_hang_of_an_environment_that_is_built_gives_up_too(house):
-    controller = await house.start("simulation")
-    await controller.perform(house.command(build_seconds=0.2, **inside(entry="walk_world:Sleeper")))
+async def test_the_hang_of_an_environment_that_is_built_gives_up_too(harness):
+    controller = await harness.start("simulation")
+    await controller.perform(harness.command(build_seconds=0.2, **inside(entry="walk_world:Sleeper")))
     reason = await asyncio.wait_for(controller.failed, 20)
     assert reason.startswith("environment 'lake' hangs: it has not come back from environment.__init__ for ")
     assert reason.endswith(" s (deadlines.start)")
-    assert house.links["simulation"].events == []
+    assert harness.links["simulation"].events == []
 
 
 async def test_an_environment_that_hangs_when_it_is_closed_costs_one_process_and_no_episode(
-    house, monkeypatch
+    harness, monkeypatch
 ):
     monkeypatch.setattr("governor.episodes.local.stepping.CLOSE_SECONDS", 0.2)
     monkeypatch.setattr(in_process, "CLOSE_SECONDS", 0.2)
     made = inside(entry="leaving_world:NeverCloses")
-    controller = await house.start("simulation")
-    await controller.perform(house.command(**made))
+    controller = await harness.start("simulation")
+    await controller.perform(harness.command(**made))
     reason = await asyncio.wait_for(controller.failed, 20)
     assert reason.startswith("environment 'lake' hangs: it has not come back from environment.close for ")
-    played = episodes(house.links["simulation"])
+    played = episodes(harness.links["simulation"])
     assert outcomes(played) == ["terminated"] * 3
-    again = await house.start("simulation", incarnation=2)
-    await again.perform(house.command(done=tuple(played), **made))
-    records, end = await house.end()
+    again = await harness.start("simulation", incarnation=2)
+    await again.perform(harness.command(done=tuple(played), **made))
+    records, end = await harness.end()
     assert (records, end.end) == ([], "max_episodes")
 
 
-async def test_a_stop_does_not_wait_for_ever(house, monkeypatch):
+async def test_a_stop_does_not_wait_for_ever(harness, monkeypatch):
     monkeypatch.setattr(in_process, "LEAVE_SECONDS", 0.3)
-    flag = house.folder / "flag"
-    controller = await house.start("simulation")
-    await controller.perform(house.command(**inside(fault="sleep", flag=str(flag))))
+    flag = harness.folder / "flag"
+    controller = await harness.start("simulation")
+    await controller.perform(harness.command(**inside(fault="sleep", flag=str(flag))))
     async with asyncio.timeout(20):
         while not flag.exists():
             await asyncio.to_thread(lambda: None)
     await controller.perform(StopPartCommand(phase=0, reason="abort"))
     assert await asyncio.wait_for(controller.failed, 20) == "environment 'lake' hangs in episode 0"
-    assert house.links["simulation"].events == []  # it is played again, should anybody want it
+    assert harness.links["simulation"].events == []  # it is played again, should anybody want it

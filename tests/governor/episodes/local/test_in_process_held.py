@@ -22,9 +22,9 @@ def count_reports(link):
     return reports
 
 
-async def test_short_episodes_share_a_report_and_a_batch_of_steps(house, monkeypatch):
-    controller = await house.start("simulation")
-    reports = count_reports(house.links["simulation"])
+async def test_short_episodes_share_a_report_and_a_batch_of_steps(harness, monkeypatch):
+    controller = await harness.start("simulation")
+    reports = count_reports(harness.links["simulation"])
     handed_in, ended = [], Simulation.ended
 
     def counted(self, *records):
@@ -32,43 +32,43 @@ async def test_short_episodes_share_a_report_and_a_batch_of_steps(house, monkeyp
         return ended(self, *records)
 
     monkeypatch.setattr(Simulation, "ended", counted)
-    await controller.perform(house.command(episodes=2000, mode="eval", **inside()))
-    records, end = await house.end()
+    await controller.perform(harness.command(episodes=2000, mode="eval", **inside()))
+    records, end = await harness.end()
     assert (end.end, end.failures) == ("max_episodes", 0)
     assert [record.index for record in records] == list(range(2000))
-    assert [line["index"] for line in house.lines()] == list(range(2000))
+    assert [line["index"] for line in harness.lines()] == list(range(2000))
     assert handed_in[0] == 1, "the first one waits for nothing"
     assert len(reports) < 1000
-    steps = trajectories.read(house.folder / "run", "train")
+    steps = trajectories.read(harness.folder / "run", "train")
     assert steps.num_rows == 10_000
 
 
-async def test_what_does_not_come_to_disk_is_failed_whoever_shared_the_write(house):
-    controller = await house.start("simulation")
+async def test_what_does_not_come_to_disk_is_failed_whoever_shared_the_write(harness):
+    controller = await harness.start("simulation")
     with full_beyond(200_000):
-        await controller.perform(house.command(episodes=40, mode="eval", **inside(length=300)))
-        records, _ = await house.end()
+        await controller.perform(harness.command(episodes=40, mode="eval", **inside(length=300)))
+        records, _ = await harness.end()
     assert [record.index for record in records] == list(range(40))
     assert set(outcomes(records)) == {"terminated", "failed"}
     faults = {record.reason for record in records if record.outcome == "failed"}
     assert faults == {"cannot record its steps: OSError: [Errno 27] File too large"}
-    kept = Counter(trajectories.read(house.folder / "run", "train")["episode"].to_pylist())
+    kept = Counter(trajectories.read(harness.folder / "run", "train")["episode"].to_pylist())
     whole = {record.index for record in records if record.outcome == "terminated"}
     assert {index for index, steps in kept.items() if steps == 300} == whole
 
 
-async def test_an_environment_that_cannot_be_built_anew_takes_no_episode_along(house):
-    log = house.folder / "log"
-    once = inside(entry="walk_world:Once", flag=str(house.folder / "flag"), log=str(log))
-    controller = await house.start("simulation", flow="RESET")
-    assert await controller.perform(house.command(episodes=10**6, **once)) == Done()
-    records, end = await house.end()
+async def test_an_environment_that_cannot_be_built_anew_takes_no_episode_along(harness):
+    log = harness.folder / "log"
+    once = inside(entry="walk_world:Once", flag=str(harness.folder / "flag"), log=str(log))
+    controller = await harness.start("simulation", flow="RESET")
+    assert await controller.perform(harness.command(episodes=10**6, **once)) == Done()
+    records, end = await harness.end()
     assert "no second one" in end.first_failure
     assert len(records) == len(log.read_text().splitlines())
-    assert [line["index"] for line in house.lines()] == [record.index for record in records]
+    assert [line["index"] for line in harness.lines()] == [record.index for record in records]
 
 
-async def test_nothing_is_held_back_during_a_pause(house, monkeypatch):
+async def test_nothing_is_held_back_during_a_pause(harness, monkeypatch):
     loop, waits, next_index = asyncio.get_running_loop(), asyncio.Event(), Simulation.next_index
 
     def watched(self, *, wait=True):
@@ -77,10 +77,10 @@ async def test_nothing_is_held_back_during_a_pause(house, monkeypatch):
         return next_index(self, wait=wait)
 
     monkeypatch.setattr(Simulation, "next_index", watched)
-    controller = await house.start("simulation", flow="PAUSE")
-    link, log = house.links["simulation"], house.folder / "log"
-    once = inside(entry="walk_world:Once", flag=str(house.folder / "flag"), log=str(log))
-    await controller.perform(house.command(episodes=10**6, **once))
+    controller = await harness.start("simulation", flow="PAUSE")
+    link, log = harness.links["simulation"], harness.folder / "log"
+    once = inside(entry="walk_world:Once", flag=str(harness.folder / "flag"), log=str(log))
+    await controller.perform(harness.command(episodes=10**6, **once))
     async with asyncio.timeout(20):
         await waits.wait()
         while len(link.events) < len(log.read_text().splitlines()):

@@ -19,12 +19,12 @@ def learned(path):
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def state(house, name):
-    return state_file.load(house.folder / f"run/agents/{name}.state")
+def state(harness, name):
+    return state_file.load(harness.folder / f"run/agents/{name}.state")
 
 
-async def test_each_player_has_its_values_and_leaves_when_it_is_done(house):
-    records, end = await house.play(episodes=2, **parallel())
+async def test_each_player_has_its_values_and_leaves_when_it_is_done(harness):
+    records, end = await harness.play(episodes=2, **parallel())
     assert [(r.outcome, r.steps, r.value, r.values) for r in records] == [
         ("terminated", 5, 13.0, {"red": 3.0, "blue": 10.0})
     ] * 2
@@ -33,18 +33,18 @@ async def test_each_player_has_its_values_and_leaves_when_it_is_done(house):
         "return_mean.red": 3.0,
         "return_mean.blue": 10.0,
     }
-    assert house.lines()[0]["values"] == {"red": 3.0, "blue": 10.0}
-    red, blue = zip(*rows(house.folder / "run", "red", "blue")[:5], strict=True)
+    assert harness.lines()[0]["values"] == {"red": 3.0, "blue": 10.0}
+    red, blue = zip(*rows(harness.folder / "run", "red", "blue")[:5], strict=True)
     assert [None if one is None else (one["reward"], one["terminated"]) for one in red] == [
         (1.0, False), (1.0, False), (1.0, True), None, None,
     ]  # fmt: skip
     assert [(one["reward"], one["terminated"]) for one in blue] == [(2.0, False)] * 4 + [(2.0, True)]
-    assert (state(house, "romeo"), state(house, "juliet")) == ({"learned": 6}, {"learned": 10})
+    assert (state(harness, "romeo"), state(harness, "juliet")) == ({"learned": 6}, {"learned": 10})
 
 
-async def test_each_agent_learns_what_its_player_saw(house):
-    log = house.folder / "blue"
-    records, _ = await house.play(episodes=1, **parallel(params={"juliet": {"log": str(log)}}))
+async def test_each_agent_learns_what_its_player_saw(harness):
+    log = harness.folder / "blue"
+    records, _ = await harness.play(episodes=1, **parallel(params={"juliet": {"log": str(log)}}))
     told = learned(log)
     first = told[0]["observation"]
     assert [(one["observation"], one["next_observation"]) for one in told] == [
@@ -59,14 +59,14 @@ async def test_each_agent_learns_what_its_player_saw(house):
     ("cut", "outcome"),
     [([], "terminated"), (["red"], "truncated"), (["blue"], "truncated"), (["red", "blue"], "truncated")],
 )
-async def test_terminated_is_an_episode_in_which_all_are(house, cut, outcome):
-    records, _ = await house.play(episodes=1, **parallel(cut=cut))
+async def test_terminated_is_an_episode_in_which_all_are(harness, cut, outcome):
+    records, _ = await harness.play(episodes=1, **parallel(cut=cut))
     assert (records[0].outcome, records[0].steps) == (outcome, 5)
 
 
-async def test_max_steps_truncates_whoever_is_left(house):
-    log = house.folder / "told"
-    records, _ = await house.play(
+async def test_max_steps_truncates_whoever_is_left(harness):
+    log = harness.folder / "told"
+    records, _ = await harness.play(
         episodes=1,
         max_steps=4,
         **parallel(agents=["one"], agent="Told", players={}, params={"one": {"log": str(log)}}),
@@ -85,49 +85,49 @@ async def test_max_steps_truncates_whoever_is_left(house):
         (("first", "second"), {"red": "second", "blue": "first"}, {"first": 5, "second": 3}),
     ],
 )
-async def test_who_plays_whom(house, agents, players, learned):
-    records, _ = await house.play(episodes=1, **parallel(agents=agents, players=players))
+async def test_who_plays_whom(harness, agents, players, learned):
+    records, _ = await harness.play(episodes=1, **parallel(agents=agents, players=players))
     assert records[0].values == {"red": 3.0, "blue": 10.0}
-    assert {name: state(house, name)["learned"] for name in agents} == learned
+    assert {name: state(harness, name)["learned"] for name in agents} == learned
 
 
-async def test_an_agent_that_asks_is_told_whom_it_plays(house):
-    log = house.folder / "told"
+async def test_an_agent_that_asks_is_told_whom_it_plays(harness):
+    log = harness.folder / "told"
     command = parallel(agents=["one"], agent="Told", players={}, params={"one": {"log": str(log)}})
-    records, _ = await house.play(episodes=1, **command)
+    records, _ = await harness.play(episodes=1, **command)
     assert records[0].values == {"red": 3.0, "blue": 0.0}
     assert [one["player"] for one in learned(log)] == ["red", "blue"] * 3 + ["blue"] * 2
 
 
-async def test_a_player_that_has_left_does_not_come_back(house):
-    records, _ = await house.play(episodes=1, **parallel(env="Undead"))
+async def test_a_player_that_has_left_does_not_come_back(harness):
+    records, _ = await harness.play(episodes=1, **parallel(env="Undead"))
     assert (records[0].outcome, records[0].values) == ("terminated", {"red": 3.0, "blue": 10.0})
 
 
-async def test_arrays_are_nobody_elses(house):
-    log = house.folder / "red"
-    await house.play(episodes=1, **parallel(env="Overwrites", params={"romeo": {"log": str(log)}}))
+async def test_arrays_are_nobody_elses(harness):
+    log = harness.folder / "red"
+    await harness.play(episodes=1, **parallel(env="Overwrites", params={"romeo": {"log": str(log)}}))
     told = learned(log)
     assert [one["observation"][0] for one in told] == [0, 1, 2]
     assert [one["next_observation"][0] for one in told] == [1, 2, 3]
     assert [one["action"] for one in told] == [[1, 1]] * 3
 
 
-async def test_a_function_and_pettingzoos_own_wrappers_play_the_same_episodes(house):
-    plain, _ = await house.play(name="plain", **parallel())
-    wrapped, _ = await house.play(name="wrapped", phase=1, **parallel(env="there_and_back"))
+async def test_a_function_and_pettingzoos_own_wrappers_play_the_same_episodes(harness):
+    plain, _ = await harness.play(name="plain", **parallel())
+    wrapped, _ = await harness.play(name="wrapped", phase=1, **parallel(env="there_and_back"))
     assert [(r.outcome, r.steps, r.values) for r in wrapped] == [
         (r.outcome, r.steps, r.values) for r in plain
     ]
 
 
-async def test_the_same_seed_gives_the_same_episodes_and_agents_draw_their_own_numbers(house):
+async def test_the_same_seed_gives_the_same_episodes_and_agents_draw_their_own_numbers(harness):
     told = []
     for turn in range(2):
         for name in BOTH:
-            (house.folder / f"run/agents/{name}.state").unlink(missing_ok=True)
+            (harness.folder / f"run/agents/{name}.state").unlink(missing_ok=True)
         command = parallel(agent="ByLot", red=40, blue=40)
-        records, _ = await house.play(episodes=5, name=f"turn-{turn}", **command)
+        records, _ = await harness.play(episodes=5, name=f"turn-{turn}", **command)
         told.append([(r.index, r.seed, r.values) for r in records])
     assert told[0] == told[1]
     assert any(values["blue"] != 2 * values["red"] for _, _, values in told[0])
@@ -165,22 +165,22 @@ async def test_the_same_seed_gives_the_same_episodes_and_agents_draw_their_own_n
         ),
     ],
 )
-async def test_a_fault_is_a_failed_episode_and_names_the_player(house, more, reason):
-    records, end = await house.play(episodes=1, **parallel(**more))
+async def test_a_fault_is_a_failed_episode_and_names_the_player(harness, more, reason):
+    records, end = await harness.play(episodes=1, **parallel(**more))
     assert (records[0].outcome, records[0].reason) == ("failed", reason)
     assert end.first_failure == f"episode 0: {reason}"
 
 
-async def test_the_next_episode_is_played_after_a_failed_one(house):
-    records, _ = await house.play(episodes=2, **parallel(fault="nan", flag=str(house.folder / "flag")))
+async def test_the_next_episode_is_played_after_a_failed_one(harness):
+    records, _ = await harness.play(episodes=2, **parallel(fault="nan", flag=str(harness.folder / "flag")))
     assert outcomes(records) == ["failed", "terminated"]
     assert (records[0].steps, records[0].values) == (1, {"red": 1.0, "blue": 2.0})
 
 
-async def test_steps_that_cannot_be_written_fail_the_episode(house):
+async def test_steps_that_cannot_be_written_fail_the_episode(harness):
     command = parallel(env="Overwrites", red=10_000, blue=10_000)
     with full_beyond(60_000):
-        records, _ = await house.play(episodes=1, mode="eval", **command)
+        records, _ = await harness.play(episodes=1, mode="eval", **command)
     assert records[0].outcome == "failed"
     assert records[0].reason.startswith("cannot record its steps: OSError: [Errno 27]")
     assert records[0].steps < 10_000
@@ -243,36 +243,36 @@ async def test_steps_that_cannot_be_written_fail_the_episode(house):
         ),
     ],
 )
-async def test_what_does_not_fit_ends_the_part_and_says_what_does(house, more, reason):
-    records, end = await house.play(**parallel(**more))
+async def test_what_does_not_fit_ends_the_part_and_says_what_does(harness, more, reason):
+    records, end = await harness.play(**parallel(**more))
     assert records == []
     assert (end.end, end.failures, end.first_failure) == ("stopped", 1, reason)
 
 
-async def test_different_spaces_are_for_different_agents(house):
-    records, _ = await house.play(episodes=1, **parallel(env="Uneven"))
+async def test_different_spaces_are_for_different_agents(harness):
+    records, _ = await harness.play(episodes=1, **parallel(env="Uneven"))
     assert outcomes(records) == ["terminated"]
 
 
-async def test_a_slow_environment_times_out_and_goes_on(house, monkeypatch):
+async def test_a_slow_environment_times_out_and_goes_on(harness, monkeypatch):
     monkeypatch.setattr(in_process, "GRACE_SECONDS", 10)
-    command = parallel(fault="slow", flag=str(house.folder / "flag"))
-    records, _ = await house.play(episodes=2, episode_timeout=0.2, **command)
+    command = parallel(fault="slow", flag=str(harness.folder / "flag"))
+    records, _ = await harness.play(episodes=2, episode_timeout=0.2, **command)
     assert (records[0].outcome, records[0].reason) == ("timed_out", "longer than 0.2 s")
     assert records[0].steps < 2
     assert records[1].index == 1
 
 
-async def test_a_stop_cancels_at_the_next_step(house):
-    log = house.folder / "red"
-    controller = await house.start("simulation")
+async def test_a_stop_cancels_at_the_next_step(harness):
+    log = harness.folder / "red"
+    controller = await harness.start("simulation")
     command = parallel(red=10**9, blue=4, params={"romeo": {"log": str(log)}})
-    await controller.perform(house.command(episodes=2, **command))
+    await controller.perform(harness.command(episodes=2, **command))
     async with asyncio.timeout(20):
         while not log.exists():
             await asyncio.to_thread(lambda: None)
     await controller.perform(StopPartCommand(phase=0, reason="abort"))
-    records, end = await house.end()
+    records, end = await harness.end()
     assert (end.end, end.failures) == ("stopped", 0)
     assert outcomes(records) == ["cancelled"]
     assert records[0].values["red"] == records[0].steps
@@ -285,78 +285,78 @@ async def test_a_stop_cancels_at_the_next_step(house):
         ({"params": {"romeo": {"fault": "sleep"}}}, "agent 'romeo'"),
     ],
 )
-async def test_a_hang_names_whose_code_it_is_and_takes_the_process_with_it(house, more, whose):
-    controller = await house.start("simulation")
-    await controller.perform(house.command(episodes=3, episode_timeout=1.0, **parallel(**more)))
+async def test_a_hang_names_whose_code_it_is_and_takes_the_process_with_it(harness, more, whose):
+    controller = await harness.start("simulation")
+    await controller.perform(harness.command(episodes=3, episode_timeout=1.0, **parallel(**more)))
     assert await asyncio.wait_for(controller.failed, 20) == f"{whose} hangs in episode 0"
-    (record,) = episodes(house.links["simulation"])
+    (record,) = episodes(harness.links["simulation"])
     assert (record.outcome, record.values) == ("timed_out", {"red": 0.0, "blue": 0.0})
     assert record.reason == f"longer than 1 s, and {whose} hangs"
 
 
-async def test_what_the_others_have_learned_is_kept_when_one_hangs(house, monkeypatch):
-    controller = await house.start("simulation")
+async def test_what_the_others_have_learned_is_kept_when_one_hangs(harness, monkeypatch):
+    controller = await harness.start("simulation")
     monkeypatch.setattr("governor.episodes.learned.SPARING", 10**9)
-    await controller.perform(house.command(phase=0, episodes=4, name="a", **parallel()))
-    await house.end()
+    await controller.perform(harness.command(phase=0, episodes=4, name="a", **parallel()))
+    await harness.end()
     controller._agents["juliet"]._agent.fault = "sleep"
     controller._agents["romeo"]._learned._unsaved = True
     controller._agents["romeo"]._agent.learned = 99
-    await controller.perform(house.command(phase=1, name="b", episode_timeout=1.0, **parallel()))
+    await controller.perform(harness.command(phase=1, name="b", episode_timeout=1.0, **parallel()))
     assert await asyncio.wait_for(controller.failed, 20) == "agent 'juliet' hangs in episode 0"
-    assert state(house, "romeo") == {"learned": 99}
+    assert state(harness, "romeo") == {"learned": 99}
 
 
 @pytest.mark.parametrize(("flow", "anew"), [("RESET", False), ("RESTART", True)])
-async def test_reset_and_restart_build_anew_and_go_on(house, monkeypatch, flow, anew):
+async def test_reset_and_restart_build_anew_and_go_on(harness, monkeypatch, flow, anew):
     import parallel_world
 
     built = []
     monkeypatch.setattr(parallel_world.Always, "built", built)
     monkeypatch.setattr("governor.episodes.local.stepping.UNACKNOWLEDGED", 4)
-    monkeypatch.setattr("governor.episodes.local.stepping.HOLD_SECONDS", (0.0, 0.0))
-    controller = await house.start("simulation", flow=flow)
-    assert await controller.perform(house.command(episodes=20, **parallel())) == Done()
-    records, _ = await house.end()
+    monkeypatch.setattr("governor.episodes.local.stepping.REPORT_DELAY_SECONDS", (0.0, 0.0))
+    controller = await harness.start("simulation", flow=flow)
+    assert await controller.perform(harness.command(episodes=20, **parallel())) == Done()
+    records, _ = await harness.end()
     assert outcomes(records) == ["terminated"] * 20
-    assert (state(house, "romeo"), state(house, "juliet")) == ({"learned": 60}, {"learned": 100})
+    assert (state(harness, "romeo"), state(harness, "juliet")) == ({"learned": 60}, {"learned": 100})
     assert (len(built) > 2, len(built) % 2) == (anew, 0)
 
 
-async def test_several_workers_share_the_agents_and_the_next_process_goes_on(house):
-    records, _ = await house.play(episodes=20, workers=3, **parallel())
+async def test_several_workers_share_the_agents_and_the_next_process_goes_on(harness):
+    records, _ = await harness.play(episodes=20, workers=3, **parallel())
     assert sorted(record.index for record in records) == list(range(20))
-    assert state(house, "juliet") == {"learned": 100}
-    again, end = await house.play(episodes=22, done=tuple(records), incarnation=2, **parallel())
+    assert state(harness, "juliet") == {"learned": 100}
+    again, end = await harness.play(episodes=22, done=tuple(records), incarnation=2, **parallel())
     assert [record.index for record in again] == [20, 21]
     assert end.metrics["return_mean.blue"] == 10.0
-    assert state(house, "juliet") == {"learned": 110}
+    assert state(harness, "juliet") == {"learned": 110}
 
 
-async def test_eval_neither_learns_nor_saves(house):
-    log = house.folder / "red"
-    records, _ = await house.play(mode="eval", **parallel(params={"romeo": {"log": str(log)}}))
+async def test_eval_neither_learns_nor_saves(harness):
+    log = harness.folder / "red"
+    records, _ = await harness.play(mode="eval", **parallel(params={"romeo": {"log": str(log)}}))
     assert outcomes(records) == ["terminated"] * 3
     assert not log.exists()
-    assert state(house, "romeo") is None
+    assert state(harness, "romeo") is None
 
 
 @pytest.mark.parametrize("more", [{"agents": ("walker", "other")}, {"players": {"red": "walker"}}])
-async def test_through_conductors_several_players_are_refused(house, more):
-    controller = await house.start("simulation")
-    refused = await controller.perform(house.command(**more))
+async def test_through_conductors_several_players_are_refused(harness, more):
+    controller = await harness.start("simulation")
+    refused = await controller.perform(harness.command(**more))
     assert isinstance(refused, Refused)
     assert refused.message == "several players need transport: in_process"
 
 
-async def test_an_environment_conductor_says_what_to_do(house):
+async def test_an_environment_conductor_says_what_to_do(harness):
     with pytest.raises(ConductorError, match="of several players: that needs transport: in_process"):
-        await house.pair(entry="parallel_world:Pair")
+        await harness.pair(entry="parallel_world:Pair")
 
 
-async def test_players_whose_agent_is_not_named_are_refused(house):
-    controller = await house.start("simulation")
-    refused = await controller.perform(house.command(**parallel(players={"red": "nobody"})))
+async def test_players_whose_agent_is_not_named_are_refused(harness):
+    controller = await harness.start("simulation")
+    refused = await controller.perform(harness.command(**parallel(players={"red": "nobody"})))
     assert "are not among" in refused.message
 
 
@@ -372,7 +372,7 @@ def test_records_of_an_older_journal_have_no_values():
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(ended), type=EpisodeEnded | PartEndedReport) == ended
 
 
-async def test_a_game_in_turns_cannot_be_wrapped(house):
+async def test_a_game_in_turns_cannot_be_wrapped(harness):
     """As README says of tictactoe and connect_four: the refusal is PettingZoo's."""
-    _, end = await house.play(episodes=1, **parallel(env="wrapped"))
+    _, end = await harness.play(episodes=1, **parallel(env="wrapped"))
     assert "not generally safe" in end.first_failure

@@ -12,56 +12,56 @@ from governor.messages import EpisodeEnded, PartEndedReport, StopPartCommand, Un
 
 
 @pytest.mark.parametrize("agent", ["walk_world:Agent", "walk_world:Many"])
-async def test_a_hang_is_found_where_it_is_and_not_where_others_wait(house, agent):
+async def test_a_hang_is_found_where_it_is_and_not_where_others_wait(harness, agent):
     start = int(np.random.default_rng(episode_seed(7, 0, 2)).integers(100))
-    controller = await house.start("simulation")
+    controller = await harness.start("simulation")
     hangs = vector(4, entry="walk_world:Unlucky", fault="sleep", start=start, agent=agent)
-    await controller.perform(house.command(episodes=9, episode_timeout=1.0, **hangs))
+    await controller.perform(harness.command(episodes=9, episode_timeout=1.0, **hangs))
     reason = await asyncio.wait_for(controller.failed, 20)
-    (record,) = [r for r in episodes(house.links["simulation"]) if r.outcome == "timed_out"]
+    (record,) = [r for r in episodes(harness.links["simulation"]) if r.outcome == "timed_out"]
     assert reason == "environment 'lake' hangs in episode 2"
     assert (record.index, record.steps) == (2, 2)
     assert record.reason == "longer than 1 s, and environment 'lake' hangs"
 
 
-async def test_a_slow_one_times_out_with_who_waited_for_it_and_the_others_go_on(house):
-    slow = vector(2, fault="slow", flag=str(house.folder / "flag"))
-    records, end = await house.play(episodes=4, episode_timeout=0.1, **slow)
+async def test_a_slow_one_times_out_with_who_waited_for_it_and_the_others_go_on(harness):
+    slow = vector(2, fault="slow", flag=str(harness.folder / "flag"))
+    records, end = await harness.play(episodes=4, episode_timeout=0.1, **slow)
     assert [(r.outcome, r.reason) for r in records[:2]] == [("timed_out", "longer than 0.1 s")] * 2
     assert (len(records), end.end) == (4, "max_episodes")
 
 
-async def test_an_agent_that_hangs_for_all_gives_up(house):
-    controller = await house.start("simulation")
+async def test_an_agent_that_hangs_for_all_gives_up(harness):
+    controller = await harness.start("simulation")
     await controller.perform(
-        house.command(episodes=9, episode_timeout=0.3, **vector(4, agent="walk_world:Stuck"))
+        harness.command(episodes=9, episode_timeout=0.3, **vector(4, agent="walk_world:Stuck"))
     )
     assert (await asyncio.wait_for(controller.failed, 20)).startswith("agent 'walker' hangs in episode ")
-    assert set(outcomes(episodes(house.links["simulation"]))) == {"timed_out"}
+    assert set(outcomes(episodes(harness.links["simulation"]))) == {"timed_out"}
 
 
-async def test_until_and_stop_end_all(house):
-    records, end = await house.play(
+async def test_until_and_stop_end_all(harness):
+    records, end = await harness.play(
         episodes=5000, until=(Until(metric="return", at_least=5.0, average_over=8),), **vector(4)
     )
     assert end.end == "until"
     assert outcomes(records)[:8] == ["terminated"] * 8
     assert len(records) <= 16
-    controller = await house.start("simulation", incarnation=2)
-    await controller.perform(house.command(name="b", **vector(4, entry="walk_world:Endless")))
+    controller = await harness.start("simulation", incarnation=2)
+    await controller.perform(harness.command(name="b", **vector(4, entry="walk_world:Endless")))
     await controller.perform(StopPartCommand(phase=0, reason="abort"))
-    records, end = await house.end()
+    records, end = await harness.end()
     assert (set(outcomes(records)) | {"cancelled"}, end.end) == ({"cancelled"}, "stopped")
 
 
-async def test_a_pause_lets_the_others_come_to_their_end(house, monkeypatch):
+async def test_a_pause_lets_the_others_come_to_their_end(harness, monkeypatch):
     """What has begun ends while the pause lasts, and nothing else begins."""
     monkeypatch.setattr("governor.episodes.local.stepping.UNACKNOWLEDGED", 0)
-    controller = await house.start("simulation", flow="PAUSE")
+    controller = await harness.start("simulation", flow="PAUSE")
     more = vector(4, entry="gymnasium:CartPole-v1", agent="walk_world:Reflex")
-    command = house.command(episodes=400, **more)
+    command = harness.command(episodes=400, **more)
     await controller.perform(command)
-    link = house.links["simulation"]
+    link = harness.links["simulation"]
     async with asyncio.timeout(30):
         while len(link.events) < 4:
             await link.next(EpisodeEnded, after=len(link.events))

@@ -19,29 +19,31 @@ from governor.episodes.local.stepping import LocalEpisodeWorker
     ],
     ids=["alone", "vector", "players", "agent"],
 )
-async def test_the_steps_of_an_episode_that_hangs_are_on_record(house, more):
-    controller = await house.start("simulation")
-    await controller.perform(house.command(episodes=1, episode_timeout=0.5, **more))
+async def test_the_steps_of_an_episode_that_hangs_are_on_record(harness, more):
+    controller = await harness.start("simulation")
+    await controller.perform(harness.command(episodes=1, episode_timeout=0.5, **more))
     await asyncio.wait_for(controller.failed, 20)
-    (record,) = episodes(house.links["simulation"])
+    (record,) = episodes(harness.links["simulation"])
     assert (record.outcome, record.steps) == ("timed_out", 2)
-    steps = trajectories.read(house.folder / "run", "train").to_pandas()
+    steps = trajectories.read(harness.folder / "run", "train").to_pandas()
     assert steps[["episode", "step", "outcome"]].to_numpy().tolist() == [
         [0, 0, "timed_out"],
         [0, 1, "timed_out"],
     ]
 
 
-async def test_what_was_learned_is_kept_also_when_the_environment_exits_as_it_is_closed(house, monkeypatch):
+async def test_what_was_learned_is_kept_also_when_the_environment_exits_as_it_is_closed(harness, monkeypatch):
     monkeypatch.setattr("governor.episodes.learned.SPARING", 10**9)
-    records, end = await house.play(episodes=5, **inside(entry="leaving_world:Exits", at="close"))
+    records, end = await harness.play(episodes=5, **inside(entry="leaving_world:Exits", at="close"))
     assert outcomes(records) == ["terminated"] * 5
     assert (end.end, end.failures) == ("max_episodes", 0)
-    assert house.state()["learned"] == 25
+    assert harness.state()["learned"] == 25
 
 
 @pytest.mark.parametrize("made", [inside, lambda **more: vector(2, **more)], ids=["alone", "vector"])
-async def test_whatever_ends_a_worker_its_environment_is_closed_and_its_agent_kept(house, monkeypatch, made):
+async def test_whatever_ends_a_worker_its_environment_is_closed_and_its_agent_kept(
+    harness, monkeypatch, made
+):
     monkeypatch.setattr("governor.episodes.learned.SPARING", 10**9)
     ends = []
 
@@ -51,13 +53,13 @@ async def test_whatever_ends_a_worker_its_environment_is_closed_and_its_agent_ke
             raise RuntimeError("a fault of ours")
         real(self, recorder, record)
 
-    real = LocalEpisodeWorker._ended
-    monkeypatch.setattr(LocalEpisodeWorker, "_ended", ended)
-    closed = house.folder / "closed"
-    _, end = await house.play(episodes=9, **made(entry="leaving_world:Closes", path=str(closed)))
+    real = LocalEpisodeWorker._report_end
+    monkeypatch.setattr(LocalEpisodeWorker, "_report_end", ended)
+    closed = harness.folder / "closed"
+    _, end = await harness.play(episodes=9, **made(entry="leaving_world:Closes", path=str(closed)))
     assert (end.end, end.first_failure) == ("stopped", "worker 0: RuntimeError: a fault of ours")
     assert closed.exists()
-    assert house.state()["learned"] >= 15
+    assert harness.state()["learned"] >= 15
 
 
 @pytest.mark.parametrize(
@@ -73,18 +75,18 @@ async def test_whatever_ends_a_worker_its_environment_is_closed_and_its_agent_ke
         ),
     ],
 )
-async def test_who_exits_instead_of_starting_is_named(house, more, reason):
-    records, end = await house.play(**inside(**more))
+async def test_who_exits_instead_of_starting_is_named(harness, more, reason):
+    records, end = await harness.play(**inside(**more))
     assert records == []
     assert (end.end, end.failures, end.first_failure) == ("stopped", 1, reason)
 
 
-async def test_so_is_an_agent_that_exits_over_its_state(house):
+async def test_so_is_an_agent_that_exits_over_its_state(harness):
     agent = {"agent": "leaving_world:ExitingAgent"}
-    _, end = await house.play(episodes=1, **inside(agent_params={"fault": "state"}, **agent))
+    _, end = await harness.play(episodes=1, **inside(agent_params={"fault": "state"}, **agent))
     assert end.first_failure == "agent 'walker' cannot be saved: SystemExit: no disk"
-    await house.play(episodes=1, incarnation=2, **inside())
-    _, end = await house.play(episodes=2, incarnation=3, **inside(agent_params={"fault": ""}, **agent))
+    await harness.play(episodes=1, incarnation=2, **inside())
+    _, end = await harness.play(episodes=2, incarnation=3, **inside(agent_params={"fault": ""}, **agent))
     assert (
         end.first_failure == "agent 'leaving_world:ExitingAgent': load_state_dict: SystemExit: no such state"
     )

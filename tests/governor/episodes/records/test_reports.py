@@ -10,36 +10,38 @@ from governor.episodes.records.recording import StepRecorder
 from governor.messages import EpisodeEnded, PartEndedReport, Until
 
 
-async def test_short_episodes_share_a_write(house, monkeypatch):
+async def test_short_episodes_share_a_write(harness, monkeypatch):
     writes = []
     flush = StepRecorder.flush
     monkeypatch.setattr(StepRecorder, "flush", lambda self: (writes.append(1), flush(self))[1])
-    await house.pair()
-    records, _ = await house.play(episodes=300)
+    await harness.pair()
+    records, _ = await harness.play(episodes=300)
     assert outcomes(records) == ["terminated"] * 300
     assert [record.index for record in records] == list(range(300))
     assert len(writes) < 200
 
 
-async def test_what_an_end_means_for_the_phase_does_not_wait_for_others(house):
-    await house.pair()
-    records, _ = await house.play(episodes=300, until=(Until(metric="return", at_least=5.0, average_over=9),))
+async def test_what_an_end_means_for_the_phase_does_not_wait_for_others(harness):
+    await harness.pair()
+    records, _ = await harness.play(
+        episodes=300, until=(Until(metric="return", at_least=5.0, average_over=9),)
+    )
     assert len(records) <= 10
 
 
-async def test_a_write_that_fails_fails_all_that_were_in_it_and_what_is_reported_is_on_disk(house):
-    await house.pair(length=50)
+async def test_a_write_that_fails_fails_all_that_were_in_it_and_what_is_reported_is_on_disk(harness):
+    await harness.pair(length=50)
     with full_beyond(30_000):
-        controller = await house.start("simulation")
-        await controller.perform(house.command(episodes=100))
-        link = house.links["simulation"]
+        controller = await harness.start("simulation")
+        await controller.perform(harness.command(episodes=100))
+        link = harness.links["simulation"]
         async with asyncio.timeout(30):
             await link.next(EpisodeEnded, after=60)
     async with asyncio.timeout(30):
         await link.next(PartEndedReport)
     records = episodes(link)
     assert len(records) == 100
-    kept = trajectories.read(house.folder / "run", "train").to_pandas().groupby("episode").size()
+    kept = trajectories.read(harness.folder / "run", "train").to_pandas().groupby("episode").size()
     well = [record.index for record in records if record.outcome == "terminated"]
     assert 0 < len(well) < 100
     assert {kept[index] for index in well} == {50}

@@ -142,7 +142,7 @@ def of_itself():
     ],
     ids=["cycle", "whole", "deep"],
 )
-@pytest.mark.parametrize("dumps", [state_file.dumps, state_file.tried])
+@pytest.mark.parametrize("dumps", [state_file.dumps, state_file.dumps_verified])
 def test_a_state_without_an_end_is_named_with_its_place(state, said, dumps):
     with pytest.raises(TypeError, match=said):
         dumps(state)
@@ -156,7 +156,7 @@ def test_classes_of_containers_come_back():
         "names": {f"name {number}" for number in range(100)},
         "nan": float("nan"),
     }
-    back = state_file.loads(state_file.tried(state))
+    back = state_file.loads(state_file.dumps_verified(state))
     assert repr(back.pop("nan")) == repr(state.pop("nan"))
     assert back == state
     assert list(back["ordered"]) == ["b", "a"]
@@ -167,10 +167,10 @@ def test_classes_of_containers_come_back():
 def test_what_cannot_be_read_back_is_told_by_the_trial(monkeypatch):
     monkeypatch.setitem(state_file._MADE, state_file.TUPLE, list)
     with pytest.raises(TypeError, match="would come back as something else"):
-        state_file.tried({"a": (1, 2)})
+        state_file.dumps_verified({"a": (1, 2)})
     monkeypatch.delitem(state_file._MADE, state_file.TUPLE)
     with pytest.raises(TypeError, match="cannot be read back: it is no agent's state: msgpack extension 2"):
-        state_file.tried({"a": (1, 2)})
+        state_file.dumps_verified({"a": (1, 2)})
 
 
 def test_what_is_too_long_for_the_format_is_named(monkeypatch):
@@ -192,7 +192,7 @@ def test_tensors_come_back_as_tensors(torch):
         "net": {"bias": torch.tensor([1.5, -2.0], dtype=torch.bfloat16), "none": torch.empty((0, 3))},
         "opt": {0: {"step": torch.tensor(3.0), "moments": (torch.tensor([[True, False]]), [])}},
     }
-    back = state_file.loads(state_file.tried(state))
+    back = state_file.loads(state_file.dumps_verified(state))
     assert back["opt"].keys() == {0}
     for given, found in (
         (state["net"]["bias"], back["net"]["bias"]),
@@ -251,7 +251,7 @@ def test_real_modules_optimizers_and_schedules_go_on_where_they_were():
         "half": first[0][0].weight.bfloat16(),
         "turned": torch.ones(2, 3).T,
     }
-    back = state_file.loads(state_file.tried(state))
+    back = state_file.loads(state_file.dumps_verified(state))
     assert back["half"].dtype == torch.bfloat16
     assert back["half"].equal(state["half"])
     assert back["turned"].equal(state["turned"])
@@ -267,7 +267,7 @@ def test_real_modules_optimizers_and_schedules_go_on_where_they_were():
 def test_torch_is_not_imported_where_it_is_not_used():
     code = (
         "import sys; from governor.episodes.records import state_file as s;"
-        "s.loads(s.tried({'a': (1, 2.5), 'b': s.np.ones(3)})); sys.exit('torch' in sys.modules)"
+        "s.loads(s.dumps_verified({'a': (1, 2.5), 'b': s.np.ones(3)})); sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 

@@ -10,7 +10,7 @@ import pytest
 
 from governor.episodes.remote import control, wire
 from governor.episodes.remote.environment_pool import EnvironmentPool
-from governor.episodes.remote.line import RequestChannel
+from governor.episodes.remote.request_channel import RequestChannel
 from governor.episodes.rules.seeds import episode_seed
 from governor.episodes.spaces import Discrete
 from governor.messages import EpisodeEnded
@@ -19,7 +19,7 @@ SPACES = {"observation": Discrete(n=1000, start=0), "action": Discrete(n=2, star
 
 
 @pytest.fixture
-def held(house):  # it puts the module on the path
+def held(harness):  # it puts the module on the path
     """The class of this name, whose instances are let go at the end."""
     found = []
 
@@ -35,7 +35,7 @@ def held(house):  # it puts the module on the path
 
 
 @pytest.fixture
-def line_to():
+def channel_to():
     stop, made = os.eventfd(0, os.EFD_NONBLOCK), []
 
     def connect(endpoint, identity):
@@ -43,20 +43,20 @@ def line_to():
         return made[-1]
 
     yield connect
-    for line in made:
-        line.close()
+    for channel in made:
+        channel.close()
     os.close(stop)
 
 
 @pytest.fixture
-async def pool(house):
+async def pool(harness):
     lost = []
     made = EnvironmentPool(
         entry="conductor_world:HeldWalk",
         params={},
         size=1,
         name="lake",
-        folder=house.folder,
+        folder=harness.folder,
         on_lost=lost.append,
         vector=2,
     )
@@ -74,20 +74,22 @@ def acquire(**more):
     return control.Acquire(**{"owner": "simulation", "incarnation": 1, "worker": 0, "turn": 0, **more})
 
 
-def ask(line, kind, *args):
+def ask(channel, kind, *args):
     """The answer, to be awaited; the request is on its way when this has been called."""
-    return asyncio.create_task(asyncio.to_thread(line.ask, kind(line.next(), *args), deadline=None))
+    return asyncio.create_task(
+        asyncio.to_thread(channel.ask, kind(channel.next_number(), *args), deadline=None)
+    )
 
 
 # -- of a vector, the slot whose time is up --------------------------------------------------------------------
 
 
-async def test_an_environment_that_is_at_another_slot_is_not_given_up(held, pool, line_to):
+async def test_an_environment_that_is_at_another_slot_is_not_given_up(held, pool, channel_to):
     walk = held("HeldWalk")
     lease = await pool.acquire(acquire())
-    line = line_to(lease.endpoint, lease.lease)
-    await ask(line, wire.ResetManyFrame, [0, 1], [3, 4])
-    stepped = ask(line, wire.StepManyFrame, [0, 1], np.array([0, 1]))
+    channel = channel_to(lease.endpoint, lease.lease)
+    await ask(channel, wire.ResetManyFrame, [0, 1], [3, 4])
+    stepped = ask(channel, wire.StepManyFrame, [0, 1], np.array([0, 1]))
     assert await asyncio.to_thread(walk.there.wait, 20)
     late = control.Release(lease=lease.lease, hung="late", due=(0,))
     assert await pool.release(late) == control.NotDue()
@@ -96,12 +98,12 @@ async def test_an_environment_that_is_at_another_slot_is_not_given_up(held, pool
     assert pool.hanging == []
 
 
-async def test_an_environment_that_is_at_a_slot_that_is_due_is_given_up(held, pool, line_to):
+async def test_an_environment_that_is_at_a_slot_that_is_due_is_given_up(held, pool, channel_to):
     walk = held("HeldWalk")
     lease = await pool.acquire(acquire())
-    line = line_to(lease.endpoint, lease.lease)
-    await ask(line, wire.ResetManyFrame, [0, 1], [3, 4])
-    stepped = ask(line, wire.StepManyFrame, [0, 1], np.array([0, 1]))
+    channel = channel_to(lease.endpoint, lease.lease)
+    await ask(channel, wire.ResetManyFrame, [0, 1], [3, 4])
+    stepped = ask(channel, wire.StepManyFrame, [0, 1], np.array([0, 1]))
     assert await asyncio.to_thread(walk.there.wait, 20)
     late = control.Release(lease=lease.lease, hung="late", due=(0, 1))
     assert await pool.release(late) == control.Taken(slot=1)
@@ -117,38 +119,40 @@ async def test_an_environment_that_is_at_a_slot_that_is_due_is_given_up(held, po
     [((7,), control.NotDue()), ((7, 8), control.Taken(slot=8)), ((), control.Taken(slot=8))],
 )
 async def test_an_agent_is_given_up_only_when_the_slot_that_it_is_at_is_due(
-    house, held, line_to, due, answer
+    harness, held, channel_to, due, answer
 ):
     agent = held("HeldAgent")
-    conductor = await house.start("agent.walker", entry="conductor_world:HeldAgent", params={})
-    await conductor.host.do(lambda: conductor.host.seat(b"seat-1", **SPACES, renew=False, old=None))
-    line = line_to(conductor.host.endpoint, "seat-1")
+    conductor = await harness.start("agent.walker", entry="conductor_world:HeldAgent", params={})
+    await conductor.host.run_in_thread(
+        lambda: conductor.host.open_session(b"session-1", **SPACES, renew=False, old=None)
+    )
+    channel = channel_to(conductor.host.endpoint, "session-1")
     rows = [7, 8], [wire.FIRST] * 2, np.array([0, 1]), [0.0] * 2, [0] * 2, True
-    acted = ask(line, wire.ActManyFrame, *rows)
+    acted = ask(channel, wire.ActManyFrame, *rows)
     assert await asyncio.to_thread(agent.there.wait, 20)
-    assert conductor._judge(control.Stuck(seat="seat-1", number=line.number, due=due)) == answer
+    assert conductor._judge(control.Stuck(session="session-1", number=channel.number, due=due)) == answer
     assert conductor.failed.done() == isinstance(answer, control.Taken)
     agent.let_go()
     await asyncio.gather(acted, return_exceptions=True)
 
 
-async def test_a_hang_is_found_when_its_own_time_is_up_not_its_neighbours(house):
+async def test_a_hang_is_found_when_its_own_time_is_up_not_its_neighbours(harness):
     """The neighbour's episode begins 1.7 s after the one that hangs: both may take 2 s."""
     first = start_of(0)
     world = {"entry": "conductor_world:Dawdles", "start": first, "slow": [(first, 1.7)]}
-    await house.pair(vector=2, fault="sleep", at=2, **world)
-    records, _ = await house.play(episodes=4, vector=2, episode_timeout=2.0, mode="eval")
+    await harness.pair(vector=2, fault="sleep", at=2, **world)
+    records, _ = await harness.play(episodes=4, vector=2, episode_timeout=2.0, mode="eval")
     (hung,) = [record for record in records if record.outcome != "terminated"]
     assert (hung.index, hung.outcome, hung.steps) == (0, "timed_out", 1)
     assert hung.seconds < 3.5
 
 
-async def test_a_neighbour_that_takes_its_time_is_waited_for(house):
+async def test_a_neighbour_that_takes_its_time_is_waited_for(harness):
     """It is at the first step of its episode when the other one's time is up, 1.2 s, and what is granted beyond it."""
     first, later = start_of(0), start_of(2)
     world = {"entry": "conductor_world:Dawdles", "start": first, "slow": [(first, 1.0), (later, 1.0)]}
-    await house.pair(vector=2, **world)
-    records, end = await house.play(episodes=4, vector=2, episode_timeout=1.2, mode="eval")
+    await harness.pair(vector=2, **world)
+    records, end = await harness.play(episodes=4, vector=2, episode_timeout=1.2, mode="eval")
     assert {record.reason for record in records if record.index == 0} == {"longer than 1.2 s"}
     assert not [record for record in records if "hangs" in record.reason]
     assert "episodes_played_again" not in end.metrics
@@ -158,30 +162,30 @@ async def test_a_neighbour_that_takes_its_time_is_waited_for(house):
 
 
 @pytest.mark.parametrize("staleness", [0, 8])
-async def test_an_agent_that_hangs_in_its_state_makes_its_conductor_give_up(house, held, staleness):
+async def test_an_agent_that_hangs_in_its_state_makes_its_conductor_give_up(harness, held, staleness):
     held("HeldState")
-    await house.pair(agent="conductor_world:HeldState", agent_params={"at": 1})
-    controller = await house.start("simulation")
-    await controller.perform(house.command(episodes=1, episode_timeout=0.3, max_staleness=staleness))
-    ended = await asyncio.wait_for(house.links["simulation"].next(EpisodeEnded), 20)
+    await harness.pair(agent="conductor_world:HeldState", agent_params={"at": 1})
+    controller = await harness.start("simulation")
+    await controller.perform(harness.command(episodes=1, episode_timeout=0.3, max_staleness=staleness))
+    ended = await asyncio.wait_for(harness.links["simulation"].next(EpisodeEnded), 20)
     assert ended.episode.reason == "longer than 0.3 s, and agent 'walker' hangs"
-    assert house.failures["agent.walker"].done()
+    assert harness.failures["agent.walker"].done()
 
 
 @pytest.mark.parametrize("staleness", [0, 8])
-async def test_what_cannot_be_kept_in_time_is_the_parts_failure(house, held, monkeypatch, staleness):
+async def test_what_cannot_be_kept_in_time_is_the_parts_failure(harness, held, monkeypatch, staleness):
     """Its first state is that of an episode's end, the second one is asked for when the phase is over."""
     monkeypatch.setattr("governor.episodes.learned.SPARING", 10**6)
-    monkeypatch.setattr("governor.episodes.remote.worker.KEEP_SECONDS", 0.2)
+    monkeypatch.setattr("governor.episodes.remote.worker.SAVE_SECONDS", 0.2)
     held("HeldState")
-    await house.pair(agent="conductor_world:HeldState", agent_params={"at": 2})
-    records, end = await house.play(episodes=2, max_staleness=staleness)
+    await harness.pair(agent="conductor_world:HeldState", agent_params={"at": 2})
+    records, end = await harness.play(episodes=2, max_staleness=staleness)
     assert [record.outcome for record in records] == ["terminated"] * 2
     assert (end.failures, end.first_failure) == (
         1,
         "agent 'walker' cannot be saved: it takes longer than 0.2 s",
     )
-    assert "hangs" in await asyncio.wait_for(house.failures["agent.walker"], 20)
+    assert "hangs" in await asyncio.wait_for(harness.failures["agent.walker"], 20)
 
 
 # -- an environment whose owner is gone ------------------------------------------------------------------------
@@ -189,18 +193,18 @@ async def test_what_cannot_be_kept_in_time_is_the_parts_failure(house, held, mon
 
 @pytest.mark.parametrize("later", [{"incarnation": 2}, {"turn": 1}])
 async def test_who_comes_next_gets_another_environment_than_the_one_that_still_hangs(
-    held, pool, line_to, later
+    held, pool, channel_to, later
 ):
     walk = held("HeldWalk")
     lease = await pool.acquire(acquire())
-    line = line_to(lease.endpoint, lease.lease)
-    await ask(line, wire.ResetFrame, 3)
-    stepped = ask(line, wire.StepFrame, 1)
+    channel = channel_to(lease.endpoint, lease.lease)
+    await ask(channel, wire.ResetFrame, 3)
+    stepped = ask(channel, wire.StepFrame, 1)
     assert await asyncio.to_thread(walk.there.wait, 20)
     other = await asyncio.wait_for(pool.acquire(acquire(**later)), 20)
     assert other.endpoint != lease.endpoint
-    second = line_to(other.endpoint, other.lease)
-    request = wire.ResetFrame(second.next(), 3)
+    second = channel_to(other.endpoint, other.lease)
+    request = wire.ResetFrame(second.next_number(), 3)
     answer = await asyncio.to_thread(second.ask, request, deadline=monotonic() + 20)
     assert isinstance(answer, wire.ObservedFrame)
     assert len(pool.hanging) == 1
@@ -208,8 +212,8 @@ async def test_who_comes_next_gets_another_environment_than_the_one_that_still_h
     await asyncio.gather(stepped, return_exceptions=True)
 
 
-async def test_who_comes_next_gets_the_same_environment_where_it_is_at_rest(pool, line_to):
+async def test_who_comes_next_gets_the_same_environment_where_it_is_at_rest(pool, channel_to):
     lease = await pool.acquire(acquire())
-    await ask(line_to(lease.endpoint, lease.lease), wire.ResetFrame, 3)
+    await ask(channel_to(lease.endpoint, lease.lease), wire.ResetFrame, 3)
     other = await pool.acquire(acquire(incarnation=2))
     assert other.endpoint == lease.endpoint

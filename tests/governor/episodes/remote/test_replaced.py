@@ -13,9 +13,9 @@ from governor.messages import Checkpoint
 SPACES = {"observation_space": Discrete(n=1000, start=0), "action_space": Discrete(n=2, start=0)}
 
 
-def asked_again(house, name):
-    """An event: this conductor is asked for a lease or a seat once it has given up."""
-    conductor, asked = house.conductors[name], asyncio.Event()
+def asked_again(harness, name):
+    """An event: this conductor is asked for a lease or a session once it has given up."""
+    conductor, asked = harness.conductors[name], asyncio.Event()
     held = conductor.while_alive
 
     async def while_alive(work):
@@ -27,23 +27,23 @@ def asked_again(house, name):
     return asked
 
 
-async def replaced(house, name, *, asked=None, **settings):
+async def replaced(harness, name, *, asked=None, **settings):
     """What the governor does, with time to be `asked` before; why it had to."""
-    reason = await asyncio.wait_for(house.failures[name], 20)
+    reason = await asyncio.wait_for(harness.failures[name], 20)
     if asked is not None:
         await asyncio.wait_for(asked.wait(), 20)
-    await house.conductors[name].close()
-    await house.start(name, incarnation=2, **settings)
+    await harness.conductors[name].close()
+    await harness.start(name, incarnation=2, **settings)
     return reason
 
 
 @pytest.mark.parametrize("more", [{}, {"vector": 2}, {"max_staleness": 4}], ids=["single", "vector", "stale"])
-async def test_an_agent_that_hangs_once_costs_its_episode_and_a_restart(house, more):
-    params = {"fault": "sleep", "at": 7, "flag": str(house.folder / "flag")}
-    await house.pair(vector=more.get("vector", 1), agent_params=params)
-    asked = asked_again(house, "agent.walker")
-    playing = asyncio.create_task(house.play(episodes=6, episode_timeout=1.0, seconds=60, **more))
-    reason = await replaced(house, "agent.walker", asked=asked, entry="walk_world:Agent", params=params)
+async def test_an_agent_that_hangs_once_costs_its_episode_and_a_restart(harness, more):
+    params = {"fault": "sleep", "at": 7, "flag": str(harness.folder / "flag")}
+    await harness.pair(vector=more.get("vector", 1), agent_params=params)
+    asked = asked_again(harness, "agent.walker")
+    playing = asyncio.create_task(harness.play(episodes=6, episode_timeout=1.0, seconds=60, **more))
+    reason = await replaced(harness, "agent.walker", asked=asked, entry="walk_world:Agent", params=params)
     assert reason == "agent 'walker' hangs: no answer by the episode's deadline"
     records, end = await playing
     hung = [record for record in records if record.outcome != "terminated"]
@@ -53,94 +53,94 @@ async def test_an_agent_that_hangs_once_costs_its_episode_and_a_restart(house, m
     assert (end.end, end.failures) == ("max_episodes", len(hung))
 
 
-async def test_environments_that_hang_too_often_cost_their_episodes_and_a_restart(house, monkeypatch):
-    monkeypatch.setattr("governor.episodes.remote.environment_pool.HUNG_PER_PLACE", 1)
-    params = {"fault": "sleep", "flag": str(house.folder / "flag")}
-    await house.pair(**params)
-    asked = asked_again(house, "environment.lake")
-    playing = asyncio.create_task(house.play(episodes=3, episode_timeout=1.0, seconds=60))
-    await replaced(house, "environment.lake", asked=asked, entry="walk_world:Walk", params=params)
+async def test_environments_that_hang_too_often_cost_their_episodes_and_a_restart(harness, monkeypatch):
+    monkeypatch.setattr("governor.episodes.remote.environment_pool.MAX_HUNG_PER_SLOT", 1)
+    params = {"fault": "sleep", "flag": str(harness.folder / "flag")}
+    await harness.pair(**params)
+    asked = asked_again(harness, "environment.lake")
+    playing = asyncio.create_task(harness.play(episodes=3, episode_timeout=1.0, seconds=60))
+    await replaced(harness, "environment.lake", asked=asked, entry="walk_world:Walk", params=params)
     records, end = await playing
     assert outcomes(records) == ["timed_out", "terminated", "terminated"]
     assert (end.end, end.failures) == ("max_episodes", 1)
 
 
-async def test_an_agent_that_hangs_in_a_checkpoint_costs_a_restart_and_no_episode(house, monkeypatch):
+async def test_an_agent_that_hangs_in_a_checkpoint_costs_a_restart_and_no_episode(harness, monkeypatch):
     """Its first state is that of an episode's end, the second one is the checkpoint's."""
     monkeypatch.setattr("governor.episodes.learned.SPARING", 10**6)
     monkeypatch.setattr("governor.conductors.agent.COPY_SECONDS", 0.3)
     held = import_module("conductor_world").HeldState
     held.fresh()
     entry = "conductor_world:HeldState"
-    await house.pair(agent=entry, agent_params={"at": 2})
-    wanted = house.play(episodes=4, checkpoint=Checkpoint(every=2), seconds=60)
+    await harness.pair(agent=entry, agent_params={"at": 2})
+    wanted = harness.play(episodes=4, checkpoint=Checkpoint(every=2), seconds=60)
     playing = asyncio.create_task(wanted)
-    reason = await replaced(house, "agent.walker", entry=entry, params={"at": 99})
+    reason = await replaced(harness, "agent.walker", entry=entry, params={"at": 99})
     assert reason == "agent 'walker' hangs: no state for a checkpoint within 0.3 s"
     held.let_go()  # its thread ends, as with a process
     records, end = await playing
     assert outcomes(records) == ["terminated"] * 4
     assert (end.end, end.first_failure) == ("max_episodes", "")
-    kept = {path.name for path in (house.folder / "run/checkpoints/train").glob("*.state")}
+    kept = {path.name for path in (harness.folder / "run/checkpoints/train").glob("*.state")}
     assert kept == {"walker.2.state", "walker.4.state"}
 
 
 # -- a thread of user code that has ended ----------------------------------------------------------------------
 
 
-def bring_down(host):
+def end_thread(host):
     """What no user code can do by an exception: a fault in the thread itself."""
 
     def fault():
         raise MemoryError("no room")
 
-    host._ring(fault)
+    host._call_soon(fault)
 
 
-async def test_an_environment_whose_thread_has_ended_is_replaced(house):
-    await house.pair()
-    pool = house.conductors["environment.lake"].pool
-    [host] = pool._free
-    bring_down(host)
+async def test_an_environment_whose_thread_has_ended_is_replaced(harness):
+    await harness.pair()
+    pool = harness.conductors["environment.lake"].pool
+    [host] = pool._idle
+    end_thread(host)
     await asyncio.wait_for(host.ended.wait(), 20)
-    records, end = await house.play(episodes=2)
+    records, end = await harness.play(episodes=2)
     assert outcomes(records) == ["terminated"] * 2
     assert "episodes_played_again" not in end.metrics
-    assert (host.fault, pool._free[0] is host) == ("MemoryError: no room", False)
+    assert (host.fault, pool._idle[0] is host) == ("MemoryError: no room", False)
 
 
-async def test_an_environment_whose_thread_ends_in_the_middle_costs_no_episode(house):
-    await house.pair(fault="slow", length=5)
-    leased = house.watch_leases()
-    pool = house.conductors["environment.lake"].pool
-    playing = asyncio.create_task(house.play(episodes=2))
+async def test_an_environment_whose_thread_ends_in_the_middle_costs_no_episode(harness):
+    await harness.pair(fault="slow", length=5)
+    leased = harness.watch_leases()
+    pool = harness.conductors["environment.lake"].pool
+    playing = asyncio.create_task(harness.play(episodes=2))
     await asyncio.wait_for(leased.wait(), 20)
     [lease] = pool._leases.values()
-    bring_down(lease.host)
+    end_thread(lease.host)
     records, end = await playing
     assert outcomes(records) == ["terminated"] * 2
     assert (end.failures, end.metrics["episodes_played_again"]) == (0, 1)
 
 
-async def test_an_agent_whose_thread_has_ended_is_replaced(house):
-    await house.pair()
-    conductor = house.conductors["agent.walker"]
-    bring_down(conductor.host)
-    playing = asyncio.create_task(house.play(episodes=2, seconds=60))
-    reason = await replaced(house, "agent.walker", entry="walk_world:Agent")
+async def test_an_agent_whose_thread_has_ended_is_replaced(harness):
+    await harness.pair()
+    conductor = harness.conductors["agent.walker"]
+    end_thread(conductor.host)
+    playing = asyncio.create_task(harness.play(episodes=2, seconds=60))
+    reason = await replaced(harness, "agent.walker", entry="walk_world:Agent")
     assert reason == "agent 'walker' has lost its thread: MemoryError: no room"
     records, _ = await playing
     assert outcomes(records) == ["terminated"] * 2
 
 
-async def test_names_of_seats_and_leases_are_of_one_life(house):
+async def test_names_of_sessions_and_leases_are_of_one_incarnation(harness):
     """A message that was on its way when its conductor died comes to the next one."""
     asker = {"owner": "simulation", "incarnation": 1, "worker": 0, "turn": 0}
     given = set()
     for life in (1, 2):
-        agent = await house.start("agent.walker", incarnation=life, entry="walk_world:Agent")
-        lake = await house.start("environment.lake", incarnation=life, entry="walk_world:Walk")
-        given.add((await agent._join(control.Join(**asker, **SPACES))).seat)
+        agent = await harness.start("agent.walker", incarnation=life, entry="walk_world:Agent")
+        lake = await harness.start("environment.lake", incarnation=life, entry="walk_world:Walk")
+        given.add((await agent._join(control.Join(**asker, **SPACES))).session)
         given.add((await lake.pool.acquire(control.Acquire(**asker))).lease)
         await agent.close()
         await lake.close()

@@ -19,11 +19,11 @@ def told(records):
         (3, Until(metric="return", at_least=6.0, average_over=4)),
     ],
 )
-async def test_no_episode_begins_behind_the_one_that_ends_the_phase(house, size, until):
+async def test_no_episode_begins_behind_the_one_that_ends_the_phase(harness, size, until):
     more = {"episodes": 9, "until": (until,)}
-    inner, first = await house.play(name="inner", **more, **vector(size))
-    (house.folder / "run/agents/walker.state").unlink()
-    await house.pair(vector=size)
-    outer, second = await house.play(**more, vector=size, incarnation=2)
+    inner, first = await harness.play(name="inner", **more, **vector(size))
+    (harness.folder / "run/agents/walker.state").unlink()
+    await harness.pair(vector=size)
+    outer, second = await harness.play(**more, vector=size, incarnation=2)
     assert told(outer) == told(inner)
     assert first.end == second.end

@@ -153,7 +153,7 @@ async def test_a_refill_that_fails_counts_the_place_down_and_the_others_go_on(wo
     await pool.done(second)
     assert (await soon(third)).local_env is second.local_env
     assert await soon(asyncio.shield(lost(pool)))
-    assert pool.places == 1
+    assert pool.slots == 1
 
 
 async def lost(pool):
@@ -180,7 +180,7 @@ async def test_nothing_is_refilled_when_no_task_is_left(world, make_pool):
     handle = await pool.acquire()
     pool.quarantine(handle, "it hangs")
     await pool.done(handle)
-    assert (world.started, pool.places) == (1, 0)
+    assert (world.started, pool.slots) == (1, 0)
     assert await pool.acquire() is None
 
 

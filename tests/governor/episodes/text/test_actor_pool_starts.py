@@ -40,7 +40,7 @@ async def test_places_are_warm_before_the_first_acquire(world, make_pool):
 async def test_no_more_environments_are_started_than_there_are_tasks(world, make_pool):
     pool = make_pool(TASKS[:1], pool_size=8)
     await pool.start()
-    assert (world.started, pool.places) == (1, 1)
+    assert (world.started, pool.slots) == (1, 1)
     nothing = make_pool([])
     await nothing.start()
     assert await nothing.acquire() is None
@@ -69,7 +69,7 @@ async def test_a_start_that_never_ends_is_given_up_and_a_sound_one_plays(world, 
 
     pool = ActorPool(TASKS, make, pool_size=2, start_timeout=0.2)
     await soon(pool.start())
-    assert pool.places == 1
+    assert pool.slots == 1
     assert [(one.lost, one.reason) for one in pool.quarantined] == [(True, "no start within 0.2 s")]
     assert (await pool.acquire()).env_id == "0"
     await pool.aclose()
@@ -103,7 +103,7 @@ async def test_a_failed_start_is_tried_again(world, make_pool):
     world.fails = lambda number: number < 3
     pool = make_pool(pool_size=1)
     await pool.start()
-    assert (world.started, pool.places) == (3, 1)
+    assert (world.started, pool.slots) == (3, 1)
     assert not pool.quarantined
 
 

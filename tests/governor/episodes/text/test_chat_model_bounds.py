@@ -39,7 +39,7 @@ class Flood(ChatServer):
 
 @pytest.fixture
 async def server(monkeypatch):
-    monkeypatch.setattr(chat_model, "LARGEST_ANSWER", LARGEST)
+    monkeypatch.setattr(chat_model, "MAX_ANSWER_BYTES", LARGEST)
     async with Flood() as made:
         yield made
 

@@ -11,7 +11,7 @@ from text_stage import SECONDS, Parrot
 from text_world import Notes
 
 from governor.cli import cli
-from governor.episodes import ActorPool, Interactor, StaticBaseURLProvider, http_sites
+from governor.episodes import ActorPool, Interactor, StaticBaseURLProvider, http_endpoints
 from governor.episodes.text.environments.http_environment import HTTPEnvironments
 from governor.errors import UsageError
 from governor.messages import Made
@@ -28,7 +28,7 @@ async def test_each_request_of_an_interactor_carries_them_and_nothing_shows_them
     async with EnvironmentServer() as server:
         server.then(500, 404)
         pool = ActorPool(
-            [("walk", "1", "g"), ("walk", "2", "g")], http_sites(server.url, headers=HEADERS), pool_size=1
+            [("walk", "1", "g"), ("walk", "2", "g")], http_endpoints(server.url, headers=HEADERS), pool_size=1
         )
         provider = StaticBaseURLProvider("http://x.invalid")
         interactor = Interactor(
@@ -40,14 +40,14 @@ async def test_each_request_of_an_interactor_carries_them_and_nothing_shows_them
         assert [one.outcome for one in interactor.episodes] == ["failed", "terminated"]
         steps = [got for got in server.requests if got[0] == "POST"]
         assert len({got[2]["Idempotency-Key"] for got in steps}) == len(steps) == 3
-        shown = f"{caught} {pool} {pool._leases} {pool._free} {interactor.episodes}"
+        shown = f"{caught} {pool} {pool._leases} {pool._idle} {interactor.episodes}"
         assert "s3cr3t" not in shown
         await interactor.aclose()
         await pool.aclose()
 
 
 async def test_a_handle_and_an_environment_do_not_show_them():
-    pool = ActorPool([("walk", "1", "g")], http_sites("http://x.invalid", headers=HEADERS))
+    pool = ActorPool([("walk", "1", "g")], http_endpoints("http://x.invalid", headers=HEADERS))
     await pool.start()
     actor = await pool.acquire()
     connections = HTTPEnvironments()
@@ -73,28 +73,28 @@ async def test_a_handle_and_an_environment_do_not_show_them():
 )
 def test_what_no_request_can_carry_is_refused_without_being_shown(headers, said):
     with pytest.raises(UsageError, match=said) as caught:
-        http_sites("http://x", headers=headers)
+        http_endpoints("http://x", headers=headers)
     assert not re.search("s3cr3t|1234", str(caught.value))
 
 
 # in runs
 
 
-async def test_those_of_a_run_and_of_its_variables(house, monkeypatch):
+async def test_those_of_a_run_and_of_its_variables(harness, monkeypatch):
     monkeypatch.setenv("GAME_AUTH", SECRET)
     params = {"headers": {"X-Team": "a"}, "headers_env": {"Authorization": "GAME_AUTH"}}
     async with ChatServer() as model, EnvironmentServer() as server:
-        records, _ = await house.play(episodes=2, seconds=SECONDS, **phase(model, server, params))
+        records, _ = await harness.play(episodes=2, seconds=SECONDS, **phase(model, server, params))
         assert [record.outcome for record in records] == ["terminated"] * 2
         assert sent(server) == {(SECRET, "a")}
         assert all("X-Team" not in got[2] for got in model.requests)
 
 
-async def test_a_variable_that_is_not_there_ends_the_part_with_its_name(house, monkeypatch):
+async def test_a_variable_that_is_not_there_ends_the_part_with_its_name(harness, monkeypatch):
     monkeypatch.delenv("GAME_AUTH", raising=False)
     async with ChatServer() as model, EnvironmentServer() as server:
         made = phase(model, server, {"headers_env": {"Authorization": "GAME_AUTH"}})
-        records, end = await house.play(episodes=2, seconds=SECONDS, **made)
+        records, end = await harness.play(episodes=2, seconds=SECONDS, **made)
     assert (records, end.end) == ([], "stopped")
     assert "GAME_AUTH is not set, which is to hold the header Authorization" in end.first_failure
 

@@ -17,10 +17,10 @@ def test_pauses_double_with_up_to_a_quarter_by_chance():
 
 
 def test_a_pause_is_as_long_as_the_server_says_but_bounded():
-    assert pause(0, backoff=0.1, told=7) == 7
-    assert pause(0, backoff=0.1, told=3600) == LONGEST_PAUSE
+    assert pause(0, backoff=0.1, minimum=7) == 7
+    assert pause(0, backoff=0.1, minimum=3600) == LONGEST_PAUSE
     assert pause(5000, backoff=0.5) == LONGEST_PAUSE
-    assert pause(0, backoff=8, told=1) >= 8
+    assert pause(0, backoff=8, minimum=1) >= 8
 
 
 @pytest.mark.parametrize(

@@ -355,7 +355,7 @@ import asyncio, os, signal, sys
 from pathlib import Path
 from text_stage import Parrot
 from governor.episodes import ActorPool, DataManager, Interactor, StaticBaseURLProvider
-from governor.episodes.text.actor_pool import process_sites
+from governor.episodes.text.actor_pool import process_endpoints
 
 class Killed(DataManager):
     recorded = 0
@@ -368,7 +368,7 @@ class Killed(DataManager):
 
 async def main():
     tasks = [("walk", str(number), "g") for number in range(2)]
-    pool = ActorPool(tasks, process_sites("text_walks:Sticky"), pool_size=2)
+    pool = ActorPool(tasks, process_endpoints("text_walks:Sticky"), pool_size=2)
     manager = Killed(Path(sys.argv[1]))
     interactor = Interactor(pool, StaticBaseURLProvider("http://x"), "k", "m", manager, chat_model=Parrot())
     await interactor.run_all_environments()

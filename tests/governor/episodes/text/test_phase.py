@@ -29,26 +29,26 @@ async def world():
         yield made
 
 
-async def test_environments_of_a_server_from_start_to_end(house, world):
-    records, end = await play(house, world, episodes=6, workers=3)
+async def test_environments_of_a_server_from_start_to_end(harness, world):
+    records, end = await play(harness, world, episodes=6, workers=3)
     assert (end.end, end.failures) == ("max_episodes", 0)
     assert sorted(record.index for record in records) == list(range(6))
     assert {(r.outcome, r.value, r.steps, r.reason) for r in records} == {("terminated", 3.0, 3, "")}
     assert {record.worker for record in records} <= {0, 1, 2}
     assert end.metrics["return_mean"] == 3.0
-    assert [line["index"] for line in house.lines()] == [record.index for record in records]
-    steps = steps_of(house)
+    assert [line["index"] for line in harness.lines()] == [record.index for record in records]
+    steps = steps_of(harness)
     assert sorted(steps.episode) == sorted([*range(6)] * 3)
     assert (set(steps.env_name), set(steps.llm_model)) == ({"walk"}, {"m"})
     assert set(steps.outcome) == {"terminated"}
-    left = sorted(path.name for path in (house.folder / "run/episodes").iterdir())
+    left = sorted(path.name for path in (harness.folder / "run/episodes").iterdir())
     assert left == ["train.jsonl", "train.parquet", "train.usage"]
 
 
-async def test_its_steps_are_exported_as_those_of_other_phases(house, world, tmp_path):
-    await play(house, world, episodes=2)
+async def test_its_steps_are_exported_as_those_of_other_phases(harness, world, tmp_path):
+    await play(harness, world, episodes=2)
     phase = PhaseResult(name="train", mode="train", end="max_episodes")
-    found = run_result(phases=(phase,), folder=str(house.folder / "run"))
+    found = run_result(phases=(phase,), folder=str(harness.folder / "run"))
     exports.export(found, "steps", form="csv", phase="train", output=tmp_path / "steps.csv")
     rows = pd.read_csv(tmp_path / "steps.csv")
     assert rows[["episode", "step_id", "response"]].to_numpy().tolist() == [
@@ -56,20 +56,20 @@ async def test_its_steps_are_exported_as_those_of_other_phases(house, world, tmp
     ]
 
 
-async def test_the_model_is_asked_as_the_run_says(house, world):
+async def test_the_model_is_asked_as_the_run_says(harness, world):
     world.answer_seconds = 0.05
     agent = {"temperature": 0.9, "message_cut": 1, "concurrency": 1}
-    await play(house, world, episodes=3, workers=3, agent=agent)
+    await play(harness, world, episodes=3, workers=3, agent=agent)
     assert {body["temperature"] for _, body in world.asked} == {0.9}
     asked = [[message["content"] for message in body["messages"]] for _, body in world.asked]
     assert asked == [["be brief", "turn 9"]] * 9
     assert world.most == 1
 
 
-async def test_tokens_and_requests_are_in_the_metrics(house):
+async def test_tokens_and_requests_are_in_the_metrics(harness):
     async with ChatServer() as model, EnvironmentServer() as server:
         model.then(500)
-        _, end = await house.play(
+        _, end = await harness.play(
             episodes=2, **talking(model.url, entry=server.url, retries=1, max_tokens=5, extra={"top_k": 3})
         )
         assert [model.requests[0][3][name] for name in ("model", "max_tokens", "top_k")] == ["m", 5, 3]
@@ -80,55 +80,55 @@ async def test_tokens_and_requests_are_in_the_metrics(house):
 # environments in Python
 
 
-async def test_an_environment_with_reset_gets_the_seed_and_is_kept(house, world):
+async def test_an_environment_with_reset_gets_the_seed_and_is_kept(harness, world):
     made = talking(world.llm, entry="text_walks:Seeded")
-    records, end = await house.play(episodes=5, seconds=SECONDS, **made)
+    records, end = await harness.play(episodes=5, seconds=SECONDS, **made)
     assert end.failures == 0
     assert [(r.index, r.value) for r in records] == [(r.index, 2.0 * (r.seed % 100)) for r in records]
-    steps = steps_of(house)
+    steps = steps_of(harness)
     assert len({json.loads(state)["pid"] for state in steps.env_state}) == 1
     first = [json.loads(messages)[-1]["content"] for messages in steps.messages]
     assert first[::2] == [f"{r.seed % 100}, step 0" for r in records]
 
 
-async def test_one_without_is_made_anew_for_each_episode_and_gone_afterwards(house, world):
+async def test_one_without_is_made_anew_for_each_episode_and_gone_afterwards(harness, world):
     made = talking(world.llm, entry="text_walks:Walk", environment={"steps": 2})
-    records, _ = await house.play(episodes=3, seconds=SECONDS, **made)
+    records, _ = await harness.play(episodes=3, seconds=SECONDS, **made)
     assert [(r.outcome, r.value) for r in records] == [("terminated", 2.0)] * 3
-    pids = {json.loads(state)["pid"] for state in steps_of(house).env_state}
+    pids = {json.loads(state)["pid"] for state in steps_of(harness).env_state}
     assert len(pids) == 3
     assert not any(lives(pid) for pid in pids)
 
 
-async def test_max_steps_truncates(house, world):
-    records, _ = await play(house, world, "endless", episodes=1, max_steps=4)
+async def test_max_steps_truncates(harness, world):
+    records, _ = await play(harness, world, "endless", episodes=1, max_steps=4)
     assert [(r.outcome, r.steps, r.value) for r in records] == [("truncated", 4, 4.0)]
 
 
-async def test_the_key_comes_from_its_variable(house, monkeypatch):
+async def test_the_key_comes_from_its_variable(harness, monkeypatch):
     monkeypatch.setenv("A_KEY", "secret")
     async with ChatServer() as model, EnvironmentServer() as server:
-        await house.play(episodes=1, **talking(model.url, entry=server.url, api_key_env="A_KEY"))
+        await harness.play(episodes=1, **talking(model.url, entry=server.url, api_key_env="A_KEY"))
         assert {request[2]["Authorization"] for request in model.requests} == {"Bearer secret"}
 
 
 # where
 
 
-async def test_episodes_are_spread_over_base_urls(house):
+async def test_episodes_are_spread_over_base_urls(harness):
     async with ChatServer() as one, ChatServer() as two, EnvironmentServer(length=1) as server:
-        await house.play(episodes=6, workers=2, **talking([one.url, two.url], entry=server.url))
+        await harness.play(episodes=6, workers=2, **talking([one.url, two.url], entry=server.url))
         assert (len(one.requests), len(two.requests)) == (3, 3)
 
 
-async def test_each_session_may_have_an_address_of_its_own(house, world):
-    await play(house, world, episodes=3, agent={"session_suffix": True})
+async def test_each_session_may_have_an_address_of_its_own(harness, world):
+    await play(harness, world, episodes=3, agent={"session_suffix": True})
     paths = {path.split("/")[2] for path, _ in world.asked}
-    assert paths == set(steps_of(house).session)
+    assert paths == set(steps_of(harness).session)
     assert len(paths) == 3
 
 
-async def test_an_id_is_played_once_at_a_time(house, world):
+async def test_an_id_is_played_once_at_a_time(harness, world):
     at_play, most = [], []
 
     async def gate(body):
@@ -139,7 +139,7 @@ async def test_an_id_is_played_once_at_a_time(house, world):
 
     world.gate = gate
     records, _ = await play(
-        house, world, "endless", episodes=6, workers=4, max_steps=2, environment={"ids": ["only"]}
+        harness, world, "endless", episodes=6, workers=4, max_steps=2, environment={"ids": ["only"]}
     )
     assert len(records) == 6
     assert max(most) == 1
@@ -151,7 +151,7 @@ async def test_an_id_is_played_once_at_a_time(house, world):
 # rules of a simulation
 
 
-async def test_until_ends_the_phase_and_cancels_what_is_running(house, world):
+async def test_until_ends_the_phase_and_cancels_what_is_running(harness, world):
     both = asyncio.Event()
 
     async def gate(body):  # the second one waits, so that it is running when the first one ends
@@ -163,49 +163,49 @@ async def test_until_ends_the_phase_and_cancels_what_is_running(house, world):
 
     world.length, world.gate = 1, gate
     records, end = await play(
-        house, world, episodes=50, workers=2, until=(Until(metric="return", at_least=1.0),)
+        harness, world, episodes=50, workers=2, until=(Until(metric="return", at_least=1.0),)
     )
     assert end.end == "until"
     assert sorted(record.outcome for record in records) == ["cancelled", "terminated"]
 
 
-async def test_a_stop_cancels_what_is_running_and_keeps_what_was_recorded(house, world):
-    controller = await house.start("simulation")
+async def test_a_stop_cancels_what_is_running_and_keeps_what_was_recorded(harness, world):
+    controller = await harness.start("simulation")
     made = talking(world.llm, entry=world.url, environment={"name": "sticky"})
-    assert await controller.perform(house.command(episodes=50, workers=2, **made)) == Done()
+    assert await controller.perform(harness.command(episodes=50, workers=2, **made)) == Done()
     async with asyncio.timeout(SECONDS):
         while min(len(world.steps[f"sticky_{n}"]) for n in range(2)) < 2:
             world.arrived.clear()
             await world.arrived.wait()
     await controller.perform(StopPartCommand(phase=0, reason="enough"))
-    records, end = await house.end()
+    records, end = await harness.end()
     assert (end.end, end.failures) == ("stopped", 0)
     assert sorted((r.index, r.outcome, r.value) for r in records) == [
         (0, "cancelled", 1.0),
         (1, "cancelled", 1.0),
     ]
-    assert sorted(steps_of(house).episode) == [0, 1]
+    assert sorted(steps_of(harness).episode) == [0, 1]
 
 
-async def test_pause_holds_the_next_episode_until_the_phase_is_started_again(house, world):
-    controller = await house.start("simulation", flow="PAUSE")
-    command = house.command(
+async def test_pause_holds_the_next_episode_until_the_phase_is_started_again(harness, world):
+    controller = await harness.start("simulation", flow="PAUSE")
+    command = harness.command(
         episodes=6, workers=2, **talking(world.llm, entry=world.url, environment={"name": "walk"})
     )
     await controller.perform(command)
-    link = house.links["simulation"]
+    link = harness.links["simulation"]
     await asyncio.wait_for(link.next(EpisodeEnded), SECONDS)
     with pytest.raises(TimeoutError):
-        await house.end(seconds=0.3)
+        await harness.end(seconds=0.3)
     link.flow = "CONTINUE"
     await controller.perform(command)
-    records, end = await house.end(seconds=SECONDS)
+    records, end = await harness.end(seconds=SECONDS)
     assert (len(records), end.end) == (6, "max_episodes")
 
 
-async def test_no_more_than_the_workers_can_play_is_unacknowledged(house, world):
-    controller = await house.start("simulation")
-    link, hold = house.links["simulation"], asyncio.Event()
+async def test_no_more_than_the_workers_can_play_is_unacknowledged(harness, world):
+    controller = await harness.start("simulation")
+    link, hold = harness.links["simulation"], asyncio.Event()
     report_all = link.report_all
 
     begun, both = [], asyncio.Event()
@@ -219,22 +219,22 @@ async def test_no_more_than_the_workers_can_play_is_unacknowledged(house, world)
 
     link.report_all = held
     made = talking(world.llm, entry=world.url, environment={"name": "walk"})
-    await controller.perform(house.command(episodes=20, workers=2, **made))
+    await controller.perform(harness.command(episodes=20, workers=2, **made))
     await asyncio.wait_for(both.wait(), SECONDS)
     with pytest.raises(TimeoutError):
-        await house.end(seconds=0.5)
+        await harness.end(seconds=0.5)
     assert len(world.steps) <= 3  # one of each worker, and one that began when the first was not acknowledged
     hold.set()
-    records, _ = await house.end(seconds=SECONDS)
+    records, _ = await harness.end(seconds=SECONDS)
     assert len(records) == 20
 
 
-async def test_what_was_played_before_is_not_played_again(house, world):
-    records, _ = await play(house, world, episodes=2)
-    again, end = await play(house, world, episodes=4, done=tuple(records), incarnation=2)
+async def test_what_was_played_before_is_not_played_again(harness, world):
+    records, _ = await play(harness, world, episodes=2)
+    again, end = await play(harness, world, episodes=4, done=tuple(records), incarnation=2)
     assert [record.index for record in again] == [2, 3]
     assert end.metrics["episodes_ended"] == 4
-    assert sorted(steps_of(house).episode) == sorted([0, 1, 2, 3] * 3)
+    assert sorted(steps_of(harness).episode) == sorted([0, 1, 2, 3] * 3)
 
 
 GOOD = EpisodeRecord(index=1, worker=0, seed=0, outcome="terminated", value=9.0, steps=1, seconds=0.1)
@@ -249,17 +249,17 @@ GOOD = EpisodeRecord(index=1, worker=0, seed=0, outcome="terminated", value=9.0,
     ],
     ids=["played again", "failed before its first step", "not played again"],
 )
-async def test_what_an_earlier_life_broke_off_does_not_count(house, world, name, more, kept):
-    controller = await house.start("simulation")
+async def test_what_an_earlier_life_broke_off_does_not_count(harness, world, name, more, kept):
+    controller = await harness.start("simulation")
     made = talking(world.llm, entry=world.url, environment={"name": "sticky"})
-    await controller.perform(house.command(episodes=1, **made))
+    await controller.perform(harness.command(episodes=1, **made))
     async with asyncio.timeout(SECONDS):
         while len(world.steps["sticky_0"]) < 2:
             world.arrived.clear()
             await world.arrived.wait()
     await controller.close()
-    link = house.links["simulation"]
+    link = harness.links["simulation"]
     assert [event for event in link.events if isinstance(event, EpisodeEnded | PartEndedReport)] == []
-    assert len(list((house.folder / "run/episodes").glob("*.arrow"))) == 1
-    await play(house, world, name, incarnation=2, **more)
-    assert steps_of(house).step_id.tolist() == kept
+    assert len(list((harness.folder / "run/episodes").glob("*.arrow"))) == 1
+    await play(harness, world, name, incarnation=2, **more)
+    assert steps_of(harness).step_id.tolist() == kept

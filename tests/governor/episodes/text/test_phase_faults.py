@@ -27,11 +27,11 @@ async def world():
         ("raise", "failed", "environment: step: ValueError: no way"),
     ],
 )
-async def test_an_environment_that_breaks_ends_its_episode_alone(house, world, fault, outcome, says):
+async def test_an_environment_that_breaks_ends_its_episode_alone(harness, world, fault, outcome, says):
     made = talking(world.llm, entry="text_walks:Walk", environment={"fault": fault})
     limit = {"episode_timeout": 1.0} if fault == "hang" else {}
     with capture_logs() as caught:
-        records, end = await house.play(episodes=2, seconds=SECONDS, **limit, **made)
+        records, end = await harness.play(episodes=2, seconds=SECONDS, **limit, **made)
     assert [record.outcome for record in records] == [outcome] * 2
     assert all(says in record.reason for record in records)
     assert end.failures == 2
@@ -40,8 +40,8 @@ async def test_an_environment_that_breaks_ends_its_episode_alone(house, world, f
     assert all(logged)
 
 
-async def test_when_no_environment_starts_the_part_says_why(house, world):
-    records, end = await house.play(
+async def test_when_no_environment_starts_the_part_says_why(harness, world):
+    records, end = await harness.play(
         episodes=2, seconds=SECONDS, **talking(world.llm, entry="text_walks:Stubborn")
     )
     assert (records, end.end) == ([], "stopped")
@@ -55,11 +55,11 @@ async def test_when_no_environment_starts_the_part_says_why(house, world):
         ("half", "transport"), ("late", "no answer within 1 s"),
     ],
 )  # fmt: skip
-async def test_a_bad_answer_of_the_model_fails_that_episode_alone(house, order, says):
+async def test_a_bad_answer_of_the_model_fails_that_episode_alone(harness, order, says):
     async with ChatServer() as model, EnvironmentServer() as server:
         model.then(order)
         made = talking(model.url, entry=server.url, timeout=1.0)
-        records, end = await house.play(episodes=2, seconds=SECONDS, **made)
+        records, end = await harness.play(episodes=2, seconds=SECONDS, **made)
     assert [record.outcome for record in records] == ["failed", "terminated"]
     assert records[0].reason.startswith("model: ")
     assert says in records[0].reason
@@ -75,95 +75,97 @@ async def test_a_bad_answer_of_the_model_fails_that_episode_alone(house, order, 
         ("late", "timed_out", "no answer within 1 s"),
     ],
 )  # fmt: skip
-async def test_a_bad_answer_of_an_environment_fails_that_episode_alone(house, order, outcome, says, step):
+async def test_a_bad_answer_of_an_environment_fails_that_episode_alone(harness, order, outcome, says, step):
     async with ChatServer() as model, EnvironmentServer() as server:
         # A GET that found no answer at all is sent again by aiohttp itself.
         before = [None] if step else ["nothing"] if order == "nothing" else []
         server.then(*before, order)
         made = talking(model.url, entry=server.url, environment={"timeout": 1.0, "retries": 0})
-        records, _ = await house.play(episodes=2, seconds=SECONDS, **made)
+        records, _ = await harness.play(episodes=2, seconds=SECONDS, **made)
         assert len(server.steps) == 3 + step  # the one that went wrong is not sent again
     assert [record.outcome for record in records] == [outcome, "terminated"]
     assert records[0].reason.startswith("environment: ")
     assert says in records[0].reason
 
 
-async def test_a_model_that_is_cut_off_truncates_its_episode(house, world):
+async def test_a_model_that_is_cut_off_truncates_its_episode(harness, world):
     world.answer = lambda _: {"finish": "length"}
-    records, end = await play(house, world, episodes=1)
+    records, end = await play(harness, world, episodes=1)
     assert [(r.outcome, r.reason, r.steps) for r in records] == [("truncated", "the answer was cut off", 0)]
     assert end.failures == 0
-    assert steps_of(house).truncated.tolist() == [True]
+    assert steps_of(harness).truncated.tolist() == [True]
 
 
-async def test_nobody_at_the_address_is_an_outcome_too(house, world):
+async def test_nobody_at_the_address_is_an_outcome_too(harness, world):
     made = talking("http://127.0.0.1:9/v1", entry=world.url, environment={"name": "walk"})
-    records, _ = await house.play(episodes=2, seconds=SECONDS, **made)
+    records, _ = await harness.play(episodes=2, seconds=SECONDS, **made)
     assert {record.outcome for record in records} == {"failed"}
 
 
-async def test_an_episode_has_a_deadline(house):
+async def test_an_episode_has_a_deadline(harness):
     async with ChatServer() as model, EnvironmentServer() as server:
         model.then("late")
         made = talking(model.url, entry=server.url)
-        records, end = await house.play(episodes=2, episode_timeout=1.0, seconds=SECONDS, **made)
+        records, end = await harness.play(episodes=2, episode_timeout=1.0, seconds=SECONDS, **made)
     assert [record.outcome for record in records] == ["timed_out", "terminated"]
     assert records[0].reason == "not done within 1 s, at work: the model"
     assert end.failures == 1
 
 
-async def test_a_key_that_is_not_there_ends_the_part_with_the_name_of_its_variable(house, world, monkeypatch):
+async def test_a_key_that_is_not_there_ends_the_part_with_the_name_of_its_variable(
+    harness, world, monkeypatch
+):
     monkeypatch.delenv("NO_KEY", raising=False)
-    records, end = await play(house, world, episodes=2, agent={"api_key_env": "NO_KEY"})
+    records, end = await play(harness, world, episodes=2, agent={"api_key_env": "NO_KEY"})
     assert (records, end.end, end.failures) == ([], "stopped", 1)
     assert "NO_KEY" in end.first_failure
 
 
-async def test_a_disk_that_fills_up_fails_the_episodes_that_do_not_fit(house, world):
-    controller = await house.start("simulation")
-    link, well = house.links["simulation"], 0
+async def test_a_disk_that_fills_up_fails_the_episodes_that_do_not_fit(harness, world):
+    controller = await harness.start("simulation")
+    link, well = harness.links["simulation"], 0
     made = talking(world.llm, entry=world.url, environment={"name": "walk"})
     async with asyncio.timeout(SECONDS):
         with full_beyond(15_000):  # holds some of them
-            await controller.perform(house.command(episodes=20, **made))
+            await controller.perform(harness.command(episodes=20, **made))
             while (first := (await link.next(EpisodeEnded, after=well)).episode).outcome == "terminated":
                 well += 1
-        records, end = await house.end()
+        records, end = await harness.end()
     assert 0 < well < 20
     assert (first.outcome, first.reason) == ("failed", "data manager: OSError: [Errno 27] File too large")
-    assert len(records) == len(house.lines()) == 20
+    assert len(records) == len(harness.lines()) == 20
     assert (end.end, end.first_failure) == ("max_episodes", f"episode {well}: {first.reason}")
-    steps = steps_of(house)
+    steps = steps_of(harness)
     whole = [record.index for record in records if record.outcome == "terminated"]
     assert steps[steps.episode.isin(whole)].step_id.tolist() == [1, 2, 3] * len(whole)
 
 
-async def test_an_episode_that_cannot_be_noted_is_failed_and_the_part_goes_on(house, world):
-    noted, arrived, go = noted_before(house), asyncio.Event(), asyncio.Event()
+async def test_an_episode_that_cannot_be_noted_is_failed_and_the_part_goes_on(harness, world):
+    noted, arrived, go = noted_before(harness), asyncio.Event(), asyncio.Event()
 
     async def gate(body):
         arrived.set()
         await go.wait()
 
     world.gate = gate
-    controller = await house.start("simulation")
+    controller = await harness.start("simulation")
     made = talking(world.llm, entry=world.url, environment={"name": "walk"})
-    await controller.perform(house.command(episodes=200, done=noted, **made))
+    await controller.perform(harness.command(episodes=200, done=noted, **made))
     await asyncio.wait_for(arrived.wait(), SECONDS)
     with full_beyond(15_000):
         go.set()
-        records, end = await house.end(seconds=SECONDS)
+        records, end = await harness.end(seconds=SECONDS)
     assert [record.outcome for record in records] == ["failed"] * 100
     assert all("File too large" in record.reason for record in records)
     assert end.end == "max_episodes"
 
 
 async def test_a_call_of_an_environment_in_python_has_its_time_where_the_phase_sets_none(
-    house, world, monkeypatch
+    harness, world, monkeypatch
 ):
     monkeypatch.setattr("governor.episodes.text.phase.CALL_SECONDS", 0.5)
     made = talking(world.llm, entry="text_walks:Walk", environment={"fault": "hang"})
-    records, _ = await house.play(episodes=1, seconds=SECONDS, **made)
+    records, _ = await harness.play(episodes=1, seconds=SECONDS, **made)
     assert [(r.outcome, r.reason) for r in records] == [
         ("timed_out", "environment: step: no answer within 0.5 s; its process is killed")
     ]

@@ -28,9 +28,9 @@ def talking(world, name="walk", *, entry=None, **params):
 
 
 @pytest.mark.parametrize("entry", [None, "text_walks:Walk"], ids=["http", "python"])
-async def test_evaluations_are_played(house, world, entry):
+async def test_evaluations_are_played(harness, world, entry):
     evaluate = Evaluate(every=2, episodes=3)
-    records, end = await house.play(
+    records, end = await harness.play(
         seconds=SECONDS, episodes=4, workers=2, evaluate=evaluate, **talking(world, entry=entry)
     )
     assert (end.end, end.failures) == ("max_episodes", 0)
@@ -48,50 +48,50 @@ async def test_evaluations_are_played(house, world, entry):
     }  # fmt: skip
     assert (end.metrics["evaluations"], end.metrics["evaluation_return_mean"]) == (2, 3.0)
     assert end.metrics["episodes_ended"] == 4
-    steps = pd.read_parquet(house.folder / "run/episodes/train.parquet")
+    steps = pd.read_parquet(harness.folder / "run/episodes/train.parquet")
     assert set(steps.episode) == set(range(10))
 
 
-async def test_an_evaluation_ends_the_phase(house, world):
+async def test_an_evaluation_ends_the_phase(harness, world):
     evaluate = Evaluate(every=2, episodes=1, at_least=3.0)
-    records, end = await house.play(
+    records, end = await harness.play(
         seconds=SECONDS, episodes=40, evaluate=evaluate, **talking(world, temperature=0.0)
     )
     assert (len(records), end.end) == (3, "until")
 
 
-async def test_a_checkpoint_is_refused_at_once(house, world):
-    controller = await house.start("simulation")
-    told = await controller.perform(house.command(checkpoint=Checkpoint(last=True), **talking(world)))
+async def test_a_checkpoint_is_refused_at_once(harness, world):
+    controller = await harness.start("simulation")
+    told = await controller.perform(harness.command(checkpoint=Checkpoint(last=True), **talking(world)))
     assert isinstance(told, Refused)
     assert "no checkpoint can be taken of a language model" in told.message
 
 
-async def test_tokens_are_summed_over_the_lives_of_a_phase(house, world):
-    records, end = await house.play(seconds=SECONDS, episodes=2, **talking(world))
+async def test_tokens_are_summed_over_the_lives_of_a_phase(harness, world):
+    records, end = await harness.play(seconds=SECONDS, episodes=2, **talking(world))
     assert [end.metrics[name] for name in NAMES] == [30, 12, 6, 0]
-    _, end = await house.play(
+    _, end = await harness.play(
         seconds=SECONDS, episodes=3, done=tuple(records), incarnation=2, **talking(world)
     )
     assert [end.metrics[name] for name in NAMES] == [45, 18, 9, 0]
 
 
-async def test_what_a_killed_life_had_asked_when_its_episode_was_reported_counts(house, world):
-    controller = await house.start("simulation")
+async def test_what_a_killed_life_had_asked_when_its_episode_was_reported_counts(harness, world):
+    controller = await harness.start("simulation")
     world.gate = lambda body: world.hold.wait() if len(world.asked) > 4 else no_wait()
-    await controller.perform(house.command(episodes=2, **talking(world)))
-    link = house.links["simulation"]
+    await controller.perform(harness.command(episodes=2, **talking(world)))
+    link = harness.links["simulation"]
     await asyncio.wait_for(link.next(EpisodeEnded), SECONDS)
-    kept = (house.folder / "run/episodes/train.usage").read_bytes()
+    kept = (harness.folder / "run/episodes/train.usage").read_bytes()
     assert kept == b'{"prompt_tokens":15,"completion_tokens":6,"requests":3,"retries":0}'
     await controller.close()
 
 
-async def test_a_file_of_sums_that_is_broken_is_begun_anew(house, world):
-    folder = house.folder / "run/episodes"
+async def test_a_file_of_sums_that_is_broken_is_begun_anew(harness, world):
+    folder = harness.folder / "run/episodes"
     folder.mkdir(parents=True)
     (folder / "train.usage").write_bytes(b'{"prompt_tokens": "many"')
-    _, end = await house.play(seconds=SECONDS, episodes=1, **talking(world))
+    _, end = await harness.play(seconds=SECONDS, episodes=1, **talking(world))
     assert [end.metrics[name] for name in NAMES] == [15, 6, 3, 0]
 
 

@@ -19,7 +19,7 @@ from governor.episodes import trajectories
 from governor.episodes.records import state_file
 from governor.episodes.records.recording import ROWS
 from governor.episodes.records.stream import streams_of
-from governor.episodes.remote.worker import TRIES
+from governor.episodes.remote.worker import MAX_ATTEMPTS
 from governor.episodes.simulation import Simulation, episode_seed
 from governor.messages import Done, EpisodeEnded, Made, PartEndedReport, StartSimulation, Until
 from governor.messages.link import RecordingLink
@@ -208,7 +208,7 @@ async def test_one_that_kills_every_runner_is_crashed_and_the_others_are_played(
     records, end = await phases.play(command)
     assert once_each(records, 6)
     assert Counter(outcomes(records)) == {"terminated": 5, "crashed": 1}
-    assert len(set(pids(begun))) == TRIES
+    assert len(set(pids(begun))) == MAX_ATTEMPTS
     assert end.failures == 1
     assert "os._exit(9)" in end.first_failure
 

@@ -182,7 +182,7 @@ async def test_values_of_the_wrong_shape(server, lake):
 
 
 async def test_an_answer_may_not_fill_the_memory(server, lake, monkeypatch):
-    monkeypatch.setattr(http_environment, "LARGEST_ANSWER", 1000)
+    monkeypatch.setattr(http_environment, "MAX_ANSWER_BYTES", 1000)
     server.then(b"[" + b" " * 5000 + b"]")
     with pytest.raises(EnvironmentFault, match="larger than 1000 bytes"):
         await lake.get_task_prompt(timeout=SECONDS)

@@ -266,7 +266,7 @@ async def test_the_close_is_bounded(start):
 async def test_its_threads_do_not_hold_the_close(start, monkeypatch):
     world = await start()
     await world.step("thread", timeout=SECONDS)
-    monkeypatch.setattr(text_process, "RUNGS", GracePeriods(ask=10 * SECONDS))
+    monkeypatch.setattr(text_process, "GRACE", GracePeriods(ask=10 * SECONDS))
     async with asyncio.timeout(SECONDS):
         await world.aclose()
 

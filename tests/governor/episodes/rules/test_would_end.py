@@ -23,10 +23,10 @@ def test_what_is_foreseen_is_what_is_said_then_and_nothing_has_ended(until, enou
     goal = Goal([until])
     assert goal.ended(episode(1.0)) == "CONTINUE"
     for _ in range(3):
-        assert goal.foreseen(short) == "CONTINUE"
-        assert goal.foreseen(enough) == "STOP_SIMULATION"
+        assert goal.would_be(short) == "CONTINUE"
+        assert goal.would_be(enough) == "STOP_SIMULATION"
     assert [goal.ended(record) for record in enough][-1] == "STOP_SIMULATION"
 
 
 def test_nothing_is_foreseen_of_no_episode():
-    assert Goal([Until(steps=1)]).foreseen([]) == "CONTINUE"
+    assert Goal([Until(steps=1)]).would_be([]) == "CONTINUE"

@@ -1,4 +1,4 @@
-"""Where a worker in process is: in whose code, in which episode, until when. The watch of `in_process` looks at it."""
+"""The state of a worker in process: whose code runs, in which episode, until when. `in_process` watches it for hangs."""
 
 from __future__ import annotations
 
@@ -23,14 +23,15 @@ JOIN: Final = "agent.__init__"
 
 
 class WrittenOff(Exception):
-    """The worker came back after it had been found hanging: its episode is on record, or another process's."""
+    """The worker came back after it had been declared hung: its episode is recorded already, or another process plays it."""
 
 
 class ExecutionContext:
-    """Where an episode is, for who watches it: in whose code (`where`), since when, until when at most, how far.
+    """The state of an episode, for the watch: whose code runs (`where`), since when, until when at most, how far.
 
-    `owner` is the thread that plays it, `number` its place among all that are played at once, `agent` the name of the
-    agent that `where` speaks of. `values` are the returns of several players.
+    `owner` is the worker's number, `number` the slot among all that the phase plays at once, `agent` the name of the
+    agent that `where` refers to. `began` and `deadline` are in seconds on the monotonic clock. `value` is the undiscounted
+    return so far, `values` the returns by player.
     """
 
     __slots__ = (
@@ -65,7 +66,7 @@ class ExecutionContext:
         self._lock = threading.Lock()
 
     def enter(self, where: str, *, seconds: float | None, index: int | None = None, seed: int = 0) -> float:
-        """User code begins: an episode or, without an index, something around episodes. Gives its deadline."""
+        """User code begins: an episode or, without an index, something around episodes. Returns its deadline."""
         with self._lock:
             self.where, self.index, self.seed = where, index, seed
             self.value, self.values, self.steps = 0.0, {}, 0
@@ -75,31 +76,31 @@ class ExecutionContext:
             return self.deadline
 
     def leave(self) -> None:
-        """User code is over. Raises WrittenOff when the watch was quicker."""
+        """User code has returned. Raises WrittenOff if the watch has declared it hung."""
         with self._lock:
             if not self.busy:
                 raise WrittenOff
             self.busy = False
 
     def write_off(self, *, began: float) -> bool:
-        """Whether the worker still is where it was since `began`; it is not waited for any more then."""
+        """Whether the worker is still in the code that began at `began`; if so, nothing waits for it any more."""
         with self._lock:
             still = self.busy and self.began == began
             self.busy = self.busy and not still
             return still
 
 
-def record(place: ExecutionContext, outcome: EpisodeOutcome, reason: str) -> EpisodeRecord:
-    """The end of an episode. Raises WrittenOff."""
-    place.leave()
+def record(context: ExecutionContext, outcome: EpisodeOutcome, reason: str) -> EpisodeRecord:
+    """The record of an episode that ends now. Raises WrittenOff."""
+    context.leave()
     return EpisodeRecord(
-        index=place.index or 0,
-        worker=place.number,
-        seed=place.seed,
+        index=context.index or 0,
+        worker=context.number,
+        seed=context.seed,
         outcome=outcome,
-        value=place.value,
-        steps=place.steps,
-        seconds=monotonic() - place.began,
+        value=context.value,
+        steps=context.steps,
+        seconds=monotonic() - context.began,
         reason=reason,
-        values=place.values,
+        values=context.values,
     )

@@ -1,4 +1,4 @@
-"""What a worker of a vector plays: its slots, and the tries at episodes that are in them."""
+"""The slots of a vector worker, and the attempts at episodes that run in them."""
 
 from __future__ import annotations
 
@@ -14,22 +14,24 @@ if TYPE_CHECKING:
     from governor.messages import EpisodeOutcome
 
 
-class Slot:
-    """`again` are the episodes that it has to play once more, with the tries that they have had; `recording`: an episode
-    of it has begun in its recorder, and not ended.
+class VectorSlot:
+    """One environment of the vector. `retries` are (episode, attempts so far) to be played again; `recording`: its recorder
+    has an unfinished episode.
     """
 
-    __slots__ = ("again", "number", "recorder", "recording")
+    __slots__ = ("number", "recorder", "recording", "retries")
 
     def __init__(self, number: int) -> None:
         self.number = number
         self.recorder: StepRecorder
         self.recording = False
-        self.again: list[tuple[int, int]] = []
+        self.retries: list[tuple[int, int]] = []
 
 
-class Play:
-    """One try at an episode. `reward` and `end` are of its last step, `recorded`: it has begun in the slot's recorder."""
+class EpisodeAttempt:
+    """One attempt at an episode. `reward` and `end` (bits of `wire`) are of its last step; `value` is the undiscounted return
+    so far; `began` and `deadline` are in seconds on the monotonic clock; `recorded`: it has begun in the slot's recorder.
+    """
 
     __slots__ = (
         "action",
@@ -47,7 +49,7 @@ class Play:
         "value",
     )
 
-    def __init__(self, slot: Slot, index: int, *, seed: int, tries: int, timeout: float | None) -> None:
+    def __init__(self, slot: VectorSlot, index: int, *, seed: int, tries: int, timeout: float | None) -> None:
         self.slot = slot
         self.index = index
         self.seed = seed
@@ -62,13 +64,13 @@ class Play:
 
     @property
     def kind(self) -> int:
-        """Of its row in the next request to the agent."""
+        """`wire.FIRST`, `NEXT` or `LAST`, for its row in the next request to the agent."""
         if not self.steps:
             return wire.FIRST
         return wire.LAST if self.end else wire.NEXT
 
     def record(self, outcome: EpisodeOutcome, reason: str) -> EpisodeRecord:
-        """As if it ended now."""
+        """The record, if it ended now."""
         return EpisodeRecord(
             index=self.index,
             worker=self.slot.number,

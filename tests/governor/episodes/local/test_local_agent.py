@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from governor.episodes import learned
-from governor.episodes.local.kept_agent import LocalAgent
+from governor.episodes.local.local_agent import LocalAgent
 from governor.episodes.records import state_file
 from governor.episodes.spaces import Discrete
 from governor.errors import ConductorError
@@ -45,17 +45,17 @@ class Clock:
 
 def test_saving_takes_a_fiftieth_of_the_time_and_syncs_once_a_second(agent, saves):
     for _ in range(2000):
-        agent.trained()
+        agent.episode_ended()
         saves.now += 0.001
     assert 18 <= len(saves.saves) <= 21
     assert sum(saves.saves) == 2
-    agent.keep()
+    agent.save()
     assert saves.saves[-1]
 
 
 def test_what_is_synced_is_not_saved_again(agent, saves):
-    agent.trained()
-    agent.keep()
+    agent.episode_ended()
+    agent.save()
     assert saves.saves == [True]
 
 

@@ -1,10 +1,10 @@
 """An agent in the process of the simulation: it acts and learns for every worker, from phase to phase.
 
 Rules:
-1. It is built when its spaces are known, at the first join; a saved state is loaded into it then.
-2. One worker at a time is with it (`holder`); where a part has one worker alone, nobody asks for the lock. A turn ends
-   when the action is the worker's own: an agent may give the same array each time.
-3. At the end of an episode in train mode its state is kept as `learned` says.
+1. It is built at the first join, when its spaces are known; a saved state is loaded then.
+2. One worker at a time uses it (`holder`); a part with a single worker takes no lock. The lock is released when the
+   action has been copied: an agent may return the same array each time.
+3. At the end of an episode in train mode its state is saved as `learned` says.
 """
 
 from __future__ import annotations
@@ -35,38 +35,39 @@ if TYPE_CHECKING:
     from governor.messages import Made
 
 
-class ActResult:
-    """`version` is that of the weights that a worker's last action was taken with."""
+class ActedWeights:
+    """`version` is the version of the weights that chose a worker's last action."""
 
     version = 0
 
 
 class Calls(NamedTuple):
-    """What a worker may ask of the agent; None for what it does not have. Actions have the form of their space, in memory
-    of their own. `act` raises ValueError and what the agent raises; of `act_many` each action may be its fault instead.
+    """The methods of the agent for one worker; None for a method that it lacks. Actions are copies in the dtype and shape of their
+    space. `act` takes one observation; it raises ValueError and what the agent raises. `act_many` takes observations of shape
+    (rows, *shape of the space) and returns one item for each row: an action, or the exception of that row.
     """
 
     act: Callable[[Any], Any]
     learn: Callable[[Transition], Any] | None
     act_many: Callable[[NDArray[Any]], list[Any]] | None
-    acted: Learned | ActResult
+    weights: Learned | ActedWeights
 
 
 class LocalAgent:
-    """Its methods run user code, but `holder` is for everyone: the worker that is with it now, by its number."""
+    """Its methods run user code. `holder`, for any thread, is the number of the worker that uses it now, or None."""
 
     def __init__(self, *, name: str, made: Made, seed: int, state_path: Path) -> None:
         self.name = name
         self.made = made
         self.holder: int | None = None
-        self.lives = 0
-        """How often it has been built: `calls` are of one of them."""
+        self.builds = 0
+        """How often it has been built; `calls` are valid for one build."""
         self.spaces: tuple[spaces.SpaceSpec, spaces.SpaceSpec] | None = None
         self._seed = seed
         self._path = state_path
         self._agent: Agent | None = None
         self._learned: Learned | None = None
-        self._told: frozenset[str] = frozenset()
+        self._player_methods: frozenset[str] = frozenset()
         self._conform: Conformer
         self._lock = threading.Lock()
 
@@ -78,7 +79,7 @@ class LocalAgent:
                 if self.spaces is None:
                     self._build(observation, action)
                     self.spaces = (observation, action)
-                    self.lives += 1
+                    self.builds += 1
                 elif self.spaces != (observation, action):
                     other = spaces.difference(self.spaces, (observation, action))
                     raise ConductorError(f"agent {self.name} was built for other spaces: {other}")
@@ -97,51 +98,58 @@ class LocalAgent:
             first_state=self.made.state,
         )
         self._learned = Learned(self._agent, self._path, given=self.made.state)
-        self._told = frozenset(name for name in ("act", "learn") if _takes_player(self._agent, name))
+        self._player_methods = frozenset(
+            name for name in ("act", "learn") if _accepts_player(self._agent, name)
+        )
         self._conform = copier(action)
 
     def calls(self, number: int, *, alone: bool, explore: bool = True, player: str | None = None) -> Calls:
-        """They hold for one of the agent's `lives`. Who does not explore does not learn. `player` is told to the agent if it
-        asks for it.
+        """The methods for worker `number`, valid for one of the agent's `builds`. A worker that does not explore does not learn.
+        `player` is passed to an agent whose methods have that parameter.
         """
         agent, learned = self._agent, self._learned
         if agent is None or learned is None:
-            raise ConductorError(f"nobody has joined agent {self.name}")
-        who = {} if player is None else {"player": player}
-        act = _conforming(agent, self._conform, explore=explore, who=who if "act" in self._told else {})
+            raise ConductorError(f"no worker has joined agent {self.name}")
+        player_argument = {} if player is None else {"player": player}
+        act = _conforming(
+            agent,
+            self._conform,
+            explore=explore,
+            player_argument=player_argument if "act" in self._player_methods else {},
+        )
         learn: Callable[..., Any] | None = learned.learn if explore else None
-        if learn is not None and who and "learn" in self._told:
-            learn = partial(learn, **who)
+        if learn is not None and player_argument and "learn" in self._player_methods:
+            learn = partial(learn, **player_argument)
         act_many = None
         if getattr(agent, "act_many", None) is not None:
             act_many = _conforming_many(agent, self._conform, explore=explore)
         if alone:
             return Calls(act, learn, act_many, learned)
-        acted = ActResult()
+        weights = ActedWeights()
         return Calls(
-            self._taking_turns(act, number, acted),
-            None if learn is None else self._taking_turns(learn, number),
-            None if act_many is None else self._taking_turns(act_many, number, acted),
-            acted,
+            self._with_lock(act, number, weights),
+            None if learn is None else self._with_lock(learn, number),
+            None if act_many is None else self._with_lock(act_many, number, weights),
+            weights,
         )
 
     def renew(self) -> None:
-        """The next join builds it from its saved state. Raises what `keep` raises."""
-        self.keep()
+        """The next join builds it from its saved state. Raises what `save` raises."""
+        self.save()
         with self._lock:
             self.spaces = self._agent = self._learned = None
 
-    def trained(self) -> None:
+    def episode_ended(self) -> None:
         """The end of an episode in train mode. Raises what its `state_dict` raises, TypeError and OSError."""
         with self._lock:
             if self._learned is not None:
                 self._learned.episode_ended()
 
-    def keep(self) -> None:
-        """All that it has learned in episodes that ended is on disk. Raises as `trained`."""
+    def save(self) -> None:
+        """Writes and syncs what it has learned in ended episodes. Raises as `episode_ended`."""
         with self._lock:
             if self._learned is not None:
-                self._learned.keep()
+                self._learned.save()
 
     def copy(self, path: Path) -> None:
         """As `AgentHost.copy`."""
@@ -152,43 +160,43 @@ class LocalAgent:
             else:
                 state_file.copy(path, saved=self._path, name=name)
 
-    def _taking_turns(
-        self, call: Callable[[Any], Any], number: int, acted: ActResult | None = None
+    def _with_lock(
+        self, call: Callable[[Any], Any], number: int, weights: ActedWeights | None = None
     ) -> Callable[[Any], Any]:
         lock, learned = self._lock, self._learned
 
-        def turn(told: Any) -> Any:
+        def locked_call(argument: Any) -> Any:
             with lock:
                 self.holder = number
                 try:
-                    if acted is not None and learned is not None:
-                        acted.version = learned.version
-                    return call(told)
+                    if weights is not None and learned is not None:
+                        weights.version = learned.version
+                    return call(argument)
                 finally:
                     self.holder = None
 
-        return turn
+        return locked_call
 
 
-def _takes_player(agent: Any, name: str) -> bool:
-    """Whether its method `name` wants to know which of several players it acts for."""
+def _accepts_player(agent: Any, name: str) -> bool:
+    """Whether its method `name` has a parameter `player`."""
     call = getattr(agent, name, None)
     try:
         return call is not None and "player" in inspect.signature(call).parameters
-    except (TypeError, ValueError):  # of a function that is not Python's
+    except (TypeError, ValueError):  # a function that is not written in Python
         return False
 
 
 def _conforming(
-    agent: Agent, conform: Conformer, *, explore: bool, who: dict[str, str]
+    agent: Agent, conform: Conformer, *, explore: bool, player_argument: dict[str, str]
 ) -> Callable[[Any], Any]:
     def act(observation: Any) -> Any:
         return conform(agent.act(observation, explore=explore))
 
     def act_as(observation: Any) -> Any:
-        return conform(agent.act(observation, explore=explore, **who))
+        return conform(agent.act(observation, explore=explore, **player_argument))
 
-    return act_as if who else act
+    return act_as if player_argument else act
 
 
 def _conforming_many(agent: Any, conform: Conformer, *, explore: bool) -> Callable[[NDArray[Any]], list[Any]]:
@@ -196,20 +204,20 @@ def _conforming_many(agent: Any, conform: Conformer, *, explore: bool) -> Callab
         try:
             actions = agent.act_many(observations, explore=explore)
             if len(actions) != len(observations):
-                raise ValueError(f"{len(actions)} actions for {len(observations)} observations")  # noqa: TRY301  # one place for what is everybody's fault
-        except BaseException as error:  # noqa: BLE001  # user code: whatever it raises is the fault of each episode
+                raise ValueError(f"{len(actions)} actions for {len(observations)} observations")  # noqa: TRY301  # one handler for a fault of all rows
+        except BaseException as error:  # noqa: BLE001  # user code: any error is the fault of each episode
             return [error] * len(observations)
         if type(actions) is np.ndarray and actions.ndim == 1:
             actions = actions.tolist()
         try:
             return [conform(action) for action in actions]
         except BaseException:  # noqa: BLE001  # likewise, of one of them at least
-            return [_or_fault(conform, action) for action in actions]
+            return [_conform_or_fault(conform, action) for action in actions]
 
     return act_many
 
 
-def _or_fault(conform: Conformer, action: Any) -> Any:
+def _conform_or_fault(conform: Conformer, action: Any) -> Any:
     try:
         return conform(action)
     except BaseException as error:  # noqa: BLE001  # as above

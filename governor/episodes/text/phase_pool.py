@@ -1,9 +1,9 @@
-"""Which episode of a phase is played next, and where: the pool of the Interactor that plays the episodes of a run.
+"""The pool of the Interactor in the phase of a run: it assigns episodes to environments.
 
 Rules:
-1. Episodes come from the simulation, in their order, and go back to it with their end; environments come from an ActorPool.
-2. An environment behind a server is its id: an id is at play once at a time, and who needs it waits.
-3. No more episodes than there are workers are unacknowledged: beyond that, the next one waits.
+1. Episodes come from the simulation, in its order, and their ends go back to it; environments come from an ActorPool.
+2. An environment behind a server is identified by its id: one episode at a time uses an id, others wait.
+3. At most as many ended episodes as there are workers are unacknowledged: beyond that, the next one waits.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(slots=True, frozen=True, kw_only=True)
-class _Turn:
+class _Assignment:
     handle: ActorHandle
     index: int
     worker: int
@@ -35,36 +35,36 @@ class _Turn:
     lock: asyncio.Lock
 
 
-class Turns:
+class PhasePool:
     """The pool of one phase. For one event loop, which need not be the simulation's."""
 
     def __init__(
-        self, simulation: Simulation, places: ActorPool, *, env_name: str, id_of: Callable[[int], str]
+        self, simulation: Simulation, actors: ActorPool, *, env_name: str, id_of: Callable[[int], str]
     ) -> None:
-        """`id_of` says in which environment an episode is played."""
-        self.pool_size = places.pool_size
+        """`id_of` maps an episode to the id of its environment."""
+        self.pool_size = actors.pool_size
         self.sessions: dict[int, str] = {}
-        """The session of each episode that was played here."""
+        """The session id of each episode that was played here."""
         self._simulation = simulation
-        self._places = places
+        self._actors = actors
         self._env_name = env_name
         self._id_of = id_of
-        self._idle = deque(range(places.pool_size))
-        self._put_back: deque[int] = deque()
-        self._asking = asyncio.Lock()
-        self._at_play: dict[int, _Turn] = {}
+        self._idle = deque(range(actors.pool_size))
+        self._returned_indices: deque[int] = deque()
+        self._index_lock = asyncio.Lock()
+        self._assignments: dict[int, _Assignment] = {}
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._unacknowledged: set[asyncio.Future[Any]] = set()
 
     async def start(self) -> None:
         """Raises NoEnvironments."""
-        await self._places.start()
+        await self._actors.start()
 
     async def acquire(self) -> ActorHandle | None:
-        """None when there is nothing more to play. Raises NoEnvironments, PoolBusy."""
+        """None when no episode is left. Raises NoEnvironments, PoolBusy."""
         while len(self._unacknowledged) >= self.pool_size:
             await asyncio.wait(self._unacknowledged, return_when=asyncio.FIRST_COMPLETED)
-        index = self._put_back.popleft() if self._put_back else await self._next_index()
+        index = self._returned_indices.popleft() if self._returned_indices else await self._next_index()
         if index is None:
             return None
         env_id = self._id_of(index)
@@ -72,12 +72,12 @@ class Turns:
         try:
             await lock.acquire()
             try:
-                lease = await self._places.acquire()
+                lease = await self._actors.acquire()
             except BaseException:
                 lock.release()
                 raise
         except BaseException:
-            self._put_back.append(index)
+            self._returned_indices.append(index)
             raise
         if lease is None:
             lock.release()
@@ -90,24 +90,24 @@ class Turns:
             episode=index,
             seed=self._simulation.seed_of(index),
         )
-        self._at_play[id(handle)] = _Turn(
+        self._assignments[id(handle)] = _Assignment(
             handle=handle, index=index, worker=self._idle.popleft(), lease=lease, lock=lock
         )
         return handle
 
     async def _next_index(self) -> int | None:
-        async with self._asking:  # one thread waits for the end of a pause, whatever the number of workers
+        async with self._index_lock:  # one thread waits for the end of a pause, for any number of workers
             try:
                 return self._simulation.next_index(wait=False)
             except Paused:
                 return await in_daemon_thread(self._simulation.next_index, name="text.paused")
 
     def ended(self, actor: ActorHandle, record: TextEpisodeRecord) -> None:
-        """Keeps and reports the episode."""
-        turn = self._at_play[id(actor)]
+        """Records and reports the episode."""
+        assignment = self._assignments[id(actor)]
         episode = EpisodeRecord(
-            index=turn.index,
-            worker=turn.worker,
+            index=assignment.index,
+            worker=assignment.worker,
             seed=actor.seed or 0,
             outcome=record.outcome,
             value=record.total_reward,
@@ -115,30 +115,30 @@ class Turns:
             seconds=record.seconds,
             reason=record.reason,
         )
-        self.sessions[turn.index] = record.session_id
+        self.sessions[assignment.index] = record.session_id
         try:
             reported = asyncio.wrap_future(self._simulation.ended(episode))
         except OSError as error:
-            self._simulation.break_off(f"cannot record episode {turn.index}: {one_line(error)}")
+            self._simulation.break_off(f"cannot record episode {assignment.index}: {one_line(error)}")
         else:
             self._unacknowledged.add(reported)
             reported.add_done_callback(self._acknowledged)
 
-    async def settle(self) -> None:
-        """Returns when all that has ended is acknowledged."""
+    async def wait_acknowledged(self) -> None:
+        """Waits until all ended episodes are acknowledged."""
         while self._unacknowledged:
             await asyncio.wait(self._unacknowledged)
 
     def _acknowledged(self, reported: asyncio.Future[Any]) -> None:
         self._unacknowledged.discard(reported)
         if not reported.cancelled():
-            reported.exception()  # the simulation sees to it
+            reported.exception()  # the simulation handles it
 
     def quarantine(self, actor: ActorHandle, reason: str) -> None:
-        self._places.quarantine(self._at_play[id(actor)].lease, reason)
+        self._actors.quarantine(self._assignments[id(actor)].lease, reason)
 
     async def done(self, actor: ActorHandle) -> None:
-        turn = self._at_play.pop(id(actor))
-        turn.lock.release()
-        self._idle.append(turn.worker)
-        await self._places.done(turn.lease)
+        assignment = self._assignments.pop(id(actor))
+        assignment.lock.release()
+        self._idle.append(assignment.worker)
+        await self._actors.done(assignment.lease)

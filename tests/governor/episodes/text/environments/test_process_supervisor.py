@@ -48,7 +48,7 @@ async def test_one_that_is_killed_is_told_as_killed_and_leaves_no_stranger(world
     await gone(stranger)
 
 
-async def test_a_keeper_that_is_killed_takes_user_code_along(world):
+async def test_a_supervisor_that_is_killed_takes_user_code_along(world):
     pid = (await world.step("a", timeout=SECONDS)).info["pid"]
     os.kill(world.pid, signal.SIGKILL)
     await gone(pid)

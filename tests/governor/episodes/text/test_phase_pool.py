@@ -1,0 +1,71 @@
+"""Whose assignment it is: what a wait that ended badly took is given back, so that nobody waits for it for ever."""
+
+import asyncio
+import contextlib
+import os
+
+import pytest
+from in_process_commands import inside
+
+from governor.episodes.simulation import Simulation
+from governor.episodes.text.actor_pool import ActorHandle, ActorPool, PoolBusy, http_endpoints
+from governor.episodes.text.phase_pool import PhasePool
+from governor.messages.link import RecordingLink
+
+
+@pytest.fixture
+async def make_turns(harness):
+    """The phase_pool of a phase of three episodes, over a pool of two actors that soon loses patience."""
+    async with contextlib.AsyncExitStack() as stack:
+
+        async def make(*ids):
+            simulation = Simulation(
+                command=harness.command(**inside()),
+                spec=harness.spec("simulation"),
+                link=RecordingLink(harness.client),
+            )
+            stack.callback(os.close, simulation.stop_signal)
+            actors = ActorPool([("", "")] * 9, http_endpoints("http://h"), pool_size=2, acquire_timeout=0.1)
+            stack.push_async_callback(actors.aclose)
+            phase_pool = PhasePool(
+                simulation, actors, env_name="walk", id_of=lambda index: ids[index % len(ids)]
+            )
+            await phase_pool.start()
+            return phase_pool, actors
+
+        yield make
+
+
+async def test_an_episode_for_which_no_place_came_is_the_next_ones(make_turns):
+    phase_pool, actors = await make_turns("a", "b", "c")
+    held = [await actors.acquire(), await actors.acquire()]
+    with pytest.raises(PoolBusy):
+        await phase_pool.acquire()
+    for lease in held:
+        await actors.done(lease)
+    assert [(await phase_pool.acquire()).episode for _ in range(2)] == [0, 1]
+
+
+async def test_an_id_for_which_no_place_came_is_free_for_who_waits_for_it(make_turns):
+    phase_pool, actors = await make_turns("only")
+    held = [await actors.acquire(), await actors.acquire()]
+    both = [asyncio.create_task(phase_pool.acquire()) for _ in range(2)]
+    async with asyncio.timeout(20):
+        await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+        for lease in held:
+            await actors.done(lease)
+        ended = await asyncio.gather(*both, return_exceptions=True)
+    assert all(isinstance(end, PoolBusy | ActorHandle) for end in ended)
+
+
+async def test_a_cancelled_wait_for_an_id_takes_nothing(make_turns):
+    phase_pool, _ = await make_turns("only")
+    first = await phase_pool.acquire()
+    waiting = asyncio.create_task(phase_pool.acquire())
+    await asyncio.sleep(0)
+    waiting.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await waiting
+    await phase_pool.done(first)
+    async with asyncio.timeout(20):
+        assert (await phase_pool.acquire()).episode == 1
