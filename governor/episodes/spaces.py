@@ -92,7 +92,7 @@ def describe(space: object, *, role: str) -> SpaceSpec:
             raise ConductorError(f"{role} is a {type(space).__name__}, not a gymnasium space")
 
 
-def told(spec: SpaceSpec) -> str:
+def summary(spec: SpaceSpec) -> str:
     """A short text for messages, also for a Box whose elements have bounds of their own."""
     match spec:
         case Box():
@@ -111,7 +111,7 @@ def difference(built: tuple[SpaceSpec, SpaceSpec], given: tuple[SpaceSpec, Space
     parts = []
     for what, old, new in zip(("observations", "actions"), built, given, strict=True):
         if old != new:
-            before, now = told(old), told(new)
+            before, now = summary(old), summary(new)
             now = "the same with other bounds" if now == before else now
             parts.append(f"{what} of {before}, and gets {now}")
     return "; ".join(parts)

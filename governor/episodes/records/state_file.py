@@ -66,7 +66,7 @@ def dumps_verified(state: dict[str, Any], *, weight_version: int = 0) -> bytes:
     except (ConductorError, TypeError, RecursionError) as error:
         raise TypeError(f"state_dict() cannot be read back: {error}") from error
     if not same:
-        raise TypeError("state_dict() would come back as something else")
+        raise TypeError("state_dict() would be restored as something else")
     return data
 
 
@@ -153,7 +153,7 @@ def _flatten(value: Any, place: str) -> Any:
         return _flatten(value.item(), place)
     if hasattr(value, "__array__"):
         return _packed(value, place)
-    raise TypeError(f"{place} is a {type(value).__name__}, which cannot be kept")
+    raise TypeError(f"{place} is a {type(value).__name__}, which cannot be saved")
 
 
 def _flatten_container(value: Any, place: str) -> Any:
@@ -180,7 +180,7 @@ def _flatten_container(value: Any, place: str) -> Any:
 def _derived(value: Any, place: str, bases: tuple[type, ...]) -> TypeError:
     made, base = type(value).__name__, next(each for each in bases if isinstance(value, each)).__name__
     return TypeError(
-        f"{place} is a {made}, which would come back as a {base}: keep a plain {base}, and make it a "
+        f"{place} is a {made}, which would be restored as a {base}: keep a plain {base}, and make it a "
         f"{made} again in load_state_dict"
     )
 
@@ -199,13 +199,13 @@ def _too_deep_or_circular(state: dict[str, Any]) -> str:
         key, value = found
         if (level := level_of.get(id(value))) is not None:
             around = _place(path[: level + 1])
-            return f"{_place(path)}[{key!r}] is {around} itself: a state that contains itself cannot be kept"
+            return f"{_place(path)}[{key!r}] is {around} itself: a state that contains itself cannot be saved"
         if isinstance(value, _CONTAINERS) and id(value) not in walked:
             level_of[id(value)] = len(path)
             path.append(_Level(key, value))
             if len(path) > deepest:
                 deepest, below = len(path), path[:2]
-    return f"{_place(below)} is nested {deepest - 1:,} levels deep, which cannot be kept"
+    return f"{_place(below)} is nested {deepest - 1:,} levels deep, which cannot be saved"
 
 
 class _Level:

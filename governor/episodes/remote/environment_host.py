@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 
 class EnvironmentHost(ThreadHost):
-    """`lease` is who may reset and step; the event loop sets it, the thread reads it. `current_slot` is the slot whose code the
-    thread is in, None between two requests; the event loop may look at it.
+    """`lease` is the identity that may reset and step; the event loop sets it, the thread reads it. `current_slot` is the slot
+    whose code runs, None between two requests; the event loop may read it.
     """
 
     observation_space: spaces.SpaceSpec

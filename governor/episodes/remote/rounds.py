@@ -314,7 +314,7 @@ class RemoteVectorWorker(RemoteEpisodeWorker):
         for attempt in sorted(attempts, key=lambda attempt: not attempt.recorded):
             tries = attempt.tries + dead
             if tries >= MAX_ATTEMPTS:
-                self._end(attempt, "crashed", "the conductor of its environment or of its agent died")
+                self._end(attempt, "crashed", "the conductor of its environment or of its agent exited")
                 continue
             if attempt.recorded:
                 self._record_end(attempt, "crashed")

@@ -217,7 +217,7 @@ class RemoteEpisodeWorker:
             return episode.play()
         except PeerLost as lost:
             self._drop_lost(lost.channel)
-            return "crashed", f"the conductor behind {lost.channel.name} died"
+            return "crashed", f"the conductor of {lost.channel.name} exited"
         except Overdue as overdue:
             timeout = self.simulation.command.episode_timeout
             reason = f"longer than {timeout:g} s"

@@ -56,8 +56,8 @@ def entropy(index: int, command: StartSimulation) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """Episodes that may run side by side. `trained` training episodes have ended with it; `keep`: their state is to be
-    kept. `evaluation` is its number, 0 for training.
+    """Episodes that may run concurrently. At its end `trained` training episodes have ended; `keep`: a checkpoint is taken then.
+    `evaluation` is the number of the evaluation, 0 for training.
     """
 
     indexes: range

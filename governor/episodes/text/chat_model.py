@@ -121,7 +121,7 @@ class ChatModel:
         self._timeout = timeout
         self._retries = retries
         self._backoff = backoff
-        self._places = asyncio.Semaphore(concurrency)
+        self._slots = asyncio.Semaphore(concurrency)
         self._options: Any = {"timeout": timeout}
         if "extra_headers" in extra:
             self._options["headers"] = extra.pop("extra_headers")
@@ -149,7 +149,7 @@ class ChatModel:
         url = self._url(session)
         for retry in range(self._retries + 1):
             try:
-                async with self._places:
+                async with self._slots:
                     return await self._ask(url, messages)
             except _Again as failed:
                 last = failed

@@ -276,7 +276,7 @@ class Interactor:
         await self.pool.done(actor)
 
 
-async def _bounded(who: str, call: Callable[[], Awaitable[None]]) -> str:
+async def _bounded(component: str, call: Callable[[], Awaitable[None]]) -> str:
     """The fault in one line; "" without one."""
     limit = asyncio.timeout(END_SECONDS)
     try:
@@ -286,6 +286,6 @@ async def _bounded(who: str, call: Callable[[], Awaitable[None]]) -> str:
         if is_cancellation(error):
             raise
         reason = f"no end within {END_SECONDS:g} s" if limit.expired() else reason_of(error)
-        log.warning("episode.end_failed", at=who, reason=reason)
-        return f"{who}, after the end: {reason}"
+        log.warning("episode.end_failed", at=component, reason=reason)
+        return f"{component}, after the end: {reason}"
     return ""

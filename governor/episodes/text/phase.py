@@ -62,9 +62,9 @@ class TextPhase:
 
     async def run(self) -> None:
         """Runs from the first episode to `PartEnded`; for the event loop of the conductor."""
-        await self._simulation.run(self._live, threads=1, finalize=self._finalize)
+        await self._simulation.run(self._run_thread, threads=1, finalize=self._finalize)
 
-    def _live(self, *_: object) -> None:
+    def _run_thread(self, *_: object) -> None:
         """Runs the thread that plays."""
         loop = asyncio.new_event_loop()
         try:

@@ -166,7 +166,7 @@ class Player:
         if self._sent is not None:
             self._sent.close()
 
-    # -- EpisodeSource ---------------------------------------------------------------------------------------------
+    # -- EpisodeSource ----------------------------------------------------------------------------------------
 
     def next_index(self, *, wait: bool = True) -> int | None:
         del wait

@@ -1,4 +1,4 @@
-"""A harness in miniature: a broker, and the three conductors around one run, in this process or in their own."""
+"""A test harness: a broker, and the three conductors around one run, in this process or in their own."""
 
 import asyncio
 import contextlib
@@ -62,7 +62,7 @@ class Harness:
         return conductor
 
     def spawn(self, name, **more):
-        """A conductor in a process of its own, reporting to nobody."""
+        """A conductor in a process of its own, whose reports are not read."""
         path = self.folder / f"{name}.spec"
         path.write_bytes(encode(self.spec(name, **more)))
         code = (
@@ -124,12 +124,12 @@ class Harness:
         pool, leased = self.conductors["environment.lake"].pool, asyncio.Event()
         acquire = pool.acquire
 
-        async def acquire_and_tell(wanted):
+        async def acquire_and_notify(wanted):
             answer = await acquire(wanted)
             leased.set()
             return answer
 
-        pool.acquire = acquire_and_tell
+        pool.acquire = acquire_and_notify
         return leased
 
     def lines(self, phase="train"):

@@ -216,7 +216,7 @@ class Always:
 
 
 class Told(Always):
-    """It is told whom it plays: red does 1 and blue 0."""
+    """It has the parameter `player`: red does 1 and blue 0."""
 
     def act(self, observation, *, explore, player):
         return int(player == RED)

@@ -40,7 +40,7 @@ def long_ago(harness):
 
 
 @BOTH
-async def test_episodes_whose_lines_do_not_fit_are_failed_and_the_phase_goes_on(
+async def test_episodes_whose_lines_do_not_fit_are_failed_and_the_phase_continues(
     harness, stage, long_ago, transport
 ):
     command = await stage(transport)

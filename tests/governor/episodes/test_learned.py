@@ -54,7 +54,7 @@ def test_the_first_state_is_read_back_before_it_counts(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("how", ["conductors", "in_process", "max_staleness"])
-async def test_an_agent_of_torch_goes_on_in_its_next_life(harness, how):
+async def test_an_agent_of_torch_continues_after_a_restart(harness, how):
     torch = pytest.importorskip("torch")
     command = {"in_process": inside(agent="torch_world:Net"), "max_staleness": {"max_staleness": 2}}.get(
         how, {}

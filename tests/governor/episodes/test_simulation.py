@@ -227,7 +227,7 @@ async def test_a_killed_environment_conductor_is_waited_for_and_the_episode_play
     (harness.folder / "environment.lake.2.0").unlink()
 
 
-async def test_a_restarted_agent_conductor_goes_on_learned(harness):
+async def test_a_restarted_agent_conductor_continues_from_its_state(harness):
     await harness.start("environment.lake", entry="walk_world:Walk", params={}, pool=1)
     settings = {"entry": "walk_world:Agent", "params": {}}
     child = harness.spawn("agent.walker", **settings)

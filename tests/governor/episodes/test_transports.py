@@ -119,7 +119,7 @@ async def test_until_stops_the_phase_as_soon_as_it_holds(harness, transport):
 
 
 @ALONE
-async def test_a_shutdown_leaves_what_is_being_played_to_whoever_takes_the_run_up(harness, transport):
+async def test_a_shutdown_leaves_running_episodes_to_the_next_process(harness, transport):
     command = await harness.stage(transport)
     controller = await harness.start("simulation", flow="SHUTDOWN")
     await controller.perform(harness.command(episodes=10**6, workers=2, **command))

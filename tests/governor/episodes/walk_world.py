@@ -234,7 +234,7 @@ class Tires(Walk):
 
 
 class Reflex:
-    """Acts by what it sees alone, so that an episode is the same whoever plays beside it."""
+    """Acts only on its observation, so that an episode does not depend on the others."""
 
     fault = ""
 

@@ -83,7 +83,7 @@ async def test_cart_pole_is_the_same_as_through_conductors(harness):
     assert our_state["weights"].any()
 
 
-async def test_arrays_are_nobody_elses(harness):
+async def test_arrays_share_no_memory(harness):
     """An environment that writes over its last observation, and over the action that it was given."""
     log = harness.folder / "learned"
     await harness.play(
@@ -125,7 +125,7 @@ async def test_what_cannot_be_built_ends_the_part(harness, more, reason):
     assert (end.end, end.failures, end.first_failure) == ("stopped", 1, reason)
 
 
-async def test_a_slow_environment_times_out_and_goes_on(harness):
+async def test_a_slow_environment_times_out_and_continues(harness):
     records, end = await harness.play(
         episodes=2, episode_timeout=0.1, **inside(fault="slow", flag=str(harness.folder / "flag"))
     )

@@ -78,7 +78,7 @@ async def test_the_next_process_plays_the_rest_of_the_phase(harness, fault):
     assert (event.end, event.failures) == ("max_episodes", 1)
 
 
-async def test_what_was_learned_before_a_hang_is_kept(harness, monkeypatch):
+async def test_learning_before_a_hang_is_saved(harness, monkeypatch):
     """The state of the second episode is too young to have been written when the third one hangs."""
     monkeypatch.setattr("governor.episodes.learned.SPARING", 10**6)
     controller = await harness.start("simulation")

@@ -43,7 +43,7 @@ async def test_short_episodes_share_a_report_and_a_batch_of_steps(harness, monke
     assert steps.num_rows == 10_000
 
 
-async def test_what_does_not_come_to_disk_is_failed_whoever_shared_the_write(harness):
+async def test_unwritten_episodes_are_failed_also_in_a_shared_write(harness):
     controller = await harness.start("simulation")
     with full_beyond(200_000):
         await controller.perform(harness.command(episodes=40, mode="eval", **inside(length=300)))

@@ -1,4 +1,4 @@
-"""Environments of several players: each one's values, its leaving, its faults; and who plays whom."""
+"""Environments of several players: the values of each, players that leave, faults, and the assignment of agents."""
 
 import asyncio
 import json
@@ -64,7 +64,7 @@ async def test_terminated_is_an_episode_in_which_all_are(harness, cut, outcome):
     assert (records[0].outcome, records[0].steps) == (outcome, 5)
 
 
-async def test_max_steps_truncates_whoever_is_left(harness):
+async def test_max_steps_truncates_the_players_that_are_left(harness):
     log = harness.folder / "told"
     records, _ = await harness.play(
         episodes=1,
@@ -85,13 +85,13 @@ async def test_max_steps_truncates_whoever_is_left(harness):
         (("first", "second"), {"red": "second", "blue": "first"}, {"first": 5, "second": 3}),
     ],
 )
-async def test_who_plays_whom(harness, agents, players, learned):
+async def test_the_assignment_of_agents_to_players(harness, agents, players, learned):
     records, _ = await harness.play(episodes=1, **parallel(agents=agents, players=players))
     assert records[0].values == {"red": 3.0, "blue": 10.0}
     assert {name: state(harness, name)["learned"] for name in agents} == learned
 
 
-async def test_an_agent_that_asks_is_told_whom_it_plays(harness):
+async def test_an_agent_with_the_parameter_gets_its_player(harness):
     log = harness.folder / "told"
     command = parallel(agents=["one"], agent="Told", players={}, params={"one": {"log": str(log)}})
     records, _ = await harness.play(episodes=1, **command)
@@ -104,7 +104,7 @@ async def test_a_player_that_has_left_does_not_come_back(harness):
     assert (records[0].outcome, records[0].values) == ("terminated", {"red": 3.0, "blue": 10.0})
 
 
-async def test_arrays_are_nobody_elses(harness):
+async def test_arrays_share_no_memory(harness):
     log = harness.folder / "red"
     await harness.play(episodes=1, **parallel(env="Overwrites", params={"romeo": {"log": str(log)}}))
     told = learned(log)
@@ -254,7 +254,7 @@ async def test_different_spaces_are_for_different_agents(harness):
     assert outcomes(records) == ["terminated"]
 
 
-async def test_a_slow_environment_times_out_and_goes_on(harness, monkeypatch):
+async def test_a_slow_environment_times_out_and_continues(harness, monkeypatch):
     monkeypatch.setattr(in_process, "GRACE_SECONDS", 10)
     command = parallel(fault="slow", flag=str(harness.folder / "flag"))
     records, _ = await harness.play(episodes=2, episode_timeout=0.2, **command)
@@ -323,7 +323,7 @@ async def test_reset_and_restart_build_anew_and_go_on(harness, monkeypatch, flow
     assert (len(built) > 2, len(built) % 2) == (anew, 0)
 
 
-async def test_several_workers_share_the_agents_and_the_next_process_goes_on(harness):
+async def test_several_workers_share_the_agents_and_the_next_process_continues(harness):
     records, _ = await harness.play(episodes=20, workers=3, **parallel())
     assert sorted(record.index for record in records) == list(range(20))
     assert state(harness, "juliet") == {"learned": 100}

@@ -24,7 +24,7 @@ async def test_a_hang_is_found_where_it_is_and_not_where_others_wait(harness, ag
     assert record.reason == "longer than 1 s, and environment 'lake' hangs"
 
 
-async def test_a_slow_one_times_out_with_who_waited_for_it_and_the_others_go_on(harness):
+async def test_a_slow_one_times_out_with_those_that_waited_and_the_others_continue(harness):
     slow = vector(2, fault="slow", flag=str(harness.folder / "flag"))
     records, end = await harness.play(episodes=4, episode_timeout=0.1, **slow)
     assert [(r.outcome, r.reason) for r in records[:2]] == [("timed_out", "longer than 0.1 s")] * 2

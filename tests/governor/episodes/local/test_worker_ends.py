@@ -75,7 +75,7 @@ async def test_whatever_ends_a_worker_its_environment_is_closed_and_its_agent_ke
         ),
     ],
 )
-async def test_who_exits_instead_of_starting_is_named(harness, more, reason):
+async def test_an_exit_during_the_start_is_named(harness, more, reason):
     records, end = await harness.play(**inside(**more))
     assert records == []
     assert (end.end, end.failures, end.first_failure) == ("stopped", 1, reason)

@@ -250,7 +250,7 @@ def test_an_array_that_is_none_of_its_space_is_not_taken_for_one(tmp_path):
         made.end(outcome="terminated")
 
 
-def test_who_comes_back_after_the_end_adds_nothing(tmp_path):
+def test_a_call_after_the_end_adds_nothing(tmp_path):
     """A thread that hung: the watch has told of its episode's end."""
     made = recorder(tmp_path)
     made.begin(episode=0, seed=0)

@@ -85,20 +85,23 @@ class Bag(dict):
 @pytest.mark.parametrize(
     ("state", "said"),
     [
-        ({"at": Point(1, 2)}, r"state_dict\(\)\['at'\] is a Point, which would come back as a tuple"),
+        ({"at": Point(1, 2)}, r"state_dict\(\)\['at'\] is a Point, which would be restored as a tuple"),
         (
             {"q": [defaultdict(float)]},
             r"state_dict\(\)\['q'\]\[0\] is a defaultdict, .* plain dict, and make it a",
         ),
-        (Bag(a=1), r"state_dict\(\) is a Bag, which would come back as a dict"),
+        (Bag(a=1), r"state_dict\(\) is a Bag, which would be restored as a dict"),
         (["a"], r"state_dict\(\) is a list, not a dict"),
         (
             {"net": [np.str_("a")]},
             r"state_dict\(\)\['net'\]\[0\] is a str_, .* plain str, and make it a str_",
         ),
-        ({"raw": np.bytes_(b"a")}, r"state_dict\(\)\['raw'\] is a bytes_, which would come back as a bytes"),
-        ({"n": {np.str_("a"): 1}}, r"state_dict\(\)\['n'\] key is a str_, which would come back as a str"),
-        ({"n": {np.str_("a")}}, r"state_dict\(\)\['n'\] key is a str_, which would come back as a str"),
+        (
+            {"raw": np.bytes_(b"a")},
+            r"state_dict\(\)\['raw'\] is a bytes_, which would be restored as a bytes",
+        ),
+        ({"n": {np.str_("a"): 1}}, r"state_dict\(\)\['n'\] key is a str_, which would be restored as a str"),
+        ({"n": {np.str_("a")}}, r"state_dict\(\)\['n'\] key is a str_, which would be restored as a str"),
         ({"f": np.array([object()])}, r"state_dict\(\)\['f'\]: an array of object"),
     ],
 )
@@ -137,7 +140,7 @@ def of_itself():
         (of_itself(), r"^state_dict\(\)\['self'\] is state_dict\(\) itself: "),
         (
             {"flat": [1], "deep": nested(50_000)},
-            r"^state_dict\(\)\['deep'\] is nested 50,001 levels deep, which cannot be kept$",
+            r"^state_dict\(\)\['deep'\] is nested 50,001 levels deep, which cannot be saved$",
         ),
     ],
     ids=["cycle", "whole", "deep"],
@@ -166,7 +169,7 @@ def test_classes_of_containers_come_back():
 
 def test_what_cannot_be_read_back_is_told_by_the_trial(monkeypatch):
     monkeypatch.setitem(state_file._MADE, state_file.TUPLE, list)
-    with pytest.raises(TypeError, match="would come back as something else"):
+    with pytest.raises(TypeError, match="would be restored as something else"):
         state_file.dumps_verified({"a": (1, 2)})
     monkeypatch.delitem(state_file._MADE, state_file.TUPLE)
     with pytest.raises(TypeError, match="cannot be read back: it is no agent's state: msgpack extension 2"):

@@ -1,4 +1,4 @@
-"""The data plane of an agent: what makes no sense is answered, and the thread goes on."""
+"""The data plane of an agent: a senseless message is answered, and the thread continues."""
 
 import asyncio
 import os

@@ -35,7 +35,7 @@ def async_learner(learner, tmp_path):
     made.close()
 
 
-def test_the_learner_does_not_get_ahead_of_an_action_that_goes_on(async_learner, learner):
+def test_the_learner_does_not_get_ahead_of_a_running_action(async_learner, learner):
     def act():
         for _ in range(5):
             async_learner.learn(EpisodeTicket(b"session"), None)

@@ -1,4 +1,4 @@
-"""What hangs is found when its own time is up, and nobody else is blamed for it."""
+"""A hang is found when its own deadline has passed, and no other episode is blamed for it."""
 
 import asyncio
 import os
@@ -173,7 +173,7 @@ async def test_an_agent_that_hangs_in_its_state_makes_its_conductor_give_up(harn
 
 
 @pytest.mark.parametrize("staleness", [0, 8])
-async def test_what_cannot_be_kept_in_time_is_the_parts_failure(harness, held, monkeypatch, staleness):
+async def test_a_save_that_times_out_is_the_parts_failure(harness, held, monkeypatch, staleness):
     """Its first state is that of an episode's end, the second one is asked for when the phase is over."""
     monkeypatch.setattr("governor.episodes.learned.SPARING", 10**6)
     monkeypatch.setattr("governor.episodes.remote.worker.SAVE_SECONDS", 0.2)
@@ -192,7 +192,7 @@ async def test_what_cannot_be_kept_in_time_is_the_parts_failure(harness, held, m
 
 
 @pytest.mark.parametrize("later", [{"incarnation": 2}, {"turn": 1}])
-async def test_who_comes_next_gets_another_environment_than_the_one_that_still_hangs(
+async def test_a_later_holder_gets_another_environment_than_the_one_that_still_hangs(
     held, pool, channel_to, later
 ):
     walk = held("HeldWalk")
@@ -212,7 +212,7 @@ async def test_who_comes_next_gets_another_environment_than_the_one_that_still_h
     await asyncio.gather(stepped, return_exceptions=True)
 
 
-async def test_who_comes_next_gets_the_same_environment_where_it_is_at_rest(pool, channel_to):
+async def test_a_later_holder_gets_the_same_environment_if_it_is_idle(pool, channel_to):
     lease = await pool.acquire(acquire())
     await ask(channel_to(lease.endpoint, lease.lease), wire.ResetFrame, 3)
     other = await pool.acquire(acquire(incarnation=2))

@@ -1,4 +1,4 @@
-"""A conductor that has given up is away, as one that died: who asks it waits for the next one, and the phase goes on."""
+"""A conductor that has given up is replaced: its clients wait for the next one, and the phase continues."""
 
 import asyncio
 from importlib import import_module

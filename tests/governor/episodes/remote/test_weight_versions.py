@@ -50,7 +50,7 @@ async def test_an_agent_may_count_for_itself(harness, inner):
 
 
 @pytest.mark.parametrize("inner", [False, True])
-async def test_it_goes_on_from_life_to_life_and_stands_still_in_eval(harness, inner):
+async def test_it_continues_across_restarts_and_stays_the_same_in_eval(harness, inner):
     more = inside() if inner else {}
     if not inner:
         await harness.pair()

@@ -125,7 +125,7 @@ async def test_a_plateau_ends_the_phase(harness, stage):
 
 @BOTH
 @pytest.mark.parametrize("known", [1, 3, 5, 6, 9])
-async def test_a_later_life_goes_on_where_the_record_ends(harness, stage, transport, known):
+async def test_a_later_process_continues_where_the_record_ends(harness, stage, transport, known):
     """Wherever the first life ended: in training, between, and in the midst of an evaluation."""
     command = await stage(transport)
     rules = {"episodes": 6, "evaluate": Evaluate(every=3, episodes=4, at_least=5.0, consecutive=2)}
@@ -299,7 +299,7 @@ async def test_a_later_life_takes_the_checkpoint_that_an_earlier_one_did_not_com
     ("agent", "reason"),
     [
         ("rules_world:Stateless", "no state_dict"),
-        ("walk_world:Unsaveable", "which cannot be kept"),
+        ("walk_world:Unsaveable", "which cannot be saved"),
     ],
 )
 async def test_a_checkpoint_that_cannot_be_taken_is_the_phases_failure_and_the_episodes_go_on(

@@ -42,9 +42,9 @@ class OwnPool:
 @pytest.mark.parametrize(
     ("handle", "message"),
     [
-        (ActorHandle("walk", "1", "g"), "leads nowhere: transport 'http', base_url None"),
-        (ActorHandle("walk", "1", "g", "inproc"), "leads nowhere: transport 'inproc'"),
-        (ActorHandle("walk", "1", "g", "pigeon", "http://host"), "leads nowhere: transport 'pigeon'"),
+        (ActorHandle("walk", "1", "g"), "has no environment: transport 'http', base_url None"),
+        (ActorHandle("walk", "1", "g", "inproc"), "has no environment: transport 'inproc'"),
+        (ActorHandle("walk", "1", "g", "pigeon", "http://host"), "has no environment: transport 'pigeon'"),
     ],
 )
 async def test_a_handle_that_leads_nowhere_says_why(handle, message):

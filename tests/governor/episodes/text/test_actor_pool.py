@@ -1,4 +1,4 @@
-"""Leases come back, what broke is replaced, and nobody waits for what cannot come."""
+"""Leases are released, broken environments are replaced, and a wait ends when no environment can come."""
 
 import asyncio
 import contextlib
@@ -71,7 +71,7 @@ async def test_tasks_are_taken_as_they_are_needed(make_pool):
     assert len(taken) == 2
 
 
-async def test_a_lease_that_comes_back_wakes_who_waits(make_pool):
+async def test_a_released_lease_wakes_a_waiting_acquire(make_pool):
     pool = make_pool(pool_size=1)
     await pool.start()
     first = await pool.acquire()
@@ -162,7 +162,7 @@ async def lost(pool):
     return True
 
 
-async def test_who_waits_is_told_when_the_last_refill_fails(world, make_pool):
+async def test_a_waiting_acquire_fails_when_the_last_start_fails(world, make_pool):
     pool = make_pool(pool_size=1)
     await pool.start()
     first = await pool.acquire()
@@ -192,7 +192,7 @@ async def test_a_wait_for_a_holder_that_never_gives_back_ends(make_pool):
         await soon(pool.acquire())
 
 
-async def test_aclose_closes_all_and_sends_home_who_waits(world, make_pool):
+async def test_aclose_closes_all_and_fails_a_waiting_acquire(world, make_pool):
     pool = make_pool(pool_size=1)
     await pool.start()
     handle = await pool.acquire()

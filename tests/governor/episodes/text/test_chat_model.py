@@ -175,7 +175,7 @@ async def test_a_try_has_its_own_time(server, trouble):
     await model.aclose()
 
 
-async def test_nobody_listens():
+async def test_an_address_without_a_listener():
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))
         model = ChatModel(
@@ -325,7 +325,7 @@ async def test_a_cancelled_request_gives_its_place_back():
         await model.aclose()
 
 
-async def test_who_waits_before_a_retry_holds_no_place():
+async def test_a_pause_before_a_retry_holds_no_slot():
     async with ChatServer() as server, asyncio.timeout(20):
         model = chat(server, concurrency=1)
         server.then((429, {"Retry-After": "30"}))

@@ -96,7 +96,7 @@ async def test_a_model_that_is_cut_off_truncates_its_episode(harness, world):
     assert steps_of(harness).truncated.tolist() == [True]
 
 
-async def test_nobody_at_the_address_is_an_outcome_too(harness, world):
+async def test_an_address_without_a_server_is_an_outcome_too(harness, world):
     made = talking("http://127.0.0.1:9/v1", entry=world.url, environment={"name": "walk"})
     records, _ = await harness.play(episodes=2, seconds=SECONDS, **made)
     assert {record.outcome for record in records} == {"failed"}
@@ -140,7 +140,7 @@ async def test_a_disk_that_fills_up_fails_the_episodes_that_do_not_fit(harness, 
     assert steps[steps.episode.isin(whole)].step_id.tolist() == [1, 2, 3] * len(whole)
 
 
-async def test_an_episode_that_cannot_be_noted_is_failed_and_the_part_goes_on(harness, world):
+async def test_an_episode_that_cannot_be_recorded_is_failed_and_the_part_continues(harness, world):
     noted, arrived, go = noted_before(harness), asyncio.Event(), asyncio.Event()
 
     async def gate(body):

@@ -1,4 +1,4 @@
-"""Whose assignment it is: what a wait that ended badly took is given back, so that nobody waits for it for ever."""
+"""Assignments of episodes: what a failed wait has taken is returned, so that no other wait lasts for ever."""
 
 import asyncio
 import contextlib
@@ -14,7 +14,7 @@ from governor.messages.link import RecordingLink
 
 
 @pytest.fixture
-async def make_turns(harness):
+async def make_phase_pool(harness):
     """The phase_pool of a phase of three episodes, over a pool of two actors that soon loses patience."""
     async with contextlib.AsyncExitStack() as stack:
 
@@ -36,8 +36,8 @@ async def make_turns(harness):
         yield make
 
 
-async def test_an_episode_for_which_no_place_came_is_the_next_ones(make_turns):
-    phase_pool, actors = await make_turns("a", "b", "c")
+async def test_an_episode_for_which_no_place_came_is_the_next_ones(make_phase_pool):
+    phase_pool, actors = await make_phase_pool("a", "b", "c")
     held = [await actors.acquire(), await actors.acquire()]
     with pytest.raises(PoolBusy):
         await phase_pool.acquire()
@@ -46,8 +46,8 @@ async def test_an_episode_for_which_no_place_came_is_the_next_ones(make_turns):
     assert [(await phase_pool.acquire()).episode for _ in range(2)] == [0, 1]
 
 
-async def test_an_id_for_which_no_place_came_is_free_for_who_waits_for_it(make_turns):
-    phase_pool, actors = await make_turns("only")
+async def test_an_id_without_an_environment_is_free_for_the_next_wait(make_phase_pool):
+    phase_pool, actors = await make_phase_pool("only")
     held = [await actors.acquire(), await actors.acquire()]
     both = [asyncio.create_task(phase_pool.acquire()) for _ in range(2)]
     async with asyncio.timeout(20):
@@ -58,8 +58,8 @@ async def test_an_id_for_which_no_place_came_is_free_for_who_waits_for_it(make_t
     assert all(isinstance(end, PoolBusy | ActorHandle) for end in ended)
 
 
-async def test_a_cancelled_wait_for_an_id_takes_nothing(make_turns):
-    phase_pool, _ = await make_turns("only")
+async def test_a_cancelled_wait_for_an_id_takes_nothing(make_phase_pool):
+    phase_pool, _ = await make_phase_pool("only")
     first = await phase_pool.acquire()
     waiting = asyncio.create_task(phase_pool.acquire())
     await asyncio.sleep(0)
