@@ -185,10 +185,10 @@ class _Index:
         return counted
 
     def _slice(self, piece: np.void) -> pa.RecordBatch:
-        place = int(piece["source"]), int(piece["offset"])
-        if place != self._at:
-            self._batch = self._batches[place[0]](place[1])
-            self._at = place
+        location = int(piece["source"]), int(piece["offset"])
+        if location != self._at:
+            self._batch = self._batches[location[0]](location[1])
+            self._at = location
         return self._batch.slice(int(piece["row"]), int(piece["rows"]))
 
     def _table(self, slices: Sequence[pa.RecordBatch], pieces: NDArray[np.void]) -> pa.Table:

@@ -138,49 +138,50 @@ class _Versioned(msgspec.Struct):
     weight_version: int = 0
 
 
-def _flatten(value: Any, place: str) -> Any:
+def _flatten(value: Any, location: str) -> Any:
     if value is None or isinstance(value, bool) or type(value) in _TEXTS:
         return value
     if isinstance(value, _TEXTS):
-        raise _derived(value, place, _TEXTS)
+        raise _derived(value, location, _TEXTS)
     if isinstance(value, int):
         return _integer(int(value))
     if isinstance(value, float):
         return float(value)
     if isinstance(value, _CONTAINERS):
-        return _flatten_container(value, place)
+        return _flatten_container(value, location)
     if isinstance(value, np.generic) and value.dtype.kind in "biuf":
-        return _flatten(value.item(), place)
+        return _flatten(value.item(), location)
     if hasattr(value, "__array__"):
-        return _packed(value, place)
-    raise TypeError(f"{place} is a {type(value).__name__}, which cannot be saved")
+        return _packed(value, location)
+    raise TypeError(f"{location} is a {type(value).__name__}, which cannot be saved")
 
 
-def _flatten_container(value: Any, place: str) -> Any:
+def _flatten_container(value: Any, location: str) -> Any:
     made = type(value)
     if made is dict and all(type(key) is str for key in value):
-        return {key: _flatten(item, f"{place}[{key!r}]") for key, item in value.items()}
+        return {key: _flatten(item, f"{location}[{key!r}]") for key, item in value.items()}
     if made in _DICTS:
         pairs = [
-            [_flatten_key(key, place), _flatten(item, f"{place}[{key!r}]")] for key, item in value.items()
+            [_flatten_key(key, location), _flatten(item, f"{location}[{key!r}]")]
+            for key, item in value.items()
         ]
-        return _extension(_DICTS[made], pairs, place)
+        return _extension(_DICTS[made], pairs, location)
     if made in _SETS:
         # Sorted, because a set has no order, but its bytes have
-        items = sorted(_encode(_flatten_key(item, place)) for item in value)
-        return _extension(_SETS[made], [msgspec.Raw(item) for item in items], place)
-    items = [_flatten(item, f"{place}[{i}]") for i, item in enumerate(value)]
+        items = sorted(_encode(_flatten_key(item, location)) for item in value)
+        return _extension(_SETS[made], [msgspec.Raw(item) for item in items], location)
+    items = [_flatten(item, f"{location}[{i}]") for i, item in enumerate(value)]
     if made is list:
         return items
     if made is tuple or (made.__module__, made.__name__) == ("torch", "Size"):
-        return _extension(TUPLE, items, place)
-    raise _derived(value, place, _CONTAINERS)
+        return _extension(TUPLE, items, location)
+    raise _derived(value, location, _CONTAINERS)
 
 
-def _derived(value: Any, place: str, bases: tuple[type, ...]) -> TypeError:
+def _derived(value: Any, location: str, bases: tuple[type, ...]) -> TypeError:
     made, base = type(value).__name__, next(each for each in bases if isinstance(value, each)).__name__
     return TypeError(
-        f"{place} is a {made}, which would be restored as a {base}: keep a plain {base}, and make it a "
+        f"{location} is a {made}, which would be restored as a {base}: keep a plain {base}, and make it a "
         f"{made} again in load_state_dict"
     )
 
@@ -198,14 +199,16 @@ def _too_deep_or_circular(state: dict[str, Any]) -> str:
             continue
         key, value = found
         if (level := level_of.get(id(value))) is not None:
-            around = _place(path[: level + 1])
-            return f"{_place(path)}[{key!r}] is {around} itself: a state that contains itself cannot be saved"
+            around = _location(path[: level + 1])
+            return (
+                f"{_location(path)}[{key!r}] is {around} itself: a state that contains itself cannot be saved"
+            )
         if isinstance(value, _CONTAINERS) and id(value) not in walked:
             level_of[id(value)] = len(path)
             path.append(_Level(key, value))
             if len(path) > deepest:
                 deepest, below = len(path), path[:2]
-    return f"{_place(below)} is nested {deepest - 1:,} levels deep, which cannot be saved"
+    return f"{_location(below)} is nested {deepest - 1:,} levels deep, which cannot be saved"
 
 
 class _Level:
@@ -219,14 +222,14 @@ class _Level:
         )
 
 
-def _place(path: list[_Level]) -> str:
+def _location(path: list[_Level]) -> str:
     return WHOLE + "".join(f"[{level.key!r}]" for level in path[1:])
 
 
-def _flatten_key(value: Any, place: str) -> Any:
+def _flatten_key(value: Any, location: str) -> Any:
     if tensors.is_tensor(value):
-        raise TypeError(f"{place} has a {type(value).__name__} as a key, which no other one equals")
-    return _flatten(value, f"{place} key")
+        raise TypeError(f"{location} has a {type(value).__name__} as a key, which no other one equals")
+    return _flatten(value, f"{location} key")
 
 
 def _integer(value: int) -> int | msgspec.msgpack.Ext:
@@ -236,19 +239,19 @@ def _integer(value: int) -> int | msgspec.msgpack.Ext:
     return msgspec.msgpack.Ext(BIG_INT, value.to_bytes(size, "little", signed=True))
 
 
-def _packed(value: Any, place: str) -> msgspec.msgpack.Ext:
+def _packed(value: Any, location: str) -> msgspec.msgpack.Ext:
     try:
         if tensors.is_tensor(value):
-            return _extension(TENSOR, tensors.pack(value), place)
+            return _extension(TENSOR, tensors.pack(value), location)
         return pack(np.asarray(value))
     except TypeError as error:
-        raise TypeError(f"{place}: {error}") from error
+        raise TypeError(f"{location}: {error}") from error
 
 
-def _extension(code: int, content: bytes | list[Any], place: str) -> msgspec.msgpack.Ext:
+def _extension(code: int, content: bytes | list[Any], location: str) -> msgspec.msgpack.Ext:
     data = content if isinstance(content, bytes) else _encode(content)
     if len(data) >= LONGEST:
-        raise TypeError(f"{place} takes {len(data):,} bytes; one array, tensor or mapping can have 4 GiB")
+        raise TypeError(f"{location} takes {len(data):,} bytes; one array, tensor or mapping can have 4 GiB")
     return msgspec.msgpack.Ext(code, data)
 
 

@@ -59,7 +59,7 @@ def test_no_file_is_no_state(tmp_path):
 @pytest.mark.parametrize("pairs", [[[1]], [[1, 2, 3]], [7], 7, [[[], 1]]])
 def test_pairs_that_are_none_are_refused(pairs):
     data = state_file._encode(
-        {"version": 1, "state": {"visits": state_file._extension(state_file.PAIRS, pairs, place="")}}
+        {"version": 1, "state": {"visits": state_file._extension(state_file.PAIRS, pairs, location="")}}
     )
     with pytest.raises(ConductorError, match="no agent's state"):
         state_file.loads(data)
@@ -146,7 +146,7 @@ def of_itself():
     ids=["cycle", "whole", "deep"],
 )
 @pytest.mark.parametrize("dumps", [state_file.dumps, state_file.dumps_verified])
-def test_a_state_without_an_end_is_named_with_its_place(state, said, dumps):
+def test_a_state_without_an_end_is_named_with_its_location(state, said, dumps):
     with pytest.raises(TypeError, match=said):
         dumps(state)
 

@@ -114,10 +114,10 @@ async def test_an_answer_that_was_cut_off_is_recorded_and_never_stepped(stage, m
 async def test_what_an_environment_did_wrong_names_the_outcome(stage, fault, outcome, broken):
     made = iter([Walk(fault=fault), Walk()])
 
-    async def site():
+    async def make_endpoint():
         return EnvironmentEndpoint("inproc", None, next(made))
 
-    pool = ActorPool([("lake", "1", "g"), ("lake", "2", "g")], site, pool_size=1)
+    pool = ActorPool([("lake", "1", "g"), ("lake", "2", "g")], make_endpoint, pool_size=1)
     _, episodes = await stage.play(pool=pool, chat_model=Parrot())
     assert episodes["lake_1"].outcome == outcome
     assert [one.reason for one in pool.quarantined] == broken
@@ -132,10 +132,10 @@ async def test_an_environment_left_in_a_call_is_not_played_in_again(stage):
 
     made = iter([Stuck(), Walk()])
 
-    async def site():
+    async def make_endpoint():
         return EnvironmentEndpoint("inproc", None, next(made))
 
-    pool = ActorPool([("lake", "1", "g"), ("lake", "2", "g")], site, pool_size=1)
+    pool = ActorPool([("lake", "1", "g"), ("lake", "2", "g")], make_endpoint, pool_size=1)
     _, episodes = await stage.play(pool=pool, chat_model=Parrot(), episode_timeout=0.5)
     assert [episodes[key].outcome for key in ("lake_1", "lake_2")] == ["timed_out", "terminated"]
     assert [one.reason for one in pool.quarantined] == ["it was left in the middle of a call"]
@@ -143,10 +143,10 @@ async def test_an_environment_left_in_a_call_is_not_played_in_again(stage):
 
 
 async def test_a_handle_without_an_environment_fails_alone(stage):
-    async def site():
+    async def make_endpoint():
         return EnvironmentEndpoint("http", None)
 
-    pool = ActorPool([("lake", "1", "g")], site)
+    pool = ActorPool([("lake", "1", "g")], make_endpoint)
     _, episodes = await stage.play(pool=pool)
     assert (episodes["lake_1"].outcome, episodes["lake_1"].steps) == ("failed", 0)
     assert episodes["lake_1"].reason.startswith("environment: ")
@@ -157,10 +157,10 @@ async def test_a_reward_that_is_no_number_fails_the_episode(stage):
         async def step(self, action, *, key, timeout):  # noqa: ASYNC109 - the protocol's
             return TextStep(math.nan, False, False, {})
 
-    async def site():
+    async def make_endpoint():
         return EnvironmentEndpoint("inproc", None, Odd())
 
-    _, episodes = await stage.play(pool=ActorPool([("lake", "1", "g")], site), chat_model=Parrot())
+    _, episodes = await stage.play(pool=ActorPool([("lake", "1", "g")], make_endpoint), chat_model=Parrot())
     assert (episodes["lake_1"].outcome, episodes["lake_1"].reason) == (
         "failed",
         "environment: the reward is nan",

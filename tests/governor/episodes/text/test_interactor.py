@@ -217,14 +217,14 @@ async def test_a_run_cancelled_while_the_pool_starts_has_no_episodes(stage):
 async def test_when_no_environment_can_come_the_run_says_so_and_keeps_what_was_played(stage):
     made = 0
 
-    async def site():
+    async def make_endpoint():
         nonlocal made
         made += 1
         if made > 1:
             raise OSError("no room")
         return EnvironmentEndpoint("inproc", None, Walk(fault=EnvironmentHung("no answer")))
 
-    pool = ActorPool([("lake", str(n), "g") for n in range(3)], site, pool_size=1, start_backoff=0.0)
+    pool = ActorPool([("lake", str(n), "g") for n in range(3)], make_endpoint, pool_size=1, start_backoff=0.0)
     interactor = stage.interactor(pool=pool, chat_model=Parrot())
     with pytest.raises(NoEnvironments, match="no room"):
         await asyncio.wait_for(interactor.run_all_environments(), SECONDS)
@@ -234,7 +234,7 @@ async def test_when_no_environment_can_come_the_run_says_so_and_keeps_what_was_p
 async def test_workers_without_a_place_wait_for_those_at_play(stage):
     made, waits = 0, 0
 
-    async def site():
+    async def make_endpoint():
         nonlocal made
         made += 1
         if made == 2:
@@ -256,7 +256,7 @@ async def test_workers_without_a_place_wait_for_those_at_play(stage):
 
     go, stage.world.gate = asyncio.Event(), gate
     tasks = [("walk", "1", "g"), ("walk", "2", "g")]
-    pool = Counting(tasks, site, pool_size=2, start_attempts=1, acquire_timeout=0.05)
+    pool = Counting(tasks, make_endpoint, pool_size=2, start_attempts=1, acquire_timeout=0.05)
     result, _ = await stage.play(pool=pool)
     assert result == {"walk_1": 3.0, "walk_2": 3.0}
     assert waits >= 1
@@ -297,7 +297,7 @@ async def test_one_run_at_a_time_and_the_next_one_counts_anew(stage):
 
 
 async def test_after_aclose_neither_an_environment_nor_the_model_is_asked(stage):
-    async def site():
+    async def make_endpoint():
         return EnvironmentEndpoint("inproc", None, Walk())
 
     interactor = stage.interactor("walk_1")
@@ -307,7 +307,7 @@ async def test_after_aclose_neither_an_environment_nor_the_model_is_asked(stage)
     asked = len(stage.world.asked)
     for pool, whose in (
         (stage.pool("walk_2"), "environment: "),
-        (ActorPool([("lake", "1")], site), "model: "),
+        (ActorPool([("lake", "1")], make_endpoint), "model: "),
     ):
         interactor.pool = pool
         await interactor.run_all_environments()
@@ -318,7 +318,7 @@ async def test_after_aclose_neither_an_environment_nor_the_model_is_asked(stage)
 
 
 async def test_memory_is_flat_over_many_episodes():
-    async def site():
+    async def make_endpoint():
         return EnvironmentEndpoint("inproc", None, Walk())
 
     class Nothing(Notes):
@@ -338,7 +338,7 @@ async def test_memory_is_flat_over_many_episodes():
                 interactor.episodes.clear()  # records are the result: what else grows is a leak
             yield "lake", str(number), "g"
 
-    pool = ActorPool(tasks(), site, pool_size=8)
+    pool = ActorPool(tasks(), make_endpoint, pool_size=8)
     interactor = Interactor(pool, StaticBaseURLProvider("http://x"), "k", "m", Nothing(), chat_model=Parrot())
     tracemalloc.start()
     try:
