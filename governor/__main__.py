@@ -2,7 +2,7 @@
 
 Rules:
 1. For `serve` and `run` the guard stands first, before any thread and any heavy import: from there on this code runs
-   in the daemon, below guard and deputy. All other verbs are plain clients.
+   in the daemon, below both guards. All other verbs are plain clients.
 2. Children import this module again (multiprocessing looks at the parent's main module): nothing happens at import.
 """
 
@@ -36,9 +36,9 @@ def main() -> None:
     """Runs the command line of this process and exits with its exit code."""
     verb = verb_of(sys.argv[1:])
     if verb in GUARDED:
-        from governor.processes.guard import stand_guard  # noqa: PLC0415  # the guard must hold nothing that it does not need
+        from governor.processes.guard import start_guard  # noqa: PLC0415  # the guard must hold nothing that it does not need
 
-        stand_guard(makes_folder=verb == "run")
+        start_guard(makes_folder=verb == "run")
     from governor.cli import cli  # noqa: PLC0415  # after the fork, as above
 
     cli.main(prog_name="governor")

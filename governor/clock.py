@@ -1,7 +1,7 @@
-"""The wall clock of everything on record. Waits and deadlines are measured in monotonic seconds and know nothing of it.
+"""The wall clock of everything on record. Waits and deadlines are measured in monotonic seconds instead.
 
-Where ``RUN_GOVERNOR_CLOCK`` names a file when the process starts, the number in it, seconds, is added: so the fault campaign
-steps the clock of one daemon, and never the machine's.
+Where ``RUN_GOVERNOR_CLOCK`` names a file when the process starts, the number of seconds in it is added: so the fault campaign
+changes the clock of one daemon, not the machine's.
 """
 
 from __future__ import annotations

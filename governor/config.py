@@ -2,7 +2,7 @@
 
 Rules:
 1. All faults in one ConfigError; unknown keys are faults.
-2. Folders: systemd's variables, then the XDG folders, then the defaults of both. `load` creates nothing.
+2. Folders: systemd's variables, then the XDG folders, then their defaults. `load` creates nothing.
 3. Sockets are paths of at most 107 bytes (sockaddr_un): a longer folder is refused here, not at the first bind.
 """
 
@@ -31,9 +31,8 @@ _SOCKET_BYTES: Final = 107
 _LONGEST_SOCKET: Final = 40
 """Bytes that a socket's name may take below the runtime folder: ``/<uid>/<conductor>.sock``."""
 
-
 RELOADABLE: Final = frozenset({"queue_limit", "stop_grace", "disk_reserve", "keep_runs", "keep_days"})
-"""Keys whose values a daemon that runs can take over."""
+"""Keys whose values a running daemon can change."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,8 +46,8 @@ class RayConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
-    """What the daemon is told at its start. `slots`: runs in work at once; `stop_grace` in seconds; `disk_reserve` in
-    bytes. Ended runs beyond both `keep_runs` and `keep_days` are pruned; None keeps all.
+    """Settings of the daemon. `slots`: runs in work at once; `stop_grace` in seconds; `disk_reserve` in bytes. Ended runs
+    beyond both `keep_runs` and `keep_days` are pruned; None keeps all.
     """
 
     state_dir: Path
@@ -66,17 +65,17 @@ class Config:
 
     @property
     def client_endpoint(self) -> str:
-        """Where executors connect."""
+        """The endpoint for executors."""
         return f"ipc://{self.runtime_dir / CLIENT_SOCKET}"
 
     @property
     def private_endpoint(self) -> str:
-        """Where conductors and the daemon's own client connect: the only way to the services of runs."""
+        """The endpoint for the clients of conductors and of the daemon: the only way to the services of runs."""
         return f"ipc://{self.runtime_dir / PRIVATE_SOCKET}"
 
     @property
     def worker_endpoint(self) -> str:
-        """Where conductors and the governor's own services connect."""
+        """The endpoint for the services of conductors and of the governor."""
         return f"ipc://{self.runtime_dir / WORKER_SOCKET}"
 
 
@@ -99,7 +98,7 @@ def default_runtime_dir(state_dir: Path, environ: Mapping[str, str] = os.environ
 
 
 def runtime_dirs(environ: Mapping[str, str] = os.environ) -> list[Path]:
-    """Where a client looks for a daemon's socket, in this order."""
+    """The folders in which a client looks for a daemon's socket, in this order."""
     folders = [_first(environ.get("RUNTIME_DIRECTORY"))]
     if (given := _absolute(environ.get("XDG_RUNTIME_DIR"))) is not None:
         folders.append(given / NAME)
@@ -111,7 +110,7 @@ def find_broker(given: str | None, environ: Mapping[str, str] = os.environ) -> s
     """The endpoint of the daemon's broker: `given`, $GOVERNOR_BROKER, or the first runtime folder that holds its socket.
 
     Raises:
-        Unreachable: there is no such socket; the message names the folders that were looked at.
+        Unreachable: there is no such socket; the message names the folders that were searched.
     """
     if endpoint := given or environ.get("GOVERNOR_BROKER"):
         return endpoint if "://" in endpoint else f"ipc://{endpoint}"
@@ -138,7 +137,7 @@ def load(
 ) -> Config:
     """The configuration of `file`, with `options` over it (same keys, ``ray.address`` for a key of a table).
 
-    Options that are None do not count.
+    Options that are None are ignored.
 
     Raises:
         ConfigError: with every fault.
@@ -169,7 +168,7 @@ def load(
 
 
 def changed(old: Config, new: Config) -> tuple[str, ...]:
-    """The keys whose values are not the same. Raises ConfigError where one of them takes a restart."""
+    """The keys whose values differ. Raises ConfigError where one of them requires a restart."""
     keys = [key.name for key in fields(old) if getattr(old, key.name) != getattr(new, key.name)]
     faults = [f"{key} takes a restart of the daemon" for key in keys if key not in RELOADABLE]
     if faults:
@@ -190,12 +189,12 @@ def _too_long(runtime_dir: Path) -> list[str]:
 
 
 def _first(folders: str | None) -> Path | None:
-    """The first of the folders that systemd joins with colons: it is ours."""
+    """The first of the folders that systemd joins with colons."""
     return _absolute(folders.partition(":")[0]) if folders else None
 
 
 def _absolute(folder: str | None) -> Path | None:
-    """As the XDG specification says, a relative path does not count."""
+    """None for a relative path: the XDG specification ignores it."""
     return Path(folder) if folder and os.path.isabs(folder) else None  # noqa: PTH117  # no Path for what is none
 
 

@@ -1,7 +1,6 @@
-"""Every error of the governor on one page: one root, whose fault it is, ids as attributes.
+"""Every error of the governor: one root; each names the cause, with ids as attributes.
 
-Each carries the exit code that the command line ends with (README, "Exit codes"). Messages say what, where and
-what to do.
+Each has the exit code of the command line (README, "Exit codes"). A message tells what is wrong, where, and what to do.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ class ExitCode(IntEnum):
 
 
 def text_of(error: BaseException) -> str:
-    """What it says, on one line. User code's may raise when it is asked."""
+    """Its text on one line. The `__str__` of an error of user code may raise."""
     try:
         return " ".join(str(error).split())
     except Exception as broken:  # noqa: BLE001  # as above
@@ -107,7 +106,7 @@ class NotEnded(GovernorError):
 
 
 class AlreadyEnded(UsageError):
-    """The run has its outcome; nothing can change it."""
+    """The run has an outcome, which is final."""
 
     code = "already_ended"
 
@@ -117,32 +116,32 @@ class AlreadyEnded(UsageError):
 
 
 class TryAgain(GovernorError):
-    """Refused now: draining, stopping, full; the same call may be taken later."""
+    """Refused now: draining, stopping, full; the same call may succeed later."""
 
     exit_code = ExitCode.TRY_AGAIN
     code = "try_again"
 
 
 class GoingDown(TryAgain):
-    """The daemon stops, and takes no more: the next one will."""
+    """The daemon stops and accepts no more requests; its successor will."""
 
     code = "going_down"
 
 
 class NoRoom(TryAgain):
-    """The disk is full, or is mounted read-only: nothing can be put on record there."""
+    """The disk is full or mounted read-only: nothing can be recorded."""
 
     code = "no_room"
 
 
 class FilesRemoved(TryAgain):
-    """Files that the daemon works with were removed, or replaced, under it."""
+    """Files that the daemon uses were removed or replaced."""
 
     code = "files_removed"
 
 
 class AlreadyServed(TryAgain):
-    """Another daemon works on this state or runtime directory."""
+    """Another daemon uses this state or runtime directory."""
 
     code = "already_served"
 
@@ -168,7 +167,7 @@ class Unreachable(GovernorError):
 
 
 class NoAnswer(GovernorError):
-    """The broker took the request, and no reply came in time; it may have been carried out."""
+    """The broker accepted the request, and no reply came in time; it may have been carried out."""
 
     exit_code = ExitCode.DEADLINE
     code = "no_answer"
@@ -182,14 +181,14 @@ class NoAnswer(GovernorError):
 
 
 class NotPermitted(GovernorError):
-    """The operating system said no to a file or socket that is needed."""
+    """The operating system refused access to a file or socket."""
 
     exit_code = ExitCode.NOT_PERMITTED
     code = "not_permitted"
 
 
 class BadRequest(GovernorError):
-    """A request that does not decode: a client of another version, or no client of ours."""
+    """A request that does not decode: from a client of another version, or another kind of client."""
 
     exit_code = ExitCode.USAGE
     code = "bad_request"
@@ -206,7 +205,7 @@ class ConductorError(GovernorError):
 
 
 class ProcessError(GovernorError):
-    """A process could not be started, or would not die; `pid` when there is one."""
+    """A process could not be started, or survived SIGKILL; `pid` when there is one."""
 
     code = "process"
 
@@ -216,7 +215,7 @@ class ProcessError(GovernorError):
 
 
 class ForkserverDied(ProcessError):
-    """Nothing can be started until there is another one; `pid` is that of the dead one."""
+    """No child can be started until there is a new forkserver; `pid` is that of the dead one."""
 
 
 class JournalError(GovernorError):
@@ -227,14 +226,14 @@ class JournalError(GovernorError):
 
 
 class JournalDamaged(JournalError):
-    """The journal's file is not what was written: starting again does not help, a person has to decide."""
+    """The journal's file is damaged: a restart does not help, a person has to decide."""
 
     exit_code = ExitCode.INTERNAL
     code = "journal_damaged"
 
 
 class RecordDamaged(GovernorError):
-    """A value in the journal is not what was written, and it is one run's: all others go on."""
+    """A value of one run in the journal is damaged; other runs are not affected."""
 
     code = "record_damaged"
 
@@ -249,7 +248,7 @@ class RecordDamaged(GovernorError):
 
 
 def from_refusal(refused: Refused, *, source: str) -> GovernorError:
-    """The error that a daemon's refusal stands for, on the executor's side. `source` names what was asked."""
+    """The error that a daemon's refusal means for the executor. `source` names the run or run file."""
     if refused.code == RunFileError.code:
         return RunFileError(source, refused.faults)
     of_a_run: dict[str, type[NoSuchRun | NotEnded | AlreadyEnded]] = {

@@ -73,48 +73,48 @@ if TYPE_CHECKING:
 
     from governor.run_file.model import Run
 
-SILENCE_SECONDS: Final = 15.0
-"""Without a sign of life (the daemon gives one every 5 s) a watch is taken up anew."""
-PATIENCE_SECONDS: Final = 30.0
-BACK_OFF_SECONDS: Final = 0.2
+IDLE_SECONDS: Final = 15.0
+"""Without a message for so long (the daemon sends one every 5 s) a watch reconnects."""
+RECONNECT_SECONDS: Final = 30.0
+RETRY_SECONDS: Final = 0.2
 STALE_SECONDS: Final = 3.0
-"""A broker that is restarted is back by then, with its forkserver too."""
+"""A restarted broker is back by then, also when its forkserver must restart."""
 RESUME_SECONDS: Final = 120.0
-"""For a daemon to copy what tasks left in the folder of a run."""
+"""Limit for a resume: the daemon copies files of tasks from the folder of a run."""
 PRUNE_SECONDS: Final = 120.0
-"""For a daemon to measure the files of many runs."""
+"""Limit for a prune: the daemon measures the files of many runs."""
 
 R = TypeVar("R", bound=ExecutorReply)
 
 
 class Watching:
-    """The events of one run as they come: an async iterator, to be closed with `aclose` when it is left early.
+    """The events of one run as they come: an async iterator; close it with `aclose` when you leave it early.
 
-    `end` tells how they ended, once they have: the outcome of the run, or ``interrupted`` when its daemon stayed away.
+    `end` is set after the last event: the outcome of the run, or ``interrupted`` when its daemon did not come back.
     """
 
-    def __init__(self, said: AsyncGenerator[RunEvent | WatchEnd, None]) -> None:
-        self._said = said
+    def __init__(self, messages: AsyncGenerator[RunEvent | WatchEnd, None]) -> None:
+        self._messages = messages
         self.end: WatchEnd | None = None
 
     def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> RunEvent:
-        said = await anext(self._said)
-        if isinstance(said, WatchEnd):
-            self.end = said
+        message = await anext(self._messages)
+        if isinstance(message, WatchEnd):
+            self.end = message
             raise StopAsyncIteration
-        return said
+        return message
 
     async def aclose(self) -> None:
-        await self._said.aclose()
+        await self._messages.aclose()
 
 
 class Executor:
-    """An async context manager. `timeout` is the deadline of each call in seconds; for `patience` seconds it comes back to a
-    daemon that went away, or that nobody can reach. Without `awaits_restart` nobody is waited for when the daemon goes down
-    in order: a `watch` ends then, and a run that it does not take any more is refused.
+    """An async context manager. `timeout` is the deadline of each call in seconds; for `patience` seconds it tries again to
+    reach a daemon that is gone or unreachable. Without `awaits_restart` it does not wait when the daemon shuts down in
+    order: a `watch` ends then, and a run that is no longer accepted is refused.
     """
 
     def __init__(
@@ -122,7 +122,7 @@ class Executor:
         broker: str | None = None,
         *,
         timeout: float = 10.0,
-        patience: float = PATIENCE_SECONDS,
+        patience: float = RECONNECT_SECONDS,
         awaits_restart: bool = True,
     ) -> None:
         self.endpoint = find_broker(broker)
@@ -150,11 +150,11 @@ class Executor:
         *,
         folder: str | Path | None = None,
     ) -> str:
-        """Hands in a run and returns its uid; it is in the daemon's journal then.
+        """Submits a run and returns its uid, once it is in the daemon's journal.
 
-        `run`: a `Run`, plain data, or the path of a run file. The same `key` gives the same run. `folder` is where
-        its code is imported from: by default the run file's folder, else the current one.
-        Raises RunFileError with all faults, UsageError for a key of more than 256 characters, TryAgain when the daemon takes none now, Unreachable.
+        `run`: a `Run`, plain data, or the path of a run file. The same `key` gives the same run. `folder` is the import
+        folder of its code: by default the run file's folder, else the current one.
+        Raises RunFileError with all faults, UsageError for a key of more than 256 characters, TryAgain when the daemon accepts no run now, Unreachable.
         """
         raw, home, source = await asyncio.to_thread(_plain, run, folder)
         asked = Submit(run=raw, folder=home, key=key or secrets.token_hex(16))
@@ -171,45 +171,47 @@ class Executor:
         return answer.uid
 
     def watch(self, uid: str, after: int = 0, *, follow: bool = True) -> Watching:
-        """The events of a run with a number above `after`, until it has ended, or the daemon went down and stayed away.
+        """The events of a run with a number above `after`, until it has ended, or the daemon went down and did not come back.
 
-        Without `follow` those that are on record now. Iterating raises Unreachable for a daemon that went without a
-        word and stayed away, NoSuchRun.
+        Without `follow` those that are on record now. Iterating raises Unreachable for a daemon that disappeared without
+        an end of the watch and did not come back, NoSuchRun.
         """
-        return Watching(self._said(uid, after, follow=follow))
+        return Watching(self._messages(uid, after, follow=follow))
 
-    async def _said(self, uid: str, after: int, *, follow: bool) -> AsyncGenerator[RunEvent | WatchEnd, None]:
-        """The events, and after the last of them how they ended."""
+    async def _messages(
+        self, uid: str, after: int, *, follow: bool
+    ) -> AsyncGenerator[RunEvent | WatchEnd, None]:
+        """The events, then the end of the watch."""
         loop = asyncio.get_running_loop()
         end: WatchEnd | None = None
         until = loop.time() + self.patience
         while True:
             try:
-                async for said in self._hear(Watch(uid=uid, after=after, follow=follow)):
-                    if isinstance(said, WatchEnd):
-                        end = said
+                async for message in self._receive(Watch(uid=uid, after=after, follow=follow)):
+                    if isinstance(message, WatchEnd):
+                        end = message
                         break
                     until = loop.time() + self.patience
-                    if said is not None:
+                    if message is not None:
                         end = None
-                        # The uid in full: a later run may begin like what was asked for.
-                        uid, after = said.uid, said.seq
-                        yield said
+                        # The full uid: a later run may have the same beginning.
+                        uid, after = message.uid, message.seq
+                        yield message
             except TransportError as error:
                 hopeless = isinstance(error, RemoteError | TooLarge | transport.errors.RequestNotPermitted)
                 if hopeless or (end is None and loop.time() > until):
                     raise self._failure(error) from error
-            if end is not None and not (self._may_go_on(end) and loop.time() <= until):
+            if end is not None and not (self._may_continue(end) and loop.time() <= until):
                 yield end
                 return
-            await asyncio.sleep(BACK_OFF_SECONDS)
+            await asyncio.sleep(RETRY_SECONDS)
 
-    def _may_go_on(self, end: WatchEnd) -> bool:
+    def _may_continue(self, end: WatchEnd) -> bool:
         return end.outcome == "interrupted" and self._awaits_restart
 
-    async def _hear(self, asked: Watch) -> AsyncIterator[RunEvent | WatchEnd | None]:
-        """What comes; None is a sign of life."""
-        async for part in self._client.stream(SERVICE, encode(asked), idle_timeout=SILENCE_SECONDS):
+    async def _receive(self, asked: Watch) -> AsyncIterator[RunEvent | WatchEnd | None]:
+        """The messages as they come; None is a heartbeat."""
+        async for part in self._client.stream(SERVICE, encode(asked), idle_timeout=IDLE_SECONDS):
             for frame in part.body:
                 reply = self._decode(frame) if frame else None
                 if isinstance(reply, Refused):
@@ -222,7 +224,7 @@ class Executor:
         return await self._ask(GetStatus(uid=uid), StatusReport, source=uid or "")
 
     async def explain(self, uid: str) -> Explanation:
-        """What a run does and waits for, since when, and until when at most. Raises NoSuchRun."""
+        """The activities and waits of a run, since when, and until when at most. Raises NoSuchRun."""
         return await self._ask(Explain(uid=uid), Explanation, source=uid)
 
     async def list(self, limit: int = 100) -> RunList:
@@ -230,21 +232,21 @@ class Executor:
         return await self._ask(ListRuns(limit=limit), RunList)
 
     async def abort(self, uid: str, reason: str = "") -> None:
-        """Asks for the end of a run; the end itself is an event. Raises NoSuchRun, AlreadyEnded, TryAgain."""
+        """Requests the abort of a run; its end is an event. Raises NoSuchRun, AlreadyEnded, TryAgain."""
         await self._ask(Abort(uid=uid, reason=reason), Done, source=uid)
 
     async def prune(
         self, keep_runs: int | None = None, keep_days: float | None = None, *, dry_run: bool = False
     ) -> Pruned:
-        """Lets go of ended runs, but for the newest `keep_runs` and those that ended within `keep_days`; with neither, as
-        the daemon's configuration says. Raises UsageError when that says nothing.
+        """Removes ended runs, except the newest `keep_runs` and those that ended within the last `keep_days`; with neither,
+        by the daemon's configuration. Raises UsageError when that has no bounds either.
         """
         asked = Prune(keep_runs=keep_runs, keep_days=keep_days, dry_run=dry_run)
         return await self._ask(asked, Pruned, seconds=max(self.timeout, PRUNE_SECONDS))
 
     async def reload(self) -> Reloaded:
-        """The daemon reads its configuration anew, and has taken it over. Raises GovernorError (exit code 78) with all
-        faults: nothing is taken over then.
+        """The daemon reads its configuration again and applies it. Raises GovernorError (exit code 78) with all faults: then
+        nothing is changed.
         """
         return await self._ask(Reload(), Reloaded)
 
@@ -255,10 +257,10 @@ class Executor:
             try:
                 return await self._gather(Results(uid=uid), RunResult, source=uid)
             except TransportError as error:
-                await self._come_back(error, until)
+                await self._retry(error, until)
 
     async def _gather(self, request: ExecutorRequest, expected: type[R], *, source: str) -> R:
-        """An answer that comes in parts; the last one says that it is whole, or why there is none."""
+        """Receives an answer in parts; the last part is `Done`, or a refusal."""
         whole = bytearray()
         async for part in self._client.stream(SERVICE, encode(request), idle_timeout=self.timeout):
             if part.final:
@@ -268,7 +270,7 @@ class Executor:
         return self._expect(bytes(whole), expected, source=source)
 
     async def _refuse_stale_socket(self) -> None:
-        """A broker that is restarted is soon back; a socket that nobody binds again is stale."""
+        """A restarted broker binds its socket again soon; a socket that stays unbound is stale."""
         path = self.endpoint.removeprefix("ipc://")
         if path == self.endpoint:
             return
@@ -279,7 +281,7 @@ class Executor:
             except (ConnectionRefusedError, FileNotFoundError) as error:
                 if asyncio.get_running_loop().time() > until:
                     raise Unreachable(self.endpoint, error.strerror or str(error)) from error
-                await asyncio.sleep(BACK_OFF_SECONDS)
+                await asyncio.sleep(RETRY_SECONDS)
             except OSError as error:
                 raise Unreachable(self.endpoint, error.strerror or str(error)) from error
             else:
@@ -295,7 +297,7 @@ class Executor:
         except GoingDown as refused:
             if not self._awaits_restart:
                 raise
-            return await self._ask_the_next(request, expected, refused, source=source, until=until)
+            return await self._ask_successor(request, expected, refused, source=source, until=until)
 
     async def _ask_once(
         self,
@@ -312,14 +314,14 @@ class Executor:
                     SERVICE, encode(request), timeout=seconds or self.timeout, idempotent=True
                 )
             except TransportError as error:
-                await self._come_back(error, until)
+                await self._retry(error, until)
             else:
                 return self._expect(answer[0] if answer else b"", expected, source=source)
 
-    async def _ask_the_next(
+    async def _ask_successor(
         self, request: ExecutorRequest, expected: type[R], refused: GoingDown, *, source: str, until: float
     ) -> R:
-        """Of a daemon that has refused since it goes down, and then is silent or gone; that is what is told in the end."""
+        """Asks the next daemon, after one has refused because it goes down; raises that refusal if there is no answer."""
         while (left := until - asyncio.get_running_loop().time()) > 0:
             try:
                 answer = await self._client.request(SERVICE, encode(request), timeout=left, idempotent=True)
@@ -328,15 +330,15 @@ class Executor:
                 if not isinstance(failure := self._failure(error), Unreachable | NoAnswer):
                     raise failure from error
             except GoingDown:
-                await asyncio.sleep(BACK_OFF_SECONDS)
+                await asyncio.sleep(RETRY_SECONDS)
         raise refused
 
-    async def _come_back(self, error: TransportError, until: float) -> None:
-        """Returns when the request may be sent again; raises what `error` means otherwise."""
+    async def _retry(self, error: TransportError, until: float) -> None:
+        """Returns when the request may be sent again; otherwise raises the error for `error`."""
         failure = self._failure(error)
         if not isinstance(failure, Unreachable) or asyncio.get_running_loop().time() > until:
             raise failure from error
-        await asyncio.sleep(BACK_OFF_SECONDS)
+        await asyncio.sleep(RETRY_SECONDS)
 
     def _expect(self, frame: bytes, expected: type[R], *, source: str) -> R:
         reply = self._decode(frame)
@@ -347,7 +349,7 @@ class Executor:
         return reply
 
     def _failure(self, error: TransportError) -> GovernorError:  # noqa: PLR0911  # one for each kind
-        """What a failed request means to whoever called."""
+        """The error for a failed request."""
         match error:
             case BrokerUnreachable():
                 return Unreachable(self.endpoint, str(error))
@@ -376,7 +378,7 @@ class Executor:
 def _plain(
     run: Run | Mapping[str, Any] | str | Path, folder: str | Path | None
 ) -> tuple[dict[str, Any], str, str]:
-    """Run as plain data, import folder, and what errors call it."""
+    """The run as plain data, its import folder, and its name in errors."""
     from governor.run_file.load import Run, load, parse  # noqa: PLC0415  # pydantic is slow; other verbs do without
 
     here = str(Path(folder or ".").resolve())

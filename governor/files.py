@@ -1,8 +1,8 @@
-"""Files of runs: those that are there whole or not at all, those that only grow, and names for them.
+"""Files of runs: atomic writes, appends that succeed or change nothing, and names for files.
 
 Rules:
-1. What is written whole has another name until it is on disk, and its folder is synced before anything that it replaces
-   is removed: a loss of power leaves the old file or the new one.
+1. A file that is written whole has a temporary name until it is on disk, and its folder is synced before anything that it
+   replaces is removed: a loss of power leaves the old file or the new one.
 2. A write to a growing file that fails leaves no trace, so that the next one may succeed.
 """
 
@@ -19,17 +19,17 @@ SAFE: Final = " !#$&()+,;=@[]^{}~"
 
 
 def name_of(text: str) -> str:
-    """A phase may be called anything: what cannot stand in a file name is percent-encoded."""
+    """A file name for any text (a phase's name, for one): other characters are percent-encoded."""
     return quote(text, safe=SAFE)
 
 
 def temporary(path: Path) -> Path:
-    """The name under which a file is written before it is whole."""
+    """The name of a file while it is being written."""
     return path.with_name(f".{path.name}.part")
 
 
 def write_whole(path: Path, data: bytes, *, sync: bool = True) -> None:
-    """Makes its folder, too. Without `sync` it outlives this process, but not a loss of power. Raises OSError."""
+    """Makes its folder, too. Without `sync` the file survives this process, but not a loss of power. Raises OSError."""
     path.parent.mkdir(parents=True, exist_ok=True)
     part = temporary(path)
     try:
@@ -44,14 +44,14 @@ def write_whole(path: Path, data: bytes, *, sync: bool = True) -> None:
 
 
 def put_in_place(part: Path, path: Path) -> None:
-    """A file that is written gets its name, for good. Raises OSError."""
+    """Gives a complete file its final name, durably. Raises OSError."""
     sync_to_disk(part)
     part.replace(path)
     sync_to_disk(path.parent)
 
 
 def sync_to_disk(path: Path) -> None:
-    """A file, or the names in a folder. Raises OSError."""
+    """Syncs a file, or the names in a folder. Raises OSError."""
     fd = os.open(path, os.O_RDONLY)
     try:
         os.fsync(fd)
@@ -60,13 +60,13 @@ def sync_to_disk(path: Path) -> None:
 
 
 def append(file: int, data: bytes | bytearray | memoryview) -> None:
-    """All of it at the end of a file opened for that, in the kernel; or nothing of it, and OSError."""
+    """Appends all of `data` to a file opened for appending; or nothing of it, and raises OSError."""
     size = os.fstat(file).st_size
     with memoryview(data) as left:
         written = 0
         try:
             while written < len(left):
-                written += os.write(file, left[written:])  # a disk that fills up takes a part of it first
+                written += os.write(file, left[written:])  # a disk that becomes full accepts a part first
         except OSError:
             os.ftruncate(file, size)
             raise

@@ -1,8 +1,8 @@
 """Logging of every process of the governor: events with stable dotted names, not sentences.
 
-On a terminal lines are for people, elsewhere each line is one JSON object. Lines go to standard error: standard
-output belongs to the verbs of the command line. A line and its end are written together, since all processes of a house
-share the file.
+On a terminal lines are formatted for people, elsewhere each line is one JSON object. Lines go to standard error: standard
+output is for the results of the command line. A line and its newline are written together, since all processes of a
+daemon share the file.
 """
 
 from __future__ import annotations
@@ -19,13 +19,15 @@ if TYPE_CHECKING:
 
 LogFormat = Literal["console", "json"]
 _TRACEBACKS = structlog.processors.ExceptionRenderer(
-    structlog.tracebacks.ExceptionDictTransformer(show_locals=False)  # they hold users' data, and tokens
+    structlog.tracebacks.ExceptionDictTransformer(
+        show_locals=False
+    )  # they may contain users' data, and tokens
 )
 
 
-class PatientStream:
-    """Standard error, for loggers: a full disk, a reader that went away, or a stream that was closed costs lines, and
-    nothing else.
+class TolerantStream:
+    """Standard error, for loggers: with a full disk, a reader that is gone, or a closed stream, lines are lost and no error
+    is raised.
     """
 
     def __init__(self, stream: TextIO | None) -> None:
@@ -44,14 +46,14 @@ class PatientStream:
 
 
 def choose_format() -> LogFormat:
-    """`console` when a person looks at standard error, else `json`."""
+    """`console` when standard error is a terminal, else `json`."""
     return "console" if _on_terminal() else "json"
 
 
 def configure(*, log_format: LogFormat, level: str = "info", **bound: object) -> None:
-    """Sets up structlog for this process; `bound` stands on every line (run, conductor, ...).
+    """Sets up structlog for this process; `bound` is added to every line (run, conductor, ...).
 
-    Records of the standard library's logging (of other people's code) go the same way, warnings and above.
+    Records of the standard library's logging (from other libraries) are logged too, from warnings up.
     """
     structlog.contextvars.clear_contextvars()
     structlog.contextvars.bind_contextvars(**bound)
@@ -70,7 +72,7 @@ def configure(*, log_format: LogFormat, level: str = "info", **bound: object) ->
         if log_format == "console"
         else [_TRACEBACKS, structlog.processors.JSONRenderer()]
     )
-    stream = cast("TextIO", PatientStream(sys.stderr))
+    stream = cast("TextIO", TolerantStream(sys.stderr))
     structlog.configure(
         processors=[*shared, *renderer],
         wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),
@@ -85,11 +87,11 @@ def configure(*, log_format: LogFormat, level: str = "info", **bound: object) ->
 
 
 def default() -> None:
-    """For a process of somebody else's that has not set structlog up: lines from info up go to standard error."""
+    """For a process of a user that has not set structlog up: lines from info up go to standard error."""
     if not structlog.is_configured():
         structlog.configure(
             wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
-            logger_factory=structlog.WriteLoggerFactory(file=cast("TextIO", PatientStream(sys.stderr))),
+            logger_factory=structlog.WriteLoggerFactory(file=cast("TextIO", TolerantStream(sys.stderr))),
         )
 
 

@@ -152,7 +152,7 @@ class ConductorStates:
             return "of an earlier incarnation"
         if conductor.standing != "ready":
             return "a conductor that is not ready has a deadline of its own"
-        return self.kill(conductor.name, f"silent for {event.seconds:.0f} s (deadlines.silence)")
+        return self.kill(conductor.name, f"silent for {event.seconds:.0f} s (deadlines.liveness)")
 
     def stop(self, *, urgent: bool = False) -> tuple[Effect, ...]:
         """Stops all conductors; one that is not ready yet can't receive a message."""

@@ -19,7 +19,7 @@ import pytest
 import structlog
 from hypothesis import settings
 
-from governor.logs import PatientStream
+from governor.logs import TolerantStream
 
 RAY_HEADS = 2
 
@@ -28,7 +28,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 settings.register_profile("default", deadline=None, max_examples=100)
 settings.register_profile("long", deadline=None, max_examples=2000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
-structlog.configure(logger_factory=structlog.PrintLoggerFactory(file=PatientStream(sys.stderr)))
+structlog.configure(logger_factory=structlog.PrintLoggerFactory(file=TolerantStream(sys.stderr)))
 
 
 @pytest.fixture

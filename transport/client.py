@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from transport.frames import Frames
 
 BUFFERED_PARTS: Final = 50_000
-_SAID_BY_BROKER: Final = {
+_ERRORS_OF_BROKER: Final = {
     ReplyStatus.SERVICE_NOT_FOUND: ServiceNotFound,
     ReplyStatus.QUEUE_FULL: RequestQueueFull,
     ReplyStatus.TOO_LARGE: TooLarge,
@@ -357,5 +357,5 @@ def _error(call: _Call, envelope: ReplyEnvelope, body: list[bytes]) -> RequestEr
         return RemoteError(call.service, type_name=texts[0], remote_message=texts[1])
     if envelope.status == ReplyStatus.EXPIRED:
         return DeadlineExceeded(call.service, timeout=call.timeout, detail=texts[0])
-    known = _SAID_BY_BROKER.get(ReplyStatus(envelope.status), WorkerLost)
+    known = _ERRORS_OF_BROKER.get(ReplyStatus(envelope.status), WorkerLost)
     return known(call.service, texts[0])

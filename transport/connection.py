@@ -45,7 +45,7 @@ def keep_alive(socket: zmq.Socket[bytes]) -> None:
     socket.set(zmq.HANDSHAKE_IVL, _HANDSHAKE_LIMIT_MS)
 
 
-async def last_words(*, timeout: float) -> None:  # noqa: ASYNC109 - the caller's grace, in seconds
+async def flush_closed(*, timeout: float) -> None:  # noqa: ASYNC109 - the caller's grace, in seconds
     """Wait until what the closed connections of this process had to say has gone out.
 
     For a process that ends by `os._exit`, as its last call; returns after `timeout` seconds at the latest, also when
@@ -59,7 +59,7 @@ async def last_words(*, timeout: float) -> None:  # noqa: ASYNC109 - the caller'
         with suppress(RuntimeError):  # the loop is closed: nobody waits any more
             loop.call_soon_threadsafe(done.set)
 
-    threading.Thread(target=wait, name="transport.last_words", daemon=True).start()
+    threading.Thread(target=wait, name="transport.flush", daemon=True).start()
     with suppress(TimeoutError):
         async with asyncio.timeout(timeout):
             await done.wait()

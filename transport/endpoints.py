@@ -117,7 +117,7 @@ def prepare_ipc(endpoint: Endpoint) -> None:
         mode = path.lstat().st_mode
         if not stat.S_ISSOCK(mode):
             raise EndpointInUse(str(endpoint), "the path exists and is no socket")
-        if _somebody_listens(path):
+        if _is_listening(path):
             raise EndpointInUse(str(endpoint), "another process listens there")
         path.unlink()
     except FileNotFoundError:
@@ -126,7 +126,7 @@ def prepare_ipc(endpoint: Endpoint) -> None:
         raise CannotBind(str(endpoint), f"{error.strerror}: {error.filename or path}") from error
 
 
-def _somebody_listens(path: Path) -> bool:
+def _is_listening(path: Path) -> bool:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.setblocking(False)
         try:

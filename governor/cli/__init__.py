@@ -57,7 +57,7 @@ class Verbs(click.Group):
         try:
             return super().invoke(ctx)
         except GovernorError as error:
-            complain(str(error))
+            print_error(str(error))
             ctx.exit(error.exit_code)
         except BrokenPipeError:
             drop_output()
@@ -69,9 +69,9 @@ class Verbs(click.Group):
             raise
         except Exception as error:  # noqa: BLE001  # the last place where an error can be given its exit code
             if isinstance(error, OSError) and (full := _no_room(error)) is not None:
-                complain(str(full))
+                print_error(str(full))
                 ctx.exit(full.exit_code)
-            _unforeseen(error, debug=bool(ctx.params.get("debug")))
+            _print_internal_error(error, debug=bool(ctx.params.get("debug")))
             ctx.exit(ExitCode.INTERNAL)
 
 
@@ -82,7 +82,7 @@ def _no_room(error: OSError) -> GovernorError | None:
     return disk_reserve.no_room(Path(error.filename or "a file"), error)
 
 
-def complain(message: str) -> None:
+def print_error(message: str) -> None:
     """One error for a person, on standard error."""
     click.echo(f"governor: error: {message}", err=True)
 
@@ -94,9 +94,9 @@ def drop_output() -> None:
     os.close(nowhere)
 
 
-def _unforeseen(error: Exception, *, debug: bool) -> None:
+def _print_internal_error(error: Exception, *, debug: bool) -> None:
     said = " ".join(str(error).split())
-    complain(f"internal: {type(error).__name__}{': ' if said else ''}{said}")
+    print_error(f"internal: {type(error).__name__}{': ' if said else ''}{said}")
     if debug:
         traceback.print_exception(error)
     else:

@@ -75,7 +75,7 @@ def exit_code(end: WatchEnd | None) -> ExitCode:
     return ExitCode.DONE if end.outcome == "finished" else ExitCode.RUN_ENDED_BADLY
 
 
-def say_interrupted(uid: str) -> None:
+def print_interrupted(uid: str) -> None:
     """The daemon goes down; the run does not end with it."""
     click.echo(
         f"governor: the daemon is going down; run {uid} goes on when it is started again "
@@ -84,7 +84,7 @@ def say_interrupted(uid: str) -> None:
     )
 
 
-def say_detached(uid: str) -> None:
+def print_detached(uid: str) -> None:
     """Ctrl-C took this client away, nothing else."""
     click.echo(
         f"governor: detached; run {uid} goes on. `governor watch {uid}` comes back to it, "
@@ -97,11 +97,11 @@ def finish(ctx: click.Context, uid: str, end: WatchEnd | None) -> None:
     """Leaves with the exit code of the end of a run that was followed."""
     code = exit_code(end)
     if code == ExitCode.TRY_AGAIN:
-        say_interrupted(uid)
+        print_interrupted(uid)
     ctx.exit(code)
 
 
 def detach(ctx: click.Context, uid: str) -> None:
     """Leaves after Ctrl-C."""
-    say_detached(uid)
+    print_detached(uid)
     ctx.exit(ExitCode.INTERRUPTED)

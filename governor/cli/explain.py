@@ -26,10 +26,10 @@ def command(broker: str | None, *, uid: str, as_json: bool) -> None:
         return
     click.echo(clean(f"run {found.uid} ({found.name})"))
     for line in found.lines:
-        click.echo(f"  {_told(line, now=found.at)}")
+        click.echo(f"  {_text_of(line, now=found.at)}")
 
 
-def _told(line: ExplainedLine, *, now: float) -> str:
+def _text_of(line: ExplainedLine, *, now: float) -> str:
     since = "" if line.since is None else f" - for {durations.text(max(now - line.since, 0.0))}"
     until = "" if line.until is None else f", {durations.text(max(line.until - now, 0.0))} more at most"
     return f"{clean(line.what)}{since}{until}"

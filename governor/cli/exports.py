@@ -77,7 +77,7 @@ def export(found: RunResult, rows: Rows, *, form: Format, phase: str | None, out
     except BrokenPipeError:
         raise
     except OSError as error:
-        raise _kind(error)(_said(error)) from error
+        raise _kind(error)(_text_of(error)) from error
 
 
 # -- where rows come from -----------------------------------------------------------------------------------
@@ -245,5 +245,5 @@ def _kind(error: OSError) -> type[GovernorError]:
     return TryAgain if is_full(error) else UsageError
 
 
-def _said(error: OSError) -> str:
+def _text_of(error: OSError) -> str:
     return f"{error.filename}: {error.strerror}" if error.filename else str(error.strerror or error)

@@ -69,9 +69,9 @@ async def _without_daemon(
     from governor.daemon.state_lock import StateLock  # noqa: PLC0415  # as above
     from governor.journal import schema  # noqa: PLC0415  # not for --help
     from governor.journal.journal import Journal  # noqa: PLC0415  # as above
-    from governor.journal.retention import Pruner, RetentionPolicy, asked_for  # noqa: PLC0415  # as above
+    from governor.journal.retention import Pruner, RetentionPolicy, requested_policy  # noqa: PLC0415  # as above
 
-    keep = asked_for(keep_runs, keep_days, otherwise=RetentionPolicy())
+    keep = requested_policy(keep_runs, keep_days, otherwise=RetentionPolicy())
     path = state_dir / "governor.db"
     if not path.exists():
         raise UsageError(f"{state_dir} has no journal")

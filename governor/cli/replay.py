@@ -32,11 +32,11 @@ def command(ctx: click.Context, *, uid: str, as_json: bool) -> None:
             f"run {found.uid}: {found.events} events, {found.steps} steps of the machine, "
             f"{found.invocations} invocations of the daemon{far}"
         )
-        click.echo(_told(found))
+        click.echo(_verdict(found))
     ctx.exit(ExitCode.DONE if found.difference is None else ExitCode.RUN_ENDED_BADLY)
 
 
-def _told(found: Replayed) -> str:
+def _verdict(found: Replayed) -> str:
     if found.difference is None:
         return "the record agrees with the machine"
     odd = found.difference

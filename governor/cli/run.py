@@ -87,15 +87,15 @@ def command(
     process.warm_up(folder=folder)
     if file is not None:
         checked(file)
-    shown = _Patient(display.choose(as_json=as_json, quiet=quiet))
+    shown = _TolerantDisplay(display.choose(as_json=as_json, quiet=quiet))
 
     async def begin(executor: Executor) -> str:
-        return await (_go_on(executor, resume or "") if file is None else executor.submit(file))
+        return await (_resume(executor, resume or "") if file is None else executor.submit(file))
 
     ctx.exit(asyncio.run(_run(begin, config=config, notifier=notifier, shown=shown, as_json=as_json)))
 
 
-async def _go_on(executor: Executor, uid: str) -> str:
+async def _resume(executor: Executor, uid: str) -> str:
     """A run that was cut off goes on by itself; one that has ended is resumed by a new one."""
     [run] = (await executor.status(uid)).runs
     return await executor.resume(run.uid) if run.ended_at is not None else run.uid
@@ -106,7 +106,7 @@ async def _run(
     *,
     config: Config,
     notifier: SystemdNotifier,
-    shown: _Patient,
+    shown: _TolerantDisplay,
     as_json: bool,
 ) -> int:
     from governor import logs  # noqa: PLC0415  # heavy, and only after the check
@@ -129,7 +129,7 @@ async def _run(
     return ask.exit_code(end)
 
 
-async def _follow(executor: Executor, uid: str, shown: _Patient, daemon: Daemon) -> WatchEnd | None:
+async def _follow(executor: Executor, uid: str, shown: _TolerantDisplay, daemon: Daemon) -> WatchEnd | None:
     """To the run's end, or to the daemon's: a full disk, for one, leaves nothing to follow."""
     following = asyncio.create_task(ask.follow(executor, uid, display=shown), name="run.follow")
     crash = asyncio.create_task(daemon.crash(), name="run.crash")
@@ -159,7 +159,7 @@ async def _show_result(executor: Executor, uid: str, end: WatchEnd | None, *, as
         _drop_output()
 
 
-class _Patient:
+class _TolerantDisplay:
     """A display whose reader may go away (rule 3)."""
 
     def __init__(self, inner: display.Display) -> None:

@@ -45,7 +45,7 @@ from governor.messages import (
     encode,
 )
 from transport.client import Client
-from transport.connection import last_words
+from transport.connection import flush_closed
 from transport.worker import Worker
 
 if TYPE_CHECKING:
@@ -142,7 +142,7 @@ async def main(payload: bytes) -> int:
     try:
         return await _run(spec, closing)
     finally:
-        await last_words(timeout=FLUSH_SECONDS)
+        await flush_closed(timeout=FLUSH_SECONDS)
 
 
 async def _run(spec: ConductorSpec, closing: asyncio.Event) -> int:

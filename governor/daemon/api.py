@@ -51,7 +51,7 @@ from governor.messages import (
     decode_request,
     encode,
 )
-from governor.messages.chunking import parcels, slices
+from governor.messages.chunking import chunks, slices
 from governor.processes import kill_tree
 from governor.run_file.load import digest, parse
 from governor.runs import resume
@@ -245,7 +245,7 @@ class DaemonApi:
                 page = self._journal.events(uid, after=after)
                 if page:
                     after = page[-1].seq
-                    for frames in parcels(encode(event) for event in page):
+                    for frames in chunks(encode(event) for event in page):
                         await request.partial(*frames)
                     continue
                 row = self._queries.find(uid)

@@ -21,7 +21,7 @@ from governor.messages import SERVICE
 from governor.processes import process
 from governor.processes.backoff import RestartPolicy
 from governor.processes.kill_ladder import GracePeriods, terminate
-from governor.processes.silence import BEAT_SECONDS, SilenceTimer
+from governor.processes.silence import TICK_SECONDS, SilenceTimer
 from governor.runs.file_watch import Files
 from transport import endpoints
 from transport.access import Access
@@ -112,17 +112,17 @@ class BrokerProcess:
             how = await self._run_once()
             # A broker that answers each time is restarted without limit, however often its sockets are removed.
             counted = exits if how else removals
-            counted.died(how, lived=loop.time() - begun)
-            if exits.used_up and self._removed:
+            counted.exited(how, lived=loop.time() - begun)
+            if exits.exhausted and self._removed:
                 raise FilesRemoved(
                     f"sockets were removed while in use and can't be bound again ({self._removed}): the broker "
-                    f"{exits.story}; remove what lies in their place, then start the daemon again"
+                    f"{exits.summary}; remove what lies in their place, then start the daemon again"
                 )
-            if exits.used_up:
-                raise ProcessError(f"the broker {exits.story}")
+            if exits.exhausted:
+                raise ProcessError(f"the broker {exits.summary}")
             self.restarts += 1
-            log.info("broker.restarting", restart_in=counted.back_off)
-            await asyncio.sleep(counted.back_off)
+            log.info("broker.restarting", restart_in=counted.delay)
+            await asyncio.sleep(counted.delay)
 
     async def _run_once(self) -> str:
         """Starts the broker and waits; returns how it exited or why it did not start, empty if it was stopped because
@@ -137,7 +137,7 @@ class BrokerProcess:
         try:
             return await self._watch(child)
         except asyncio.CancelledError:
-            await terminate(child, rungs=IN_ORDER)
+            await terminate(child, grace=IN_ORDER)
             raise
 
     async def _watch(self, child: ChildProcess) -> str:
@@ -151,12 +151,12 @@ class BrokerProcess:
             match probe.result():
                 case float(seconds):
                     log.error("broker.silent", pid=child.pid, seconds=round(seconds, 1))
-                    await terminate(child, rungs=AT_ONCE)
+                    await terminate(child, grace=AT_ONCE)
                     return f"silent for {seconds:.0f} s"
                 case removed:
                     self._removed = ", ".join(map(str, removed))
                     log.error("broker.sockets_removed", pid=child.pid, sockets=self._removed)
-                    await terminate(child, rungs=IN_ORDER)
+                    await terminate(child, grace=IN_ORDER)
                     return ""
         finally:
             for task in (exited, probe):
@@ -182,8 +182,8 @@ class BrokerProcess:
                 asked = asyncio.create_task(_ping(client), name="broker.ping")
                 silence = SilenceTimer(loop.time())
                 try:
-                    while not (await asyncio.wait({asked}, timeout=BEAT_SECONDS))[0]:
-                        if silence.passed(loop.time()) >= silence_limit:
+                    while not (await asyncio.wait({asked}, timeout=TICK_SECONDS))[0]:
+                        if silence.tick(loop.time()) >= silence_limit:
                             self._removed = (
                                 ", ".join(map(str, self._missing_sockets())) or self._removed
                             )  # the reason for the silence
@@ -196,7 +196,7 @@ class BrokerProcess:
                 finally:
                     asked.cancel()
                     await asyncio.wait({asked})
-                await asyncio.sleep(BEAT_SECONDS)
+                await asyncio.sleep(TICK_SECONDS)
                 # Without its folder it can't come back; `FileWatch` handles that. A path that had been replaced before the
                 # first answer is not a socket.
                 if (

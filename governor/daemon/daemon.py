@@ -36,7 +36,7 @@ from governor.errors import (
 )
 from governor.journal import disk_reserve, schema
 from governor.journal.journal import Journal
-from governor.journal.retention import Pruner, RetentionPolicy, asked_for
+from governor.journal.retention import Pruner, RetentionPolicy, requested_policy
 from governor.messages import SERVICE, Reloaded
 from governor.processes import leftovers, process
 from governor.runs.file_watch import FileWatch
@@ -133,7 +133,7 @@ class Daemon:
             config = self.config
             stack.enter_context(self._folders or folders.acquired(config))
             folders.warn_if_shared(config.state_dir)
-            leftovers.tell_unmarked()
+            leftovers.warn_if_unmarked()
             extending = asyncio.create_task(self._notifier.keep_extending(), name="extend")
             stack.push_async_callback(_cancel, extending)
             journal = await self._open_journal(stack)
@@ -293,7 +293,7 @@ class Daemon:
 
     async def prune(self, asked: Prune) -> Pruned:
         """Raises UsageError when neither the request nor the configuration says what to keep."""
-        retention = asked_for(asked.keep_runs, asked.keep_days, otherwise=self._retention)
+        retention = requested_policy(asked.keep_runs, asked.keep_days, otherwise=self._retention)
         return await self._pruner.prune(retention, dry_run=asked.dry_run)
 
     def require_room(self) -> None:

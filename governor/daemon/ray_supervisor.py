@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from governor import logs
 from governor.errors import ProcessError
 from governor.processes.backoff import RestartPolicy
-from governor.processes.silence import BEAT_SECONDS
+from governor.processes.silence import TICK_SECONDS
 from governor.tasks.cluster.head import RayHead
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ class RayService:
         if self._config.address != "local":
             return f"cluster at {self._config.address}"
         if self._running is None:
-            return f"not started: its head {self._exits.story}" if self._exits.used_up else "not started"
+            return f"not started: its head {self._exits.summary}" if self._exits.exhausted else "not started"
         return f"local head at {self._running.settings['address']} (pid {self._running.head.pid})"
 
     async def settings(self) -> dict[str, Any]:
@@ -84,16 +84,16 @@ class RayService:
             if await running.head.answers():
                 return running.settings
             await asyncio.wait(
-                {running.watch}, timeout=BEAT_SECONDS
+                {running.watch}, timeout=TICK_SECONDS
             )  # it detects the loss too, and stops the head
 
     async def _start(self) -> _RunningHead:
         loop = asyncio.get_running_loop()
         since = loop.time() - self._last_exit
-        if self._exits.used_up and since < self._try_again:
+        if self._exits.exhausted and since < self._try_again:
             wait = self._try_again - since
-            raise ProcessError(f"Ray's head {self._exits.story}; the next one may be tried in {wait:.0f} s")
-        await asyncio.sleep(self._exits.back_off - since)
+            raise ProcessError(f"Ray's head {self._exits.summary}; the next one may be tried in {wait:.0f} s")
+        await asyncio.sleep(self._exits.delay - since)
         head = RayHead(
             state_folder=self._state_folder,
             runtime_folder=self._runtime_folder,
@@ -125,7 +125,7 @@ class RayService:
                 log.error("ray.not_stopped", reason=str(error))  # noqa: TRY400  # no fault of ours
 
     def _record_exit(self, how: str, *, lived: float) -> None:
-        self._exits.died(how, lived=lived)
+        self._exits.exited(how, lived=lived)
         self._last_exit = asyncio.get_running_loop().time()
 
     async def aclose(self) -> None:

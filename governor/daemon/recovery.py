@@ -67,11 +67,11 @@ class Recovery:
 
     def __init__(self, *, journal: Journal, state_dir: Path) -> None:
         self.heartbeat = DaemonHeartbeat(state_dir)
-        self.survivors: list[leftovers.LeftOver] = []
+        self.survivors: list[leftovers.Leftover] = []
         self.held: dict[str, str] = {}
         self.damaged: dict[str, str] = {}
         self._journal = journal
-        self._instance = leftovers.house_of(state_dir)
+        self._instance = leftovers.instance_of(state_dir)
 
     async def clean_up(self) -> None:
         """Records the interruptions, kills processes left alive, and removes Ray's folders."""
@@ -88,7 +88,7 @@ class Recovery:
                 identities += [identity] if identity is not None else []
                 marks += [mark] if mark is not None else []
         dead, self.survivors = await asyncio.to_thread(
-            leftovers.kill_left_over, self._instance, identities, marks
+            leftovers.kill_leftovers, self._instance, identities, marks
         )
         if dead:
             log.warning("process.left_over", killed=[str(process) for process in dead])

@@ -1,11 +1,11 @@
-"""The disk of the state directory: how much room it has, and a reserve for the end.
+"""The disk of the state directory: its free space, and a reserve for an orderly shutdown.
 
 Rules:
-1. Before any run is taken there is room for the reserve, and as much again to work in; else the start is refused.
-2. The reserve is given up when the disk is full: what is in flight, and that the runs are interrupted, is put on record
-   in its place, and the daemon goes down in order.
-3. Full is not only bytes: a disk without another file's inode, and a quota that is used up, are full as well. No figure of
-   the disk tells of a quota, so that a file is tried.
+1. A daemon starts only if there is room for the reserve and as much again to work in.
+2. The reserve is released when the disk is full: the room is used to record pending changes and the interruption of the
+   runs, and the daemon shuts down in order.
+3. A disk is also full without inodes, or when a quota is used up. No figure of the disk shows a quota, so a file is
+   written to find out.
 """
 
 from __future__ import annotations
@@ -29,28 +29,30 @@ if TYPE_CHECKING:
 NAME: Final = "governor.reserve"
 RESERVE_BYTES: Final = 4 << 20
 LEAST_FILES: Final = 128
-"""Files for which a disk has room when a daemon starts, or a run is taken."""
+"""The number of files for which a disk must have room when a daemon starts, or a run is accepted."""
 FULL_FILES: Final = 32
-"""With room for fewer a disk is full: what failed for want of a file has removed some of its own since."""
+"""With room for fewer files a disk counts as full: after a failure some files have been removed again."""
 TRIED_BYTES: Final = 4096
-"""Of a file that is tried where sockets are made."""
+"""Size of the test file in the folder of sockets."""
 READ_ONLY: Final = frozenset({errno.EROFS})
 FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
-_OF_SQLITE: Final = frozenset({sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_WRITE, sqlite3.SQLITE_IOERR_SHMSIZE})
-"""A write-ahead log that can't grow is the one, its index the other."""
+_FULL_OF_SQLITE: Final = frozenset(
+    {sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_WRITE, sqlite3.SQLITE_IOERR_SHMSIZE}
+)
+"""WRITE: the write-ahead log can't grow; SHMSIZE: its index can't."""
 
 log = logs.get_logger()
 
 
 def is_full(error: BaseException) -> bool:
-    """Whether it may be for want of room."""
+    """Whether a full disk may be the cause."""
     if isinstance(error, sqlite3.Error):
-        return getattr(error, "sqlite_errorcode", 0) in _OF_SQLITE
+        return getattr(error, "sqlite_errorcode", 0) in _FULL_OF_SQLITE
     return isinstance(error, OSError) and error.errno in FULL
 
 
 def no_room(path: Path, error: OSError) -> NoRoom | None:
-    """What an error says of the disk; None where that is not what is wrong."""
+    """The error for a full or read-only disk; None for other errors."""
     if error.errno not in FULL | READ_ONLY:
         return None
     return NoRoom(
@@ -60,7 +62,7 @@ def no_room(path: Path, error: OSError) -> NoRoom | None:
 
 
 def files_left(folder: Path) -> int | None:
-    """Files for which its disk has room; None where the file system sets no limit."""
+    """The number of files for which its disk has room; None where the file system has no limit."""
     disk = os.statvfs(folder)
     return disk.f_favail if disk.f_files else None
 
@@ -75,7 +77,7 @@ def _require_files(folder: Path, advice: str) -> None:
 
 
 def require(folder: Path, least: int) -> None:
-    """Raises NoRoom where the disk of the folder has less than `least` bytes, or hardly a file left."""
+    """Raises NoRoom where the disk of the folder has less than `least` bytes or `LEAST_FILES` files left."""
     _require_files(folder, "`governor prune`")
     free = shutil.disk_usage(folder).free
     if free < least:
@@ -86,8 +88,8 @@ def require(folder: Path, least: int) -> None:
 
 
 class Reserve:
-    """A file of some megabytes. `on_used` hears, once and in whatever thread that was, why it was given up. `sockets` is a
-    folder that must take files too. `allocate` gives an open file its room, or raises OSError.
+    """A file of some megabytes. `on_used` is called once, in any thread, with the reason when it is given up. `sockets` is
+    another folder that must have room. `allocate` reserves the room of an open file, or raises OSError.
     """
 
     def __init__(
@@ -108,7 +110,7 @@ class Reserve:
         self._was_used = False
 
     def take(self) -> None:
-        """Raises NoRoom, and leaves nothing then."""
+        """Creates the file. Raises NoRoom, and then leaves no file."""
         try:
             self._make(self.path, self.size)
         except OSError as error:
@@ -134,7 +136,7 @@ class Reserve:
             )
 
     def give_up(self, error: BaseException) -> bool:
-        """Whether there was one still."""
+        """Removes the file, and calls `on_used`; returns whether there was one."""
         with self._lock:
             if not self.release():
                 return False
@@ -149,14 +151,14 @@ class Reserve:
         return True
 
     def is_needed(self) -> bool:
-        """Whether the disk is full by now, so that it is given up, or was: what fails then may fail for that."""
+        """Whether the disk is full, or was: then the reserve is given up, and other failures may have that cause."""
         if not self._was_used and (error := self._refusal()) is not None:
             self.give_up(error)
         return self._was_used
 
     def _refusal(self) -> OSError | None:
-        """Why a file of the size of the reserve, or a socket, can't be had now; None where it can, and where that can't be told:
-        a folder that is gone is not full.
+        """The error with which a file of the size of the reserve, or a socket, can't be created now; None where it can, or where
+        that is unknown: a folder that is gone is not full.
         """
         tried = [(self.path.parent, self.size), *([(self._sockets, TRIED_BYTES)] if self._sockets else [])]
         for folder, size in tried:
@@ -167,7 +169,7 @@ class Reserve:
             if free < size or (files is not None and files < FULL_FILES):
                 return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder))
             if free < 2 * size:
-                continue  # so little that trying would take it from who needs it
+                continue  # a test file would take the room that others need
             probe = folder / f".{NAME}.tried"
             try:
                 self._make(probe, size)
@@ -187,7 +189,7 @@ class Reserve:
             os.close(fd)
 
     def release(self) -> bool:
-        """Gives the room back. Whether there was any."""
+        """Removes the file; returns whether there was one."""
         try:
             self.path.unlink()
         except OSError:

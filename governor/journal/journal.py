@@ -1,15 +1,15 @@
-"""The journal: what has happened, durable before anybody is told of it. SQLite in WAL, one writer.
+"""The journal: changes are durable before they are acknowledged. SQLite in WAL mode, one writer.
 
 Rules:
-1. All writing goes through one thread. What has gathered there while it was busy is committed together (group
-   commit): one fsync for many acknowledgements.
+1. All writing goes through one thread. It commits all changes that have queued up together (group commit): one fsync for
+   many acknowledgements.
 2. `write` returns when the commit is durable. A change that fails is rolled back alone and raises for its own caller.
 3. Events of a run are numbered from 1 without gaps, in the transaction that records them.
 4. Reading happens in the caller's thread, on a connection of that thread: it sees what is committed, whatever another
    thread is reading.
-5. Every error of SQLite is a JournalError. Where there is no room the reserve is given up, and the changes are made once
-   more: they may be called twice. Of a run of which a change was lost no other is taken: a record has no hole.
-6. A value that can't be what was written is a RecordDamaged of its run: of a row of `runs` the others are read all the same.
+5. Every error of SQLite becomes a JournalError. On a full disk the reserve is given up, and the changes are made again: they
+   may be called twice. After a change of a run was lost, no other change of that run is accepted: a record has no hole.
+6. A damaged value raises RecordDamaged for its run; the other values of a row of `runs` are read nevertheless.
 """
 
 from __future__ import annotations
@@ -51,13 +51,13 @@ GROUP: Final = 512
 """Changes in one commit, at most."""
 PAGE: Final = 500
 """Events read at once."""
-_OF_ONE_CHANGE: Final = (
+_ERRORS_OF_ONE_CHANGE: Final = (
     sqlite3.IntegrityError,
     sqlite3.ProgrammingError,
     sqlite3.InterfaceError,
     sqlite3.DataError,
 )
-"""Its own fault; all other errors of SQLite are the disk's, and fail the whole group."""
+"""Errors that fail one change; all other errors of SQLite come from the disk, and fail the whole group."""
 
 
 class _Change(NamedTuple):
@@ -71,9 +71,9 @@ _Outcome = tuple["asyncio.Future[Any]", Any, Exception | None]
 
 
 class Journal:
-    """Belongs to one event loop. `close` it when no writer is left.
+    """Use it in one event loop. `close` it when no writer is left.
 
-    `reserve` is given up where the disk is full; `on_unreadable` hears of what could not be read, in the loop.
+    `reserve` is given up when the disk is full; `on_unreadable` is called in the loop with each error of a read.
     """
 
     def __init__(
@@ -101,19 +101,19 @@ class Journal:
         self._thread.start()
 
     async def close(self) -> None:
-        """Commits what was handed in and gives the files back."""
+        """Commits the pending changes and closes the files."""
         self._changes.put(None)
         await asyncio.to_thread(self._thread.join)
         await asyncio.to_thread(self._readers.close)
-        self._writing.close()  # the last one puts the log into the file
+        self._writing.close()  # the last connection moves the log into the file
 
     def make_room(self, error: BaseException) -> bool:
-        """Gives up the reserve where the disk is full: what met `error` may succeed now."""
+        """Gives up the reserve if `error` means a full disk: the failed operation may then succeed."""
         return is_full(error) and self._reserve is not None and self._reserve.give_up(error)
 
     @property
     def is_out_of_room(self) -> bool:
-        """Whether the disk is full, or was: the daemon goes down."""
+        """Whether the disk is full, or was, so that the daemon goes down."""
         return self._reserve is not None and self._reserve.is_needed()
 
     # -- writing ---------------------------------------------------------------------------------------------
@@ -121,8 +121,8 @@ class Journal:
     async def write(self, change: Callable[[Transaction], T], *, run: str | None = None) -> T:
         """Runs `change` in the writer's thread and returns its result once that is durable.
 
-        Raises JournalError when the disk would not take it; nothing of the change is recorded then, and no later one
-        of the same `run`, where that is named: it has to be interrupted, and goes on in the next invocation.
+        Raises JournalError when it could not be written: then nothing of the change is recorded, and no later change of the
+        same `run`, if given; that run must be interrupted, and is continued in the next invocation.
         """
         done: asyncio.Future[T] = self._loop.create_future()
         self._changes.put(_Change(change, done, run))
@@ -144,13 +144,13 @@ class Journal:
             why = f"its writer failed: {type(error).__name__}: {text_of(error)}"
             log.exception("journal.writer_failed", reason=why)
         finally:
-            self._over = why  # whoever hands in a change looks at it afterwards: none is left waiting
+            self._over = why  # `write` reads it after it has queued its change, so none is left waiting
             for change in group:
                 self._changes.put(change)
             self._refuse_all(why)
 
     def _gather(self) -> tuple[list[_Change], bool]:
-        """What is there, and whether it is the last."""
+        """Takes the queued changes; and whether the journal was closed behind them."""
         group: list[_Change] = []
         while len(group) < GROUP and (not group or not self._changes.empty()):
             change = self._changes.get()
@@ -168,7 +168,7 @@ class Journal:
                     results.append(
                         (change.done, None, JournalError(f"the journal {self.path} takes nothing: {why}"))
                     )
-        with suppress(RuntimeError):  # the loop is closed: nobody waits
+        with suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(self._announce, results, set())
 
     def _commit(self, group: list[_Change]) -> None:
@@ -208,7 +208,7 @@ class Journal:
         failure: Exception
         try:
             result = change.make(transaction)
-        except _OF_ONE_CHANGE as error:
+        except _ERRORS_OF_ONE_CHANGE as error:
             failure = schema.failure(self.path, "written", error)
             self._cut_off.update([change.run] if change.run is not None else [])
         except sqlite3.Error:
@@ -259,7 +259,7 @@ class Journal:
         return str(row[0]) if row else None
 
     def find(self, prefix: str) -> list[str]:
-        """Uids that begin with `prefix`, five at most; none of a run that was pruned."""
+        """Uids that begin with `prefix`, five at most; without pruned runs."""
         rows = self._rows(
             f"SELECT uid FROM runs WHERE substr(uid, 1, ?) = ? AND NOT {PRUNED} LIMIT 5",  # noqa: S608  # our own
             (len(prefix), prefix),
@@ -273,12 +273,12 @@ class Journal:
         return [read_row(row) for row in rows]
 
     def unended(self) -> list[RunRow]:
-        """Runs of which no end is on record, in the order of their submission."""
+        """Runs without an end on record, in the order of their submission."""
         rows = self._rows(f"{RunRow.SELECT} WHERE typeof(ended_at) <> 'real' ORDER BY position")
         return [read_row(row) for row in rows]
 
     def ended(self) -> Iterator[tuple[str, float]]:
-        """Uid and time of the end of each ended run, newest first."""
+        """Uid and end time of each ended run, newest first."""
         rows = self._rows(
             f"SELECT uid, ended_at FROM runs WHERE typeof(ended_at) = 'real' AND typeof(uid) = 'text' AND NOT {PRUNED}"  # noqa: S608  # our own
             " ORDER BY ended_at DESC, position DESC"
@@ -286,7 +286,7 @@ class Journal:
         return ((uid, at) for uid, at in rows)
 
     def pruned(self, prefix: str) -> RunRow | None:
-        """A run that was pruned, by the beginning of its uid."""
+        """A pruned run, by the beginning of its uid."""
         row = self._row(f"{RunRow.SELECT} WHERE substr(uid, 1, ?) = ? AND {PRUNED}", len(prefix), prefix)
         return read_row(row) if row else None
 
@@ -298,16 +298,16 @@ class Journal:
         ]
 
     def last_event(self, uid: str) -> int:
-        """Its number, 0 for none."""
+        """The number of the last event, 0 for none."""
         found = self._row("SELECT max(last) FROM events JOIN runs ON run = position WHERE uid = ?", uid)
         return int(found[0] or 0) if found else 0
 
     def checkpoint(self) -> None:
-        """What is in the write-ahead log goes into the file, which gets as small as it may. Blocks."""
+        """Moves the write-ahead log into the file, which becomes as small as possible. Blocks."""
         next(self._rows("PRAGMA wal_checkpoint(PASSIVE)"))
 
     def result_file(self, uid: str) -> str | None:
-        """Where in the run's folder its whole result is, when the journal has it without the tasks."""
+        """The path of the whole result in the run's folder, when the journal has the result without its tasks."""
         row = self._row("SELECT result_file FROM runs WHERE uid = ?", uid)
         return row[0] if row else None
 
@@ -316,9 +316,7 @@ class Journal:
         return decoded(uid, "runs.result", row[0], RunResult) if row and row[0] is not None else None
 
     def events(self, uid: str, *, after: int = 0, limit: int = PAGE) -> list[RunEvent]:
-        """The events that follow number `after`: `limit` of them, and the others that were recorded together with the
-        last one.
-        """
+        """The events above number `after`: `limit` of them, and those that were recorded together with the last one."""
         rows = self._rows(f"{EVENTS_OF_RUN} AND last > ? ORDER BY last", (uid, after))
         found: list[RunEvent] = []
         for row in rows:
@@ -339,12 +337,12 @@ class Journal:
         return [event for row in rows for event in read_events(row)]
 
     def standing_events_of(self, uid: str, kinds: tuple[str, ...]) -> list[RunEvent]:
-        """As `events_of`, without what was before the run began anew: that was discarded."""
+        """As `events_of`, without events from before a restart of the run, which are discarded."""
         begun = self._last_of(uid, ("run.restarted",))
         return [event for event in self.events_of(uid, kinds) if event.seq > begun]
 
     def last_record(self, uid: str) -> int:
-        """The number of the last event that tells of an ended episode or task; 0 where there is none."""
+        """The number of the last event of an ended episode or task; 0 where there is none."""
         return self._last_of(uid, ("episode.ended", "task.ended"))
 
     def _last_of(self, uid: str, kinds: tuple[str, ...]) -> int:
@@ -370,11 +368,11 @@ class Journal:
         return [record for (data,) in rows for record in decoded(uid, place, data, type_)]
 
     def require_sound(self, uid: str, *, phases: int) -> None:
-        """All of the run's record can be read. Blocks. Raises RecordDamaged."""
+        """Checks that all of the run's record can be read. Blocks. Raises RecordDamaged."""
         record_check.check(self._rows, uid, phases=phases)
 
     def readable(self, row: RunRow, kind: str) -> list[dict[str, Any]]:
-        """What can be read of the run's events of this kind, whatever else of its record is damaged."""
+        """The readable events of this kind of the run, whatever else of its record is damaged."""
         return record_check.readable(self._rows, row.position, kind)
 
     @contextmanager
@@ -390,7 +388,7 @@ class Journal:
                 del self._followers[uid]
 
     def wake_followers(self) -> None:
-        """So that whoever follows a run looks up: the daemon goes down."""
+        """Wakes all followers of runs, when the daemon goes down."""
         for followers in self._followers.values():
             for arrived in followers:
                 arrived.set()

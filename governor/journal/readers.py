@@ -1,8 +1,7 @@
-"""Connections that read the journal: one for each thread, since a read on a shared one meets those of other threads.
+"""Connections that read the journal: one for each thread, so that reads of threads do not mix.
 
-A connection that is closed while its thread reads takes the process along (SQLite frees what is in use), and a thread goes on
-reading when the task that waits for it was cancelled. So reads are counted, and `close` interrupts them and
-waits.
+Closing a connection while its thread reads crashes the process (SQLite frees memory in use), and a thread continues to
+read when the task that waits for it was cancelled. So reads are counted, and `close` interrupts them and waits.
 """
 
 from __future__ import annotations
@@ -18,11 +17,11 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 READ_ON_SECONDS: Final = 1.0
-"""For a read that was interrupted to end. One that takes longer keeps its file until the process ends."""
+"""How long an interrupted read may take to end. The file of one that takes longer stays open until the process ends."""
 
 
 class _Reader:
-    """The connection of one thread, and how many of its reads are not over."""
+    """The connection of one thread, with the number of its active reads."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self.connection = connection
@@ -48,7 +47,7 @@ class _Reader:
 
 
 class Readers:
-    """Any thread may read, but for its end: `close` is called once."""
+    """Any thread may read. `close` is called once."""
 
     def __init__(self, path: Path) -> None:
         self.closing = False
@@ -59,7 +58,7 @@ class Readers:
         self._mine()
 
     def rows(self, question: str, parameters: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:
-        """Raises sqlite3.Error, also for what `close` has cut off."""
+        """Raises sqlite3.Error, also for a read that `close` interrupts."""
         return self._mine().rows(question, parameters)
 
     def _mine(self) -> _Reader:
@@ -73,7 +72,7 @@ class Readers:
         return reader
 
     def close(self) -> None:
-        """Blocks until what is read is cut off."""
+        """Blocks until all reads have ended."""
         with self._opening:
             self.closing = True
         for reader in self._all:

@@ -1,9 +1,9 @@
-"""Whether the record of a run that has not ended can be relied on: looked at before the run is taken up.
+"""Checks the record of an unended run for damage before the run is continued.
 
 Rules:
-1. One damaged value is one run's: `RecordDamaged` names the run, the place, and what is wrong there.
-2. Each line is decoded, and the numbers must fit together: events without a gap, records with the keys that tell what is done.
-3. A value that is whole in itself, and of the right type, can't be told from a true one.
+1. A damaged value affects one run: `RecordDamaged` names the run, the place, and the fault.
+2. Each row is decoded, and the numbers must be consistent: events without a gap, records with the keys of what is done.
+3. A wrong value that decodes and has the right type is not detected.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ KINDS: Final = frozenset(
     | {"phase.started", "phase.ended", "run.transition", "run.interrupted", "run.ended", "run.accepted"}
     | {"run.inherited", "run.restarted", "task.started", "task.attempt_ended", *RECORD_OF}
 )
-"""All that is ever recorded."""
+"""All kinds of events that are recorded."""
 _EVENTS: Final = (
     "SELECT last, number, at, events.kind, events.data, records.kind FROM runs JOIN events ON events.run = runs.position"
     " LEFT JOIN records ON records.position = events.records WHERE uid = ? ORDER BY last"
 )
 _OF_KIND: Final = "SELECT data FROM events WHERE run = ? AND kind = ? ORDER BY last"
 _RECORDS: Final = "SELECT records.position, kind, phase, data FROM runs JOIN records ON records.run = runs.position WHERE uid = ?"
-_TYPES: Final[dict[str, Any]] = {"episode": list[EpisodeRecord], "task": list[TaskRecord]}
+_RECORD_TYPES: Final[dict[str, Any]] = {"episode": list[EpisodeRecord], "task": list[TaskRecord]}
 _DISCARDED: Final = "discarded "
-"""As often as the run began anew."""
+"""A prefix for each restart of the run."""
 SHOWN: Final = 200
-"""Characters of what does not fit."""
+"""Characters of a list of inconsistent keys in a message."""
 _EPISODES: Final = (
     "SELECT total(typeof(phase) = 'integer' AND typeof(episode) = 'integer'), total(phase), total(episode)"
     " FROM runs JOIN ended_episodes ON run = position WHERE uid = ?"
@@ -48,7 +48,7 @@ class Rows(Protocol):
 
 
 def check(rows: Rows, uid: str, *, phases: int) -> None:
-    """`phases`: of its run file. Blocks, as long as all of the record takes to be read. Raises RecordDamaged."""
+    """`phases`: the number of phases in its run file. Blocks while it reads all of the record. Raises RecordDamaged."""
     _check_events(rows, uid)
     episodes, tasks = _check_records(rows, uid, phases=phases)
     [keys] = rows(_EPISODES, (uid,))
@@ -61,7 +61,7 @@ def check(rows: Rows, uid: str, *, phases: int) -> None:
 
 
 def readable(rows: Rows, position: int, kind: str) -> list[dict[str, Any]]:
-    """Of the events of one kind of the run in this row; those that can't be read are left out."""
+    """The data of the readable events of one kind, of the run at this `position`."""
     found: list[dict[str, Any]] = []
     for (packed,) in rows(_OF_KIND, (position, kind)):
         with suppress(RecordDamaged):
@@ -78,9 +78,9 @@ def _check_events(rows: Rows, uid: str) -> None:
         if kind not in KINDS:
             raise RecordDamaged(uid, where, f"the kind {kind!r} is none that this governor knows")
         if packed is not None:
-            told = plain_events(uid, where, packed)
-            if len(told) != number:
-                raise RecordDamaged(uid, where, f"{len(told)} events are not {number}")
+            events = plain_events(uid, where, packed)
+            if len(events) != number:
+                raise RecordDamaged(uid, where, f"{len(events)} events are not {number}")
         elif of_records is None or kind not in RECORD_OF:
             raise RecordDamaged(uid, where, "they have no data, and no records")
         before = last
@@ -89,17 +89,17 @@ def _check_events(rows: Rows, uid: str) -> None:
 def _check_records(
     rows: Rows, uid: str, *, phases: int
 ) -> tuple[tuple[int, int, int], set[tuple[int, str, int]]]:
-    """Of episodes how many count, and the sums of their keys, for there may be millions; of tasks their keys."""
+    """The number of episodes that count and the sums of their keys, since there may be millions; the keys of tasks."""
     number = of_phases = of_indices = 0
     tasks = set()
     for position, kind, phase, packed in rows(_RECORDS, (uid,)):
         where = f"records, row {position}"
         plain = kind.replace(_DISCARDED, "") if isinstance(kind, str) else kind
-        if plain not in _TYPES:
+        if plain not in _RECORD_TYPES:
             raise RecordDamaged(uid, where, f"the kind {kind!r} is none that this governor knows")
         if not (isinstance(phase, int) and 0 <= phase < phases):
             raise RecordDamaged(uid, where, f"it has no phase {phase!r}")
-        found = decoded(uid, where, packed, _TYPES[plain])
+        found = decoded(uid, where, packed, _RECORD_TYPES[plain])
         if kind == "episode":
             number += len(found)
             of_phases += phase * len(found)

@@ -1,10 +1,10 @@
-"""Ended runs that are let go, so that journal and files stay in bounds.
+"""Retention: removes ended runs, so that journal and files stay within bounds.
 
 Rules:
-1. A run that either bound keeps stays: the newest `runs`, and what ended within `days`. Without a bound all stay.
-2. A run is marked first; from then on nobody finds it, only its key stays known. Then its files go, its rows, some of
-   them at a time, and at last the journal's free pages go back to the disk. What was marked is finished after any death.
-3. Whoever asks is answered when the runs are marked.
+1. A run is kept if either bound keeps it: the newest `runs`, and those that ended within `days`. Without bounds all are kept.
+2. A run is marked first: from then on it can't be found, only its key stays known. Then its files are removed, then its
+   rows, some at a time, and at last the journal's free pages are returned to the disk. This is completed after a crash.
+3. A request is answered when the runs are marked.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ if TYPE_CHECKING:
     from governor.journal.journal import Journal
 
 ROWS: Final = 2000
-"""Deleted in one transaction: a run at work waits for its acknowledgement meanwhile."""
+"""Deleted in one transaction: a run in work waits for its acknowledgement meanwhile."""
 PAGES: Final = 100
-"""Given back in one transaction. SQLite looks for each of them in the list of all free ones: so after each run."""
+"""Returned in one transaction. SQLite searches the list of all free pages for each: so this is done after each run."""
 DAY_SECONDS: Final = 86400.0
-AGAIN_SECONDS: Final = 3600.0
-"""Runs grow older without anything happening."""
+RECHECK_SECONDS: Final = 3600.0
+"""Interval of checks without any event, for `days`."""
 
 log = logs.get_logger()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetentionPolicy:
-    """The bounds; None is none. Raises UsageError for what is no bound."""
+    """The bounds; None: no bound. Raises UsageError for negative ones."""
 
     runs: int | None = None
     days: float | None = None
@@ -55,7 +55,7 @@ class RetentionPolicy:
 
 
 def choose(ended: Iterable[tuple[str, float]], *, keep: RetentionPolicy, now: float) -> list[str]:
-    """The uids to be pruned of runs (uid, time of the end), which come newest first; oldest first."""
+    """The uids to prune, oldest first; `ended` are runs (uid, end time), newest first."""
     if keep.is_all:
         return []
     since = now - keep.days * DAY_SECONDS if keep.days is not None else float("inf")
@@ -73,19 +73,19 @@ class Pruner:
         self._wake.set()
 
     async def serve(self, keep: Callable[[], RetentionPolicy]) -> None:
-        """Keeps to the bounds until it is cancelled; raises JournalError."""
+        """Prunes by the bounds until it is cancelled; raises JournalError."""
         while True:
             self._wake.clear()
             await self._mark(self._choose(keep()))
             await self.finish()
             try:
-                async with asyncio.timeout(AGAIN_SECONDS):
+                async with asyncio.timeout(RECHECK_SECONDS):
                     await self._wake.wait()
             except TimeoutError:
                 continue
 
     async def prune(self, keep: RetentionPolicy, *, dry_run: bool = False) -> Pruned:
-        """Marks what is to go: `finish` or `serve` does the rest. Raises JournalError."""
+        """Marks the runs to prune; `finish` or `serve` removes them. Raises JournalError."""
         chosen = self._choose(keep)
         sizes = await asyncio.to_thread(lambda: {uid: _size(self._runs / uid) for uid in chosen})
         if not dry_run:
@@ -94,7 +94,7 @@ class Pruner:
         return Pruned(uids=tuple(chosen), bytes=sum(sizes[uid] for uid in chosen), dry_run=dry_run)
 
     async def finish(self) -> None:
-        """All that is marked goes, and its room is given back. Raises JournalError."""
+        """Removes all marked runs, and returns their pages to the disk. Raises JournalError."""
         journal = self._journal
         await self._give_back()
         for uid in journal.marked():
@@ -127,7 +127,7 @@ class Pruner:
         log.info("run.pruned", run=uid, events=events, seconds=round(time.monotonic() - began, 3))
 
 
-def asked_for(
+def requested_policy(
     keep_runs: int | None, keep_days: float | None, *, otherwise: RetentionPolicy
 ) -> RetentionPolicy:
     """The bounds of a request, else those of the configuration. Raises UsageError where there are none."""
@@ -141,7 +141,7 @@ def asked_for(
 
 
 def _size(folder: Path) -> int:
-    """Bytes on the disk that go with a folder: not those of files that another run has, too."""
+    """Bytes on the disk that removing a folder frees: without files that another run has, too."""
     total = 0
     for path, _, names in os.walk(folder):
         for name in names:

@@ -1,10 +1,10 @@
-"""The journal's file: its tables, how those of older governors are taken over, and whether it is whole.
+"""The journal's file: its tables, migrations from older versions, and the check of its integrity.
 
 Rules:
-1. A journal is checked before it is used (`examine`), a damaged one is refused: what can be read of it may be wrong.
-2. A migration is one transaction; a journal of a newer governor is left alone.
-3. Pages of what was pruned go back to the disk (``auto_vacuum=INCREMENTAL``). A journal of before is rewritten for
-   that once, at a start that finds the room.
+1. A journal is checked before it is used (`examine`); a damaged one is refused, since its data may be wrong.
+2. A migration is one transaction; a journal of a newer version is not changed.
+3. Pages of pruned runs are returned to the disk (``auto_vacuum=INCREMENTAL``). An older journal is rewritten for that
+   once, at a start with enough room.
 """
 
 from __future__ import annotations
@@ -73,8 +73,8 @@ CREATE TABLE ended_tasks (
     PRIMARY KEY (run, phase, task, number)
 ) WITHOUT ROWID;
 """
-"""What came together is one row, of `records` and of `events`: `data` is an array in msgpack. A row of `events` holds
-`number` events of one kind, numbered up to `last`; those of ended episodes and tasks are told by their records.
+"""Items that were recorded together are one row, of `records` and of `events`: `data` is an array in msgpack. A row of
+`events` holds `number` events of one kind, numbered up to `last`; the data of ended episodes and tasks are in `records`.
 """
 SCHEMA: Final = _RUNS + _RECORDS
 MIGRATIONS: Final = {
@@ -104,9 +104,9 @@ ALTER TABLE runs ADD COLUMN removed INTEGER NOT NULL DEFAULT 0;
 }
 """From each schema to the next one; ``packed(data)`` is `array_of_one`."""
 FAULTS: Final = 5
-"""That a check looks for: the first one is told."""
+"""Faults that a check looks for; the first one is reported."""
 WAL_BYTES: Final = 16 << 20
-"""To which the write-ahead log is cut when it was longer."""
+"""The size to which a longer write-ahead log is truncated."""
 _DAMAGED: Final = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
 _INCREMENTAL: Final = 2
 
@@ -122,7 +122,7 @@ def connect(path: Path) -> sqlite3.Connection:
             raise no_room(path, error) or JournalError(
                 f"the journal {path} cannot be made: {error}"
             ) from error
-    with suppress(OSError):  # SQLite finds it too, and says so
+    with suppress(OSError):  # SQLite reports it, too
         _make_private(path)
     connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
     connection.text_factory = _text
@@ -134,7 +134,7 @@ def connect(path: Path) -> sqlite3.Connection:
 
 
 def _create(path: Path) -> None:
-    """An empty journal, there whole or not at all: two syncs, where SQLite takes eleven for it."""
+    """Creates an empty journal atomically: with two syncs, where SQLite needs eleven."""
     part = temporary(path)
     for each in _files(part):
         each.unlink(missing_ok=True)
@@ -152,14 +152,14 @@ def _files(path: Path) -> tuple[Path, ...]:
 
 
 def _make_private(path: Path) -> None:
-    """What SQLite makes beside the file gets its mode from it; what was made before keeps its own."""
+    """Restricts the modes of existing files: SQLite copies the mode of the journal to new files beside it only."""
     for each in _files(path):
         if each.exists() and each.stat().st_mode & 0o077:
             each.chmod(0o600)
 
 
 def _text(raw: bytes) -> str | bytes:
-    """What is no text is one damaged value, not a file that can't be read."""
+    """Bytes that are not UTF-8 are one damaged value, not an unreadable file."""
     try:
         return raw.decode()
     except UnicodeDecodeError:
@@ -167,7 +167,7 @@ def _text(raw: bytes) -> str | bytes:
 
 
 def prepare(connection: sqlite3.Connection, path: Path) -> None:
-    """Makes the tables, or brings those of an older governor up to date. Raises JournalError, sqlite3.Error."""
+    """Creates the tables, or migrates those of an older version. Raises JournalError, sqlite3.Error."""
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     if version > SCHEMA_VERSION:
         raise JournalError(
@@ -187,7 +187,7 @@ def prepare(connection: sqlite3.Connection, path: Path) -> None:
 
 
 def examine(path: Path) -> None:
-    """Sees that the journal is whole, and brings it up to date. Blocks, for seconds where it has gigabytes.
+    """Checks the integrity of the journal, and migrates it. Blocks, for seconds where it has gigabytes.
 
     Raises JournalDamaged, and JournalError where it can't be read or written.
     """
@@ -219,12 +219,12 @@ def _compact(connection: sqlite3.Connection, path: Path) -> None:
     try:
         connection.execute("PRAGMA auto_vacuum=INCREMENTAL")
         connection.execute("VACUUM")
-    except sqlite3.OperationalError as error:  # it stays as it is, and whole: a later start tries again
+    except sqlite3.OperationalError as error:  # the file stays as it was: a later start tries again
         log.warning("journal.not_compacted", bytes=size, reason=str(error))
 
 
 def roll_back(connection: sqlite3.Connection) -> None:
-    """What can't be rolled back stays open: the next transaction says so."""
+    """A transaction that can't be rolled back stays open: the next one raises."""
     try:
         if connection.in_transaction:
             connection.execute("ROLLBACK")
@@ -232,11 +232,11 @@ def roll_back(connection: sqlite3.Connection) -> None:
         log.warning("journal.not_rolled_back", reason=str(error))
 
 
-def failure(path: Path, deed: str, error: sqlite3.Error) -> JournalError:
-    """What an error of SQLite means to whoever asked."""
+def failure(path: Path, action: str, error: sqlite3.Error) -> JournalError:
+    """The JournalError for an error of SQLite; `action` is a participle, as "read"."""
     if getattr(error, "sqlite_errorcode", 0) & 0xFF in _DAMAGED:
         return damaged(path, str(error))
-    return JournalError(f"the journal {path} cannot be {deed}: {error}")
+    return JournalError(f"the journal {path} cannot be {action}: {error}")
 
 
 def damaged(path: Path, fault: str) -> JournalDamaged:

@@ -1,8 +1,8 @@
-"""The journal's tables, and what may be written into them: one method of `Transaction` for each kind of change.
+"""The journal's tables, and the changes of them: one method of `Transaction` for each kind of change.
 
 Rules: a run is inserted once for a client's key; an episode or a run of a task is recorded once, the first record
-stays; an outcome is set once, the first one that can be read stays. Of a run that is pruned (`governor.journal.retention`) the row
-in `runs` stays, with its key.
+counts; an outcome is set once, the first readable one counts. Of a pruned run (`governor.journal.retention`) the row in
+`runs` is kept, with its key.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRow:
-    """A run as it stands in the journal. Times are wall-clock seconds; `spec` is the run file as submitted; `parent` is
-    the run that it resumes. `digest` is that of the run file, None in a journal of before; of a run that was pruned no
-    more is left than this row. `damage`: what of the row can't be read, and stands here as nothing. One whose uid can't be
-    read is called by its `position` in the table, as ``#7``.
+    """A run as recorded in the journal. Times are wall-clock seconds; `spec` is the run file as submitted; `parent` is
+    the run that it resumes. `digest` is that of the run file, None in older journals; of a pruned run only this row is
+    left. `damage`: the columns that can't be read, whose values are empty here. A run whose uid can't be read has its
+    `position` in the table as uid, as ``#7``.
     """
 
     SELECT: ClassVar[str] = (
@@ -59,11 +59,11 @@ _TYPES: Final = {
     if name not in ("SELECT", "position", "damage")
 }
 _NOTHING: Final[dict[str, Any]] = {"name": "?", "spec": {}, "folder": "", "submitted_at": 0.0, "reason": ""}
-"""For a value that must be there, and can't be read."""
+"""For required values that can't be read."""
 
 
 def read_row(row: tuple[Any, ...]) -> RunRow:
-    """One damaged value leaves the others readable."""
+    """Reads a row of `RunRow.SELECT`; a damaged value does not affect the others."""
     *values, position = row
     found = dict(zip(_TYPES, values, strict=True))
     damage = []
@@ -80,7 +80,7 @@ def read_row(row: tuple[Any, ...]) -> RunRow:
 
 
 def position_of(uid: str) -> int | None:
-    """Of a run whose uid can't be read."""
+    """The position of a run whose uid can't be read (``#7``), else None."""
     number = uid.removeprefix("#")
     return int(number) if number != uid and number.isdecimal() and len(number) < len(str(LARGEST)) else None
 
@@ -95,11 +95,11 @@ RECORDS_OF_PHASE: Final = (
     " WHERE uid = ? AND kind = ? AND phase = ? ORDER BY records.position"
 )
 RECORD_OF: Final = {"episode.ended": "episode", "task.ended": "record"}
-"""Where an event has its record."""
+"""The key of the record in the data of an event."""
 LARGEST: Final = 2**63
-"""What SQLite takes for a number is below."""
+"""Integers of SQLite are below this."""
 PRUNED: Final = "typeof(pruned_at) = 'real'"
-"""What is no time there is damage, and no reason to remove a run."""
+"""Another type there is damage, and no reason to remove a run."""
 
 
 def decoded(uid: str, place: str, packed: Any, kind: type[T]) -> T:
@@ -120,22 +120,22 @@ def read_events(row: tuple[Any, ...]) -> list[RunEvent]:
     uid, last, number, at, kind, packed, phase, records = row
     place = f"events, number {last!r}"
     if packed is None and kind in RECORD_OF:
-        told = [{"phase": phase, RECORD_OF[kind]: each} for each in plain_events(uid, place, records)]
+        events = [{"phase": phase, RECORD_OF[kind]: each} for each in plain_events(uid, place, records)]
     else:
-        told = plain_events(uid, place, packed)
+        events = plain_events(uid, place, packed)
     if not (
-        isinstance(last, int) and number == len(told) and isinstance(at, float) and isinstance(kind, str)
+        isinstance(last, int) and number == len(events) and isinstance(at, float) and isinstance(kind, str)
     ):
         raise RecordDamaged(uid, place, f"{number!r} of {kind!r} at {at!r}")
     return [
         RunEvent(uid=uid, seq=seq, at=at, kind=kind, data=data)
-        for seq, data in enumerate(told, start=last - number + 1)
+        for seq, data in enumerate(events, start=last - number + 1)
     ]
 
 
 @dataclass(slots=True)
 class _Numbers:
-    """The row of a run and the number of its last event: ours are the only new ones until we commit."""
+    """The row of a run and the number of its last event: until the commit no other transaction adds events."""
 
     run: int
     last: int
@@ -172,7 +172,7 @@ class Transaction:
         parent: str | None = None,
         digest: bytes | None = None,
     ) -> str:
-        """Records a run and gives its uid; that of the earlier one where the key was used before.
+        """Records a run and returns its uid; that of the earlier run where the key was used before.
 
         Raises NoSuchRun when the parent was pruned meanwhile.
         """
@@ -192,7 +192,7 @@ class Transaction:
         return uid
 
     def resumed_by(self, uid: str) -> str | None:
-        """The run that resumes this one at the moment."""
+        """The unended run that resumes this one."""
         row = self._connection.execute(
             "SELECT uid FROM runs WHERE parent = ? AND ended_at IS NULL", (uid,)
         ).fetchone()
@@ -204,7 +204,7 @@ class Transaction:
         return RunEvent(uid=uid, seq=self._known[uid].last, at=at, kind=kind, data=data)
 
     def events(self, uid: str, kind: str, data: Sequence[dict[str, Any]]) -> float:
-        """Records the next events of a run, all of one kind, in one row; when."""
+        """Records the next events of a run, all of one kind, in one row; returns the time."""
         return self._insert_events(uid, kind, len(data), packed=msgspec.msgpack.encode(data))
 
     def _insert_events(
@@ -236,11 +236,11 @@ class Transaction:
         return known
 
     def rolled_back(self) -> None:
-        """A change was undone: what was remembered of it does not count."""
+        """A change was rolled back: forgets the numbers that it may have changed."""
         self._known.clear()
 
     def started(self, uid: str) -> None:
-        """The first start counts; a run that goes on in another invocation keeps it."""
+        """Records the first start; a run that is continued in another invocation keeps it."""
         self._connection.execute(
             "UPDATE runs SET started_at = coalesce(started_at, ?) WHERE uid = ?", (clock.wall(), uid)
         )
@@ -248,13 +248,13 @@ class Transaction:
     def episodes(
         self, uid: str, phase: int, records: Sequence[EpisodeRecord], *, ended: bool = True
     ) -> list[EpisodeRecord]:
-        """Records episodes, with an event for each where they `ended` just now; those that were not on record yet."""
+        """Records episodes, with an event for each if they `ended` just now; returns those that were not on record yet."""
         return self._records("episode", uid, phase, records, [(each.index,) for each in records], ended=ended)
 
     def tasks(
         self, uid: str, phase: int, records: Sequence[TaskRecord], *, ended: bool = True
     ) -> list[TaskRecord]:
-        """Records runs of tasks, with an event for each where they `ended` just now; those that were not on record
+        """Records runs of tasks, with an event for each if they `ended` just now; returns those that were not on record
         yet.
         """
         return self._records(
@@ -285,7 +285,7 @@ class Transaction:
         return fresh
 
     def restarted(self, uid: str) -> None:
-        """The run begins anew: its events stay, and with them what they tell of, but nothing of it counts any more."""
+        """Restarts the run: its events and records are kept, but do not count any more."""
         run = self._numbers(uid).run
         discarded = {}
         for kind, table in (("episode", "ended_episodes"), ("task", "ended_tasks")):
@@ -297,7 +297,7 @@ class Transaction:
         self.event(uid, "run.restarted", {"discarded": discarded})
 
     def _not_yet_ended(self, statement: str, keys: Sequence[tuple[Any, ...]]) -> list[bool]:
-        """Takes note of the keys; which of them are new. All at once costs a third, as long as all are."""
+        """Inserts the keys; returns which of them are new. If all are new, one statement for all costs a third."""
         connection = self._connection
         connection.execute("SAVEPOINT keys")
         before = connection.total_changes
@@ -311,9 +311,9 @@ class Transaction:
         return new
 
     def outcome(self, result: RunResult, *, file: str | None = None) -> RunOutcome:
-        """Sets the outcome and its result, and gives the outcome that stands: the first one.
+        """Sets the outcome and its result, and returns the outcome on record: the first one.
 
-        Where all of the result is in a `file` of the run's folder, the journal has it without its tasks.
+        If the whole result is in a `file` of the run's folder, the journal stores it without its tasks.
         """
         if file is not None:
             phases = tuple(msgspec.structs.replace(phase, tasks=()) for phase in result.phases)
@@ -331,14 +331,14 @@ class Transaction:
         return known
 
     def ended(self, uid: str) -> None:
-        """The run is over: nothing of it is left but its record."""
+        """Records the end of the run: it has no processes any more."""
         self._connection.execute(
             "UPDATE runs SET ended_at = coalesce(ended_at, ?) WHERE uid = ?", (clock.wall(), uid)
         )
 
     def end_damaged(self, row: RunRow, result: RunResult, *, file: str | None, by: str) -> None:
-        """Ends a run whose record is damaged: what of its `row` could not be read is written anew. The record of its work stays
-        as it is. Nothing where it has ended meanwhile. `file`: as of `outcome`.
+        """Ends a run whose record is damaged: replaces the unreadable values of its `row`. The record of its work is not
+        changed. Does nothing if it has ended meanwhile. `file`: as of `outcome`.
         """
         values = {name: getattr(row, name) for name in _TYPES} | {
             "spec": msgspec.msgpack.encode(row.spec),
@@ -353,8 +353,8 @@ class Transaction:
             " WHERE position = :position AND typeof(ended_at) <> 'real'",
             {**values, "position": row.position},
         ).rowcount
-        is_told = "SELECT 1 FROM events WHERE run = ? AND kind = 'run.ended'"
-        if not changed or self._connection.execute(is_told, (row.position,)).fetchone():
+        has_event = "SELECT 1 FROM events WHERE run = ? AND kind = 'run.ended'"
+        if not changed or self._connection.execute(has_event, (row.position,)).fetchone():
             return
         (last,) = self._connection.execute(
             "SELECT coalesce(max(last), 0) FROM events WHERE run = ? AND typeof(last) = 'integer' AND last BETWEEN 0 AND ?",
@@ -363,16 +363,16 @@ class Transaction:
         self._known[row.uid] = _Numbers(run=row.position, last=last)
         self.event(row.uid, "run.ended", {"outcome": result.outcome, "reason": result.reason, "by": by})
 
-    # -- what is pruned ----------------------------------------------------------------------------------------
+    # -- pruning -----------------------------------------------------------------------------------------------
 
     def mark_pruned(self, uids: Sequence[str]) -> list[str]:
-        """Those that are ended runs still: nobody finds them any more."""
+        """Marks ended runs as pruned, so that they can't be found; returns those that it has marked."""
         mark = "UPDATE runs SET pruned_at = ? WHERE uid = ? AND ended_at IS NOT NULL AND pruned_at IS NULL"
         now = clock.wall()
         return [uid for uid in uids if self._connection.execute(mark, (now, uid)).rowcount == 1]
 
     def remove_rows(self, uid: str, limit: int) -> bool:
-        """Removes some rows of a run that is marked. Whether there may be more."""
+        """Removes some rows of a marked run; returns whether there may be more."""
         marked = "SELECT position FROM runs WHERE uid = ? AND pruned_at IS NOT NULL"
         found = self._connection.execute(marked, (uid,)).fetchone()
         return found is not None and any(
@@ -380,14 +380,14 @@ class Transaction:
         )
 
     def removed(self, uid: str) -> None:
-        """Nothing is left of it but its key."""
+        """Completes the removal: only the key of the run is left."""
         self._connection.execute(
             "UPDATE runs SET removed = 1, spec = ?, result = NULL WHERE uid = ? AND pruned_at IS NOT NULL",
             (msgspec.msgpack.encode({}), uid),
         )
 
     def give_back(self, pages: int) -> bool:
-        """Gives free pages back to the disk. Whether there are more that can be."""
+        """Returns free pages to the disk; returns whether more can be returned."""
         (before,) = self._connection.execute("PRAGMA freelist_count").fetchone()
         self._connection.execute(f"PRAGMA incremental_vacuum({pages})").fetchall()
         (free,) = self._connection.execute("PRAGMA freelist_count").fetchone()

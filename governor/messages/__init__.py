@@ -1,10 +1,10 @@
-"""What is said between executor, daemon and conductors: msgspec Structs in msgpack, tagged by type.
+"""Messages between executor, daemon and conductors: msgspec Structs in msgpack, tagged by type.
 
 Rules:
 1. Nothing here is ever unpickled. A frame decodes into one of the types of its union, or it is a bad request.
 2. Durations are in seconds, ``at`` is wall-clock time (seconds since the epoch) for records only.
-3. A type lives in one union: what an executor may ask, what the daemon answers, what a conductor reports,
-   what a conductor is told. `decode_*` is the only way in.
+3. A type belongs to one union: requests of an executor, replies of the daemon, reports of a conductor, commands to a
+   conductor. Frames are decoded with `decode_*` only.
 """
 
 from __future__ import annotations

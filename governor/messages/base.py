@@ -1,4 +1,4 @@
-"""What all messages have in common: their root, the field's words, the names of services, yes and no."""
+"""The base of all messages: their root type, literal types, the names of services, the plain answers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ TaskOutcome: TypeAlias = Literal[
 ]
 EpisodeOutcome: TypeAlias = Literal["terminated", "truncated", "failed", "timed_out", "crashed", "cancelled"]
 COMPLETE: Final = frozenset[EpisodeOutcome]({"terminated", "truncated"})
-"""Of episodes that ended by themselves."""
+"""Outcomes of episodes that ended by themselves."""
 BAD: Final = frozenset[EpisodeOutcome]({"failed", "timed_out", "crashed"})
 Part: TypeAlias = Literal["simulation", "tasks"]
 FlowControl: TypeAlias = Literal[
@@ -24,17 +24,17 @@ SERVICE: Final = "governor"
 
 
 def run_service(uid: str) -> str:
-    """Where the conductors of run `uid` report their events."""
+    """The service to which the conductors of run `uid` report their events."""
     return f"run.{uid}"
 
 
 def conductor_service(uid: str, name: str, incarnation: int) -> str:
-    """Where this incarnation of the conductor `name` of run `uid` takes its commands: none reaches its successor."""
+    """The service of one incarnation of the conductor `name` of run `uid`: its commands never reach its successor."""
     return f"conductor.{uid}.{name}.{incarnation}"
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, tag=True, tag_field="type", gc=False):
-    """Root of everything that travels."""
+    """Root of all messages."""
 
 
 class Fault(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,7 +55,7 @@ class Refused(Message, frozen=True):
 
 
 class Done(Message, frozen=True):
-    """The command was taken; its end is an event of the run."""
+    """The command was accepted; its end is an event of the run."""
 
 
 encode = msgspec.msgpack.Encoder().encode

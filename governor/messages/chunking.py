@@ -1,7 +1,7 @@
-"""What is more than a message takes, in parts: the events that `watch` sends, and the result of a large run.
+"""Splits data that is too large for one message into chunks: the events that `watch` sends, and the result of a large run.
 
-A part is about `PARCEL_BYTES` and `PARCEL_FRAMES` at most; only a frame that is larger by itself makes a larger one. The transport
-takes 64 MiB and `transport.frames.BODY_FRAMES` frames at once, and a broker keeps a part of each open request in memory.
+A chunk has about `CHUNK_BYTES` and `CHUNK_FRAMES` at most; only a single larger frame makes a larger chunk. The transport
+accepts 64 MiB and `transport.frames.BODY_FRAMES` frames at once, and a broker keeps a chunk of each open request in memory.
 """
 
 from __future__ import annotations
@@ -11,24 +11,24 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-PARCEL_BYTES: Final = 1 << 20
-PARCEL_FRAMES: Final = 256
+CHUNK_BYTES: Final = 1 << 20
+CHUNK_FRAMES: Final = 256
 
 
-def parcels(frames: Iterable[bytes]) -> Iterator[list[bytes]]:
+def chunks(frames: Iterable[bytes]) -> Iterator[list[bytes]]:
     """All frames, in their order."""
-    parcel: list[bytes] = []
+    chunk: list[bytes] = []
     size = 0
     for frame in frames:
-        if parcel and (size + len(frame) > PARCEL_BYTES or len(parcel) == PARCEL_FRAMES):
-            yield parcel
-            parcel, size = [], 0
-        parcel.append(frame)
+        if chunk and (size + len(frame) > CHUNK_BYTES or len(chunk) == CHUNK_FRAMES):
+            yield chunk
+            chunk, size = [], 0
+        chunk.append(frame)
         size += len(frame)
-    if parcel:
-        yield parcel
+    if chunk:
+        yield chunk
 
 
 def slices(whole: bytes) -> list[bytes]:
-    """Joined they are `whole` again."""
-    return [whole[start : start + PARCEL_BYTES] for start in range(0, len(whole), PARCEL_BYTES)]
+    """Splits `whole` into pieces of `CHUNK_BYTES` at most."""
+    return [whole[start : start + CHUNK_BYTES] for start in range(0, len(whole), CHUNK_BYTES)]

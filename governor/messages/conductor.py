@@ -1,4 +1,4 @@
-"""Between daemon and conductors: what a conductor is told, and what it reports."""
+"""Between daemon and conductors: commands to a conductor, and its reports."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ LogLevel: TypeAlias = Literal["debug", "info", "warning", "error"]
 
 
 class ReadyReport(Message, frozen=True):
-    """It can take commands. `detail` is for the log: spaces of an environment, Ray's address, and so on."""
+    """The conductor accepts commands. `detail` is for the log: spaces of an environment, Ray's address, and so on."""
 
     detail: dict[str, Any] = {}
 
 
 class FailedReport(Message, frozen=True):
-    """It cannot work and will exit; `reason` is one line, `traceback` goes to the log."""
+    """The conductor cannot work and will exit; `reason` is one line, `traceback` goes to the log."""
 
     reason: str
     traceback: str = ""
@@ -60,7 +60,7 @@ class TaskAttemptEnded(Message, frozen=True):
 
 
 class PartEndedReport(Message, frozen=True):
-    """The simulation or the task graph of a phase is over. `end` says why: ``max_episodes``, ``until``,
+    """The simulation or the task graph of a phase is over. `end` is the reason: ``max_episodes``, ``until``,
     ``tasks_done``, ``stopped``; `failures` counts episodes or tasks that ended badly; `first_failure` is one
     line.
     """
@@ -94,8 +94,8 @@ ConductorEvent: TypeAlias = (
 
 
 class Report(Message, frozen=True):
-    """Events of a conductor on their way, in order: kept and sent again until acknowledged. `seq` is the number
-    of the first one; each is applied once by (conductor, incarnation, number).
+    """Events of a conductor, in order, sent again until acknowledged. `seq` is the number of the first one; each is
+    applied once by (conductor, incarnation, number).
     """
 
     conductor: str
@@ -141,7 +141,7 @@ class Evaluate(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
-    """Which states of the agents are kept; the last `keep` of those after `every` so many episodes."""
+    """The states of the agents that are kept: the last `keep` of those saved after each `every` episodes, the best, the last."""
 
     every: int | None = None
     keep: int | None = None
@@ -150,8 +150,8 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Made(msgspec.Struct, frozen=True, kw_only=True):
-    """What the run file says of an environment or agent that the simulation builds itself: `vector` of them for a worker;
-    `state` is the file that an agent begins from.
+    """An environment or agent of the run file that the simulation builds itself: `vector` of them for each worker;
+    `state` is the file that an agent is loaded from.
     """
 
     entry: str
@@ -161,12 +161,12 @@ class Made(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StartSimulation(Message, frozen=True):
-    """Drive the episodes of a phase. `done` are the episodes that ended before this incarnation began: they
-    count, and are not played again. `made_environment` and `made_agents` (in the order of `agents`) are there when
-    `transport` is ``in_process`` or ``ray``. `players` says which agent plays whom, where the run file does. `chunk`: episodes
-    that a runner gets at a time, None: as many as make a second. `vector` is how many environments a
-    worker has in one; `max_staleness` is in versions of the weights. `build_seconds`: for an environment or an agent
-    that is made here, and not by a conductor of its own.
+    """Play the episodes of a phase. `done` are the episodes that ended before this incarnation began: they
+    count, and are not played again. `made_environment` and `made_agents` (in the order of `agents`) are set when
+    `transport` is ``in_process`` or ``ray``. `players` maps players to agents, where the run file does. `chunk`: episodes
+    that a runner gets at a time, None: as many as take about a second. `vector` is the number of environments of each
+    worker; `max_staleness` is in versions of the weights. `build_seconds` bounds how long an environment or agent takes
+    to be built here, not in a conductor of its own.
     """
 
     phase: int
@@ -195,7 +195,7 @@ class StartSimulation(Message, frozen=True):
 
 class TaskSpec(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One node of the graph. `timeout` bounds the running time of one attempt; `retries` is the number of
-    attempts after the first. `args_key` names arguments that are no plain data and lie in Ray.
+    attempts after the first. `args_key` names arguments that are not plain data and are stored in Ray.
     """
 
     id: str
@@ -256,11 +256,11 @@ class Shutdown(Message, frozen=True):
 
 
 class Ping(Message, frozen=True):
-    """Are you there? Answered by the conductor's event loop, with `Alive`."""
+    """Liveness probe. The conductor's event loop answers it with `Alive`."""
 
 
 class Alive(Message, frozen=True):
-    """It is there. `progress` counts what it has done: steps played, tasks begun and ended."""
+    """Answer to `Ping`. `progress` counts steps played, tasks begun and ended."""
 
     progress: int = 0
 
@@ -269,7 +269,7 @@ ConductorCommand: TypeAlias = StartSimulation | StartTasks | StopPartCommand | S
 
 
 class ConductorSpec(Message, frozen=True):
-    """All that a conductor needs to know at its birth.
+    """All that a conductor needs when it starts.
 
     `run_folder` keeps files of the run (``runs/<uid>/``), `socket_folder` its sockets; `import_folder` goes to
     the front of ``sys.path``. `secret` is the run's: it goes with each report, as a frame of its own, and comes with each

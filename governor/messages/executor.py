@@ -1,4 +1,4 @@
-"""Between executor and daemon: what may be asked of the service `governor`, and what it answers."""
+"""Between executor and daemon: the requests to the service `governor`, and its replies."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from governor.messages.results import RunResult
 
 
 class Submit(Message, frozen=True):
-    """A run file as parsed YAML, the folder its `entry` and `call` are imported from, the client's key."""
+    """Submits a run: its run file as parsed YAML, the folder to import its `entry` and `call` from, the client's key."""
 
     run: dict[str, Any]
     folder: str
@@ -26,7 +26,7 @@ class Resume(Message, frozen=True):
 
 
 class Watch(Message, frozen=True):
-    """All events of the run with a sequence number above `after`, and with `follow` those to come until it has ended."""
+    """All events of the run with a sequence number above `after`; with `follow` also later ones, until the run has ended."""
 
     uid: str
     after: int = 0
@@ -57,8 +57,8 @@ class Explain(Message, frozen=True):
 
 
 class Prune(Message, frozen=True):
-    """Lets ended runs go, but for the newest `keep_runs` and those that ended within `keep_days`; with neither, as the
-    daemon's configuration says. `dry_run` tells what would go.
+    """Removes ended runs, except the newest `keep_runs` and those that ended within the last `keep_days`; with neither, by the
+    daemon's configuration. `dry_run` only lists them.
     """
 
     keep_runs: int | None = None
@@ -67,8 +67,8 @@ class Prune(Message, frozen=True):
 
 
 class Pruned(Message, frozen=True):
-    """The runs that nobody finds any more, and the bytes of their files. `removed`: these are gone, too; else the daemon is
-    removing them.
+    """The pruned runs, and the bytes of their files. `removed`: the files are removed already; else the daemon is removing
+    them.
     """
 
     uids: tuple[str, ...]
@@ -78,7 +78,7 @@ class Pruned(Message, frozen=True):
 
 
 class Reload(Message, frozen=True):
-    """Reads the daemon's configuration anew and takes it over, all or nothing."""
+    """Reads the daemon's configuration again and applies it, all or nothing."""
 
 
 class Reloaded(Message, frozen=True):
@@ -105,14 +105,14 @@ class RunEvent(Message, frozen=True):
 
 
 class WatchEnd(Message, frozen=True):
-    """Nothing more will come: the run has ended, the daemon is going down (`interrupted`), or nobody wished to follow."""
+    """The last message: the run has ended, the daemon is going down (`interrupted`), or the request had no `follow`."""
 
     outcome: RunOutcome | Literal["interrupted", "in work"]
 
 
 class ConductorStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """`started`: the pids of all that it has started and that lives, in sessions of its own too; runners of Ray on this
-    machine among them.
+    """`started`: the pids of all running processes that it has started, in sessions of their own too, including runners of
+    Ray on this machine.
     """
 
     name: str
@@ -124,7 +124,7 @@ class ConductorStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LimitUse(msgspec.Struct, frozen=True, kw_only=True):
-    """Of a limit of the run file: what it allows, and what is used; None: not measured yet. Memory and disk in bytes."""
+    """A limit of the run file, and its use; None: not measured yet. Memory and disk in bytes."""
 
     limit: Literal["steps", "episodes", "tasks", "memory", "disk"]
     allowed: int
@@ -132,8 +132,8 @@ class LimitUse(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """A run as `status` and `list` show it. `waits_for` answers "why is it waiting?" in one line; `parent` is the run that
-    it resumes; `limits` are there while it is in work. `stalled_since`: when it made progress last, if that is longer ago than
+    """A run as `status` and `list` show it. `waits_for`: why it is waiting, in one line; `parent` is the run that it
+    resumes; `limits` are set while it is in work. `stalled_since`: the time of its last progress, if that is longer ago than
     its `stall_timeout`. `seconds` in work, as of `RunResult`.
     """
 
@@ -162,7 +162,7 @@ class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ExplainedLine(msgspec.Struct, frozen=True, kw_only=True):
-    """What a run does or waits for; wall-clock seconds since when, and until when at most where something bounds it."""
+    """One activity or wait of a run; since when, and until when at most where it is bounded (wall-clock seconds)."""
 
     what: str
     since: float | None = None
@@ -170,7 +170,7 @@ class ExplainedLine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Explanation(Message, frozen=True):
-    """`at` is the daemon's wall clock now."""
+    """`at` is the daemon's current wall-clock time."""
 
     uid: str
     name: str
@@ -179,8 +179,8 @@ class Explanation(Message, frozen=True):
 
 
 class StatusReport(Message, frozen=True):
-    """The daemon and its runs in work or queued; with a uid, that run alone, ended ones too. `quarantined`: slots that
-    take no run, and what each waits for.
+    """The daemon and its runs in work or queued; with a uid, that run alone, also an ended one. `quarantined`: slots that
+    accept no run, and what each waits for.
     """
 
     pid: int

@@ -1,4 +1,4 @@
-"""`Link`: what a conductor reports through; and `RecordingLink`, which keeps the reports, for tests."""
+"""`Link`: the connection through which a conductor reports; and `RecordingLink`, which records reports, for tests."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ E = TypeVar("E")
 
 
 class Link(Protocol):
-    """What a conductor may say, and to whom."""
+    """Sends the events of a conductor to the governor."""
 
     client: Client
 
@@ -31,7 +31,7 @@ class Link(Protocol):
 
 
 class RecordingLink:
-    """A `Link` to nobody: keeps what was reported. The seam for tests of conductors."""
+    """A `Link` without a governor: records what was reported. The seam for tests of conductors."""
 
     def __init__(self, client: Client | None = None, *, flow: str = "CONTINUE") -> None:
         self.client: Client = client  # type: ignore[assignment]  # a test without a broker has none
@@ -49,7 +49,7 @@ class RecordingLink:
         return [await self.report(event) for event in events][-1]
 
     async def next(self, kind: type[E], *, after: int = 0) -> E:
-        """The first event of this kind at or behind position `after`, waited for."""
+        """Waits for the first event of this kind at or behind position `after`."""
 
         def found() -> list[E]:
             return [event for event in self.events[after:] if isinstance(event, kind)]

@@ -1,4 +1,4 @@
-"""What is kept of episodes, tasks, phases and runs: it travels, and it lies in the journal."""
+"""Records of episodes, tasks, phases and runs: sent in messages, and stored in the journal."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from governor.messages.base import EpisodeOutcome, Message, RunOutcome, TaskOutc
 
 
 class TaskRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """How one run of a task ended. `value` is set when it is small and JSON-like, else `value_file` names a
+    """The end of one run of a task. `value` is set when it is small and JSON-like, else `value_file` names a
     file below the run's folder. `cause` names the root task of an `upstream_failed`. `seconds` is the running
     time of the last attempt.
     """
@@ -28,9 +28,9 @@ class TaskRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class EpisodeRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """How one episode ended. `index` counts from 0 within its phase; `value` is the undiscounted return: with several
-    players the sum of theirs, which are `values`. `evaluation` is the number of the evaluation, from 1, that it belongs to, 0
-    for none: such episodes are numbered on behind the last one of the phase.
+    """The end of one episode. `index` counts from 0 within its phase; `value` is the undiscounted return: with several
+    players the sum of theirs, which are in `values`. `evaluation` is the number of its evaluation, from 1, or 0 for none;
+    the indices of evaluation episodes follow the last one of the phase.
     """
 
     index: int
@@ -55,8 +55,8 @@ class PhaseResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunResult(Message, frozen=True):
-    """How a run ended. `parent` is the run that this one resumed. `seconds` in work, of all invocations of the daemon: by the
-    monotonic clock, so a clock that is set changes nothing; None in a record of before.
+    """The end of a run. `parent` is the run that this one resumed. `seconds` in work, over all invocations of the daemon, by
+    the monotonic clock, so changing the clock does not affect it; None in older records.
     """
 
     uid: str

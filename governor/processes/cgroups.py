@@ -6,8 +6,8 @@ marks: `governor-<mark>/<mark>/<mark>`. A process can lose its mark by setting i
 search finds it. It stays in its cgroup all the same, and one write kills that. Elsewhere nothing is made.
 
 * No controller is enabled: limits stay those of the cgroup above, and a group may hold both processes and groups.
-* A process makes the group that it joins. Whoever has killed a group removes it, once it is empty; a process that was
-  about to join makes it again.
+* A process makes the group that it joins. The process that kills a group removes it once it is empty; another process that
+  was about to join makes it again.
 * Stdlib only: the guard uses it.
 """
 
@@ -33,7 +33,7 @@ _TRIES: Final = 10
 def join(marks: Sequence[int]) -> bool:
     """Moves this process into the group of the last of these marks: of a daemon, of its child, of that one's runner.
 
-    False where there is none: nothing is delegated, or this process is not below the group of that daemon.
+    Returns False where there is no such group: nothing is delegated, or this process is not below the group of that daemon.
     """
     here = of_process()
     group = None if here is None else _group_below(here, marks)
@@ -61,8 +61,8 @@ def leave() -> None:
 
 
 def clear() -> None:
-    """Removes the groups of dead daemons that were started where this process, or its daemon, was. A daemon that lives is
-    in its group.
+    """Removes the groups of dead daemons that were started where this process, or its daemon, was. The group of a running
+    daemon is not empty, and stays.
     """
     here = of_process()
     for place in () if here is None else (here, *map(_above, _groups(here))):
@@ -77,7 +77,7 @@ def own_mark() -> int | None:
 
 
 def of_process(pid: int | None = None) -> Path | None:
-    """The folder of the cgroup of a process, else of this one. None where it is gone, or there are no cgroups v2."""
+    """The folder of the cgroup of a process, by default of this one. None where it is gone, or there are no cgroups v2."""
     try:
         lines = Path(f"/proc/{pid or 'self'}/cgroup").read_text().splitlines()
     except (FileNotFoundError, ProcessLookupError):
@@ -112,7 +112,7 @@ def marks() -> dict[int, int]:
 
 
 def pids(group: Path) -> set[int]:
-    """Those that are in it, or below."""
+    """The processes in this group, or below it."""
     return {pid for folder in _folders(group) for pid in _members(folder)}
 
 
@@ -122,13 +122,13 @@ def is_in(pid: int, group: Path) -> bool:
 
 
 def kill(group: Path) -> None:
-    """SIGKILL to those that are in it or below, all at once: also to those that are just being forked."""
+    """Sends SIGKILL to all processes in it or below at once, also to those that are just being forked."""
     with contextlib.suppress(OSError):  # it is gone, or Linux is older than 5.14
         _write(group / "cgroup.kill", b"1")
 
 
 def remove(group: Path, *, seconds: float = 0) -> bool:
-    """Removes it and those below it, as soon as no process lives in it; False where one does for so long. Blocks."""
+    """Removes it and those below it, once no process runs in it; False where one still does after `seconds`. Blocks."""
     end = time.monotonic() + seconds
     try:
         events = os.open(group / "cgroup.events", os.O_RDONLY | os.O_CLOEXEC)
@@ -163,7 +163,7 @@ def _group_below(here: Path, marks: Sequence[int]) -> Path | None:
 
 
 def _is_delegated(folder: Path) -> bool:
-    """Whether its manager leaves it to us. systemd says so: since 251 to the owner, always to root."""
+    """Whether its manager delegates it to this user. systemd sets the attribute for root, and since 251 for the owner."""
     for name in ("user.delegate", "trusted.delegate"):
         with contextlib.suppress(OSError):
             if os.getxattr(folder, name) == b"1":
@@ -177,12 +177,12 @@ def _names(marks: Sequence[int]) -> list[str]:
 
 
 def _groups(folder: Path) -> list[re.Match[str]]:
-    """Those that it is in, or is; the innermost is the last."""
+    """The groups that this folder is, or is in; the innermost is the last."""
     return list(_GROUP.finditer(str(folder)))
 
 
 def _groups_in(folder: Path) -> list[Path]:
-    """Of the daemons that were started in it."""
+    """The groups of the daemons that were started in this folder."""
     return [group for group in folder.glob("governor-*") if _GROUP.fullmatch(f"/{group.name}")]
 
 
@@ -196,12 +196,12 @@ def _mark(folder: Path) -> int | None:
 
 
 def _folders(group: Path) -> Iterator[Path]:
-    """All in it, and itself as the last."""
+    """All folders in it, and itself as the last."""
     return (Path(folder) for folder, _, _ in os.walk(group, topdown=False))
 
 
 def _members(folder: Path) -> list[int]:
-    """Without those that this namespace has no number for."""
+    """The pids in it, without processes that have no number in this namespace."""
     try:
         return [int(pid) for pid in (folder / "cgroup.procs").read_text().split() if pid != "0"]
     except OSError:  # it was removed
@@ -218,7 +218,7 @@ def _write(file: Path, text: bytes) -> None:
 
 @functools.cache
 def _mount() -> tuple[Path, Path]:
-    """Which cgroup is mounted, and where; as good as none where no v2 is."""
+    """The root of the mounted cgroup v2 hierarchy, and its mount point; paths that match nothing where there is none."""
     for line in Path("/proc/self/mountinfo").read_text().splitlines():
         fields = line.split()
         if fields[fields.index("-") + 1] == "cgroup2":

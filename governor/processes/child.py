@@ -2,7 +2,7 @@
 
 Rules:
 * The target is named, and imported here: the daemon never imports it, hence neither Ray nor user code.
-* The process leaves by `os._exit`: no thread, finalizer or executor can hold its exit back.
+* The process exits by `os._exit`: no thread, finalizer or executor can delay that.
 * Exit code: what the target returns (None is 0); a target that raises or cannot be imported ends in 70, with its
   traceback on stderr.
 """
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 async def run_target(target: str, payload: bytes, mark: int) -> int | None:
-    """Marks this process, where the daemon is (else it has said so); then imports `module:function` and awaits it with the payload."""
+    """Marks this process, then imports `module:function` and awaits it with the payload."""
     kill_tree.mark_self(mark)
     module, _, function = target.partition(":")
     code: int | None = await getattr(import_module(module), function)(payload)
@@ -33,7 +33,7 @@ async def run_target(target: str, payload: bytes, mark: int) -> int | None:
 
 
 def enter(unit: Unit) -> NoReturn:
-    """Takes the place of aiomultiprocess' own `run_async`, which has no exit code and joins threads at the end."""
+    """Replaces aiomultiprocess' own `run_async`, which has no exit code and joins threads at the end."""
     code: int = ExitCode.INTERNAL
     try:
         prctl.name_process(multiprocessing.current_process().name)
@@ -49,5 +49,5 @@ def enter(unit: Unit) -> NoReturn:
             try:
                 stream.flush()
             except (OSError, ValueError):
-                continue  # nobody reads it any more
+                continue  # its reader is gone
         os._exit(code & 0xFF)

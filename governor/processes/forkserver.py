@@ -1,11 +1,11 @@
-"""The forkserver: started early, warm when it has imported what children need, seen when it dies.
+"""The forkserver: starts early, is warm when it has imported what children need, and is watched for its exit.
 
 Rules:
-* Called from the main thread only: PDEATHSIG follows the thread that forked. Nobody but `_launch` starts one.
+* Called from the main thread only: PDEATHSIG follows the thread that forked. Only `_launch` starts a forkserver.
 * A child sees the environment of the moment when the forkserver started.
 * It is exec'd, so nothing of the daemon's memory, and no descriptor but three, is in it or in any child.
-* When it dies its children die with it; the next `warm_up`, `warm` or `start` makes a new one. One that is silent when
-  it should import or fork is as good as dead: it is killed.
+* When it dies its children die with it; the next `warm_up`, `warm` or `start` starts a new one. A forkserver that does
+  not finish an import or a fork in time is killed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from governor.errors import ForkserverDied, ProcessError
 from governor.processes import open_files
 from governor.processes.preload import ORDER_VARIABLE, Order, PreloadReport
 from governor.processes.readiness import is_readable, readable
-from governor.processes.silence import BEAT_SECONDS, SilenceTimer
+from governor.processes.silence import TICK_SECONDS, SilenceTimer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -56,7 +56,7 @@ FORK_SECONDS: Final = 5.0
 
 
 class _Internals:
-    """What multiprocessing keeps to itself, and we need: the pids of its two helpers, and their end."""
+    """Private parts of multiprocessing that this module needs: the pids of its two helpers, and how to end them."""
 
     forkserver: Any = forkserver._forkserver  # noqa: SLF001
     tracker: Any = resource_tracker._resource_tracker  # noqa: SLF001
@@ -69,7 +69,7 @@ _modules: tuple[str, ...] = PRELOAD
 
 
 class Forkserver:
-    """One life of the forkserver: its pid, its death, its report."""
+    """One forkserver process: its pid, its exit, its report."""
 
     def __init__(self, *, pid: int, receiver: socket.socket, secret: str) -> None:
         self.pid = pid
@@ -77,15 +77,15 @@ class Forkserver:
         self._receiver = receiver
         self._secret = secret
         self._pidfd = os.pidfd_open(pid)
-        self._obituary = ""
-        self._one_by_one = threading.Lock()
+        self._exit_reason = ""
+        self._lock = threading.Lock()
 
     def __repr__(self) -> str:
         state = "dead" if self.dead else "warm" if self.report else "cold"
         return f"Forkserver(pid={self.pid}, {state})"
 
     def __del__(self) -> None:
-        with contextlib.suppress(AttributeError):  # there was no descriptor left for it
+        with contextlib.suppress(AttributeError):  # __init__ could not open one
             os.close(self._pidfd)
 
     @property
@@ -93,7 +93,7 @@ class Forkserver:
         return is_readable(self._pidfd)
 
     def collect(self) -> PreloadReport | None:
-        """Takes the report if it has arrived; raises ForkserverDied if that happened before it came."""
+        """Reads the report if it has arrived; raises ForkserverDied if the process died before it sent one."""
         while self.report is None:
             try:
                 datagram = self._receiver.recv(1 << 20)
@@ -101,11 +101,11 @@ class Forkserver:
                 break
             self.report = PreloadReport.load(datagram, self._secret)
         if self.report is None and self.dead:
-            raise self._died("while it loaded its modules; its stderr tells why")
+            raise self._error("while it loaded its modules; its stderr tells why")
         return self.report
 
     async def reported(self, *, within: float) -> PreloadReport:
-        """Its report; it is killed when that has not come so many seconds later. Raises ForkserverDied."""
+        """Waits for its report, and kills it after `within` seconds without one. Raises ForkserverDied."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(within):
                 while self.collect() is None:
@@ -113,82 +113,83 @@ class Forkserver:
         if (report := self.collect()) is None:
             why = f"not ready within {within:g} s; its imports hang, or it cannot import {Order.__module__}"
             await self._kill(why)
-            raise self._died()
+            raise self._error()
         return report
 
     async def fork(self, order: Callable[[], object]) -> None:
-        """Carries out `order`, which blocks until this forkserver has answered it, in a thread; one order after the other.
+        """Runs `order`, which blocks until this forkserver has answered it, in a thread; one order after the other.
 
-        Raises ForkserverDied when it died meanwhile, of its silence for one, and ProcessError where nothing was forked.
+        Raises ForkserverDied when the process died meanwhile, also when it was killed because it did not answer, and
+        ProcessError where nothing was forked.
         """
         begun = threading.Event()
 
-        def carry_out() -> None:
-            with self._one_by_one:
+        def run() -> None:
+            with self._lock:
                 begun.set()
-                if self.dead:  # what would answer is its successor
+                if self.dead:  # else its successor would answer
                     raise EOFError
                 order()
 
         try:
-            forked = _in_thread(carry_out)
+            forked = _in_thread(run)
         except RuntimeError as no_thread:
             raise ProcessError(f"no thread is left to fork in: {no_thread}") from no_thread
-        await self._answered(forked, begun)
+        await self._wait_for_answer(forked, begun)
         if (error := forked.exception()) is None:
             return
-        if isinstance(
-            error, EOFError | ConnectionError
-        ):  # the forkserver has closed its end, or the child has
-            await self._seen_dead()
+        if isinstance(error, EOFError | ConnectionError):  # the forkserver or the child has closed its end
+            await self._wait_for_exit()
         if self.dead:
-            raise self._died() from error
+            raise self._error() from error
         raise ProcessError(f"no child came of it: {type(error).__name__}: {error}") from error
 
-    async def _answered(self, forked: asyncio.Future[None], begun: threading.Event) -> None:
-        """Raises ForkserverDied when it is dead and no answer will come, ProcessError when it can't even be killed."""
+    async def _wait_for_answer(self, forked: asyncio.Future[None], begun: threading.Event) -> None:
+        """Waits until `forked` is done. Raises ForkserverDied when the process is dead and no answer will come, ProcessError
+        when it can't even be killed.
+        """
         loop = asyncio.get_running_loop()
         silence = SilenceTimer(loop.time())
         was_dead = False
-        while not (await asyncio.wait({forked}, timeout=BEAT_SECONDS))[0]:
+        while not (await asyncio.wait({forked}, timeout=TICK_SECONDS))[0]:
             if was_dead:
-                raise self._died()
-            if self._obituary:
-                await self._seen_dead()
+                raise self._error()
+            if self._exit_reason:
+                await self._wait_for_exit()
                 if not self.dead:
-                    raise ProcessError(f"{self._obituary}, and is alive", pid=self.pid)
+                    raise ProcessError(f"{self._exit_reason}, and is alive", pid=self.pid)
             was_dead = self.dead
             if not begun.is_set():
-                silence.heard(loop.time())
-            elif silence.passed(loop.time()) >= FORK_SECONDS:
+                silence.reset(loop.time())
+            elif silence.tick(loop.time()) >= FORK_SECONDS:
                 await self._kill(f"silent for {FORK_SECONDS:g} s, and a process was to be forked")
 
     def close(self) -> None:
         self._receiver.close()
 
-    def _died(self, when: str = "") -> ForkserverDied:
+    def _error(self, when: str = "") -> ForkserverDied:
         return ForkserverDied(
-            self._obituary or f"the forkserver (pid {self.pid}) died{when and f' {when}'}", pid=self.pid
+            self._exit_reason or f"the forkserver (pid {self.pid}) died{when and f' {when}'}", pid=self.pid
         )
 
     async def _kill(self, why: str) -> None:
-        """With all its children: it is alive and does nothing."""
-        if not self._obituary:
-            self._obituary = f"the forkserver (pid {self.pid}) was killed: {why}"
+        """Kills it with all its children: it runs, but does not answer."""
+        if not self._exit_reason:
+            self._exit_reason = f"the forkserver (pid {self.pid}) was killed: {why}"
             log.error("forkserver.silent", pid=self.pid, reason=why)
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
-        await self._seen_dead()
+        await self._wait_for_exit()
 
-    async def _seen_dead(self) -> None:
-        """Or a beat has passed."""
+    async def _wait_for_exit(self) -> None:
+        """Waits for its exit, for one tick at most."""
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(BEAT_SECONDS):
+            async with asyncio.timeout(TICK_SECONDS):
                 await readable(self._pidfd)
 
 
 def warm_up(*, preload: bool | Sequence[str] = True, folder: Path | None = None) -> None:
-    """Starts the forkserver if none lives, and returns at once while it imports its modules.
+    """Starts the forkserver if none runs, and returns at once while it imports its modules.
 
     Call it early, from the main thread, after `Notifier.from_environ` and before READY; `warm` waits for it.
     `preload`: True for PRELOAD, False for the child's own machinery alone, or names of modules. The choice holds
@@ -198,15 +199,15 @@ def warm_up(*, preload: bool | Sequence[str] = True, folder: Path | None = None)
     global _modules  # noqa: PLW0603 - there is one forkserver in a process, as multiprocessing has it
     _modules = (PRELOAD if preload else ()) if isinstance(preload, bool) else tuple(preload)
     if folder is not None:
-        _keep_sockets_in(folder)
+        _place_sockets_in(folder)
     _ensure_server()
 
 
 async def warm(*, timeout: float = WARM_SECONDS) -> PreloadReport:  # noqa: ASYNC109 - one deadline, owned here
     """Waits, without blocking the loop, until children can be started in milliseconds; the forkserver's report.
 
-    Starts a new forkserver if the last one died. Raises ForkserverDied if it dies, of being killed after `timeout` seconds
-    for one; ProcessError when it cannot be started.
+    Starts a new forkserver if the last one died. Raises ForkserverDied if it dies, or is killed after `timeout` seconds;
+    ProcessError when it cannot be started.
     """
     return await _ensure_server().reported(within=timeout)
 
@@ -219,14 +220,14 @@ async def warm_server() -> Forkserver:
 
 
 def shut_down() -> None:
-    """Ends the forkserver, with every child that still lives, and multiprocessing's resource tracker; reaps both."""
+    """Ends the forkserver, with every child that still runs, and multiprocessing's resource tracker; reaps both."""
     global _server  # noqa: PLW0603 - see warm_up
     for pid in (_internals.forkserver._forkserver_pid, _internals.tracker._pid):  # noqa: SLF001 - see _Internals
         if pid is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
     vars(_internals.forkserver).pop("ensure_running", None)
-    with contextlib.suppress(FileNotFoundError):  # its socket, which somebody else has removed
+    with contextlib.suppress(FileNotFoundError):  # its socket was removed by another process
         _internals.forkserver._stop()  # noqa: SLF001 - closes its fds, reaps it, removes its socket
     _internals.tracker._stop()  # noqa: SLF001
     if _server is not None:
@@ -273,7 +274,7 @@ def _launch() -> Forkserver:
         with _environment({**changes, ORDER_VARIABLE: order.dump()}):
             forkserver.set_forkserver_preload([Order.__module__])
             forkserver.ensure_running()
-        _internals.forkserver.ensure_running = _leave_it  # who is to fork does not start another one
+        _internals.forkserver.ensure_running = _do_nothing  # a fork must not start another forkserver
         pid: int = _internals.forkserver._forkserver_pid  # noqa: SLF001 - see _Internals
         return Forkserver(pid=pid, receiver=receiver, secret=secret)
     except OSError as error:
@@ -282,10 +283,10 @@ def _launch() -> Forkserver:
 
 
 def _in_thread(order: Callable[[], object]) -> asyncio.Future[None]:
-    """As `asyncio.to_thread`, but nobody's end waits for it: what it asks may never answer."""
+    """As `asyncio.to_thread`, but no exit waits for the thread: `order` may never return."""
     loop = asyncio.get_running_loop()
     done: asyncio.Future[None] = loop.create_future()
-    done.add_done_callback(lambda _: done.cancelled() or done.exception())  # perhaps nobody waits any more
+    done.add_done_callback(lambda _: done.cancelled() or done.exception())  # its waiter may be gone
 
     def settle(error: Exception | None) -> None:
         if error is None:
@@ -293,25 +294,25 @@ def _in_thread(order: Callable[[], object]) -> asyncio.Future[None]:
         else:
             done.set_exception(error)
 
-    def carry_out() -> None:
+    def run() -> None:
         failure: Exception | None = None
         try:
             order()
-        except Exception as error:  # noqa: BLE001  # the caller's to judge
+        except Exception as error:  # noqa: BLE001  # handed to the caller
             failure = error
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits
+        with contextlib.suppress(RuntimeError):  # the loop is closed
             loop.call_soon_threadsafe(settle, failure)
 
-    threading.Thread(target=carry_out, name="forking", daemon=True).start()
+    threading.Thread(target=run, name="forking", daemon=True).start()
     return done
 
 
-def _leave_it() -> None:
-    """In place of multiprocessing's `ensure_running`: that would start a forkserver without our order."""
+def _do_nothing() -> None:
+    """Replaces multiprocessing's `ensure_running`, which would start a forkserver without our order."""
 
 
-def _keep_sockets_in(folder: Path) -> None:
-    """The first call decides: multiprocessing makes its folder once, where temporary files are at that time."""
+def _place_sockets_in(folder: Path) -> None:
+    """Only the first call has an effect: multiprocessing makes its folder once, where temporary files are at that time."""
     before = tempfile.tempdir
     tempfile.tempdir = str(folder)
     try:

@@ -1,16 +1,16 @@
-"""The guard: two small parents above the daemon that leave nothing behind, whichever of the three is killed.
+"""The guard: two small processes above the daemon that leave nothing behind, whichever of the three is killed.
 
-Outside systemd nobody kills what escapes its process group. A guard is a subreaper, so that every orphan below it
-becomes its child, and the daemon is its child too. One alone would leave its orphans to init when it gets SIGKILL;
-so there are two, guard -> deputy -> daemon, with the same loop. Rules:
+Outside systemd nothing kills a process that left its process group. A guard is a subreaper: every orphan below it
+becomes its child, and the daemon is its child too. A single guard would leave its orphans to init when it gets SIGKILL;
+so there are two, first guard -> second guard -> daemon, with the same loop. Rules:
 * Stdlib only, one thread, forked before anything heavy is imported.
-* The daemon has a process group of its own and hears each signal once, down the line: a Ctrl-C of the terminal and a
-  signal to the job's group reach the guard alone.
-* Ctrl-Z stops guard and daemon; `fg` and `bg` wake both.
-* The daemon dies: the deputy sweeps. The deputy dies: the daemon dies with it (PDEATHSIG), the guard sweeps. The guard
-  dies: the kernel tells the deputy (PDEATHSIG too), which sweeps, the daemon among them, however busy that is. Both die
-  together: the daemon dies with the deputy, and the sweeper beside it kills what is left.
-* The exit code is the daemon's; 128 + n when signal n ended it, as shells say it.
+* The daemon has a process group of its own and gets each signal once, from the guards: a Ctrl-C of the terminal and a
+  signal to the job's group reach the first guard alone.
+* Ctrl-Z stops the first guard and the daemon; `fg` and `bg` continue both.
+* If the daemon dies, the second guard sweeps. If the second guard dies, the daemon dies with it (PDEATHSIG) and the first
+  one sweeps. If the first guard dies, the kernel signals the second one (PDEATHSIG too), which kills all below it, the daemon
+  too, however busy that is. If both guards die together, the daemon dies with the second one, and the sweeper kills the rest.
+* The exit code is the daemon's; 128 + n when signal n ended it, as in shells.
 """
 
 from __future__ import annotations
@@ -40,17 +40,17 @@ _FORWARDED = (
     signal.SIGCONT,
 )
 _GUARD_DIED = signal.SIGRTMIN
-"""From the kernel, to the deputy; nobody sends it otherwise."""
+"""From the kernel, to the second guard; nothing else sends it."""
 _TAKEN = frozenset({*_FORWARDED, signal.SIGTSTP, signal.SIGCHLD, _GUARD_DIED})
 
 FOLDER = "RUN_GOVERNOR_FOLDER"
-"""Variable with the path of the folder that the guard removes; whoever takes the folder takes the variable away."""
+"""Variable with the path of the folder that the guard removes; the process that uses the folder unsets the variable."""
 SWEEP_SECONDS = 10.0
-"""How long the guard tries to see every descendant dead before it names the survivors and goes."""
+"""How long the guard tries to kill every descendant before it prints the survivors and exits."""
 
 
 def needs_guard(environ: Mapping[str, str], *, pid: int) -> bool:
-    """Whether the process `pid` must stand its own guard: not where a systemd unit's cgroup does the work.
+    """Whether the process `pid` needs a guard: not where a systemd unit's cgroup does the work.
 
     INVOCATION_ID is no proof: everything below a unit inherits it, a shell in a terminal emulator too. SYSTEMD_EXEC_PID
     names the very process that the unit started, and NOTIFY_SOCKET is there while a manager waits for READY.
@@ -58,8 +58,8 @@ def needs_guard(environ: Mapping[str, str], *, pid: int) -> bool:
     return not environ.get("NOTIFY_SOCKET") and environ.get("SYSTEMD_EXEC_PID") != str(pid)
 
 
-def stand_guard(*, makes_folder: bool = False) -> None:
-    """Forks where a guard is needed, and returns in the daemon only; the guard leaves with the daemon's exit code.
+def start_guard(*, makes_folder: bool = False) -> None:
+    """Forks where a guard is needed, and returns in the daemon only; the guard exits with the daemon's exit code.
 
     `makes_folder`: a short one of mode 0700, for sockets. The variable `FOLDER` has its path, and the guard removes it.
 
@@ -69,14 +69,14 @@ def stand_guard(*, makes_folder: bool = False) -> None:
     if not needs_guard(os.environ, pid=os.getpid()):
         return
     if threading.active_count() > 1:
-        raise RuntimeError("stand_guard() must be called before any thread is started")
+        raise RuntimeError("start_guard() must be called before any thread is started")
     folder = _make_folder() if makes_folder else None
     sys.stdout.flush()
     sys.stderr.flush()
-    # Blocked before the forks: no signal can fall between them and the waits below.
+    # Blocked before the forks: no signal is lost between them and the waits below.
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, _TAKEN)
-    prctl.die_with_parent(expected=_fork_below(folder, is_deputy=False), told_by=_GUARD_DIED)
-    prctl.die_with_parent(expected=_fork_below(folder, is_deputy=True))
+    prctl.die_with_parent(expected=_fork_below(folder, is_second=False), number=_GUARD_DIED)
+    prctl.die_with_parent(expected=_fork_below(folder, is_second=True))
     fork_sweeper()
     # A background group of the terminal: writing goes through also under `stty tostop`, reading fails instead
     # of stopping the daemon in silence.
@@ -86,7 +86,7 @@ def stand_guard(*, makes_folder: bool = False) -> None:
 
 
 def _make_folder() -> str | None:
-    """None where there is no room for one: whoever needs it says so."""
+    """None where the disk has no room for one: the code that needs it reports that."""
     import tempfile  # noqa: PLC0415  # the guard of a `serve` needs none
 
     try:
@@ -96,8 +96,8 @@ def _make_folder() -> str | None:
     return folder
 
 
-def _fork_below(folder: str | None, *, is_deputy: bool) -> int:
-    """Returns in a child of its own process group, with the parent's pid; the parent becomes its guard."""
+def _fork_below(folder: str | None, *, is_second: bool) -> int:
+    """Forks. Returns in the child, which leads a process group, with the parent's pid; the parent becomes its guard."""
     prctl.adopt_orphans()
     guard = os.getpid()
     child = os.fork()
@@ -106,19 +106,19 @@ def _fork_below(folder: str | None, *, is_deputy: bool) -> int:
         return guard
     code = 70
     try:
-        prctl.name_process("governor-deputy" if is_deputy else "governor-guard")
-        code = _guard(child, is_deputy=is_deputy)
+        prctl.name_process("governor-guard2" if is_second else "governor-guard")
+        code = _guard(child, is_second=is_second)
         if folder is not None:
             import shutil  # noqa: PLC0415  # as tempfile below
 
             shutil.rmtree(folder, ignore_errors=True)
-    except BaseException:  # noqa: BLE001 - nothing is left without guard: the other one sweeps
+    except BaseException:  # noqa: BLE001 - the other guard sweeps
         sys.excepthook(*sys.exc_info())
     os._exit(code)
 
 
-def _guard(child: int, *, is_deputy: bool) -> int:
-    """Forwards signals and reaps orphans until `child` ends, or the guard above; sweeps; the exit code."""
+def _guard(child: int, *, is_second: bool) -> int:
+    """Forwards signals and reaps orphans until `child` or the first guard ends; sweeps; returns the exit code."""
     # The default disposition of SIGWINCH and SIGCONT drops them while blocked, that of SIGCHLD too, unless handled.
     for quiet in (signal.SIGCHLD, signal.SIGWINCH, signal.SIGCONT):
         signal.signal(quiet, lambda *_: None)
@@ -126,12 +126,12 @@ def _guard(child: int, *, is_deputy: bool) -> int:
     while status is None:
         number = signal.sigwaitinfo(_TAKEN).si_signo
         if number == _GUARD_DIED:
-            _forward(child, signal.SIGKILL)  # before all others: it shall put none of their deaths on record
+            _forward(child, signal.SIGKILL)  # first, so that it records none of the others' deaths
             status = signal.SIGKILL
             break
         if number != signal.SIGCHLD:
             _forward(child, number)
-        if number == signal.SIGTSTP and not is_deputy:
+        if number == signal.SIGTSTP and not is_second:
             os.kill(os.getpid(), signal.SIGSTOP)
         status = reap().get(child)
     survivors = sweep()
@@ -146,7 +146,7 @@ def _guard(child: int, *, is_deputy: bool) -> int:
 
 
 def _forward(child: int, number: int) -> None:
-    # Not reaped yet, or it would not be asked for: the pid cannot be someone else's.
+    # Not reaped yet, so the pid still belongs to the child.
     os.kill(child, number)
 
 
@@ -164,7 +164,7 @@ def reap() -> dict[int, int]:
 
 
 def sweep() -> set[int]:
-    """Kills and reaps descendants until none is left; the pids of those that live on after SWEEP_SECONDS."""
+    """Kills and reaps descendants until none is left; the pids of those that still run after SWEEP_SECONDS."""
     deadline = time.monotonic() + SWEEP_SECONDS
     while True:
         reap()
@@ -180,7 +180,7 @@ def sweep() -> set[int]:
 
 
 def _has_children() -> bool:
-    """Orphans that a subreaper has adopted are its children, too."""
+    """Including the orphans that this subreaper has adopted."""
     try:
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:

@@ -1,6 +1,6 @@
-"""Who a process is, beyond its number: the tick of its start, and the boot that this tick counts from.
+"""The identity of a process, beyond its pid: its start tick, and the boot that this tick counts from.
 
-No wall clock is in it, so that setting the clock makes nobody a stranger, and no later owner of the number the one.
+It uses no wall clock, so changing the clock does not change it, and a later process with the same pid never matches.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ import msgspec
 _STATE: Final = 0
 _STARTTIME: Final = 19
 _EXIT_CODE: Final = 49
-"""Their places in /proc/PID/stat behind the name, which may hold blanks and brackets."""
+"""Positions in /proc/PID/stat behind the name, which may hold blanks and brackets."""
 NEVER: Final = -1
-"""The tick of a process that nobody has seen alive: that of no other one."""
+"""The tick of a process that ended before its tick was read; no process has this one."""
 
 
 class ProcessIdentity(msgspec.Struct, frozen=True, kw_only=True):
@@ -27,7 +27,7 @@ class ProcessIdentity(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, pid: int) -> Self:
-        """Of a process that lives, or has not been reaped. Raises ProcessLookupError when there is none."""
+        """Of a process that runs, or has not been reaped. Raises ProcessLookupError when there is none."""
         return cls(pid=pid, ticks=int(_stat(pid)[_STARTTIME]), boot=boot_id())
 
     def open(self) -> int | None:
@@ -48,7 +48,7 @@ class ProcessIdentity(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def zombie_exit_code(pid: int) -> int | None:
-    """Of a process that has died and was not reaped, negative when a signal ended it; None of all others."""
+    """The exit code of a zombie, negative when a signal ended it; None for all other processes."""
     try:
         fields = _stat(pid)
     except ProcessLookupError:

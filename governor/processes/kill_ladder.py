@@ -1,12 +1,12 @@
-"""How a child process ends: message, grace, SIGTERM, grace, SIGKILL; then nothing of it is left.
+"""Terminates a child process: message, grace, SIGTERM, grace, SIGKILL; then nothing of it is left.
 
 Rules:
-* A rung is left when the child's exit has been seen, or its deadline has passed; a message that cannot be delivered
-  is no reason to wait for an answer.
-* When the child has ended, or is to be killed, all that it has started is killed and seen dead, by `kill_tree`: also what
-  left its process group (setsid), and what the death of its parent has cut off.
-* The tree is looked for in a thread: the event loop goes on. It is one of those that nothing else waits for, and the last grace
-  begins when all have been sent SIGKILL.
+* A rung ends when the child has exited, or when its grace is over. If the message cannot be delivered, nothing waits for
+  an answer.
+* When the child has ended, or is to be killed, `kill_tree` kills all that it has started and waits for their deaths: also
+  processes that left its process group (setsid), and those whose parent has died.
+* The tree is searched in threads of this module's own, so the event loop is not blocked. The last grace begins when all
+  have been sent SIGKILL.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ if TYPE_CHECKING:
 
 
 class Child(Protocol):
-    """What is brought down: a process that leads its own group. `ChildProcess` is one."""
+    """The process to terminate: it leads its own group. `ChildProcess` is one."""
 
     name: str
     pid: int
-    birth: ProcessIdentity
+    identity: ProcessIdentity
     mark: int
 
     @property
@@ -46,8 +46,8 @@ class Child(Protocol):
 
 
 Rung = Literal["none", "message", "SIGTERM", "SIGKILL"]
-AGAIN_SECONDS: Final = 0.5
-"""After somebody could not be watched."""
+RETRY_SECONDS: Final = 0.5
+"""Pause after a process could not be watched."""
 
 _THREADS: Final = ThreadPoolExecutor(max_workers=8, thread_name_prefix="kill")
 
@@ -56,9 +56,7 @@ log = logs.get_logger()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GracePeriods:
-    """Seconds of grace: after the message, after SIGTERM (0: it is left out), and until everything must be seen dead after
-    SIGKILL.
-    """
+    """Seconds of grace: after the message, after SIGTERM (0: no SIGTERM), and after SIGKILL until everything must be dead."""
 
     ask: float = 2.0
     terminate: float = 2.0
@@ -66,8 +64,10 @@ class GracePeriods:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Gone:
-    """How a child ended: on which rung ("none": it had ended before), how long it took, and which pids it had left."""
+class ChildExit:
+    """How a child ended: on which rung ("none": it had ended before), after how many seconds, and which other pids were
+    killed.
+    """
 
     exit_code: int
     rung: Rung
@@ -78,22 +78,22 @@ class Gone:
 async def terminate(
     child: Child,
     ask: Callable[[], Awaitable[object]] | None = None,
-    rungs: GracePeriods | None = None,
+    grace: GracePeriods | None = None,
     *,
     on_stuck: Callable[[ProcessError], None] | None = None,
-) -> Gone:
-    """Brings `child` and all its descendants down, in `sum(rungs)` seconds at most, besides the time in which they are found.
+) -> ChildExit:
+    """Terminates `child` and all its descendants, within the sum of the grace periods and the time to find them.
 
-    `ask` sends the message that asks it to close; its time counts as grace. When anything is alive after the last rung
-    it raises ProcessError, with the pid of who lives; or tells it to `on_stuck`, if there is one, and waits for as long
-    as that lives.
+    `ask` sends the message that asks it to close; its time counts as grace. If a process survives the last rung, this
+    raises ProcessError with its pid; or, where `on_stuck` is given, calls it with that error and waits until the process
+    is dead.
     """
-    rungs = rungs or GracePeriods()
+    grace = grace or GracePeriods()
     loop = asyncio.get_running_loop()
     begin = loop.time()
-    descent = _Descent(child)
+    escalation = _Escalation(child)
     try:
-        await descent.climb(ask, rungs)
+        await escalation.run(ask, grace)
     except (ProcessError, OSError) as error:
         stuck = error
         if not isinstance(stuck, ProcessError):
@@ -104,23 +104,23 @@ async def terminate(
             raise stuck from error
         on_stuck(stuck)
         child.signal(signal.SIGKILL)
-        await descent.end(None)
-    return Gone(
+        await escalation.end(None)
+    return ChildExit(
         exit_code=await child.wait(),
-        rung=descent.rung,
+        rung=escalation.rung,
         seconds=loop.time() - begin,
-        killed=tuple(sorted(descent.killed)),
+        killed=tuple(sorted(escalation.killed)),
     )
 
 
-async def _ended(child: Child, grace: float) -> None:
+async def _wait(child: Child, grace: float) -> None:
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(grace):
             await child.wait()
 
 
 async def _ask(child: Child, ask: Callable[[], Awaitable[object]], grace: float) -> None:
-    """Until the child has ended, `grace` is over, or the message has failed: its error is the caller's to log."""
+    """Returns when the child has ended, `grace` is over, or the message has failed; `ask` itself logs its error."""
 
     async def deliver() -> None:
         await ask()
@@ -136,33 +136,33 @@ async def _ask(child: Child, ask: Callable[[], Awaitable[object]], grace: float)
         await asyncio.gather(message, exit_, return_exceptions=True)
 
 
-class _Descent:
-    """Of one child: how far it has come, and who was killed besides it."""
+class _Escalation:
+    """Of one child: the rung it is on, and the other processes that were killed."""
 
     def __init__(self, child: Child) -> None:
         self._child = child
         self.rung: Rung = "none"
         self.killed: set[int] = set()
 
-    async def climb(self, ask: Callable[[], Awaitable[object]] | None, rungs: GracePeriods) -> None:
-        """Rung by rung until nothing is left. Raises what keeps it from seeing that."""
+    async def run(self, ask: Callable[[], Awaitable[object]] | None, grace: GracePeriods) -> None:
+        """Rung by rung until nothing is left. Raises as `end`."""
         child = self._child
         if child.exit_code is None and ask is not None:
             self.rung = "message"
-            await _ask(child, ask, rungs.ask)
-        if child.exit_code is None and rungs.terminate > 0:
+            await _ask(child, ask, grace.ask)
+        if child.exit_code is None and grace.terminate > 0:
             self.rung = "SIGTERM"
             child.signal(signal.SIGTERM)
-            child.signal(signal.SIGCONT)  # a stopped process hears SIGTERM when it goes on
-            await _ended(child, rungs.terminate)
+            child.signal(signal.SIGCONT)  # a stopped process handles SIGTERM only when it continues
+            await _wait(child, grace.terminate)
         if child.exit_code is None:
             self.rung = "SIGKILL"
-        await self.end(rungs.kill)
+        await self.end(grace.kill)
 
     async def end(self, grace: float | None) -> None:
-        """Kills who is left, the child too if it lives, and sees all dead; `killed` tells whom.
+        """Kills all that is left, the child too if it runs, and waits for their deaths; adds their pids to `killed`.
 
-        Raises ProcessError, with the pid, when one lives for longer than its grace, OSError when that could not be seen until then.
+        Raises ProcessError, with the pid, when a process is alive after the grace; OSError when it could not be watched.
         """
         begun = asyncio.get_running_loop().time()
         while True:
@@ -171,19 +171,19 @@ class _Descent:
             except OSError as error:  # no descriptor is left to watch it by, for one
                 log.warning("process.not_watched", pid=self._child.pid, reason=text_of(error))
                 passed = asyncio.get_running_loop().time() - begun
-                if grace is not None and passed + AGAIN_SECONDS > grace:
+                if grace is not None and passed + RETRY_SECONDS > grace:
                     raise
-            await asyncio.sleep(AGAIN_SECONDS)
+            await asyncio.sleep(RETRY_SECONDS)
 
     async def _end(self, grace: float | None) -> None:
         child, loop = self._child, asyncio.get_running_loop()
         if child.exit_code is not None and child.mark == kill_tree.UNMARKED:
-            return  # nothing of it can be found any more
-        striking = loop.run_in_executor(_THREADS, _strike, child)
+            return  # nothing identifies its descendants any more
+        killing = loop.run_in_executor(_THREADS, _kill_all, child)
         try:
-            handles = await asyncio.shield(striking)
+            handles = await asyncio.shield(killing)
         except asyncio.CancelledError:
-            striking.add_done_callback(_forget)
+            killing.add_done_callback(_close_handles)
             raise
         child.signal(signal.SIGKILL)  # its whole group
         deadline = None if grace is None else loop.time() + grace
@@ -191,35 +191,35 @@ class _Descent:
             self.killed |= handles.keys() - {child.pid}
             for pid, handle in handles.items():
                 if is_readable(handle):
-                    continue  # dead, also where no time is left
+                    continue  # dead, whether or not time is left
                 what = f"{child.name} (pid {pid})" if pid == child.pid else f"pid {pid}, of {child.name},"
-                async with _until(deadline, f"{what} is alive after SIGKILL", pid):
+                async with _deadline(deadline, f"{what} is alive after SIGKILL", pid):
                     await readable(handle)
         finally:
             kill_tree.close(handles)
-        async with _until(deadline, f"{child.name} (pid {child.pid}) is alive after SIGKILL", child.pid):
+        async with _deadline(deadline, f"{child.name} (pid {child.pid}) is alive after SIGKILL", child.pid):
             await child.wait()
         await loop.run_in_executor(_THREADS, kill_tree.remove_group, child.mark)
 
 
-def _strike(child: Child) -> dict[int, int]:
-    """Sends SIGKILL to the child, if it lives, and to all that it has started; the pidfds of those that it is for."""
-    handle = child.birth.open()
+def _kill_all(child: Child) -> dict[int, int]:
+    """Sends SIGKILL to the child, if it runs, and to all that it has started; returns their pidfds."""
+    handle = child.identity.open()
     roots = {} if handle is None else {child.pid: handle}
     try:
-        return kill_tree.strike(roots, marks=(child.mark,))
+        return kill_tree.stop_and_kill(roots, marks=(child.mark,))
     except OSError:
         kill_tree.close(roots)
         raise
 
 
-def _forget(striking: asyncio.Future[dict[int, int]]) -> None:
-    if striking.exception() is None:
-        kill_tree.close(striking.result())
+def _close_handles(killing: asyncio.Future[dict[int, int]]) -> None:
+    if killing.exception() is None:
+        kill_tree.close(killing.result())
 
 
 @contextlib.asynccontextmanager
-async def _until(deadline: float | None, otherwise: str, pid: int) -> AsyncIterator[None]:
+async def _deadline(deadline: float | None, otherwise: str, pid: int) -> AsyncIterator[None]:
     try:
         async with asyncio.timeout_at(deadline):
             yield

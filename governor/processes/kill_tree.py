@@ -1,14 +1,14 @@
-"""Finds a process tree, kills it, and sees it dead: what it has started in sessions and environments of its own too.
+"""Finds a process tree, kills it, and waits for its death: also processes in sessions and environments of their own.
 
 Three selectors. *Descendants*, by the parents that the kernel knows. The *mark*: a resource limit that Linux has kept
-without a use since 2.4 (RLIMIT_LOCKS). Its children inherit it, by fork alone and with an empty environment too; so it
-finds those whose parent has died. A mark is like the address of a network: of the daemon, of one child of it, of one
-runner of that child. Who asks for the first two gets all that is below. And the *cgroup* of a mark, where the system
-grants one (`cgroups`): it also holds those that have set the limit themselves.
+without a use since 2.4 (RLIMIT_LOCKS). Children inherit it by fork, with an empty environment too; so it also finds
+processes whose parent has died. A mark is hierarchical, as a network address: a daemon, one child of it, one runner of
+that child. The mark of a daemon or a child selects all that is below it. And the *cgroup* of a mark, where the system
+grants one (`cgroups`): it also holds processes that have set the limit themselves.
 
-All that is found is stopped, the roots first, until nobody new is found: what stands still forks no more. Then all are
-killed, and cgroups as a whole: also what forks faster than it is found. A pidfd stands for each process: its number may
-have another owner later. Stdlib only: the guard uses it.
+All that is found is stopped, the roots first, until no new process is found: a stopped process does not fork. Then all are
+killed, and cgroups as a whole: also processes that fork faster than they are found. Each process is held by a pidfd: its
+pid may be reused. Stdlib only: the guard uses it.
 """
 
 from __future__ import annotations
@@ -31,31 +31,31 @@ if TYPE_CHECKING:
 KILL_SECONDS: Final = 5.0
 """How long a killed process may take to die: only one in an uninterruptible system call takes longer."""
 STOP_SECONDS: Final = 0.05
-"""How long a process may take to stand still; who is not ours to stop never does."""
+"""How long a process may take to stop; one that we may not stop never does."""
 SETTLE_SECONDS: Final = 0.1
-"""How long processes that end, of whomever, may make us look once more."""
+"""How long processes that end during a search, of any user, may cause another search."""
 EMPTY_SECONDS: Final = 1.0
-"""How long the cgroup of processes that were seen dead may take to be empty."""
+"""How long the cgroup of dead processes may take to be empty."""
 UNMARKED: Final = 0
 MARK_LIMIT: Final = 10
 """RLIMIT_LOCKS, which `resource` has no name for."""
 _PARENT: Final = 1
-"""Its place in `_stat`."""
+"""Its position in `_stat`."""
 _DAEMON_BITS: Final = 30
 _CHILD_BITS: Final = 20
 _RUNNER_BITS: Final = 12
-"""Of a mark, from the top: two of a level never live at the same time in one of the level above."""
+"""Of a mark, from the top: within one mark of the level above, two processes of a level never have the same number."""
 _BELOW_DAEMON: Final = _CHILD_BITS + _RUNNER_BITS
 
 _numbers = itertools.count(int.from_bytes(os.urandom(4), "big"))
-"""Of children: what an earlier daemon has left, and nobody could kill, is not taken for theirs."""
+"""Of children; from a random start, so that survivors of an earlier daemon do not match."""
 
 
 # -- marks ---------------------------------------------------------------------------------------------------------
 
 
 def new_mark() -> int:
-    """For a daemon, or another process that starts the first of a tree."""
+    """For a daemon, or another process at the root of a tree."""
     return _within(_DAEMON_BITS, int.from_bytes(os.urandom(8), "big")) << _BELOW_DAEMON
 
 
@@ -94,8 +94,10 @@ def is_daemon() -> bool:
     return own != UNMARKED and own >> _BELOW_DAEMON << _BELOW_DAEMON == own
 
 
-def bears(*marks: int) -> Callable[[int], bool]:
-    """Whether a process has one of these marks, or one below it. Raises ProcessLookupError of one that is gone."""
+def has_mark(*marks: int) -> Callable[[int], bool]:
+    """A predicate: whether a process has one of these marks, or one below them. It raises ProcessLookupError for one that is
+    gone.
+    """
     wanted = {mark for mark in marks if mark != UNMARKED}
 
     def has_one(pid: int) -> bool:
@@ -105,10 +107,10 @@ def bears(*marks: int) -> Callable[[int], bool]:
 
 
 def marked() -> dict[int, list[int]]:
-    """All marked processes that live, by the mark of the child of a daemon that they are, or are below of."""
+    """The pids of all marked processes that run, by the mark of the daemon's child that they are, or are below."""
     found: dict[int, list[int]] = {}
     grouped = cgroups.marks()
-    for pid in _all():
+    for pid in _all_pids():
         with contextlib.suppress(ProcessLookupError):
             child = (grouped.get(pid) or _mark(pid)) >> _RUNNER_BITS << _RUNNER_BITS
             if child != UNMARKED and _state(Path(f"/proc/{pid}")) not in "ZX":
@@ -117,13 +119,13 @@ def marked() -> dict[int, list[int]]:
 
 
 def remove_group(mark: int) -> None:
-    """Removes the cgroup of a mark, if there is one and nothing lives in it. Blocks."""
+    """Removes the cgroup of a mark, if there is one and it is empty. Blocks."""
     if mark != UNMARKED and (group := cgroups.find(_levels(mark))) is not None:
         cgroups.remove(group, seconds=EMPTY_SECONDS)
 
 
 def _levels(mark: int) -> list[int]:
-    """The marks of the daemon, its child, and that one's runner, as far as this mark is of one."""
+    """The marks of the daemon, its child and that child's runner that this mark is, or is below."""
     return list(dict.fromkeys(mark >> bits << bits for bits in (_BELOW_DAEMON, _RUNNER_BITS, 0)))
 
 
@@ -132,26 +134,26 @@ def _within(bits: int, number: int) -> int:
 
 
 def _mark(pid: int) -> int:
-    """`UNMARKED` too where we may not know. Raises ProcessLookupError."""
+    """`UNMARKED` too where we may not read it. Raises ProcessLookupError."""
     try:
         found = resource.prlimit(pid, MARK_LIMIT)[0]
     except PermissionError:
         return UNMARKED
-    return found if found >> _BELOW_DAEMON > 0 else UNMARKED  # no limit is -1; and one may have a use for it
+    return found if found >> _BELOW_DAEMON > 0 else UNMARKED  # no limit is -1; small values are not ours
 
 
 # -- the end of a tree ---------------------------------------------------------------------------------------------
 
 
 def kill_tree(pid: int, handle: int | None, mark: int = UNMARKED) -> list[int]:
-    """Kills the process of the pidfd (None: it is dead already), its descendants, and all that has its mark; waits until
-    they are dead. The pids that live on: stuck in the kernel, or of another user.
+    """Kills the process of the pidfd (None: it is dead already), its descendants, and all that have its mark; waits for
+    their deaths. Returns the pids of survivors: stuck in the kernel, or of another user.
 
-    Blocks up to `KILL_SECONDS` until all stand still, and as long again until they are dead. Raises OSError without
-    descriptors to look at them; those that were found are killed all the same.
+    Blocks up to `KILL_SECONDS` until all are stopped, and as long again until they are dead. Raises OSError when no
+    descriptors are left to watch them; those that were found are killed nevertheless.
     """
     roots = {} if handle is None else {pid: handle}
-    handles = strike(roots, marks=(mark,))
+    handles = stop_and_kill(roots, marks=(mark,))
     try:
         alive = list(await_deaths(handles, seconds=KILL_SECONDS))
     finally:
@@ -160,41 +162,41 @@ def kill_tree(pid: int, handle: int | None, mark: int = UNMARKED) -> list[int]:
     return alive
 
 
-def strike(
+def stop_and_kill(
     roots: Mapping[int, int],
     wanted: Callable[[int], bool] | None = None,
     *,
     marks: Iterable[int] = (),
     spared: Collection[int] = (),
-    told: Callable[[int], object] = lambda _: None,
+    on_stopped: Callable[[int], object] = lambda _: None,
 ) -> dict[int, int]:
     """Stops and kills the processes of these pidfds, all below them, all that have one of these marks or are `wanted`, and
-    all below those. `told` of the pid of each that stands still before any is killed.
+    all below those. Calls `on_stopped` with the pid of each stopped one before any is killed.
 
-    Their pidfds; those that are not of `roots` are the caller's to `close`. Blocks until all were sent SIGKILL, and
+    Returns the pidfds of all; the caller closes those that are not of `roots`. Blocks until all were sent SIGKILL, and
     raises, as `kill_tree`.
     """
     handles = dict(roots)
-    selected = _Selected(marks, wanted)
+    selected = _Selector(marks, wanted)
     with contextlib.ExitStack() as failed:
         failed.callback(close, handles, roots)
         try:
             _stop_all(roots, handles, selected, {*roots, *spared})
             for pid, handle in handles.items():
                 if not is_dead(handle):
-                    told(pid)
+                    on_stopped(pid)
         finally:
-            # Also when somebody could not be looked at: nobody is to stay stopped.
+            # Also after an error: no process must stay stopped.
             for handle in handles.values():
                 send(handle, signal.SIGKILL)
             dying = selected.kill_groups(spared)
-        _hold(dying - handles.keys(), handles, selected)
+        _stop_new(dying - handles.keys(), handles, selected)
         failed.pop_all()
     return handles
 
 
 def await_deaths(handles: Mapping[int, int], *, seconds: float) -> dict[int, int]:
-    """Blocks until these are dead, or for so long; those that live on."""
+    """Blocks until these are dead, or for `seconds`; returns the survivors."""
     waiting = {handle: pid for pid, handle in handles.items()}
     poll = select.poll()
     for handle in waiting:
@@ -209,10 +211,10 @@ def await_deaths(handles: Mapping[int, int], *, seconds: float) -> dict[int, int
     return {pid: handle for handle, pid in waiting.items()}
 
 
-def close(handles: Mapping[int, int], but: Collection[int] = ()) -> None:
-    """Closes the pidfds of all `but` these pids."""
+def close(handles: Mapping[int, int], keep: Collection[int] = ()) -> None:
+    """Closes the pidfds of all pids but those in `keep`."""
     for pid, handle in handles.items():
-        if pid not in but:
+        if pid not in keep:
             os.close(handle)
 
 
@@ -222,14 +224,14 @@ def send(handle: int, number: signal.Signals) -> None:
 
 
 def is_dead(handle: int) -> bool:
-    """Its pid may be another process's by now."""
+    """Whether the process of this pidfd is dead; another process may have its pid by now."""
     poll = select.poll()
     poll.register(handle, select.POLLIN)
     return bool(poll.poll(0))
 
 
 def descendants(*roots: int) -> set[int]:
-    """All below these, read from the lists of children of their threads, not by a walk over all of /proc."""
+    """All processes below these, read from the lists of children of their threads, not by a walk over all of /proc."""
     found: set[int] = set()
     stack = list(roots)
     while stack:
@@ -248,43 +250,43 @@ def ancestors(pid: int) -> set[int]:
     return found
 
 
-def _stop_all(roots: Mapping[int, int], handles: dict[int, int], selected: _Selected, seen: set[int]) -> None:
-    """Stops the roots, then all below them and all that are selected, but those that were `seen`, until nobody is new."""
+def _stop_all(roots: Mapping[int, int], handles: dict[int, int], selected: _Selector, seen: set[int]) -> None:
+    """Stops the roots, then all below them and all selected ones except those in `seen`, until no new one is found."""
     begin = time.monotonic()
     for pid, handle in roots.items():
         if not is_dead(handle):
             _stop(pid, handle)
-            _hurry(pid)
+            _raise_priority(pid)
     while (passed := time.monotonic() - begin) < KILL_SECONDS:
         found, settled = selected.find()
         below = descendants(*(pid for pid, handle in handles.items() if not is_dead(handle)))
-        late = (found | below) - seen
-        if not late and (settled or passed > SETTLE_SECONDS):
+        new = (found | below) - seen
+        if not new and (settled or passed > SETTLE_SECONDS):
             break
-        seen |= late
-        _hold(late & found, handles, selected)
-        _hold(late - found, handles)
+        seen |= new
+        _stop_new(new & found, handles, selected)
+        _stop_new(new - found, handles)
 
 
-class _Selected:
-    """What is selected by marks, by their cgroups, or else."""
+class _Selector:
+    """Selects processes by marks, by the cgroups of marks, or by the predicate `wanted`."""
 
     def __init__(self, marks: Iterable[int], wanted: Callable[[int], bool] | None) -> None:
         self._marks = [mark for mark in marks if mark != UNMARKED]
-        self._bears = bears(*self._marks)
+        self._bears = has_mark(*self._marks)
         self._wanted = wanted
 
     def __call__(self, pid: int) -> bool:
-        """Raises ProcessLookupError of one that is gone."""
+        """Raises ProcessLookupError for a process that is gone."""
         return self._is_found(pid) or any(cgroups.is_in(pid, group) for group in self._groups())
 
     def find(self) -> tuple[set[int], bool]:
-        """Those whom we may look at; and whether nobody ended meanwhile, who might have forked behind our back."""
+        """All that match; and whether no process ended during the search: it might have forked unseen."""
         found: set[int] = set()
         settled = True
         if self._wanted is None and not self._marks:
             return found, settled
-        for pid in _all():
+        for pid in _all_pids():
             try:
                 if self._is_found(pid):
                     found.add(pid)
@@ -293,7 +295,7 @@ class _Selected:
         return found.union(*map(cgroups.pids, self._groups())), settled
 
     def kill_groups(self, spared: Collection[int]) -> set[int]:
-        """Kills cgroups as a whole, but for those with one that is `spared` in it; those who are still dying."""
+        """Kills the cgroups as a whole, except those that contain a `spared` process; returns the pids still in them."""
         dying: set[int] = set()
         for group in self._groups():
             if cgroups.pids(group).isdisjoint({os.getpid(), *spared}):
@@ -308,21 +310,19 @@ class _Selected:
         return [group for mark in self._marks if (group := cgroups.find(_levels(mark))) is not None]
 
 
-def _all() -> Iterable[int]:
+def _all_pids() -> Iterable[int]:
     return [int(name) for name in os.listdir("/proc") if name.isdigit()]  # noqa: PTH208  # there may be thousands
 
 
-def _hold(pids: set[int], handles: dict[int, int], wanted: Callable[[int], bool] | None = None) -> None:
-    """Stops them. Where descriptors run out, those that are left are killed at once, and OSError is raised."""
+def _stop_new(pids: set[int], handles: dict[int, int], wanted: Callable[[int], bool] | None = None) -> None:
+    """Stops them, and adds their pidfds to `handles`. When descriptors run out, kills the rest at once and raises OSError."""
     rest = list(pids)
     try:
         while rest:
             pid = rest[-1]
             with contextlib.suppress(ProcessLookupError):
                 handles[pid] = os.pidfd_open(pid)
-                if is_dead(handles[pid]) or (
-                    wanted is not None and not wanted(pid)
-                ):  # a new owner of the number
+                if is_dead(handles[pid]) or (wanted is not None and not wanted(pid)):  # the pid was reused
                     os.close(handles.pop(pid))
                 else:
                     _stop(pid, handles[pid])
@@ -335,8 +335,8 @@ def _hold(pids: set[int], handles: dict[int, int], wanted: Callable[[int], bool]
 
 
 def _stop(pid: int, handle: int) -> None:
-    """Returns when no thread of it runs: a signal takes its time to reach the one that forks. The kernel tells of this
-    only to a parent, so it is asked.
+    """Returns when no thread of it runs: a signal takes some time to reach the one that forks. The kernel notifies only the
+    parent of a stop, so this polls.
     """
     send(handle, signal.SIGSTOP)
     end = time.monotonic() + STOP_SECONDS
@@ -352,16 +352,16 @@ def _state(process: Path) -> str:
 
 
 def _stat(process: Path) -> list[str]:
-    """The fields behind the name, which may hold blanks and brackets; none of one that is gone."""
+    """The fields behind the name, which may hold blanks and brackets; none when the process is gone."""
     try:
         return (process / "stat").read_text(errors="replace").rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError):
         return []
 
 
-def _hurry(pid: int) -> None:
+def _raise_priority(pid: int) -> None:
     """Ray runs its workers at nice 15; a dying one then waits for those that start, 70 to 200 ms against 20 (measured).
-    Whoever may not raise priorities lets it be.
+    Without the permission to raise priorities, this does nothing.
     """
     for thread in _threads(pid):
         try:
@@ -373,7 +373,7 @@ def _hurry(pid: int) -> None:
 
 
 def _threads(pid: int) -> list[Path]:
-    """Its threads; none when it dies meanwhile, which may show at any step of the listing."""
+    """Its threads; none when it dies meanwhile, which may raise at any step of the listing."""
     try:
         return list(Path(f"/proc/{pid}/task").iterdir())
     except (FileNotFoundError, ProcessLookupError):

@@ -1,10 +1,10 @@
-"""What an earlier invocation of this house has left alive: found, killed, seen dead; and named where it would not die.
+"""Finds and kills the processes that an earlier invocation of this instance has left, and reports those that survive.
 
-Every process below a daemon has inherited a variable in its environment, named after the house (its state folder) and
-with the daemon's own birth as value. So whoever has the house's variable with another value is left over, in whatever
-session or process group it is, and whoever its parent has become. Beside them are judged: processes on record, by
-their births; all that bear the marks on record (`kill_tree`), with whatever environment; and all descendants of these.
-Spared are this process and its ancestors: a daemon may be started by what an earlier one has left.
+Every process below a daemon inherits an environment variable that is named after the instance (its state folder) and
+has the daemon's own identity as value. A process with that variable and another value is left over, whatever its
+session, process group or parent. Left over are also: processes on record, by their identities; all that have a mark on
+record (`kill_tree`), whatever their environment; and all descendants of these. This process and its ancestors are
+spared: a process that an earlier daemon has left may have started this one.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from governor.processes.identity import ProcessIdentity
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-VARIABLE: Final = "RUN_GOVERNOR_HOUSE_"
+VARIABLE: Final = "RUN_GOVERNOR_INSTANCE_"
 
 log = logs.get_logger()
-_before: dict[str, int] = {}
-"""The mark of this process before it was a house's, by that one's variable: it may be of a run itself."""
+_marks_before: dict[str, int] = {}
+"""The mark of this process before `mark`, by the instance's variable: it may itself belong to a run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LeftOver:
+class Leftover:
     """A process of an earlier invocation. `handle` is its pidfd."""
 
     pid: int
@@ -41,27 +41,27 @@ class LeftOver:
         return f"{self.pid} ({self.command})"
 
 
-def house_of(state_dir: Path) -> str:
-    """16 hexadecimal digits for a state folder, under whatever path and in whatever mount it is seen."""
+def instance_of(state_dir: Path) -> str:
+    """16 hexadecimal digits that identify a state folder, whatever its path and mount."""
     folder = state_dir.stat()
     return hashlib.blake2b(f"{folder.st_dev}:{folder.st_ino}".encode(), digest_size=8).hexdigest()
 
 
 def mark(state_dir: Path) -> None:
-    """From now on what this process starts is known as this house's, and of this invocation. Again: nothing."""
-    variable = VARIABLE + house_of(state_dir)
-    if os.environ.get(variable) == _own():
+    """Marks all that this process starts from now on as of this instance and invocation. Idempotent."""
+    variable = VARIABLE + instance_of(state_dir)
+    if os.environ.get(variable) == _own_identity():
         return
-    os.environ[variable] = _own()
-    _before[variable] = kill_tree.own_mark()
+    os.environ[variable] = _own_identity()
+    _marks_before[variable] = kill_tree.own_mark()
     if not kill_tree.is_daemon():
         kill_tree.mark_self(kill_tree.new_mark())
     # Else setproctitle writes long titles over the environment that /proc shows; Ray's agents lost the mark by it.
     os.environ["SPT_NOENV"] = "1"
 
 
-def tell_unmarked() -> None:
-    """Says in the log where the system has refused the mark. No child can have one then: it is said once, of all."""
+def warn_if_unmarked() -> None:
+    """Logs that the system has refused the mark, once for the daemon and all its children: none of them can have one."""
     if not kill_tree.is_daemon():
         log.warning(
             "process.not_marked",
@@ -70,59 +70,59 @@ def tell_unmarked() -> None:
 
 
 def unmark(state_dir: Path) -> None:
-    """What this process starts from now on is its own affair."""
-    variable = VARIABLE + house_of(state_dir)
+    """Undoes `mark` for all that this process starts from now on."""
+    variable = VARIABLE + instance_of(state_dir)
     if os.environ.pop(variable, None) is not None:
-        kill_tree.mark_self(_before.pop(variable, kill_tree.UNMARKED))
+        kill_tree.mark_self(_marks_before.pop(variable, kill_tree.UNMARKED))
 
 
-def kill_left_over(
-    house: str, recorded: Iterable[ProcessIdentity] = (), marks: Iterable[int] = ()
-) -> tuple[list[LeftOver], list[LeftOver]]:
-    """Those that were killed and seen dead, and those that live on, whose handles are the caller's to close.
+def kill_leftovers(
+    instance: str, recorded: Iterable[ProcessIdentity] = (), marks: Iterable[int] = ()
+) -> tuple[list[Leftover], list[Leftover]]:
+    """Returns those that were killed, and the survivors; the caller closes the handles of the survivors.
 
-    `recorded` are processes on record, `marks` those of `kill_tree`. Blocks, as `kill_tree.kill_tree`, where somebody won't die.
+    `recorded` are processes on record, `marks` those of `kill_tree`. Blocks, as `kill_tree.kill_tree`, while one survives.
     """
     spared = {os.getpid(), *kill_tree.ancestors(os.getpid())}
     marks = list(marks)
-    births = {birth.pid: birth for birth in recorded if birth.pid not in spared}
-    roots = {pid: handle for pid, birth in births.items() if (handle := birth.open()) is not None}
+    identities = {each.pid: each for each in recorded if each.pid not in spared}
+    roots = {pid: handle for pid, each in identities.items() if (handle := each.open()) is not None}
     commands: dict[int, str] = {}
     try:
-        handles = kill_tree.strike(
+        handles = kill_tree.stop_and_kill(
             roots,
-            lambda pid: pid not in spared and _is_marked(pid, house),
+            lambda pid: pid not in spared and _is_marked(pid, instance),
             marks=marks,
             spared=spared,
-            told=lambda pid: commands.setdefault(pid, _command(pid)),
+            on_stopped=lambda pid: commands.setdefault(pid, _command(pid)),
         )
     except OSError:
         kill_tree.close(roots)
         raise
     alive = kill_tree.await_deaths(handles, seconds=kill_tree.KILL_SECONDS)
-    kill_tree.close(handles, but=alive)
+    kill_tree.close(handles, keep=alive)
     for mark in marks if not alive else ():
         kill_tree.remove_group(mark)
     cgroups.clear()
-    found = [LeftOver(pid=pid, command=command, handle=handles[pid]) for pid, command in commands.items()]
+    found = [Leftover(pid=pid, command=command, handle=handles[pid]) for pid, command in commands.items()]
     return [it for it in found if it.pid not in alive], [it for it in found if it.pid in alive]
 
 
-def _is_marked(pid: int, house: str) -> bool:
-    begin = f"{VARIABLE}{house}=".encode()
+def _is_marked(pid: int, instance: str) -> bool:
+    begin = f"{VARIABLE}{instance}=".encode()
     try:
         environment = Path(f"/proc/{pid}/environ").read_bytes()
-    except OSError:  # dead, or somebody else's
+    except OSError:  # dead, or of another user
         return False
     found = (
         [entry for entry in environment.split(b"\0") if entry.startswith(begin)]
         if begin in environment
         else []
     )
-    return bool(found) and found[0] != begin + _own().encode()
+    return bool(found) and found[0] != begin + _own_identity().encode()
 
 
-def _own() -> str:
+def _own_identity() -> str:
     me = ProcessIdentity.of(os.getpid())
     return f"{me.pid}.{me.ticks}"
 

@@ -1,8 +1,8 @@
-"""The limit of open files: raised where the daemon starts, and refused where it is too low.
+"""The limit of open files: raised when the daemon starts; a hard limit that is too low is refused.
 
-A daemon that runs out of them is up and deaf: libzmq aborts its broker, and no conductor can be started. So it raises its
-own soft limit to the hard one, and its broker does the same. Conductors, and with them user code, begin with the soft limit
-that the daemon was given: select() can't take a descriptor beyond 1,023. Ray raises its own.
+A daemon that runs out of descriptors is up but unreachable: libzmq aborts its broker, and no conductor can be started. So
+it raises its own soft limit to the hard one, and its broker does the same. Conductors, and with them user code, begin with
+the soft limit that the daemon was given: select() can't take a descriptor beyond 1,023. Ray raises its own.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The three prctl(2) calls that the process tree stands on; stdlib only, so the guard stays small.
+"""The three prctl(2) calls that the process tree needs; stdlib only, so the guard stays small.
 
-PR_SET_PDEATHSIG is bound to the *thread* that forked, is not inherited by fork, and says nothing when the parent is
+PR_SET_PDEATHSIG is bound to the *thread* that forked, is not inherited by fork, and sends nothing when the parent is
 dead already: hence the comparison with the expected parent after each call.
 """
 
@@ -18,7 +18,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def _prctl(option: int, argument: int | bytes) -> None:
-    """Raises OSError when the kernel says no."""
+    """Raises OSError when the kernel refuses."""
     value = argument if isinstance(argument, bytes) else ctypes.c_ulong(argument)
     zero = ctypes.c_ulong(0)
     if _libc.prctl(ctypes.c_int(option), value, zero, zero, zero) != 0:
@@ -26,9 +26,9 @@ def _prctl(option: int, argument: int | bytes) -> None:
         raise OSError(code, f"prctl({option}): {os.strerror(code)}")
 
 
-def die_with_parent(*, expected: int, told_by: int = signal.SIGKILL) -> None:
-    """The signal `told_by` for this process when its parent dies; ends it now if the parent is not `expected` any more."""
-    _prctl(_PR_SET_PDEATHSIG, told_by)
+def die_with_parent(*, expected: int, number: int = signal.SIGKILL) -> None:
+    """Sends this process signal `number` when its parent dies; kills it now if the parent is not `expected` any more."""
+    _prctl(_PR_SET_PDEATHSIG, number)
     if os.getppid() != expected:
         os.kill(os.getpid(), signal.SIGKILL)
 

@@ -39,7 +39,7 @@ _DEFAULT_SIGNALS: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
-    """What the daemon wants of its forkserver. `main_name` and `main_path` tell which script is not to be run again."""
+    """Settings of the forkserver. `main_name` and `main_path` identify the script that children must not run again."""
 
     daemon: int
     address: str
@@ -50,7 +50,7 @@ class Order:
     main_name: str | None
     main_path: str | None
     open_files: int | None = None
-    """The soft limit that children begin with; None: as it is."""
+    """The soft limit that children begin with; None: unchanged."""
 
     def dump(self) -> str:
         return json.dumps(asdict(self))
@@ -58,7 +58,7 @@ class Order:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreloadReport:
-    """What came of it: `failures` maps a module's name to its error, `seconds` is the time of all imports.
+    """The result of the imports: `failures` maps a module's name to its error, `seconds` is their total time.
 
     `threads` counts the forkserver's threads: those beyond the first are lost in every child.
     """
@@ -74,7 +74,7 @@ class PreloadReport:
 
     @classmethod
     def load(cls, datagram: bytes, secret: str) -> PreloadReport | None:
-        """None for a datagram of anybody else: the address can be found by others, the secret can't."""
+        """None for a datagram from another process: others can find the address, but not the secret."""
         try:
             fields: dict[str, Any] = json.loads(datagram)
             if fields.pop("secret") != secret:
@@ -91,7 +91,7 @@ _forkserver = 0
 _in_conductor = False
 
 
-def _settle(order: Order) -> PreloadReport:
+def _prepare(order: Order) -> PreloadReport:
     prctl.die_with_parent(expected=order.daemon)
     prctl.name_process("gov-forkserver")
     _reset_signals()
@@ -113,7 +113,7 @@ def _settle(order: Order) -> PreloadReport:
         except Exception as error:  # noqa: BLE001 - an import can raise anything; it is recorded and reported
             failures[name] = f"{type(error).__name__}: {error}"
     seconds = time.monotonic() - begin
-    # What is loaded stays for ever: a collection in a child need not touch, and so copy, its pages.
+    # Loaded modules stay for ever: a collection in a child must not touch, and so copy, their pages.
     gc.collect()
     gc.freeze()
     return PreloadReport(
@@ -126,17 +126,17 @@ def _settle(order: Order) -> PreloadReport:
 
 
 def _reset_signals() -> None:
-    """What an ancestor ignored or blocked stays so across exec; children take their dispositions from here."""
+    """Signals that an ancestor ignored or blocked stay so across exec; children inherit their dispositions from here."""
     for number in _DEFAULT_SIGNALS:
         signal.signal(number, signal.SIG_DFL)
-    # A Ctrl-C is the daemon's to answer. Children are background groups of the terminal, and may write to it.
+    # Only the daemon handles a Ctrl-C. Children are background groups of the terminal, and may write to it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTTOU, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
 
 def _mark_main_as_done(order: Order) -> None:
-    """The daemon's script is run again by multiprocessing in each child, unless `__main__` looks as if it had been."""
+    """Multiprocessing runs the daemon's script again in each child, unless `__main__` looks as if that had been done."""
     main = sys.modules["__main__"]
     if order.main_name is not None:
         main.__spec__ = importlib.machinery.ModuleSpec(order.main_name, loader=None)
@@ -145,7 +145,7 @@ def _mark_main_as_done(order: Order) -> None:
 
 
 def _after_fork() -> None:
-    global _in_conductor  # noqa: PLW0603 - forks of a conductor's own run this hook too, and are none of ours
+    global _in_conductor  # noqa: PLW0603 - a conductor's own forks run this hook too, and must do nothing
     if _in_conductor:
         return
     _in_conductor = True
@@ -156,14 +156,14 @@ def _after_fork() -> None:
 def _send(order: Order, message: bytes) -> None:
     with (
         socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender,
-        contextlib.suppress(ConnectionRefusedError),  # whoever waited has gone, and takes this process along
+        contextlib.suppress(ConnectionRefusedError),  # the daemon is dead, and PDEATHSIG ends this process
     ):
         sender.sendto(message, "\0" + order.address)
 
 
 if ORDER_VARIABLE in os.environ:
     _order = Order(**json.loads(os.environ.pop(ORDER_VARIABLE)))
-    report = _settle(_order)
+    report = _prepare(_order)
     _forkserver = report.pid
     os.register_at_fork(after_in_child=_after_fork)
     _send(_order, report.dump(_order.secret))

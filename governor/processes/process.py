@@ -4,7 +4,7 @@ Rules:
 * `warm_up` early, `await warm()` before READY, then `start`; all from the main thread.
 * A child sees the environment of the moment when the forkserver started, and the daemon's sys.path and working
   directory of the moment of its own start.
-* Nobody calls `join()`: an exit is an event. When the leader of a group has ended, the rest of its group is killed.
+* Nothing calls `join()`: an exit is an event. When the leader of a group has ended, the rest of its group is killed.
 * A child whose forkserver dies is dead, with exit code -9.
 """
 
@@ -41,17 +41,17 @@ from governor.processes.readiness import is_readable, readable
 
 __all__ = ["PRELOAD", "ChildProcess", "shut_down", "start", "warm", "warm_up"]
 
-REAPED_SECONDS: Final = 1.0
-"""After its death a child's code comes from the forkserver; one that is frozen reaps nobody, and tells none."""
+REAP_SECONDS: Final = 1.0
+"""How long the forkserver may take to report the exit code of a dead child; a frozen one never does."""
 
 _children: set[ChildProcess] = set()
-_ends: set[asyncio.Task[None]] = set()
+_cleanups: set[asyncio.Task[None]] = set()
 
 log = logs.get_logger()
 
 
 class ChildProcess:
-    """A child process, leader of its own process group. Created by `start`. All that it starts bears its `mark`."""
+    """A child process, leader of its own process group. Created by `start`. All that it starts has its `mark`."""
 
     def __init__(self, *, process: aiomultiprocess.Process, server: Forkserver, mark: int) -> None:
         self.name: str = process.name
@@ -60,13 +60,13 @@ class ChildProcess:
         self._process = process
         self._server = server
         self.lost_forkserver: int | None = None
-        """With the exit code: the pid of its forkserver, if that died and took it along."""
+        """Set with the exit code: the pid of its forkserver, if this child died because that died."""
         self._exit_code: int | None = None
         self._pidfd: int | None = None
-        self.birth = ProcessIdentity(pid=self.pid, ticks=NEVER, boot=boot_id())
+        self.identity = ProcessIdentity(pid=self.pid, ticks=NEVER, boot=boot_id())
         try:
             self._pidfd = os.pidfd_open(self.pid)
-            self.birth = ProcessIdentity.of(self.pid)
+            self.identity = ProcessIdentity.of(self.pid)
         except ProcessLookupError:
             pass  # ended already, and reaped by the forkserver
         except OSError:
@@ -80,25 +80,25 @@ class ChildProcess:
 
     @property
     def exit_code(self) -> int | None:
-        """None while it lives; negative when a signal ended it. -9 too when its forkserver died."""
+        """None while it runs; negative when a signal ended it, -9 when its forkserver died."""
         if self._exit_code is None:
             self._collect()
         return self._exit_code
 
     async def wait(self) -> int:
-        """The exit code, when there is one. Any number of callers may wait."""
+        """Waits for the exit, and returns its code. Any number of callers may wait."""
         while (code := self.exit_code) is None:
-            # Dead first, then the code: when the forkserver dies the sentinel is readable before the child is dead.
+            # Its death first, then the code: when the forkserver dies the sentinel is readable before the child is dead.
             if self._pidfd is not None:
                 await readable(self._pidfd)
             if self._exit_code is None:
-                await self._told()
+                await self._wait_for_code()
         return code
 
-    async def _told(self) -> None:
-        """Returns when the forkserver has told the code, or when that of a zombie is told without it."""
+    async def _wait_for_code(self) -> None:
+        """Returns when the forkserver has reported the code, or when the code was read from the zombie."""
         try:
-            async with asyncio.timeout(REAPED_SECONDS):
+            async with asyncio.timeout(REAP_SECONDS):
                 await readable(self._process.aio_process.sentinel)
         except TimeoutError:
             if self._exit_code is None and (code := zombie_exit_code(self.pid)) is not None:
@@ -112,7 +112,7 @@ class ChildProcess:
         try:
             os.killpg(self.pid, number)
         except ProcessLookupError:
-            # Just forked and not yet leader of its group, so it has nobody else in it; or dead.
+            # Just forked and not yet leader of its group, which is empty otherwise; or dead.
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, number)
         return True
@@ -123,7 +123,7 @@ class ChildProcess:
         if self._process.aio_process.sentinel is None or not is_readable(self._process.aio_process.sentinel):
             return
         code: int = self._process.exitcode
-        # multiprocessing says 255 when the forkserver took the code along; PDEATHSIG killed the child then.
+        # multiprocessing reports 255 when the forkserver died with the code; PDEATHSIG killed the child then.
         if code == 255 and self._server.dead:
             self.lost_forkserver, code = self._server.pid, -signal.SIGKILL
         self._process.close()
@@ -139,8 +139,8 @@ class ChildProcess:
 
     def _kill_rest_of_group(self) -> None:
         with contextlib.suppress(ProcessLookupError):
-            if ProcessIdentity.of(self.pid) != self.birth:
-                return  # the number has a new owner, so the group is gone
+            if ProcessIdentity.of(self.pid) != self.identity:
+                return  # another process has the pid, so the group is gone
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
 
@@ -152,18 +152,18 @@ async def start(*, name: str, target: str, payload: bytes) -> ChildProcess:
     no child can be started. A start that is cancelled leaves no child behind.
     """
     server = await forkserver.warm_server()
-    born = asyncio.create_task(_born(server, name, target, payload), name=f"start {name}")
+    starting = asyncio.create_task(_spawn(server, name, target, payload), name=f"start {name}")
     try:
-        return await asyncio.shield(born)
+        return await asyncio.shield(starting)
     except asyncio.CancelledError:
-        end = asyncio.create_task(_unwanted(born), name=f"end {name}")
-        _ends.add(end)
-        end.add_done_callback(_ends.discard)
-        await asyncio.wait({end})
+        cleanup = asyncio.create_task(_kill_unwanted(starting), name=f"end {name}")
+        _cleanups.add(cleanup)
+        cleanup.add_done_callback(_cleanups.discard)
+        await asyncio.wait({cleanup})
         raise
 
 
-async def _born(server: Forkserver, name: str, target: str, payload: bytes) -> ChildProcess:
+async def _spawn(server: Forkserver, name: str, target: str, payload: bytes) -> ChildProcess:
     # Else aiomultiprocess starts a SyncManager: it blocks the loop, outlives the daemon, and is used by its Worker alone.
     aiomultiprocess.core._manager = SimpleNamespace(Namespace=SimpleNamespace)  # noqa: SLF001 - a test watches the name
     aiomultiprocess.set_start_method("forkserver")
@@ -174,7 +174,7 @@ async def _born(server: Forkserver, name: str, target: str, payload: bytes) -> C
 
     def fork() -> None:
         process.start()
-        # multiprocessing polls all that it knows whenever it starts one: in that thread, and we do in this one.
+        # At each start multiprocessing polls all children that it knows, in that thread; this module does so in its own.
         multiprocessing.process._children.discard(process.aio_process)  # type: ignore[attr-defined]  # noqa: SLF001
 
     try:
@@ -185,7 +185,7 @@ async def _born(server: Forkserver, name: str, target: str, payload: bytes) -> C
         raise ProcessError(f"cannot start {name}: {text_of(error)}") from error
     try:
         started = ChildProcess(process=process, server=server, mark=mark)
-    except OSError as error:  # no descriptor is left to watch it by
+    except OSError as error:  # no descriptor is left to watch it
         with contextlib.suppress(ProcessLookupError):
             os.kill(process.pid, signal.SIGKILL)
         raise ProcessError(f"cannot watch {name}: {type(error).__name__}: {error}") from error
@@ -193,27 +193,27 @@ async def _born(server: Forkserver, name: str, target: str, payload: bytes) -> C
     return started
 
 
-async def _unwanted(born: asyncio.Task[ChildProcess]) -> None:
+async def _kill_unwanted(starting: asyncio.Task[ChildProcess]) -> None:
     with contextlib.suppress(ProcessError):
-        unwanted = await born
+        unwanted = await starting
         unwanted.signal(signal.SIGKILL)
         await unwanted.wait()
         await asyncio.to_thread(kill_tree.kill_tree, unwanted.pid, None, unwanted.mark)
 
 
 def shut_down() -> None:
-    """Kills what still lives, ends the forkserver and multiprocessing's resource tracker, and reaps both.
+    """Kills the children that still run, ends the forkserver and multiprocessing's resource tracker, and reaps both.
 
-    To be called last, when every child has been brought down; a later `start` begins anew.
+    Call it last, when every child has been terminated; a later `start` starts a new forkserver.
     """
-    _kill_what_is_left()
+    _kill_remaining()
     forkserver.shut_down()
 
 
-def _kill_what_is_left() -> None:
+def _kill_remaining() -> None:
     for left in list(_children):
         left.signal(signal.SIGKILL)
 
 
 # Runs before multiprocessing's own exit function, which joins every child, however long that takes.
-atexit.register(_kill_what_is_left)
+atexit.register(_kill_remaining)

@@ -1,4 +1,4 @@
-"""Waiting for file descriptors: sentinels and pidfds are events, nobody has to ask again and again."""
+"""Waiting for file descriptors: sentinels and pidfds are events, so nothing has to poll."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ async def readable(*fds: int) -> None:
     """Returns when any of `fds` is readable. Any number of waiters may wait for the same one."""
     loop = asyncio.get_running_loop()
     event = asyncio.Event()
-    # A loop keeps one callback for a number: each waiter waits for a duplicate of its own.
+    # A loop has one callback for each descriptor: each waiter waits for a duplicate of its own.
     own = [os.dup(fd) for fd in fds]
     try:
         for fd in own:

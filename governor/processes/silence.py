@@ -1,34 +1,34 @@
-"""How long somebody has been silent, of the time in which we were there to hear it.
+"""Measures how long a peer has sent nothing, without the time in which this process itself did not run.
 
-A process that was stopped, or starved, wakes up with all its deadlines passed: what it calls silence is its own absence.
-So silence is counted in beats, and a beat that comes late begins the count anew.
+When a process that was stopped or starved runs again, all its deadlines have passed, and its peers may be healthy.
+So the timer adds up ticks, and a tick that comes late resets it.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
-BEAT_SECONDS: Final = 1.0
+TICK_SECONDS: Final = 1.0
 LATE_SECONDS: Final = 0.5
-"""Later than this, and who counts was held up himself."""
+"""A tick that is later than this shows that this process was held up itself."""
 
 
 class SilenceTimer:
-    """Begins at `now`. `passed` is to be called each `beat` seconds."""
+    """Starts at `now`. Call `tick` every `interval` seconds."""
 
-    def __init__(self, now: float, *, beat: float = BEAT_SECONDS) -> None:
-        self._beat = beat
+    def __init__(self, now: float, *, interval: float = TICK_SECONDS) -> None:
+        self._interval = interval
         self._counted = now
         self.seconds = 0.0
 
-    def heard(self, now: float) -> None:
-        """A sign of life."""
+    def reset(self, now: float) -> None:
+        """The peer has sent something."""
         self._counted = now
         self.seconds = 0.0
 
-    def passed(self, now: float) -> float:
-        """Another beat without a sign; the seconds of silence so far."""
+    def tick(self, now: float) -> float:
+        """Another interval without a message; returns the seconds of silence so far."""
         step = now - self._counted
         self._counted = now
-        self.seconds = 0.0 if step > self._beat + LATE_SECONDS else self.seconds + step
+        self.seconds = 0.0 if step > self._interval + LATE_SECONDS else self.seconds + step
         return self.seconds

@@ -1,9 +1,9 @@
 """Every fault of a run at once, as paths and messages: shape, names, references, cycles. Imports no user code.
 
 Rules:
-1. `faults` takes anything, from a file or from a socket, and never raises: what does not fit is a fault.
-2. A fault of the shape hides no fault elsewhere: references are checked on the plain data, as far as it makes sense.
-3. A message says what was found and what would do; a near miss is answered with the word that was probably meant.
+1. `faults` takes any value, from a file or from a socket, and never raises: whatever does not fit is a fault.
+2. A fault of the shape hides no fault elsewhere: references are checked on the plain data, where that is sound.
+3. A message tells what was found and what is expected; for a misspelling it suggests the nearest right word.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pydantic import BaseModel, ValidationError
 from governor.messages import TaskSpec
 from governor.run_file import check_language_models, check_rules
 from governor.run_file.model import Phase, Run
-from governor.run_file.phase_inheritance import Cascade
+from governor.run_file.phase_inheritance import PhaseInheritance
 from governor.tasks.scheduling import graph
 from governor.units.fields import LIST, MAPPING
 
@@ -39,8 +39,8 @@ _SHAPES: Final = {
     "tuple_type": "must be a list",
     "recursion_loop": "contains itself",
 }
-_LONGEST_SLIP: Final = 64
-_OF_TASKS: Final = (
+_LONGEST_MISSPELLING: Final = 64
+_TASK_KEYS: Final = (
     "min_num",
     "over_rollout",
     "wait_after_min",
@@ -55,16 +55,16 @@ _PATTERNS: Final = {
 
 
 def faults(data: object) -> list[tuple[Path, str]]:
-    """All faults of a run given as plain data; an empty list means that ``Run.model_validate(data)`` is a sound run."""
+    """All faults of a run given as plain data; with an empty list ``Run.model_validate(data)`` succeeds."""
     if data is None:
         return [((), "is empty: a run needs at least 'name' and 'phases'")]
     if not isinstance(data, dict):
-        return [((), f"must be a mapping (key: value), not {_kind(data)}")]
-    cascade = Cascade(data)
-    found = _shape(cascade.data)
+        return [((), f"must be a mapping (key: value), not {_shown(data)}")]
+    inheritance = PhaseInheritance(data)
+    found = _shape(inheritance.data)
     known = {path for path, _ in found}
-    found += [fault for fault in _references(cascade.data) if fault[0] not in known]
-    return [*cascade.faults, *cascade.told_once(found)]
+    found += [fault for fault in _references(inheritance.data) if fault[0] not in known]
+    return [*inheritance.faults, *inheritance.without_inherited(found)]
 
 
 def spell(path: Path) -> str:
@@ -75,7 +75,7 @@ def spell(path: Path) -> str:
     return text
 
 
-# -- shape: what pydantic found, in words ------------------------------------------------------------------------
+# -- shape: pydantic's errors, in plain words ---------------------------------------------------------------------
 
 
 def _shape(data: dict[Any, Any], model: type[BaseModel] = Run) -> list[tuple[Path, str]]:
@@ -89,7 +89,7 @@ def _shape(data: dict[Any, Any], model: type[BaseModel] = Run) -> list[tuple[Pat
     found = []
     for error in errors:
         place = error["loc"]
-        # pydantic counts only the sound items of a list: what it calls too short may be full of faulty ones.
+        # pydantic counts only the valid items of a list: one that it reports as too short may have faulty items.
         inner = any(len(other) > len(place) and other[: len(place)] == place for other in places)
         if not (error["type"] == "too_short" and inner):
             found.append((_place(place), _message(error, model)))
@@ -106,30 +106,30 @@ def _message(error: ErrorDetails, model: type[BaseModel]) -> str:
     field = str(loc[-1]) if loc else ""
     match error["type"]:
         case "extra_forbidden":
-            said = f"unknown key {field!r}{_instead(field, _fields(loc[:-1], model))}"
+            text = f"unknown key {field!r}{_suggestion(field, _fields(loc[:-1], model))}"
         case "missing":
-            said = f"{field!r} is missing"
+            text = f"{field!r} is missing"
         case "literal_error":
             options = context["expected"].replace("'", "").replace(" or ", ", ").split(", ")
-            said = f"must be one of {', '.join(options)}, not {_kind(given)}{_instead(given, options)}"
+            text = f"must be one of {', '.join(options)}, not {_shown(given)}{_suggestion(given, options)}"
         case "string_pattern_mismatch":
             rule = _PATTERNS.get(field, "must be letters, digits, '-', '_' and begin with a letter or digit")
-            said = f"{rule}, not {given!r}"
+            text = f"{rule}, not {given!r}"
         case "too_short":
-            said = f"must have at least {context['min_length']} item"
+            text = f"must have at least {context['min_length']} item"
         case "string_too_long":
-            said = f"must be at most {context['max_length']} characters long"
+            text = f"must be at most {context['max_length']} characters long"
         case "value_error":
-            said = str(context["error"])
+            text = str(context["error"])
         case kind if kind in _SHAPES:
-            said = f"{_SHAPES[kind]}, not {_kind(given)}"
+            text = f"{_SHAPES[kind]}, not {_shown(given)}"
         case _:
-            said = f"{error['msg'].replace('Input should', 'must')}, not {_kind(given)}"
-    return said
+            text = f"{error['msg'].replace('Input should', 'must')}, not {_shown(given)}"
+    return text
 
 
 def _fields(loc: Path, section: type[BaseModel]) -> list[str]:
-    """The keys that the section at `loc` knows, below `section`."""
+    """The keys of the section at `loc`, below `section`."""
     for step in loc:
         if isinstance(step, str) and step in section.model_fields:
             section = next(_models(section.model_fields[step].annotation), section)
@@ -143,7 +143,7 @@ def _models(annotation: object) -> Iterator[type[BaseModel]]:
         yield from _models(part)
 
 
-def _kind(value: object) -> str:
+def _shown(value: object) -> str:
     if isinstance(value, str):
         return f"the text {value!r}" if len(value) <= 40 else f"the text {value[:37]!r}..."
     if isinstance(value, bool):
@@ -154,9 +154,9 @@ def _kind(value: object) -> str:
     return names.get(type(value), f"a {type(value).__name__}")
 
 
-def _instead(given: object, options: Iterable[object]) -> str:
-    # The search for near misses is quadratic: a long text is no slip of the pen.
-    if not isinstance(given, str) or len(given) > _LONGEST_SLIP:
+def _suggestion(given: object, options: Iterable[object]) -> str:
+    # The search is quadratic, and a long text is no misspelling.
+    if not isinstance(given, str) or len(given) > _LONGEST_MISSPELLING:
         return ""
     near = difflib.get_close_matches(given, [option for option in options if isinstance(option, str)], n=1)
     return f"; did you mean {near[0]!r}?" if near else ""
@@ -189,7 +189,7 @@ def _references(data: Mapping[str, Any]) -> Iterator[tuple[Path, str]]:
 
 def _batch(phase: Mapping[str, Any], path: Path) -> Iterator[tuple[Path, str]]:
     tasks = _list(phase.get("tasks"))
-    for key in _OF_TASKS if not tasks else ():
+    for key in _TASK_KEYS if not tasks else ():
         if phase.get(key, default := Phase.model_fields[key].default) != default:
             yield (*path, key), "has no meaning without 'tasks'"
     enough = phase.get("min_num")
@@ -207,8 +207,8 @@ def _conductor_names(conductors: Mapping[str, Any]) -> Iterator[tuple[Path, str]
 
 
 def _one_transport(phases: Sequence[Any]) -> Iterator[tuple[Path, str]]:
-    """An agent that is in two processes would learn in one of them and not know of it in the other. Those on Ray do not
-    learn: they have what was saved.
+    """An agent must not be in two processes: what it learns in one would be missing in the other. Agents on Ray do not
+    learn: they load a saved state.
     """
     first: dict[str, tuple[int, str]] = {}
     for index, phase in enumerate(phases):
@@ -233,10 +233,10 @@ def _simulation(
         return
     place = (*path, "simulate")
     environments = _mapping(conductors.get("environments"))
-    yield from _known(simulate.get("environment"), (*place, "environment"), "environment", environments)
+    yield from _reference(simulate.get("environment"), (*place, "environment"), "environment", environments)
     seen: set[str] = set()
     for step, name in _agents(simulate):
-        yield from _known(name, (*place, "agents", step), "agent", _mapping(conductors.get("agents")))
+        yield from _reference(name, (*place, "agents", step), "agent", _mapping(conductors.get("agents")))
         if isinstance(step, int) and isinstance(name, str) and name in seen:
             yield (
                 (*place, "agents", step),
@@ -260,7 +260,7 @@ def _simulation(
 def _by_transport(
     transport: object, phase: Mapping[str, Any], path: Path, environment: Mapping[str, Any]
 ) -> Iterator[tuple[Path, str]]:
-    """What only some transports can do."""
+    """Settings that only some transports support."""
     simulate = _mapping(phase.get("simulate"))
     place = (*path, "simulate")
     if transport == "ray" and environment.get("vector", 1) != 1:
@@ -269,7 +269,7 @@ def _by_transport(
             f"environment {simulate.get('environment')!r} has a 'vector', which is not for transport: ray",
         )
     if isinstance(simulate.get("agents"), dict) or len(_agents(simulate)) > 1:
-        yield from _several(transport, environment, (*place, "agents"))
+        yield from _players(transport, environment, (*place, "agents"))
     if transport == "ray":
         for key in ("evaluate", "checkpoint"):
             if phase.get(key) is not None:
@@ -278,7 +278,7 @@ def _by_transport(
         yield (*place, "chunk"), "has no meaning without 'transport: ray'"
 
 
-def _several(transport: object, environment: Mapping[str, Any], path: Path) -> Iterator[tuple[Path, str]]:
+def _players(transport: object, environment: Mapping[str, Any], path: Path) -> Iterator[tuple[Path, str]]:
     if transport != "in_process":
         yield path, "are for several players: that needs transport: in_process"
     elif environment.get("vector", 1) != 1:
@@ -286,7 +286,7 @@ def _several(transport: object, environment: Mapping[str, Any], path: Path) -> I
 
 
 def _graph(tasks: Sequence[Any], path: Path) -> Iterator[tuple[Path, str]]:
-    """Faulty tasks take part with what is sound of them, so that no fault hides another."""
+    """Checks faulty tasks too, by their valid fields, so that no fault hides another."""
     places: list[int] = []
     specs: list[TaskSpec] = []
     for index, task in enumerate(tasks):
@@ -304,23 +304,23 @@ def _graph(tasks: Sequence[Any], path: Path) -> Iterator[tuple[Path, str]]:
         name = specs[fault.task_index].depends_on[place] if place is not None else ""
         if name.endswith(" "):
             continue
-        hint = _instead(name, ids) if name and name not in ids else ""
+        hint = _suggestion(name, ids) if name and name not in ids else ""
         step: Path = (field,) if place is None else (field, place)
         yield (*path, "tasks", index, *step), f"{fault.message}{hint}"
 
 
 def _agents(simulate: Mapping[str, Any]) -> list[tuple[int | str, object]]:
-    """The agents of a simulation, each with its step in the path: its place in the list, or the player."""
+    """The agents of a simulation, each with its step in the path: its index in the list, or the player."""
     agents = simulate.get("agents")
     if isinstance(agents, dict):
         return [(player, name) for player, name in agents.items() if isinstance(player, str)]
     return list(enumerate(_list(agents)))
 
 
-def _known(name: object, path: Path, kind: str, among: Mapping[str, Any]) -> Iterator[tuple[Path, str]]:
+def _reference(name: object, path: Path, kind: str, among: Mapping[str, Any]) -> Iterator[tuple[Path, str]]:
     if isinstance(name, str) and name not in among:
         there = f"there is {', '.join(map(repr, among))}" if among else f"the run has no {kind}s"
-        yield path, f"unknown {kind} {name!r}{_instead(name, among) or f'; {there}'}"
+        yield path, f"unknown {kind} {name!r}{_suggestion(name, among) or f'; {there}'}"
 
 
 def _mapping(value: object) -> Mapping[str, Any]:

@@ -1,7 +1,7 @@
-"""What a run file says of language models and of text environments: their entries, and how they go together.
+"""Checks the language models and text environments of a run file: their entries, and their combination.
 
-A phase whose agent has the entry ``openai:MODEL`` is played by that model over OpenAI chat completions; its environment
-speaks text: it is at ``http(s)://...``, or a ``module:Class`` with `get_task_prompt` and `step`.
+In a phase whose agent has the entry ``openai:MODEL`` that model plays, over OpenAI chat completions; it needs a text
+environment: one at ``http(s)://...``, or a ``module:Class`` with `get_task_prompt` and `step`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 def faults(
     environments: Mapping[str, Any], agents: Mapping[str, Any], phases: Sequence[Any], *, shape: Shape
 ) -> Iterator[tuple[Path, str]]:
-    """Of these sections, given as plain data; `shape` finds the faults of a mapping that is to be a model."""
+    """The faults of these sections, given as plain data; `shape` validates a mapping against a model."""
     for name, section in environments.items():
         if is_over_http(entry := _entry(section)):
             place: Path = ("conductors", "environments", name)
@@ -42,10 +42,10 @@ def faults(
     for index, phase in enumerate(phases):
         simulate = phase.get("simulate") if isinstance(phase, dict) else None
         if isinstance(simulate, dict):
-            yield from _pairing(phase, ("phases", index), environments, agents)
+            yield from _check_phase(phase, ("phases", index), environments, agents)
 
 
-def _pairing(
+def _check_phase(
     phase: Mapping[str, Any], path: Path, environments: Mapping[str, Any], agents: Mapping[str, Any]
 ) -> Iterator[tuple[Path, str]]:
     simulate, place = phase["simulate"], (*path, "simulate")
@@ -102,7 +102,7 @@ def _params(section: Any, place: Path, model: type[BaseModel], shape: Shape) -> 
 
 
 def missing_keys(data: Any, environ: Mapping[str, str]) -> Iterator[tuple[Path, str]]:
-    """The variables of keys and headers that are not set here, of a run given as plain data."""
+    """The environment variables of keys and headers that are not set, for a run given as plain data."""
     for path, variable in _variables(_mapping(_mapping(data).get("conductors"))):
         if isinstance(variable, str) and re.fullmatch(r"\w+", variable) and not environ.get(variable):
             yield path, f"the environment variable {variable} is not set: export it where the run is started"

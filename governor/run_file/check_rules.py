@@ -1,6 +1,6 @@
-"""What must hold among the rules of a phase: `until`, `evaluate`, `checkpoint` and the episodes they are about.
+"""Checks the rules of a phase against each other: `until`, `evaluate`, `checkpoint`, and the number of episodes.
 
-As `governor.run_file.check`, to which it belongs: plain data in, as far as it makes sense; paths and messages out.
+A part of `governor.run_file.check`: takes plain data, where that is sound; returns paths and messages.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _KEYS: Final = ("until", "evaluate", "checkpoint")
 
 
 def faults(phase: Mapping[str, Any], path: Path) -> Iterator[tuple[Path, str]]:
-    """Of one phase, whose shape has been asked elsewhere."""
+    """The faults of one phase; its shape is checked elsewhere."""
     simulate = phase.get("simulate")
     if simulate is None:
         for key in _KEYS:

@@ -1,11 +1,11 @@
-"""Whether the user code that a run names can be imported, asked in a process of its own.
+"""Checks in a process of its own whether the user code that a run names can be imported.
 
 Rules:
-1. User code is imported by `governor.run_file.entry_probe`, never in this process: it may print, hang, exit or crash there.
-2. Entries are asked one after the other; the one that brings the probe down is the fault, the rest are asked again
-   by a fresh probe, so that all faults are found. Entries of a module that brought it down once are not tried again.
-3. What is imported is what a conductor would import: not the folder in which somebody happens to be (-P), and no module that
-   one of a conductor shadows.
+1. `governor.run_file.entry_probe` imports user code, never this process: there it may print, hang, exit or crash.
+2. The probe checks one entry after the other; one that ends the probe is a fault, and a fresh probe checks the rest, so
+   that all faults are found. Entries of a module that ended a probe are not tried again.
+3. The probe imports what a conductor would import: nothing from the current folder (-P), and no module that a module of
+   conductors shadows.
 4. Each entry has a time limit. The probe and all of its process group are gone when `faults` returns.
 """
 
@@ -24,7 +24,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from governor.episodes.text.entries import is_language_model, is_over_http
-from governor.run_file.phase_inheritance import Cascade
+from governor.run_file.phase_inheritance import PhaseInheritance
 from governor.units.fields import ENTRY
 
 if TYPE_CHECKING:
@@ -35,18 +35,19 @@ if TYPE_CHECKING:
 
 T = TypeVar("T", dict[str, Any], list[Any])
 IMPORT_SECONDS: Final = 60.0
-"""The longest that the import of one entry may take."""
+"""Limit for the import of one entry."""
 START_SECONDS: Final = 60.0
-"""It may import all that a conductor has (`shadowing`): 3 s on a quiet machine, more on a cold disk."""
-AGAIN: Final = ("actor", "heir", "kept")
-"""Kinds of entries that are asked about a second time."""
+"""Limit for the start of the probe, which may import all that a conductor has (`shadowing`): 3 s on a quiet machine, more on
+a cold disk."""
+REPEATED_KINDS: Final = ("actor", "trained", "checkpointed")
+"""Kinds of checks of entries that are checked as agents, too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UserEntry:
-    """What a run names at `place`: the `entry` of a conductor, the `call` of a task, or the `state` of an agent (a file). `kind` is
-    environment, text environment, agent, state, task, or what an agent is to be beside: on Ray ``actor``, which does not
-    learn, or ``heir``, which has what it learned elsewhere; ``kept`` where checkpoints of it are taken.
+    """User code that a run names at `place`: the `entry` of a conductor, the `call` of a task, or the `state` of an agent (a file). `kind` is
+    environment, text environment, agent, state, task, or a further use of an agent: on Ray ``actor``, which does not
+    learn, or ``trained``, which loads what it learned elsewhere; ``checkpointed`` where checkpoints of it are taken.
     """
 
     place: Place
@@ -55,33 +56,33 @@ class UserEntry:
 
 
 def of_data(data: object) -> list[UserEntry]:
-    """Every entry and call of a run given as plain data, as far as it makes sense, in the order of the file."""
+    """Every entry and call of a run given as plain data, where that is sound, in the order of the file."""
     found: list[UserEntry] = []
-    conductors = _in(_in(data, dict).get("conductors"), dict)
-    played = _played(data)
-    for name, made in _in(conductors.get("environments"), dict).items():
+    conductors = _as(_as(data, dict).get("conductors"), dict)
+    played = _kinds_of_environments(data)
+    for name, made in _as(conductors.get("environments"), dict).items():
         for kind in sorted(played.get(name, {"environment"})):
             found += _entry(("conductors", "environments", name, "entry"), kind, made)
-    for name, made in _in(conductors.get("agents"), dict).items():
+    for name, made in _as(conductors.get("agents"), dict).items():
         found += _entry(("conductors", "agents", name, "entry"), "agent", made)
-        state = _in(made, dict).get("state")
+        state = _as(made, dict).get("state")
         if isinstance(state, str) and state:
             found.append(UserEntry(place=("conductors", "agents", name, "state"), kind="state", target=state))
-    found += _on_ray(_in(data, dict), _in(conductors.get("agents"), dict))
-    found += _kept(data, _in(conductors.get("agents"), dict))
-    for index, phase in enumerate(_in(_in(data, dict).get("phases"), list)):
-        for number, task in enumerate(_in(_in(phase, dict).get("tasks"), list)):
+    found += _on_ray(_as(data, dict), _as(conductors.get("agents"), dict))
+    found += _checkpointed(data, _as(conductors.get("agents"), dict))
+    for index, phase in enumerate(_as(_as(data, dict).get("phases"), list)):
+        for number, task in enumerate(_as(_as(phase, dict).get("tasks"), list)):
             found += _entry(("phases", index, "tasks", number, "call"), "task", task)
     return found
 
 
-def _played(data: object) -> dict[str, set[str]]:
-    """The kinds that each environment must be of, by who plays in it."""
+def _kinds_of_environments(data: object) -> dict[str, set[str]]:
+    """The kinds that each environment must be of, by the agents that play in it."""
     found: dict[str, set[str]] = {}
-    agents = _in(_in(_in(data, dict).get("conductors"), dict).get("agents"), dict)
-    for phase in _in(_in(data, dict).get("phases"), list):
-        simulate = _in(_in(phase, dict).get("simulate"), dict)
-        entries = [_in(agents.get(name), dict).get("entry") for _, name in _named(simulate)]
+    agents = _as(_as(_as(data, dict).get("conductors"), dict).get("agents"), dict)
+    for phase in _as(_as(data, dict).get("phases"), list):
+        simulate = _as(_as(phase, dict).get("simulate"), dict)
+        entries = [_as(agents.get(name), dict).get("entry") for _, name in _named(simulate)]
         kind = (
             "text environment" if any(is_language_model(str(entry)) for entry in entries) else "environment"
         )
@@ -90,61 +91,61 @@ def _played(data: object) -> dict[str, set[str]]:
 
 
 def _named(simulate: dict[str, Any]) -> list[tuple[str | int, str]]:
-    """The agents of a phase, by their place."""
+    """The agents of a phase, with their index or player."""
     agents = simulate.get("agents")
-    places: Any = agents.items() if isinstance(agents, dict) else enumerate(_in(agents, list))
+    places: Any = agents.items() if isinstance(agents, dict) else enumerate(_as(agents, list))
     return [(place, name) for place, name in places if isinstance(name, str)]
 
 
 def _on_ray(data: dict[str, Any], agents: dict[str, Any]) -> list[UserEntry]:
-    """Agents in phases that are played on Ray."""
+    """The agents of phases with transport ray."""
     found: list[UserEntry] = []
     trained: set[str] = set()
-    for index, phase in enumerate(_in(data.get("phases"), list)):
-        simulate = _in(_in(phase, dict).get("simulate"), dict)
+    for index, phase in enumerate(_as(data.get("phases"), list)):
+        simulate = _as(_as(phase, dict).get("simulate"), dict)
         names = [name for _, name in _named(simulate)]
-        trains = _in(phase, dict).get("mode", "train") == "train"
+        trains = _as(phase, dict).get("mode", "train") == "train"
         if simulate.get("transport") != "ray":
             trained |= set(names) if trains else set()
             continue
         for number, name in _named(simulate):
             place = ("phases", index, "simulate", "agents", number)
             if trains or name in trained:
-                asked = _entry(("entry",), "actor" if trains else "heir", agents.get(name))
+                asked = _entry(("entry",), "actor" if trains else "trained", agents.get(name))
                 found += [replace(entry, place=place) for entry in asked]
     return found
 
 
-def _kept(data: object, agents: dict[str, Any]) -> list[UserEntry]:
-    """Agents of which checkpoints are taken, each at the first phase that does."""
+def _checkpointed(data: object, agents: dict[str, Any]) -> list[UserEntry]:
+    """The agents of phases with `checkpoint`, each at its first such phase."""
     places: dict[str, Place] = {}
-    for index, phase in enumerate(_in(_in(Cascade(data).data, dict).get("phases"), list)):
-        if _in(phase, dict).get("checkpoint") is not None:
-            for _, name in _named(_in(phase.get("simulate"), dict)):
+    for index, phase in enumerate(_as(_as(PhaseInheritance(data).data, dict).get("phases"), list)):
+        if _as(phase, dict).get("checkpoint") is not None:
+            for _, name in _named(_as(phase.get("simulate"), dict)):
                 places.setdefault(name, ("phases", index, "checkpoint"))
-    asked = [(place, _entry(("entry",), "kept", agents.get(name))) for name, place in places.items()]
+    asked = [(place, _entry(("entry",), "checkpointed", agents.get(name))) for name, place in places.items()]
     return [replace(entry, place=place) for place, found in asked for entry in found]
 
 
 def _entry(place: Place, kind: str, section: object) -> list[UserEntry]:
-    target = _in(section, dict).get(str(place[-1]))
+    target = _as(section, dict).get(str(place[-1]))
     if not isinstance(target, str) or not re.fullmatch(ENTRY, target):
         return []
-    if (kind in ("agent", "kept") and is_language_model(target)) or (
+    if (kind in ("agent", "checkpointed") and is_language_model(target)) or (
         "environment" in kind and is_over_http(target)
     ):
         return []
     return [UserEntry(place=place, kind=kind, target=target)]
 
 
-def _in(value: Any, kind: type[T]) -> T:
+def _as(value: Any, kind: type[T]) -> T:
     return value if isinstance(value, kind) else kind()
 
 
 def faults(
     entries: Sequence[UserEntry], *, folder: Path, import_seconds: float = IMPORT_SECONDS
 ) -> list[tuple[Place, str]]:
-    """The entries that can't be used, each with the reason in one line. Blocks; `folder` is put on the import path."""
+    """The entries that can't be used, each with the reason in one line. Blocks; adds `folder` to the import path."""
     verdicts: dict[tuple[str, str], str] = {}
     pending = list(dict.fromkeys((entry.kind, entry.target) for entry in entries))
     while pending:
@@ -161,19 +162,21 @@ def faults(
             verdicts[question] = fatal
             pending.remove(question)
     found = [(entry, verdicts[entry.kind, entry.target]) for entry in entries]
-    return [(entry.place, verdict) for entry, verdict in found if verdict and not _told(entry, verdicts)]
+    return [
+        (entry.place, verdict) for entry, verdict in found if verdict and not _is_reported(entry, verdicts)
+    ]
 
 
-def _told(entry: UserEntry, verdicts: dict[tuple[str, str], str]) -> bool:
-    """Whether the same stands at the agent's own place."""
+def _is_reported(entry: UserEntry, verdicts: dict[tuple[str, str], str]) -> bool:
+    """Whether the agent's own entry has the same fault."""
     own = verdicts.get(("agent", entry.target))
-    return entry.kind in AGAIN and own == verdicts[entry.kind, entry.target]
+    return entry.kind in REPEATED_KINDS and own == verdicts[entry.kind, entry.target]
 
 
 def _probe(
     questions: list[tuple[str, str]], *, folder: Path, import_seconds: float
 ) -> Iterator[tuple[tuple[str, str], str]]:
-    """Verdicts ("" is good) of one probe process; the last one tells what ended it, when it did not answer all."""
+    """Verdicts ("" is good) of one probe process; if it did not answer all, the last one tells how it ended."""
     reading, writing = os.pipe()
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     process = subprocess.Popen(
@@ -197,12 +200,12 @@ def _probe(
     answered = 0
     try:
         lines = _lines(reading, first=START_SECONDS, each=import_seconds)
-        next(lines, None)  # the probe is up: from now on each entry has its own time
+        next(lines, None)  # the probe has started: from now on each entry has a limit of its own
         for question, line in zip(questions, lines, strict=False):
             answered += 1
             yield question, json.loads(line)
         if answered < len(questions):
-            yield questions[answered], _end(process, import_seconds)
+            yield questions[answered], _reason_of_end(process, import_seconds)
     finally:
         os.close(reading)
         with contextlib.suppress(ProcessLookupError):
@@ -210,7 +213,7 @@ def _probe(
         process.wait()
 
 
-def _end(process: subprocess.Popen[bytes], import_seconds: float) -> str:
+def _reason_of_end(process: subprocess.Popen[bytes], import_seconds: float) -> str:
     try:
         code = process.wait(timeout=0.5)
     except subprocess.TimeoutExpired:
@@ -221,7 +224,7 @@ def _end(process: subprocess.Popen[bytes], import_seconds: float) -> str:
 
 
 def _lines(descriptor: int, *, first: float, each: float) -> Iterator[bytes]:
-    """Lines as they come; ends when the writer has gone, or when one takes longer than it may (seconds)."""
+    """Yields lines as they come, until the writer is gone, or a line takes longer than `first` or `each` seconds."""
     buffer = b""
     limit = first
     with selectors.DefaultSelector() as selector:

@@ -1,8 +1,8 @@
-"""The process that imports user code to see whether it can be imported: `python -m governor.run_file.entry_probe FD FOLDER JSON`.
+"""The process that imports user code, to check it: `python -m governor.run_file.entry_probe FD FOLDER JSON`.
 
-It writes one JSON text a line to FD, which user code does not know of: "" first, when it is up, then a verdict for each
-question, "" when the entry is good. It ends without its runtime's clean-up, which threads of user code could hold up.
-A module is what a conductor would have under its name (`shadowing`).
+It writes one JSON text a line to FD, which user code does not know: first "" when it has started, then a verdict for each
+question, "" when the entry is good. It exits without Python's clean-up, which threads of user code could delay.
+Modules resolve as in a conductor (`shadowing`).
 """
 
 from __future__ import annotations
@@ -24,20 +24,23 @@ from governor.tasks.runner_process import calls
 
 
 def main() -> None:
-    """Answers the questions of the command line."""
+    """Checks the entries that the command line names."""
     descriptor = int(sys.argv[1])
     os.set_inheritable(descriptor, False)
     folder = Path(sys.argv[2])
     shadowing = Shadowing(folder)
     shadowing.watch()
     sys.path.insert(0, sys.argv[2])
-    _say(descriptor, "")
+    _send(descriptor, "")
     for kind, target in json.loads(sys.argv[3]):
-        _say(descriptor, _state(folder / target) if kind == "state" else _verdict(kind, target, shadowing))
+        _send(
+            descriptor,
+            _check_state(folder / target) if kind == "state" else _verdict(kind, target, shadowing),
+        )
     os._exit(0)
 
 
-def _say(descriptor: int, verdict: str) -> None:
+def _send(descriptor: int, verdict: str) -> None:
     line = json.dumps(verdict).encode() + b"\n"
     while line:
         line = line[os.write(descriptor, line) :]
@@ -46,19 +49,18 @@ def _say(descriptor: int, verdict: str) -> None:
 def _verdict(kind: str, target: str, shadowing: Shadowing) -> str:
     module_name, _, attribute = target.partition(":")
     if "environment" in kind and module_name == "gymnasium":
-        return _loaded(kind, module_name, attribute)
-    fault = shadowing.fault(module_name)
-    if fault:
+        return _load(kind, module_name, attribute)
+    if fault := shadowing.fault(module_name):
         return fault
     shadowing.imported = ""
-    said = _loaded(kind, module_name, attribute)
-    return shadowing.imported or said  # whatever else is wrong may come of it
+    fault = _load(kind, module_name, attribute)
+    return shadowing.imported or fault  # shadowing may have caused any other fault
 
 
-def _loaded(kind: str, module_name: str, attribute: str) -> str:
+def _load(kind: str, module_name: str, attribute: str) -> str:
     try:
         if "environment" in kind and module_name == "gymnasium":
-            return _gymnasium(attribute)
+            return _check_gymnasium(attribute)
         try:
             module = import_module(module_name)
         except ModuleNotFoundError as error:
@@ -69,15 +71,15 @@ def _loaded(kind: str, module_name: str, attribute: str) -> str:
                     f"no module named {error.name!r} in the run file's folder or among the installed packages"
                 )
             return f"module {module_name!r} does not import: {one_line(error)}"
-        return _attribute(kind, module, attribute)
+        return _check_attribute(kind, module, attribute)
     except SystemExit as error:
         return f"module {module_name!r} ends Python when it is imported: {one_line(error)}"
     except BaseException as error:  # noqa: BLE001  # whatever user code raises is the verdict
         return f"module {module_name!r} does not import: {one_line(error)}"
 
 
-def _state(path: Path) -> str:
-    """Whether an agent's state can be read from the file."""
+def _check_state(path: Path) -> str:
+    """The fault of the file of an agent's state, or ""."""
     from governor.episodes.records import state_file  # noqa: PLC0415  # numpy, for this kind alone
     from governor.errors import ConductorError  # noqa: PLC0415  # as above
 
@@ -87,7 +89,7 @@ def _state(path: Path) -> str:
         return error.reason
 
 
-def _attribute(kind: str, module: ModuleType, attribute: str) -> str:
+def _check_attribute(kind: str, module: ModuleType, attribute: str) -> str:
     found: Any = module
     for name in attribute.split("."):
         if not hasattr(found, name):
@@ -103,12 +105,16 @@ def _attribute(kind: str, module: ModuleType, attribute: str) -> str:
         return f"'{module.__name__}:{attribute}' {calls.WITHOUT_RUN}"
     methods = ("run", "arun") if kind == "task" else ()
     if callable(found) or any(callable(getattr(found, method, None)) for method in methods):
-        return _kept(found, attribute) if kind == "kept" else _on_ray(kind, found, attribute)
+        return (
+            _check_checkpoint(found, attribute)
+            if kind == "checkpointed"
+            else _check_on_ray(kind, found, attribute)
+        )
     return f"'{module.__name__}:{attribute}' is of type {type(found).__name__}, which can't be called"
 
 
 def _wrong_kind(kind: str, made: type) -> str:
-    """A class shows whether it speaks text or numbers; a function does not."""
+    """The fault of a class that is not an environment of this kind, or "". The result of a function is unknown."""
     if kind == "text environment":
         missing = [name for name in ("get_task_prompt", "step") if not hasattr(made, name)]
         if missing:
@@ -118,15 +124,19 @@ def _wrong_kind(kind: str, made: type) -> str:
     return ""
 
 
-def _on_ray(kind: str, agent: Any, name: str) -> str:
-    """Whether an agent can be in many runners at once; of a factory that is no class nothing is known."""
+def _check_on_ray(kind: str, agent: Any, name: str) -> str:
+    """The fault of an agent that can't be in several runners at once, or "". The result of a factory is unknown."""
     learns = hasattr(agent, "learn")
     if kind == "actor" and learns:
         return (
             f"agent {name!r} learns, and with transport: ray there is one of it in each runner: train with transport: "
             "conductors or in_process, and use ray with mode: eval"
         )
-    if kind == "heir" and learns and not (hasattr(agent, "state_dict") and hasattr(agent, "load_state_dict")):
+    if (
+        kind == "trained"
+        and learns
+        and not (hasattr(agent, "state_dict") and hasattr(agent, "load_state_dict"))
+    ):
         return (
             f"agent {name!r} has no state_dict() and load_state_dict(state): with transport: ray it would not know what it "
             "has learned in an earlier phase"
@@ -134,15 +144,15 @@ def _on_ray(kind: str, agent: Any, name: str) -> str:
     return ""
 
 
-def _kept(agent: Any, name: str) -> str:
-    """Whether a checkpoint of an agent can be taken; of what is no class, or makes up its attributes, nothing is known."""
+def _check_checkpoint(agent: Any, name: str) -> str:
+    """The fault of an agent of which no checkpoint can be taken, or "". Unknown for factories and dynamic attributes."""
     if not isinstance(agent, type) or hasattr(agent, "state_dict") or hasattr(agent, "__getattr__"):
         return ""
     return f"agent {name!r} has no state_dict(): no checkpoint of it can be taken"
 
 
-def _gymnasium(identifier: str) -> str:
-    """Whether `gymnasium.make` knows the id and the code behind it loads (an extra may not be installed)."""
+def _check_gymnasium(identifier: str) -> str:
+    """The fault of an id that `gymnasium.make` does not know, or whose code does not load (a missing extra), or ""."""
     import gymnasium  # noqa: PLC0415  # 0.2 s, for this kind of entry only
     from gymnasium.envs.registration import load_env_creator  # noqa: PLC0415
 

@@ -1,9 +1,9 @@
-"""The run file: from YAML on disk, or plain data, to a sound `Run`; or one error that lists every fault with its place.
+"""Loads a run file, from YAML on disk or plain data, as a valid `Run`; or raises one error that lists every fault.
 
 Rules:
-1. All faults in one `RunFileError`, from a file each with its line.
-2. A `Run` that `load` or `parse` returned is sound in itself. Whether its entries can be imported is asked by
-   `governor.run_file.entry_check.faults`, in a process of its own: no user code runs here.
+1. All faults in one `RunFileError`, those of a file with their lines.
+2. A `Run` that `load` or `parse` returned is valid in itself. `governor.run_file.entry_check.faults` checks in another
+   process whether its entries can be imported: no user code runs here.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _MAX_BYTES = 8_000_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Examined:
-    """A file with its faults, sorted by line; `folder` is what its entries are imported from."""
+    """A file with its faults, sorted by line; `folder` is the import folder of its entries."""
 
     source: str
     document: Document
@@ -43,7 +43,7 @@ class Examined:
     faults: tuple[Fault, ...]
 
     def with_faults(self, more: Iterable[tuple[Place, str]]) -> Examined:
-        """The same with faults that were found by other means."""
+        """A copy with further faults."""
         added = [
             Fault(path=check.spell(place), message=message, line=self.document.line(place) or 1)
             for place, message in more
@@ -68,7 +68,7 @@ def load(path: str | Path) -> tuple[Run, Path]:
 
 
 def examine(path: str | Path) -> Examined:
-    """As `load`, for who wants to add to the faults. Raises RunFileError when there is no text to examine."""
+    """As `load`, for callers that add faults of their own. Raises RunFileError when there is no text to examine."""
     file = Path(path)
     document = yaml_lines.read(_text(file))
     found = Examined(
@@ -98,7 +98,7 @@ def parse(data: object, source: str = "run") -> Run:
 
 
 def to_plan(run: Run, uid: str) -> RunPlan:
-    """What the state machine must know of `run`."""
+    """The part of `run` that the state machine needs."""
     return run.to_plan(uid)
 
 
@@ -113,8 +113,8 @@ def _text(file: Path) -> str:
         with file.open("rb") as stream:
             content = stream.read(_MAX_BYTES + 1)
         if len(content) > _MAX_BYTES:
-            said = f"is larger than {_MAX_BYTES // 10**6} MB: use 'repeat' for tasks that are alike, or hand the run in from Python"
-            raise RunFileError(str(file), [Fault(path="", message=said)])
+            text = f"is larger than {_MAX_BYTES // 10**6} MB: use 'repeat' for tasks that are alike, or hand the run in from Python"
+            raise RunFileError(str(file), [Fault(path="", message=text)])
         return content.decode()
     except UnicodeDecodeError as error:
         line = error.object.count(b"\n", 0, error.start) + 1
@@ -125,6 +125,6 @@ def _text(file: Path) -> str:
 
 
 def digest(run: Run) -> bytes:
-    """The same for the same run file; what it leaves to the defaults does not count, so that those may grow."""
-    said = run.model_dump(mode="json", exclude_defaults=True)
-    return hashlib.blake2b(msgspec.json.encode(said, order="deterministic"), digest_size=16).digest()
+    """A digest of the run file. Keys with their default values do not change it, so that keys can be added."""
+    plain = run.model_dump(mode="json", exclude_defaults=True)
+    return hashlib.blake2b(msgspec.json.encode(plain, order="deterministic"), digest_size=16).digest()

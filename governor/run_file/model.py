@@ -1,11 +1,11 @@
 """The run as a person describes it: frozen pydantic models, one for each section of the run file.
 
-pydantic stands at the human edge because it reports every fault at once and gives editors a JSON schema; on the wire
-a run travels as the plain data of `Run.raw`.
+Run files use pydantic because it reports every fault at once and gives editors a JSON schema; in messages a run is the
+plain data of `Run.raw`.
 
 Rules:
 1. Unknown keys are faults, and nothing is coerced: ``episodes: "400"`` is a fault, not 400.
-2. A model knows the shape of its section alone; what must hold between sections is asked by `governor.run_file.check`.
+2. A model validates its section alone; `governor.run_file.check` checks sections against each other.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ if TYPE_CHECKING:
 
 SIMULATION = "simulation"
 TASKS = "tasks"
-SHORTEST_SILENCE = 5.0
-"""Seconds: the transport's own heartbeat takes 4 to tell a peer to connect anew."""
+SHORTEST_LIVENESS = 5.0
+"""Seconds: with the transport's heartbeats it takes 4 until a peer reconnects."""
 
 
 class _Section(BaseModel):
@@ -53,7 +53,7 @@ class _Section(BaseModel):
 
 class EnvironmentSection(_Section):
     """An environment conductor: `pool` environments of one kind. `entry` is ``gymnasium:ID`` or ``module:Class``, or the
-    address of text environments, ``http://host:port/base``. Each worker has `vector` of them at once, which it steps together.
+    address of text environments, ``http://host:port/base``. Each worker steps `vector` of them together.
     """
 
     entry: Entry
@@ -63,8 +63,8 @@ class EnvironmentSection(_Section):
 
 
 class AgentSection(_Section):
-    """An agent conductor: `entry` is ``module:Class``. Or a language model: ``openai:MODEL``. `state` is a file with a state that
-    it begins from, such as a checkpoint of another run; a relative path begins at the run file's folder.
+    """An agent conductor: `entry` is ``module:Class``. Or a language model: ``openai:MODEL``. `state` is a file with its
+    initial state, such as a checkpoint of another run; a relative path begins at the run file's folder.
     """
 
     entry: Entry
@@ -79,10 +79,10 @@ class ConductorsSection(_Section):
 
 class Simulate(_Section):
     """`workers` episodes at a time. `max_steps` truncates an episode; `episode_timeout` is in seconds. With the transport
-    ``in_process`` the simulation builds environment and agent itself: quicker steps, no processes of their own. With ``ray``
-    runners do, all over the cluster; each gets `chunk` episodes at a time, by default as many as make a second. In an
+    ``in_process`` the simulation builds environment and agent itself: faster steps, no processes of their own. With ``ray``
+    runners on the cluster build them; each gets `chunk` episodes at a time, by default as many as take about a second. In an
     environment of several players `agents` are one for all of them, one for each in their order, or {player: agent}. With
-    `max_staleness` the agent acts while it learns, with weights that are so many versions old at most.
+    `max_staleness` the agent acts while it learns, with weights that are at most so many versions old.
     """
 
     environment: str
@@ -97,12 +97,12 @@ class Simulate(_Section):
 
     @property
     def agent_names(self) -> tuple[str, ...]:
-        """Each once."""
+        """Each agent once."""
         return tuple(dict.fromkeys(self.players.values())) or tuple(self.agents)
 
     @property
     def players(self) -> dict[str, str]:
-        """Player to agent, where that is said."""
+        """Player to agent, where the run file names players."""
         return self.agents if isinstance(self.agents, dict) else {}
 
 
@@ -122,8 +122,8 @@ class TaskSection(_Section):
 
 class DynamicTimeoutSection(_Section):
     """``min(timeout, ratio * mean)`` of the wall times of sub-tasks in train phases with the same settings, once
-    `warmup_min_steps` such phases are over. `percentile` takes that of the last `window` in place of the mean. It is never
-    less than `floor`.
+    `warmup_min_steps` such phases are over. `percentile` uses that percentile of the last `window` instead of the mean. The
+    result is at least `floor`.
     """
 
     ratio: Annotated[float, Field(gt=0)] = 3.0
@@ -134,8 +134,8 @@ class DynamicTimeoutSection(_Section):
 
 
 class UntilSection(_Section):
-    """The simulation ends once the mean of `metric` over the last `average_over` episodes is `at_least` this much, or
-    `at_most`; or once its episodes have taken so many `steps`, or its `wall_clock` time is up. One of these.
+    """One condition that ends the simulation: the mean of `metric` over the last `average_over` episodes is `at_least` or
+    `at_most` this value; its episodes have taken so many `steps`; or its `wall_clock` time is up.
     """
 
     metric: Name | None = None
@@ -147,8 +147,8 @@ class UntilSection(_Section):
 
     @model_validator(mode="after")
     def _is_one(self) -> Self:
-        said = [name for name in ("metric", "steps", "wall_clock") if getattr(self, name) is not None]
-        if len(said) != 1:
+        given = [name for name in ("metric", "steps", "wall_clock") if getattr(self, name) is not None]
+        if len(given) != 1:
             raise ValueError("must have one of 'metric', 'steps' and 'wall_clock'")
         _one_bound(self, needed=self.metric is not None)
         if self.metric is None and "average_over" in self.model_fields_set and self.average_over != 1:
@@ -157,8 +157,8 @@ class UntilSection(_Section):
 
 
 class PlateauSection(_Section):
-    """`patience` evaluations in a row whose metric, as the mean of the last `window` of them, was not better than the best
-    one before by more than `min_delta`.
+    """Met after `patience` evaluations in a row whose metric, as the mean of the last `window`, was not better than the
+    best earlier one by more than `min_delta`.
     """
 
     patience: Count
@@ -168,8 +168,8 @@ class PlateauSection(_Section):
 
 
 class EvaluateSection(_Section):
-    """After `every` so many training episodes training pauses for `episodes` that neither explore nor learn. The simulation
-    ends once the mean of their `metric` was `at_least` (or `at_most`) this much in `consecutive` evaluations, or on a
+    """After each `every` training episodes, training pauses for `episodes` that neither explore nor learn. The simulation
+    ends once the mean of their `metric` was `at_least` (or `at_most`) this value in `consecutive` evaluations, or on a
     `plateau`.
     """
 
@@ -191,8 +191,8 @@ class EvaluateSection(_Section):
 
 
 class CheckpointSection(_Section):
-    """States of the agents: after `every` so many episodes (the last `keep` of them stay; null: all), the `best` by the
-    evaluation's metric, or else by the mean return since the one before, and the `last` one of the phase.
+    """States of the agents: one after each `every` episodes (the last `keep` are kept; null: all), the `best` by the
+    evaluation's metric, or else by the mean return since the previous one, and the `last` one of the phase.
     """
 
     every: Count | None = None
@@ -212,11 +212,10 @@ def _one_bound(section: UntilSection | EvaluateSection, *, needed: bool) -> None
 
 
 class Phase(_Section):
-    """`simulate`, `tasks`, or both. The keys from `min_num` to `grace` are about the tasks: once `min_num` of them have
-    succeeded, or all but the part `over_rollout`, what is left has `wait_after_min` seconds. `max_repeat_per_runner`
-    runs of a task are executed by one runner in a row (null: all of them). Between its deadline and its death a task
-    has `grace` seconds. What it does not say itself is as in the earlier phase that it `inherits`; a run that was made
-    has that resolved.
+    """`simulate`, `tasks`, or both. The keys from `min_num` to `grace` apply to the tasks: once `min_num` of them have
+    succeeded, or all but the part `over_rollout`, the others have `wait_after_min` seconds left. One runner executes
+    `max_repeat_per_runner` runs of a task in a row (null: all of them). A task is killed `grace` seconds after its
+    deadline. Missing keys are taken from the earlier phase that it `inherits`; a validated run has that resolved.
     """
 
     name: Name
@@ -237,10 +236,10 @@ class Phase(_Section):
 
 
 class LimitsSection(_Section):
-    """The run fails beyond them. `steps` and `episodes` count those of all phases, evaluation included; `tasks` the attempts
-    of runs of tasks that have begun. `memory` is that of its processes on the daemon's machine, `disk` that of its folder.
-    After `stall_timeout` seconds without progress in a phase the run says so (`report`), its conductors are replaced
-    (`restart`), or it fails.
+    """A run that exceeds one of them fails. `steps` and `episodes` count those of all phases, including evaluation; `tasks`
+    counts the started attempts of runs of tasks. `memory` is that of its processes on the daemon's machine, `disk` that of
+    its folder. After `stall_timeout` seconds without progress in a phase the run reports that (`report`), its conductors
+    are replaced (`restart`), or it fails.
     """
 
     wall_clock: Duration | None = None
@@ -254,7 +253,7 @@ class LimitsSection(_Section):
 
     @property
     def amounts(self) -> list[tuple[Limit, int]]:
-        """Those that are set and are no time, and what they allow."""
+        """The limits that are set, except times, with their values."""
         named: dict[Limit, int | None] = {
             "episodes": self.episodes,
             "steps": self.steps,
@@ -272,20 +271,20 @@ class Restart(_Section):
 
 
 class RunDeadlines(_Section):
-    """Seconds: until all conductors are ready, until the result is durable, until the last process is gone; and `silence`, in
-    which a conductor that lives has to give a sign of it.
+    """Seconds: until all conductors are ready, until the result is durable, until the last process is gone; and `liveness`:
+    a conductor that does not answer for so long is replaced.
     """
 
     start: Duration = 60.0
     finalize: Duration = 60.0
     stop: Duration = 20.0
-    silence: Annotated[Duration, Field(ge=SHORTEST_SILENCE)] = 10.0
+    liveness: Annotated[Duration, Field(ge=SHORTEST_LIVENESS)] = 10.0
 
 
 class Run(_Section):
     """One experiment run: build one in Python, or `governor.run_file.load.load` a file. `models` are the model endpoints of
-    its tasks: a runner works with one of them, ``context.model``. `resume` is what becomes of it after the daemon has gone
-    down with it.
+    its tasks: each runner uses one of them, ``context.model``. `resume` decides whether it is continued after the daemon
+    has gone down.
     """
 
     name: Name
@@ -301,10 +300,10 @@ class Run(_Section):
     @model_validator(mode="before")
     @classmethod
     def _inherit(cls, data: Any) -> Any:
-        resolved = phase_inheritance.Cascade(data)
+        resolved = phase_inheritance.PhaseInheritance(data)
         if resolved.faults:
-            (_, index, _), said = resolved.faults[0]
-            raise ValueError(f"phases[{index}].inherits: {said}")
+            (_, index, _), fault = resolved.faults[0]
+            raise ValueError(f"phases[{index}].inherits: {fault}")
         return resolved.data
 
     def raw(self) -> dict[str, Any]:
@@ -312,7 +311,7 @@ class Run(_Section):
         return self.model_dump(mode="json")
 
     def to_plan(self, uid: str) -> RunPlan:
-        """What the state machine must know of this run."""
+        """The part of this run that the state machine needs."""
         phases = tuple(
             PhasePlan(
                 name=phase.name,
@@ -355,7 +354,7 @@ class Run(_Section):
         )
 
     def _built_inside(self) -> set[str]:
-        """Environments and agents that need no conductor: who plays every phase with them builds them itself."""
+        """Environments and agents that need no conductor: in every phase the simulation or the runners build them."""
         inside: set[str] = set()
         conducted: set[str] = set()
         for phase in self.phases:

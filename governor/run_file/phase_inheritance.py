@@ -1,11 +1,10 @@
-"""Phases that inherit: ``inherits: NAME`` takes over from an earlier phase what a phase does not say itself.
+"""Phase inheritance: with ``inherits: NAME`` a phase takes its missing keys from an earlier phase.
 
 Rules:
-1. It is plain data that inherits, before anything of it is validated: what comes out says everything itself, so nothing
-   behind this module knows of inheritance, and a run that travels has none left.
-2. Mappings are merged key by key; lists and single values are replaced. Null un-says a key, as if nobody had said it.
-3. A phase inherits from one before it, which may have inherited itself. Its name is its own.
-4. A value that was inherited has the faults of its origin: those are told once, where they stand in the file.
+1. It is resolved in the plain data, before validation: no other module knows of it, and a run in a message has none.
+2. Mappings are merged key by key; lists and single values are replaced. Null removes a key, as if it were not there.
+3. A phase inherits from an earlier one, which may have inherited itself. The name is never inherited.
+4. A fault of an inherited value is reported once, at its origin in the file.
 """
 
 from __future__ import annotations
@@ -23,11 +22,11 @@ if TYPE_CHECKING:
 
 KEY: Final = "inherits"
 _NULL_IS_A_VALUE: Final = frozenset({"max_repeat_per_runner"})
-"""Null says something there (all of them), so it cannot un-say it."""
+"""Null is a value of these keys (all of them), and does not remove them."""
 
 
-class Cascade:
-    """The run `data` with its phases resolved, in `data`; `faults` are those of the word `inherits` itself."""
+class PhaseInheritance:
+    """Resolves the phases of a run: `data` is the result, `faults` those of the key `inherits` itself."""
 
     def __init__(self, data: Any) -> None:
         self.data = data
@@ -41,8 +40,8 @@ class Cascade:
         if any(isinstance(phase, dict) and phase.get(KEY) is not None for phase in self._own):
             self.data = {**data, "phases": self._resolve(list(phases))}
 
-    def told_once(self, found: Sequence[tuple[Path, str]]) -> list[tuple[Path, str]]:
-        """Without those that a phase has inherited together with the value."""
+    def without_inherited(self, found: Sequence[tuple[Path, str]]) -> list[tuple[Path, str]]:
+        """Without the faults of inherited values."""
         known = set(found)
         return [(path, said) for path, said in found if (self._of_origin(path), said) not in known]
 
@@ -71,7 +70,7 @@ class Cascade:
         return phases
 
     def _base(self, index: int, name: object, phases: list[Any]) -> int | None:
-        """For a name that leads nowhere, the phase before: so that one slip is one fault."""
+        """The index of the phase with this name; for an unknown name the previous phase, so that one slip is one fault."""
         names = [phase.get("name") if isinstance(phase, dict) else None for phase in self._own]
         if isinstance(name, str) and name in names[:index]:
             return names.index(name)
@@ -80,24 +79,25 @@ class Cascade:
 
 
 def schema(document: dict[str, Any]) -> dict[str, Any]:
-    """The JSON schema of a run, with phases that inherit: those need say nothing else, and may say null."""
+    """The JSON schema of a run, with derived phases: those need no other key, and may have null."""
     definitions = document["$defs"]
     phase = definitions["Phase"]
-    heir = copy.deepcopy(phase)
-    heir["required"] = ["name", KEY]
-    heir["properties"][KEY] = {"type": "string", "description": "The name of an earlier phase."}
+    derived = copy.deepcopy(phase)
+    derived["required"] = ["name", KEY]
+    derived["properties"][KEY] = {"type": "string", "description": "The name of an earlier phase."}
     for name in ("Simulate", "EvaluateSection"):
-        part = definitions[f"{name}OfHeir"] = copy.deepcopy(definitions[name])
+        part = definitions[f"{name}OfDerived"] = copy.deepcopy(definitions[name])
         part.pop("required", None)
         part["properties"] = {key: _or_null(value) for key, value in part["properties"].items()}
     own = {"name", KEY}
-    heir["properties"] = {
-        key: value if key in own else _or_null(_renamed(value)) for key, value in heir["properties"].items()
+    derived["properties"] = {
+        key: value if key in own else _or_null(_renamed(value))
+        for key, value in derived["properties"].items()
     }
-    definitions["PhaseThatInherits"] = heir
+    definitions["DerivedPhase"] = derived
     phase["properties"].pop(KEY)
     document["properties"]["phases"]["items"] = {
-        "anyOf": [{"$ref": "#/$defs/Phase"}, {"$ref": "#/$defs/PhaseThatInherits"}]
+        "anyOf": [{"$ref": "#/$defs/Phase"}, {"$ref": "#/$defs/DerivedPhase"}]
     }
     return document
 
@@ -107,7 +107,7 @@ def _renamed(value: Any) -> Any:
         return {key: _renamed(item) for key, item in value.items()}
     if isinstance(value, list):
         return [_renamed(item) for item in value]
-    return f"{value}OfHeir" if value in {"#/$defs/Simulate", "#/$defs/EvaluateSection"} else value
+    return f"{value}OfDerived" if value in {"#/$defs/Simulate", "#/$defs/EvaluateSection"} else value
 
 
 def _or_null(value: dict[str, Any]) -> dict[str, Any]:
@@ -128,7 +128,7 @@ def _merged(own: Mapping[str, Any], base: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _as_data(value: Any) -> Any:
-    """A section that was built in Python, as what was said of it."""
+    """A section that was built in Python as plain data, without defaults."""
     return value.model_dump(exclude_unset=True) if isinstance(value, BaseModel) else value
 
 

@@ -1,10 +1,10 @@
-"""Modules beside a run file that no conductor would import, since it has another one of that name.
+"""Finds modules beside a run file that conductors can't import, because another module has their name.
 
 Rules:
-1. A conductor has what the forkserver has imported before the run file's folder was on its path (`forkserver.PRELOAD`). The
-   modules of the standard library and of this project are never replaced, whether loaded or not.
-2. Those imports take seconds: they are done here only where a module of the folder has the name of one elsewhere.
-3. A module of the folder that is on the path twice, or that installed code is, is one and the same.
+1. A conductor has all modules that the forkserver imported before the run file's folder was on the path
+   (`forkserver.PRELOAD`). Modules of the standard library and of this project are never replaced, loaded or not.
+2. Those imports take seconds: they are done here only where a module of the folder has the name of another one.
+3. If both names lead to the same file (a folder that is on the path twice, or is installed), nothing is shadowed.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ KEPT: Final = sys.stdlib_module_names | OURS
 
 
 class Shadowing:
-    """Of the modules in one folder; made before the folder is on the path, for it imports what a conductor has."""
+    """Of the modules in one folder. Create it before the folder is on the path: it imports what a conductor has."""
 
     def __init__(self, folder: Path) -> None:
         self.imported = ""
-        """What a module of the folder has imported instead of another one of it (see `watch`); set it to "" to go on."""
+        """Which shadowed module a module of the folder has imported (see `watch`); set it to "" to continue."""
         self._files = dict(_modules_of(folder))
         path = [each for each in sys.path if Path(each).resolve() != folder.resolve()]
         self._others = self._find_others(path)
 
     def fault(self, module: str) -> str:
-        """Why a conductor would have another `module` than that of the folder; "" where it has that or there is none."""
+        """Why a conductor would import another `module` than that of the folder; "" where it would not."""
         name = module.partition(".")[0]
         return f"module {name!r} is {self._told(name)}" if name in self._others else ""
 
     def watch(self) -> None:
-        """From now on also the imports of the folder's own modules are looked at."""
+        """From now on also checks the imports of the folder's own modules."""
         do_import = builtins.__import__
 
         def watched(
@@ -65,7 +65,7 @@ class Shadowing:
         return f"{self._others[name]} in a conductor, not {self._files[name]}: give that file another name"
 
     def _find_others(self, path: list[str]) -> dict[str, str]:
-        """Where the modules are that a conductor has instead, by their names."""
+        """The places of the modules that a conductor has instead, by their names."""
         specs = {name: PathFinder.find_spec(name, path) for name in self._files}
         doubtful = [
             name
@@ -99,7 +99,7 @@ def _import_as_conductors_do() -> None:
     from governor.processes.forkserver import PRELOAD  # noqa: PLC0415  # multiprocessing
 
     for module in PRELOAD:
-        with contextlib.suppress(Exception):  # a conductor goes without it, too
+        with contextlib.suppress(Exception):  # a conductor does without it, too
             import_module(module)
 
 
@@ -114,5 +114,5 @@ def _modules_of(folder: Path) -> Iterator[tuple[str, Path]]:
 
 
 def _holds_code(path: Path) -> bool:
-    """Of folders packages alone: Python prefers any module to a folder without ``__init__.py``."""
+    """Whether it is a module or a package: Python prefers any module to a folder without ``__init__.py``."""
     return path.suffix == ".py" or (path / "__init__.py").is_file()

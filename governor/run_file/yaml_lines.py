@@ -1,11 +1,11 @@
-"""A YAML file as plain data together with the line of every value, so that each fault can name its place.
+"""Reads YAML as plain data with the line of every value, so that each fault can name its line.
 
 Rules:
 1. Only plain data comes out: mappings with text keys, lists, texts, numbers, booleans, null. No tag runs code.
-2. What the file gets wrong as YAML (syntax, a key twice, a key that is no text) is collected, not raised.
-3. Two habits of YAML 1.1 that bite are off: ``1e-3`` is a number here, and a date stays a text.
-4. Aliases are copied where they stand, within a budget: a file of a few lines can't grow without bound. What stands in the file
-   itself is bounded by the file's size alone (`run_file`).
+2. Faults of the YAML itself (syntax, a key twice, a key that is no text) are collected, not raised.
+3. Two surprises of YAML 1.1 are off: ``1e-3`` is a number here, and a date stays a text.
+4. Aliases are copied, up to a limit: a file of a few lines can't grow without bound. The data of the file itself are
+   bounded by the size of the file alone (`load`).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _Loader.add_implicit_resolver(
 
 
 class _TooMuch(Exception):
-    """YAML, but more of it than is taken."""
+    """The document exceeds a limit."""
 
     def __init__(self, message: str, node: yaml.Node) -> None:
         super().__init__(message)
@@ -56,7 +56,7 @@ class Document:
     faults: list[tuple[Path, int, str]] = field(default_factory=list)
 
     def line(self, path: Path) -> int | None:
-        """The line of `path`, or of the nearest thing around it that stands in the file."""
+        """The line of `path`, or of the nearest enclosing value that is in the file."""
         for end in range(len(path), -1, -1):
             if path[:end] in self.lines:
                 return self.lines[path[:end]]
@@ -64,7 +64,7 @@ class Document:
 
 
 def read(content: str) -> Document:
-    """`content` as a `Document`. Never raises for what the text holds."""
+    """`content` as a `Document`. Never raises, whatever the text."""
     document = Document()
     try:
         loader = _Loader(content)
@@ -93,13 +93,13 @@ def read(content: str) -> Document:
 
 
 class _Builder:
-    """Walks the nodes of one document; keeps the count for the budget of rule 4."""
+    """Walks the nodes of one document; counts the copies for rule 4."""
 
     def __init__(self, *, loader: _Loader, document: Document) -> None:
         self._loader = loader
         self._document = document
         self._built: set[int] = set()
-        """Nodes, by identity: what is built again was reached by an alias."""
+        """Nodes, by identity: a node that is built again was reached by an alias."""
         self._copies = 0
 
     def build(self, node: yaml.Node, path: Path) -> Any:
@@ -147,7 +147,7 @@ class _Builder:
         return {**merged, **own}
 
     def _merge(self, node: yaml.Node, path: Path, into: dict[str, Any]) -> None:
-        """``<<: *base`` or ``<<: [*a, *b]``: what is named first wins, and the mapping's own keys over both."""
+        """``<<: *base`` or ``<<: [*a, *b]``: the first one wins, and the mapping's own keys over both."""
         for source in node.value if isinstance(node, yaml.SequenceNode) else [node]:
             if not isinstance(source, yaml.MappingNode):
                 self._fault(path, source.start_mark.line + 1, "'<<' merges mappings only")

@@ -215,8 +215,8 @@ class EffectRunner:
                 conductor=conductor.name,
                 incarnation=conductor.incarnation,
                 pid=child.pid,
-                ticks=child.birth.ticks,
-                boot=child.birth.boot,
+                ticks=child.identity.ticks,
+                boot=child.identity.boot,
             ),
             {"kind": effect.kind, "mark": f"{child.mark:x}"},
         )

@@ -146,7 +146,7 @@ def silence_limit(run: Run, conductor: str, phase: int) -> float:
     """Seconds without an answer after which a running process counts as frozen. `inf`: its user code has no deadline,
     and `limits.stall_timeout` applies.
     """
-    silence = run.deadlines.silence
+    silence = run.deadlines.liveness
     simulate = run.phases[phase].simulate
     if simulate is None:
         return silence

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from transport.client import Client
 
 LONGEST_INTERVAL: Final = 2.0
-"""Seconds between two checks; a fifth of `deadlines.silence` where that is shorter."""
+"""Seconds between two checks; a fifth of `deadlines.liveness` where that is shorter."""
 
 log = logs.get_logger()
 
@@ -58,7 +58,7 @@ class LivenessProbe:
         self._state = state
         self._post = post
         self._pinging: set[tuple[str, int]] = set()
-        silence, now = assignment.run.deadlines.silence, time.monotonic()
+        silence, now = assignment.run.deadlines.liveness, time.monotonic()
         self._interval = min(LONGEST_INTERVAL, silence / 5)
         self._silence = silence
         self._liveness = liveness.Liveness(silence=silence, interval=self._interval, now=now)

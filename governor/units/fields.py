@@ -1,4 +1,4 @@
-"""What a value in a run file may be: the types of the fields of `governor.run_file.model`.
+"""The types of the fields of a run file (`governor.run_file.model`).
 
 Names end up in file names, socket paths and service names; their alphabet is narrow for that reason.
 """
@@ -31,8 +31,8 @@ def _duration(value: object) -> float:
 
 
 def without_numpy(value: Any, levels: int = _MAX_DEPTH) -> Any:
-    """Plain data with Python's numbers and lists in the place of numpy's scalars and arrays, down to so many `levels`; a copy
-    where there may be any. Numpy is not imported: where nobody has, nothing is of it.
+    """Plain data with Python's numbers and lists in place of numpy's scalars and arrays, down to so many `levels`; a copy
+    where there may be any. Does not import numpy: if nothing has, the data contain none.
     """
     numpy: Any = sys.modules.get("numpy")
     return value if numpy is None else _without((numpy.generic, numpy.ndarray), value, levels)
@@ -49,7 +49,7 @@ def _without(kinds: tuple[type, type], value: Any, levels: int) -> Any:
 
 
 def _plain(values: dict[str, Any]) -> dict[str, Any]:
-    """What JSON and msgpack both carry: text keys, no other objects, whole numbers of 64 bits. Walks without recursion."""
+    """Accepts what both JSON and msgpack carry: text keys, no other objects, integers of 64 bits. Not recursive."""
     pending: list[tuple[str, object, int]] = [("", values, 0)]
     while pending:
         place, item, depth = pending.pop()
@@ -99,7 +99,7 @@ AnyDuration: TypeAlias = Annotated[
         {"anyOf": [{"type": "number", "minimum": 0}, {"type": "string", "pattern": durations.PATTERN}]}
     ),
 ]
-"""0 is one, too."""
+"""A duration that may be 0."""
 Size: TypeAlias = Annotated[
     int,
     BeforeValidator(sizes.limit),
@@ -120,7 +120,7 @@ Models: TypeAlias = Annotated[
 ]
 
 LIST, MAPPING = "[list]", "[mapping]"
-"""What pydantic puts into the place of a fault, for a key that may be either."""
+"""The tags that pydantic puts into the location of a fault, for a key that may be either."""
 Agents: TypeAlias = Annotated[
     Annotated[tuple[str, ...], Field(strict=False, min_length=1), Tag(LIST)]
     | Annotated[dict[Annotated[str, Field(min_length=1)], str], Field(min_length=1), Tag(MAPPING)],

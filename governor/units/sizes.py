@@ -19,7 +19,7 @@ _TEXT: Final = re.compile(rf"(\d{{1,18}}(?:\.\d{{1,9}})?)\s*({'|'.join(_UNITS)})
 PATTERN: Final = rf"^\s*{_TEXT.pattern}\s*$"
 """The same grammar, for a JSON schema."""
 LEAST: Final = 1024**2
-"""A smaller limit is a unit that was forgotten: ``memory: 2``."""
+"""A smaller limit usually lacks its unit: ``memory: 2``."""
 MOST: Final = 2**63 - 1
 HOW_TO: Final = (
     "write a number of bytes, or a text like '512MiB' or '2GiB' (KiB, MiB, GiB, TiB: units of 1024), "

@@ -108,18 +108,18 @@ def test_a_signal_once_aborts_in_order_and_twice_leaves_now(governor, tmp_path, 
 
 @pytest.mark.long
 @pytest.mark.system
-@pytest.mark.parametrize("victim", ["guard", "deputy", "daemon"])
+@pytest.mark.parametrize("victim", ["guard", "guard2", "daemon"])
 def test_a_kill_leaves_nothing_and_the_run_can_go_on(governor, tmp_path, victim):
     (tmp_path / "run.yaml").write_text(LONG.replace("1000000", "400"))
     (tmp_path / "q_learner.py").write_text((EXAMPLE / "q_learner.py").read_text())
     process = governor("run", tmp_path / "run.yaml", "--json")
     uid = next(row["uid"] for row in map(json.loads, process.stdout) if row.get("kind") == "episode.ended")
     guard = psutil.Process(process.pid)
-    [deputy] = guard.children()
-    daemon = first_child(deputy)
-    {"guard": guard, "deputy": deputy, "daemon": daemon}[victim].kill()
+    [guard2] = guard.children()
+    daemon = first_child(guard2)
+    {"guard": guard, "guard2": guard2, "daemon": daemon}[victim].kill()
     process.communicate(timeout=20)
-    assert psutil.wait_procs([deputy, daemon], timeout=20)[1] == []
+    assert psutil.wait_procs([guard2, daemon], timeout=20)[1] == []
     assert process.returncode == (-9 if victim == "guard" else 137)
     resumed = governor("run", "--resume", uid, "--json")
     out, err = resumed.communicate(timeout=60)

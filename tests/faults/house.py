@@ -181,7 +181,7 @@ class House:
         if name == "guard":
             return [self.guard]
         if name == "guards":
-            return [self.guard, *(each for each in self.guard.children() if each.name() == "governor-deputy")]
+            return [self.guard, *(each for each in self.guard.children() if each.name() == "governor-guard2")]
         report = await self._report(uid)
         if name == "daemon":
             return [psutil.Process(report.pid)]

@@ -155,7 +155,7 @@ async def test_a_request_that_is_too_large_is_the_callers(line, monkeypatch):
 
 
 async def test_a_watch_that_comes_back_asks_for_the_very_run_that_it_had_found(line, monkeypatch):
-    monkeypatch.setattr(module, "SILENCE_SECONDS", 0.2)
+    monkeypatch.setattr(module, "IDLE_SECONDS", 0.2)
     executor = await line.open()
     asked = []
 
@@ -173,7 +173,7 @@ async def test_a_watch_that_comes_back_asks_for_the_very_run_that_it_had_found(l
 
 
 async def test_the_end_of_a_run_does_not_end_the_watch_of_another(line, monkeypatch):
-    monkeypatch.setattr(module, "SILENCE_SECONDS", 0.2)
+    monkeypatch.setattr(module, "IDLE_SECONDS", 0.2)
     executor = await line.open()
     asked = []
 

@@ -197,7 +197,7 @@ def test_its_obituary_tells_of_the_silence():
     slot.send(exited(LAKE))
     assert (
         slot.state.reason
-        == "conductor environment.lake was killed by SIGKILL: silent for 12 s (deadlines.silence)"
+        == "conductor environment.lake was killed by SIGKILL: silent for 12 s (deadlines.liveness)"
     )
 
 

@@ -17,7 +17,7 @@ import pytest
 from living import first_child
 
 from governor.executor import Executor
-from governor.processes.leftovers import house_of
+from governor.processes.leftovers import instance_of
 from governor.processes.readiness import is_readable
 from governor.runs.replay import Replay
 from governor.tasks.cluster import head
@@ -44,7 +44,7 @@ LOG_TAIL = 10_000
 
 
 class Tree:
-    """One `governor serve` with its guard; `deputy` is the guard's child, `daemon` the deputy's."""
+    """One `governor serve` with its guard; `guard2` is its child, `daemon` the child of `guard2`."""
 
     def __init__(self, house: House, process: asyncio.subprocess.Process) -> None:
         self.house = house
@@ -52,14 +52,14 @@ class Tree:
         self.executor: Executor
 
     @property
-    def deputy(self) -> psutil.Process:
-        [deputy] = psutil.Process(self.process.pid).children()
-        return deputy
+    def guard2(self) -> psutil.Process:
+        [guard2] = psutil.Process(self.process.pid).children()
+        return guard2
 
     @property
     def daemon(self) -> psutil.Process:
-        """The deputy's first child: orphans that it has adopted come behind."""
-        return first_child(self.deputy)
+        """The first child of the second guard: orphans that it has adopted come behind."""
+        return first_child(self.guard2)
 
     @contextlib.contextmanager
     def deaths(self):
@@ -87,7 +87,7 @@ class Tree:
 
     @property
     def sweeper(self) -> psutil.Process:
-        return next(each for each in self.deputy.children() if each.name() == "gov-sweeper")
+        return next(each for each in self.guard2.children() if each.name() == "gov-sweeper")
 
     async def pid_of(self, uid: str, conductor: str) -> int:
         [run] = (await self.executor.status(uid)).runs
@@ -187,7 +187,7 @@ def house():
         sys.stdout.write((folder / "log").read_text()[-LOG_TAIL:])
     assert made.processes() == []
     if (folder / "s").exists():  # a daemon that was killed, and had no successor
-        head.remove_left_over(house_of(folder / "s"))
+        head.remove_left_over(instance_of(folder / "s"))
     shutil.rmtree(folder)
 
 

@@ -166,7 +166,7 @@ async def test_nothing_outlives_the_guards_when_they_are_killed_together(
     async with house.serve() as tree:
         await begun(tree, detached, wanted, count)
         with tree.deaths() as alive:
-            together = [psutil.Process(tree.process.pid), tree.deputy, *([tree.daemon] if daemon_too else [])]
+            together = [psutil.Process(tree.process.pid), tree.guard2, *([tree.daemon] if daemon_too else [])]
             for each in together:  # else the first to die would have the next one sweep
                 each.suspend()
             for each in together:
@@ -226,7 +226,7 @@ async def test_in_a_delegated_cgroup_no_group_outlives_the_guards(house, detache
         async with house.serve() as tree:
             wanted = {**PLAY, "conductors": {**PLAY["conductors"], **UNLIMITED}}
             await begun(tree, detached, wanted, 2)
-            together = [psutil.Process(tree.process.pid), tree.deputy, *([tree.daemon] if daemon_too else [])]
+            together = [psutil.Process(tree.process.pid), tree.guard2, *([tree.daemon] if daemon_too else [])]
             for each in together:
                 each.suspend()
             for each in together:

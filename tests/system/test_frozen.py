@@ -1,5 +1,5 @@
 """Processes that live and do nothing (SIGSTOP, user code that keeps its event loop from answering): replaced after
-`deadlines.silence` and not before, and nobody else is.
+`deadlines.liveness` and not before, and nobody else is.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ VICTIMS = ("environment.lake", "agent.walker", "simulation", "tasks")
 
 
 def patient(run, **limits):
-    return {**run, "deadlines": {"silence": SILENCE}, "limits": limits}
+    return {**run, "deadlines": {"liveness": SILENCE}, "limits": limits}
 
 
 def graph():

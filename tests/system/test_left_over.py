@@ -1,4 +1,4 @@
-"""Whoever of guard, deputy and daemon is killed, nothing stays alive, whatever the tasks have started; and what escapes
+"""Whichever of the two guards and the daemon is killed, nothing stays alive, whatever the tasks have started; and what escapes
 the death of all of them, and of the sweeper, is found by the next start.
 """
 
@@ -14,7 +14,7 @@ import psutil
 import pytest
 from living import first_child
 
-from governor.processes.leftovers import VARIABLE, house_of
+from governor.processes.leftovers import VARIABLE, instance_of
 from governor.processes.readiness import readable
 from governor.tasks.cluster import head
 
@@ -68,12 +68,12 @@ async def test_nothing_outlives_a_kill_with_ray_at_work(house, victim):
 async def test_what_escapes_the_death_of_all_of_them_is_killed_before_the_next_daemon_is_ready(house):
     async with house.serve() as tree:
         uid, _ = await scattered(house, tree, resume="never")
-        rays = list(head.FALLBACK_FOLDER.glob(f"ray-{house_of(house.folder / 's')[:8]}-*"))
+        rays = list(head.FALLBACK_FOLDER.glob(f"ray-{instance_of(house.folder / 's')[:8]}-*"))
         root, daemon = psutil.Process(tree.process.pid), os.pidfd_open(tree.daemon.pid)
         with tree.deaths() as alive:
             tree.sweeper.kill()
             root.suspend()  # it shall not sweep
-            tree.deputy.kill()
+            tree.guard2.kill()
             root.kill()
             await tree.process.wait()
             await readable(daemon)
@@ -94,7 +94,7 @@ async def test_what_escapes_the_death_of_all_of_them_is_killed_before_the_next_d
 async def test_a_start_kills_what_has_the_mark_of_an_earlier_invocation_and_nobody_else(house, walk):
     async with house.serve() as tree:
         forkserver = first_child(tree.daemon)
-        name = VARIABLE + house_of(house.folder / "s")
+        name = VARIABLE + instance_of(house.folder / "s")
         marked = {**os.environ, name: forkserver.environ()[name]}
         tree.daemon.kill()
         await tree.process.wait()
@@ -117,7 +117,7 @@ async def test_a_process_that_cannot_be_killed_holds_back_what_was_in_work_until
     async with house.serve() as tree:
         held = await tree.executor.submit(walk(episodes=300), folder=house.folder)
         await tree.until(held, "episode.ended")
-        name = VARIABLE + house_of(house.folder / "s")
+        name = VARIABLE + instance_of(house.folder / "s")
         marked = {**os.environ, name: first_child(tree.daemon).environ()[name]}
         tree.daemon.kill()
         await tree.process.wait()

@@ -15,7 +15,7 @@ from transport import broker as broker_module
 from transport.broker import Broker
 from transport.broker_core import BrokerLimits
 from transport.client import Client
-from transport.connection import last_words
+from transport.connection import flush_closed
 from transport.worker import Worker
 
 FAST = BrokerLimits(heartbeat=0.1, liveness=4, service_wait=2.0)
@@ -131,7 +131,7 @@ def run_short_lived_worker(endpoint: str) -> None:
 
         async with Worker(endpoint, "last", answer_and_end):
             await asked.wait()
-        await last_words(timeout=10)
+        await flush_closed(timeout=10)
         os._exit(0)
 
     asyncio.run(serve())

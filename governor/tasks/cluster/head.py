@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, Final
 from governor import logs
 from governor.errors import ProcessError
 from governor.processes import kill_tree
-from governor.processes.leftovers import house_of
+from governor.processes.leftovers import instance_of
 from governor.processes.readiness import readable
 from governor.tasks.cluster.liveness import all_answer, first_ended
 
@@ -211,7 +211,7 @@ class RayHead:
             self._runtime_folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             return Path(tempfile.mkdtemp(prefix="ray-", dir=self._runtime_folder))
         return Path(
-            tempfile.mkdtemp(prefix=_fallback_prefix(house_of(self._state_folder)), dir=FALLBACK_FOLDER)
+            tempfile.mkdtemp(prefix=_fallback_prefix(instance_of(self._state_folder)), dir=FALLBACK_FOLDER)
         )
 
 

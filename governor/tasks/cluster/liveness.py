@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-from governor.processes.silence import BEAT_SECONDS, SilenceTimer
+from governor.processes.silence import TICK_SECONDS, SilenceTimer
 from governor.tasks.protocol.wire import keep_alive
 
 if TYPE_CHECKING:
@@ -46,8 +46,8 @@ async def _read_answer(reader: asyncio.StreamReader, silence: float) -> bytes | 
     counted = SilenceTimer(loop.time())
     answer = asyncio.ensure_future(reader.read(4096))
     try:
-        while not (await asyncio.wait({answer}, timeout=BEAT_SECONDS))[0]:
-            if counted.passed(loop.time()) >= silence:
+        while not (await asyncio.wait({answer}, timeout=TICK_SECONDS))[0]:
+            if counted.tick(loop.time()) >= silence:
                 return None
         return b"" if answer.exception() else answer.result()
     finally:

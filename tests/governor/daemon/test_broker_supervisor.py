@@ -21,7 +21,7 @@ from governor.daemon import broker_supervisor
 from governor.daemon.broker_supervisor import FIRST_BACK_OFF, BrokerProcess, wait_until_answering
 from governor.errors import ExitCode, FilesRemoved, ProcessError
 from governor.processes import process
-from governor.processes.silence import BEAT_SECONDS
+from governor.processes.silence import TICK_SECONDS
 from transport.broker import encode_settings
 from transport.broker_state import BrokerLimits
 from transport.client import Client
@@ -84,10 +84,10 @@ async def test_a_broker_that_is_silent_for_a_moment_is_left_alone(kept):
 async def test_our_own_absence_is_no_silence_of_the_broker(kept):
     os.kill(kept.pid, signal.SIGSTOP)
     with pytest.raises(DeadlineExceeded):
-        await asked(kept, 1.2 * BEAT_SECONDS)  # so that a beat is under way
+        await asked(kept, 1.2 * TICK_SECONDS)  # so that a beat is under way
     time.sleep(2 * SILENCE)  # noqa: ASYNC251  # the fault itself: the loop is held up
     with pytest.raises(DeadlineExceeded):
-        await asked(kept, BEAT_SECONDS / 4)
+        await asked(kept, TICK_SECONDS / 4)
     os.kill(kept.pid, signal.SIGCONT)
     await asked(kept, 30.0)
     assert kept.restarts == 0
@@ -145,7 +145,7 @@ async def test_a_changed_mode_of_a_socket_is_logged_once_and_so_is_its_repair(ke
             async with asyncio.timeout(30):
                 while [line["mode"] for line in logged if "mode" in line][-1:] != [f"{mode:04o}"]:  # noqa: ASYNC110  # there is no event for it
                     await asyncio.sleep(0.01)
-        await asyncio.sleep(1.5 * BEAT_SECONDS)  # another look
+        await asyncio.sleep(1.5 * TICK_SECONDS)  # another look
     told = [line for line in logged if line["event"].startswith("broker.")]
     assert [(line["event"], line["mode"], line["was"]) for line in told] == [
         ("broker.socket_mode_changed", "0000", "0600"),
@@ -185,7 +185,7 @@ async def test_a_public_socket_that_is_full_is_no_silence(tmp_path, monkeypatch)
     with capture_logs() as logged:
         async with keeping(tmp_path, silence=SILENCE, private_endpoint=f"ipc://{tmp_path}/p") as broker:
             await asked(broker, 60.0)
-            until = loop.time() + broker_supervisor.ANSWER_SECONDS + 2 * BEAT_SECONDS
+            until = loop.time() + broker_supervisor.ANSWER_SECONDS + 2 * TICK_SECONDS
             while loop.time() < until:
                 await asked(broker, 10.0)
                 await asyncio.sleep(0.2)

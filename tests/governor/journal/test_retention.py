@@ -17,8 +17,8 @@ from governor.journal.retention import (
     DAY_SECONDS,
     Pruner,
     RetentionPolicy,
-    asked_for,
     choose,
+    requested_policy,
 )
 from governor.messages import EpisodeRecord, PhaseResult, TaskRecord
 from governor.runs.result import FILES, save_result, whole_result
@@ -46,10 +46,10 @@ def test_what_is_no_bound(bounds):
 
 
 def test_a_request_without_bounds_asks_for_those_of_the_configuration():
-    assert asked_for(None, None, otherwise=RetentionPolicy(runs=3)) == RetentionPolicy(runs=3)
-    assert asked_for(None, 2.0, otherwise=RetentionPolicy(runs=3)) == RetentionPolicy(days=2.0)
+    assert requested_policy(None, None, otherwise=RetentionPolicy(runs=3)) == RetentionPolicy(runs=3)
+    assert requested_policy(None, 2.0, otherwise=RetentionPolicy(runs=3)) == RetentionPolicy(days=2.0)
     with pytest.raises(UsageError, match="--keep-runs"):
-        asked_for(None, None, otherwise=RetentionPolicy())
+        requested_policy(None, None, otherwise=RetentionPolicy())
 
 
 def result_of(uid, *, tasks=()):
@@ -163,11 +163,11 @@ async def test_a_run_that_was_pruned_is_resumed_by_none_and_its_key_starts_none(
 PRUNE = """
 import asyncio, os, signal, sys
 from pathlib import Path
-from governor.journal import tables as journal_tables, retention as pruning
+from governor.journal import retention, tables
 from governor.journal.journal import Journal
 
 folder = Path(sys.argv[1])
-pruning.ROWS, pruning.PAGES = 40, 20
+retention.ROWS, retention.PAGES = 40, 20
 
 def counted(function):
     def call(*arguments, **more):
@@ -179,15 +179,15 @@ def counted(function):
     return call
 
 for name in ("mark_pruned", "remove_rows", "removed", "give_back"):
-    setattr(journal_tables.Transaction, name, counted(getattr(journal_tables.Transaction, name)))
+    setattr(tables.Transaction, name, counted(getattr(tables.Transaction, name)))
 os.rmdir, os.unlink = counted(os.rmdir), counted(os.unlink)
 
 async def main():
     journal = Journal(folder / "governor.db")
     known = {row.uid: len(journal.episodes(row.uid, 0)) for row in journal.runs(limit=9)}
     assert known in ({"d": 50, "c": 50}, {uid: 50 for uid in "abcd"}), known
-    pruner = pruning.Pruner(journal, folder / "runs")
-    await pruner.prune(pruning.RetentionPolicy(runs=1))
+    pruner = retention.Pruner(journal, folder / "runs")
+    await pruner.prune(retention.RetentionPolicy(runs=1))
     await pruner.finish()
     await journal.close()
 

@@ -181,11 +181,11 @@ def test_how_often_a_start_waits_for_its_disk(tmp_path, start, most):
         schema.examine(path)
     program = f"""
 import asyncio, pathlib
-from governor.journal import schema as journal_schema
+from governor.journal import schema
 from governor.journal.journal import Journal
 async def main():
     path = pathlib.Path({str(path)!r})
-    journal_schema.examine(path)
+    schema.examine(path)
     await Journal(path).close()
 asyncio.run(main())
 """

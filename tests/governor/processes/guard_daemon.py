@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 
-from governor.processes.guard import stand_guard
+from governor.processes.guard import start_guard
 
 STRAY = "import subprocess as s; print(s.Popen(['sleep', '86400'], start_new_session=True, stdout=s.DEVNULL).pid, flush=True); {}"
 
@@ -32,13 +32,13 @@ GUARD = os.getpid()
 
 
 def main(mode: str) -> int:
-    stand_guard()
+    start_guard()
     signals = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGWINCH}
     signal.signal(signal.SIGWINCH, lambda *_: None)
     signal.pthread_sigmask(signal.SIG_BLOCK, signals)
     known = {
         "daemon": os.getpid(),
-        "deputy": os.getppid(),
+        "guard2": os.getppid(),
         "guard": GUARD,
         "group": os.getpgrp(),
         "family": family(),

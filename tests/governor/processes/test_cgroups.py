@@ -78,7 +78,7 @@ def started_by_the_runner(code, *, before=""):
 def test_one_that_has_lost_its_mark_its_parent_and_its_environment_is_shown_and_killed(base, asked):
     pid, handle = started_by_the_runner(DETACH)
     assert cgroups.of_process(pid) == base / GROUPS[RUNNER]
-    assert not kill_tree.bears(RUNNER, CHILD, DAEMON)(pid)
+    assert not kill_tree.has_mark(RUNNER, CHILD, DAEMON)(pid)
     assert pid in kill_tree.marked()[CHILD]
     assert kill_tree.kill_tree(0, None, kill_tree.mark_of_runner(CHILD, 8)) == []
     assert not kill_tree.is_dead(handle)
@@ -108,7 +108,7 @@ def test_what_forks_faster_than_it_is_found_is_dead(base, monkeypatch, found):
 
 def test_where_one_is_spared_the_others_of_its_group_are_dead(base):
     spared = f"""
-handles = kill_tree.strike({{}}, marks=[{CHILD}], spared=[os.getpid()])
+handles = kill_tree.stop_and_kill({{}}, marks=[{CHILD}], spared=[os.getpid()])
 assert list(handles) == [process.pid] and not kill_tree.await_deaths(handles, seconds=5)
 """
     _, handle = started_by_the_runner(DETACH + spared)

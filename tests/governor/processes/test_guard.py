@@ -28,7 +28,7 @@ def environ(**more: str) -> dict[str, str]:
 
 
 class Tree:
-    """A guard, its deputy, its daemon and their family, watched through pidfds: a pidfd is readable when its process is dead."""
+    """A guard, its second guard, its daemon and their family, watched through pidfds: a pidfd is readable when its process is dead."""
 
     def __init__(self, mode: str) -> None:
         self.popen = subprocess.Popen(
@@ -41,7 +41,7 @@ class Tree:
         )
         self.known = json.loads(self.popen.stdout.readline())
         self.pidfds = []
-        for pid in [self.known["daemon"], *self.known["family"], self.known["deputy"]]:
+        for pid in [self.known["daemon"], *self.known["family"], self.known["guard2"]]:
             try:
                 self.pidfds.append(os.pidfd_open(pid))
             except ProcessLookupError:
@@ -116,7 +116,7 @@ class TestEnds:
         assert it.popen.wait(timeout=10) == 0
         assert it.all_dead()
 
-    @pytest.mark.parametrize("victim", ["guard", "deputy", "daemon"])
+    @pytest.mark.parametrize("victim", ["guard", "guard2", "daemon"])
     def test_kill_9_of_any_of_the_three_leaves_nothing(self, tree, victim):
         """Grandchildren in sessions of their own, and an orphan, among them."""
         it = tree("serve")
@@ -124,7 +124,7 @@ class TestEnds:
         assert it.all_dead(timeout=3)
         assert it.popen.wait(timeout=3) == (-9 if victim == "guard" else 137)
 
-    @pytest.mark.parametrize("stopped", ["deputy", "daemon"])
+    @pytest.mark.parametrize("stopped", ["guard2", "daemon"])
     def test_kill_9_of_the_guard_leaves_nothing_of_those_that_stand_still(self, tree, stopped):
         it = tree("serve")
         os.kill(it.known[stopped], signal.SIGSTOP)
@@ -151,7 +151,7 @@ class TestEnds:
     def test_a_crowd_is_swept(self):
         """Processes that fork as fast as they are killed do not escape."""
         code = (
-            "import os, sys; from governor.processes.guard import stand_guard; stand_guard()\n"
+            "import os, sys; from governor.processes.guard import start_guard; start_guard()\n"
             "for _ in range(5):\n"
             "    if os.fork() == 0:\n"
             "        os.setsid()\n"
@@ -196,13 +196,13 @@ class TestSignals:
         it = tree("serve")
         orphan = it.known["family"][3]
         stat = Path(f"/proc/{orphan}/stat").read_text()
-        assert int(stat.rpartition(")")[2].split()[1]) == it.known["deputy"]
+        assert int(stat.rpartition(")")[2].split()[1]) == it.known["guard2"]
         os.kill(orphan, signal.SIGKILL)
         assert is_readable(it.pidfds[4], timeout=5)
         it.popen.send_signal(signal.SIGUSR1)
         assert it.line() == "SIGUSR1"
         it.popen.send_signal(signal.SIGHUP)
-        assert it.line() == "SIGHUP"  # one round of the deputy after the orphan's death is over
+        assert it.line() == "SIGHUP"  # one round of the second guard after the orphan's death is over
         assert not Path(f"/proc/{orphan}").exists()
 
 
@@ -238,7 +238,7 @@ class Terminal:
 
     def close(self) -> None:
         known = self.known
-        for pid in (known["daemon"], *known["family"], known["deputy"], known["guard"], self.pid):
+        for pid in (known["daemon"], *known["family"], known["guard2"], known["guard"], self.pid):
             try:
                 os.kill(pid, signal.SIGKILL)
             except ProcessLookupError:
@@ -323,7 +323,7 @@ def test_threads_that_exist_already_are_an_error(monkeypatch):
     thread.start()
     try:
         with pytest.raises(RuntimeError, match="before any thread"):
-            guard.stand_guard()
+            guard.start_guard()
     finally:
         release.set()
         thread.join()

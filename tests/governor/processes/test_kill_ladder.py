@@ -265,7 +265,7 @@ async def test_one_of_another_user_keeps_nobody_from_being_killed(begin, monkeyp
 
 async def test_the_loop_goes_on_while_the_tree_is_looked_for(begin, monkeypatch):
     child, _ = await begin("defy")
-    loop, turned, strike = asyncio.get_running_loop(), threading.Event(), kill_tree.strike
+    loop, turned, strike = asyncio.get_running_loop(), threading.Event(), kill_tree.stop_and_kill
 
     def slow(*arguments, **named):
         loop.call_soon_threadsafe(turned.set)
@@ -291,7 +291,7 @@ async def test_a_kill_waits_for_no_thread_of_others(begin):
 
 async def test_the_time_in_which_a_tree_is_looked_for_is_no_grace_of_its_processes(begin, monkeypatch):
     child, family = await begin("found_family")
-    strike = kill_tree.strike
+    strike = kill_tree.stop_and_kill
 
     def slow(*arguments, **options):
         time.sleep(2.1)
@@ -307,7 +307,7 @@ async def test_what_is_seen_dead_needs_no_time(begin, monkeypatch):
     child, family = await begin("found_family")
     child.signal(signal.SIGKILL)
     await child.wait()
-    strike = kill_tree.strike
+    strike = kill_tree.stop_and_kill
 
     def until_dead(*arguments, **options):
         handles = strike(*arguments, **options)
@@ -325,7 +325,7 @@ async def test_what_is_seen_dead_needs_no_time(begin, monkeypatch):
 async def test_a_ladder_that_is_cancelled_while_it_looks_closes_what_it_has_opened(begin, monkeypatch):
     child, family = await begin("found_family")
     loop, looking, closed = asyncio.get_running_loop(), asyncio.Event(), asyncio.Event()
-    go_on, strike, close = threading.Event(), kill_tree.strike, kill_tree.close
+    go_on, strike, close = threading.Event(), kill_tree.stop_and_kill, kill_tree.close
 
     def slow(*arguments, **named):
         loop.call_soon_threadsafe(looking.set)
@@ -359,7 +359,7 @@ async def test_who_can_not_be_watched_is_watched_again_and_told_when_time_is_up(
 ):
     child, _ = await begin("found_family")
     told, left = [], times
-    watch = kill_ladder._Descent._end
+    watch = kill_ladder._Escalation._end
 
     async def no_descriptor_left(*arguments):
         nonlocal left
@@ -368,8 +368,8 @@ async def test_who_can_not_be_watched_is_watched_again_and_told_when_time_is_up(
             raise OSError(errno.EMFILE, "Too many open files")
         await watch(*arguments)
 
-    monkeypatch.setattr(kill_ladder, "AGAIN_SECONDS", 0.02)
-    monkeypatch.setattr(kill_ladder._Descent, "_end", no_descriptor_left)
+    monkeypatch.setattr(kill_ladder, "RETRY_SECONDS", 0.02)
+    monkeypatch.setattr(kill_ladder._Escalation, "_end", no_descriptor_left)
     gone = await terminate(child, None, GracePeriods(ask=0, terminate=0, kill=seconds), on_stuck=told.append)
     assert gone.exit_code == -signal.SIGKILL
     words = f"found_family (pid {child.pid}) was not seen dead: [Errno 24] Too many open files"

@@ -169,7 +169,7 @@ def test_a_number_that_has_another_owner_meanwhile_is_nobody_to_kill(monkeypatch
             asked.append(pid)
         return asked == [pid]
 
-    assert kill_tree.strike({}, wanted_once) == {}
+    assert kill_tree.stop_and_kill({}, wanted_once) == {}
     assert process.poll() is None
     process.kill()
     process.wait()

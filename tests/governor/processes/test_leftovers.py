@@ -1,4 +1,4 @@
-"""Processes of an earlier invocation are known by what they inherited, killed with all below them, and seen dead."""
+"""Processes of an earlier invocation are identified by what they inherited, and killed with all below them."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from governor.processes import kill_tree, leftovers
 from governor.processes.identity import ProcessIdentity
 from governor.processes.readiness import is_readable
 
-HOUSE = secrets.token_hex(8)
-"""Of this process alone: the tests may run several times side by side."""
+INSTANCE = secrets.token_hex(8)
+"""Of this process alone: the tests may run several times at once."""
 SLEEP = ["sleep", "600"]
-TELL = "import os, subprocess as s, sys; p = s.Popen(['sleep', '600'], stdout=s.DEVNULL, start_new_session=True, env={}); print(p.pid, flush=True); sys.stdin.read()"
+PRINT_PID = "import os, subprocess as s, sys; p = s.Popen(['sleep', '600'], stdout=s.DEVNULL, start_new_session=True, env={}); print(p.pid, flush=True); sys.stdin.read()"
 
 
 @pytest.fixture
 def begin():
-    """Starts a process with this value of the house's variable."""
+    """Starts a process with this value of the instance's variable."""
     started = []
 
-    def start(value, *, command=SLEEP, house=HOUSE, **more):
-        environ = {**os.environ, **({} if value is None else {leftovers.VARIABLE + house: value})}
+    def start(value, *, command=SLEEP, instance=INSTANCE, **more):
+        environ = {**os.environ, **({} if value is None else {leftovers.VARIABLE + instance: value})}
         process = subprocess.Popen(command, env=environ, start_new_session=True, **more)
         started.append(process)
         return process
@@ -47,10 +47,10 @@ def dead(*processes):
     return [process.wait(timeout=0) == -9 for process in processes]
 
 
-def test_those_of_another_invocation_are_killed_and_nobody_else(begin):
+def test_only_processes_of_another_invocation_are_killed(begin):
     left = [begin("1.1"), begin("77.5")]
-    others = [begin(own()), begin(None), begin("1.1", house="f" * 16)]
-    killed, alive = leftovers.kill_left_over(HOUSE)
+    others = [begin(own()), begin(None), begin("1.1", instance="f" * 16)]
+    killed, alive = leftovers.kill_leftovers(INSTANCE)
     assert {process.pid for process in killed} == {process.pid for process in left}
     assert "sleep 600" in str(killed[0])
     assert alive == []
@@ -59,10 +59,12 @@ def test_those_of_another_invocation_are_killed_and_nobody_else(begin):
 
 
 def test_what_is_below_them_dies_too_also_in_a_session_and_with_an_environment_of_its_own(begin):
-    parent = begin("1.1", command=[sys.executable, "-c", TELL], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    parent = begin(
+        "1.1", command=[sys.executable, "-c", PRINT_PID], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
     handle = os.pidfd_open(int(parent.stdout.readline()))
     try:
-        leftovers.kill_left_over(HOUSE)
+        leftovers.kill_leftovers(INSTANCE)
         assert is_readable(handle)
     finally:
         os.close(handle)
@@ -70,7 +72,7 @@ def test_what_is_below_them_dies_too_also_in_a_session_and_with_an_environment_o
 
 def test_one_on_record_is_killed_without_any_mark(begin):
     process = begin(None)
-    leftovers.kill_left_over(HOUSE, [ProcessIdentity.of(process.pid)])
+    leftovers.kill_leftovers(INSTANCE, [ProcessIdentity.of(process.pid)])
     assert dead(process) == [True]
 
 
@@ -81,36 +83,38 @@ def test_one_with_a_mark_on_record_is_killed_without_any_environment(begin):
     parent = begin(None, command=[sys.executable, "-c", code, str(mark)], stdout=subprocess.PIPE, text=True)
     handle = os.pidfd_open(int(parent.communicate(timeout=30)[0]))
     try:
-        [killed], alive = leftovers.kill_left_over(HOUSE, marks=[mark])
+        [killed], alive = leftovers.kill_leftovers(INSTANCE, marks=[mark])
         assert (killed.command, alive) == ("/bin/sleep 600", [])
         assert is_readable(handle)
     finally:
         os.close(handle)
 
 
-def test_nobody_kills_himself_or_those_above(begin):
-    """As where a daemon was started by what an earlier one has left."""
-    code = "import sys; from governor.processes import leftovers as reaping; print(reaping.kill_left_over(sys.argv[1]))"
-    process = begin("1.1", command=[sys.executable, "-c", code, HOUSE], stdout=subprocess.PIPE)
+def test_the_caller_and_its_ancestors_are_spared(begin):
+    """As where a process that an earlier daemon left has started this daemon."""
+    code = (
+        "import sys; from governor.processes import leftovers; print(leftovers.kill_leftovers(sys.argv[1]))"
+    )
+    process = begin("1.1", command=[sys.executable, "-c", code, INSTANCE], stdout=subprocess.PIPE)
     assert process.communicate(timeout=30)[0] == b"([], [])\n"
 
 
-def test_nor_those_above_that_are_on_record(begin):
-    """A parent with nobody else below it: what a parent has started besides is killed."""
+def test_ancestors_on_record_are_spared(begin):
+    """A parent without other children: other processes that a parent has started are killed."""
     code = (
-        "import os, sys; from governor.processes import leftovers as reaping; from governor.processes.identity import ProcessIdentity; "
-        "print(reaping.kill_left_over(sys.argv[1], [Birth.of(os.getpid()), Birth.of(os.getppid())]))"
+        "import os, sys; from governor.processes import leftovers; from governor.processes.identity import ProcessIdentity as Identity; "
+        "print(leftovers.kill_leftovers(sys.argv[1], [Identity.of(os.getpid()), Identity.of(os.getppid())]))"
     )
-    below = shlex.join([sys.executable, "-c", code, HOUSE])
+    below = shlex.join([sys.executable, "-c", code, INSTANCE])
     process = begin("1.1", command=["sh", "-c", f"{below}; echo done"], stdout=subprocess.PIPE)
     assert process.communicate(timeout=30)[0] == b"([], [])\ndone\n"
 
 
-def test_who_lives_on_is_named_and_its_handle_tells_of_its_death(begin, monkeypatch):
+def test_a_survivor_is_returned_with_a_handle_that_shows_its_death(begin, monkeypatch):
     process = begin("1.1")
     monkeypatch.setattr(kill_tree, "KILL_SECONDS", 0.1)
     monkeypatch.setattr(kill_tree, "send", lambda handle, number: None)
-    killed, [survivor] = leftovers.kill_left_over(HOUSE)
+    killed, [survivor] = leftovers.kill_leftovers(INSTANCE)
     assert (killed, survivor.pid) == ([], process.pid)
     assert not is_readable(survivor.handle)
     process.kill()
@@ -121,35 +125,35 @@ def test_who_lives_on_is_named_and_its_handle_tells_of_its_death(begin, monkeypa
 def test_it_leaves_no_descriptor_open(begin):
     begin("1.1")
     before = len(list(Path("/proc/self/fd").iterdir()))
-    leftovers.kill_left_over(HOUSE)
+    leftovers.kill_leftovers(INSTANCE)
     assert len(list(Path("/proc/self/fd").iterdir())) <= before
 
 
-def test_a_house_is_its_folder_by_whatever_path(tmp_path):
+def test_an_instance_is_identified_by_its_folder_whatever_the_path(tmp_path):
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()
     (tmp_path / "link").symlink_to("a")
-    house = leftovers.house_of(tmp_path / "a")
-    assert len(house) == 16
-    assert leftovers.house_of(tmp_path / "link") == house != leftovers.house_of(tmp_path / "b")
+    instance = leftovers.instance_of(tmp_path / "a")
+    assert len(instance) == 16
+    assert leftovers.instance_of(tmp_path / "link") == instance != leftovers.instance_of(tmp_path / "b")
 
 
-class TestBirth:
-    def test_it_is_the_same_for_one_process_and_holds_no_wall_clock(self, begin):
+class TestProcessIdentity:
+    def test_it_is_the_same_for_one_process_and_uses_no_wall_clock(self, begin):
         process = begin(None)
-        birth = ProcessIdentity.of(process.pid)
-        assert birth == ProcessIdentity.of(process.pid)
-        os.close(birth.open())
+        identity = ProcessIdentity.of(process.pid)
+        assert identity == ProcessIdentity.of(process.pid)
+        os.close(identity.open())
 
-    def test_a_later_owner_of_the_number_or_another_boot_is_somebody_else(self, begin):
-        birth = ProcessIdentity.of(begin(None).pid)
-        assert ProcessIdentity(pid=birth.pid, ticks=birth.ticks - 1, boot=birth.boot).open() is None
-        assert ProcessIdentity(pid=birth.pid, ticks=birth.ticks, boot="another").open() is None
+    def test_a_later_process_with_the_pid_or_another_boot_does_not_match(self, begin):
+        identity = ProcessIdentity.of(begin(None).pid)
+        assert ProcessIdentity(pid=identity.pid, ticks=identity.ticks - 1, boot=identity.boot).open() is None
+        assert ProcessIdentity(pid=identity.pid, ticks=identity.ticks, boot="another").open() is None
 
-    def test_nobody_is_there_any_more(self):
+    def test_a_process_that_is_gone_has_none(self):
         process = subprocess.Popen(["true"])
-        birth = ProcessIdentity.of(process.pid)
+        identity = ProcessIdentity.of(process.pid)
         process.wait()
-        assert birth.open() is None
+        assert identity.open() is None
         with pytest.raises(ProcessLookupError):
             ProcessIdentity.of(process.pid)

@@ -138,7 +138,7 @@ class TestChild:
         assert told["pid"] == told["pgid"] == child.pid
         assert told["ppid"] == report.pid
         assert told["comm"] == "environment.lake"[:15]
-        assert child.birth == ProcessIdentity.of(child.pid)
+        assert child.identity == ProcessIdentity.of(child.pid)
         await child.wait()
 
     async def test_it_ignores_ctrl_c_alone(self, news):

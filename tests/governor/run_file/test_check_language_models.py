@@ -6,8 +6,7 @@ import pytest
 from click.testing import CliRunner
 
 from governor.cli import cli
-from governor.run_file import check as run_check
-from governor.run_file import check_language_models
+from governor.run_file import check, check_language_models
 from governor.run_file.check_language_models import HTTPEnvironmentParams, LanguageModelParams
 from governor.run_file.load import parse
 
@@ -31,7 +30,7 @@ def run(*, agent=MODEL, environment=GAME, agents=None, **simulate):
 
 
 def faults(**more):
-    return {run_check.spell(path): message for path, message in run_check.faults(run(**more))}
+    return {check.spell(path): message for path, message in check.faults(run(**more))}
 
 
 def with_params(section, **params):
@@ -73,17 +72,17 @@ def test_what_does_not_go_together_is_named_with_what_would(more, place, says):
     simulate = {"agents": more.pop("agents_of")} if "agents_of" in more else {}
     data = run(**more)
     data["phases"][0]["simulate"] |= simulate
-    found = {run_check.spell(path): message for path, message in run_check.faults(data)}
+    found = {check.spell(path): message for path, message in check.faults(data)}
     assert says in found[place]
 
 
 def test_it_is_evaluated_but_has_no_checkpoints():
     data = run()
     data["phases"][0] |= {"mode": "train", "evaluate": {"every": 1, "episodes": 2}}
-    assert list(run_check.faults(data)) == []
+    assert list(check.faults(data)) == []
     data["phases"][0]["checkpoint"] = {"last": True}
-    ((path, message),) = run_check.faults(data)
-    assert run_check.spell(path) == "phases[0].checkpoint"
+    ((path, message),) = check.faults(data)
+    assert check.spell(path) == "phases[0].checkpoint"
     assert "agent 'model' is a language model: no state of it is here to keep" in message
 
 
@@ -167,7 +166,7 @@ phases:
 """
 
 
-def check(folder, *, entry, agent="openai:m", params='{base_url: "http://127.0.0.1:9/v1"}'):
+def check_of(folder, *, entry, agent="openai:m", params='{base_url: "http://127.0.0.1:9/v1"}'):
     (folder / "worlds.py").write_text(CODE)
     (folder / "run.yaml").write_text(FILE.format(entry=entry, agent=agent, params=params))
     done = CliRunner().invoke(cli, ["check", str(folder / "run.yaml")], prog_name="governor")
@@ -188,14 +187,14 @@ def check(folder, *, entry, agent="openai:m", params='{base_url: "http://127.0.0
 )
 def test_classes_show_whether_they_speak_text(tmp_path, entry, agent, says):
     params = {} if agent == "openai:m" else {"params": "{}"}
-    assert says in check(tmp_path, entry=entry, agent=agent, **params)
+    assert says in check_of(tmp_path, entry=entry, agent=agent, **params)
 
 
 def test_a_key_that_is_not_there_is_a_fault_here(tmp_path, monkeypatch):
     params = '{base_url: "http://127.0.0.1:9/v1", api_key_env: A_KEY_OF_MINE}'
     monkeypatch.delenv("A_KEY_OF_MINE", raising=False)
-    assert "the environment variable A_KEY_OF_MINE is not set" in check(
+    assert "the environment variable A_KEY_OF_MINE is not set" in check_of(
         tmp_path, entry="worlds:Text", params=params
     )
     monkeypatch.setenv("A_KEY_OF_MINE", "x")
-    assert "no faults" in check(tmp_path, entry="worlds:Text", params=params)
+    assert "no faults" in check_of(tmp_path, entry="worlds:Text", params=params)

@@ -177,7 +177,7 @@ def test_an_agent_on_ray_does_not_learn_there_and_brings_what_it_learned_elsewhe
         assert entry_check.faults(on_ray(agent, *phases), folder=folder) == []
 
 
-def test_an_agent_that_does_not_import_is_told_once(folder):
+def test_an_agent_that_does_not_import_is_reported_once(folder):
     [(place, _)] = entry_check.faults(on_ray("raises:A", ("train", "ray")), folder=folder)
     assert place == ("conductors", "agents", "a", "entry")
 

@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 from run_files import GOOD
 
 from governor.errors import ExitCode, RunFileError
-from governor.run_file import check as run_check
-from governor.run_file import load
+from governor.run_file import check, load
 from states.plan import ConductorPlan
 
 
@@ -61,14 +60,14 @@ def test_to_plan():
 def test_silence_and_stalls():
     plan = load.parse(yaml.safe_load(GOOD)).to_plan("u1")
     assert (plan.stall_timeout, plan.on_stall) == (600, "report")
-    said = {"limits": {"stall_timeout": "1h", "on_stall": "restart"}, "deadlines": {"silence": "30s"}}
+    said = {"limits": {"stall_timeout": "1h", "on_stall": "restart"}, "deadlines": {"liveness": "30s"}}
     run = load.parse({**yaml.safe_load(GOOD), **said})
-    assert run.deadlines.silence == 30
+    assert run.deadlines.liveness == 30
     assert (run.to_plan("u1").stall_timeout, run.to_plan("u1").on_stall) == (3600, "restart")
     run = load.parse({**yaml.safe_load(GOOD), "limits": {"stall_timeout": None}})
     assert run.to_plan("u1").stall_timeout is None
-    assert run_check.faults({**yaml.safe_load(GOOD), "deadlines": {"silence": "2s"}}) == [
-        (("deadlines", "silence"), "must be greater than or equal to 5, not the text '2s'")
+    assert check.faults({**yaml.safe_load(GOOD), "deadlines": {"liveness": "2s"}}) == [
+        (("deadlines", "liveness"), "must be greater than or equal to 5, not the text '2s'")
     ]
 
 
@@ -311,7 +310,7 @@ anything = st.recursive(
 
 @given(anything)
 def test_the_check_never_raises(data):
-    run_check.faults(data)
+    check.faults(data)
 
 
 @given(data=st.data(), inserted=anything)
@@ -327,5 +326,5 @@ def test_the_check_never_raises_near_a_good_run(data, inserted):
             place[key] = inserted
             break
         place = place[key]
-    if not run_check.faults(raw):
+    if not check.faults(raw):
         load.parse(raw).to_plan("u")

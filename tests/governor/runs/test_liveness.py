@@ -192,7 +192,7 @@ def run_of(**simulate):
                 {"name": "p", "simulate": section},
                 {"name": "q", "tasks": [{"id": "t", "call": "m:f"}]},
             ],
-            "deadlines": {"silence": "8s"},
+            "deadlines": {"liveness": "8s"},
         }
     )
 

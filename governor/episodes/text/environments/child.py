@@ -70,7 +70,7 @@ def _fork_below_supervisor(*, parent: int, descriptor: int) -> None:
     supervisor = os.getpid()
     prctl.adopt_orphans()
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, _FOR_SUPERVISOR)
-    prctl.die_with_parent(expected=parent, told_by=KILL_ALL)
+    prctl.die_with_parent(expected=parent, number=KILL_ALL)
     worker = os.fork()
     if worker == 0:
         prctl.die_with_parent(expected=supervisor)

@@ -220,7 +220,7 @@ class _Child:
             start_new_session=True,
         )
         self.pid = self._process.pid
-        self.birth = ProcessIdentity.of(self.pid)
+        self.identity = ProcessIdentity.of(self.pid)
         self.mark = kill_tree.UNMARKED
         """It has no mark of its own: it is below this process, and its supervisor finds what it starts."""
         self._pidfd = os.pidfd_open(self.pid)

@@ -42,19 +42,19 @@ def test_an_agent_class_without_a_state_is_refused_where_checkpoints_are_taken(f
 
 
 @pytest.mark.parametrize(
-    ("heir", "place"),
+    ("derived", "place"),
     [
         ({"inherits": "p", **KEEPS}, [("phases", 1, "checkpoint")]),
         ({"inherits": "p", "simulate": {"agents": ["b"]}, **KEEPS}, []),
         ({"inherits": "p", "checkpoint": None}, []),
     ],
 )
-def test_of_a_phase_that_inherits_it_is_known_who_plays(folder, heir, place):
-    asked = entry_check.of_data(run("minds:Fixed", phase(), {"name": "q", **heir}))
+def test_the_agents_of_a_derived_phase_are_checked(folder, derived, place):
+    asked = entry_check.of_data(run("minds:Fixed", phase(), {"name": "q", **derived}))
     assert [found for found, _ in entry_check.faults(asked, folder=folder)] == place
 
 
-def test_an_agent_that_does_not_import_is_told_once(folder):
+def test_an_agent_that_does_not_import_is_reported_once(folder):
     asked = entry_check.of_data(run("nowhere:A", phase(**KEEPS)))
     assert [found for found, _ in entry_check.faults(asked, folder=folder)] == [
         ("conductors", "agents", "a", "entry")
