@@ -1,9 +1,9 @@
-"""Who may ask for a service, and who may register for one: pure.
+"""Access control: which services clients may ask for, and which names workers may register. Pure.
 
 Rules:
-1. A name's part before the first dot is its kind, the part behind it its scope: ``conductor.<scope>.<rest>``.
-2. A secret is shown, never sent back, and stands in no log: its `repr` is empty.
-3. Secrets of scopes are derived: whoever has one can't tell another one, nor the one that they come from.
+1. A name's part before the first dot is its kind, the next part its scope: ``conductor.<scope>.<rest>``.
+2. A secret is sent to the broker, never back, and is in no log: its `repr` is empty.
+3. Secrets of scopes are derived: from one of them neither another one nor the original can be computed.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Secret(msgspec.Struct, frozen=True):
         return Secret(hmac.digest(self.value, scope, "sha256"))
 
     def matches(self, shown: object) -> bool:
-        """Whether `shown` is this secret. Takes as long wherever they differ."""
+        """Whether `shown` is this secret, in constant time."""
         return type(shown) is bytes and hmac.compare_digest(self.value, shown)
 
     def __repr__(self) -> str:
@@ -42,10 +42,10 @@ class Secret(msgspec.Struct, frozen=True):
 
 
 class Access(msgspec.Struct, frozen=True, kw_only=True):
-    """Which names are open. By default all are, as RFC 18 has it.
+    """Which names are open; by default all, as in RFC 18.
 
-    `public`: what clients of the public socket may ask for, besides ``mmi.``; None: everything.
-    `secret`: what workers have to show in READY for a name of the kinds `reserved`; for one of the kinds `scoped` it is
+    `public`: the services that clients of the public socket may ask for, besides ``mmi.``; None: all.
+    `secret`: workers must send it in READY for a name of the kinds `reserved`; for one of the kinds `scoped` they must send
     the secret of the name's scope.
     """
 

@@ -1,17 +1,17 @@
-"""The broker's shell: ROUTERs on asyncio around `BrokerCore`. Clients and workers have a socket of their own, so that the
-permissions of a file decide who may register a service. With `private_endpoint` there is a second one for clients: what
-`access` does not make public is reached through that alone.
+"""The broker's shell: ROUTERs on asyncio around `BrokerCore`. Clients and workers have separate sockets, so that file
+permissions decide which processes may register a service. With `private_endpoint` there is a second socket for clients:
+services that `access` does not make public are reached through that alone.
 
 Rules:
-1. ROUTER_MANDATORY is on: what cannot be delivered is known. To a worker: it is lost. To a client that is gone: dropped and
-   counted, its streams cancelled. To a client that reads slowly: owed (`slow_readers.py`).
-2. ipc sockets are 0600 in a 0700 folder; tcp is bound to loopback only. A group is let in at the public socket alone.
-3. A connection that breaks on the worker side makes the broker probe all workers: a dead one is known in milliseconds,
-   not after its missed heartbeats.
-4. What is refused for want of a right is counted, and told in one line for each heartbeat at most.
-5. All sockets have a ZAP domain and no handler: that keeps out peers of ZMTP 1.0 and 2.0, for which any bytes are
+1. ROUTER_MANDATORY is on, so a failed delivery is known. To a worker: the worker is lost. To a client that is gone: the
+   message is dropped and counted, its streams are cancelled. To a slow client: the message is queued (`slow_readers.py`).
+2. ipc sockets are 0600 in a 0700 folder; tcp is bound to loopback only. Only the public socket can be opened to a group.
+3. When a connection of a worker breaks, the broker probes all workers: a dead one is known in milliseconds, not after its
+   missed heartbeats.
+4. Refusals by access control are counted, and logged in one line for each heartbeat at most.
+5. All sockets have a ZAP domain and no handler: that refuses peers of ZMTP 1.0 and 2.0, for which any bytes are
    messages, at no cost for those of 3.x.
-6. Workers are heard before clients in each turn; connections are bounded (`connections.py`).
+6. Workers are read before clients in each turn; connections are bounded (`connections.py`).
 """
 
 from __future__ import annotations
@@ -58,13 +58,13 @@ _ZAP_DOMAIN: Final = b"majordomo"
 
 
 class OnEvent(Protocol):
-    """Takes what is worth a line in a log: a dotted name and data."""
+    """Logs an event: a dotted name and data."""
 
     def __call__(self, name: str, **data: Any) -> None: ...
 
 
 def _to_logging(name: str, **data: Any) -> None:
-    """A warning also goes to the stderr of a process without a logging of its own, as the line of JSON that it is."""
+    """A warning is one line of JSON, so that it also reaches the stderr of a process that has not configured logging."""
     if name in _WARNINGS:
         line = msgspec.json.encode({"event": name, "level": "warning", **data}).decode()
         logging.getLogger("transport.broker").warning("%s", line)
@@ -73,7 +73,7 @@ def _to_logging(name: str, **data: Any) -> None:
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """What a broker's own process needs to know. `client_group` may connect to the clients' ipc socket too."""
+    """Settings of a broker in its own process. `client_group` may connect to the clients' ipc socket too."""
 
     client_endpoint: str
     worker_endpoint: str
@@ -138,10 +138,10 @@ class Broker:
         self._timer_at = 0.0
         self._probe_timer: asyncio.TimerHandle | None = None
         self._refusals = (0, 0)
-        self._refusals_told = 0.0
+        self._refusals_logged = 0.0
         self._connections: list[BoundedConnections] = []
         self._pauses: dict[Side, bool] = {}
-        """Of those whose slow readers are left alone for a moment: whether there may be room since."""
+        """The sides whose slow readers pause: whether there may be room since."""
 
     @property
     def counters(self) -> dict[str, int]:
@@ -149,7 +149,7 @@ class Broker:
         return {
             **asdict(self._core.counters),
             **self._core.gauges,
-            "owed": sum(map(len, self._slow.values())),
+            "pending": sum(map(len, self._slow.values())),
             "slow_client_drops": sum(slow.dropped for slow in self._slow.values()),
             "oversized": sum(each.oversized for each in (*self._clients.values(), self._workers)),
             "connections": sum(map(len, self._connections)),
@@ -212,7 +212,7 @@ class Broker:
         self._workers = sockets.add(workers, on_message=self._from_worker)
         self._clients = {
             side: sockets.add(
-                socket, on_message=partial(self._from_client, side), on_writable=partial(self._pay, side)
+                socket, on_message=partial(self._from_client, side), on_writable=partial(self._flush, side)
             )
             for side, socket in ((Side.PRIVATE, private), (Side.CLIENTS, clients))
             if socket is not None
@@ -265,7 +265,7 @@ class Broker:
         )
 
     async def aclose(self) -> None:
-        """Say DISCONNECT to the workers, close, remove the socket files."""
+        """Send DISCONNECT to the workers, close, remove the socket files."""
         context, self._context = self._context, None
         if context is None:
             return
@@ -276,7 +276,7 @@ class Broker:
             self._deliver(self._core.close())
             for drained in (*self._clients.values(), self._workers):
                 self._sockets.remove(drained)
-            self._tell_refusals()
+            self._log_refusals()
             self._on_event("broker.stopped", **self.counters)
         for connections in self._connections:
             connections.close()
@@ -299,13 +299,13 @@ class Broker:
     def _tick(self) -> None:
         self._deliver(self._core.tick(self._now()))
         for side, slow in self._slow.items():
-            if slow:  # a send to one client may have swallowed the edge that told of room for another
-                self._clients[side].look_again()
-        if self._now() >= self._refusals_told + self.limits.heartbeat:
-            self._tell_refusals()
+            if slow:  # a send to one client may have consumed the edge that announced room for another
+                self._clients[side].touch_writable()
+        if self._now() >= self._refusals_logged + self.limits.heartbeat:
+            self._log_refusals()
         self._arm()
 
-    def _tell_refusals(self) -> None:
+    def _log_refusals(self) -> None:
         counters = self._core.counters
         refusals = counters.not_permitted, counters.registrations_refused
         if refusals != self._refusals:
@@ -313,7 +313,7 @@ class Broker:
                 now - before for now, before in zip(refusals, self._refusals, strict=True)
             )
             self._refusals = refusals
-            self._refusals_told = self._now()
+            self._refusals_logged = self._now()
             self._on_event("broker.not_permitted", requests=requests, registrations=registrations)
 
     def _arm(self) -> None:
@@ -325,7 +325,7 @@ class Broker:
     def _on_worker_disconnected(self) -> None:
         if self._probe_timer is None:
             self._deliver(self._core.probe())
-            # The monitor may be ahead of the ROUTER, which then still takes what nobody will read.
+            # The monitor may be ahead of the ROUTER, which then still accepts messages for the dead worker.
             self._probe_timer = self._loop.call_later(_PROBE_AGAIN, self._probe_again)
 
     def _probe_again(self) -> None:
@@ -335,7 +335,7 @@ class Broker:
     # -- delivery -------------------------------------------------------------------------------------------
 
     def _deliver(self, sends: list[Send]) -> None:
-        """Send, tell the core what could not be delivered, and deliver what follows from that."""
+        """Send, report failed deliveries to the core, and deliver the messages that follow from them."""
         while sends:
             failed = [send for send in sends if not self._delivered(*send)]
             sends = [further for send in failed for further in self._core.undelivered(*send, self._now())]
@@ -345,12 +345,12 @@ class Broker:
             return self._workers.send(frames) is Sent.OK
         return self._slow[side].send(frames[0], frames) is not Sent.UNREACHABLE  # type: ignore[arg-type]  # a routing id is bytes
 
-    def _pay(self, side: Side) -> None:
-        """Send what is owed, now or when the pause is over; called when a full socket may have room again."""
+    def _flush(self, side: Side) -> None:
+        """Send pending messages, now or when the pause is over; called when a full socket may have room again."""
         if side in self._pauses:
             self._pauses[side] = True
             return
-        for frames in self._slow[side].pay():
+        for frames in self._slow[side].flush():
             self._deliver(self._core.undelivered(side, frames, self._now()))
         if pause := self._slow[side].pause:
             self._pauses[side] = False
@@ -358,7 +358,7 @@ class Broker:
 
     def _pause_over(self, side: Side) -> None:
         if self._pauses.pop(side) and self._context is not None:
-            self._clients[side].look_again()
+            self._clients[side].touch_writable()
 
 
 async def main(payload: bytes) -> None:

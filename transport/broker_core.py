@@ -1,14 +1,14 @@
-"""The Majordomo broker (RFC 18, RFC 8), sans-IO: frames and the time go in, what is to be sent comes out.
+"""The Majordomo broker (RFC 18, RFC 8), sans-IO: frames and the time go in, messages to send come out.
 
 Rules:
-1. `feed`, `tick` and `undelivered` return (side, frames) to be sent in order; nothing here knows a socket or a clock.
+1. `feed`, `tick` and `undelivered` return (side, frames) to send in order; nothing here uses a socket or a clock.
 2. No frames and no order of commands make it raise. Malformed: dropped and counted. Valid but unexpected from a
-   worker: DISCONNECT, and nothing further to that peer until it says READY in a new conversation.
-3. A request with an envelope ends in the worker's FINAL or in one FINAL of the broker's that says why not.
+   worker: DISCONNECT, and nothing further to that peer until it sends READY in a new conversation.
+3. A request with an envelope ends in the worker's FINAL, or in one FINAL of the broker with an error status.
 4. A request that is queued or in flight and comes again, with the same (session, request id), is not started again: its
-   replies go to where it was asked last.
-5. The address that a worker sees is the broker's own number for the request, never a routing id: a reply finds its
-   request also when one client has many in flight, and no worker can answer what it was not given.
+   replies go to the client that sent it last.
+5. The address in a worker's request is the broker's own number for the request, never a routing id: a reply finds its
+   request also when one client has many in flight, and no worker can answer a request that it was not given.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class BrokerCore:
 
     @property
     def gauges(self) -> dict[str, int]:
-        """How much there is of what is bounded."""
+        """The current sizes of all that is bounded."""
         dispatcher = self._dispatcher
         return {
             "services": len(dispatcher.services),
@@ -64,7 +64,7 @@ class BrokerCore:
             "held_bytes": dispatcher.held_bytes,
         }
 
-    # -- what goes in ---------------------------------------------------------------------------------------
+    # -- input ----------------------------------------------------------------------------------------------
 
     def feed(self, side: Side, frames: Frames, now: float) -> list[Send]:
         """Take one message as the ROUTER of `side` received it, routing id first."""
@@ -79,10 +79,10 @@ class BrokerCore:
         return out
 
     def tick(self, now: float) -> list[Send]:
-        """Do what time asks for: heartbeats, dead workers, expired requests."""
+        """Handle what is due: heartbeats, dead workers, expired requests."""
         out = self._dispatcher.out = []
         if now >= self._next_heartbeat:
-            self._beat(now)
+            self._send_heartbeats(now)
         self._dispatcher.expire(now)
         return out
 
@@ -91,7 +91,7 @@ class BrokerCore:
         return min(self._next_heartbeat, self._dispatcher.next_expiry)
 
     def undelivered(self, side: Side, frames: Frames, now: float) -> list[Send]:
-        """Take note that this message could not be delivered: a worker is lost, the reader of streams has gone."""
+        """Note that this message could not be delivered: the worker is lost, or the reader of streams is gone."""
         out = self._dispatcher.out = []
         self.counters.undeliverable += 1
         peer = frames[0]
@@ -106,11 +106,11 @@ class BrokerCore:
         return out
 
     def probe(self) -> list[Send]:
-        """Heartbeats for all workers: a connection broke, and which one shows only when it is sent to."""
+        """Heartbeats for all workers: a connection broke, and only a send shows which one."""
         return [(Side.WORKERS, [worker_id, *_HEARTBEAT]) for worker_id in self._workers]
 
     def close(self) -> list[Send]:
-        """DISCONNECT for all workers, so that they come back when the next broker is there."""
+        """DISCONNECT for all workers, so that they reconnect to the next broker."""
         return [(Side.WORKERS, [worker_id, *_DISCONNECT]) for worker_id in self._workers]
 
     # -- clients --------------------------------------------------------------------------------------------
@@ -137,7 +137,7 @@ class BrokerCore:
                     self._dispatcher.cancel(known)
                 return
             if known is not None:
-                self._dispatcher.again(known, side, client, envelope, now)
+                self._dispatcher.reattach(known, side, client, envelope, now)
                 return
         self.counters.requests += 1
         if name.startswith(_MMI):
@@ -188,7 +188,7 @@ class BrokerCore:
             raise MalformedFrames("routing id too large")
         worker = self._workers.get(routing_id)
         if worker is None:
-            self._from_stranger(routing_id, command, now)
+            self._from_unregistered(routing_id, command, now)
             return
         worker.last_seen = now
         if type(command) is mdp.WorkerFinal:
@@ -205,7 +205,7 @@ class BrokerCore:
             self._disconnect(routing_id)
             self._lose(worker, now)
 
-    def _from_stranger(self, routing_id: bytes, command: mdp.ToOrFromWorker, now: float) -> None:
+    def _from_unregistered(self, routing_id: bytes, command: mdp.ToOrFromWorker, now: float) -> None:
         if type(command) is mdp.Ready:
             self._disconnected.pop(routing_id, None)
             self._register(routing_id, command, now)
@@ -251,16 +251,15 @@ class BrokerCore:
         self.counters.workers_lost += 1
         del self._workers[worker.id]
         self._credit_total -= worker.credit
-        self._dispatcher.take_out(worker, now)
+        self._dispatcher.remove(worker, now)
 
-    def _beat(self, now: float) -> None:
+    def _send_heartbeats(self, now: float) -> None:
         interval = self.limits.heartbeat
-        asleep = (
-            now > self._next_heartbeat + interval
-        )  # then what the workers sent meanwhile has not been read yet
+        # After a pause of this process, messages of the workers have not been read yet.
+        was_paused = now > self._next_heartbeat + interval
         self._next_heartbeat = now + interval
         for worker in list(self._workers.values()):
-            if asleep:
+            if was_paused:
                 worker.last_seen = now
             if now - worker.last_seen > interval * self.limits.liveness:
                 self._lose(worker, now)

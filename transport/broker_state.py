@@ -1,9 +1,9 @@
-"""What the broker holds: limits, counters, requests, workers, services. Data with the operations that keep it whole.
+"""The broker's data: limits, counters, requests, workers, services, and the operations that keep them consistent.
 
 Rules:
-1. Everything that a peer can make grow has a limit here; what goes beyond is refused or dropped, and counted.
-2. A request is in exactly one place: a service's queue, a worker's hands, or gone.
-3. The least loaded worker with credit to spare is found by a heap with stale entries: an entry counts only if its
+1. Everything that a peer can make grow has a limit here; any excess is refused or dropped, and counted.
+2. A request is queued at a service, in flight at a worker, or gone.
+3. The least loaded worker with spare credit is found by a heap with stale entries: an entry is valid only if its
    stamp is the worker's newest.
 """
 
@@ -31,11 +31,11 @@ class BrokerLimits(msgspec.Struct, frozen=True, kw_only=True):
     `heartbeat`: interval of both sides. `liveness`: missed heartbeats after which a peer is gone (3 to 5).
     `service_wait`: how long a request waits for a service without any worker.
     `plain_wait`: how long a request without envelope waits in the queue at all.
-    `attempts`: how many workers a request may be started by that loses each of them.
-    `services`: names that have a worker, or had one and still have requests. Names that clients wait for without one
-        get what these leave of it, and keep no worker's name out.
-    `connections`: of each socket; fewer where the limit of open files says so (`connections.py`).
-    `credit_total`: sum of what all workers may have in hand, hence of all requests in flight.
+    `attempts`: how many lost workers may have started a request before it fails.
+    `services`: names that have a worker, or had one and still have requests. Names without a worker, for which clients
+        wait, share the rest of it, and never keep the name of a worker out.
+    `connections`: of each socket; fewer with a low limit of open files (`connections.py`).
+    `credit_total`: sum of the credit of all workers, hence the maximum of requests in flight.
     `held_bytes`: bodies that the broker may hold for its queues and for idempotent requests in flight.
     """
 
@@ -57,7 +57,7 @@ class BrokerLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(slots=True, kw_only=True)
 class Counters:
-    """What has happened since the start, as data for logs."""
+    """Counts since the start, as data for logs."""
 
     requests: int = 0
     dispatched: int = 0
@@ -83,7 +83,7 @@ class Counters:
 
 
 class QueuedRequest:
-    """One request in the broker's hands. Its room is that of `payer`, who asked first, also when it is asked again by others."""
+    """One request in the broker. Its room is charged to `payer`, the client that sent it first, also when another repeats it."""
 
     __slots__ = (
         "address",
@@ -134,14 +134,14 @@ class QueuedRequest:
 
     @property
     def repeatable(self) -> bool:
-        """Whether it may be started again. A plain one may: RFC 18 takes workers for idempotent."""
+        """Whether it may be started again. A plain one may: RFC 18 assumes idempotent workers."""
         return self.envelope is None or self.envelope.idempotent
 
 
 class RegisteredWorker:
-    """A registered worker and what it has in hand, by the address that the broker made up for each request."""
+    """A registered worker and its requests in flight, by the address that the broker gave to each request."""
 
-    __slots__ = ("credit", "extended", "id", "in_hand", "last_seen", "last_sent", "service", "stamp")
+    __slots__ = ("credit", "extended", "id", "in_flight", "last_seen", "last_sent", "service", "stamp")
 
     def __init__(
         self, *, routing_id: bytes, service: Service, credit: int, extended: bool, now: float
@@ -150,7 +150,7 @@ class RegisteredWorker:
         self.service = service
         self.credit = credit
         self.extended = extended
-        self.in_hand: dict[bytes, QueuedRequest] = {}
+        self.in_flight: dict[bytes, QueuedRequest] = {}
         self.last_seen = now
         self.last_sent = now
         self.stamp = 0
@@ -158,7 +158,7 @@ class RegisteredWorker:
 
 @dataclass(slots=True)
 class Service:
-    """A name with its queue (oldest first, by seq) and its workers. `opener`: the client that waits for its first worker."""
+    """A name with its queue (oldest first, by seq) and its workers. `opener`: the client that asked before it had a worker."""
 
     name: bytes
     unserved_since: float
@@ -170,8 +170,8 @@ class Service:
     _stamp: int = 0
 
     def offer(self, worker: RegisteredWorker) -> None:
-        """Note the worker's load after it has changed."""
-        load = len(worker.in_hand)
+        """Update the worker's entry after its load has changed."""
+        load = len(worker.in_flight)
         if load >= worker.credit:
             worker.stamp = 0
             return
@@ -183,7 +183,7 @@ class Service:
             heapify(self._spare)
 
     def take(self) -> RegisteredWorker | None:
-        """Return the least loaded worker with credit to spare, the longest waiting among equals."""
+        """Return the least loaded worker with spare credit, the longest waiting among equals."""
         while self._spare:
             entry = heappop(self._spare)
             if self._is_current(entry):

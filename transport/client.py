@@ -2,10 +2,10 @@
 
 Rules:
 1. Every request has a deadline, every stream an idle limit. Nothing waits without one.
-2. While nobody listens, requests wait here, unsent; at their deadline the error says so. What was sent when the connection
-   breaks: idempotent requests are sent again under the same (session, request id), the others fail with ConnectionLost.
-3. Whoever stops waiting (cancelled, timed out, left the stream) cancels the request at the broker.
-4. Replies that nobody waits for are dropped and counted in `late_replies`.
+2. Without a broker, requests wait here, unsent; at their deadline they fail with BrokerUnreachable. When the connection
+   breaks, idempotent requests are sent again under the same (session, request id), other sent ones fail with ConnectionLost.
+3. A caller that stops waiting (cancelled, timed out, left the stream) cancels the request at the broker.
+4. Late replies are dropped and counted in `late_replies`.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _ERRORS_OF_BROKER: Final = {
     ReplyStatus.WORKER_LOST: WorkerLost,
     ReplyStatus.NOT_PERMITTED: RequestNotPermitted,
 }
-# The broker's error is to arrive before our own deadline ends the wait with a less telling one.
+# The broker's error should arrive before the client's own deadline, whose error tells less.
 _HEAD_START: Final = 0.1
 _HEAD_START_LIMIT: Final = 0.05
 
@@ -66,7 +66,7 @@ class Part(msgspec.Struct, frozen=True):
 
 
 class _Call:
-    """One request under way. Parts are kept in order; `error` ends it once they have been read."""
+    """One request in flight. Parts are kept in order; `error` is raised once they have been read."""
 
     __slots__ = (
         "body",
@@ -120,8 +120,8 @@ class _Call:
 class Client:
     """A client of one broker, to be used in one event loop.
 
-    Connects with the first request, or as an async context manager. `aclose` fails what is under way with
-    ClientClosed; it may be called twice, and nothing can be asked afterwards.
+    Connects with the first request, or as an async context manager. `aclose` fails requests in flight with ClientClosed;
+    it may be called twice, and no request can be made afterwards.
     """
 
     def __init__(self, endpoint: str, *, context: zmq.Context[zmq.Socket[bytes]] | None = None) -> None:
@@ -142,7 +142,7 @@ class Client:
 
     @property
     def connected(self) -> bool:
-        """Whether the broker has been met on this connection."""
+        """Whether the handshake with the broker has succeeded."""
         return self._connection is not None and self._connection.connected
 
     async def __aenter__(self) -> Self:
@@ -153,7 +153,7 @@ class Client:
         await self.aclose()
 
     async def aclose(self) -> None:
-        """Close; requests under way fail with ClientClosed."""
+        """Close; requests in flight fail with ClientClosed."""
         self._closed = True
         if self._connection is not None:
             self._connection.close()
@@ -165,7 +165,7 @@ class Client:
         self,
         service: str,
         *body: bytes,
-        timeout: float,  # noqa: ASYNC109 - it travels with the request: broker and worker know it too
+        timeout: float,  # noqa: ASYNC109 - it is sent with the request, for broker and worker
         idempotent: bool = False,
     ) -> list[bytes]:
         """Ask `service` and return the body of its reply.
@@ -174,7 +174,7 @@ class Client:
             service: 1 to 255 printable ASCII characters.
             body: the frames of the request, which may be none.
             timeout: seconds until the request ends with DeadlineExceeded.
-            idempotent: it may be started more than once, and is after a lost connection or worker, until its deadline.
+            idempotent: whether it may be started again, which is done after a lost connection or worker, until its deadline.
 
         Raises:
             RequestError: one of its subclasses; see `transport.errors`.

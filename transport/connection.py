@@ -1,8 +1,8 @@
-"""One DEALER connected to a broker: the part that client and worker have in common.
+"""One DEALER connected to a broker, for both client and worker.
 
 Rules:
-1. A connection that was lost is not used again: libzmq would reconnect by itself and deliver what was queued for the
-   broker before, long after the caller was told that it failed. The owner closes it and opens a new one.
+1. A lost connection is not used again: libzmq would reconnect by itself and deliver messages that were queued before,
+   long after the caller got an error. The owner closes it and opens a new one.
 2. `on_connected` comes after the handshake, `on_lost` at most once, and neither after `close`.
 """
 
@@ -32,11 +32,11 @@ _REST_LIMIT: Final = 10_000
 
 
 def keep_alive(socket: zmq.Socket[bytes]) -> None:
-    """Have the kernel notice half-open connections, within ten seconds, and libzmq peers that never shake hands.
+    """Have the kernel detect half-open connections, within ten seconds, and libzmq peers that never shake hands.
 
-    A peer that is there but silent is found by MDP's heartbeats and by deadlines. Not by ZMTP's own heartbeats: libzmq
-    4.3.5 aborts the process (`!_io_error`, stream_engine_base.cpp:310) when one is due for a peer that has hung up while
-    the queue of what it sent was full.
+    A peer that is connected but silent is detected by MDP's heartbeats and by deadlines. ZMTP's own heartbeats are not
+    used: libzmq 4.3.5 aborts the process (`!_io_error`, stream_engine_base.cpp:310) when one is due for a peer that has
+    disconnected while the queue of its messages was full.
     """
     socket.set(zmq.TCP_KEEPALIVE, 1)
     socket.set(zmq.TCP_KEEPALIVE_IDLE, _KEEPALIVE_IDLE)
@@ -46,7 +46,7 @@ def keep_alive(socket: zmq.Socket[bytes]) -> None:
 
 
 async def flush_closed(*, timeout: float) -> None:  # noqa: ASYNC109 - the caller's grace, in seconds
-    """Wait until what the closed connections of this process had to say has gone out.
+    """Wait until the pending messages of the closed connections of this process have been sent.
 
     For a process that ends by `os._exit`, as its last call; returns after `timeout` seconds at the latest, also when
     a connection was left open.
@@ -56,7 +56,7 @@ async def flush_closed(*, timeout: float) -> None:  # noqa: ASYNC109 - the calle
 
     def wait() -> None:
         zmq.Context.instance().term()
-        with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+        with suppress(RuntimeError):  # the loop is closed
             loop.call_soon_threadsafe(done.set)
 
     threading.Thread(target=wait, name="transport.flush", daemon=True).start()
@@ -66,7 +66,7 @@ async def flush_closed(*, timeout: float) -> None:  # noqa: ASYNC109 - the calle
 
 
 class Connection:
-    """A DEALER that tells when it is connected and when it was lost."""
+    """A DEALER with callbacks for connect and loss."""
 
     def __init__(
         self,
@@ -98,16 +98,16 @@ class Connection:
         return not self._closed and not self._drained.full
 
     def send(self, frames: Sequence[Frame]) -> Sent:
-        """Send now, or say FULL: then `on_writable` will be called."""
+        """Send now, or return FULL: then `on_writable` will be called."""
         return Sent.UNREACHABLE if self._closed else self._drained.send(frames)
 
     def read_rest(self) -> None:
-        """Take what arrived before the connection broke."""
+        """Read the messages that arrived before the connection broke."""
         if not self._closed:
             self._drained.drain(_REST_LIMIT)
 
     def close(self, *, linger: float = 0.0) -> None:
-        """Close; what was sent last may still go out for `linger` seconds. May be called twice."""
+        """Close; pending messages may still be sent for `linger` seconds. May be called twice."""
         if self._closed:
             return
         self._closed = True

@@ -1,12 +1,12 @@
-"""How many connections a socket may have. libzmq accepts until the process has no descriptor left, and then aborts it
-(`ipc_listener.cpp` knows no EMFILE); none of its options bounds that.
+"""Bounds the connections of a socket. libzmq accepts until the process has no descriptor left, and then aborts it
+(`ipc_listener.cpp` does not handle EMFILE); none of its options bounds that.
 
 Rules:
-1. A connection beyond the bound is shut down as soon as its monitor tells of it: libzmq closes it, and the peer, if it is
-   libzmq's too, tries again by itself. The listener stays: to unbind it would end all of its connections.
-2. libzmq goes on accepting until then, but its I/O thread waits while `UNSEEN` events are unread, however busy this thread
-   is. With so many descriptors in reserve for each socket, no flood uses up the last one. Where the limit of open files
-   is too low for that, three quarters of it are the reserve, and a flood must be seen in time.
+1. A connection beyond the bound is shut down as soon as the monitor reports it: libzmq closes it, and a libzmq peer tries
+   again by itself. The listener is kept: to unbind it would end all of its connections.
+2. Until then libzmq continues to accept, but its I/O thread waits while `UNSEEN` events are unread, however busy this thread
+   is. With so many descriptors in reserve for each socket, a flood never uses up the last one. With a lower limit of open
+   files, three quarters of it are the reserve, and a flood must be noticed in time.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 
 UNSEEN: Final = 1_002
 OWN_FILES: Final = 128
-"""Of a broker without any connection; measured: 23."""
+"""Open files of a broker without any connection; measured: 23."""
 _ROOM_AGAIN: Final = 0.9
-"""With no more than this part of the bound in use it is said that there is room again."""
+"""When at most this part of the bound is in use, there is room again."""
 
 
 def bound_of_each(*, files: int, sockets: int, most: int) -> int:
@@ -46,7 +46,7 @@ def bound_of_each(*, files: int, sockets: int, most: int) -> int:
 
 
 def files_needed(*, sockets: int) -> int:
-    """Return from which limit of open files on `sockets` have their whole reserve, hence some hundred connections each."""
+    """Return the limit of open files with which `sockets` have their whole reserve, hence some hundred connections each."""
     return OWN_FILES + UNSEEN * sockets * 4 // 3
 
 
@@ -76,11 +76,11 @@ class BoundedConnections:
         self._monitor = Monitor(bound, on_event=self._happened, events=events)
 
     def __len__(self) -> int:
-        """How many connections there are, those that are just being refused among them."""
+        """The number of connections, including those that are just being refused."""
         return len(self._open)
 
     def close(self) -> None:
-        """Watch no more. Before the socket is closed; may be called once."""
+        """Stop watching. Call it once, before the socket is closed."""
         self._monitor.close()
 
     def _happened(self, event: int, descriptor: int) -> None:

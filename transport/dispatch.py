@@ -1,14 +1,14 @@
-"""The broker's matchmaking, sans-IO: requests wait in the queue of their service until a worker has credit to spare.
+"""The broker's dispatch, sans-IO: requests wait in the queue of their service until a worker has spare credit.
 
 Rules:
-1. A request that was accepted leaves in one of four ways: settled by its worker's FINAL, failed with a status,
-   cancelled by its client, or (plain clients only, who could not read a status) dropped and counted.
+1. An accepted request ends in one of four ways: its worker's FINAL, a failure with a status, a cancel of its client, or
+   (only of plain clients, which can't read a status) dropped and counted.
 2. The oldest request goes first, to the least loaded worker.
-3. When a worker is lost, what may be repeated goes back to the head of the queue, the rest fails with WORKER_LOST. So does
-   what has lost `BrokerLimits.attempts` workers: it may be what kills them. It takes along what was in the same hands: a worker
-   begins all that it has credit for at once, and does not tell, so nobody knows which it was.
+3. When a worker is lost, its repeatable requests return to the head of the queue, the others fail with WORKER_LOST. So do
+   requests that have lost `BrokerLimits.attempts` workers: they may be the cause. That includes all requests of the worker:
+   it starts as many as it has credit for at once, without a report, so the guilty one is unknown.
 4. Room in queues, held bytes and names without a worker are shared among the clients (`shares.py`).
-5. What is to be sent is appended to `out`; nothing is ever sent from here.
+5. Messages to send are appended to `out`; nothing is ever sent from here.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class Side(Enum):
-    """Which ROUTER: that of the clients, the clients' private one, or that of the workers."""
+    """The ROUTER for clients, the private one for clients, or the one for workers."""
 
     CLIENTS = "clients"
     PRIVATE = "private"
@@ -51,7 +51,7 @@ _NAMES: Final = b"%d services without a worker are waited for; a client may take
 
 
 class Dispatcher:
-    """Services, their queues and their workers. `out` is what is to be sent, in order."""
+    """Services, their queues and their workers. `out` are the messages to send, in order."""
 
     def __init__(self, *, limits: BrokerLimits, counters: Counters) -> None:
         self.limits = limits
@@ -89,7 +89,7 @@ class Dispatcher:
     # -- clients --------------------------------------------------------------------------------------------
 
     def accept(self, request: QueuedRequest, now: float) -> None:
-        """Take a new request: it goes to a worker, into the queue, or fails at once."""
+        """Accept a new request: it goes to a worker, into the queue, or fails at once."""
         limits = self.limits
         service = self.services.get(request.service)
         if request.size > limits.body_bytes:
@@ -124,10 +124,10 @@ class Dispatcher:
         self._remember(request)
         self._enqueue(service, request, now)
 
-    def again(
+    def reattach(
         self, request: QueuedRequest, side: Side, client: bytes, envelope: RequestEnvelope, now: float
     ) -> None:
-        """Take note that the same request was asked again, perhaps over another connection."""
+        """The client has sent the same request again, perhaps over another connection."""
         self.counters.reattached += 1
         self._leave_stream(request)
         request.side = side
@@ -137,10 +137,10 @@ class Dispatcher:
         if envelope.budget_ms:
             request.deadline = now + envelope.budget_ms / 1000
             if self._is_queued(request):
-                self._expect(request, min(request.deadline, now + self.limits.service_wait))
+                self._schedule_review(request, min(request.deadline, now + self.limits.service_wait))
 
     def cancel(self, request: QueuedRequest) -> None:
-        """Take note that nobody waits for this reply any more."""
+        """The client does not wait for this reply any more."""
         if request.cancelled:
             return
         self.counters.cancelled += 1
@@ -156,7 +156,7 @@ class Dispatcher:
             self.out.append((Side.WORKERS, [worker.id, *mdp.Cancel(request.address).frames()]))
 
     def client_gone(self, client: tuple[Side, bytes]) -> None:
-        """Take note that `client` can't be reached: its streams have no reader. Plain requests run to their end."""
+        """`client` can't be reached: its streams have no reader. Plain requests run to their end."""
         for request in self._streams.pop(client, {}).values():
             self.cancel(request)
 
@@ -170,23 +170,23 @@ class Dispatcher:
     def service_of_worker(self, name: bytes, now: float) -> Service:
         """Return the service that a worker registers for."""
         service = self.services.get(name) or self._open(name, now)
-        self._unpledge(service)
+        self._release_name(service)
         return service
 
     def add(self, worker: RegisteredWorker, now: float) -> None:
-        """Let a new worker of `worker.service` have requests."""
+        """Give requests to a new worker of `worker.service`."""
         worker.service.workers[worker.id] = worker
         worker.service.offer(worker)
         self._serve(worker.service, now)
 
-    def take_out(self, worker: RegisteredWorker, now: float) -> None:
-        """Let a lost worker have no more requests, and give those that it had an end or another start."""
+    def remove(self, worker: RegisteredWorker, now: float) -> None:
+        """Remove a lost worker; its requests fail or are queued again."""
         service = worker.service
         del service.workers[worker.id]
         if not service.workers:
             service.unserved_since = now
-        self.in_flight -= len(worker.in_hand)
-        for request in sorted(worker.in_hand.values(), key=lambda held: held.seq, reverse=True):
+        self.in_flight -= len(worker.in_flight)
+        for request in sorted(worker.in_flight.values(), key=lambda held: held.seq, reverse=True):
             self._release(request)
             if request.cancelled:
                 self._forget(request)
@@ -199,13 +199,13 @@ class Dispatcher:
                 self.counters.requeued += 1
                 self._enqueue(service, request, now)
                 service.queue.move_to_end(request.seq, last=False)
-        worker.in_hand.clear()
+        worker.in_flight.clear()
         self._serve(service, now)
         self._drop_if_idle(service)
 
     def partial(self, worker: RegisteredWorker, address: bytes, body: Frames) -> bool:
         """Pass a part on. False when the worker has no such request."""
-        request = worker.in_hand.get(address)
+        request = worker.in_flight.get(address)
         if request is None:
             return False
         if request.cancelled:
@@ -218,7 +218,7 @@ class Dispatcher:
 
     def final(self, worker: RegisteredWorker, address: bytes, body: Frames, now: float) -> bool:
         """Pass the reply on and give the worker the next request. False when it has no such request."""
-        request = worker.in_hand.pop(address, None)
+        request = worker.in_flight.pop(address, None)
         if request is None:
             return False
         self.in_flight -= 1
@@ -240,14 +240,14 @@ class Dispatcher:
     def _reply_body(worker: RegisteredWorker, request: QueuedRequest, body: Frames) -> Frames:
         if worker.extended or request.envelope is None:
             return body
-        # A strict worker knows nothing of envelopes: what it says is in order, but not numbered (sequence 0).
+        # A strict worker does not know envelopes: its parts are in order, but not numbered (sequence 0).
         envelope = ReplyEnvelope(request.envelope.request_id, request.envelope.session, sequence=0)
         return [envelope.frame(), *body]
 
     # -- queue ----------------------------------------------------------------------------------------------
 
     def expire(self, now: float) -> None:
-        """Look at the queued requests whose time has come."""
+        """Review the queued requests that are due."""
         while self._expiries and self._expiries[0][0] <= now:
             _, _, request = heappop(self._expiries)
             if self._is_queued(request):
@@ -259,7 +259,7 @@ class Dispatcher:
         service.room.take(request.payer)
         self._waiting.take(request.payer)
         self._held.take(request.payer, request.size)
-        self._expect(request, min(request.deadline, now + self.limits.service_wait))
+        self._schedule_review(request, min(request.deadline, now + self.limits.service_wait))
 
     def _unqueue(self, service: Service, request: QueuedRequest) -> None:
         del service.queue[request.seq]
@@ -283,7 +283,7 @@ class Dispatcher:
         self.counters.dispatched += 1
         self._seq += 1
         address = self._seq.to_bytes(8, "big")
-        worker.in_hand[address] = request
+        worker.in_flight[address] = request
         worker.last_sent = now
         worker.service.offer(worker)
         request.worker = worker
@@ -308,8 +308,8 @@ class Dispatcher:
         if request.repeatable:
             self._held.give_back(request.payer, request.size)
 
-    def _expect(self, request: QueuedRequest, due: float) -> None:
-        """Look at a queued request at `due`. Entries of requests that left the queue are swept when they prevail."""
+    def _schedule_review(self, request: QueuedRequest, due: float) -> None:
+        """Review a queued request at `due`. Entries of requests that left the queue are removed when they are the majority."""
         self._seq += 1
         heappush(self._expiries, (due, self._seq, request))
         if len(self._expiries) > 4 * self.queued + 64:
@@ -318,7 +318,7 @@ class Dispatcher:
             heapify(self._expiries)
 
     def _review(self, request: QueuedRequest, now: float) -> None:
-        """Look at a queued request: it has expired, its service is missing for too long, or it waits on."""
+        """Check a queued request: it has expired, its service has no worker for too long, or it continues to wait."""
         service = self.services[request.service]
         patience = self.limits.service_wait
         missing_since = now if service.workers else max(request.queued_at, service.unserved_since)
@@ -328,7 +328,7 @@ class Dispatcher:
             found = bool(service.workers)
             end, detail = (ReplyStatus.EXPIRED, _BUSY) if found else (ReplyStatus.SERVICE_NOT_FOUND, _NOBODY)
         else:
-            self._expect(request, min(request.deadline, missing_since + patience))
+            self._schedule_review(request, min(request.deadline, missing_since + patience))
             return
         self._unqueue(service, request)
         self._fail(request, end, detail)
@@ -381,9 +381,9 @@ class Dispatcher:
 
     def _drop_if_idle(self, service: Service) -> None:
         if not service.queue and not service.workers and self.services.pop(service.name, None) is not None:
-            self._unpledge(service)
+            self._release_name(service)
 
-    def _unpledge(self, service: Service) -> None:
+    def _release_name(self, service: Service) -> None:
         if service.opener is not None:
             self._unserved.give_back(service.opener)
             service.opener = None

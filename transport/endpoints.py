@@ -1,8 +1,8 @@
-"""Endpoints: which addresses may be bound or connected to, and what must be said when they may not.
+"""Endpoints: which addresses may be bound or connected to, with the errors for others.
 
 Rules:
 1. ``ipc:///absolute/path`` of at most 107 bytes (sun_path has 108, the last one is NUL), or ``tcp://address:port``.
-2. tcp is bound to loopback only, until there are keys: whoever can connect may register a service.
+2. tcp is bound to loopback only, until there are keys: any process that can connect may register a service.
 3. Stale socket files are removed, live ones never: libzmq itself would unlink a socket in use.
 """
 
@@ -103,10 +103,10 @@ def _parse_tcp(endpoint: str, address: str) -> Endpoint:
 
 
 def prepare_ipc(endpoint: Endpoint) -> None:
-    """Make the way free for a bind: the folder exists (0700 if it is made here), no stale socket lies in it.
+    """Prepare a bind: make the folder (0700) if it is missing, remove a stale socket.
 
     Raises:
-        EndpointInUse: somebody listens there, or the path is no socket.
+        EndpointInUse: another process listens there, or the path is no socket.
         CannotBind: the folder cannot be made or read, or the socket is another user's.
     """
     path = endpoint.path
@@ -139,7 +139,7 @@ def _is_listening(path: Path) -> bool:
 
 
 def file_of(endpoint: Endpoint) -> tuple[int, int] | None:
-    """Return what tells the file at an ipc endpoint from another one that takes its place; None where there is none."""
+    """Return the identity of the file at an ipc endpoint (device, inode); None where there is none."""
     try:
         found = None if endpoint.path is None else endpoint.path.lstat()
     except OSError:
@@ -148,6 +148,6 @@ def file_of(endpoint: Endpoint) -> tuple[int, int] | None:
 
 
 def remove_ipc(endpoint: Endpoint, file: tuple[int, int] | None) -> None:
-    """Remove the socket file of an endpoint that was closed, where it is still this `file`. Safe to call twice."""
+    """Remove the socket file of a closed endpoint, if it is still this `file`. Safe to call twice."""
     if endpoint.path is not None and file is not None and file_of(endpoint) == file:
         endpoint.path.unlink(missing_ok=True)

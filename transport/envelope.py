@@ -1,12 +1,12 @@
-"""Our first body frame: who asks, which request it is, how much time is left, and how it ended.
+"""The envelope, our first body frame: session, request id, time budget, and status.
 
 Rules:
 1. 36 bytes, network order: magic, version, kind, flags, status, request id, session, value. The magic starts with
-   a byte that is valid neither in UTF-8 nor in msgpack, so that a plain peer's body is not taken for one.
+   a byte that is valid neither in UTF-8 nor in msgpack, so that a plain peer's body is not mistaken for one.
 2. `value` is the time budget in ms for a request (0: none; relative, since clocks differ), the sequence number for a
    reply: parts of a stream count from 1, so that a reader sees that one is missing.
-3. (session, request id) is what correlates and dedupes; the routing id of a peer changes whenever it reconnects.
-4. The broker reads and rewrites this frame and never looks at what follows.
+3. (session, request id) correlates and dedupes; the routing id of a peer changes whenever it reconnects.
+4. The broker reads and rewrites this frame and never reads the following ones.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Kind(IntEnum):
 
 
 class ReplyStatus(IntEnum):
-    """How a request ended. All but OK and REMOTE_ERROR are said by the broker; CANCELLED is never delivered."""
+    """The end of a request. All but OK and REMOTE_ERROR are sent by the broker; CANCELLED is never delivered."""
 
     OK = 0
     REMOTE_ERROR = 1
@@ -62,7 +62,7 @@ _STATUSES: Final = frozenset(int(status) for status in ReplyStatus)
 
 
 class RequestEnvelope(msgspec.Struct, frozen=True, gc=False):
-    """What a request says of itself. `stream`: the budget bounds its start, not its end."""
+    """Envelope of a request. `stream`: the budget bounds its start, not its end."""
 
     request_id: int
     session: bytes
@@ -83,7 +83,7 @@ class RequestEnvelope(msgspec.Struct, frozen=True, gc=False):
 
 
 class ReplyEnvelope(msgspec.Struct, frozen=True, gc=False):
-    """What a reply says of itself. `sequence`: 1 for the first part of a stream; the FINAL has the last number."""
+    """Envelope of a reply. `sequence`: 1 for the first part of a stream; the FINAL has the last number."""
 
     request_id: int
     session: bytes

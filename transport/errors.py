@@ -1,7 +1,7 @@
-"""Every error of the transport on one page: one root, whose fault it is, ids as attributes.
+"""Every error of the transport: one root; each names the cause, with ids as attributes.
 
-A request ends in a reply or in exactly one `RequestError`. Whether the work was done is known only for those that
-say so: after `WorkerLost`, `ConnectionLost`, `DeadlineExceeded` and `PartialsLost` it may have been done.
+A request ends in a reply or in exactly one `RequestError`. After `WorkerLost`, `ConnectionLost`, `DeadlineExceeded` and
+`PartialsLost` the work may have been done; the others tell whether it was.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class MalformedFrames(TransportError):
 
 
 class RequestError(TransportError):
-    """A request that ended without a reply. `service` is whom it was for."""
+    """A request that ended without a reply. `service` is its destination."""
 
     def __init__(self, service: str, message: str) -> None:
         self.service = service
@@ -63,7 +63,7 @@ class DeadlineExceeded(RequestError):
 
 
 class BrokerUnreachable(DeadlineExceeded):
-    """The deadline passed and the request was never sent: nobody listens at `endpoint`. Nothing was done."""
+    """The deadline passed and the request was never sent: no process listens at `endpoint`. Nothing was done."""
 
     def __init__(self, service: str, *, timeout: float, endpoint: str) -> None:
         self.endpoint = endpoint
@@ -75,35 +75,35 @@ class ServiceNotFound(RequestError):
 
 
 class RequestQueueFull(RequestError):
-    """The broker holds as many requests as it may. Nothing was done; the same call may be taken later."""
+    """The broker holds as many requests as it may. Nothing was done; the same call may succeed later."""
 
 
 class TooLarge(RequestError):
-    """The body is larger than the broker takes. Nothing was done."""
+    """The body is larger than the broker accepts. Nothing was done."""
 
 
 class RequestNotPermitted(RequestError):
-    """The broker's socket at which this was asked does not lead to the service. Nothing was done."""
+    """The service can't be reached through this socket of the broker. Nothing was done."""
 
 
 class WorkerLost(RequestError):
-    """The worker that had the request died or hung up before its reply; of an idempotent one, two workers in a row."""
+    """The worker that had the request exited or disconnected before its reply; for an idempotent one, two workers in a row."""
 
 
 class ConnectionLost(RequestError):
-    """The connection to the broker broke while the request was under way."""
+    """The connection to the broker broke while the request was in flight."""
 
 
 class ClientClosed(RequestError):
-    """This client was closed while the request was under way, or before it."""
+    """This client was closed while the request was in flight, or before it."""
 
 
 class PartialsLost(RequestError):
-    """Parts of a stream are missing, because they were read too slowly. What came before is complete and in order."""
+    """Parts of a stream are missing, because they were read too slowly. All earlier parts are complete and in order."""
 
 
 class RemoteError(RequestError):
-    """The handler at the service raised; `type_name` and `remote_message` are what it raised."""
+    """The handler at the service raised; `type_name` and `remote_message` are those of its error."""
 
     def __init__(self, service: str, *, type_name: str, remote_message: str) -> None:
         self.type_name = type_name

@@ -1,4 +1,4 @@
-"""The limit of open files of this process. Imports nothing heavy: a daemon looks at it first of all."""
+"""The limit of open files of this process. Imports nothing heavy: a daemon checks it first."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import sys
 from typing import Final
 
 LEAST_FILES: Final = 1_024
-"""With fewer a flood ends the broker: with 512 it did, before 400 connections had been seen."""
+"""With fewer a flood aborts the broker: with 512 it did, before 400 connections had been seen."""
 
 
 def file_limits() -> tuple[int, int]:
-    """Return how many files this process may open, and to how many it may raise that."""
+    """Return the soft and the hard limit of open files."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     return (
         sys.maxsize if soft == resource.RLIM_INFINITY else soft,

@@ -1,16 +1,17 @@
 """MDP/0.2 (RFC 18): commands <-> frames. Pure: no socket, no clock.
 
 Rules:
-1. Frames here are what follows the routing id that a ROUTER puts in front (`start` skips it).
+1. Frames here are those behind the routing id that a ROUTER prepends (`start` skips it).
 2. Command numbers differ between the sides: 02 is PARTIAL for a client and REQUEST for a worker.
 3. A worker's reply does not name its service; the broker inserts it. The client address is opaque to the worker.
-4. Whatever arrives either becomes one of these commands or raises `MalformedFrames`.
+4. Any message either becomes one of these commands or raises `MalformedFrames`.
 
-Declared extensions, which only peers that announce them ever see:
-* READY may carry a fourth frame (credit, capabilities, secret): how many requests the worker takes at once, whether it
-  reads envelopes and CANCEL, and what a reserved name takes, if anything. A strict worker holds one request and gets
+Declared extensions, sent only to peers that announce them:
+* READY may have a fourth frame (credit, capabilities, secret): how many requests the worker accepts at once, whether it
+  reads envelopes and CANCEL, and the secret that a reserved name requires. A strict worker holds one request and gets
   bodies without envelope.
-* CANCEL (07, broker to worker: address, empty): nobody waits for the reply any more. The FINAL is still owed.
+* CANCEL (07, broker to worker: address, empty): the client does not wait for the reply any more. The worker must still
+  send the FINAL.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ SERVICE_BYTES_LIMIT: Final = 255
 CREDIT_LIMIT: Final = 1024
 BODY_LIMIT: Final = 64 * 2**20
 BODY_FRAMES: Final = 1000
-"""With those around them, fewer than a socket takes for one message (`sockets.FRAMES_LIMIT`)."""
+"""With the other frames of a message, fewer than a socket accepts in one (`sockets.FRAMES_LIMIT`)."""
 _EXTENSION: Final = struct.Struct("!HB")
 _ENVELOPES: Final = 1
 _EMPTY: Final = b""
@@ -113,7 +114,7 @@ class Disconnect(msgspec.Struct, frozen=True):
 
 
 class Cancel(msgspec.Struct, frozen=True):
-    """Extension: nobody waits for the reply to this request any more."""
+    """Extension: the client does not wait for the reply to this request any more."""
 
     address: bytes
 
@@ -140,7 +141,7 @@ _BARE_COMMANDS: Final[dict[bytes, Heartbeat | Disconnect]] = {b"\x05": Heartbeat
 
 
 def parse_client(frames: Frames, *, start: int = 0) -> ToOrFromClient:
-    """Parse what travels between client and broker.
+    """Parse a command between client and broker.
 
     Raises:
         MalformedFrames: not a command of MDP/Client 0.2.
@@ -156,7 +157,7 @@ def parse_client(frames: Frames, *, start: int = 0) -> ToOrFromClient:
 
 
 def parse_worker(frames: Frames, *, start: int = 0) -> ToOrFromWorker:
-    """Parse what travels between worker and broker.
+    """Parse a command between worker and broker.
 
     Raises:
         MalformedFrames: not a command of MDP/Worker 0.2, nor CANCEL.
@@ -204,14 +205,14 @@ def plain(body: Sequence[Frame]) -> list[bytes]:
 
 
 def _small(frame: Frame) -> bytes:
-    """Return a header frame; what arrives as `zmq.Frame` is too large to be one."""
+    """Return a header frame; one that arrives as `zmq.Frame` is too large."""
     if type(frame) is not bytes:
         raise MalformedFrames("header frame too large")
     return frame
 
 
 def service_name(name: str) -> bytes:
-    """Return a service name as it travels.
+    """Return a service name as a frame.
 
     Raises:
         MalformedFrames: it has not 1 to 255 printable ASCII characters.

@@ -1,7 +1,7 @@
-"""Room that peers share, so that none of them fills it for the others.
+"""Room that peers share, so that no peer uses all of it.
 
 A peer may take as much as is still free (a dynamic threshold, Choudhury and Hahne, 1998): one alone gets half of the
-room, two get a third each, and whoever comes next always finds some. Constant time, nothing is ever taken back.
+room, two get a third each, and a new peer always finds some. Constant time, nothing is ever taken back.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ class Shares:
         self._by_peer: dict[Hashable, int] = {}
 
     def __len__(self) -> int:
-        """How many peers have taken some."""
+        """The number of peers that have taken some."""
         return len(self._by_peer)
 
     def fits(self, peer: Hashable, amount: int = 1, *, reserved: int = 0) -> bool:
-        """Whether `peer` may take `amount` while `reserved` units are for others than peers."""
+        """Whether `peer` may take `amount` while `reserved` units are not for peers."""
         free = self.limit - self.taken - reserved
         return amount <= free and self._by_peer.get(peer, 0) <= free
 
     def take(self, peer: Hashable, amount: int = 1) -> None:
-        """Take `amount`, also where it doesn't fit: that is asked before."""
+        """Take `amount`, also where it doesn't fit: check with `fits` first."""
         if not amount:
             return
         self.taken += amount

@@ -1,11 +1,11 @@
-"""What is owed to clients that read slowly: messages that their full connection did not take, in order.
+"""Pending messages of clients that read slowly: those that their full connection did not accept, in order.
 
 Rules:
-1. Bounded in messages and bytes, and shared: one slow reader can't use up what others may need. What goes beyond is
-   dropped and counted; a client sees the gap by its sequence numbers.
-2. A client that has gone is paid no more: all that it was owed is dropped at once.
-3. Nobody tells which client has room again, so all are tried, and then there is a pause for each that took nothing: however many
-   there are, and whatever others send meanwhile, they cost a tenth of the time.
+1. Bounded in messages and bytes, and shared: one slow reader can't use up the room of others. Any excess is dropped and
+   counted; a client sees the gap by its sequence numbers.
+2. When a client is gone, all its pending messages are dropped at once.
+3. No event tells which client has room again, so all are tried, followed by a pause for each that accepted nothing: however
+   many there are, and whatever others send meanwhile, they cost a tenth of the time.
 """
 
 from __future__ import annotations
@@ -22,32 +22,32 @@ if TYPE_CHECKING:
 
     from transport.frames import Frames
 
-OWED_MESSAGES: Final = 50_000
-OWED_BYTES: Final = 8 * BODY_LIMIT
-"""One client gets half of it (`shares.py`): answers of the greatest size fit beside that."""
+PENDING_MESSAGES: Final = 50_000
+PENDING_BYTES: Final = 8 * BODY_LIMIT
+"""One client gets half of it (`shares.py`): the other half has room for replies of the greatest size."""
 PAUSE_SECONDS: Final = 25e-6
-"""For each client that took nothing; such a try takes 2.5 us."""
+"""For each client that accepted nothing; such a try takes 2.5 us."""
 
 
 class SlowReaders:
-    """`send` sends one message now, or says why not."""
+    """`send` sends one message now, or returns why not."""
 
     def __init__(self, send: Callable[[Frames], Sent]) -> None:
         self.dropped = 0
         self.pause = 0.0
-        """Seconds after the last `pay` in which there shall be no other."""
+        """Seconds to wait after the last `flush` before the next one."""
         self._send = send
-        self._owed: dict[bytes, deque[Frames]] = {}
-        self._messages = Shares(OWED_MESSAGES)
-        self._bytes = Shares(OWED_BYTES)
+        self._pending: dict[bytes, deque[Frames]] = {}
+        self._messages = Shares(PENDING_MESSAGES)
+        self._bytes = Shares(PENDING_BYTES)
 
     def __len__(self) -> int:
-        """How many messages are owed."""
+        """The number of pending messages."""
         return self._messages.taken
 
     def send(self, client: bytes, frames: Frames) -> Sent:
-        """Send, or owe it (OK too): only UNREACHABLE says that it will never arrive."""
-        if client not in self._owed:
+        """Send now or queue it, both OK; UNREACHABLE means that it will never arrive."""
+        if client not in self._pending:
             sent = self._send(frames)
             if sent is not Sent.FULL:
                 return sent
@@ -55,35 +55,35 @@ class SlowReaders:
         if self._messages.fits(client) and self._bytes.fits(client, size):
             self._messages.take(client)
             self._bytes.take(client, size)
-            self._owed.setdefault(client, deque()).append(frames)
+            self._pending.setdefault(client, deque()).append(frames)
         else:
             self.dropped += 1
         return Sent.OK
 
-    def pay(self) -> list[Frames]:
-        """Send what is owed, as far as there is room; returns one message for each client that has gone."""
+    def flush(self) -> list[Frames]:
+        """Send pending messages, as far as there is room; returns one message for each client that is gone."""
         gone: list[Frames] = []
         in_vain = 0
-        for client, owed in list(self._owed.items()):
-            before = len(owed)
-            while owed:
-                sent = self._send(owed[0])
+        for client, pending in list(self._pending.items()):
+            before = len(pending)
+            while pending:
+                sent = self._send(pending[0])
                 if sent is Sent.FULL:
-                    in_vain += len(owed) == before
+                    in_vain += len(pending) == before
                     break
                 if sent is Sent.UNREACHABLE:
-                    gone.append(owed[0])
+                    gone.append(pending[0])
                     self._forget(client)
                     break
-                frames = owed.popleft()
+                frames = pending.popleft()
                 self._messages.give_back(client)
                 self._bytes.give_back(client, sum(map(len, frames)))
-            if not owed:
-                self._owed.pop(client, None)
+            if not pending:
+                self._pending.pop(client, None)
         self.pause = in_vain * PAUSE_SECONDS
         return gone
 
     def _forget(self, client: bytes) -> None:
-        del self._owed[client]
+        del self._pending[client]
         self._messages.forget(client)
         self._bytes.forget(client)

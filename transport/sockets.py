@@ -1,13 +1,14 @@
 """ZeroMQ sockets on asyncio without zmq.asyncio, which costs twice the CPU for each message.
 
 Rules:
-1. ZMQ_FD is edge-triggered: it tells that something may have changed, once. So after every drain and after every send
-   (which may swallow the edge) EVENTS is read again; a socket that was touched is `dirty` until that has been done.
+1. ZMQ_FD is edge-triggered: it signals once that something may have changed. So after every drain and after every send
+   (which may consume the edge) EVENTS is read again; a socket that was touched is `dirty` until that has been done.
 2. Each socket has a budget of its own in a turn of the event loop, in the order in which they were added: a flood on one
-   delays the others by two or three budgets, until their edge is seen and their turn has come. What is left is taken up in the next turn, so that timers keep their time.
-3. Nothing here blocks: a send says OK, FULL (high-water mark) or UNREACHABLE (a ROUTER that doesn't know the peer).
+   delays the others by two or three budgets, until their edge is seen. The rest is read in the next turn, so that timers
+   are on time.
+3. Nothing here blocks: a send returns OK, FULL (high-water mark) or UNREACHABLE (a ROUTER that doesn't know the peer).
 4. A message of too many frames is skipped in pieces, over as many turns as it takes. libzmq has received it whole by
-   then (201 MB for 3,000,000 empty frames, in one piece, whatever is set), and goes on with other peers only afterwards.
+   then (201 MB for 3,000,000 empty frames, in one piece, whatever is set), and reads other peers only afterwards.
 5. Frames up to `COPY_LIMIT` bytes arrive as bytes, larger ones as `zmq.Frame` and can be sent on without a copy.
 """
 
@@ -67,7 +68,7 @@ class SocketLoop:
         on_message: Callable[[Frames], None],
         on_writable: Callable[[], None] | None = None,
     ) -> DrainedSocket:
-        """Drain `socket` from now on. `on_writable` is called after each drain while a send has said FULL."""
+        """Drain `socket` from now on. `on_writable` is called after each drain while a send has returned FULL."""
         drained = DrainedSocket(self, socket, on_message, on_writable)
         self._sockets.append(drained)
         self._loop.add_reader(drained.fd, self._woken, drained)
@@ -75,14 +76,14 @@ class SocketLoop:
         return drained
 
     def remove(self, drained: DrainedSocket) -> None:
-        """Drain it no more. The socket stays open."""
+        """Stop draining it. The socket stays open."""
         if drained in self._sockets:
             self._sockets.remove(drained)
             drained.dirty = False
             self._loop.remove_reader(drained.fd)
 
     def touch(self, drained: DrainedSocket) -> None:
-        """Note that the edge may have been swallowed."""
+        """Note that the edge may have been consumed."""
         drained.dirty = True
         if not self._running and not self._scheduled:
             self._scheduled = True
@@ -132,7 +133,7 @@ class DrainedSocket:
         self.full = False
 
     def send(self, frames: Sequence[Frame]) -> Sent:
-        """Send a message or say why not; never half of one. Raises nothing but programming errors."""
+        """Send a message or return why not; never a part of one. Raises only on programming errors."""
         if not self.dirty:
             self._loop.touch(self)
         socket = self.socket
@@ -150,24 +151,22 @@ class DrainedSocket:
             raise
         return Sent.OK
 
-    def look_again(self) -> None:
-        """Call `on_writable` soon, though no edge has told of room."""
+    def touch_writable(self) -> None:
+        """Call `on_writable` soon, without an edge that announces room."""
         self.full = True
         self._loop.touch(self)
 
     def drain(self, budget: int) -> int:
-        """Hand over messages worth about `budget`; returns how much of it was used."""
+        """Pass on messages worth about `budget`; returns how much of it was used."""
         socket = self.socket
         used = 0
         burst = False
-        self.dirty = True  # sends made meanwhile need not say so
+        self.dirty = True  # so that sends meanwhile need not touch it
         while not socket.closed and int(_get(socket, _EVENTS)) & _POLLIN:
             if used >= budget:
                 return used
             used += self._take(socket)
-            if (
-                burst
-            ):  # EVENTS costs 1.1 us, an exception 2: ask once for one message, not once for each of many
+            if burst:  # EVENTS costs 1.1 us, an exception 2: read it once for many messages
                 try:
                     while used < budget and not socket.closed:
                         used += self._take(socket)
@@ -179,12 +178,12 @@ class DrainedSocket:
             self.full = False
             self.dirty = True
             self._on_writable()
-            # A send that is still FULL is no reason to look again: room is announced by the next edge.
+            # A send that is still FULL is no reason for another drain: the next edge announces room.
             self.dirty = not socket.closed and bool(int(_get(socket, _EVENTS)) & _POLLIN)
         return max(1, used)
 
     def _take(self, socket: zmq.Socket[bytes]) -> int:
-        """Receive one message and hand it over; returns its cost. One of more than `FRAMES_LIMIT` frames is handed over
+        """Receive one message and pass it on; returns its cost. A message of more than `FRAMES_LIMIT` frames is passed on
         as an empty one, which is no command, and the rest of it is skipped.
         """
         if self._skipping:
@@ -212,7 +211,7 @@ class DrainedSocket:
 
 
 class Monitor:
-    """Tells of a socket's connections: `on_event(event, descriptor)` for each of `events` (zmq.EVENT_...).
+    """Watches a socket's connections: calls `on_event(event, descriptor)` for each of `events` (zmq.EVENT_...).
 
     libzmq's I/O thread waits while about 1,000 events are unread (1,002 measured), and holds a lock meanwhile that a
     bind and the end of the monitor need: so neither is done while there is something to read.
@@ -239,7 +238,7 @@ class Monitor:
         return bool(int(_get(self._pair, _EVENTS)) & _POLLIN)
 
     def close(self) -> None:
-        """Stop. Before the monitored socket is closed; may be called once."""
+        """Stop. Call it once, before the monitored socket is closed."""
         self._loop.remove(self._drained)
         while self.has_unread:
             self._pair.recv_multipart()

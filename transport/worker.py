@@ -1,14 +1,14 @@
-"""The worker: serves one service, up to `credit` requests at once, and comes back whatever happens to the broker.
+"""The worker: serves one service, up to `credit` requests at once, and reconnects whatever happens to the broker.
 
 Rules:
 1. A conversation is one connection, one READY. DISCONNECT, missed heartbeats or a broken connection end it; the next one
    is on a new socket, at once the first time, then with backoff, for ever.
-2. A handler that has begun runs on when the conversation ends. If the client asks again, the same request finds its
-   running handler and gets its reply; if not, the reply is dropped and counted.
-3. Every request is answered: by what the handler returns, or by the type and message of what it raised. Exceptions travel as
+2. A started handler continues when the conversation ends. If the client sends the same request again, that gets the reply of
+   the running handler; if not, the reply is dropped and counted.
+3. Every request is answered: with the result of the handler, or with the type and message of its error. Errors are sent as
    text, never pickled.
-4. A stream that its reader has left has its handler cancelled. The handler of a plain request runs to its end, since
-   it may be half way through a change; nobody gets its reply.
+4. When the reader of a stream leaves, the handler is cancelled. The handler of a plain request runs to its end, since it
+   may be in the middle of a change; its reply is dropped.
 """
 
 from __future__ import annotations
@@ -56,12 +56,12 @@ class RequestContext:
 
     @property
     def remaining(self) -> float | None:
-        """Seconds that the client still waits; None when it has set no limit. May be negative."""
+        """Seconds that the client still waits; None without a limit. May be negative."""
         return None if self._deadline is None else self._deadline - asyncio.get_running_loop().time()
 
 
 class Request:
-    """One request in a handler's hands. `envelope` is None when a plain MDP client asks."""
+    """One request, for its handler. `envelope` is None for a plain MDP client."""
 
     __slots__ = ("_worker", "address", "answered", "body", "envelope", "key", "sequence", "stream", "task")
 
@@ -81,11 +81,11 @@ class Request:
         self.task: asyncio.Task[None] | None = None
 
     async def partial(self, *frames: bytes) -> None:
-        """Send a part of the reply; waits while the connection takes no more. Dropped when nobody can get it."""
+        """Send a part of the reply; waits while the connection is full. Dropped when the client can't be reached."""
         await self._worker._reply(self, frames, final=False)  # noqa: SLF001 - one thing in two classes
 
     def reply_body(self, frames: Sequence[bytes], status: ReplyStatus) -> Frames:
-        """Return the reply's frames behind the envelope that the client correlates by."""
+        """Return the reply's frames behind the envelope with which the client correlates it."""
         self.sequence += 1
         if self.key is None:
             return list(frames) or [b""]
@@ -98,17 +98,17 @@ Handler: TypeAlias = Callable[[Request], Awaitable[Sequence[bytes]]]
 class Worker:
     """A worker of `service`, to be used in one event loop.
 
-    `start` (or entering it as an async context manager) begins; `aclose` cancels the handlers, takes leave of the broker and
-    has closed everything when it returns; it may be called twice.
+    `start` (or entering it as an async context manager) begins; `aclose` cancels the handlers, sends DISCONNECT, and has
+    closed everything when it returns; it may be called twice.
 
     Args:
         endpoint: the broker's socket for workers.
         service: 1 to 255 printable ASCII characters.
-        handler: is awaited with each request; what it returns are the frames of the FINAL.
-        credit: how many requests at once.
-        secret: what the broker wants to see where the name is reserved.
+        handler: is awaited with each request, and returns the frames of the FINAL.
+        credit: the number of requests at once.
+        secret: the secret that the broker requires for a reserved name.
         heartbeat: seconds between heartbeats; the broker's must be about the same.
-        liveness: missed heartbeats after which the broker is taken for gone.
+        liveness: missed heartbeats after which the broker counts as gone.
     """
 
     def __init__(
@@ -143,7 +143,7 @@ class Worker:
         self._tasks: set[asyncio.Task[None]] = set()
         self._registered = asyncio.Event()
         self._ended = asyncio.Event()
-        self._dismissed = False
+        self._disconnected_by_broker = False
         self._closing = False
         self._writable = asyncio.Event()
         self._last_seen = 0.0
@@ -162,7 +162,7 @@ class Worker:
         await self.aclose()
 
     def start(self) -> None:
-        """Begin to serve."""
+        """Start to serve."""
         if self._supervisor is None:
             self._supervisor = asyncio.create_task(self._converse(), name=f"worker.{self.service}")
 
@@ -171,7 +171,7 @@ class Worker:
         await self._registered.wait()
 
     async def aclose(self) -> None:
-        """Cancel the handlers, say DISCONNECT, close."""
+        """Cancel the handlers, send DISCONNECT, close."""
         self._closing = True
         tasks = list(self._tasks)
         if self._supervisor is not None:
@@ -189,7 +189,7 @@ class Worker:
             try:
                 await self._one_conversation()
             finally:
-                self._hang_up()
+                self._disconnect()
             answered = self.conversations > before
             backoff = _BACKOFF if answered else min(_BACKOFF_LIMIT, backoff * 2)
             await asyncio.sleep(backoff * random.uniform(0.5, 1.0))  # noqa: S311 - jitter
@@ -197,13 +197,13 @@ class Worker:
     async def _one_conversation(self) -> None:
         loop = asyncio.get_running_loop()
         self._ended.clear()
-        self._dismissed = False
+        self._disconnected_by_broker = False
         self._last_seen = loop.time()
         self._connection = Connection(
             self.endpoint,
             context=self._context,
             on_message=self._on_message,
-            on_connected=self._greet,
+            on_connected=self._send_ready,
             on_lost=self._ended.set,
             on_writable=self._writable.set,
         )
@@ -213,18 +213,18 @@ class Worker:
                 async with asyncio.timeout_at(due):
                     await self._ended.wait()
             except TimeoutError:
-                due = self._beat(loop.time(), due)
+                due = self._send_heartbeat(loop.time(), due)
 
-    def _greet(self) -> None:
+    def _send_ready(self) -> None:
         self._last_seen = asyncio.get_running_loop().time()
         self._send(self._ready.frames())
 
-    def _beat(self, now: float, due: float) -> float:
+    def _send_heartbeat(self, now: float, due: float) -> float:
         connection = self._connection
         if connection is not None and connection.connected:
             if (
                 now > due + self._heartbeat
-            ):  # the loop was blocked: what the broker sent has not been read yet
+            ):  # the loop was blocked: the broker's messages have not been read yet
                 self._last_seen = now
             if now - self._last_seen > self._heartbeat * self._liveness:
                 _log.warning("worker.broker_silent", extra={"data": {"service": self.service}})
@@ -233,7 +233,7 @@ class Worker:
                 self._send(mdp.Heartbeat().frames())
         return now + self._heartbeat
 
-    def _hang_up(self) -> None:
+    def _disconnect(self) -> None:
         connection, self._connection = self._connection, None
         self._registered.clear()
         for request in self._running.values():
@@ -242,9 +242,9 @@ class Worker:
         for request in self._waiting:
             self._forget(request)
         self._waiting.clear()
-        self._writable.set()  # whoever waits to send finds that there is no connection
+        self._writable.set()  # senders that wait find that there is no connection
         if connection is not None:
-            if connection.connected and not self._dismissed:
+            if connection.connected and not self._disconnected_by_broker:
                 connection.send(mdp.Disconnect().frames())
             connection.close(linger=_LINGER)
 
@@ -263,7 +263,7 @@ class Worker:
             elif type(command) is mdp.Cancel:
                 self._cancel(command.address)
             elif type(command) is mdp.Disconnect:
-                self._dismissed = True
+                self._disconnected_by_broker = True
                 self._ended.set()
                 return
         except MalformedFrames:
@@ -288,10 +288,10 @@ class Worker:
         if request.key is not None:
             self._by_key[request.key] = request
         self._waiting.append(request)
-        self._begin_waiting()
+        self._start_waiting()
 
-    def _begin_waiting(self) -> None:
-        """Start what waits; it waits only when handlers of an earlier conversation are still at work."""
+    def _start_waiting(self) -> None:
+        """Start waiting requests; they wait only while handlers of an earlier conversation are running."""
         while self._waiting and len(self._tasks) < self.credit and not self._closing:
             request = self._waiting.popleft()
             request.task = asyncio.create_task(self._serve(request), name=f"{self.service}.request")
@@ -312,7 +312,7 @@ class Worker:
         self._forget(request)
         if not request.answered and not self._closing:
             self._send_cancelled(request)
-        self._begin_waiting()
+        self._start_waiting()
 
     def _cancel(self, address: bytes) -> None:
         request = self._running.get(address)
@@ -332,7 +332,7 @@ class Worker:
             self._by_key.pop(request.key, None)
 
     def _send_cancelled(self, request: Request) -> None:
-        """Pay the FINAL that is owed for every request, though nobody will read it."""
+        """Send the FINAL that every request requires, though the client will not read it."""
         if request.address is not None:
             frames = request.reply_body(
                 [b"CancelledError", b"the handler was cancelled"], ReplyStatus.CANCELLED
@@ -342,7 +342,7 @@ class Worker:
     async def _reply(
         self, request: Request, frames: Sequence[bytes], *, final: bool, status: ReplyStatus = ReplyStatus.OK
     ) -> None:
-        """Send a part or the end of a reply, and wait while the connection takes no more."""
+        """Send a part or the end of a reply, and wait while the connection is full."""
         if not all(type(frame) is bytes for frame in frames):
             raise TypeError("a reply is a sequence of bytes")
         size = sum(map(len, frames))

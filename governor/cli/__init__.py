@@ -1,11 +1,11 @@
-"""The command line: one verb, one file. A verb is imported when it is called, so that each starts as fast as it can.
+"""The command line: one verb, one file. A verb is imported when it is called, so that each starts fast.
 
 Rules:
-1. Standard output carries what was asked for, standard error everything else. `--json` gives one document, or one
-   object a line where a verb follows a run.
-2. Every `GovernorError` ends as one ``governor: error: ...`` on standard error and with its own exit code; an error
-   that nobody foresaw ends with 70, and its traceback is shown with `--debug`.
-3. A reader that has gone (``| head``) is no error: what follows is dropped.
+1. Results go to standard output, everything else to standard error. `--json` prints one document, or one object a line
+   where a verb follows a run.
+2. Every `GovernorError` is printed as one ``governor: error: ...`` on standard error, with its own exit code; any other
+   error exits with 70, and its traceback is shown with `--debug`.
+3. A reader that is gone (``| head``) is no error: further output is dropped.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ VERBS: Final = {
     "prune": "governor.cli.prune",
     "reload": "governor.cli.reload",
 }
-"""Each verb and the module whose `command` it is, in the order in which a new user meets them."""
+"""Each verb and the module with its `command`, in the order of a new user's first steps."""
 
 
 class Verbs(click.Group):
@@ -67,7 +67,7 @@ class Verbs(click.Group):
             ctx.exit(ExitCode.INTERRUPTED)
         except (click.ClickException, click.exceptions.Exit, click.Abort):
             raise
-        except Exception as error:  # noqa: BLE001  # the last place where an error can be given its exit code
+        except Exception as error:  # noqa: BLE001  # the last place to give an error its exit code
             if isinstance(error, OSError) and (full := _no_room(error)) is not None:
                 print_error(str(full))
                 ctx.exit(full.exit_code)
@@ -76,27 +76,27 @@ class Verbs(click.Group):
 
 
 def _no_room(error: OSError) -> GovernorError | None:
-    """What it means where a disk is full or read-only."""
+    """The error for a full or read-only disk, else None."""
     from governor.journal import disk_reserve  # noqa: PLC0415  # where it is needed, for every verb starts by importing this
 
     return disk_reserve.no_room(Path(error.filename or "a file"), error)
 
 
 def print_error(message: str) -> None:
-    """One error for a person, on standard error."""
+    """Prints one error for a person, to standard error."""
     click.echo(f"governor: error: {message}", err=True)
 
 
 def drop_output() -> None:
-    """Lets what is still written to standard output vanish: its reader has gone."""
+    """Discards further writes to standard output: its reader is gone."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, sys.stdout.fileno())
     os.close(nowhere)
 
 
 def _print_internal_error(error: Exception, *, debug: bool) -> None:
-    said = " ".join(str(error).split())
-    print_error(f"internal: {type(error).__name__}{': ' if said else ''}{said}")
+    text = " ".join(str(error).split())
+    print_error(f"internal: {type(error).__name__}{': ' if text else ''}{text}")
     if debug:
         traceback.print_exception(error)
     else:

@@ -1,4 +1,4 @@
-"""What the client verbs share: their options, the connection to the daemon, and following a run to its end."""
+"""Shared by the client verbs: their options, the connection to the daemon, and following a run to its end."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ run_argument = click.argument("uid", metavar="RUN")
 
 
 class Events(Protocol):
-    """What `follow` needs of a watch."""
+    """The part of a watch that `follow` needs."""
 
     @property
     def end(self) -> WatchEnd | None: ...
@@ -33,7 +33,7 @@ class Events(Protocol):
 
 
 class Source(Protocol):
-    """What `follow` needs of an executor."""
+    """The part of an executor that `follow` needs."""
 
     def watch(self, uid: str, after: int = 0) -> Events: ...
 
@@ -55,7 +55,7 @@ def ask(broker: str | None, question: Callable[[Executor], Awaitable[T]]) -> T:
 async def follow(source: Source, uid: str, *, display: Display, after: int = 0) -> WatchEnd | None:
     """Shows the events of the run with numbers above `after` until it has ended, or the daemon goes down.
 
-    The earlier events are taken too: the view needs them.
+    The earlier events are read too: the view needs them.
     """
     report = await source.status(uid)
     view = RunView.of(report.runs[0]) if report.runs else RunView(uid=uid)
@@ -69,14 +69,14 @@ async def follow(source: Source, uid: str, *, display: Display, after: int = 0) 
 
 
 def exit_code(end: WatchEnd | None) -> ExitCode:
-    """What a verb that followed a run ends with."""
+    """The exit code of a verb that followed a run."""
     if end is None or end.outcome == "interrupted":
         return ExitCode.TRY_AGAIN
     return ExitCode.DONE if end.outcome == "finished" else ExitCode.RUN_ENDED_BADLY
 
 
 def print_interrupted(uid: str) -> None:
-    """The daemon goes down; the run does not end with it."""
+    """Prints that the daemon goes down, and that the run does not end with it."""
     click.echo(
         f"governor: the daemon is going down; run {uid} goes on when it is started again "
         f"(`governor watch {uid}`)",
@@ -85,7 +85,7 @@ def print_interrupted(uid: str) -> None:
 
 
 def print_detached(uid: str) -> None:
-    """Ctrl-C took this client away, nothing else."""
+    """Prints that Ctrl-C ended only this client."""
     click.echo(
         f"governor: detached; run {uid} goes on. `governor watch {uid}` comes back to it, "
         f"`governor abort {uid}` ends it",
@@ -94,7 +94,7 @@ def print_detached(uid: str) -> None:
 
 
 def finish(ctx: click.Context, uid: str, end: WatchEnd | None) -> None:
-    """Leaves with the exit code of the end of a run that was followed."""
+    """Exits with the exit code for the end of a followed run."""
     code = exit_code(end)
     if code == ExitCode.TRY_AGAIN:
         print_interrupted(uid)
@@ -102,6 +102,6 @@ def finish(ctx: click.Context, uid: str, end: WatchEnd | None) -> None:
 
 
 def detach(ctx: click.Context, uid: str) -> None:
-    """Leaves after Ctrl-C."""
+    """Exits after Ctrl-C."""
     print_detached(uid)
     ctx.exit(ExitCode.INTERRUPTED)

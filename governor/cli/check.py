@@ -1,4 +1,4 @@
-"""`governor check FILE`: every fault of a run file, each with its place. Nothing is started but the import of its entries."""
+"""`governor check FILE`: every fault of a run file, each with its place. Nothing runs but the import of its entries."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 
 def checked(file: Path, *, here: bool = True) -> Run:
-    """The run of `file` after the full check: its shape, its references, and whether its entries can be imported. If it is
-    to run `here`, the keys of its language models must be in the environment.
+    """The run of `file` after the full check: its shape, its references, and the import of its entries. If it is to run
+    `here`, the keys of its language models must be in the environment.
 
     Raises:
         RunFileError: with every fault.

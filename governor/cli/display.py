@@ -1,4 +1,4 @@
-"""How a run that is followed is shown: live on a terminal, lines in a pipe, JSON for scripts, or not at all."""
+"""Displays of a followed run: live on a terminal, lines in a pipe, JSON for scripts, or none."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Display(Protocol):
     ) -> object: ...
 
     def show(self, event: RunEvent, view: RunView) -> None:
-        """`view` has taken the event already."""
+        """Shows `event`; `view` includes it already."""
 
 
 class _Plain(nullcontext[None]):
@@ -49,12 +49,12 @@ class Lines(_Plain):
 
 
 class Json(_Plain):
-    def show(self, event: RunEvent, view: RunView) -> None:  # noqa: ARG002  # events speak for themselves
+    def show(self, event: RunEvent, view: RunView) -> None:  # noqa: ARG002  # an event is complete
         print_json(event)
 
 
 class Terminal:
-    """Finished phases and what went wrong scroll by as lines; below them one panel that moves."""
+    """Ended phases and failures are printed as lines; below them is one live panel."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -119,7 +119,7 @@ def headline(view: RunView) -> str:
 
 
 def note(what: str, view: RunView) -> str:
-    """What stands behind a bar: the mean return of the last episodes, and what ended badly."""
+    """The text behind a bar: the mean return of the last episodes, and the number of failures."""
     bad = view.episodes_bad if what == "episodes" else view.tasks_bad
     parts = [f"{bad} ended badly"] if bad else []
     if what == "episodes" and view.mean_return is not None:
@@ -128,7 +128,7 @@ def note(what: str, view: RunView) -> str:
 
 
 def choose(*, as_json: bool, quiet: bool = False) -> Display:
-    """The display that fits the options and where standard output goes."""
+    """The display for the options and for the kind of standard output."""
     if as_json:
         return Json()
     if quiet:
@@ -140,18 +140,18 @@ def choose(*, as_json: bool, quiet: bool = False) -> Display:
 
 
 def print_json(message: msgspec.Struct) -> None:
-    """One object on one line. A number that JSON does not know (nan, inf) becomes null."""
+    """Prints one object on one line. Numbers that JSON does not have (nan, inf) become null."""
     click.echo(msgspec.json.encode(message))
 
 
 def _is_worth_a_line(event: RunEvent) -> bool:
     bad_episode = event.data.get("episode", {}).get("outcome") in ("failed", "timed_out", "crashed")
     bad_task = event.data.get("record", {}).get("outcome", "succeeded") != "succeeded"
-    died = event.kind == "conductor.exited" and not event.data.get("expected", False)
+    unexpected_exit = event.kind == "conductor.exited" and not event.data.get("expected", False)
     return (
         bad_episode
         or bad_task
-        or died
+        or unexpected_exit
         or event.kind in ("phase.ended", "task.attempt_ended", "conductor.failed")
     )
 

@@ -1,4 +1,4 @@
-"""`governor explain RUN`: what a run is doing, what it waits for, since when, and until when at most."""
+"""`governor explain RUN`: the activities and waits of a run, since when, and until when at most."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 @ask.json_option
 @click.pass_obj
 def command(broker: str | None, *, uid: str, as_json: bool) -> None:
-    """Tell what RUN is doing, what it waits for, since when, and until when at most."""
+    """Show what RUN is doing, what it waits for, since when, and until when at most."""
     found = ask.ask(broker, lambda executor: executor.explain(uid))
     if as_json:
         display.print_json(found)

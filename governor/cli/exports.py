@@ -2,9 +2,9 @@
 
 Rules:
 1. Memory holds one group of rows, however many there are.
-2. A file gets its name when it is whole: what stood there before stays until then.
-3. CSV knows no vectors: each number of a vector is a column, ``observation.0`` and so on; beyond `MAX_COLUMNS` of them, and
-   in text, it is JSON.
+2. A file gets its name when it is complete: an earlier file is kept until then.
+3. CSV has no vectors: each number of a vector is a column, ``observation.0`` and so on; a vector of more than `MAX_COLUMNS`
+   is one column of JSON.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Rows: TypeAlias = Literal["episodes", "tasks", "steps"]
 
 GROUP: Final = 4096
 SHOWN: Final = 40
-"""Rows of a table for people; the other forms have all."""
+"""Rows of a table for people; the other formats have all."""
 MAX_COLUMNS: Final = 64
 REFUSED: Final = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
 EPISODES: Final = pa.schema(
@@ -58,7 +58,7 @@ _json = msgspec.json.Encoder(enc_hook=str).encode
 
 
 def export(found: RunResult, rows: Rows, *, form: Format, phase: str | None, output: Path | None) -> None:
-    """Raises UsageError, NotPermitted, TryAgain (a full disk)."""
+    """Writes the rows to `output`, else to standard output. Raises UsageError, NotPermitted, TryAgain (a full disk)."""
     if form == "parquet" and output is None and sys.stdout.isatty():
         raise UsageError("Parquet is nothing for a terminal: say --output FILE")
     if phase is not None and rows != "steps" and phase not in [one.name for one in found.phases]:
@@ -80,7 +80,7 @@ def export(found: RunResult, rows: Rows, *, form: Format, phase: str | None, out
         raise _kind(error)(_text_of(error)) from error
 
 
-# -- where rows come from -----------------------------------------------------------------------------------
+# -- sources of rows ----------------------------------------------------------------------------------------
 
 
 def _rows(found: RunResult, rows: Rows, *, phase: str | None) -> tuple[pa.Schema, Iterator[pa.Table]]:
@@ -112,7 +112,7 @@ def _lines(paths: Iterable[Path]) -> Iterator[dict[str, Any]]:
 
 
 def _episode(line: dict[str, Any]) -> dict[str, Any]:
-    """`values`, the returns of several players, are a text: not every episode has the same."""
+    """`values`, the returns of several players, become a text: not every episode has the same players."""
     return {**line, "values": _json(line["values"]).decode()} if "values" in line else line
 
 
@@ -135,7 +135,7 @@ def _steps(folder: Path, order: list[str], *, phase: str | None) -> tuple[pa.Sch
     return parts[0][0], chain.from_iterable(groups for _, groups in parts)
 
 
-# -- where they go ------------------------------------------------------------------------------------------
+# -- output -------------------------------------------------------------------------------------------------
 
 
 @contextmanager
@@ -193,7 +193,7 @@ def _plain(group: pa.Table) -> Iterator[dict[str, Any]]:
 
 
 def _readable(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Nanoseconds are beyond Python's own times."""
+    """Timestamps as texts: Python's own times have no nanoseconds."""
     return column.cast(pa.string()) if pa.types.is_timestamp(column.type) else column
 
 

@@ -1,4 +1,4 @@
-"""What `submit` and `resume` share: a run is handed in, its id is printed, and it is followed where that is wished."""
+"""Shared by `submit` and `resume`: submits a run, prints its id, and follows it with `--watch` or `--wait`."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def options(command: F) -> F:
             help="Follow the run to its end and exit by its outcome. Ctrl-C detaches only.",
         ),
         click.option(
-            "--key", help="Asking again with the same key, of 256 characters at most, gives the same run."
+            "--key", help="Another request with the same key, of 256 characters at most, gives the same run."
         ),
     ):
         command = option(command)
@@ -43,12 +43,12 @@ def hand_in(
     wait: bool,
     as_json: bool,
 ) -> None:
-    """`submit` gives the id of the run."""
-    taken: list[str] = []
+    """`submit` returns the id of the run."""
+    submitted: list[str] = []
 
     async def asked(executor: Executor) -> WatchEnd | None:
         uid = await submit(executor)
-        taken.append(uid)
+        submitted.append(uid)
         if as_json:
             display.print_json(Submitted(uid=uid))
         else:
@@ -63,12 +63,12 @@ def hand_in(
     try:
         end = ask.ask(ctx.obj, asked)
     except KeyboardInterrupt:
-        if not taken:
+        if not submitted:
             raise
-        ask.detach(ctx, taken[0])
+        ask.detach(ctx, submitted[0])
         return
     if watch or wait:
-        ask.finish(ctx, taken[0], end)
+        ask.finish(ctx, submitted[0], end)
 
 
 async def _show_end(executor: Executor, uid: str, end: WatchEnd | None, *, as_json: bool) -> None:

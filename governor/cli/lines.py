@@ -12,19 +12,19 @@ if TYPE_CHECKING:
 
 
 def clean(text: object) -> str:
-    """One line without control characters: what user code put into a message must not drive the terminal."""
+    """One line without control characters: a message of user code must not control the terminal."""
     return "".join(character if character.isprintable() else " " for character in str(text)).strip()
 
 
 def number(value: object) -> str:
-    """A measured figure for a reader: four significant digits, no noise."""
+    """A measured figure for a reader: four significant digits."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return clean(value)
     return str(value) if isinstance(value, int) else f"{value:.4g}"
 
 
 def line(event: RunEvent, view: RunView) -> str:
-    """`event` in words; `view` has taken it already."""
+    """`event` as one line; `view` includes it already."""
     return clean(f"{event.kind:<18} {_words(event.kind, event.data, view)}")
 
 
@@ -61,8 +61,8 @@ def _words(kind: str, data: dict[str, Any], view: RunView) -> str:  # noqa: C901
             return f"{data.get('phase')}: {data.get('end')}{_metrics(data)}"
         case "part.ended":
             failures = f", {data['failures']} ended badly" if data.get("failures") else ""
-            said = f"{view.phase_name(data.get('phase'))} {data.get('part')}: {data.get('end')}{failures}{_metrics(data)}"
-            return _with_reason(said, data.get("first_failure"))
+            text = f"{view.phase_name(data.get('phase'))} {data.get('part')}: {data.get('end')}{failures}{_metrics(data)}"
+            return _with_reason(text, data.get("first_failure"))
         case "episode.ended":
             return f"{view.phase_name(data.get('phase'))} {_episode(data.get('episode', {}))}"
         case "task.started" | "task.attempt_ended" | "task.ended":
@@ -74,41 +74,41 @@ def _words(kind: str, data: dict[str, Any], view: RunView) -> str:  # noqa: C901
 
 
 def _episode(episode: dict[str, Any]) -> str:
-    said = (
+    text = (
         f"episode {episode.get('index')}: return {number(episode.get('value'))}, {episode.get('steps')} steps, "
         f"{durations.text(episode.get('seconds', 0))}, {episode.get('outcome')}"
     )
     if episode.get("evaluation"):
-        said = f"evaluation {episode['evaluation']}, {said}"
-    return _with_reason(said, episode.get("reason"))
+        text = f"evaluation {episode['evaluation']}, {text}"
+    return _with_reason(text, episode.get("reason"))
 
 
 def _task(data: dict[str, Any]) -> str:
-    said = f"{data.get('task')}[{data.get('run')}]"
+    text = f"{data.get('task')}[{data.get('run')}]"
     if "attempts" in data:
         plural = "" if data["attempts"] == 1 else "s"
-        said += f": {data.get('outcome')}, {data['attempts']} attempt{plural}, {durations.text(data.get('seconds', 0))}"
+        text += f": {data.get('outcome')}, {data['attempts']} attempt{plural}, {durations.text(data.get('seconds', 0))}"
     else:
-        said += f" attempt {data.get('attempt')}"
-        said += f": {data['outcome']}" if "outcome" in data else ""
-    return _with_reason(said + _metrics(data), data.get("error"))
+        text += f" attempt {data.get('attempt')}"
+        text += f": {data['outcome']}" if "outcome" in data else ""
+    return _with_reason(text + _metrics(data), data.get("error"))
 
 
 def _conductor(data: dict[str, Any]) -> str:
-    said = str(data.get("conductor"))
-    said += f", pid {data['pid']}" if data.get("pid") else ""
-    said += f", exit code {data['exit_code']}" if data.get("exit_code") is not None else ""
-    said += f", silent for {durations.text(data['seconds'])}" if data.get("seconds") is not None else ""
-    return _with_reason(said, data.get("reason"))
+    text = str(data.get("conductor"))
+    text += f", pid {data['pid']}" if data.get("pid") else ""
+    text += f", exit code {data['exit_code']}" if data.get("exit_code") is not None else ""
+    text += f", silent for {durations.text(data['seconds'])}" if data.get("seconds") is not None else ""
+    return _with_reason(text, data.get("reason"))
 
 
 def _metrics(data: dict[str, Any]) -> str:
-    """Of a simulation the means alone: the rest stands in the result."""
+    """Metrics as text; of a simulation the means alone: the others are in the result."""
     metrics = data.get("metrics") or {}
     if "return_mean" in metrics:
         metrics = {name: metrics[name] for name in ("return_mean", "steps_mean") if name in metrics}
     return "".join(f", {name} {number(value)}" for name, value in metrics.items())
 
 
-def _with_reason(said: str, reason: object) -> str:
-    return f"{said}: {reason}" if reason else said
+def _with_reason(text: str, reason: object) -> str:
+    return f"{text}: {reason}" if reason else text

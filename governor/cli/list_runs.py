@@ -1,4 +1,4 @@
-"""`governor list`: every run that this daemon knows."""
+"""`governor list`: all runs of this daemon."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`governor prune`: let ended runs go."""
+"""`governor prune`: remove ended runs."""
 
 from __future__ import annotations
 
@@ -18,16 +18,19 @@ if TYPE_CHECKING:
 
 
 @click.command("prune")
-@click.option("--keep-runs", type=click.IntRange(min=0), metavar="N", help="The newest N ended runs stay.")
+@click.option("--keep-runs", type=click.IntRange(min=0), metavar="N", help="Keep the newest N ended runs.")
 @click.option(
-    "--keep-days", type=click.FloatRange(min=0), metavar="D", help="What ended within D days stays, too."
+    "--keep-days",
+    type=click.FloatRange(min=0),
+    metavar="D",
+    help="Keep runs that ended within the last D days, too.",
 )
-@click.option("--dry-run", is_flag=True, help="Say what would go, and let nothing go.")
+@click.option("--dry-run", is_flag=True, help="Show what would be removed, and remove nothing.")
 @click.option(
     "--state-dir",
     type=click.Path(path_type=Path, exists=True, file_okay=False),
     metavar="FOLDER",
-    help="Prune this state folder, whose daemon does not run: for want of room, say.",
+    help="Prune this state folder, whose daemon is not running: when its disk is full, for example.",
 )
 @ask.json_option
 @click.pass_obj
@@ -40,8 +43,8 @@ def command(
     state_dir: Path | None,
     as_json: bool,
 ) -> None:
-    """Remove ended runs, their record and their files. Without --keep-runs and --keep-days, as the daemon's configuration
-    says (keep_runs, keep_days). Their keys stay known: none starts a second run.
+    """Remove ended runs, their records and their files. Without --keep-runs and --keep-days, by the daemon's configuration
+    (keep_runs, keep_days). Their keys stay known: none starts a second run.
     """
     if state_dir is not None:
         found = asyncio.run(_without_daemon(state_dir, keep_runs, keep_days, dry_run=dry_run))
@@ -55,12 +58,12 @@ def command(
     runs = f"{len(found.uids)} run{'' if len(found.uids) == 1 else 's'}"
     files = f"{sizes.text(found.bytes)} of files"
     if dry_run:
-        said = f"{runs} would be pruned, {files}"
+        text = f"{runs} would be pruned, {files}"
     elif found.removed:
-        said = f"{runs} pruned, {files} removed"
+        text = f"{runs} pruned, {files} removed"
     else:
-        said = f"{runs} marked, the daemon is removing {files}"
-    click.echo(f"governor: {said}", err=True)
+        text = f"{runs} marked, the daemon is removing {files}"
+    click.echo(f"governor: {text}", err=True)
 
 
 async def _without_daemon(

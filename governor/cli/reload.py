@@ -1,4 +1,4 @@
-"""`governor reload`: the daemon reads its configuration anew; ends when that is in force, or was refused."""
+"""`governor reload`: the daemon reads its configuration again; returns when that is in force, or was refused."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from governor.cli import ask, display
 @ask.json_option
 @click.pass_obj
 def command(broker: str | None, *, as_json: bool) -> None:
-    """Have the daemon read its configuration anew, all or nothing. Exit 78, with all faults, when it is refused."""
+    """Have the daemon read its configuration again, all or nothing. Exit 78, with all faults, when it is refused."""
     found = ask.ask(broker, lambda executor: executor.reload())
     if as_json:
         display.print_json(found)

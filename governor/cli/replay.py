@@ -1,4 +1,4 @@
-"""`governor replay RUN`: walk the record of a run through the state machine again, and name the first difference."""
+"""`governor replay RUN`: replay the record of a run in the state machine, and show the first difference."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 @ask.json_option
 @click.pass_context
 def command(ctx: click.Context, *, uid: str, as_json: bool) -> None:
-    """Walk what is on record of RUN through the state machine; exit 0 when both agree, 1 when not.
+    """Replay the record of RUN in the state machine; exit 0 when both agree, 1 when not.
 
-    A run in work is walked as far as it is.
+    A run in work is replayed up to its last event.
     """
     found = ask.ask(ctx.obj, lambda executor: _replay(executor, uid))
     if as_json:
@@ -39,8 +39,8 @@ def command(ctx: click.Context, *, uid: str, as_json: bool) -> None:
 def _verdict(found: Replayed) -> str:
     if found.difference is None:
         return "the record agrees with the machine"
-    odd = found.difference
-    return f"first difference, event {odd.seq} {odd.kind}: expected {odd.expected}; recorded {odd.recorded}"
+    first = found.difference
+    return f"first difference, event {first.seq} {first.kind}: expected {first.expected}; recorded {first.recorded}"
 
 
 async def _replay(executor: Executor, uid: str) -> Replayed:

@@ -1,4 +1,4 @@
-"""`governor results RUN`: what came out of a run that has ended."""
+"""`governor results RUN`: the result of a run that has ended."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     "--format",
     "form",
     type=click.Choice(["table", "json", "csv", "parquet"]),
-    help="How it is shown; json is the same as --json.  [default: table]",
+    help="The format of the output; json is the same as --json.  [default: table]",
 )
 @click.option(
     "--of",

@@ -1,4 +1,4 @@
-"""`governor resume RUN`: a new run that keeps what RUN has finished, and does what failed, timed out or is missing."""
+"""`governor resume RUN`: a new run that keeps the results of RUN, and does what failed, timed out or is missing."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from governor.cli.hand_in import hand_in, options
 @ask.json_option
 @click.pass_context
 def command(ctx: click.Context, *, uid: str, key: str | None, watch: bool, wait: bool, as_json: bool) -> None:
-    """Begin a new run that keeps what RUN has finished, and print its id.
+    """Start a new run that keeps what RUN has finished, and print its id.
 
     Tasks that succeeded and episodes that ended by themselves are kept with their values and files, and so is what the
     agents had learned. All else is done: what failed, timed out, was cancelled or never began. RUN must have ended, and

@@ -1,10 +1,10 @@
 """`governor run FILE`: everything in one process tree, without a daemon: broker, governor, Ray head, progress, result.
 
 Rules:
-1. The file is checked in full before anything of it is started. A run that is resumed is taken as it was recorded.
-2. The first Ctrl-C (SIGTERM, or the terminal's end) aborts the run in order and waits for its end; the second one leaves now, and the
-   guard clears away what is left.
-3. A reader of standard output that goes away does not end the run.
+1. The file is checked in full before anything of it is started. A resumed run is used as it was recorded.
+2. The first Ctrl-C (SIGTERM, or the terminal's end) aborts the run in order and waits for its end; the second one exits at
+   once, and the guard kills and removes what is left.
+3. If the reader of standard output goes away, the run continues.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ if TYPE_CHECKING:
 @click.option(
     "--resume",
     metavar="RUN",
-    help="Instead of FILE: keep what an earlier `governor run` has finished, and do the rest.",
+    help="Instead of FILE: keep the results of an earlier `governor run`, and do the rest.",
 )
 @click.option(
     "--state-dir",
     type=click.Path(path_type=Path),
-    help="Where the run's files are kept. Default: a new folder; with --resume that of RUN.",
+    help="The folder for the run's files. Default: a new folder; with --resume that of RUN.",
 )
 @click.option("--ray-cpus", type=int, help="CPUs that the run's Ray head offers.")
 @click.option("--log-level", default="warning", show_default=True, help="debug, info, warning or error.")
@@ -83,7 +83,7 @@ def command(
         "log_level": log_level,
     }
     config = configuration.load(options=options)
-    # The forkserver's imports go on beside the check; of the run itself nothing is started by it.
+    # The forkserver imports its modules during the check; nothing of the run itself is started.
     process.warm_up(folder=folder)
     if file is not None:
         checked(file)
@@ -96,7 +96,7 @@ def command(
 
 
 async def _resume(executor: Executor, uid: str) -> str:
-    """A run that was cut off goes on by itself; one that has ended is resumed by a new one."""
+    """An interrupted run is continued by the daemon; one that has ended is resumed by a new run."""
     [run] = (await executor.status(uid)).runs
     return await executor.resume(run.uid) if run.ended_at is not None else run.uid
 
@@ -124,13 +124,13 @@ async def _run(
                 end = await _follow(executor, uid, shown, daemon)
                 await _show_result(executor, uid, end, as_json=as_json)
         except (JournalError, NoRoom) as error:
-            hint = f"when that is mended, `governor run --resume {uid}` goes on"
+            hint = f"when that is repaired, `governor run --resume {uid}` continues it"
             raise type(error)(f"{error}; {hint}") from error
     return ask.exit_code(end)
 
 
 async def _follow(executor: Executor, uid: str, shown: _TolerantDisplay, daemon: Daemon) -> WatchEnd | None:
-    """To the run's end, or to the daemon's: a full disk, for one, leaves nothing to follow."""
+    """Follows until the end of the run, or of the daemon: that ends when the disk is full, for example."""
     following = asyncio.create_task(ask.follow(executor, uid, display=shown), name="run.follow")
     crash = asyncio.create_task(daemon.crash(), name="run.crash")
     try:
@@ -160,7 +160,7 @@ async def _show_result(executor: Executor, uid: str, end: WatchEnd | None, *, as
 
 
 class _TolerantDisplay:
-    """A display whose reader may go away (rule 3)."""
+    """A display that drops its output when the reader is gone (rule 3)."""
 
     def __init__(self, inner: display.Display) -> None:
         self._inner = inner
@@ -170,12 +170,12 @@ class _TolerantDisplay:
 
     def __exit__(self, *error: object) -> None:
         with contextlib.suppress(OSError):
-            self._inner.__exit__(*error)  # type: ignore[arg-type]  # handed on as it came
+            self._inner.__exit__(*error)  # type: ignore[arg-type]  # passed on unchanged
 
     def show(self, event: RunEvent, view: RunView) -> None:
         try:
             self._inner.show(event, view)
-        except OSError:  # a pipe that nobody reads, a terminal that was closed
+        except OSError:  # a broken pipe, a closed terminal
             _drop_output()
 
 
@@ -187,17 +187,17 @@ def _drop_output() -> None:
 
 @contextlib.contextmanager
 def _two_signals(executor: Executor, uid: str, folder: Path) -> Iterator[None]:
-    """Rule 2. A second signal leaves with 130 at once."""
+    """Rule 2. A second signal exits with 130 at once."""
     loop = asyncio.get_running_loop()
     aborting: list[asyncio.Task[None]] = []
 
-    def heard(number: signal.Signals) -> None:
+    def on_signal(number: signal.Signals) -> None:
         if aborting:
             shutil.rmtree(folder, ignore_errors=True)
             os._exit(ExitCode.INTERRUPTED)
         aborting.append(loop.create_task(abort(number.name), name="run.abort"))
-        with contextlib.suppress(OSError):  # the terminal has gone
-            click.echo(f"governor: {number.name}: aborting the run in order; once more leaves now", err=True)
+        with contextlib.suppress(OSError):  # the terminal is gone
+            click.echo(f"governor: {number.name}: aborting the run in order; once more exits now", err=True)
 
     async def abort(name: str) -> None:
         await executor.abort(uid, reason=f"{name} at `governor run`")
@@ -206,7 +206,7 @@ def _two_signals(executor: Executor, uid: str, folder: Path) -> Iterator[None]:
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as below nohup
         signals.append(signal.SIGHUP)
     for number in signals:
-        loop.add_signal_handler(number, heard, number)
+        loop.add_signal_handler(number, on_signal, number)
     try:
         yield
     finally:
@@ -224,7 +224,7 @@ def _new_state_dir(file: Path) -> Path:
 
 
 def _state_dir_of(uid: str) -> Path:
-    """The state folder of an earlier `governor run`; its id, or the unique beginning of it, names one of its runs."""
+    """The state folder of an earlier `governor run`, by the id of its run, or a unique beginning of that."""
     from governor.config import default_state_dir  # noqa: PLC0415  # as in command
     from governor.errors import NoSuchRun  # noqa: PLC0415  # as above
 
@@ -239,10 +239,10 @@ def _state_dir_of(uid: str) -> Path:
 
 
 def _folder() -> Path:
-    """A short folder of mode 0700 for sockets, gone when this process ends; that of the guard, where there is one.
+    """A short folder of mode 0700 for sockets, removed when this process ends; that of the guard, where there is one.
 
-    Call it before multiprocessing is imported: exit handlers run in reverse order, and multiprocessing's own one wants
-    to find its folder, which lies in this one.
+    Call it before multiprocessing is imported: exit handlers run in reverse order, and multiprocessing's own one needs its
+    folder, which is in this one.
     """
     given = os.environ.pop(guard.FOLDER, "")
     folder = Path(given or tempfile.mkdtemp(prefix="governor-"))

@@ -1,4 +1,4 @@
-"""`governor serve`: the daemon. By the time this is called the guard stands (see `governor.__main__`)."""
+"""`governor serve`: the daemon. The guard has been started before (see `governor.__main__`)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import click
 
 @click.command("serve")
 @click.option(
-    "--config", "config_file", type=click.Path(path_type=Path), help="TOML file; options win over it."
+    "--config", "config_file", type=click.Path(path_type=Path), help="TOML file; options override it."
 )
 @click.option("--slots", type=int, help="Runs in work at the same time.")
 @click.option("--queue-limit", type=int, help="Runs that may wait for a slot.")
@@ -32,7 +32,7 @@ import click
 @click.option("--socket-group", metavar="GROUP", help="Open the client socket to this group.")
 @click.option("--log-format", metavar="FORMAT", help="console or json.")
 @click.option("--log-level", metavar="LEVEL", help="debug, info, warning or error.")
-@click.option("--stop-grace", metavar="DURATION", help="What runs get to stop in order, like 20s.")
+@click.option("--stop-grace", metavar="DURATION", help="How long runs may take to stop in order, like 20s.")
 @click.pass_context
 def command(
     ctx: click.Context,
@@ -44,7 +44,7 @@ def command(
     ray_token: str | None,
     **options: Any,
 ) -> None:
-    """Serve runs until SIGTERM. Exit 75 when another daemon works on the same state folder."""
+    """Serve runs until SIGTERM. Exit 75 when another daemon uses the same state folder."""
     from governor import config as configuration  # noqa: PLC0415  # not for --help
     from governor.daemon.systemd import SystemdNotifier  # noqa: PLC0415  # as above
 

@@ -1,4 +1,4 @@
-"""`governor submit FILE`: hand a run to the daemon."""
+"""`governor submit FILE`: submit a run to the daemon."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from governor.cli.hand_in import hand_in, options
 def command(
     ctx: click.Context, *, file: Path, key: str | None, watch: bool, wait: bool, as_json: bool
 ) -> None:
-    """Hand the run of FILE to the daemon and print its id."""
+    """Submit the run of FILE to the daemon and print its id."""
     from governor.cli.check import checked  # noqa: PLC0415  # pydantic: not for --help
 
     checked(file, here=False)

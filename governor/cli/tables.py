@@ -42,7 +42,7 @@ def show(renderable: RenderableType) -> None:
 
 
 def result(found: RunResult) -> Group:
-    """The whole result of a run: one line on top, its phases, its tasks, where its files are."""
+    """The whole result of a run: a summary line, its phases, its tasks, the folder of its files."""
     took = _took(found.seconds, found.started_at or found.submitted_at, found.ended_at)
     head = Text.assemble(
         (clean(f"{found.name} {found.uid}"), "bold"),
@@ -61,7 +61,7 @@ def result(found: RunResult) -> Group:
 
 
 def of_rows(rows: Sequence[dict[str, Any]], *, more: str) -> Group:
-    """Rows with the same names, and what is said about those that are not shown."""
+    """A table of rows with the same keys; `more` is a note about further rows."""
     table = _table(*(clean(name) for name in rows[0]))
     for row in rows:
         _row(table, *(_cell(name, value) for name, value in row.items()))
@@ -93,7 +93,7 @@ def status(report: StatusReport, *, conductors: bool) -> Group:
         Text(clean(report.endpoint), style="dim", overflow="fold"),
     ]
     for slot, waits_for in report.quarantined.items():
-        parts.append(Text(clean(f"{slot} takes no run, and waits for {waits_for}"), style="red"))
+        parts.append(Text(clean(f"{slot} accepts no run, and waits for {waits_for}"), style="red"))
     parts += ["", _runs(report.runs)] if report.runs else ["no runs in work or queued"]
     for run in report.runs if conductors else ():
         if run.parent:
@@ -128,7 +128,7 @@ def runs(found: RunList) -> RenderableType:
 
 
 def _took(seconds: float | None, started_at: float | None, ended_at: float | None) -> str:
-    """In work. A record of before has times of the wall clock alone."""
+    """The time in work. Older records have wall-clock times alone."""
     if seconds is None and started_at and ended_at:
         seconds = ended_at - started_at
     return "-" if seconds is None else durations.text(max(seconds, 0))
@@ -159,7 +159,7 @@ def _phases(found: Sequence[PhaseResult]) -> Table:
         succeeded = sum(task.outcome == "succeeded" for task in phase.tasks)
         tasks = f"{succeeded} of {len(phase.tasks)} succeeded" if phase.tasks else "-"
         episodes = ", ".join(f"{count} {outcome}" for outcome, count in phase.episodes.items()) or "-"
-        # A phase of tasks alone has no mode worth a word.
+        # The mode of a phase without episodes has no meaning.
         mode = phase.mode if phase.episodes else "-"
         value, steps = (_mean(phase.metrics, name) for name in ("return", "steps"))
         value += _by_player(phase.metrics)
@@ -171,12 +171,12 @@ def _mean(metrics: dict[str, float], name: str) -> str:
     """``0.845 ± 0.36 (0 to 1)``, as far as it was measured."""
     if f"{name}_mean" not in metrics:
         return "-"
-    said = number(metrics[f"{name}_mean"])
+    text = number(metrics[f"{name}_mean"])
     if f"{name}_std" in metrics:
-        said += f" ± {number(metrics[f'{name}_std'])}"
+        text += f" ± {number(metrics[f'{name}_std'])}"
     if f"{name}_min" in metrics and f"{name}_max" in metrics:
-        said += f" ({number(metrics[f'{name}_min'])} to {number(metrics[f'{name}_max'])})"
-    return said
+        text += f" ({number(metrics[f'{name}_min'])} to {number(metrics[f'{name}_max'])})"
+    return text
 
 
 def _by_player(metrics: dict[str, float]) -> str:
@@ -196,7 +196,7 @@ def _tasks(phase: PhaseResult) -> Table:
 
 
 def _yield(task: TaskRecord) -> str:
-    """What the task brought: why it ended badly, else its metrics, else its value when it is short."""
+    """The reason of a failure, else the metrics of the task, else its value when it is short."""
     if task.outcome != "succeeded":
         cause = f"because of {task.cause}" if task.cause else ""
         return " ".join(part for part in (task.error, cause) if part)

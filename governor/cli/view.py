@@ -1,6 +1,6 @@
-"""What a person wants to know of a run at this moment, folded from its events. Pure: no terminal, no clock.
+"""The current state of a run for a person, folded from its events. Pure: no terminal, no clock.
 
-An event of an unknown kind changes nothing but `seq`: a newer daemon may tell more than this client knows.
+An event of an unknown kind changes nothing but `seq`: a newer daemon may have other kinds of events.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ if TYPE_CHECKING:
     from governor.messages import RunEvent, RunStatus
 
 WINDOW: Final = 50
-"""Episodes that the mean return looks back on."""
+"""The number of episodes in the mean return."""
 _BAD_EPISODES: Final = frozenset({"failed", "timed_out", "crashed"})
 _NAMED: Final = 3
 
 
 @dataclass(kw_only=True)
 class RunView:
-    """Fold events with `on`. `phases` is 0 as long as nobody said how many there are."""
+    """Fold events with `on`. `phases` is 0 while their number is unknown."""
 
     uid: str
     name: str = ""
@@ -44,18 +44,18 @@ class RunView:
     parent: str | None = None
     stalled: bool = False
     earlier: dict[int, tuple[int, int]] = field(default_factory=dict)
-    """Episodes and tasks that each phase has on record: it may begin again, in a later invocation or another run."""
+    """Episodes and tasks that each phase has on record: a later invocation or another run may start it again."""
     returns: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW))
 
     @classmethod
     def of(cls, status: RunStatus) -> RunView:
-        """To be fed with all events of the run, from the first one."""
+        """A view to fold all events of the run into, from the first one."""
         return cls(
             uid=status.uid, name=status.name, phases=status.phases, state=status.state, parent=status.parent
         )
 
     def on(self, event: RunEvent) -> None:  # noqa: C901, PLR0912  # one case for each kind
-        """Takes one event; events come in the order of their numbers."""
+        """Folds one event; events come in the order of their numbers."""
         self.seq = event.seq
         data = event.data
         match event.kind:
@@ -100,12 +100,12 @@ class RunView:
 
     @property
     def mean_return(self) -> float | None:
-        """Of the last `WINDOW` episodes of this phase."""
+        """The mean return of the last `WINDOW` episodes of this phase."""
         return sum(self.returns) / len(self.returns) if self.returns else None
 
     @property
     def waits_for(self) -> str:
-        """What must happen next, in a few words."""
+        """The next thing that must happen, in a few words."""
         return self._awaited + ("; no progress" if self.stalled and self.outcome is None else "")
 
     @property
@@ -135,7 +135,7 @@ class RunView:
         self.stalled = False
 
     def _episode(self, episode: dict[str, Any]) -> None:
-        """Those of an evaluation are not among the `episodes` of a phase."""
+        """Evaluation episodes are not among the `episodes` of a phase."""
         self.episodes_bad += episode.get("outcome") in _BAD_EPISODES
         if episode.get("evaluation"):
             return

@@ -125,7 +125,7 @@ def test_replies_go_to_the_side_that_asked_though_the_routing_ids_are_the_same()
 
 
 @pytest.mark.parametrize("secret", [None, Secret(bytes(32)), SECRET.of(b"r1")])
-def test_a_thief_of_a_reserved_name_is_dismissed_and_gets_nothing(secret):
+def test_a_thief_of_a_reserved_name_is_disconnected_and_gets_nothing(secret):
     stage = _stage(b"governor")
     stage.worker(b"thief", _ready(b"governor", secret))
     assert stage.take(b"thief") == [mdp.Disconnect()]

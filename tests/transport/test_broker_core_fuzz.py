@@ -157,7 +157,7 @@ class AnyOrder(RuleBasedStateMachine):
         dispatcher = self.core._dispatcher
         assert len(dispatcher._by_key) <= gauges["queued"] + gauges["in_flight"]
         assert gauges["queued"] == sum(len(service.queue) for service in dispatcher.services.values())
-        assert gauges["in_flight"] == sum(len(worker.in_hand) for worker in self.core._workers.values())
+        assert gauges["in_flight"] == sum(len(worker.in_flight) for worker in self.core._workers.values())
         opened = [service for service in dispatcher.services.values() if service.opener is not None]
         assert dispatcher._unserved.taken == len(opened) <= LIMITS.services
         assert not any(service.workers for service in opened)

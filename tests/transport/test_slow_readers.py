@@ -53,7 +53,7 @@ def test_what_is_owed_goes_out_in_order_before_anything_newer():
     assert [slow.send(b"c", [b"c", b"%d" % number]) for number in range(3)] == [Sent.OK] * 3
     socket.answers.clear()
     assert slow.send(b"c", [b"c", b"3"]) is Sent.OK
-    assert slow.pay() == []
+    assert slow.flush() == []
     assert socket.sent == [[b"c", b"%d" % number] for number in range(4)]
     assert len(slow) == 0
 
@@ -67,15 +67,15 @@ def test_a_client_that_has_gone_costs_one_send_and_is_told_of_once():
     slow.send(b"d", [b"d", b"x"])
     socket.answers[b"c"] = Sent.UNREACHABLE
     socket.tried.clear()
-    assert slow.pay() == [[b"c", b"0"]]
+    assert slow.flush() == [[b"c", b"0"]]
     assert socket.tried == [b"c"]
     assert len(slow) == 0
     assert slow.send(b"c", [b"c", b"x"]) is Sent.UNREACHABLE
 
 
 def test_one_slow_reader_leaves_room_for_others(monkeypatch):
-    monkeypatch.setattr(slow_readers, "OWED_MESSAGES", 100)
-    monkeypatch.setattr(slow_readers, "OWED_BYTES", 10_000)
+    monkeypatch.setattr(slow_readers, "PENDING_MESSAGES", 100)
+    monkeypatch.setattr(slow_readers, "PENDING_BYTES", 10_000)
     socket = Socket()
     slow = SlowReaders(socket.send)
     socket.answers = dict.fromkeys((b"a", b"b", b"c"), Sent.FULL)
@@ -113,7 +113,7 @@ async def test_a_large_answer_to_a_client_that_is_busy_for_a_moment_arrives(hous
             async with asyncio.timeout(30):
                 await asked.wait()
             await until(lambda: broker.counters["finals"])
-            assert broker.counters["owed"]
+            assert broker.counters["pending"]
             for _ in range(ASKED - 1):
                 await busy.receive()
             assert (await busy.receive())[3] == body
@@ -155,5 +155,5 @@ async def test_slow_readers_are_tried_after_a_pause_not_for_each_message_of_othe
         for reader in readers:
             for _ in range(ASKED):
                 await reader.receive()
-        assert broker.counters["owed"] == 0
+        assert broker.counters["pending"] == 0
         assert broker.counters["slow_client_drops"] == 0

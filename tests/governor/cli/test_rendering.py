@@ -138,7 +138,7 @@ def test_status_and_list():
         REPORT, quarantined={"slot-0": "processes that could not be killed (pid 7)"}
     )
     rows = printed(tables.status(held, conductors=False))
-    assert rows[2] == "slot-0 takes no run, and waits for processes that could not be killed (pid 7)"
+    assert rows[2] == "slot-0 accepts no run, and waits for processes that could not be killed (pid 7)"
     assert printed(tables.runs(RunList(runs=()))) == ["no runs"]
     assert printed(tables.runs(RUNS))[2].split()[:3] == ["u1", "lake", "running"]
 

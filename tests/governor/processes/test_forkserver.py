@@ -97,7 +97,7 @@ class TestFork:
         report = await warm()
         server = forkserver._server
         os.kill(report.pid, signal.SIGKILL)
-        await server._seen_dead()
+        await server._wait_for_exit()
         with pytest.raises(ForkserverDied):
             await server.fork(lambda: multiprocessing.forkserver.connect_to_new_process([]))
         with pytest.raises(OSError, match="refused"):

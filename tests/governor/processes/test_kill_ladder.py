@@ -236,8 +236,8 @@ async def test_who_lives_on_is_waited_for_where_somebody_is_told_of_it(begin, mo
     child, _ = await begin("defy")
     unreachable(monkeypatch, child)
     told = asyncio.get_running_loop().create_future()
-    rungs = GracePeriods(ask=0.1, terminate=0.1, kill=0.1)
-    ladder = asyncio.create_task(terminate(child, None, rungs, on_stuck=told.set_result))
+    grace = GracePeriods(ask=0.1, terminate=0.1, kill=0.1)
+    ladder = asyncio.create_task(terminate(child, None, grace, on_stuck=told.set_result))
     assert (await told).pid == child.pid
     assert not ladder.done()
     monkeypatch.undo()
@@ -263,16 +263,16 @@ async def test_one_of_another_user_keeps_nobody_from_being_killed(begin, monkeyp
     os.close(spared)
 
 
-async def test_the_loop_goes_on_while_the_tree_is_looked_for(begin, monkeypatch):
+async def test_the_event_loop_runs_while_the_tree_is_searched(begin, monkeypatch):
     child, _ = await begin("defy")
-    loop, turned, strike = asyncio.get_running_loop(), threading.Event(), kill_tree.stop_and_kill
+    loop, turned, stop_and_kill = asyncio.get_running_loop(), threading.Event(), kill_tree.stop_and_kill
 
     def slow(*arguments, **named):
         loop.call_soon_threadsafe(turned.set)
         assert turned.wait(10), "the loop was blocked"
-        return strike(*arguments, **named)
+        return stop_and_kill(*arguments, **named)
 
-    monkeypatch.setattr(kill_tree, "strike", slow)
+    monkeypatch.setattr(kill_tree, "stop_and_kill", slow)
     assert (await terminate(child, None, QUICK)).exit_code == -signal.SIGKILL
 
 
@@ -289,32 +289,32 @@ async def test_a_kill_waits_for_no_thread_of_others(begin):
     assert gone.exit_code == -signal.SIGKILL
 
 
-async def test_the_time_in_which_a_tree_is_looked_for_is_no_grace_of_its_processes(begin, monkeypatch):
+async def test_the_time_of_the_search_does_not_count_as_grace(begin, monkeypatch):
     child, family = await begin("found_family")
-    strike = kill_tree.stop_and_kill
+    stop_and_kill = kill_tree.stop_and_kill
 
     def slow(*arguments, **options):
         time.sleep(2.1)
-        return strike(*arguments, **options)
+        return stop_and_kill(*arguments, **options)
 
-    monkeypatch.setattr(kill_tree, "strike", slow)
+    monkeypatch.setattr(kill_tree, "stop_and_kill", slow)
     gone = await terminate(child, None, GracePeriods(ask=0, terminate=0, kill=2))
     assert gone.exit_code == -signal.SIGKILL
     assert not any(lives(member) for member in family)
 
 
-async def test_what_is_seen_dead_needs_no_time(begin, monkeypatch):
+async def test_a_dead_process_needs_no_grace(begin, monkeypatch):
     child, family = await begin("found_family")
     child.signal(signal.SIGKILL)
     await child.wait()
-    strike = kill_tree.stop_and_kill
+    stop_and_kill = kill_tree.stop_and_kill
 
     def until_dead(*arguments, **options):
-        handles = strike(*arguments, **options)
+        handles = stop_and_kill(*arguments, **options)
         assert not kill_tree.await_deaths(handles, seconds=20)
         return handles
 
-    monkeypatch.setattr(kill_tree, "strike", until_dead)
+    monkeypatch.setattr(kill_tree, "stop_and_kill", until_dead)
     gone = await terminate(child, None, GracePeriods(ask=0, terminate=0, kill=0))
     in_group, *others = (member.pid for member in family)
     assert set(gone.killed) - {in_group} == set(others), (
@@ -322,7 +322,7 @@ async def test_what_is_seen_dead_needs_no_time(begin, monkeypatch):
     )
 
 
-async def test_a_ladder_that_is_cancelled_while_it_looks_closes_what_it_has_opened(begin, monkeypatch):
+async def test_a_ladder_that_is_cancelled_during_the_search_closes_its_handles(begin, monkeypatch):
     child, family = await begin("found_family")
     loop, looking, closed = asyncio.get_running_loop(), asyncio.Event(), asyncio.Event()
     go_on, strike, close = threading.Event(), kill_tree.stop_and_kill, kill_tree.close
@@ -330,7 +330,7 @@ async def test_a_ladder_that_is_cancelled_while_it_looks_closes_what_it_has_open
     def slow(*arguments, **named):
         loop.call_soon_threadsafe(looking.set)
         assert go_on.wait(10)
-        return strike(*arguments, **named)
+        return stop_and_kill(*arguments, **named)
 
     def told(handles):
         close(handles)
@@ -338,7 +338,7 @@ async def test_a_ladder_that_is_cancelled_while_it_looks_closes_what_it_has_open
 
     before = open_fds()
     with monkeypatch.context() as patch:
-        patch.setattr(kill_tree, "strike", slow)
+        patch.setattr(kill_tree, "stop_and_kill", slow)
         patch.setattr(kill_tree, "close", told)
         ladder = asyncio.create_task(terminate(child, None, GracePeriods(ask=0, terminate=0, kill=10)))
         await looking.wait()
