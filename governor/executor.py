@@ -2,9 +2,9 @@
 
 Rules:
 1. Every call has a deadline and ends in a reply or a typed error of `governor.errors`.
-2. `submit` always travels with a key (one is made up where none is given), so that sending it again is safe.
-3. `watch` gives numbered events without a gap or a double, and goes on after a broken connection.
-4. A daemon that goes away is waited for: one that is started again within `patience` has missed nothing.
+2. `submit` always sends a key (a random one by default), so that sending it again is safe.
+3. `watch` yields numbered events without gaps or duplicates, and continues after a broken connection.
+4. Calls wait for a daemon that is gone: if it is restarted within `patience`, nothing is lost.
 """
 
 from __future__ import annotations

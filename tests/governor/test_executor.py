@@ -74,7 +74,7 @@ async def test_a_daemon_that_fails_at_a_request_is_not_called_unreachable(line):
                 await anext(executor.watch("abc"))
 
 
-async def test_silence_is_a_deadline_and_nobody_there_is_unreachable(line):
+async def test_no_answer_is_a_deadline_and_no_broker_is_unreachable(line):
     executor = await line.open(service_wait=0.1)
     with pytest.raises(Unreachable):
         await executor.status()
@@ -84,7 +84,7 @@ async def test_silence_is_a_deadline_and_nobody_there_is_unreachable(line):
     assert caught.value.exit_code == ExitCode.DEADLINE
 
 
-async def test_a_broker_without_room_says_try_again(line):
+async def test_a_broker_without_room_means_try_again(line):
     executor = await line.open(queue=1)
     async with line.serve(never) as worker:
         await worker.registered()
@@ -197,7 +197,7 @@ async def test_the_end_of_a_run_does_not_end_the_watch_of_another(line, monkeypa
     assert (cut.end.outcome, whole.end.outcome) == ("failed", "finished")
 
 
-async def test_a_watch_goes_on_with_the_next_daemon(line):
+async def test_a_watch_continues_with_the_next_daemon(line):
     executor = await line.open(patience=20)
     asked = []
 

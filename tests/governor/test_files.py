@@ -6,7 +6,7 @@ from full_disk import full_beyond
 from governor import files
 
 
-def test_what_does_not_fit_leaves_the_old_file_and_nothing_else(tmp_path):
+def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path):
     path = tmp_path / "a"
     files.write_whole(path, b"old")
     with full_beyond(100), pytest.raises(OSError, match="File too large"):

@@ -22,7 +22,7 @@ except ValueError:
 """
 
 
-def test_each_line_is_one_json_object_without_anybodys_variables():
+def test_each_line_is_one_json_object_without_local_variables():
     done = subprocess.run([sys.executable, "-c", PROGRAM, "json"], capture_output=True, text=True, check=True)
     assert done.stdout == ""
     exited, theirs, crashed = [json.loads(line) for line in done.stderr.splitlines()]
@@ -50,7 +50,7 @@ def test_a_line_is_written_with_its_end(unbuffered):
     assert [line["event"] for line in lines] == ["conductor.exited", "their words", "governor.crashed"]
 
 
-def test_lines_for_people_have_nobodys_variables_either():
+def test_lines_for_people_have_no_local_variables_either():
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, "console"], capture_output=True, text=True, check=True
     )
@@ -83,7 +83,7 @@ print("went on")
         ("2>/dev/full", "sys.stderr = None"),
     ],
 )
-def test_a_log_that_nobody_can_read_costs_its_lines_and_nothing_else(redirection, closed):
+def test_a_closed_log_loses_its_lines_and_raises_nothing(redirection, closed):
     """A full disk, no standard error from the start, one that was closed or taken away."""
     command = ["sh", "-c", f'exec "$0" -c "$1" {redirection}', sys.executable, UNHEARD.format(closed=closed)]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)

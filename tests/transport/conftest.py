@@ -15,7 +15,7 @@ import zmq
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from conftest_peers import House, open_fds
+from conftest_peers import TransportWorld, open_fds
 
 
 async def _left_open(before):
@@ -28,12 +28,12 @@ async def _left_open(before):
 
 
 @pytest.fixture
-async def house():
+async def world():
     resource_tracker.ensure_running()  # what multiprocessing keeps for itself is no leak
     before = open_fds()
     folder = Path(tempfile.mkdtemp(prefix="mdp"))
     context = zmq.Context()
-    yield House(folder, context)
+    yield TransportWorld(folder, context)
     async with asyncio.timeout(10):
         await asyncio.to_thread(context.term)  # hangs while a socket is open
     leaked = await _left_open(before)

@@ -38,7 +38,7 @@ async def until(condition) -> None:
 
 
 @dataclass
-class House:
+class TransportWorld:
     """One broker's surroundings: a folder for its sockets and a ZeroMQ context for all peers."""
 
     folder: Path

@@ -60,11 +60,11 @@ def test_reserved_names_take_the_secret_of_their_scope(name, shown, permitted):
     assert ACCESS.may_register(name, shown) is permitted
 
 
-def test_where_nothing_is_said_every_name_is_open():
+def test_by_default_every_name_is_open():
     assert all(Access().may_ask(name) and Access().may_register(name, b"") for name in OPEN + CLOSED)
 
 
-def test_reserved_names_without_a_secret_are_nobodys():
+def test_reserved_names_without_a_secret_can_not_be_registered():
     assert not msgspec.structs.replace(ACCESS, secret=None).may_register(b"run.r1", b"")
 
 
@@ -125,7 +125,7 @@ def test_replies_go_to_the_side_that_asked_though_the_routing_ids_are_the_same()
 
 
 @pytest.mark.parametrize("secret", [None, Secret(bytes(32)), SECRET.of(b"r1")])
-def test_a_thief_of_a_reserved_name_is_disconnected_and_gets_nothing(secret):
+def test_a_worker_without_the_secret_is_disconnected_and_gets_nothing(secret):
     stage = _stage(b"governor")
     stage.worker(b"thief", _ready(b"governor", secret))
     assert stage.take(b"thief") == [mdp.Disconnect()]
@@ -148,28 +148,28 @@ def test_a_strict_worker_can_have_no_reserved_name_and_any_other():
 # -- real sockets -------------------------------------------------------------------------------------------
 
 
-def _broker(house, told):
+def _broker(world, told):
     return Broker(
-        client_endpoint=house.client_endpoint,
-        worker_endpoint=house.worker_endpoint,
-        private_endpoint=f"ipc://{house.folder}/private.sock",
+        client_endpoint=world.client_endpoint,
+        worker_endpoint=world.worker_endpoint,
+        private_endpoint=f"ipc://{world.folder}/private.sock",
         access=ACCESS,
         on_event=lambda name, **data: told.append((name, data)),
     )
 
 
-async def test_each_socket_leads_where_it_may(house):
+async def test_each_socket_leads_where_it_may(world):
     told = []
     async with (
-        _broker(house, told) as broker,
-        house.worker("run.r1", echo, 4, secret=SECRET) as desk,
-        house.worker("governor", echo, 4, secret=SECRET) as governor,
-        house.client() as public,
-        house.client(broker.private_endpoint) as private,
+        _broker(world, told) as broker,
+        world.worker("run.r1", echo, 4, secret=SECRET) as worker,
+        world.worker("governor", echo, 4, secret=SECRET) as governor,
+        world.client() as public,
+        world.client(broker.private_endpoint) as private,
     ):
-        await desk.registered()
+        await worker.registered()
         await governor.registered()
-        assert stat.S_IMODE((house.folder / "private.sock").stat().st_mode) == 0o600
+        assert stat.S_IMODE((world.folder / "private.sock").stat().st_mode) == 0o600
         for client in (public, private):
             assert await client.request("governor", b"x", timeout=5) == [b"x"]
             assert await client.request("mmi.service", b"run.r1", timeout=5) == [b"200"]
@@ -179,9 +179,9 @@ async def test_each_socket_leads_where_it_may(house):
         await until(lambda: ("broker.not_permitted", {"requests": 1, "registrations": 0}) in told)
 
 
-async def test_what_is_refused_in_a_burst_is_one_line(house):
+async def test_refusals_in_a_burst_are_one_line(world):
     told = []
-    async with _broker(house, told), house.client() as public:
+    async with _broker(world, told), world.client() as public:
         async with asyncio.timeout(20):
             asked = [public.request("run.r1", b"x", timeout=20) for _ in range(500)]
             assert {type(end) for end in await asyncio.gather(*asked, return_exceptions=True)} == {
@@ -192,9 +192,9 @@ async def test_what_is_refused_in_a_burst_is_one_line(house):
         assert len(refused()) <= 10
 
 
-async def test_what_is_refused_again_and_again_is_one_line_for_each_heartbeat(house):
+async def test_repeated_refusals_are_one_line_for_each_heartbeat(world):
     told = []
-    async with _broker(house, told) as broker, house.client() as public:
+    async with _broker(world, told) as broker, world.client() as public:
         begun = asyncio.get_running_loop().time()
         for _ in range(30):
             refused = public.request("run.r1", b"x", timeout=20)
@@ -206,16 +206,16 @@ async def test_what_is_refused_again_and_again_is_one_line_for_each_heartbeat(ho
     assert len(lines) <= 2 + seconds / broker.limits.heartbeat
 
 
-async def test_a_broker_that_is_restarted_with_the_same_secret_takes_its_workers_again(house):
+async def test_a_broker_that_is_restarted_with_the_same_secret_takes_its_workers_again(world):
     told = []
-    async with house.worker("run.r1", echo, 4, secret=SECRET) as desk:
+    async with world.worker("run.r1", echo, 4, secret=SECRET) as worker:
         for _ in range(2):
-            async with _broker(house, told) as broker, house.client(broker.private_endpoint) as client:
+            async with _broker(world, told) as broker, world.client(broker.private_endpoint) as client:
                 assert await client.request("run.r1", b"x", timeout=10) == [b"x"]
-    assert desk.conversations == 2
+    assert worker.conversations == 2
 
 
-async def test_a_thief_at_the_workers_socket_gets_no_request(house):
+async def test_an_unauthorised_peer_at_the_workers_socket_gets_no_request(world):
     stolen, told = [], []
 
     async def steal(request):
@@ -223,10 +223,10 @@ async def test_a_thief_at_the_workers_socket_gets_no_request(house):
         return [b"stolen"]
 
     async with (
-        _broker(house, told),
-        house.worker("governor", echo, 4, secret=SECRET) as governor,
-        house.worker("governor", steal, 4),
-        house.client() as client,
+        _broker(world, told),
+        world.worker("governor", echo, 4, secret=SECRET) as governor,
+        world.worker("governor", steal, 4),
+        world.client() as client,
     ):
         await governor.registered()
         await until(lambda: any(data.get("registrations") for _, data in told))

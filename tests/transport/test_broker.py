@@ -18,10 +18,10 @@ from transport.errors import BadEndpoint, EndpointInUse, RequestQueueFull, TooLa
 
 
 @pytest.mark.parametrize("tcp", [False, True])
-async def test_request_and_reply(house, tcp):
-    async with house.broker(tcp=tcp) as broker:
-        worker = house.worker("echo", echo, credit=64, endpoint=broker.worker_endpoint)
-        async with worker, house.client(broker.client_endpoint) as client:
+async def test_request_and_reply(world, tcp):
+    async with world.broker(tcp=tcp) as broker:
+        worker = world.worker("echo", echo, credit=64, endpoint=broker.worker_endpoint)
+        async with worker, world.client(broker.client_endpoint) as client:
             assert await client.request("echo", b"one", b"", b"two", timeout=5) == [b"one", b"", b"two"]
             assert await client.request("echo", timeout=5) == []
             large = os.urandom(3_000_000)
@@ -29,56 +29,56 @@ async def test_request_and_reply(house, tcp):
             bodies = [[b"%d" % number] for number in range(500)]
             replies = await asyncio.gather(*(client.request("echo", *body, timeout=10) for body in bodies))
             assert replies == bodies
-        assert house.events == ["broker.started"]
-    assert house.events == ["broker.started", "broker.stopped"]
+        assert world.events == ["broker.started"]
+    assert world.events == ["broker.started", "broker.stopped"]
 
 
-async def test_sockets_are_private_and_gone_afterwards(house):
-    house.folder = house.folder / "made"
-    async with house.broker():
-        assert stat.S_IMODE(house.folder.stat().st_mode) == 0o700
-        modes = {path.name: path.stat().st_mode for path in house.folder.iterdir()}
+async def test_sockets_are_private_and_gone_afterwards(world):
+    world.folder = world.folder / "made"
+    async with world.broker():
+        assert stat.S_IMODE(world.folder.stat().st_mode) == 0o700
+        modes = {path.name: path.stat().st_mode for path in world.folder.iterdir()}
         assert {name: stat.S_IMODE(mode) for name, mode in modes.items()} == {
             "broker.sock": 0o600,
             "workers.sock": 0o600,
         }
         assert all(stat.S_ISSOCK(mode) for mode in modes.values())
-    assert list(house.folder.iterdir()) == []
-    house.folder.rmdir()
+    assert list(world.folder.iterdir()) == []
+    world.folder.rmdir()
 
 
-async def test_a_socket_that_another_process_has_put_in_the_place_of_ours_stays(house):
-    path = house.folder / "broker.sock"
-    async with house.broker():
+async def test_a_socket_that_another_process_has_put_in_the_place_of_ours_stays(world):
+    path = world.folder / "broker.sock"
+    async with world.broker():
         path.unlink()
         other = socket.socket(socket.AF_UNIX)
         other.bind(str(path))
     with other:
-        assert [each.name for each in house.folder.iterdir()] == ["broker.sock"]
+        assert [each.name for each in world.folder.iterdir()] == ["broker.sock"]
     path.unlink()
 
 
-async def test_the_second_broker_is_refused_and_the_first_one_works_on(house):
-    async with house.broker(), house.worker("echo", echo), house.client() as client:
-        second = house.broker()
+async def test_the_second_broker_is_refused_and_the_first_one_works_on(world):
+    async with world.broker(), world.worker("echo", echo), world.client() as client:
+        second = world.broker()
         with pytest.raises(EndpointInUse):
             await second.serve()
         assert await client.request("echo", b"still here", timeout=5) == [b"still here"]
 
 
-async def test_tcp_in_use_is_refused(house):
-    async with house.broker(tcp=True) as broker:
-        second = Broker(client_endpoint=broker.client_endpoint, worker_endpoint=house.worker_endpoint)
+async def test_tcp_in_use_is_refused(world):
+    async with world.broker(tcp=True) as broker:
+        second = Broker(client_endpoint=broker.client_endpoint, worker_endpoint=world.worker_endpoint)
         with pytest.raises(EndpointInUse, match="in use"):
             await second.serve()
 
 
-async def test_open_addresses_are_refused(house):
+async def test_open_addresses_are_refused(world):
     with pytest.raises(BadEndpoint, match="loopback"):
-        await Broker(client_endpoint="tcp://0.0.0.0:*", worker_endpoint=house.worker_endpoint).serve()
+        await Broker(client_endpoint="tcp://0.0.0.0:*", worker_endpoint=world.worker_endpoint).serve()
 
 
-async def test_noise_on_both_sockets_is_counted_and_harms_nobody(house):
+async def test_noise_on_both_sockets_is_counted_and_does_no_harm(world):
     noise = [
         [b""],
         [b"MDPC02"],
@@ -91,10 +91,10 @@ async def test_noise_on_both_sockets_is_counted_and_harms_nobody(house):
         [b"\x80\x04cos\nsystem\n"],
     ]
     async with AsyncExitStack() as stack:
-        broker = await stack.enter_async_context(house.broker())
-        one = await stack.enter_async_context(house.raw(house.client_endpoint))
-        two = await stack.enter_async_context(house.raw(house.worker_endpoint))
-        worker = await stack.enter_async_context(house.worker("echo", echo))
+        broker = await stack.enter_async_context(world.broker())
+        one = await stack.enter_async_context(world.raw(world.client_endpoint))
+        two = await stack.enter_async_context(world.raw(world.worker_endpoint))
+        worker = await stack.enter_async_context(world.worker("echo", echo))
         await worker.registered()
         for frames in noise:
             one.send(*frames)
@@ -107,11 +107,11 @@ async def test_noise_on_both_sockets_is_counted_and_harms_nobody(house):
         assert broker.counters["malformed"] == 2 * len(noise)
 
 
-async def test_plain_majordomo_peers_work_with_each_other(house):
+async def test_plain_majordomo_peers_work_with_each_other(world):
     async with (
-        house.broker(),
-        house.raw(house.worker_endpoint) as worker,
-        house.raw(house.client_endpoint) as client,
+        world.broker(),
+        world.raw(world.worker_endpoint) as worker,
+        world.raw(world.client_endpoint) as client,
     ):
         worker.send(b"MDPW02", b"\x01", b"plain")
         client.send(b"MDPC02", b"\x01", b"plain", b"a", b"b")
@@ -124,8 +124,8 @@ async def test_plain_majordomo_peers_work_with_each_other(house):
         assert await client.receive() == [b"MDPC02", b"\x03", b"plain", b"end"]
 
 
-async def test_plain_and_our_peers_understand_each_other(house):
-    async with house.broker(), house.client() as client, house.raw(house.worker_endpoint) as worker:
+async def test_plain_and_our_peers_understand_each_other(world):
+    async with world.broker(), world.client() as client, world.raw(world.worker_endpoint) as worker:
         worker.send(b"MDPW02", b"\x01", b"plain")
         asked = asyncio.create_task(client.request("plain", b"hello", timeout=5))
         request = await worker.receive(skip=b"\x05")
@@ -134,7 +134,7 @@ async def test_plain_and_our_peers_understand_each_other(house):
         assert await asked == [b"hello back"]
 
 
-async def test_a_slow_reader_is_owed_its_messages_and_loses_none(house):
+async def test_messages_of_a_slow_reader_are_kept_and_none_is_lost(world):
     """Far beyond the high-water marks; the reader begins when all has been said."""
     parts = 12_000
     said = asyncio.Event()
@@ -145,9 +145,9 @@ async def test_a_slow_reader_is_owed_its_messages_and_loses_none(house):
         said.set()
         return [b"end"]
 
-    async with house.broker() as broker, house.worker("tale", tell) as worker:
+    async with world.broker() as broker, world.worker("tale", tell) as worker:
         await worker.registered()
-        async with house.raw(house.client_endpoint) as client:
+        async with world.raw(world.client_endpoint) as client:
             client.send(b"MDPC02", b"\x01", b"tale", b"go")
             async with asyncio.timeout(20):
                 await said.wait()
@@ -157,9 +157,9 @@ async def test_a_slow_reader_is_owed_its_messages_and_loses_none(house):
         assert broker.counters["slow_client_drops"] == 0
 
 
-async def test_refusals_are_typed(house):
+async def test_refusals_are_typed(world):
     limits = BrokerLimits(heartbeat=0.1, queue=1, body_bytes=10_000)
-    async with house.broker(limits=limits), house.client() as client:
+    async with world.broker(limits=limits), world.client() as client:
         with pytest.raises(TooLarge, match="10000 are allowed"):
             await client.request("nobody", b"x" * 15_000, timeout=5)
         first = asyncio.create_task(client.request("nobody", b"x", timeout=5))
@@ -168,26 +168,26 @@ async def test_refusals_are_typed(house):
         first.cancel()
 
 
-async def test_the_process_ends_in_order_on_sigterm(house):
+async def test_the_process_ends_in_order_on_sigterm(world):
     payload = encode_settings(
-        client_endpoint=house.client_endpoint, worker_endpoint=house.worker_endpoint, limits=FAST
+        client_endpoint=world.client_endpoint, worker_endpoint=world.worker_endpoint, limits=FAST
     )
     async with (
         process(run_broker, payload) as child,
-        house.worker("echo", echo) as worker,
-        house.client() as client,
+        world.worker("echo", echo) as worker,
+        world.client() as client,
     ):
         assert await client.request("echo", b"x", timeout=10) == [b"x"]
         os.kill(child.pid, signal.SIGTERM)
         await asyncio.to_thread(child.join, 10)
         assert child.exitcode == 0
-        assert list(house.folder.iterdir()) == []
+        assert list(world.folder.iterdir()) == []
         assert not worker._connection or worker.conversations == 1
 
 
-async def test_frames_beyond_the_copy_limit_are_forwarded_as_they_are(house):
+async def test_frames_beyond_the_copy_limit_are_forwarded_as_they_are(world):
     seen = []
-    async with house.broker() as broker, house.worker("echo", echo), house.client() as client:
+    async with world.broker() as broker, world.worker("echo", echo), world.client() as client:
         send = broker._workers.send
         broker._workers.send = lambda frames: (seen.extend(map(type, frames)), send(frames))[1]
         await client.request("echo", b"x" * 100_000, timeout=5)

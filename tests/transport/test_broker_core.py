@@ -150,7 +150,7 @@ def test_every_command_in_every_state_of_a_worker(state, name):
 
 
 @pytest.mark.parametrize("command", [mdp.ClientPartial(b"echo", [b"x"]), mdp.ClientFinal(b"echo", [b"x"])])
-def test_what_only_a_broker_says_is_not_taken_from_a_client(command):
+def test_commands_of_a_broker_are_not_accepted_from_a_client(command):
     stage = Stage()
     stage.client(b"c", command)
     assert (stage.sent, stage.core.counters.unexpected) == ({}, 1)

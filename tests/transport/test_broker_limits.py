@@ -12,7 +12,7 @@ from transport.envelope import ReplyStatus
 # -- time ---------------------------------------------------------------------------------------------------
 
 
-def test_a_service_that_never_comes_is_said_to_be_missing():
+def test_a_service_that_never_comes_is_reported_missing():
     stage = Stage(service_wait=5.0)
     stage.ask(b"c", 1, seconds=60)
     stage.pass_time(4.9)
@@ -48,7 +48,7 @@ def test_a_queued_request_expires_at_its_deadline_one_at_work_does_not():
     assert [n for n, _, _ in stage.answers(b"c")] == [1]
 
 
-def test_a_plain_request_expires_too_but_cannot_be_told():
+def test_a_plain_request_expires_too_without_a_reply():
     stage = Stage(plain_wait=3.0, service_wait=10.0)
     stage.client(b"c", mdp.ClientRequest(b"echo", [b"plain"]))
     stage.pass_time(3.1)
@@ -75,7 +75,7 @@ def test_the_same_request_again_is_not_started_twice_and_answers_where_it_was_as
     assert other.body[0] != first.body[0]
 
 
-def test_a_cancelled_request_in_the_queue_is_gone_one_at_work_is_told_to_its_worker():
+def test_a_cancelled_request_is_removed_from_the_queue_or_sent_to_its_worker():
     stage = Stage()
     stage.ready(b"w")
     for number in (1, 2, 3):
@@ -115,7 +115,7 @@ def test_the_streams_of_a_client_that_has_gone_are_cancelled_all_at_once():
     assert stage.take(b"w") == []
 
 
-def test_a_stream_that_was_asked_again_elsewhere_outlives_its_first_connection():
+def test_a_stream_that_is_reattached_outlives_its_first_connection():
     stage = Stage()
     stage.ready(b"w")
     stage.ask(b"old", 1, stream=True, idempotent=True)

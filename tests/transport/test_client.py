@@ -34,8 +34,8 @@ async def hear(stream, heard=None):
     return heard
 
 
-async def test_nobody_listens(house):
-    async with house.client() as client:
+async def test_no_broker_listens(world):
+    async with world.client() as client:
         begun = time.monotonic()
         with pytest.raises(BrokerUnreachable, match=r"nobody listens at ipc:.*not sent"):
             await client.request("echo", b"x", timeout=0.3)
@@ -44,26 +44,26 @@ async def test_nobody_listens(house):
             await hear(client.stream("echo", b"x", idle_timeout=0.1))
 
 
-async def test_a_broker_that_comes_later_gets_what_waited(house):
-    async with house.client() as client, house.worker("echo", echo):
+async def test_a_broker_that_comes_later_gets_what_waited(world):
+    async with world.client() as client, world.worker("echo", echo):
         asked = asyncio.create_task(client.request("echo", b"early", timeout=10))
         await asyncio.sleep(0)
-        async with house.broker():
+        async with world.broker():
             assert await asked == [b"early"]
 
 
-async def test_no_such_service(house):
-    async with house.broker(), house.client() as client:
+async def test_no_such_service(world):
+    async with world.broker(), world.client() as client:
         with pytest.raises(ServiceNotFound):
             await client.request("nobody", b"x", timeout=0.3)
 
 
-async def test_a_busy_service_and_a_hanging_handler_end_at_the_deadline(house, monkeypatch):
+async def test_a_busy_service_and_a_hanging_handler_end_at_the_deadline(world, monkeypatch):
     monkeypatch.setattr("transport.client._HEAD_START_LIMIT", 60.0)
     monkeypatch.setattr(
         "transport.client._HEAD_START", 0.95
     )  # for the broker, which shares our event loop here
-    async with house.broker(), house.client() as client, house.worker("slow", hang) as worker:
+    async with world.broker(), world.client() as client, world.worker("slow", hang) as worker:
         await worker.registered()
         outcomes = await asyncio.gather(
             client.request("slow", b"1", timeout=0.3),
@@ -75,7 +75,7 @@ async def test_a_busy_service_and_a_hanging_handler_end_at_the_deadline(house, m
         assert "busy" in str(outcomes[1])
 
 
-async def test_the_handler_of_a_request_that_nobody_waits_for_runs_to_its_end(house):
+async def test_the_handler_of_an_abandoned_request_runs_to_its_end(world):
     go_on, ended = asyncio.Event(), []
 
     async def slow(request):
@@ -83,7 +83,7 @@ async def test_the_handler_of_a_request_that_nobody_waits_for_runs_to_its_end(ho
         ended.append(request.body)
         return request.body
 
-    async with house.broker() as broker, house.client() as client, house.worker("slow", slow) as worker:
+    async with world.broker() as broker, world.client() as client, world.worker("slow", slow) as worker:
         await worker.registered()
         asked = asyncio.create_task(client.request("slow", b"long", timeout=60))
         await until(lambda: worker._tasks)
@@ -98,21 +98,21 @@ async def test_the_handler_of_a_request_that_nobody_waits_for_runs_to_its_end(ho
         assert broker.counters["late_replies"] == 1
 
 
-async def test_more_in_flight_than_the_sockets_hold(house):
-    async with house.broker(), house.client() as client, house.worker("echo", echo, credit=64) as worker:
+async def test_more_in_flight_than_the_sockets_hold(world):
+    async with world.broker(), world.client() as client, world.worker("echo", echo, credit=64) as worker:
         await worker.registered()
         numbers = [b"%d" % number for number in range(5000)]
         replies = await asyncio.gather(*(client.request("echo", number, timeout=20) for number in numbers))
         assert replies == [[number] for number in numbers]
 
 
-async def test_a_stream_comes_in_order_and_ends_with_its_final(house):
+async def test_a_stream_comes_in_order_and_ends_with_its_final(world):
     async def count(request):
         for number in range(100):
             await request.partial(b"%d" % number)
         return [b"100"]
 
-    async with house.broker(), house.client() as client, house.worker("count", count, credit=4):
+    async with world.broker(), world.client() as client, world.worker("count", count, credit=4):
         for _ in range(2):
             parts = [part async for part in client.stream("count", idle_timeout=5)]
             assert [int(part.body[0]) for part in parts] == list(range(101))
@@ -120,19 +120,19 @@ async def test_a_stream_comes_in_order_and_ends_with_its_final(house):
         assert await client.request("count", timeout=5) == [b"100"]
 
 
-async def test_a_stream_that_falls_silent_ends_at_its_idle_limit(house):
+async def test_a_stream_that_falls_silent_ends_at_its_idle_limit(world):
     async def stall(request):
         await request.partial(b"one")
         await asyncio.Event().wait()
 
     heard = []
-    async with house.broker(), house.client() as client, house.worker("stall", stall):
+    async with world.broker(), world.client() as client, world.worker("stall", stall):
         with pytest.raises(DeadlineExceeded):
             await hear(client.stream("stall", idle_timeout=0.3), heard)
     assert heard == [[b"one"]]
 
 
-async def test_leaving_a_stream_cancels_its_handler(house):
+async def test_leaving_a_stream_cancels_its_handler(world):
     cancelled = asyncio.Event()
 
     async def forever(request):
@@ -144,7 +144,7 @@ async def test_leaving_a_stream_cancels_its_handler(house):
             cancelled.set()
             raise
 
-    async with house.broker(), house.client() as client, house.worker("clock", forever):
+    async with world.broker(), world.client() as client, world.worker("clock", forever):
         stream = client.stream("clock", idle_timeout=5)
         assert (await anext(stream)).body == [b"tick"]
         await stream.aclose()
@@ -152,7 +152,7 @@ async def test_leaving_a_stream_cancels_its_handler(house):
             await cancelled.wait()
 
 
-async def test_a_gap_in_a_stream_is_an_error(house):
+async def test_a_gap_in_a_stream_is_an_error(world):
     async def gap(request):
         await request.partial(b"1")
         request.sequence += 1
@@ -160,18 +160,18 @@ async def test_a_gap_in_a_stream_is_an_error(house):
         return [b"end"]
 
     heard = []
-    async with house.broker(), house.client() as client, house.worker("gap", gap):
+    async with world.broker(), world.client() as client, world.worker("gap", gap):
         with pytest.raises(PartialsLost, match="part 2"):
             await hear(client.stream("gap", idle_timeout=5), heard)
     assert heard == [[b"1"]]
 
 
-async def test_a_handler_that_raises_is_a_remote_error(house, caplog):
+async def test_a_handler_that_raises_is_a_remote_error(world, caplog):
     async def fail(request):
         await request.partial(b"so far")
         raise KeyError("no such thing")
 
-    async with house.broker(), house.client() as client, house.worker("fail", fail):
+    async with world.broker(), world.client() as client, world.worker("fail", fail):
         with pytest.raises(RemoteError, match=r"KeyError: 'no such thing'") as caught:
             await client.request("fail", timeout=5)
         assert (caught.value.type_name, caught.value.service) == ("KeyError", "fail")
@@ -185,17 +185,17 @@ async def test_a_handler_that_raises_is_a_remote_error(house, caplog):
 @pytest.mark.parametrize(
     "reply", ["text", [b"good", "text"], None, b"bytes", [b"x" * (64 * 2**20 + 1)], [b""] * 1001]
 )
-async def test_a_handler_that_returns_nonsense_is_a_remote_error(house, reply):
+async def test_a_handler_that_returns_nonsense_is_a_remote_error(world, reply):
     async def nonsense(request):
         return reply
 
-    async with house.broker(), house.client() as client, house.worker("odd", nonsense):
+    async with world.broker(), world.client() as client, world.worker("odd", nonsense):
         with pytest.raises(RemoteError, match=r"TypeError|TooLarge"):
             await client.request("odd", timeout=5)
 
 
-async def test_what_cannot_be_sent_is_refused_at_once(house):
-    client = house.client()
+async def test_a_body_that_cannot_be_sent_is_refused_at_once(world):
+    client = world.client()
     with pytest.raises(MalformedFrames):
         await client.request("größe", b"x", timeout=1)
     with pytest.raises(MalformedFrames):
@@ -207,13 +207,13 @@ async def test_what_cannot_be_sent_is_refused_at_once(house):
     with pytest.raises(TypeError):
         await client.request("echo", "text", timeout=1)
     with pytest.raises(BadEndpoint):
-        house.client("tcp://127.0.0.1:*")
+        world.client("tcp://127.0.0.1:*")
     await client.aclose()
 
 
-async def test_closing_ends_what_is_under_way(house):
-    async with house.broker(), house.worker("slow", hang):
-        client = house.client()
+async def test_closing_ends_requests_in_flight(world):
+    async with world.broker(), world.worker("slow", hang):
+        client = world.client()
         asked = asyncio.create_task(client.request("slow", timeout=60))
         await asyncio.sleep(0)
         await client.aclose()
@@ -224,10 +224,10 @@ async def test_closing_ends_what_is_under_way(house):
             await client.request("slow", timeout=60)
 
 
-async def test_a_broker_that_is_killed_and_comes_back_mid_traffic(house):
+async def test_a_broker_that_is_killed_and_comes_back_mid_traffic(world):
     """Idempotent requests all succeed; the others succeed or say that the connection was lost. None hangs."""
     payload = encode_settings(
-        client_endpoint=house.client_endpoint, worker_endpoint=house.worker_endpoint, limits=FAST
+        client_endpoint=world.client_endpoint, worker_endpoint=world.worker_endpoint, limits=FAST
     )
 
     async def work(request):
@@ -244,7 +244,7 @@ async def test_a_broker_that_is_killed_and_comes_back_mid_traffic(house):
                 outcomes.append((idempotent, "lost"))
 
     outcomes, tasks, stop = [], [], asyncio.Event()
-    async with house.worker("echo", work, credit=32) as worker, house.client() as client:
+    async with world.worker("echo", work, credit=32) as worker, world.client() as client:
         async with process(run_broker, payload) as first, asyncio.TaskGroup() as group:
             await worker.registered()
             tasks += [group.create_task(keep_asking(number, outcomes, stop)) for number in range(20)]
@@ -263,7 +263,7 @@ async def test_a_broker_that_is_killed_and_comes_back_mid_traffic(house):
     assert {outcome for idempotent, outcome in outcomes if not idempotent} == {True, "lost"}
 
 
-async def test_errors_have_one_root(house):
-    async with house.client() as client:
+async def test_errors_have_one_root(world):
+    async with world.client() as client:
         with pytest.raises(TransportError, match="echo"):
             await client.request("echo", timeout=0.05)

@@ -24,7 +24,7 @@ from transport.errors import BadEndpoint, CannotBind, EndpointInUse
         ("tcp://127.0.0.1:http", "port"),
     ],
 )
-def test_what_is_no_endpoint_is_told_why(text, reason):
+def test_a_bad_endpoint_is_an_error_with_the_reason(text, reason):
     with pytest.raises(BadEndpoint, match=reason):
         endpoints.parse(text)
 

@@ -46,7 +46,7 @@ async def ask_and_do_not_read(peer, *, last=NAME):
     await asyncio.to_thread(ask)
 
 
-def test_what_is_owed_goes_out_in_order_before_anything_newer():
+def test_pending_messages_are_sent_in_order_before_newer_ones():
     socket = Socket()
     slow = SlowReaders(socket.send)
     socket.answers[b"c"] = Sent.FULL
@@ -58,7 +58,7 @@ def test_what_is_owed_goes_out_in_order_before_anything_newer():
     assert len(slow) == 0
 
 
-def test_a_client_that_has_gone_costs_one_send_and_is_told_of_once():
+def test_a_client_that_is_gone_costs_one_send_and_is_reported_once():
     socket = Socket()
     slow = SlowReaders(socket.send)
     socket.answers[b"c"] = Sent.FULL
@@ -87,7 +87,7 @@ def test_one_slow_reader_leaves_room_for_others(monkeypatch):
     assert (len(slow), slow.dropped) == (53, 949)
 
 
-def test_an_answer_of_the_greatest_size_is_owed_beside_one_reader_that_takes_all_it_can():
+def test_an_answer_of_the_greatest_size_fits_beside_one_reader_with_the_greatest_share():
     socket = Socket()
     slow = SlowReaders(socket.send)
     socket.answers = dict.fromkeys((b"hog", b"c"), Sent.FULL)
@@ -99,16 +99,16 @@ def test_an_answer_of_the_greatest_size_is_owed_beside_one_reader_that_takes_all
     assert slow.dropped == 1, "the second answer of a client that is busy for a moment fits too"
 
 
-async def test_a_large_answer_to_a_client_that_is_busy_for_a_moment_arrives(house):
+async def test_a_large_answer_to_a_client_that_is_busy_for_a_moment_arrives(world):
     asked, body = asyncio.Event(), b"x" * BODY_LIMIT
 
     async def large(request):
         asked.set()
         return [body]
 
-    async with house.broker(limits=BrokerLimits()) as broker, house.worker("large", large) as worker:
+    async with world.broker(limits=BrokerLimits()) as broker, world.worker("large", large) as worker:
         await worker.registered()
-        async with house.raw(house.client_endpoint) as busy:
+        async with world.raw(world.client_endpoint) as busy:
             await ask_and_do_not_read(busy, last=b"large")
             async with asyncio.timeout(30):
                 await asked.wait()
@@ -122,36 +122,36 @@ async def test_a_large_answer_to_a_client_that_is_busy_for_a_moment_arrives(hous
 
 @pytest.mark.parametrize("sockets", [1, 2])
 async def test_slow_readers_are_tried_after_a_pause_not_for_each_message_of_others(
-    house, monkeypatch, sockets
+    world, monkeypatch, sockets
 ):
-    pays, pause, pay = [], 0.5, SlowReaders.pay
+    flushes, pause, flush = [], 0.5, SlowReaders.flush
     monkeypatch.setattr(slow_readers, "PAUSE_SECONDS", pause)
-    monkeypatch.setattr(SlowReaders, "pay", lambda slow: pays.append(slow) or pay(slow))
-    private = f"ipc://{house.folder}/private.sock"
+    monkeypatch.setattr(SlowReaders, "flush", lambda slow: flushes.append(slow) or flush(slow))
+    private = f"ipc://{world.folder}/private.sock"
     async with AsyncExitStack() as stack:
         broker = await stack.enter_async_context(
             Broker(
-                client_endpoint=house.client_endpoint,
-                worker_endpoint=house.worker_endpoint,
+                client_endpoint=world.client_endpoint,
+                worker_endpoint=world.worker_endpoint,
                 private_endpoint=private,
                 on_event=lambda *_, **__: None,
             )
         )
         readers = [
-            await stack.enter_async_context(house.raw(endpoint))
-            for endpoint in (house.client_endpoint, private)[:sockets]
+            await stack.enter_async_context(world.raw(endpoint))
+            for endpoint in (world.client_endpoint, private)[:sockets]
         ]
         for reader in readers:
             await ask_and_do_not_read(reader)
         await until(lambda: broker.counters["mmi"] == sockets * ASKED)
-        assert all(map(len, [slow for slow in broker._slow.values() if slow in pays]))
-        client = await stack.enter_async_context(house.client())
+        assert all(map(len, [slow for slow in broker._slow.values() if slow in flushes]))
+        client = await stack.enter_async_context(world.client())
         loop = asyncio.get_running_loop()
         await client.request("mmi.service", b"x", timeout=20)
-        begun, before = loop.time(), len(pays)
+        begun, before = loop.time(), len(flushes)
         for _ in range(200):
             await client.request("mmi.service", b"x", timeout=20)
-        assert len(pays) - before <= sockets * (1 + (loop.time() - begun) / pause)
+        assert len(flushes) - before <= sockets * (1 + (loop.time() - begun) / pause)
         for reader in readers:
             for _ in range(ASKED):
                 await reader.receive()

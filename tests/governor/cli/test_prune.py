@@ -46,7 +46,7 @@ def kept(state):
     return sorted(path.name for path in (state / "runs").iterdir())
 
 
-def test_a_dry_run_says_what_would_go_and_the_other_lets_it_go(state):
+def test_a_dry_run_shows_what_a_prune_removes(state):
     done = prune(state, "--keep-runs", "1", "--dry-run")
     assert (done.exit_code, done.output) == (
         0,
@@ -60,20 +60,20 @@ def test_a_dry_run_says_what_would_go_and_the_other_lets_it_go(state):
     assert "governor: 0 runs pruned" in prune(state, "--keep-days", "1").output
 
 
-def test_a_daemon_has_marked_them_when_it_answers_and_no_more_is_said(monkeypatch):
+def test_a_daemon_answers_when_the_runs_are_marked(monkeypatch):
     found = Pruned(uids=("aaaa",), bytes=5000)
     monkeypatch.setattr(ask, "ask", lambda *_: found)
     done = CliRunner().invoke(cli, ["prune", "--keep-runs", "1"], prog_name="governor")
     assert done.output == "aaaa\ngovernor: 1 run marked, the daemon is removing 4.88 KiB of files\n"
 
 
-def test_what_cannot_be_removed_is_said(state, monkeypatch):
+def test_files_that_can_not_be_removed_are_an_error(state, monkeypatch):
     monkeypatch.setattr(shutil, "rmtree", lambda *_, **__: None)
     done = prune(state, "--keep-runs", "2")
     assert (done.exit_code, "files of aaaa below" in done.output) == (77, True)
 
 
-def test_it_says_why_not(state, tmp_path):
+def test_the_error_names_the_reason(state, tmp_path):
     done = prune(state)
     assert (done.exit_code, "--keep-runs or --keep-days" in done.output) == (2, True)
     (tmp_path / "empty").mkdir()

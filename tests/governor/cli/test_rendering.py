@@ -51,7 +51,7 @@ def test_lines():
     ]
 
 
-def test_lines_of_who_does_nothing():
+def test_lines_of_an_idle_daemon():
     told = [
         ("conductor.silent", {"conductor": "tasks", "incarnation": 1, "seconds": 12.34, "stopped": True}),
         ("run.stalled", {"since": 7.0, "seconds": 600.4, "waits_for": "phase train: simulation to end"}),
@@ -143,7 +143,7 @@ def test_status_and_list():
     assert printed(tables.runs(RUNS))[2].split()[:3] == ["u1", "lake", "running"]
 
 
-def test_a_run_with_limits_tells_what_it_has_used():
+def test_a_run_with_limits_shows_what_it_has_used():
     limits = (LimitUse(limit="tasks", allowed=9, used=4), LimitUse(limit="disk", allowed=2**31, used=2**20))
     report = msgspec.structs.replace(REPORT, runs=(msgspec.structs.replace(STATUS, limits=limits),))
     said = "u1 has used: tasks 4 of 9, disk 1 MiB of 2 GiB"
@@ -163,7 +163,7 @@ def test_a_run_that_resumes_another_names_it():
     assert line(event, RunView(uid="u1")).endswith("5 episodes and 5 tasks of u0 are kept")
 
 
-async def test_the_terminal_shows_a_panel_and_keeps_what_went_wrong():
+async def test_the_terminal_shows_a_panel_and_prints_failures():
     out = io.StringIO()
     with display.Terminal(Console(file=out, force_terminal=True, width=100, color_system=None)) as shown:
         await ask.follow(Recorded(), "u1", display=shown)

@@ -174,7 +174,7 @@ def test_vectors_and_sessions_in_csv_and_json(run, monkeypatch):
         (["--of", "steps", "--output", "/"], "/: Is a directory"),
     ],
 )
-def test_what_makes_no_sense_is_2(run, arguments, said):
+def test_a_usage_error_exits_with_2(run, arguments, said):
     done = results(*arguments)
     assert (done.exit_code, done.stdout) == (2, "")
     assert said in done.stderr
@@ -187,7 +187,7 @@ def test_a_file_that_may_not_be_written_is_77(run):
 
 
 @pytest.mark.parametrize("form", ["table", "json", "csv", "parquet"])
-def test_a_full_disk_is_75_and_leaves_what_was_there(run, tmp_path, form):
+def test_a_full_disk_exits_with_75_and_keeps_the_old_file(run, tmp_path, form):
     path = tmp_path / "steps"
     path.write_text("before")
     with full_beyond(100):

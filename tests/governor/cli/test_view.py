@@ -13,7 +13,7 @@ def after(count):
     return view
 
 
-def test_it_says_what_the_run_waits_for():
+def test_it_shows_what_the_run_waits_for():
     assert [after(n).waits_for for n in (1, 4, 5, 8, 10, 13, 15, 21, 22)] == [
         "a free slot",
         "agent.walker, tasks to be ready",
@@ -100,7 +100,7 @@ def test_episodes_of_an_evaluation_do_not_count_but_their_faults_do():
     )
 
 
-def test_it_says_that_the_run_stands_still_until_it_moves():
+def test_it_shows_a_stall_until_the_run_makes_progress():
     view = RunView(uid="u", state="running", episodes=9)
     kinds = ["run.stalled", "run.moved", "run.stalled", "phase.started", "run.stalled", "run.transition"]
     said = []

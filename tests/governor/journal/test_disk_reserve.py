@@ -135,7 +135,7 @@ def test_the_reserve_is_needed_when_the_quota_is_used_up(tmp_path, of_sockets):
             reserve.take()
 
 
-def test_less_than_the_disk_reserve_is_said_with_both_figures(tmp_path):
+def test_less_than_the_disk_reserve_is_refused_with_both_figures(tmp_path):
     disk_reserve.require(tmp_path, 0)
     with pytest.raises(
         NoRoom, match=r"has .* left, and a run is taken with 1 PiB \(disk_reserve\)"
@@ -158,7 +158,7 @@ def test_which_errors_are_for_want_of_room():
     ("number", "raised"),
     [("ENOSPC", NoRoom), ("EROFS", NoRoom), ("EDQUOT", NoRoom), ("EACCES", NotPermitted)],
 )
-def test_a_state_folder_that_takes_no_lock_says_why(tmp_path, monkeypatch, number, raised):
+def test_a_state_folder_without_locks_is_refused_with_the_reason(tmp_path, monkeypatch, number, raised):
     def refuse(*_):
         raise OSError(getattr(errno, number), os.strerror(getattr(errno, number)))
 

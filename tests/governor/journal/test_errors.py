@@ -109,7 +109,7 @@ async def test_of_a_run_that_has_lost_a_change_nothing_more_is_recorded(journal)
     assert (kinds(journal), kinds(journal, "r2")) == (["run.accepted"], ["run.accepted", "k"])
 
 
-async def test_where_there_is_no_room_the_reserve_is_given_up_and_what_was_in_flight_lands(journal):
+async def test_on_a_full_disk_the_reserve_is_given_up_and_pending_changes_are_written(journal):
     journal._reserve.take()
     fill(journal)
     journal._reserve._on_used = lambda full: (journal.used.append(full), fill(journal, more=50))
@@ -122,7 +122,7 @@ async def test_where_there_is_no_room_the_reserve_is_given_up_and_what_was_in_fl
     assert len(journal.used) == 1
 
 
-async def test_a_writer_that_dies_answers_all_who_wait_and_all_who_come(journal):
+async def test_a_writer_that_fails_answers_all_pending_and_later_changes(journal):
     def die(_):
         raise SystemExit("in the writer's thread")
 
@@ -133,7 +133,7 @@ async def test_a_writer_that_dies_answers_all_who_wait_and_all_who_come(journal)
             await journal.write(event("r1"))
 
 
-async def test_a_rollback_that_fails_leaves_nobody_waiting(journal):
+async def test_a_rollback_that_fails_answers_all_changes(journal):
     class Broken:
         """A connection that can't roll back."""
 
@@ -155,7 +155,7 @@ async def test_a_rollback_that_fails_leaves_nobody_waiting(journal):
     assert kinds(journal) == ["run.accepted"]
 
 
-async def test_what_cannot_be_read_is_an_error_of_the_journal_and_the_daemon_hears_of_it(journal):
+async def test_an_unreadable_journal_raises_and_is_reported_to_the_daemon(journal):
     journal._readers._mine().connection.close()
     questions = (
         lambda: journal.run("r1"),

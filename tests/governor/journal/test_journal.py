@@ -37,7 +37,7 @@ def task(name, *, run=0, error=""):
     return TaskRecord(task=name, run=run, outcome="succeeded", attempts=1, seconds=0.1, error=error)
 
 
-async def test_what_was_written_is_there_after_a_new_start(tmp_path):
+async def test_written_records_are_there_after_a_restart(tmp_path):
     first = Journal(tmp_path / "governor.db")
     await first.write(submission())
     writes = [first.write(lambda tx, n=n: tx.event("r1", "k", {"n": n})) for n in range(300)]
@@ -102,7 +102,7 @@ async def test_the_first_record_stays(journal):
     assert journal.result("r1").outcome == "failed"
 
 
-async def test_whoever_follows_a_run_is_woken_and_nobody_else(journal):
+async def test_only_followers_of_the_run_are_woken(journal):
     await journal.write(submission("r1"))
     await journal.write(submission("r2"))
     with journal.arrivals("r1") as first, journal.arrivals("r2") as second:
@@ -196,7 +196,7 @@ async def test_the_journal_of_an_older_governor_is_taken_over(old_journal):
     await opened.close()
 
 
-async def test_what_came_together_is_read_from_any_number_on(journal):
+async def test_events_of_one_row_are_read_from_any_number_on(journal):
     await journal.write(submission())
     await journal.write(lambda tx: tx.events("r1", "k", [{"n": n} for n in range(5)]))
     records = [task(f"t{n}") for n in range(3)]
@@ -211,7 +211,7 @@ async def test_what_came_together_is_read_from_any_number_on(journal):
     assert [event.data for event in journal.events_of("r1", ("task.ended",))] == ended
 
 
-async def test_whoever_reads_in_a_thread_is_in_nobodys_way(journal):
+async def test_reads_in_threads_do_not_block_others(journal):
     """Two reads that have begun and are not over: neither keeps the other from the file, or from what is new."""
     for uid in ("r1", "r2"):
         await journal.write(submission(uid))
@@ -251,13 +251,13 @@ async def test_the_journal_of_a_newer_governor_is_left_alone(tmp_path):
         Journal(tmp_path / "governor.db")
 
 
-async def test_what_is_no_database_is_said_to_be_none(tmp_path):
+async def test_a_file_that_is_no_database_is_refused(tmp_path):
     (tmp_path / "governor.db").write_text("my diary, in prose, of more than a hundred characters" * 9)
     with pytest.raises(JournalError, match="not a database"):
         Journal(tmp_path / "governor.db")
 
 
-async def test_threads_that_read_while_it_is_closed_are_cut_off_and_take_nobody_along(tmp_path):
+async def test_reads_during_the_close_are_interrupted_without_a_crash(tmp_path):
     """As they do whose tasks were cancelled. SQLite freed what was in use, and the process was gone: once in some ten times."""
     for number in range(60):
         journal = Journal(tmp_path / f"{number}.db")

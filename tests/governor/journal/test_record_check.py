@@ -64,7 +64,7 @@ OF_ENDED += [("result", garbage) for garbage in GARBAGE]
 
 
 @pytest.fixture
-async def desk():
+async def api():
     async with open_desk() as opened:
         for uid in ("sound", "bad", "ended", "spoilt"):
             await record(opened.journal, uid, is_ended=uid in ("ended", "spoilt"))
@@ -73,7 +73,7 @@ async def desk():
 
 @pytest.fixture
 def left():
-    """A process that nothing but its birth on record tells of."""
+    """A process that nothing but its identity on record identifies."""
     with subprocess.Popen(["/bin/sleep", "600"], env={}, start_new_session=True) as process:
         yield process
         process.kill()
@@ -112,8 +112,8 @@ async def record(journal, uid, *, is_ended):
     await journal.write(change)
 
 
-def damage(desk, uid, table, column, value, *, as_text=False):
-    with contextlib.closing(sqlite3.connect(desk.journal.path)) as connection:
+def damage(api, uid, table, column, value, *, as_text=False):
+    with contextlib.closing(sqlite3.connect(api.journal.path)) as connection:
         of_run = (
             "uid = :uid" if table == "runs" else "run = (SELECT runs.position FROM runs WHERE uid = :uid)"
         )
@@ -131,23 +131,23 @@ def damage(desk, uid, table, column, value, *, as_text=False):
         assert changed.rowcount == 1
 
 
-async def recovered(desk, tmp_path):
-    recovery = Recovery(journal=desk.journal, state_dir=tmp_path)
+async def recovered(api, tmp_path):
+    recovery = Recovery(journal=api.journal, state_dir=tmp_path)
     await recovery.clean_up()
     for assignment in await recovery.assignments(tmp_path / "runs"):
-        desk.queue.append(assignment)
-    desk.damaged = recovery.damaged
+        api.queue.append(assignment)
+    api.damaged = recovery.damaged
     return recovery
 
 
 @pytest.mark.parametrize(("table", "column", "garbage"), [*CASES, ("events", "data", "nothing")])
 async def test_an_unended_run_with_a_damaged_value_is_held_and_named_and_others_go_on(
-    desk, tmp_path, table, column, garbage
+    api, tmp_path, table, column, garbage
 ):
-    damage(desk, "bad", table, column, GARBAGE.get(garbage), as_text=garbage == "no text")
-    await recovered(desk, tmp_path)
-    assert desk.queue.uids() == ["sound"]
-    listed = {run.uid: run for run in (await desk.executor.list()).runs}
+    damage(api, "bad", table, column, GARBAGE.get(garbage), as_text=garbage == "no text")
+    await recovered(api, tmp_path)
+    assert api.queue.uids() == ["sound"]
+    listed = {run.uid: run for run in (await api.executor.list()).runs}
     assert len(listed) == 4
     assert listed["sound"].state == "queued"
     assert listed["ended"].state == "ended"
@@ -156,112 +156,112 @@ async def test_an_unended_run_with_a_damaged_value_is_held_and_named_and_others_
     assert run.state == "damaged"
     place = "ended_tasks" if (table, column) == ("records", "run") else table  # it belongs to nobody
     assert run.reason.startswith(f"its record is damaged ({place}")
-    assert [each.uid for each in (await desk.executor.status()).runs] == ["sound", uid]
-    [line] = (await desk.executor.explain(uid)).lines
+    assert [each.uid for each in (await api.executor.status()).runs] == ["sound", uid]
+    [line] = (await api.executor.explain(uid)).lines
     assert line.what.startswith(f"damaged: waits for a copy of the journal to be put back: {place}")
     with pytest.raises(GovernorError, match=f"the record of run {uid} is damaged") as caught:
-        _ = [event async for event in desk.executor.watch(uid)]
+        _ = [event async for event in api.executor.watch(uid)]
     assert caught.value.code == RecordDamaged.code
 
 
 @pytest.mark.parametrize(("column", "garbage"), OF_ENDED)
-async def test_an_ended_run_with_a_damaged_value_is_shown_as_damaged(desk, tmp_path, column, garbage):
-    damage(desk, "spoilt", "runs", column, GARBAGE.get(garbage), as_text=garbage == "no text")
-    await recovered(desk, tmp_path)
-    assert desk.queue.uids() == ["sound", "bad"]
-    runs = (await desk.executor.list()).runs
+async def test_an_ended_run_with_a_damaged_value_is_shown_as_damaged(api, tmp_path, column, garbage):
+    damage(api, "spoilt", "runs", column, GARBAGE.get(garbage), as_text=garbage == "no text")
+    await recovered(api, tmp_path)
+    assert api.queue.uids() == ["sound", "bad"]
+    runs = (await api.executor.list()).runs
     assert [run.state for run in runs] == ["damaged", "ended", "queued", "queued"]
     assert f"its record is damaged (runs.{column}: " in runs[0].reason
     if column != "uid":
-        [run] = (await desk.executor.status("spoilt")).runs
+        [run] = (await api.executor.status("spoilt")).runs
         assert run.state == "damaged"
         with pytest.raises(GovernorError, match=f"spoilt is damaged .*runs.{column}"):
-            await desk.executor.result("spoilt")
+            await api.executor.result("spoilt")
 
 
 @pytest.mark.parametrize(("table", "column"), [("events", "data"), ("records", "data")])
-async def test_an_ended_run_with_damaged_events_says_so_where_they_are_read(desk, table, column):
-    damage(desk, "spoilt", table, column, b"\xff")
-    assert [run.state for run in (await desk.executor.list()).runs][:2] == ["ended", "ended"]
-    assert (await desk.executor.explain("spoilt")).lines[0].what.startswith("it has ended")
+async def test_an_ended_run_with_damaged_events_is_an_error_where_they_are_read(api, table, column):
+    damage(api, "spoilt", table, column, b"\xff")
+    assert [run.state for run in (await api.executor.list()).runs][:2] == ["ended", "ended"]
+    assert (await api.executor.explain("spoilt")).lines[0].what.startswith("it has ended")
     if table == "records":
         with pytest.raises(GovernorError, match=r"the record of run spoilt is damaged \(records"):
-            await desk.executor.resume("spoilt")
+            await api.executor.resume("spoilt")
     with pytest.raises(GovernorError, match=r"the record of run spoilt is damaged \(events, number"):
-        _ = [event async for event in desk.executor.watch("spoilt")]
+        _ = [event async for event in api.executor.watch("spoilt")]
 
 
 @pytest.mark.parametrize(("table", "column", "garbage"), [*CASES, ("events", "data", "nothing")])
 async def test_a_damaged_run_can_be_aborted_and_has_ended_then_also_after_the_next_start(
-    desk, tmp_path, table, column, garbage
+    api, tmp_path, table, column, garbage
 ):
-    damage(desk, "bad", table, column, GARBAGE.get(garbage), as_text=garbage == "no text")
-    await recovered(desk, tmp_path)
+    damage(api, "bad", table, column, GARBAGE.get(garbage), as_text=garbage == "no text")
+    await recovered(api, tmp_path)
     uid = "#2" if column == "uid" else "bad"
-    await desk.executor.abort(uid, reason="start it again")
+    await api.executor.abort(uid, reason="start it again")
     for _ in range(2):
-        listed = {run.uid: run for run in (await desk.executor.list()).runs}
+        listed = {run.uid: run for run in (await api.executor.list()).runs}
         assert (listed[uid].state, listed[uid].outcome) == ("ended", "aborted")
         assert listed[uid].reason.startswith("start it again; its record was damaged (")
-        assert (await desk.executor.status(uid)).runs == (listed[uid],)
-        assert [each.uid for each in (await desk.executor.status()).runs] == ["sound"]
-        result = await desk.executor.result(uid)
+        assert (await api.executor.status(uid)).runs == (listed[uid],)
+        assert [each.uid for each in (await api.executor.status()).runs] == ["sound"]
+        result = await api.executor.result(uid)
         assert (result.outcome, result.reason) == ("aborted", listed[uid].reason)
-        await recovered(desk, tmp_path)
-        assert desk.queue.uids() == ["sound"]
+        await recovered(api, tmp_path)
+        assert api.queue.uids() == ["sound"]
     with pytest.raises(AlreadyEnded, match="aborted"):
-        await desk.executor.abort(uid)
+        await api.executor.abort(uid)
     if table == "runs":
-        events = [event async for event in desk.executor.watch(uid)]
+        events = [event async for event in api.executor.watch(uid)]
         assert [event.kind for event in events if event.kind == "run.ended"] == ["run.ended"]
         assert events[-1].data["outcome"] == "aborted"
 
 
-async def test_a_run_that_had_its_outcome_and_not_its_end_keeps_the_outcome(desk, tmp_path):
-    await desk.journal.write(lambda tx: tx.outcome(run_result("bad")))
-    damage(desk, "bad", "records", "data", b"\xff")
-    await recovered(desk, tmp_path)
-    await desk.executor.abort("bad")
-    [run] = (await desk.executor.status("bad")).runs
+async def test_a_run_that_had_its_outcome_and_not_its_end_keeps_the_outcome(api, tmp_path):
+    await api.journal.write(lambda tx: tx.outcome(run_result("bad")))
+    damage(api, "bad", "records", "data", b"\xff")
+    await recovered(api, tmp_path)
+    await api.executor.abort("bad")
+    [run] = (await api.executor.status("bad")).runs
     assert (run.state, run.outcome) == ("ended", "finished")
     assert "; its record was damaged (records, row " in run.reason
-    result = await desk.executor.result("bad")
+    result = await api.executor.result("bad")
     assert (result.outcome, result.reason) == ("finished", run.reason)
     assert result.phases == run_result("bad").phases
 
 
-async def test_the_time_in_work_of_a_damaged_run_is_told_where_it_can_be_read(desk, tmp_path):
-    await desk.journal.write(lambda tx: tx.event("bad", "run.interrupted", {"at": 4.0}))
-    await desk.journal.write(lambda tx: tx.event("sound", "run.interrupted", {"at": 4.0}))
-    damage(desk, "bad", "records", "data", b"\xff")
-    damage(desk, "sound", "events", "data", b"\xff")
-    await recovered(desk, tmp_path)
+async def test_the_time_in_work_of_a_damaged_run_is_shown_where_it_can_be_read(api, tmp_path):
+    await api.journal.write(lambda tx: tx.event("bad", "run.interrupted", {"at": 4.0}))
+    await api.journal.write(lambda tx: tx.event("sound", "run.interrupted", {"at": 4.0}))
+    damage(api, "bad", "records", "data", b"\xff")
+    damage(api, "sound", "events", "data", b"\xff")
+    await recovered(api, tmp_path)
     for uid, seconds in (("bad", 3.0), ("sound", None)):
-        await desk.executor.abort(uid)
-        assert (await desk.executor.result(uid)).seconds == seconds
+        await api.executor.abort(uid)
+        assert (await api.executor.result(uid)).seconds == seconds
 
 
 @pytest.mark.parametrize(("column", "garbage"), OF_ENDED)
-async def test_an_ended_run_with_a_damaged_value_has_ended_already(desk, tmp_path, column, garbage):
-    damage(desk, "spoilt", "runs", column, GARBAGE.get(garbage), as_text=garbage == "no text")
-    await recovered(desk, tmp_path)
+async def test_an_ended_run_with_a_damaged_value_has_ended_already(api, tmp_path, column, garbage):
+    damage(api, "spoilt", "runs", column, GARBAGE.get(garbage), as_text=garbage == "no text")
+    await recovered(api, tmp_path)
     uid = "#4" if column == "uid" else "spoilt"
     if column != "ended_at":
         with pytest.raises(AlreadyEnded, match=f"run {uid} has ended already"):
-            await desk.executor.abort(uid)
+            await api.executor.abort(uid)
         return
-    await desk.executor.abort(uid)
-    [run] = (await desk.executor.status(uid)).runs
+    await api.executor.abort(uid)
+    [run] = (await api.executor.status(uid)).runs
     assert (run.state, run.outcome) == ("ended", "finished")
-    assert run.ended_at == (await desk.executor.result(uid)).ended_at == run_result(uid).ended_at
-    events = [event.kind async for event in desk.executor.watch(uid)]
+    assert run.ended_at == (await api.executor.result(uid)).ended_at == run_result(uid).ended_at
+    events = [event.kind async for event in api.executor.watch(uid)]
     assert events.count("run.ended") == 1
 
 
 @pytest.mark.parametrize(
     "identity", [{"pid": 2**40}, {"pid": -1}, {"pid": "x"}, {"ticks": None}, {"mark": "x"}]
 )
-async def test_an_identity_that_no_process_can_have_is_damage_and_hinders_no_start(desk, tmp_path, identity):
+async def test_an_identity_that_no_process_can_have_is_damage_and_hinders_no_start(api, tmp_path, identity):
     started = {
         "conductor": "tasks",
         "incarnation": 2,
@@ -271,47 +271,45 @@ async def test_an_identity_that_no_process_can_have_is_damage_and_hinders_no_sta
         "at": 2.0,
         **identity,
     }
-    await desk.journal.write(lambda tx: tx.event("bad", "conductor.started", started))
-    recovery = await recovered(desk, tmp_path)
+    await api.journal.write(lambda tx: tx.event("bad", "conductor.started", started))
+    recovery = await recovered(api, tmp_path)
     assert recovery.damaged.keys() == {"bad"}
-    assert desk.queue.uids() == ["sound"]
+    assert api.queue.uids() == ["sound"]
 
 
 @pytest.mark.parametrize("last", [2**63 - 1, -5])
-async def test_a_number_of_an_event_that_leaves_no_next_one_hinders_no_abort(desk, tmp_path, last):
-    damage(desk, "bad", "events", "last", last)
-    await recovered(desk, tmp_path)
-    await desk.executor.abort("bad")
-    assert (await desk.executor.status("bad")).runs[0].state == "ended"
+async def test_a_number_of_an_event_that_leaves_no_next_one_hinders_no_abort(api, tmp_path, last):
+    damage(api, "bad", "events", "last", last)
+    await recovered(api, tmp_path)
+    await api.executor.abort("bad")
+    assert (await api.executor.status("bad")).runs[0].state == "ended"
 
 
-async def test_a_queued_run_that_is_damaged_meanwhile_can_be_aborted(desk, tmp_path):
-    await recovered(desk, tmp_path)
-    damage(desk, "bad", "runs", "outcome", b"\xff")
-    await desk.executor.abort("bad")
-    assert desk.queue.uids() == ["sound"]
-    assert (await desk.executor.status("bad")).runs[0].outcome == "aborted"
+async def test_a_queued_run_that_is_damaged_meanwhile_can_be_aborted(api, tmp_path):
+    await recovered(api, tmp_path)
+    damage(api, "bad", "runs", "outcome", b"\xff")
+    await api.executor.abort("bad")
+    assert api.queue.uids() == ["sound"]
+    assert (await api.executor.status("bad")).runs[0].outcome == "aborted"
 
 
 @pytest.mark.parametrize(
     ("table", "column"),
     [("runs", "spec"), ("runs", "ended_at"), ("events", "data"), ("records", "data"), ("runs", "uid")],
 )
-async def test_what_a_damaged_run_has_left_running_is_killed_at_the_start(
-    desk, tmp_path, left, table, column
-):
+async def test_processes_of_a_damaged_run_are_killed_at_the_start(api, tmp_path, left, table, column):
     birth = msgspec.to_builtins(ProcessIdentity.of(left.pid))
     started = {"conductor": "tasks", "incarnation": 2, **birth, "at": 2.0}
-    await desk.journal.write(lambda tx: tx.event("bad", "conductor.started", started))
-    damage(desk, "bad", table, column, b"\xff")
-    recovery = await recovered(desk, tmp_path)
+    await api.journal.write(lambda tx: tx.event("bad", "conductor.started", started))
+    damage(api, "bad", table, column, b"\xff")
+    recovery = await recovered(api, tmp_path)
     assert recovery.damaged.keys() == {"#2" if column == "uid" else "bad"}
     assert left.wait(timeout=0) == -signal.SIGKILL
 
 
-async def test_a_damaged_time_of_pruning_removes_nothing(desk):
-    damage(desk, "spoilt", "runs", "pruned_at", b"\xff")
-    damage(desk, "ended", "runs", "ended_at", b"\xff")
-    assert (await desk.executor.prune(keep_runs=0)).uids == ()
-    await desk.pruner.finish()
-    assert {run.uid for run in (await desk.executor.list()).runs} == {"sound", "bad", "ended", "spoilt"}
+async def test_a_damaged_time_of_pruning_removes_nothing(api):
+    damage(api, "spoilt", "runs", "pruned_at", b"\xff")
+    damage(api, "ended", "runs", "ended_at", b"\xff")
+    assert (await api.executor.prune(keep_runs=0)).uids == ()
+    await api.pruner.finish()
+    assert {run.uid for run in (await api.executor.list()).runs} == {"sound", "bad", "ended", "spoilt"}

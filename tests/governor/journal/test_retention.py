@@ -40,7 +40,7 @@ def test_a_run_goes_when_neither_bound_keeps_it(ages, runs, days):
 
 
 @pytest.mark.parametrize("bounds", [{"runs": -1}, {"days": -0.5}, {"days": float("nan")}])
-def test_what_is_no_bound(bounds):
+def test_negative_bounds_are_refused(bounds):
     with pytest.raises(UsageError, match="counted from 0"):
         RetentionPolicy(**bounds)
 
@@ -96,7 +96,7 @@ async def make(journal, folder, uid, *, work=300, ended=True, parent=None):
 
 
 @pytest.fixture
-async def house(tmp_path):
+async def journal(tmp_path):
     """A journal with four runs: a, b, c have ended in this order, d is in work and resumes b."""
     journal = Journal(tmp_path / "governor.db")
     for uid in ("a", "b", "c"):
@@ -127,37 +127,39 @@ def assert_gone(journal, folder, gone):
     assert journal._writing.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
 
 
-async def test_what_is_beyond_the_bounds_goes_with_its_files_and_the_journal_gets_smaller(house, tmp_path):
-    pruner = Pruner(house, tmp_path / "runs")
-    house.checkpoint()
-    before = house.path.stat().st_size
+async def test_runs_beyond_the_bounds_are_removed_with_their_files_and_the_journal_shrinks(journal, tmp_path):
+    pruner = Pruner(journal, tmp_path / "runs")
+    journal.checkpoint()
+    before = journal.path.stat().st_size
     seen = await pruner.prune(RetentionPolicy(runs=1), dry_run=True)
     assert (seen.uids, seen.dry_run) == (("a", "b"), True)
     assert seen.bytes >= 20_000
-    assert house.find("a") == ["a"]
+    assert journal.find("a") == ["a"]
     told = await pruner.prune(RetentionPolicy(runs=1))
     assert (told.uids, told.bytes) == (seen.uids, seen.bytes)
-    assert house.find("a") == [], "marked: nobody finds it any more"
+    assert journal.find("a") == [], "marked: it can not be found any more"
     await pruner.finish()
-    assert_gone(house, tmp_path, {"a", "b"})
-    assert house.path.stat().st_size < 0.7 * before
-    assert house.pruned("a").pruned_at is not None
-    assert [row.uid for row in house.runs(limit=9)] == ["d", "c"]
-    assert len(house.episodes("d", 0)) == 300
+    assert_gone(journal, tmp_path, {"a", "b"})
+    assert journal.path.stat().st_size < 0.7 * before
+    assert journal.pruned("a").pruned_at is not None
+    assert [row.uid for row in journal.runs(limit=9)] == ["d", "c"]
+    assert len(journal.episodes("d", 0)) == 300
     assert (await pruner.prune(RetentionPolicy(runs=1))).uids == ()
 
 
-async def test_a_run_that_was_pruned_is_resumed_by_none_and_its_key_starts_none(house, tmp_path):
-    pruner = Pruner(house, tmp_path / "runs")
+async def test_a_run_that_was_pruned_is_resumed_by_none_and_its_key_starts_none(journal, tmp_path):
+    pruner = Pruner(journal, tmp_path / "runs")
     await pruner.prune(RetentionPolicy(runs=0))
     await pruner.finish()
-    assert_gone(house, tmp_path, {"a", "b", "c"})
+    assert_gone(journal, tmp_path, {"a", "b", "c"})
     with pytest.raises(NoSuchRun, match="pruned"):
-        await house.write(lambda tx: tx.submit(uid="e", key=None, name="n", spec={}, folder="/", parent="a"))
-    again = await house.write(
+        await journal.write(
+            lambda tx: tx.submit(uid="e", key=None, name="n", spec={}, folder="/", parent="a")
+        )
+    again = await journal.write(
         lambda tx: tx.submit(uid="e", key="key of a", name="n", spec={}, folder="/", digest=b"d")
     )
-    assert (again, house.run("a").digest) == ("a", b"d")
+    assert (again, journal.run("a").digest) == ("a", b"d")
 
 
 PRUNE = """
@@ -224,48 +226,48 @@ async def test_a_pruner_that_is_killed_at_any_step_is_finished_by_the_next_start
     await journal.close()
 
 
-async def test_files_that_cannot_be_removed_are_tried_again(house, tmp_path, monkeypatch):
-    pruner = Pruner(house, tmp_path / "runs")
+async def test_files_that_cannot_be_removed_are_tried_again(journal, tmp_path, monkeypatch):
+    pruner = Pruner(journal, tmp_path / "runs")
     with monkeypatch.context() as stubborn:
         stubborn.setattr("governor.journal.retention.shutil.rmtree", lambda *_, **__: None)
         await pruner.prune(RetentionPolicy(runs=2))
         await pruner.finish()
-        assert house.marked() == ["a"]
+        assert journal.marked() == ["a"]
     await pruner.finish()
-    assert_gone(house, tmp_path, {"a"})
+    assert_gone(journal, tmp_path, {"a"})
 
 
-async def test_the_pruner_keeps_to_the_bounds_when_it_is_woken(house, tmp_path):
+async def test_the_pruner_keeps_to_the_bounds_when_it_is_woken(journal, tmp_path):
     keep = RetentionPolicy()
-    pruner = Pruner(house, tmp_path / "runs")
+    pruner = Pruner(journal, tmp_path / "runs")
     serving = asyncio.create_task(pruner.serve(lambda: keep))
     await asyncio.sleep(0)
-    assert house.find("a") == ["a"]
+    assert journal.find("a") == ["a"]
     keep = RetentionPolicy(runs=0)
     pruner.wake()
     async with asyncio.timeout(30):
-        while house.find("c") or house.marked():
-            await house.write(lambda _: None)
+        while journal.find("c") or journal.marked():
+            await journal.write(lambda _: None)
     serving.cancel()
     await asyncio.wait({serving})
-    assert house.run("c").spec == {}
+    assert journal.run("c").spec == {}
 
 
 @pytest.mark.parametrize(("number", "is_file"), [(3, False), (2000, True)])
 async def test_a_large_result_is_in_a_file_and_without_its_tasks_in_the_journal(
-    house, tmp_path, number, is_file
+    journal, tmp_path, number, is_file
 ):
     large = result_of("d", tasks=[task(n, value=float("nan") if n == 1 else n) for n in range(number)])
     folder = tmp_path / "runs" / "d"
     file = save_result(large, folder)
     assert (file is not None) == is_file
-    await house.write(lambda tx: tx.outcome(large, file=file))
-    assert repr(whole_result(house, "d", folder)) == repr(large)
-    (blob,) = house._writing.execute("SELECT result FROM runs WHERE uid = 'd'").fetchone()
+    await journal.write(lambda tx: tx.outcome(large, file=file))
+    assert repr(whole_result(journal, "d", folder)) == repr(large)
+    (blob,) = journal._writing.execute("SELECT result FROM runs WHERE uid = 'd'").fetchone()
     assert len(blob) < 64 * 1024
-    assert house.result("d").phases[0].metrics == {"m": 1.0}
+    assert journal.result("d").phases[0].metrics == {"m": 1.0}
     if file is not None:
         assert file == FILES["finished"]
         (folder / file).unlink()
         with pytest.raises(UsageError, match="can't be read from"):
-            whole_result(house, "d", folder)
+            whole_result(journal, "d", folder)

@@ -59,7 +59,7 @@ async def test_a_whole_one_is_taken_and_one_that_is_not_there_is_made(path, tmp_
     assert pragma(tmp_path / "absent.db", "user_version") == 4
 
 
-async def test_a_log_that_a_loss_of_power_has_cut_off_costs_what_was_not_whole(path, tmp_path):
+async def test_a_log_that_a_loss_of_power_has_cut_loses_incomplete_transactions_only(path, tmp_path):
     journal = Journal(path)
     for number in range(20):
         await journal.write(lambda tx, n=number: tx.event("r1", "late", {"n": n, "x": "y" * 5000}))

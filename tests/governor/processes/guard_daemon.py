@@ -13,7 +13,7 @@ from governor.processes.guard import start_guard
 STRAY = "import subprocess as s; print(s.Popen(['sleep', '86400'], start_new_session=True, stdout=s.DEVNULL).pid, flush=True); {}"
 
 
-def family() -> list[int]:
+def descendants() -> list[int]:
     """A child, one in its own session, one below that, and an orphan in a session of its own."""
     plain = subprocess.Popen(["sleep", "86400"])
     away = subprocess.Popen(
@@ -41,7 +41,7 @@ def main(mode: str) -> int:
         "guard2": os.getppid(),
         "guard": GUARD,
         "group": os.getpgrp(),
-        "family": family(),
+        "descendants": descendants(),
     }
     sys.stdout.write(json.dumps(known) + "\n")
     sys.stdout.flush()

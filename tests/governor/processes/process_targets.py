@@ -96,10 +96,10 @@ async def defy(payload: bytes) -> None:
     await asyncio.Event().wait()
 
 
-async def found_family(payload: bytes) -> None:
+async def start_descendants(payload: bytes) -> None:
     """One child in the group, one in a session of its own, and one below that in yet another; defies SIGTERM."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    tell(payload.decode(), {"pid": os.getpid(), "family": _three()})
+    tell(payload.decode(), {"pid": os.getpid(), "descendants": _three()})
     await asyncio.Event().wait()
 
 
@@ -124,9 +124,9 @@ ctypes.CDLL(None).syscall(SYS_EXIT, 0)
 """
 
 
-async def hollow_family(payload: bytes) -> None:
+async def start_hollow(payload: bytes) -> None:
     """A process in a session of its own whose main thread has ended: a zombie, with a thread that lives."""
-    tell(payload.decode(), {"pid": os.getpid(), "family": [_hollow()]})
+    tell(payload.decode(), {"pid": os.getpid(), "descendants": [_hollow()]})
     await asyncio.Event().wait()
 
 
@@ -137,21 +137,21 @@ def _hollow() -> int:
     return hollow.pid
 
 
-async def leave_family(payload: bytes) -> int:
+async def leave_descendants(payload: bytes) -> int:
     """Obeys SIGTERM, but leaves a process in its group and one outside behind."""
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
-    tell(payload.decode(), {"pid": os.getpid(), "family": _two_deaf()})
+    tell(payload.decode(), {"pid": os.getpid(), "descendants": _two_ignoring()})
     await stop.wait()
     return 0
 
 
-def _two_deaf() -> list[int]:
+def _two_ignoring() -> list[int]:
     deaf = ["sh", "-c", "trap '' TERM; echo; exec sleep 86400"]
     two = [subprocess.Popen(deaf, stdout=subprocess.PIPE, start_new_session=away) for away in (False, True)]
-    for member in two:
-        member.stdout.readline()  # it is deaf now
-    return [member.pid for member in two]
+    for each in two:
+        each.stdout.readline()  # it ignores SIGTERM now
+    return [each.pid for each in two]
 
 
 _PARENT_OF_ONE = """

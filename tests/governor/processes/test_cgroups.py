@@ -92,7 +92,7 @@ def test_one_that_has_lost_its_mark_its_parent_and_its_environment_is_shown_and_
 
 
 @pytest.mark.parametrize("found", [True, False], ids=["a search finds some", "a search finds none"])
-def test_what_forks_faster_than_it_is_found_is_dead(base, monkeypatch, found):
+def test_a_tree_that_forks_faster_than_it_is_found_is_killed(base, monkeypatch, found):
     if not found:
         monkeypatch.setattr(cgroups, "is_in", lambda *_: False)
         monkeypatch.setattr(kill_tree, "KILL_SECONDS", 0.3)

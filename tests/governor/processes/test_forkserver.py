@@ -40,7 +40,7 @@ class TestFork:
         assert await again.wait() == 4
         assert (await process.warm()).pid != report.pid
 
-    async def test_one_that_is_frozen_when_it_should_fork_is_replaced_and_holds_up_nobody(self, news):
+    async def test_a_forkserver_that_is_frozen_at_a_fork_is_replaced(self, news):
         report = await warm()
         child = await process.start(name="c", target="process_targets:nap", payload=news.address)
         await news()
@@ -61,7 +61,7 @@ class TestFork:
         assert child.lost_forkserver == report.pid
         assert await (await process.start(name="f", **order)).wait() == 4
 
-    async def test_one_that_is_frozen_for_a_moment_forks_when_it_goes_on(self, news):
+    async def test_a_forkserver_that_is_frozen_for_a_moment_forks_when_it_continues(self, news):
         report = await warm()
         os.kill(report.pid, signal.SIGSTOP)
         start = asyncio.create_task(
@@ -76,7 +76,7 @@ class TestFork:
         assert await child.wait() == -signal.SIGKILL
         assert (await warm()).pid == report.pid
 
-    async def test_what_a_child_did_not_read_is_no_fault_of_its_forkserver(self):
+    async def test_data_that_a_child_did_not_read_is_no_fault_of_its_forkserver(self):
         report = await warm()
 
         def child_is_dead():
@@ -87,7 +87,7 @@ class TestFork:
         assert not isinstance(caught.value, ForkserverDied)
         assert (await warm()).pid == report.pid
 
-    async def test_who_waits_for_others_is_not_taken_for_unheard(self):
+    async def test_a_fork_that_waits_for_others_is_not_silence(self):
         report = await warm()
         orders = [forkserver._server.fork(lambda: time.sleep(1.0)) for _ in range(7)]
         await asyncio.gather(*orders)
@@ -152,7 +152,7 @@ class TestWarmUp:
         process.warm_up(preload=False)
         assert await process.warm()
 
-    async def test_strangers_cannot_report(self):
+    async def test_other_processes_cannot_report(self):
         process.shut_down()
         process.warm_up(preload=False)
         address = forkserver._server._receiver.getsockname()

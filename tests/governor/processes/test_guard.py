@@ -28,7 +28,7 @@ def environ(**more: str) -> dict[str, str]:
 
 
 class Tree:
-    """A guard, its second guard, its daemon and their family, watched through pidfds: a pidfd is readable when its process is dead."""
+    """A guard, its second guard, its daemon and their descendants, watched through pidfds: a pidfd is readable when its process is dead."""
 
     def __init__(self, mode: str) -> None:
         self.popen = subprocess.Popen(
@@ -41,7 +41,7 @@ class Tree:
         )
         self.known = json.loads(self.popen.stdout.readline())
         self.pidfds = []
-        for pid in [self.known["daemon"], *self.known["family"], self.known["guard2"]]:
+        for pid in [self.known["daemon"], *self.known["descendants"], self.known["guard2"]]:
             try:
                 self.pidfds.append(os.pidfd_open(pid))
             except ProcessLookupError:
@@ -91,7 +91,7 @@ def tree():
         ({"INVOCATION_ID": "x"}, True),
     ],
 )
-def test_who_needs_a_guard(environment, needed):
+def test_which_processes_need_a_guard(environment, needed):
     assert guard.needs_guard(environment, pid=77) is needed
 
 
@@ -148,7 +148,7 @@ class TestEnds:
         assert it.popen.wait(timeout=10) == 137
         assert it.all_dead()
 
-    def test_a_crowd_is_swept(self):
+    def test_many_forking_processes_are_swept(self):
         """Processes that fork as fast as they are killed do not escape."""
         code = (
             "import os, sys; from governor.processes.guard import start_guard; start_guard()\n"
@@ -194,7 +194,7 @@ class TestSignals:
 
     def test_orphans_are_reaped_while_the_daemon_works(self, tree):
         it = tree("serve")
-        orphan = it.known["family"][3]
+        orphan = it.known["descendants"][3]
         stat = Path(f"/proc/{orphan}/stat").read_text()
         assert int(stat.rpartition(")")[2].split()[1]) == it.known["guard2"]
         os.kill(orphan, signal.SIGKILL)
@@ -238,7 +238,7 @@ class Terminal:
 
     def close(self) -> None:
         known = self.known
-        for pid in (known["daemon"], *known["family"], known["guard2"], known["guard"], self.pid):
+        for pid in (known["daemon"], *known["descendants"], known["guard2"], known["guard"], self.pid):
             try:
                 os.kill(pid, signal.SIGKILL)
             except ProcessLookupError:
@@ -285,7 +285,7 @@ class TestTerminal:
         it.type("\x03")
         it.until("SIGINT")
         it.until("code 130=")
-        for pid in it.known["family"]:
+        for pid in it.known["descendants"]:
             assert not Path(f"/proc/{pid}").exists()
 
     def test_ctrl_z_stops_both_and_fg_wakes_both(self, terminal):
@@ -309,7 +309,7 @@ class TestTerminal:
         os.kill(it.known["guard"], signal.SIGHUP)
         it.until("SIGHUP")
 
-    def test_a_resized_window_is_told(self, terminal):
+    def test_a_resized_window_is_forwarded(self, terminal):
         it = terminal("serve")
         termios.tcsetwinsize(it.fd, (33, 77))
         it.until("SIGWINCH")

@@ -33,7 +33,7 @@ def shut_down():
 
 @pytest.fixture
 def begin(tmp_path, monkeypatch):
-    """`child, family = await begin("target")`: returns when the child has said that it is ready."""
+    """`child, descendants = await begin("target")`: returns when the child has said that it is ready."""
     monkeypatch.syspath_prepend(str(HERE))
     receiver = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
     receiver.bind(str(tmp_path / "news"))
@@ -46,15 +46,15 @@ def begin(tmp_path, monkeypatch):
         begun.append(child)
         async with asyncio.timeout(10):
             await readable(receiver.fileno())
-        family = [psutil.Process(pid) for pid in json.loads(receiver.recv(4096)).get("family", [])]
-        begun.extend(family)
-        return child, family
+        descendants = [psutil.Process(pid) for pid in json.loads(receiver.recv(4096)).get("descendants", [])]
+        begun.extend(descendants)
+        return child, descendants
 
     yield begin
     receiver.close()
     for each in begun:
         if isinstance(each, psutil.Process):
-            if lives(each):
+            if is_alive(each):
                 each.kill()
         else:
             each.signal(signal.SIGKILL)
@@ -64,14 +64,14 @@ def open_fds() -> list[str]:
     return sorted(link.name for link in Path("/proc/self/fd").iterdir())
 
 
-def lives(member: psutil.Process) -> bool:
+def is_alive(each: psutil.Process) -> bool:
     try:
-        return member.is_running() and member.status() != psutil.STATUS_ZOMBIE
+        return each.is_running() and each.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
 
 
-async def test_who_obeys_the_message_gets_no_signal(begin):
+async def test_a_child_that_obeys_the_message_gets_no_signal(begin):
     child, _ = await begin("obey")
 
     async def ask() -> None:
@@ -88,7 +88,7 @@ async def test_without_a_message_sigterm_is_the_first_rung(begin):
     assert (gone.exit_code, gone.rung) == (0, "SIGTERM")
 
 
-async def test_who_ignores_the_message_gets_sigterm_after_its_grace(begin):
+async def test_a_child_that_ignores_the_message_gets_sigterm_after_its_grace(begin):
     child, _ = await begin("nap")
     asked = []
 
@@ -128,7 +128,7 @@ async def test_a_message_that_hangs_costs_its_grace_alone(begin):
     assert cancelled.is_set()
 
 
-async def test_who_ignores_sigterm_gets_sigkill(begin):
+async def test_a_child_that_ignores_sigterm_gets_sigkill(begin):
     child, _ = await begin("defy")
     gone = await terminate(child, None, QUICK)
     assert (gone.exit_code, gone.rung) == (-signal.SIGKILL, "SIGKILL")
@@ -136,14 +136,14 @@ async def test_who_ignores_sigterm_gets_sigkill(begin):
 
 
 @pytest.mark.parametrize(("target", "code", "rung"), [("obey", 0, "SIGTERM"), ("defy", -9, "SIGKILL")])
-async def test_who_is_stopped_is_woken_for_sigterm(begin, target, code, rung):
+async def test_a_stopped_child_is_continued_for_sigterm(begin, target, code, rung):
     child, _ = await begin(target)
     os.kill(child.pid, signal.SIGSTOP)
     gone = await terminate(child, None, GracePeriods(ask=0.2, terminate=10 if code == 0 else 0.2, kill=10))
     assert (gone.exit_code, gone.rung) == (code, rung)
 
 
-async def test_without_time_for_sigterm_nobody_is_woken_to_hear_it(begin, monkeypatch):
+async def test_without_time_for_sigterm_a_stopped_child_is_not_continued(begin, monkeypatch):
     child, _ = await begin("obey")
     os.kill(child.pid, signal.SIGSTOP)
     sent = []
@@ -155,31 +155,31 @@ async def test_without_time_for_sigterm_nobody_is_woken_to_hear_it(begin, monkey
 
 
 async def test_descendants_die_in_the_group_and_outside(begin):
-    child, family = await begin("found_family")
-    assert [os.getpgid(member.pid) == child.pid for member in family] == [True, False, False]
+    child, descendants = await begin("start_descendants")
+    assert [os.getpgid(each.pid) == child.pid for each in descendants] == [True, False, False]
     gone = await terminate(child, None, QUICK)
     assert gone.rung == "SIGKILL"
-    assert not any(lives(member) for member in family)
-    assert {member.pid for member in family[1:]} <= set(gone.killed)
+    assert not any(is_alive(each) for each in descendants)
+    assert {each.pid for each in descendants[1:]} <= set(gone.killed)
 
 
-async def test_who_has_lost_its_main_thread_is_not_taken_for_dead(begin):
-    child, [hollow] = await begin("hollow_family")
+async def test_a_child_without_its_main_thread_does_not_count_as_dead(begin):
+    child, [hollow] = await begin("start_hollow")
     death = os.pidfd_open(hollow.pid)
     await terminate(child, None, QUICK)
     assert is_readable(death)
     os.close(death)
 
 
-async def test_what_an_obedient_child_leaves_behind_dies_too(begin):
-    child, family = await begin("leave_family")
+async def test_descendants_of_an_obedient_child_are_killed(begin):
+    child, descendants = await begin("leave_descendants")
     gone = await terminate(child, None, PATIENT)
     assert (gone.exit_code, gone.rung) == (0, "SIGTERM")
-    assert not any(lives(member) for member in family)
-    assert family[1].pid in gone.killed
+    assert not any(is_alive(each) for each in descendants)
+    assert descendants[1].pid in gone.killed
 
 
-async def test_who_has_ended_already_is_gone_with_its_code(begin):
+async def test_a_child_that_has_exited_already_keeps_its_exit_code(begin):
     child, _ = await begin("nap")
     child.signal(signal.SIGKILL)
     await child.wait()
@@ -191,17 +191,17 @@ async def test_who_has_ended_already_is_gone_with_its_code(begin):
     assert (gone.exit_code, gone.rung) == (-signal.SIGKILL, "none")
 
 
-async def test_what_one_that_was_killed_has_left_in_other_sessions_dies_too(begin):
-    child, family = await begin("found_family")
+async def test_descendants_in_other_sessions_of_a_killed_child_are_killed(begin):
+    child, descendants = await begin("start_descendants")
     child.signal(signal.SIGKILL)
     await child.wait()
-    assert lives(family[1])
+    assert is_alive(descendants[1])
     gone = await terminate(child, None, PATIENT)
-    in_group, *others = (member.pid for member in family)
+    in_group, *others = (each.pid for each in descendants)
     assert (gone.rung, set(gone.killed) - {in_group}) == ("none", set(others)), (
-        "it may be dying yet, of the first signal"
+        "the first signal may still be killing it"
     )
-    assert not any(lives(member) for member in family)
+    assert not any(is_alive(each) for each in descendants)
 
 
 async def test_two_ladders_at_once_agree(begin):
@@ -223,7 +223,7 @@ def unreachable(monkeypatch, child):
     monkeypatch.setattr(kill_tree, "send", lambda handle, number: None)
 
 
-async def test_who_lives_on_is_named(begin, monkeypatch):
+async def test_a_survivor_is_named(begin, monkeypatch):
     child, _ = await begin("defy")
     unreachable(monkeypatch, child)
     with pytest.raises(ProcessError, match="alive after SIGKILL") as caught:
@@ -232,7 +232,7 @@ async def test_who_lives_on_is_named(begin, monkeypatch):
     monkeypatch.undo()
 
 
-async def test_who_lives_on_is_waited_for_where_somebody_is_told_of_it(begin, monkeypatch):
+async def test_a_survivor_is_reported_and_waited_for(begin, monkeypatch):
     child, _ = await begin("defy")
     unreachable(monkeypatch, child)
     told = asyncio.get_running_loop().create_future()
@@ -245,9 +245,9 @@ async def test_who_lives_on_is_waited_for_where_somebody_is_told_of_it(begin, mo
     assert (await ladder).exit_code == -signal.SIGKILL
 
 
-async def test_one_of_another_user_keeps_nobody_from_being_killed(begin, monkeypatch):
-    child, family = await begin("found_family")
-    spared, send = os.pidfd_open(family[1].pid), kill_tree.send
+async def test_a_process_of_another_user_does_not_keep_others_from_being_killed(begin, monkeypatch):
+    child, descendants = await begin("start_descendants")
+    spared, send = os.pidfd_open(descendants[1].pid), kill_tree.send
     same = Path(f"/proc/self/fdinfo/{spared}").read_text
 
     def not_permitted(handle, number):
@@ -257,9 +257,9 @@ async def test_one_of_another_user_keeps_nobody_from_being_killed(begin, monkeyp
     monkeypatch.setattr(kill_tree, "send", not_permitted)
     with pytest.raises(ProcessError, match="alive after SIGKILL") as caught:
         await terminate(child, None, GracePeriods(ask=0.1, terminate=0.1, kill=0.5))
-    assert caught.value.pid == family[1].pid
+    assert caught.value.pid == descendants[1].pid
     assert child.exit_code == -signal.SIGKILL
-    assert [lives(member) for member in family] == [False, True, False]
+    assert [is_alive(each) for each in descendants] == [False, True, False]
     os.close(spared)
 
 
@@ -278,19 +278,19 @@ async def test_the_event_loop_runs_while_the_tree_is_searched(begin, monkeypatch
 
 async def test_a_kill_waits_for_no_thread_of_others(begin):
     child, _ = await begin("defy")
-    loop, go_on = asyncio.get_running_loop(), threading.Event()
-    others = [loop.run_in_executor(None, go_on.wait) for _ in range(64)]
+    loop, resume = asyncio.get_running_loop(), threading.Event()
+    others = [loop.run_in_executor(None, resume.wait) for _ in range(64)]
     try:
         async with asyncio.timeout(20):
             gone = await terminate(child, None, GracePeriods(ask=0, terminate=0, kill=10))
     finally:
-        go_on.set()
+        resume.set()
         await asyncio.gather(*others)
     assert gone.exit_code == -signal.SIGKILL
 
 
 async def test_the_time_of_the_search_does_not_count_as_grace(begin, monkeypatch):
-    child, family = await begin("found_family")
+    child, descendants = await begin("start_descendants")
     stop_and_kill = kill_tree.stop_and_kill
 
     def slow(*arguments, **options):
@@ -300,11 +300,11 @@ async def test_the_time_of_the_search_does_not_count_as_grace(begin, monkeypatch
     monkeypatch.setattr(kill_tree, "stop_and_kill", slow)
     gone = await terminate(child, None, GracePeriods(ask=0, terminate=0, kill=2))
     assert gone.exit_code == -signal.SIGKILL
-    assert not any(lives(member) for member in family)
+    assert not any(is_alive(each) for each in descendants)
 
 
 async def test_a_dead_process_needs_no_grace(begin, monkeypatch):
-    child, family = await begin("found_family")
+    child, descendants = await begin("start_descendants")
     child.signal(signal.SIGKILL)
     await child.wait()
     stop_and_kill = kill_tree.stop_and_kill
@@ -316,20 +316,21 @@ async def test_a_dead_process_needs_no_grace(begin, monkeypatch):
 
     monkeypatch.setattr(kill_tree, "stop_and_kill", until_dead)
     gone = await terminate(child, None, GracePeriods(ask=0, terminate=0, kill=0))
-    in_group, *others = (member.pid for member in family)
+    in_group, *others = (each.pid for each in descendants)
     assert set(gone.killed) - {in_group} == set(others), (
-        "the one in its group may be dying yet, of the first signal"
+        "the first signal may still be killing the one in its group"
     )
 
 
 async def test_a_ladder_that_is_cancelled_during_the_search_closes_its_handles(begin, monkeypatch):
-    child, family = await begin("found_family")
+    child, descendants = await begin("start_descendants")
     loop, looking, closed = asyncio.get_running_loop(), asyncio.Event(), asyncio.Event()
-    go_on, strike, close = threading.Event(), kill_tree.stop_and_kill, kill_tree.close
+    resume, close = threading.Event(), kill_tree.close
+    stop_and_kill = kill_tree.stop_and_kill
 
     def slow(*arguments, **named):
         loop.call_soon_threadsafe(looking.set)
-        assert go_on.wait(10)
+        assert resume.wait(10)
         return stop_and_kill(*arguments, **named)
 
     def told(handles):
@@ -345,19 +346,17 @@ async def test_a_ladder_that_is_cancelled_during_the_search_closes_its_handles(b
         ladder.cancel()
         with pytest.raises(asyncio.CancelledError):
             await ladder
-        go_on.set()
+        resume.set()
         async with asyncio.timeout(10):
             await closed.wait()
     assert set(open_fds()) <= set(before)
     await terminate(child, None, QUICK)
-    assert not any(lives(member) for member in family)
+    assert not any(is_alive(each) for each in descendants)
 
 
 @pytest.mark.parametrize(("times", "seconds"), [(2, 5), (20, 0.1)])
-async def test_who_can_not_be_watched_is_watched_again_and_told_when_time_is_up(
-    begin, monkeypatch, times, seconds
-):
-    child, _ = await begin("found_family")
+async def test_watching_is_retried_until_the_grace_is_over(begin, monkeypatch, times, seconds):
+    child, _ = await begin("start_descendants")
     told, left = [], times
     watch = kill_ladder._Escalation._end
 
@@ -372,7 +371,7 @@ async def test_who_can_not_be_watched_is_watched_again_and_told_when_time_is_up(
     monkeypatch.setattr(kill_ladder._Escalation, "_end", no_descriptor_left)
     gone = await terminate(child, None, GracePeriods(ask=0, terminate=0, kill=seconds), on_stuck=told.append)
     assert gone.exit_code == -signal.SIGKILL
-    words = f"found_family (pid {child.pid}) was not seen dead: [Errno 24] Too many open files"
+    words = f"start_descendants (pid {child.pid}) was not seen dead: [Errno 24] Too many open files"
     assert [str(error) for error in told] == ([words] if seconds < 1 else [])
 
 
@@ -393,9 +392,9 @@ async def test_a_cancelled_ladder_leaves_no_task_behind(begin):
 
 
 async def test_it_leaves_no_descriptor_open(begin):
-    child, _ = await begin("found_family")
+    child, _ = await begin("start_descendants")
     await terminate(child, None, QUICK)
     before = open_fds()
-    child, _ = await begin("found_family")
+    child, _ = await begin("start_descendants")
     await terminate(child, None, QUICK)
     assert set(open_fds()) <= set(before)

@@ -35,12 +35,14 @@ time.sleep(1000)
 def tree():
     process = subprocess.Popen([sys.executable, "-c", TREE])
     root = psutil.Process(process.pid)
-    while len(alive(family := root.children())) < 4:  # orphans are adopted, and those between them have gone
+    while (
+        len(alive(descendants := root.children())) < 4
+    ):  # orphans are adopted, and those between them have gone
         time.sleep(0.01)
     handle = os.pidfd_open(process.pid)
-    yield process, handle, alive(family)
+    yield process, handle, alive(descendants)
     os.close(handle)
-    for each in [*alive(family), process]:
+    for each in [*alive(descendants), process]:
         each.kill()
     process.wait()
 
@@ -50,15 +52,15 @@ def alive(processes):
 
 
 def test_all_below_it_are_dead_in_sessions_of_their_own_too(tree):
-    process, handle, family = tree
+    process, handle, descendants = tree
     assert kill_tree.kill_tree(process.pid, handle) == []
-    assert not alive(family)
+    assert not alive(descendants)
     assert process.wait() == -signal.SIGKILL
 
 
-def test_who_may_not_be_killed_is_named_and_the_others_are_dead(tree, monkeypatch):
-    process, handle, family = tree
-    spared = family[-1]
+def test_a_survivor_is_returned_and_the_others_are_dead(tree, monkeypatch):
+    process, handle, descendants = tree
+    spared = descendants[-1]
     honest = signal.pidfd_send_signal
 
     def refusing(which, number):
@@ -69,10 +71,10 @@ def test_who_may_not_be_killed_is_named_and_the_others_are_dead(tree, monkeypatc
     monkeypatch.setattr(signal, "pidfd_send_signal", refusing)
     monkeypatch.setattr(kill_tree, "KILL_SECONDS", 1.5)  # the others die meanwhile
     assert kill_tree.kill_tree(process.pid, handle) == [spared.pid]
-    assert alive(family) == [spared]
+    assert alive(descendants) == [spared]
 
 
-def test_a_root_whose_tree_cannot_be_read_dies_all_the_same(tree, monkeypatch):
+def test_a_root_whose_tree_cannot_be_read_is_killed(tree, monkeypatch):
     process, handle, _ = tree
 
     def broken(_):
@@ -84,8 +86,8 @@ def test_a_root_whose_tree_cannot_be_read_dies_all_the_same(tree, monkeypatch):
     assert process.wait(timeout=5) == -signal.SIGKILL
 
 
-def test_who_cannot_be_looked_at_for_want_of_descriptors_is_not_left_standing(tree, monkeypatch):
-    process, handle, family = tree
+def test_processes_that_cannot_be_opened_are_not_left_stopped(tree, monkeypatch):
+    process, handle, descendants = tree
     honest, left = os.pidfd_open, iter(range(2))
 
     def scarce(pid):
@@ -99,9 +101,9 @@ def test_who_cannot_be_looked_at_for_want_of_descriptors_is_not_left_standing(tr
             kill_tree.kill_tree(process.pid, handle)
     assert process.wait(timeout=5) == -signal.SIGKILL
     end = time.monotonic() + 5
-    while alive(family) and time.monotonic() < end:
+    while alive(descendants) and time.monotonic() < end:
         time.sleep(0.01)
-    assert not alive(family)
+    assert not alive(descendants)
 
 
 ORPHANS = """
@@ -138,7 +140,7 @@ CHILD = kill_tree.mark_of_child(kill_tree.new_mark(), 3)
     [kill_tree.mark_of_runner(CHILD, 7), CHILD, CHILD >> 32 << 32],
     ids=["of the runner", "of the child", "of the daemon"],
 )
-def test_what_a_dead_process_has_left_behind_is_found_by_its_mark_and_those_above(asked):
+def test_orphans_are_found_by_their_mark_and_those_above(asked):
     handle, pid = orphans(kill_tree.mark_of_runner(CHILD, 7))
     assert pid in kill_tree.marked()[CHILD]
     assert kill_tree.kill_tree(0, None, asked) == []
@@ -160,7 +162,7 @@ def test_those_with_another_mark_live_on():
     os.close(handle)
 
 
-def test_a_number_that_has_another_owner_meanwhile_is_nobody_to_kill(monkeypatch):
+def test_a_process_with_a_reused_pid_is_not_killed(monkeypatch):
     process = subprocess.Popen(["sleep", "600"])
     asked = []
 
@@ -187,9 +189,9 @@ def test_marks_of_one_level_differ_and_stay_within_it():
 
 
 def test_descendants_and_ancestors(tree):
-    process, _, family = tree
-    assert kill_tree.descendants(process.pid) >= {each.pid for each in family}
-    assert {process.pid, os.getpid(), os.getppid()} <= kill_tree.ancestors(family[-1].pid)
+    process, _, descendants = tree
+    assert kill_tree.descendants(process.pid) >= {each.pid for each in descendants}
+    assert {process.pid, os.getpid(), os.getppid()} <= kill_tree.ancestors(descendants[-1].pid)
 
 
 FORKING = """
@@ -205,7 +207,7 @@ for _ in range(3):
 """
 
 
-def test_who_forks_all_the_time_leaves_nobody(monkeypatch):
+def test_a_tree_that_forks_all_the_time_is_killed(monkeypatch):
     honest, opened, me = os.pidfd_open, [], threading.get_ident()
 
     def noted(pid):

@@ -58,7 +58,7 @@ def test_only_processes_of_another_invocation_are_killed(begin):
     assert [process.poll() for process in others] == [None] * 3
 
 
-def test_what_is_below_them_dies_too_also_in_a_session_and_with_an_environment_of_its_own(begin):
+def test_descendants_in_other_sessions_and_environments_are_killed(begin):
     parent = begin(
         "1.1", command=[sys.executable, "-c", PRINT_PID], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )

@@ -98,17 +98,19 @@ class TestExit:
         assert (await child.wait(), await other.wait()) == (3, 4)
 
     async def test_the_rest_of_the_group_goes_with_its_leader(self, news):
-        child = await process.start(name="c", target="process_targets:found_family", payload=news.address)
+        child = await process.start(
+            name="c", target="process_targets:start_descendants", payload=news.address
+        )
         told = await news()
-        inside = os.pidfd_open(told["family"][0])
+        inside = os.pidfd_open(told["descendants"][0])
         os.kill(child.pid, signal.SIGKILL)
         assert await child.wait() == -signal.SIGKILL
         assert is_readable(inside, timeout=5)
         os.close(inside)
-        for pid in told["family"][1:]:  # outside of the group: the kill ladder's and the guard's to find
+        for pid in told["descendants"][1:]:  # outside of the group: the kill ladder's and the guard's to find
             os.kill(pid, signal.SIGKILL)
 
-    async def test_nobody_polls(self, news, monkeypatch):
+    async def test_nothing_polls(self, news, monkeypatch):
         child = await process.start(name="c", target="process_targets:nap", payload=news.address)
         await news()
         asked = 0
@@ -196,9 +198,7 @@ class TestStart:
             await asyncio.to_thread(process.warm_up)
 
     @pytest.mark.parametrize(("target", "code"), [("nap", -signal.SIGKILL), ("obey", 0)])
-    async def test_a_death_is_seen_and_its_code_told_where_a_frozen_forkserver_reaps_nobody(
-        self, news, target, code
-    ):
+    async def test_an_exit_code_is_read_from_the_zombie_of_a_frozen_forkserver(self, news, target, code):
         report = await warm()
         child = await process.start(name="c", target=f"process_targets:{target}", payload=news.address)
         await news()

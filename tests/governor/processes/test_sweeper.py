@@ -60,7 +60,7 @@ def test_when_the_daemon_is_killed_all_that_it_has_started_is_and_the_sweeper_go
     assert all(is_readable(handle, timeout=10) for handle in handles)
 
 
-def test_it_keeps_no_end_of_a_pipe_no_terminal_and_hears_no_signal(begin):
+def test_it_keeps_no_pipe_and_no_terminal_and_gets_no_signal(begin):
     (_, _, pid), _ = begin()
     sweeper = psutil.Process(pid)
     end = time.monotonic() + 10
@@ -72,6 +72,6 @@ def test_it_keeps_no_end_of_a_pipe_no_terminal_and_hears_no_signal(begin):
     assert sweeper.is_running()
 
 
-def test_without_a_mark_there_is_nobody_to_find_and_no_sweeper(begin):
+def test_without_a_mark_there_is_no_sweeper(begin):
     pids, _ = begin("refused")
     assert len(pids) == 2

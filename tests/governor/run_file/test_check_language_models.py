@@ -68,7 +68,7 @@ def test_a_good_one_has_no_faults_and_no_conductors_but_the_simulation():
         ({"environment": {"entry": "http://:1"}}, "conductors.environments.game.entry", "is no address"),
     ],
 )
-def test_what_does_not_go_together_is_named_with_what_would(more, place, says):
+def test_a_wrong_combination_is_named_with_a_right_one(more, place, says):
     simulate = {"agents": more.pop("agents_of")} if "agents_of" in more else {}
     data = run(**more)
     data["phases"][0]["simulate"] |= simulate

@@ -100,7 +100,7 @@ def test_every_rule_reaches_the_simulation(transport):
         ),
     ],
 )  # fmt: skip
-def test_a_fault_is_told_with_its_place(phase, place, said):
+def test_a_fault_is_reported_with_its_place(phase, place, said):
     found = [(check.spell(path), message) for path, message in check.faults(run(phase))]
     assert found == [(f"phases[0].{place}", said)]
 

@@ -12,7 +12,7 @@ from states.plan import ConductorPlan
 IN_PROCESS = GOOD.replace("episodes: 400,", "episodes: 400, transport: in_process,")
 
 
-def test_what_only_plays_in_process_has_no_conductor():
+def test_environments_and_agents_in_process_have_no_conductor():
     run = load.parse(yaml.safe_load(IN_PROCESS))
     names = [conductor.name for conductor in load.to_plan(run, "u1").conductors]
     assert names == ["simulation", "tasks"]
@@ -26,7 +26,7 @@ def test_what_only_plays_in_process_has_no_conductor():
 SIMULATE = {"environment": "lake", "agents": ["walker"], "episodes": 5}
 
 
-def test_the_command_of_a_phase_in_process_says_what_to_build():
+def test_the_command_of_a_phase_in_process_names_what_to_build():
     run = load.parse(yaml.safe_load(IN_PROCESS))
     command = Assignment(uid="u1", run=run, folder=".").simulation(0, done=[])
     assert command.transport == "in_process"
@@ -104,7 +104,7 @@ PLAYERS = IN_PROCESS.replace("    walker:", "    runner: {entry: 'q_learner:QLea
 )
 
 
-def test_agents_may_be_said_for_each_player():
+def test_agents_may_be_given_for_each_player():
     run = load.parse(yaml.safe_load(PLAYERS))
     assert load.parse(run.raw()) == run
     command = Assignment(uid="u1", run=run, folder=".").simulation(0, done=[])

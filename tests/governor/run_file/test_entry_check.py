@@ -216,7 +216,7 @@ def test_a_module_that_a_conductor_has_another_of_is_named_with_both_files(shado
         assert verdict.endswith(f"in a conductor, not {file}: give that file another name")
 
 
-def test_a_folder_that_is_no_package_stands_in_nobodys_way(tmp_path):
+def test_a_folder_that_is_no_package_shadows_nothing(tmp_path):
     """Python prefers any module to it."""
     (tmp_path / "statistics").mkdir()
     (tmp_path / "statistics" / "plot.py").write_text("")
@@ -231,7 +231,7 @@ def test_so_is_one_that_another_module_of_the_folder_imports(shadowed):
     assert said["lazy:act"].endswith(f"not {shadowed / 'queue.py'}: give that file another name")
 
 
-def test_modules_that_are_nobody_elses_cost_no_import_of_what_conductors_have(tmp_path, monkeypatch):
+def test_modules_with_names_of_their_own_need_no_import_of_the_preload(tmp_path, monkeypatch):
     from governor.run_file import shadowing
 
     monkeypatch.setattr(shadowing, "_import_as_conductors_do", lambda: pytest.fail("nothing is in doubt"))
@@ -249,7 +249,7 @@ def test_a_folder_that_is_on_the_path_shadows_nothing_of_its_own():
     ) == {"states.table:RULES_": "module 'states.table' has no 'RULES_'"}
 
 
-def test_the_folder_in_which_somebody_is_is_no_part_of_the_path(folder, tmp_path, monkeypatch):
+def test_the_current_folder_is_not_on_the_path(folder, tmp_path, monkeypatch):
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(folder)
     assert "no module named 'good'" in verdicts(tmp_path / "elsewhere", "good:f")["good:f"]

@@ -197,7 +197,7 @@ def test_all_faults_at_once_sorted_by_line(tmp_path):
         ("name: x\nphases: [{name: a, tasks: []}]\n", "there is nothing to do"),
     ],
 )
-def test_what_is_no_run_at_all(tmp_path, text, said):
+def test_data_that_is_no_run(tmp_path, text, said):
     (fault,) = faults_of(tmp_path, text)
     assert said in fault.message
     assert fault.line is not None
@@ -266,7 +266,7 @@ def test_numbers_of_numpy_are_numbers():
         load.parse(given)
 
 
-def test_nobody_imports_numpy_for_a_run_without():
+def test_a_run_without_numpy_does_not_import_it():
     code = "import sys; from governor.run_file.load import parse; parse({'name': 'x', 'phases': [{'name': 'p', 'tasks': [{'id': 't', 'call': 'm:f'}]}]}); sys.exit('numpy' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 

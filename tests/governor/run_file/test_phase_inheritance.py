@@ -40,7 +40,7 @@ def faults(tmp_path, text, head=TRAIN):
     return [(fault.line, fault.path, fault.message) for fault in caught.value.faults]
 
 
-def test_what_a_phase_does_not_say_is_as_in_the_phase_that_it_names():
+def test_missing_keys_are_taken_from_the_named_phase():
     train, more = phases("  - {name: more, inherits: train}")
     assert more == train.model_copy(update={"name": "more"})
 
@@ -144,7 +144,7 @@ def test_a_name_is_not_inherited(tmp_path):
     assert faults(tmp_path, "  - {inherits: train}") == [(12, "phases[1].name", "'name' is missing")]
 
 
-def test_the_first_phase_has_nothing_to_inherit_and_its_other_faults_are_told(tmp_path):
+def test_the_first_phase_has_nothing_to_inherit_and_its_other_faults_are_reported(tmp_path):
     found = faults(tmp_path, "", head="  - {name: p, inherits: q, colour: red}\n")
     assert [said for _, _, said in found] == [
         "unknown phase 'q'; no phase is before this one",
@@ -153,7 +153,7 @@ def test_the_first_phase_has_nothing_to_inherit_and_its_other_faults_are_told(tm
     ]
 
 
-def test_a_fault_that_was_inherited_is_told_where_it_stands(tmp_path):
+def test_an_inherited_fault_is_reported_at_its_origin(tmp_path):
     head = "  - {name: train, simulate: {environment: leak, agents: [a], episodes: 0}}\n"
     text = """\
   - {name: more, inherits: train}
@@ -167,7 +167,7 @@ def test_a_fault_that_was_inherited_is_told_where_it_stands(tmp_path):
     ]
 
 
-def test_a_fault_of_the_combination_alone_is_told_of_the_phase_that_combines(tmp_path):
+def test_a_fault_of_the_combination_is_reported_at_the_derived_phase(tmp_path):
     found = faults(tmp_path, "  - name: more\n    inherits: train\n    simulate: {environment: pond}\n")
     assert [(line, path) for line, path, _ in found] == [(14, "phases[1].simulate.workers")]
 

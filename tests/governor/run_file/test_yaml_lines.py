@@ -59,7 +59,7 @@ def test_aliases_do_not_grow_without_bound():
     assert fault[2].startswith("has aliases that stand for more than 100000 values: write less of it twice")
 
 
-def test_what_stands_in_the_file_has_no_bound_but_the_files_size(monkeypatch):
+def test_data_in_the_file_is_bounded_by_the_size_of_the_file_alone(monkeypatch):
     monkeypatch.setattr(yaml_lines, "_MAX_COPIES", 1_000)
     rows = f"- [{'x, ' * 100}]\n" * 11
     document = yaml_lines.read(f"a: &a [x]\nrows:\n{rows}b: *a\n")

@@ -35,7 +35,7 @@ def test_a_size_is_a_number_of_bytes_or_has_a_unit(written, found):
 @pytest.mark.parametrize(
     "written", ["", "2", "2G", "2 gib", "2Gb", "GiB", "-2GiB", "2GiB 3MiB", "1e3MiB", 2.0, True, None, [2]]
 )
-def test_what_is_no_size_is_told_how_to_write_one(written):
+def test_the_error_for_a_bad_size_tells_how_to_write_one(written):
     with pytest.raises(ValueError, match=r"is no size: write a number of bytes, or a text like '512MiB'"):
         sizes.limit(written)
     assert not (isinstance(written, str) and re.search(sizes.PATTERN, written))
@@ -52,7 +52,7 @@ def test_a_forgotten_unit_and_what_fits_no_disk_are_faults(written, said):
 
 
 @given(st.integers(min_value=0, max_value=2**63 - 1))
-def test_bytes_are_told_with_three_digits_and_a_unit(value):
+def test_bytes_are_shown_with_three_digits_and_a_unit(value):
     number, unit = amount("memory", value).split()
     power = ["bytes", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"].index(unit)
     assert abs(float(number) * 1024**power - value) <= 0.00501 * 1024**power
@@ -61,7 +61,7 @@ def test_bytes_are_told_with_three_digits_and_a_unit(value):
 
 
 @pytest.mark.parametrize(("written", "found"), [(0, 0), (5, 5), ("7B", 7), ("64MiB", 64 * 2**20)])
-def test_what_is_no_limit_may_be_small(written, found):
+def test_sizes_that_are_no_limits_may_be_small(written, found):
     assert sizes.in_bytes(written) == found
     with pytest.raises(ValueError, match="is no size"):
         sizes.in_bytes(-1)
