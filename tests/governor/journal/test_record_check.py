@@ -298,8 +298,8 @@ async def test_a_queued_run_that_is_damaged_meanwhile_can_be_aborted(api, tmp_pa
     [("runs", "spec"), ("runs", "ended_at"), ("events", "data"), ("records", "data"), ("runs", "uid")],
 )
 async def test_processes_of_a_damaged_run_are_killed_at_the_start(api, tmp_path, left, table, column):
-    birth = msgspec.to_builtins(ProcessIdentity.of(left.pid))
-    started = {"conductor": "tasks", "incarnation": 2, **birth, "at": 2.0}
+    identity = msgspec.to_builtins(ProcessIdentity.of(left.pid))
+    started = {"conductor": "tasks", "incarnation": 2, **identity, "at": 2.0}
     await api.journal.write(lambda tx: tx.event("bad", "conductor.started", started))
     damage(api, "bad", table, column, b"\xff")
     recovery = await recovered(api, tmp_path)
