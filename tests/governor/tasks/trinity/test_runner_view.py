@@ -88,7 +88,7 @@ async def test_prepare_replaces_a_runner_that_has_died(scheduler):
     old = slot(scheduler, 0).runner
     os.kill(scheduler.engine._runners.pid(old), signal.SIGKILL)
     while slot(scheduler, 0) is not None and slot(scheduler, 0).runner == old:
-        await scheduler.engine._change()
+        await scheduler.engine._wait_for_change()
     await within(20, wrapper.prepare())
     assert slot(scheduler, 0).runner != old
 
@@ -107,7 +107,7 @@ async def test_a_restarted_runner_is_ready_before_the_old_one_is_killed(
             while len(scheduler.engine._core.slots.all()) < 3 or any(
                 each.state == "starting" for each in scheduler.engine._core.slots.all()
             ):
-                await scheduler.engine._change()
+                await scheduler.engine._wait_for_change()
         visit.tell("go")
         assert (await within(5, scheduler.get_statuses(1)))[0].ok
     kills = []
