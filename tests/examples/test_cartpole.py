@@ -2,10 +2,10 @@
 
 import numpy as np
 import pytest
-from example_runs import examples_path, result_of
 from gymnasium.spaces import Box, Discrete
 
 from governor.episodes.transition import Transition
+from tests.support.example_runs import examples_path, result_of
 
 
 @pytest.fixture

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import psutil
 import pytest
-from living import first_child
+
+from tests.support.living import first_child
 
 REPOSITORY = Path(__file__).parents[2]
 EXAMPLE = REPOSITORY / "examples" / "frozen_lake"

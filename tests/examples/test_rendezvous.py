@@ -2,8 +2,9 @@
 
 import pandas as pd
 import pytest
-from example_runs import examples_path, result_of
 from pettingzoo.test import parallel_api_test
+
+from tests.support.example_runs import examples_path, result_of
 
 
 @pytest.mark.long

@@ -1,10 +1,10 @@
 """The fault campaign: real runs, random faults, and what must hold after each. `make faults` plays it.
 
-    python tests/faults/campaign.py --seed 5 --first 0 --count 1000 [--houses 2] [--table docs/faults.md]
+    python tests/faults/campaign.py --seed 5 --first 0 --count 1000 [--instances 2] [--table docs/faults.md]
 
-The driver stands outside the daemons' process trees. In a house one scenario follows the other: a daemon that lives on
-serves the next one too, one that was killed is started again on what it left. A house in which something was found is kept.
-What was played is in the ledger: the same command again goes on where it was cut short.
+The driver runs outside the daemons' process trees. An instance (a daemon with its folders) plays one scenario after the other: a
+daemon that survives serves the next scenario too; one that was killed is started again on the same folders. The folders of an
+instance with a finding are kept. The ledger records each scenario: the same command again continues where it was interrupted.
 """
 
 from __future__ import annotations
@@ -21,31 +21,32 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-import faults
 import psutil
-from checks import FINE, Seen, judge, left_files, on_record
-from house import House
-from ledger import Entry, Ledger
-from plan import BY_CLIENTS, scenario
-from report import findings, page, table
-from run_processes import alive, conductors, earlier, registered
-from runs import run_file, whole
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # it is started by its path
 
 from governor.executor import Executor
+from tests.faults import faults
+from tests.faults.checks import FINE, Seen, judge, left_files, on_record
+from tests.faults.instance import Instance
+from tests.faults.ledger import Entry, Ledger
+from tests.faults.plan import BY_CLIENTS, scenario
+from tests.faults.report import findings, page, table
+from tests.faults.run_processes import alive, conductors, earlier, registered
+from tests.faults.runs import run_file, whole
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from plan import Scenario
-    from run_processes import RunProcess
-
     from governor.messages import RunEvent
+    from tests.faults.plan import Scenario
+    from tests.faults.run_processes import RunProcess
 
 HANG_SECONDS: Final = 120.0
 GONE_SECONDS: Final = 3.0
 DEAD_SECONDS: Final = 1.0
 """What is dead when it was told to be is seen dead by then."""
-SCENARIOS_PER_HOUSE: Final = 25
+SCENARIOS_PER_INSTANCE: Final = 25
 BADLY: Final = frozenset({"finished", "failed"})
 SMALL_DISK: Final = frozenset({"disk_full", "inodes_full"})
 ALLOWED: Final = {"no_files": BADLY}
@@ -53,10 +54,10 @@ ALLOWED: Final = {"no_files": BADLY}
 
 
 class Play:
-    """One scenario in a house with a daemon."""
+    """One scenario on one instance."""
 
-    def __init__(self, house: House, chosen: Scenario) -> None:
-        self.house = house
+    def __init__(self, instance: Instance, chosen: Scenario) -> None:
+        self.instance = instance
         self.chosen = chosen
         self.uid = ""
         self.seen = Seen()
@@ -65,7 +66,7 @@ class Play:
         self.since = 0.0
         self.log_size = 0
         self.entry = Entry(seed=chosen.seed, number=chosen.number, fault=chosen.fault.name, run=chosen.run)
-        self.register = house.register(f"{chosen.seed}-{chosen.number}")
+        self.register = instance.register(f"{chosen.seed}-{chosen.number}")
         self.struck = asyncio.Event()
         self.struck.set()
         """Not set while it is being struck."""
@@ -86,8 +87,8 @@ class Play:
         return self.entry
 
     async def _play(self) -> None:
-        if not self.house.is_up:
-            await self.house.start()
+        if not self.instance.is_up:
+            await self.instance.start()
         keeping = asyncio.create_task(self._keep_up())
         going_on = asyncio.create_task(self._go_on())
         try:
@@ -101,10 +102,12 @@ class Play:
             await asyncio.wait({keeping, going_on})
 
     async def _go_on(self) -> None:
-        house, chosen = self.house, self.chosen
-        async with Executor(house.endpoint, timeout=20.0, patience=HANG_SECONDS) as executor:
+        instance, chosen = self.instance, self.chosen
+        async with Executor(instance.endpoint, timeout=20.0, patience=HANG_SECONDS) as executor:
             submitting = asyncio.create_task(
-                faults.submit(house, executor, run_file(chosen.run, chosen.run_seed, self.register), chosen)
+                faults.submit(
+                    instance, executor, run_file(chosen.run, chosen.run_seed, self.register), chosen
+                )
             )
             if self._meets_no_run:
                 await self._strike(submitting)
@@ -121,21 +124,21 @@ class Play:
             await self._look_for_orphans(self._processes(), "of the run that has ended")
             result = await executor.result(self.uid)
         self.entry.outcome, self.entry.reason = result.outcome, result.reason
-        recorded, damage = on_record(house.state / "governor.db", self.uid)
+        recorded, damage = on_record(instance.state / "governor.db", self.uid)
         found = judge(
             uid=self.uid,
             seen=self.seen,
             recorded=recorded,
             damage=damage,
             result=result,
-            run_folder=house.state / "runs" / self.uid,
+            run_folder=instance.state / "runs" / self.uid,
             whole=whole(chosen.run),
             allowed=ALLOWED.get(chosen.fault.action, FINE),
             untouched=chosen.fault.action in BY_CLIENTS,
         )
         self.entry.lost, self.entry.doubled = len(found.lost), len(found.doubled)
         self.entry.violations += found.all
-        self.entry.violations += left_files(house.runtime, house.state)
+        self.entry.violations += left_files(instance.runtime, instance.state)
         if not self.entry.skipped:
             self._measure()
 
@@ -151,12 +154,12 @@ class Play:
         if back is None:
             return
         connects = connects or back
-        rays_own = self.house.ray_start_seconds(since=self.log_size, until=connects) + back - connects
+        rays_own = self.instance.ray_start_seconds(since=self.log_size, until=connects) + back - connects
         self.entry.recovery_with_ray = round(back - since, 3)
         self.entry.recovery = round(max(back - since - rays_own, 0.0), 3)
 
     async def _watch(self, executor: Executor) -> None:
-        marks = self.house.state / "runs" / self.uid / "marks"
+        marks = self.instance.state / "runs" / self.uid / "marks"
         async for event in executor.watch(self.uid):
             self.seen.events.append(event)
             if event.kind == "task.ended":
@@ -186,7 +189,7 @@ class Play:
 
     async def _strike(self, watching: asyncio.Task[Any]) -> None:
         """At its moment, or when the run is over before."""
-        house, chosen = self.house, self.chosen
+        instance, chosen = self.instance, self.chosen
         if not self._meets_no_run:
             due = asyncio.create_task(self._moment())
             await asyncio.wait({due, watching}, return_when=asyncio.FIRST_COMPLETED)
@@ -195,19 +198,19 @@ class Play:
         if watching.done() and chosen.fault.action != "submit_killed":
             self.entry.skipped = "the run was over"
             return
-        self.log_size = house.log_size
+        self.log_size = instance.log_size
         began = time.monotonic()
         lives = self.lives
         self.struck.clear()
         try:
-            struck = await faults.strike(house, self.uid, chosen, watching)
+            struck = await faults.strike(instance, self.uid, chosen, watching)
         finally:
             self.struck.set()
         self.entry.skipped = struck.skipped
         self.entry.violations += struck.found
         self.since = began
         if chosen.fault.action.startswith("stop"):
-            self.since = house.found_silent(since=self.log_size) or time.monotonic()
+            self.since = instance.found_silent(since=self.log_size) or time.monotonic()
         if struck.daemon_dies:
             async with self.news:
                 await self.news.wait_for(lambda: self.lives > lives)
@@ -226,51 +229,51 @@ class Play:
 
     async def _keep_up(self) -> None:
         """As a service manager does: after each daemon comes the next one, when the fault is over."""
-        house = self.house
+        instance = self.instance
         while True:
-            code = await house.ended(None)
+            code = await instance.ended(None)
             if not faults.may_end_daemon(self.chosen.fault):
                 self.entry.violations.append(f"the daemon ended with {code}, and nobody had struck it")
             await self.struck.wait()
-            left = await house.gone(GONE_SECONDS)
+            left = await instance.gone(GONE_SECONDS)
             self.entry.orphans += len(left)
             self.entry.violations += [f"left behind: {each}" for each in left]
             self.since = time.monotonic()
-            await house.start()
+            await instance.start()
             async with self.news:
                 self.lives += 1
                 self.news.notify_all()
 
     async def _explained(self) -> str:
         with contextlib.suppress(Exception):
-            async with Executor(self.house.endpoint, timeout=5.0, patience=0.0) as executor:
+            async with Executor(self.instance.endpoint, timeout=5.0, patience=0.0) as executor:
                 told = await executor.explain(self.uid)
                 return "; ".join(line.what for line in told.lines)
-        return "the daemon does not answer" if self.house.is_up else "the daemon is down"
+        return "the daemon does not answer" if self.instance.is_up else "the daemon is down"
 
 
-async def play(house: House, chosen: Scenario) -> Entry:
+async def play(instance: Instance, chosen: Scenario) -> Entry:
     """Afterwards nothing of the run is in work, and the daemon may live."""
-    entry = await Play(house, chosen).run()
-    house.step_clock(0.0)
+    entry = await Play(instance, chosen).run()
+    instance.step_clock(0.0)
     return entry
 
 
-async def campaign(scenarios: Iterable[Scenario], ledger: Ledger, *, root: Path, houses: int = 1) -> None:
-    """All of them, in so many houses side by side."""
+async def campaign(scenarios: Iterable[Scenario], ledger: Ledger, *, root: Path, instances: int = 1) -> None:
+    """Plays all scenarios, on that many instances side by side."""
     coming = iter(scenarios)
     async with asyncio.TaskGroup() as group:
-        for _ in range(houses):
+        for _ in range(instances):
             group.create_task(Lot(ledger, root=root).play(coming))
 
 
 class Lot:
-    """Where one house stands after the other."""
+    """One instance after the other: a new one replaces one that has ended."""
 
     def __init__(self, ledger: Ledger, *, root: Path) -> None:
         self._ledger = ledger
         self._root = root
-        self._house: House | None = None
+        self._instance: Instance | None = None
         self._left = 0
 
     async def play(self, coming: Iterator[Scenario]) -> None:
@@ -294,15 +297,15 @@ class Lot:
         if small and not may_mount():
             entry.skipped = "no right to mount"
             return entry
-        if self._house is None or not self._left or small:
+        if self._instance is None or not self._left or small:
             await self._leave(keep=False)
-            self._house = House(
+            self._instance = Instance(
                 Path(tempfile.mkdtemp(prefix=f"gf{chosen.number}-", dir=self._root)), small_disk=small
             )
-            self._left = 1 if small else SCENARIOS_PER_HOUSE
+            self._left = 1 if small else SCENARIOS_PER_INSTANCE
         self._left -= 1
         try:
-            entry = await play(self._house, chosen)
+            entry = await play(self._instance, chosen)
         except Exception as error:  # noqa: BLE001  # whatever it is: it was found
             entry.violations.append(f"{type(error).__name__}: {error}")
         if entry.violations:
@@ -314,20 +317,20 @@ class Lot:
         return entry
 
     async def _leave(self, *, keep: bool) -> list[str]:
-        """Ends a house; what lives 3 s after the daemon's end."""
-        house, self._house = self._house, None
-        if house is None:
+        """Ends the instance. Returns the processes that are alive 3 s after the daemon's end."""
+        instance, self._instance = self._instance, None
+        if instance is None:
             return []
         try:
             with contextlib.suppress(TimeoutError, psutil.Error):
-                await house.stop()
-            left = await house.gone(GONE_SECONDS)
+                await instance.stop()
+            left = await instance.gone(GONE_SECONDS)
         finally:
-            house.close()
+            instance.close()
         if keep or left:
-            print(f"kept: {house.folder}", flush=True)
+            print(f"kept: {instance.folder}", flush=True)
         else:
-            await asyncio.to_thread(shutil.rmtree, house.folder)
+            await asyncio.to_thread(shutil.rmtree, instance.folder)
         return [f"left behind: {each}" for each in left]
 
 
@@ -346,11 +349,16 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--count", type=int, default=1000)
     parser.add_argument("--fault", action="append", help="those of this name alone; may be given again")
-    parser.add_argument("--houses", type=int, default=1, help="so many side by side")
+    parser.add_argument("--instances", "--houses", type=int, default=1, help="instances side by side")
     parser.add_argument("--ledger", type=Path, default=Path("faults.sqlite"))
     parser.add_argument("--again", action="store_true", help="play also what is in the ledger already")
     parser.add_argument("--table", type=Path, help="write the table of the ledger there")
-    parser.add_argument("--root", type=Path, default=Path(tempfile.gettempdir()), help="where houses are")
+    parser.add_argument(
+        "--root",
+        type=Path,
+        default=Path(tempfile.gettempdir()),
+        help="parent folder of the instances' folders",
+    )
     chosen = parser.parse_args(arguments)
     ledger = Ledger(chosen.ledger)
     done = set() if chosen.again else ledger.numbers(chosen.seed)
@@ -359,14 +367,14 @@ def main(arguments: list[str] | None = None) -> int:
     if chosen.fault is not None:
         scenarios = (each for each in scenarios if each.fault.name in chosen.fault)
     with contextlib.suppress(KeyboardInterrupt):
-        asyncio.run(campaign(scenarios, ledger, root=chosen.root, houses=chosen.houses))
+        asyncio.run(campaign(scenarios, ledger, root=chosen.root, instances=chosen.instances))
     entries = ledger.entries(chosen.seed)
     ledger.close()
     print(table(entries))
     found = findings(entries)
     print("\n".join(found))
     if chosen.table is not None:
-        chosen.table.write_text(page(entries, seed=chosen.seed, houses=chosen.houses))
+        chosen.table.write_text(page(entries, seed=chosen.seed, instances=chosen.instances))
     return 1 if found else 0
 
 

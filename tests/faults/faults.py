@@ -14,19 +14,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-import forgery
 import psutil
-from house import hold
-from plan import CONDUCTORS, RAY
+
+from tests.faults import forgery
+from tests.faults.instance import hold
+from tests.faults.plan import CONDUCTORS, RAY
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from house import House
-    from plan import Fault, Scenario
-
     from governor.executor import Executor
     from governor.messages import RunEvent
+    from tests.faults.instance import Instance
+    from tests.faults.plan import Fault, Scenario
 
 PROGRESS: Final = frozenset(
     {
@@ -83,60 +83,62 @@ def starts(event: RunEvent, conductor: str) -> bool:
     return event.kind == "conductor.started" and event.data.get("conductor") == conductor
 
 
-async def submit(house: House, executor: Executor, run: dict[str, object], chosen: Scenario) -> str:
+async def submit(instance: Instance, executor: Executor, run: dict[str, object], chosen: Scenario) -> str:
     """The run's uid. Where the executor is to be killed, a client is, and the same is asked again."""
     key = secrets.token_hex(8)
     if chosen.fault.action == "submit_killed":
-        await _client(house, _SUBMIT, run, key, seconds=0.4 + chosen.hold / 2)
-    uid = await executor.submit(run, key=key, folder=house.folder)
-    if await executor.submit(run, key=key, folder=house.folder) != uid:
+        await _client(instance, _SUBMIT, run, key, seconds=0.4 + chosen.hold / 2)
+    uid = await executor.submit(run, key=key, folder=instance.folder)
+    if await executor.submit(run, key=key, folder=instance.folder) != uid:
         raise AssertionError("one key gave two runs")
     return uid
 
 
-async def strike(house: House, uid: str, chosen: Scenario, over: asyncio.Task[None]) -> Struck:  # noqa: C901, PLR0911  # one for each
+async def strike(instance: Instance, uid: str, chosen: Scenario, over: asyncio.Task[None]) -> Struck:  # noqa: C901, PLR0911  # one for each
     """Returns when the fault is over, or when there is nothing to do harm to before the run is `over`."""
     action, victim = chosen.fault.action, chosen.fault.victim
     match action:
         case "kill":
-            return await _kill(house, uid, victim, over)
+            return await _kill(instance, uid, victim, over)
         case "stop_short" | "stop_long":
-            return await _stop(house, uid, victim, over, chosen.hold)
+            return await _stop(instance, uid, victim, over, chosen.hold)
         case "term":
-            house.guard.terminate()
+            instance.guard.terminate()
             return Struck(daemon_dies=True)
         case "submit_killed":
             return Struck()  # it was, before there was a run
         case "watch_killed":
-            await _client(house, _WATCH, uid, "", seconds=0.4 + chosen.hold / 2)
+            await _client(instance, _WATCH, uid, "", seconds=0.4 + chosen.hold / 2)
             return Struck()
         case "disk_full":
-            return await _fill(house, house.full_disk(), chosen.hold, over)
+            return await _fill(instance, instance.full_disk(), chosen.hold, over)
         case "inodes_full":
-            return await _fill(house, house.no_inodes(), chosen.hold, over)
+            return await _fill(instance, instance.no_inodes(), chosen.hold, over)
         case "remove":
-            return await _remove(house, victim)
+            return await _remove(instance, victim)
         case "forge":
-            return await _forge(house, uid, victim, chosen.hold)
+            return await _forge(instance, uid, victim, chosen.hold)
         case "flood":
-            return await _flood(house, victim, chosen.hold)
+            return await _flood(instance, victim, chosen.hold)
         case "clock":
-            house.step_clock(CLOCK_STEP if chosen.run_seed % 2 else -CLOCK_STEP)
+            instance.step_clock(CLOCK_STEP if chosen.run_seed % 2 else -CLOCK_STEP)
             return Struck()
         case "no_files":
-            return await _without_files(house, uid, chosen.hold)
+            return await _without_files(instance, uid, chosen.hold)
     raise ValueError(f"no fault is called {action}")
 
 
-async def _victims(house: House, uid: str, victim: str, over: asyncio.Task[None]) -> list[psutil.Process]:
+async def _victims(
+    instance: Instance, uid: str, victim: str, over: asyncio.Task[None]
+) -> list[psutil.Process]:
     """As soon as there is one."""
-    while not (found := await house.victims(victim, uid)) and not over.done():
+    while not (found := await instance.victims(victim, uid)) and not over.done():
         await asyncio.wait({over}, timeout=0.1)
     return found
 
 
-async def _kill(house: House, uid: str, victim: str, over: asyncio.Task[None]) -> Struck:
-    found = await _victims(house, uid, victim, over)
+async def _kill(instance: Instance, uid: str, victim: str, over: asyncio.Task[None]) -> Struck:
+    found = await _victims(instance, uid, victim, over)
     if victim == "ray_worker":
         found = found[:1]
     if victim == "guards":
@@ -147,8 +149,10 @@ async def _kill(house: House, uid: str, victim: str, over: asyncio.Task[None]) -
     return Struck(skipped="" if found else "nobody goes by this name at that moment")
 
 
-async def _stop(house: House, uid: str, victim: str, over: asyncio.Task[None], seconds: float) -> Struck:
-    found = await _victims(house, uid, victim, over)
+async def _stop(
+    instance: Instance, uid: str, victim: str, over: asyncio.Task[None], seconds: float
+) -> Struck:
+    found = await _victims(instance, uid, victim, over)
     hold(found, signal.SIGSTOP)
     try:
         await asyncio.sleep(seconds)  # the fault itself
@@ -158,30 +162,35 @@ async def _stop(house: House, uid: str, victim: str, over: asyncio.Task[None], s
 
 
 async def _fill(
-    house: House, full: contextlib.AbstractContextManager[None], seconds: float, over: asyncio.Task[None]
+    instance: Instance,
+    full: contextlib.AbstractContextManager[None],
+    seconds: float,
+    over: asyncio.Task[None],
 ) -> Struck:
     """The daemon may go down in order; when there is room again the next one goes on."""
     with full:
-        ended = asyncio.create_task(house.ended(seconds + 20.0))
+        ended = asyncio.create_task(instance.ended(seconds + 20.0))
         await asyncio.wait({ended, over}, return_when=asyncio.FIRST_COMPLETED)
         ended.cancel()
         await asyncio.wait({ended})
-    return Struck(daemon_dies=not house.is_up)
+    return Struck(daemon_dies=not instance.is_up)
 
 
-async def _remove(house: House, what: str) -> Struck:
+async def _remove(instance: Instance, what: str) -> Struck:
     """It listens anew, or goes down in order and the next one does."""
-    house.remove(what)
-    answers = await house.answers(ANSWERED_SECONDS)
-    deaf = () if answers or not house.is_up else (f"no new client was answered for {ANSWERED_SECONDS:g} s",)
-    return Struck(daemon_dies=not house.is_up, found=deaf)
+    instance.remove(what)
+    answers = await instance.answers(ANSWERED_SECONDS)
+    deaf = (
+        () if answers or not instance.is_up else (f"no new client was answered for {ANSWERED_SECONDS:g} s",)
+    )
+    return Struck(daemon_dies=not instance.is_up, found=deaf)
 
 
-async def _forge(house: House, uid: str, what: str, seconds: float) -> Struck:
-    conductors = await house.conductors(uid)
+async def _forge(instance: Instance, uid: str, what: str, seconds: float) -> Struck:
+    conductors = await instance.conductors(uid)
     if not conductors:
         return Struck(skipped="nobody works for the run at that moment")
-    if not (sockets := house.sockets()):
+    if not (sockets := instance.sockets()):
         return Struck(skipped="nothing listens at that moment")
     if what == "answers":
         await forgery.answer(sockets=sockets, uid=uid, conductors=conductors, seconds=seconds)
@@ -190,25 +199,25 @@ async def _forge(house: House, uid: str, what: str, seconds: float) -> Struck:
     return Struck()
 
 
-async def _flood(house: House, what: str, seconds: float) -> Struck:
+async def _flood(instance: Instance, what: str, seconds: float) -> Struck:
     """Others are answered meanwhile. The flood is killed when all of it was sent, and may not have been read; connections after
     so many `seconds`.
     """
-    log_size = house.log_size
-    async with _process(Path(__file__).with_name("flood.py"), what, house.client_socket) as process:
+    log_size = instance.log_size
+    async with _process(Path(__file__).with_name("flood.py"), what, instance.client_socket) as process:
         sent = asyncio.create_task(_read_line(process, FLOOD_SECONDS))
         answers = True
         while answers and not (await asyncio.wait({sent}, timeout=ASK_AGAIN_SECONDS))[0]:
-            answers = await house.answers(ANSWERED_SECONDS)
+            answers = await instance.answers(ANSWERED_SECONDS)
         await sent
         if what == "connections":
             await asyncio.sleep(seconds)  # the fault itself
-            answers = answers and await house.answers(ANSWERED_SECONDS)
-    answers = await house.answers(ANSWERED_SECONDS) and answers
-    found = [f"in the log: {event}" for event in house.logged(*REPLACED_EVENTS, since=log_size)]
+            answers = answers and await instance.answers(ANSWERED_SECONDS)
+    answers = await instance.answers(ANSWERED_SECONDS) and answers
+    found = [f"in the log: {event}" for event in instance.logged(*REPLACED_EVENTS, since=log_size)]
     if not answers:
         found.append(f"another client was not answered for {ANSWERED_SECONDS:g} s")
-    return Struck(daemon_dies=not house.is_up, found=tuple(found))
+    return Struck(daemon_dies=not instance.is_up, found=tuple(found))
 
 
 async def _read_line(process: asyncio.subprocess.Process, seconds: float) -> None:
@@ -220,8 +229,8 @@ async def _read_line(process: asyncio.subprocess.Process, seconds: float) -> Non
             await process.stdout.readline()
 
 
-async def _without_files(house: House, uid: str, seconds: float) -> Struck:
-    [daemon] = await house.victims("daemon", uid)
+async def _without_files(instance: Instance, uid: str, seconds: float) -> Struck:
+    [daemon] = await instance.victims("daemon", uid)
     before = daemon.rlimit(psutil.RLIMIT_NOFILE)
     daemon.rlimit(psutil.RLIMIT_NOFILE, (daemon.num_fds() + SPARE_FILES, before[1]))
     try:
@@ -251,9 +260,9 @@ asyncio.run(main(*sys.argv[1:]))
 """
 
 
-async def _client(house: House, program: str, about: object, key: str, *, seconds: float) -> None:
+async def _client(instance: Instance, program: str, about: object, key: str, *, seconds: float) -> None:
     """A client that is killed after so long, in whatever it is."""
-    about_it = (house.endpoint, house.folder, json.dumps(about), key)
+    about_it = (instance.endpoint, instance.folder, json.dumps(about), key)
     async with _process("-c", program, *about_it) as process:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):

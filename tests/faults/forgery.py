@@ -7,10 +7,9 @@ import contextlib
 import os
 from typing import TYPE_CHECKING, Any, Final
 
-from checks import FORGED_RETURN, FORGERY
-
 from governor import messages
 from governor.messages import conductor_service, encode, run_service
+from tests.faults.checks import FORGED_RETURN, FORGERY
 from transport.client import Client
 from transport.errors import TransportError
 from transport.worker import Worker

@@ -11,7 +11,7 @@ from typing import Final
 
 CONDUCTORS: Final = ("environment", "agent", "simulation", "tasks")
 RAY: Final = ("ray_worker", "raylet", "gcs_server", "ray_head")
-HOUSE: Final = ("guard", "daemon", "broker", "forkserver")
+INSTANCE: Final = ("guard", "daemon", "broker", "forkserver")
 
 RUNS: Final = {
     "simulation": frozenset({"environment", "agent", "simulation"}),
@@ -69,7 +69,7 @@ KINDS: Final = (
     *(
         Fault(action, victim)
         for action in ("kill", "stop_short", "stop_long")
-        for victim in (*HOUSE, *CONDUCTORS, *RAY)
+        for victim in (*INSTANCE, *CONDUCTORS, *RAY)
     ),
     *(Fault("term", state) for state in ("pristine", "starting", "running", "finalizing", "stopping")),
     Fault("submit_killed"),

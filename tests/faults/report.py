@@ -26,7 +26,7 @@ has the kinds, `tests/faults/checks.py` what must hold afterwards.
 * p50 and p99 are seconds until what was struck is there again (another conductor is ready, a task has news of Ray, else the
   run has any news). What Ray itself took to start is left out but in the last column: its head, and from the start of the
   task conductor, which connects to it, to the first that its tasks tell. They count from the fault, or from the start of the next daemon;
-  of a process that was stopped, from when the house found it silent (by default a conductor and Ray after 10 s, broker
+  of a process that was stopped, from when the instance found it silent (by default a conductor and Ray after 10 s, broker
   and forkserver after 5 s), or from when it went on where nobody missed it. A dash: the
   run ended first.
 """
@@ -34,7 +34,7 @@ has the kinds, `tests/faults/checks.py` what must hold afterwards.
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from ledger import Entry
+    from tests.faults.ledger import Entry
 
 
 def table(entries: Iterable[Entry]) -> str:
@@ -52,14 +52,14 @@ def table(entries: Iterable[Entry]) -> str:
     return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in rows)]) + "\n"
 
 
-def page(entries: Sequence[Entry], *, seed: int, houses: int) -> str:
+def page(entries: Sequence[Entry], *, seed: int, instances: int) -> str:
     """The document with the table."""
     about = "Nothing was played."
     if entries:
         numbers = f"scenarios {entries[0].number} to {entries[-1].number}"
         hours = sum(entry.seconds for entry in entries) / 3600
         about = (
-            f"Seed {seed}, {numbers}; houses side by side: {houses}, cores: {os.cpu_count()}; "
+            f"Seed {seed}, {numbers}; instances side by side: {instances}, cores: {os.cpu_count()}; "
             f"{hours:.1f} hours of runs."
         )
     found = findings(entries)

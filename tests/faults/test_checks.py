@@ -1,10 +1,10 @@
 """What a campaign looks for is found where it is there."""
 
 import pytest
-from checks import FORGED_RETURN, FORGERY, Seen, judge
-from run_results import run_result
 
 from governor.messages import PhaseResult, RunEvent, TaskRecord
+from tests.faults.checks import FORGED_RETURN, FORGERY, Seen, judge
+from tests.support.run_results import run_result
 
 RECORD = {"task": "t", "run": 0, "outcome": "succeeded", "attempts": 1, "seconds": 0.1, "value": 1}
 TASK = TaskRecord(**RECORD)

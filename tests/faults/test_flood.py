@@ -1,9 +1,9 @@
 """A flood arrives where nobody keeps it out: else a campaign that finds nothing proves nothing."""
 
-import flood
 import pytest
 import zmq
 
+from tests.faults import flood
 from transport.envelope import read_request
 from transport.frames import ClientRequest, parse_client
 from transport.sockets import FRAMES_LIMIT

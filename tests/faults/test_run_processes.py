@@ -5,11 +5,11 @@ import signal
 import subprocess
 
 import pytest
-from run_processes import RUNNER, RunProcess, alive, conductors, earlier, registered
-from user_code import CHILD
 
 from governor.messages import RunEvent
 from governor.processes.identity import ProcessIdentity
+from tests.faults.run_processes import RUNNER, RunProcess, alive, conductors, earlier, registered
+from tests.faults.user_code import CHILD
 
 
 @pytest.fixture

@@ -3,13 +3,14 @@
 from pathlib import Path
 
 import pytest
-from campaign import campaign
-from ledger import Ledger
-from plan import SHORT_FORM, scenario, short_form
-from report import findings, table
+
+from tests.faults.campaign import campaign
+from tests.faults.ledger import Ledger
+from tests.faults.plan import SHORT_FORM, scenario, short_form
+from tests.faults.report import findings, table
 
 SEED = 1
-HOUSES = 2
+INSTANCES = 2
 
 
 def test_a_scenario_is_a_function_of_its_seed_and_number():
@@ -24,7 +25,7 @@ def test_a_scenario_is_a_function_of_its_seed_and_number():
 @pytest.mark.long
 async def test_nothing_is_lost_doubled_or_left_behind(tmp_path_factory):
     ledger = Ledger(tmp_path_factory.mktemp("faults") / "ledger.sqlite")
-    await campaign(short_form(SEED), ledger, root=Path("/tmp"), houses=HOUSES)
+    await campaign(short_form(SEED), ledger, root=Path("/tmp"), instances=INSTANCES)
     entries = ledger.entries(SEED)
     ledger.close()
     assert len(entries) == len(SHORT_FORM)

@@ -10,7 +10,7 @@ import gymnasium.spaces as gym
 from governor.episodes import spaces, trajectories
 from governor.episodes.records.recording import Columns, StepRecorder
 
-HERE = Path(__file__).parent
+REPOSITORY = Path(__file__).parents[2]
 
 
 def columns(observation, action):
@@ -39,11 +39,11 @@ def rows(folder, *names, phase="train"):
 
 
 def run_code(code, *arguments):
-    """The exit code of a Python process of its own, which finds what tests find."""
+    """Runs `code` in a new Python process that can import what tests import. Returns its exit code."""
     done = subprocess.run(
         [sys.executable, "-c", code, *map(str, arguments)],
-        cwd=HERE.parents[1],
-        env={**os.environ, "PYTHONPATH": f"{HERE}:{HERE.parents[1]}"},
+        cwd=REPOSITORY,
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
         check=False,
     )
     return done.returncode

@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 
-from text_world import Notes, TextWorld
-
 from governor.episodes.text.actor_pool import ActorPool, http_endpoints
 from governor.episodes.text.chat_model import Answer, StaticBaseURLProvider
 from governor.episodes.text.environments.environment import TextStep
 from governor.episodes.text.interactor import Interactor
+from tests.support.text_world import Notes, TextWorld
 
 SECONDS = 30
 

@@ -14,13 +14,13 @@ from pathlib import Path
 
 import psutil
 import pytest
-from living import first_child
 
 from governor.executor import Executor
 from governor.processes.leftovers import instance_of
 from governor.processes.readiness import is_readable
 from governor.runs.replay import Replay
 from governor.tasks.cluster import head
+from tests.support.living import first_child
 
 HERE = Path(__file__).parent
 WALK = {
@@ -46,20 +46,20 @@ LOG_TAIL = 10_000
 class Tree:
     """One `governor serve` with its guard; `guard2` is its child, `daemon` the child of `guard2`."""
 
-    def __init__(self, house: House, process: asyncio.subprocess.Process) -> None:
-        self.house = house
+    def __init__(self, instance: Instance, process: asyncio.subprocess.Process) -> None:
+        self.instance = instance
         self.process = process
         self.executor: Executor
 
     @property
-    def guard2(self) -> psutil.Process:
-        [guard2] = psutil.Process(self.process.pid).children()
-        return guard2
+    def second_guard(self) -> psutil.Process:
+        [second_guard] = psutil.Process(self.process.pid).children()
+        return second_guard
 
     @property
     def daemon(self) -> psutil.Process:
         """The first child of the second guard: orphans that it has adopted come behind."""
-        return first_child(self.guard2)
+        return first_child(self.second_guard)
 
     @contextlib.contextmanager
     def deaths(self):
@@ -87,7 +87,7 @@ class Tree:
 
     @property
     def sweeper(self) -> psutil.Process:
-        return next(each for each in self.guard2.children() if each.name() == "gov-sweeper")
+        return next(each for each in self.second_guard.children() if each.name() == "gov-sweeper")
 
     async def pid_of(self, uid: str, conductor: str) -> int:
         [run] = (await self.executor.status(uid)).runs
@@ -117,7 +117,7 @@ class Tree:
         """Waits until the guard has ended, and sees that everything else has."""
         async with asyncio.timeout(20):
             code = await self.process.wait()
-        assert self.house.processes() == []
+        assert self.instance.processes() == []
         return code
 
     async def stop(self) -> int:
@@ -126,13 +126,17 @@ class Tree:
         return await self.gone()
 
 
-class House:
+class Instance:
     """Folders of one test; its processes are known by a variable of their environment."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.runtime = folder / "r"
-        self.environ = {**os.environ, "GOVERNOR_TEST_HOUSE": str(folder), "PYTHONPATH": str(HERE.parents[1])}
+        self.environ = {
+            **os.environ,
+            "GOVERNOR_TEST_INSTANCE": str(folder),
+            "PYTHONPATH": str(HERE.parents[1]),
+        }
         self.environ.pop("NOTIFY_SOCKET", None)
 
     def arguments(self, *more: str) -> list[str]:
@@ -172,16 +176,16 @@ class House:
         found = []
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error):
-                if process.environ().get("GOVERNOR_TEST_HOUSE") == str(self.folder):
+                if process.environ().get("GOVERNOR_TEST_INSTANCE") == str(self.folder):
                     found.append(f"{process.pid} {' '.join(process.cmdline())[:80]}")
         return found
 
 
 @pytest.fixture
-def house():
+def instance():
     folder = Path(tempfile.mkdtemp(prefix="gs-", dir="/tmp"))
     shutil.copy(HERE / "user_code.py", folder)
-    made = House(folder)
+    made = Instance(folder)
     yield made
     if (folder / "log").exists():
         sys.stdout.write((folder / "log").read_text()[-LOG_TAIL:])

@@ -19,9 +19,9 @@ def played(events) -> Counter:
     return Counter(e.data["episode"]["index"] for e in events if e.kind == "episode.ended")
 
 
-async def test_a_broker_frozen_in_the_middle_changes_nothing_of_the_result(house, walk):
-    async with house.serve() as tree:
-        uid = await tree.executor.submit(walk(), folder=house.folder)
+async def test_a_broker_frozen_in_the_middle_changes_nothing_of_the_result(instance, walk):
+    async with instance.serve() as tree:
+        uid = await tree.executor.submit(walk(), folder=instance.folder)
         await tree.until(uid, "episode.ended")
         frozen = broker_of(tree)
         frozen.suspend()
@@ -33,10 +33,10 @@ async def test_a_broker_frozen_in_the_middle_changes_nothing_of_the_result(house
 
 
 @pytest.mark.long
-async def test_a_broker_that_cannot_come_back_ends_the_daemon_and_the_next_one_goes_on(house, walk):
-    socket = house.runtime / "broker.sock"
-    async with house.serve() as tree:
-        uid = await tree.executor.submit(walk(), folder=house.folder)
+async def test_a_broker_that_cannot_come_back_ends_the_daemon_and_the_next_one_goes_on(instance, walk):
+    socket = instance.runtime / "broker.sock"
+    async with instance.serve() as tree:
+        uid = await tree.executor.submit(walk(), folder=instance.folder)
         await tree.until(uid, "episode.ended")
         broker = broker_of(tree)
         broker.suspend()
@@ -45,13 +45,13 @@ async def test_a_broker_that_cannot_come_back_ends_the_daemon_and_the_next_one_g
         (socket / "x").touch()  # so that no other one can listen there
         broker.send_signal(signal.SIGKILL)
         assert await tree.gone() == 70
-    told = (house.folder / "log").read_text()
+    told = (instance.folder / "log").read_text()
     assert '"daemon.fatal"' in told
     assert "the broker died 8 times in a row" in told
     (socket / "x").unlink(missing_ok=True)
     if socket.exists():
         socket.rmdir()
-    async with house.serve() as tree:
+    async with instance.serve() as tree:
         events, result = await tree.end(uid)
         assert result.outcome == "finished", result.reason
         assert played(events) == Counter(range(600))

@@ -20,9 +20,9 @@ pytestmark = pytest.mark.system
         pytest.param("simulation", marks=pytest.mark.long),
     ],
 )
-async def test_a_conductor_killed_at_work_is_replaced_and_the_run_finishes(house, walk, conductor):
-    async with house.serve() as tree:
-        uid = await tree.executor.submit(walk(), folder=house.folder)
+async def test_a_conductor_killed_at_work_is_replaced_and_the_run_finishes(instance, walk, conductor):
+    async with instance.serve() as tree:
+        uid = await tree.executor.submit(walk(), folder=instance.folder)
         await tree.until(uid, "episode.ended")
         os.kill(await tree.pid_of(uid, conductor), signal.SIGKILL)
         events, result = await tree.end(uid)
@@ -38,9 +38,9 @@ async def test_a_conductor_killed_at_work_is_replaced_and_the_run_finishes(house
             assert [data["detail"]["learned"] for data in ready] == [False, True]
 
 
-async def test_without_a_budget_the_first_death_fails_the_run_in_one_line(house, walk):
-    async with house.serve() as tree:
-        uid = await tree.executor.submit(walk(restarts=0), folder=house.folder)
+async def test_without_a_budget_the_first_death_fails_the_run_in_one_line(instance, walk):
+    async with instance.serve() as tree:
+        uid = await tree.executor.submit(walk(restarts=0), folder=instance.folder)
         await tree.until(uid, "episode.ended")
         os.kill(await tree.pid_of(uid, "agent.walker"), signal.SIGKILL)
         _, result = await tree.end(uid)
@@ -60,15 +60,15 @@ async def test_without_a_budget_the_first_death_fails_the_run_in_one_line(house,
     ],
     ids=str,
 )
-async def test_user_code_that_leaves_by_exit_is_named_with_its_episode(house, walk, more):
+async def test_user_code_that_leaves_by_exit_is_named_with_its_episode(instance, walk, more):
     run = walk(restarts=0, episodes=6)
     vector = more.get("vector", 1)
     run["conductors"]["environments"] = {"lake": {"entry": "user_code:Leaves", "vector": vector}}
     [phase] = run["phases"]
     inside = {"transport": "in_process"} if "transport" in more else {}
     run["phases"] = [{**phase, "simulate": {**phase["simulate"], "workers": 1, **inside}}]
-    async with house.serve() as tree:
-        uid = await tree.executor.submit(run, folder=house.folder)
+    async with instance.serve() as tree:
+        uid = await tree.executor.submit(run, folder=instance.folder)
         events, result = await tree.end(uid)
     who = "simulation" if inside else "environment.lake"
     episode = 4 if vector == 2 else 2  # each of the two has played two episodes before
@@ -109,7 +109,7 @@ IN_STATE_DICT = ("LeavesInStateDict", {}, "agent.state_dict of episode 0")
     ],
     ids=str,
 )
-async def test_an_agent_that_leaves_by_exit_is_named_with_its_episodes(house, walk, case, transport):
+async def test_an_agent_that_leaves_by_exit_is_named_with_its_episodes(instance, walk, case, transport):
     entry, more, place = case
     run = walk(restarts=0, episodes=6, entry=f"user_code:{entry}")
     vector = more.get("vector", 1)
@@ -118,8 +118,8 @@ async def test_an_agent_that_leaves_by_exit_is_named_with_its_episodes(house, wa
     simulate = {**phase["simulate"], "workers": 1, "transport": transport}
     simulate |= {key: value for key, value in more.items() if key != "vector"}
     run["phases"] = [{**phase, "simulate": simulate}]
-    async with house.serve() as tree:
-        uid = await tree.executor.submit(run, folder=house.folder)
+    async with instance.serve() as tree:
+        uid = await tree.executor.submit(run, folder=instance.folder)
         events, result = await tree.end(uid)
     who = "simulation" if transport == "in_process" else "agent.walker"
     said = f"os._exit(3) in {place}"
@@ -131,9 +131,9 @@ async def test_an_agent_that_leaves_by_exit_is_named_with_its_episodes(house, wa
     assert "os._exit(3)" in failed["traceback"]
 
 
-async def test_a_conductor_that_always_dies_uses_up_the_budget(house, walk):
-    async with house.serve() as tree:
-        uid = await tree.executor.submit(walk(restarts=1, entry="user_code:Dies"), folder=house.folder)
+async def test_a_conductor_that_always_dies_uses_up_the_budget(instance, walk):
+    async with instance.serve() as tree:
+        uid = await tree.executor.submit(walk(restarts=1, entry="user_code:Dies"), folder=instance.folder)
         events, result = await tree.end(uid)
         assert result.outcome == "failed"
         assert result.reason == (
@@ -142,10 +142,10 @@ async def test_a_conductor_that_always_dies_uses_up_the_budget(house, walk):
         assert [e.kind for e in events].count("conductor.started") == 4
 
 
-async def test_a_conductor_that_cannot_start_says_why(house, walk):
-    (house.folder / "broken.py").write_text("raise RuntimeError('out of order')\n")
-    async with house.serve() as tree:
-        uid = await tree.executor.submit(walk(restarts=0, entry="broken:Agent"), folder=house.folder)
+async def test_a_conductor_that_cannot_start_says_why(instance, walk):
+    (instance.folder / "broken.py").write_text("raise RuntimeError('out of order')\n")
+    async with instance.serve() as tree:
+        uid = await tree.executor.submit(walk(restarts=0, entry="broken:Agent"), folder=instance.folder)
         events, result = await tree.end(uid)
         assert result.outcome == "failed"
         assert result.reason.startswith("conductor agent.walker exited with code 1: ")
@@ -155,9 +155,9 @@ async def test_a_conductor_that_cannot_start_says_why(house, walk):
         assert states == ["starting", "finalizing", "stopping", "pristine"]
 
 
-async def test_a_broker_killed_in_the_middle_changes_nothing_of_the_result(house, walk):
-    async with house.serve() as tree:
-        uid = await tree.executor.submit(walk(), folder=house.folder)
+async def test_a_broker_killed_in_the_middle_changes_nothing_of_the_result(instance, walk):
+    async with instance.serve() as tree:
+        uid = await tree.executor.submit(walk(), folder=instance.folder)
         await tree.until(uid, "episode.ended")
         [broker] = [p for p in tree.daemon.children(recursive=True) if _name(p) == "broker"]
         broker.kill()
@@ -168,9 +168,9 @@ async def test_a_broker_killed_in_the_middle_changes_nothing_of_the_result(house
         )
 
 
-async def test_the_daemon_has_no_ray_no_arrow_and_little_memory_while_it_works(house, walk):
-    async with house.serve() as tree:
-        uid = await tree.executor.submit(walk(), folder=house.folder)
+async def test_the_daemon_has_no_ray_no_arrow_and_little_memory_while_it_works(instance, walk):
+    async with instance.serve() as tree:
+        uid = await tree.executor.submit(walk(), folder=instance.folder)
         await tree.until(uid, "episode.ended")
         daemon = tree.daemon
         mapped = [part.path for part in daemon.memory_maps()]

@@ -19,13 +19,13 @@ pytestmark = pytest.mark.system
 
 
 @pytest.mark.parametrize("state", [pytest.param("starting", marks=pytest.mark.long), "running"])
-async def test_a_stop_interrupts_the_run_and_the_next_start_finishes_it(house, walk, state):
-    async with house.serve() as tree:
-        uid = await tree.executor.submit(walk(), folder=house.folder)
+async def test_a_stop_interrupts_the_run_and_the_next_start_finishes_it(instance, walk, state):
+    async with instance.serve() as tree:
+        uid = await tree.executor.submit(walk(), folder=instance.folder)
         await tree.until(uid, *(("run.transition",) if state == "starting" else ("episode.ended",)))
         assert await tree.stop() == ExitCode.DONE
-        assert list(house.runtime.iterdir()) == [], "sockets were left behind"
-    async with house.serve() as tree:
+        assert list(instance.runtime.iterdir()) == [], "sockets were left behind"
+    async with instance.serve() as tree:
         events, result = await tree.end(uid)
     kinds = [event.kind for event in events]
     assert result.outcome == "finished", result.reason
@@ -36,16 +36,16 @@ async def test_a_stop_interrupts_the_run_and_the_next_start_finishes_it(house, w
 
 
 @pytest.mark.parametrize("victim", ["daemon", pytest.param("guard", marks=pytest.mark.long)])
-async def test_after_a_kill_nothing_is_left_and_the_next_start_finishes_the_run(house, walk, victim):
-    async with house.serve() as tree:
-        uid = await tree.executor.submit(walk(), folder=house.folder)
+async def test_after_a_kill_nothing_is_left_and_the_next_start_finishes_the_run(instance, walk, victim):
+    async with instance.serve() as tree:
+        uid = await tree.executor.submit(walk(), folder=instance.folder)
         await tree.until(uid, "episode.ended")
         with tree.deaths() as alive:
             pid = tree.daemon.pid if victim == "daemon" else tree.process.pid
             os.kill(pid, signal.SIGKILL)
             assert await tree.process.wait() == (137 if victim == "daemon" else -9)
             assert await asyncio.to_thread(alive, within=3) == []
-    async with house.serve() as tree:
+    async with instance.serve() as tree:
         events, result = await tree.end(uid)
     assert result.outcome == "finished", result.reason
     played = Counter(e.data["episode"]["index"] for e in events if e.kind == "episode.ended")
@@ -55,9 +55,9 @@ async def test_after_a_kill_nothing_is_left_and_the_next_start_finishes_the_run(
 
 
 @pytest.mark.long
-async def test_a_clock_that_is_set_and_a_restart_change_nothing_of_what_a_run_took(house, walk):
-    clock = house.folder / "clock"
-    house.environ["RUN_GOVERNOR_CLOCK"] = str(clock)
+async def test_a_clock_that_is_set_and_a_restart_change_nothing_of_what_a_run_took(instance, walk):
+    clock = instance.folder / "clock"
+    instance.environ["RUN_GOVERNOR_CLOCK"] = str(clock)
 
     def step(hours):
         clock.with_suffix(".new").write_text(f"{hours * 3600}")
@@ -65,8 +65,8 @@ async def test_a_clock_that_is_set_and_a_restart_change_nothing_of_what_a_run_to
 
     step(0)
     began = time.monotonic()
-    async with house.serve() as tree:
-        uid = await tree.executor.submit(walk(), folder=house.folder)
+    async with instance.serve() as tree:
+        uid = await tree.executor.submit(walk(), folder=instance.folder)
         await tree.until(uid, "episode.ended")
         step(-5)
         [run] = (await tree.executor.list()).runs
@@ -75,7 +75,7 @@ async def test_a_clock_that_is_set_and_a_restart_change_nothing_of_what_a_run_to
     worked = time.monotonic() - began
     step(7)
     again = time.monotonic()
-    async with house.serve() as tree:
+    async with instance.serve() as tree:
         _, result = await tree.end(uid)
         assert result.outcome == "finished"
         assert run.seconds < result.seconds < worked + time.monotonic() - again
@@ -88,10 +88,10 @@ async def test_a_clock_that_is_set_and_a_restart_change_nothing_of_what_a_run_to
     assert f"finished in {durations.text(result.seconds)}" in said.decode()
 
 
-async def test_a_second_daemon_on_the_same_state_directory_is_refused(house):
-    async with house.serve() as tree:
+async def test_a_second_daemon_on_the_same_state_directory_is_refused(instance):
+    async with instance.serve() as tree:
         second = await asyncio.create_subprocess_exec(
-            *house.arguments(), env=house.environ, stderr=asyncio.subprocess.PIPE
+            *instance.arguments(), env=instance.environ, stderr=asyncio.subprocess.PIPE
         )
         _, complaint = await second.communicate()
         assert second.returncode == ExitCode.TRY_AGAIN
@@ -99,23 +99,23 @@ async def test_a_second_daemon_on_the_same_state_directory_is_refused(house):
         assert (await tree.executor.status()).state == "serving", "the first one is unharmed"
 
 
-async def test_a_second_daemon_in_the_same_runtime_directory_is_refused(house, walk):
-    async with house.serve() as tree:
-        arguments = [*house.arguments(), "--state-dir", str(house.folder / "other")]
+async def test_a_second_daemon_in_the_same_runtime_directory_is_refused(instance, walk):
+    async with instance.serve() as tree:
+        arguments = [*instance.arguments(), "--state-dir", str(instance.folder / "other")]
         second = await asyncio.create_subprocess_exec(
-            *arguments, env=house.environ, stderr=asyncio.subprocess.PIPE
+            *arguments, env=instance.environ, stderr=asyncio.subprocess.PIPE
         )
         _, complaint = await second.communicate()
         assert second.returncode == ExitCode.TRY_AGAIN
-        assert f"the runtime directory {house.runtime} is in use" in complaint.decode()
-        uid = await tree.executor.submit(walk(episodes=5), folder=house.folder)
+        assert f"the runtime directory {instance.runtime} is in use" in complaint.decode()
+        uid = await tree.executor.submit(walk(episodes=5), folder=instance.folder)
         _, result = await tree.end(uid)
         assert result.outcome == "finished", "the first one is unharmed"
 
 
-async def test_two_slots_work_side_by_side_and_a_third_run_waits(house, walk):
-    async with house.serve("--slots", "2") as tree:
-        uids = [await tree.executor.submit(walk(), folder=house.folder) for _ in range(3)]
+async def test_two_slots_work_side_by_side_and_a_third_run_waits(instance, walk):
+    async with instance.serve("--slots", "2") as tree:
+        uids = [await tree.executor.submit(walk(), folder=instance.folder) for _ in range(3)]
         for uid in uids[:2]:
             await tree.until(uid, "episode.ended")
         shown = {run.uid: run for run in (await tree.executor.status()).runs}
@@ -130,10 +130,10 @@ async def test_two_slots_work_side_by_side_and_a_third_run_waits(house, walk):
             await tree.executor.abort(uids[0])
 
 
-async def test_a_run_outlives_its_watcher_and_a_later_watch_has_no_gap(house, walk):
-    async with house.serve() as tree:
-        uid = await tree.executor.submit(walk(episodes=200), folder=house.folder, key="monday")
-        assert await tree.executor.submit(walk(episodes=200), folder=house.folder, key="monday") == uid
+async def test_a_run_outlives_its_watcher_and_a_later_watch_has_no_gap(instance, walk):
+    async with instance.serve() as tree:
+        uid = await tree.executor.submit(walk(episodes=200), folder=instance.folder, key="monday")
+        assert await tree.executor.submit(walk(episodes=200), folder=instance.folder, key="monday") == uid
         first = await tree.until(uid, "episode.ended")
         async with asyncio.timeout(40):
             rest = [event async for event in tree.executor.watch(uid, after=first.seq)]
@@ -142,13 +142,13 @@ async def test_a_run_outlives_its_watcher_and_a_later_watch_has_no_gap(house, wa
 
 
 @pytest.mark.long
-async def test_a_run_that_is_to_begin_anew_has_nothing_of_its_first_life_but_the_events(house, walk):
-    async with house.serve() as tree:
-        uid = await tree.executor.submit({**walk(episodes=200), "resume": "restart"}, folder=house.folder)
+async def test_a_run_that_is_to_begin_anew_has_nothing_of_its_first_life_but_the_events(instance, walk):
+    async with instance.serve() as tree:
+        uid = await tree.executor.submit({**walk(episodes=200), "resume": "restart"}, folder=instance.folder)
         await tree.until(uid, "episode.ended")
         tree.daemon.kill()
         await tree.process.wait()
-    async with house.serve() as tree:
+    async with instance.serve() as tree:
         events, result = await tree.end(uid)
     assert (result.outcome, result.phases[0].episodes) == ("finished", {"terminated": 200}), result.reason
     [anew] = [event for event in events if event.kind == "run.restarted"]
@@ -158,7 +158,7 @@ async def test_a_run_that_is_to_begin_anew_has_nothing_of_its_first_life_but_the
     )
     assert len(before) == anew.data["discarded"]["episodes"] > 0
     assert Counter(episode["index"] for episode in after) == Counter(range(200))
-    lines = (house.folder / "s" / "runs" / uid / "episodes" / "train.jsonl").read_text().splitlines()
+    lines = (instance.folder / "s" / "runs" / uid / "episodes" / "train.jsonl").read_text().splitlines()
     assert len(lines) == 200
-    learned = state_file.load(house.folder / "s" / "runs" / uid / "agents" / "walker.state")
+    learned = state_file.load(instance.folder / "s" / "runs" / uid / "agents" / "walker.state")
     assert learned["steps"] == sum(episode["steps"] for episode in after)

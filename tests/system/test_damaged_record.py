@@ -13,28 +13,28 @@ from governor.errors import ExitCode, GovernorError
 pytestmark = pytest.mark.system
 
 
-def damage(house, change, uid):
-    with contextlib.closing(sqlite3.connect(house.folder / "s" / "governor.db")) as connection:
+def damage(instance, change, uid):
+    with contextlib.closing(sqlite3.connect(instance.folder / "s" / "governor.db")) as connection:
         assert connection.execute(change, (uid,)).rowcount == 1
         connection.commit()
 
 
 @pytest.mark.long
-async def test_a_damaged_value_is_told_by_run_and_the_other_runs_go_on(house, walk):
-    async with house.serve("--slots", "2") as tree:
-        spoilt = await tree.executor.submit(walk(episodes=3), folder=house.folder)
+async def test_a_damaged_value_is_told_by_run_and_the_other_runs_go_on(instance, walk):
+    async with instance.serve("--slots", "2") as tree:
+        spoilt = await tree.executor.submit(walk(episodes=3), folder=instance.folder)
         await tree.end(spoilt)
-        sound, bad = [await tree.executor.submit(walk(), folder=house.folder) for _ in range(2)]
+        sound, bad = [await tree.executor.submit(walk(), folder=instance.folder) for _ in range(2)]
         for uid in (sound, bad):
             await tree.until(uid, "episode.ended")
         tree.daemon.kill()
         async with asyncio.timeout(30):
             await tree.process.wait()
     of_run = "run = (SELECT position FROM runs WHERE uid = ?)"
-    damage(house, f"UPDATE events SET data = x'c1' WHERE {of_run} AND last = 2", bad)
-    damage(house, "UPDATE runs SET spec = x'c1' WHERE uid = ?", spoilt)
+    damage(instance, f"UPDATE events SET data = x'c1' WHERE {of_run} AND last = 2", bad)
+    damage(instance, "UPDATE runs SET spec = x'c1' WHERE uid = ?", spoilt)
 
-    async with house.serve("--slots", "2") as tree:
+    async with instance.serve("--slots", "2") as tree:
         _, result = await tree.end(sound)
         assert result.outcome == "finished"
         listed = {run.uid: run for run in (await tree.executor.list()).runs}
@@ -55,7 +55,7 @@ async def test_a_damaged_value_is_told_by_run_and_the_other_runs_go_on(house, wa
         assert (await tree.executor.status()).runs == ()
         aborted = (await tree.executor.status(bad)).runs
         assert await tree.stop() == ExitCode.DONE
-    async with house.serve("--slots", "2") as tree:
+    async with instance.serve("--slots", "2") as tree:
         assert (await tree.executor.status(bad)).runs == aborted
         assert (aborted[0].state, aborted[0].outcome) == ("ended", "aborted")
         assert "; its record was damaged (events, behind number 1: " in aborted[0].reason

@@ -12,11 +12,11 @@ import signal
 import sys
 from functools import partial
 
-import delegated_cgroup
 import psutil
 import pytest
 
 from governor.processes.readiness import is_readable, readable
+from tests.support import delegated_cgroup
 
 pytestmark = pytest.mark.system
 
@@ -76,8 +76,8 @@ class Detached:
 
 
 @pytest.fixture
-def detached(house):
-    made = Detached(house.folder)
+def detached(instance):
+    made = Detached(instance.folder)
     yield made
     made.close()
 
@@ -110,9 +110,9 @@ async def begun(tree, detached, wanted, count, *, restarts=0):
 
 @pytest.mark.parametrize(("victim", "wanted", "count"), VICTIMS)
 async def test_they_are_dead_before_the_successor_of_a_killed_conductor_is_ready(
-    house, detached, victim, wanted, count
+    instance, detached, victim, wanted, count
 ):
-    async with house.serve() as tree:
+    async with instance.serve() as tree:
         uid = await begun(tree, detached, wanted, count, restarts=1)
         killed = await kill(tree, uid, victim)
         await tree.until(uid, "conductor.ready", conductor=killed.name, incarnation=2)
@@ -129,9 +129,9 @@ async def test_they_are_dead_before_the_successor_of_a_killed_conductor_is_ready
 @pytest.mark.long
 @pytest.mark.parametrize(("victim", "wanted", "count"), VICTIMS)
 async def test_they_are_dead_before_the_run_of_a_killed_conductor_has_ended(
-    house, detached, victim, wanted, count
+    instance, detached, victim, wanted, count
 ):
-    async with house.serve() as tree:
+    async with instance.serve() as tree:
         uid = await begun(tree, detached, wanted, count)
         await kill(tree, uid, victim)
         await tree.until(uid, "run.ended")
@@ -142,8 +142,10 @@ async def test_they_are_dead_before_the_run_of_a_killed_conductor_has_ended(
 @pytest.mark.parametrize(
     ("wanted", "count"), [(PLAY, 4), pytest.param(TASK, 2, marks=pytest.mark.ray)], ids=["play", "task"]
 )
-async def test_status_shows_them_and_they_are_dead_when_the_run_was_aborted(house, detached, wanted, count):
-    async with house.serve() as tree:
+async def test_status_shows_them_and_they_are_dead_when_the_run_was_aborted(
+    instance, detached, wanted, count
+):
+    async with instance.serve() as tree:
         uid = await begun(tree, detached, wanted, count)
         [described] = (await tree.executor.status(uid)).runs
         shown = {pid for conductor in described.conductors for pid in conductor.started}
@@ -161,12 +163,16 @@ async def test_status_shows_them_and_they_are_dead_when_the_run_was_aborted(hous
     ("wanted", "count"), [(PLAY, 4), pytest.param(TASK, 2, marks=pytest.mark.ray)], ids=["play", "task"]
 )
 async def test_nothing_outlives_the_guards_when_they_are_killed_together(
-    house, detached, wanted, count, daemon_too
+    instance, detached, wanted, count, daemon_too
 ):
-    async with house.serve() as tree:
+    async with instance.serve() as tree:
         await begun(tree, detached, wanted, count)
         with tree.deaths() as alive:
-            together = [psutil.Process(tree.process.pid), tree.guard2, *([tree.daemon] if daemon_too else [])]
+            together = [
+                psutil.Process(tree.process.pid),
+                tree.second_guard,
+                *([tree.daemon] if daemon_too else []),
+            ]
             for each in together:  # else the first to die would have the next one sweep
                 each.suspend()
             for each in together:
@@ -176,18 +182,18 @@ async def test_nothing_outlives_the_guards_when_they_are_killed_together(
             assert all(detached.dead())
 
 
-async def test_where_no_process_can_be_marked_the_log_says_so_once_and_status_works(house, walk):
+async def test_where_no_process_can_be_marked_the_log_says_so_once_and_status_works(instance, walk):
     begin = "import os, resource, sys; resource.setrlimit(10, (5, 5)); os.execv(sys.argv[1], sys.argv[1:])"
-    arguments = house.arguments
-    house.arguments = lambda *more: [sys.executable, "-c", begin, *arguments(*more)]
-    async with house.serve() as tree:
-        uid = await tree.executor.submit(walk(), folder=house.folder)
+    arguments = instance.arguments
+    instance.arguments = lambda *more: [sys.executable, "-c", begin, *arguments(*more)]
+    async with instance.serve() as tree:
+        uid = await tree.executor.submit(walk(), folder=instance.folder)
         await tree.until(uid, "phase.started")
         [described] = (await tree.executor.status(uid)).runs
         assert len(described.conductors) == 3
         await tree.executor.abort(uid)
         await tree.end(uid)
-    lines = [json.loads(line) for line in (house.folder / "log").read_text().splitlines()]
+    lines = [json.loads(line) for line in (instance.folder / "log").read_text().splitlines()]
     assert [line["level"] for line in lines if line["event"] == "process.not_marked"] == ["warning"]
 
 
@@ -200,10 +206,12 @@ async def test_where_no_process_can_be_marked_the_log_says_so_once_and_status_wo
     ],
     ids=["environment", "task"],
 )
-async def test_in_a_delegated_cgroup_they_are_found_without_any_mark(house, detached, wanted, victim, count):
+async def test_in_a_delegated_cgroup_they_are_found_without_any_mark(
+    instance, detached, wanted, victim, count
+):
     with delegated_cgroup.made() as folder:
-        house.arguments = partial(_started_in, folder, house.arguments)
-        async with house.serve() as tree:
+        instance.arguments = partial(_started_in, folder, instance.arguments)
+        async with instance.serve() as tree:
             uid = await begun(tree, detached, wanted, count, restarts=1)
             [described] = (await tree.executor.status(uid)).runs
             assert set(detached.pids[:count]) <= {
@@ -220,13 +228,17 @@ async def test_in_a_delegated_cgroup_they_are_found_without_any_mark(house, deta
 
 @pytest.mark.long
 @pytest.mark.parametrize("daemon_too", [False, True], ids=["guards", "guards and daemon"])
-async def test_in_a_delegated_cgroup_no_group_outlives_the_guards(house, detached, daemon_too):
+async def test_in_a_delegated_cgroup_no_group_outlives_the_guards(instance, detached, daemon_too):
     with delegated_cgroup.made() as folder:
-        house.arguments = partial(_started_in, folder, house.arguments)
-        async with house.serve() as tree:
+        instance.arguments = partial(_started_in, folder, instance.arguments)
+        async with instance.serve() as tree:
             wanted = {**PLAY, "conductors": {**PLAY["conductors"], **UNLIMITED}}
             await begun(tree, detached, wanted, 2)
-            together = [psutil.Process(tree.process.pid), tree.guard2, *([tree.daemon] if daemon_too else [])]
+            together = [
+                psutil.Process(tree.process.pid),
+                tree.second_guard,
+                *([tree.daemon] if daemon_too else []),
+            ]
             for each in together:
                 each.suspend()
             for each in together:

@@ -29,16 +29,16 @@ MIB = 1 << 20
 class Disk:
     """The state folder of a house as its daemon sees it."""
 
-    def __init__(self, house, holder):
-        self._house = house
+    def __init__(self, instance, holder):
+        self._instance = instance
         self._holder = holder
-        self.folder = Path(f"/proc/{holder.pid}/root{house.folder}/s")
-        self._outside = house.arguments
-        (house.folder / "governor.toml").write_text('disk_reserve = "12MiB"\n')
-        house.arguments = self.arguments
+        self.folder = Path(f"/proc/{holder.pid}/root{instance.folder}/s")
+        self._outside = instance.arguments
+        (instance.folder / "governor.toml").write_text('disk_reserve = "12MiB"\n')
+        instance.arguments = self.arguments
 
     def arguments(self, *more):
-        config = str(self._house.folder / "governor.toml")
+        config = str(self._instance.folder / "governor.toml")
         return ["nsenter", "-m", "-t", str(self._holder.pid), *self._outside("--config", config, *more)]
 
     def fill(self, *, leave=4096):
@@ -77,26 +77,26 @@ class Disk:
         shutil.rmtree(self.folder / "files", ignore_errors=True)
 
     def remount(self, how):
-        mount = ["mount", "-o", f"remount,{how}", str(self._house.folder / "s")]
+        mount = ["mount", "-o", f"remount,{how}", str(self._instance.folder / "s")]
         subprocess.run(["nsenter", "-m", "-t", str(self._holder.pid), *mount], check=True)
 
     def logged(self):
         """Events of the log, since the last time."""
-        path = self._house.folder / "log"
+        path = self._instance.folder / "log"
         lines = path.read_text().splitlines()
         path.write_text("")
         return [json.loads(line)["event"] for line in lines if line.startswith("{")]
 
 
 @pytest.fixture
-def disk(house):
-    (house.folder / "s").mkdir()
-    command = ["unshare", "-m", "sh", "-c", HOLD, "sh", str(house.folder / "s")]
+def disk(instance):
+    (instance.folder / "s").mkdir()
+    command = ["unshare", "-m", "sh", "-c", HOLD, "sh", str(instance.folder / "s")]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as holder:
         try:
             if holder.stdout.readline() != "mounted\n":
                 pytest.skip("no mounts are permitted here")
-            yield Disk(house, holder)
+            yield Disk(instance, holder)
         finally:
             holder.kill()
 
@@ -123,10 +123,10 @@ def _is_stopped(pid):
     return all(stat.rpartition(")")[2].split()[0] in "TZ" for stat in stats)
 
 
-async def refused_start(house):
+async def refused_start(instance):
     """What a start that should be refused says."""
     process = await asyncio.create_subprocess_exec(
-        *house.arguments(), env=house.environ, stderr=asyncio.subprocess.PIPE
+        *instance.arguments(), env=instance.environ, stderr=asyncio.subprocess.PIPE
     )
     async with asyncio.timeout(30):
         _, said = await process.communicate()
@@ -134,10 +134,10 @@ async def refused_start(house):
     return said.decode()
 
 
-async def is_interrupted_in_order_and_goes_on(house, walk, disk, use_up, *, before=None):
+async def is_interrupted_in_order_and_goes_on(instance, walk, disk, use_up, *, before=None):
     """A run that is in work when `use_up` is called; `before` is awaited with the daemon."""
-    async with house.serve() as tree:
-        uid = await tree.executor.submit(walk(episodes=3000), folder=house.folder)
+    async with instance.serve() as tree:
+        uid = await tree.executor.submit(walk(episodes=3000), folder=instance.folder)
         await tree.until(uid, "episode.ended")
         if before is not None:
             await before(tree)
@@ -145,65 +145,69 @@ async def is_interrupted_in_order_and_goes_on(house, walk, disk, use_up, *, befo
             use_up()
         async with asyncio.timeout(60):
             assert await tree.process.wait() == ExitCode.TRY_AGAIN
-        assert house.processes() == []
+        assert instance.processes() == []
     logged = disk.logged()
     assert logged.count("disk.full") == 1
     assert "run.interrupted" in logged
     assert "journal.failed" not in logged, "what was in flight has landed"
 
     use_up()
-    assert "make room" in await refused_start(house)
+    assert "make room" in await refused_start(instance)
     disk.empty()
-    await goes_on_to_its_end(house, uid)
+    await goes_on_to_its_end(instance, uid)
 
 
 async def test_a_disk_that_fills_up_interrupts_the_run_and_costs_nothing_that_was_acknowledged(
-    house, walk, disk
+    instance, walk, disk
 ):
     async def no_run_is_taken(tree):
         disk.fill(leave=8 * MIB)
         with pytest.raises(
             TryAgain, match=r"left, and a run is taken with 12 MiB \(disk_reserve\)"
         ) as caught:
-            await tree.executor.submit(walk(episodes=3), folder=house.folder)
+            await tree.executor.submit(walk(episodes=3), folder=instance.folder)
         assert caught.value.code == "no_room"
         assert (await tree.executor.status()).state == "serving"
 
-    await is_interrupted_in_order_and_goes_on(house, walk, disk, disk.fill, before=no_run_is_taken)
+    await is_interrupted_in_order_and_goes_on(instance, walk, disk, disk.fill, before=no_run_is_taken)
 
 
 @pytest.mark.long
-async def test_a_disk_whose_reserve_is_taken_as_well_costs_nothing_that_was_acknowledged(house, walk, disk):
-    async with house.serve() as tree:
-        uid = await tree.executor.submit(walk(episodes=3000), folder=house.folder)
+async def test_a_disk_whose_reserve_is_taken_as_well_costs_nothing_that_was_acknowledged(
+    instance, walk, disk
+):
+    async with instance.serve() as tree:
+        uid = await tree.executor.submit(walk(episodes=3000), folder=instance.folder)
         await tree.until(uid, "episode.ended")
         async with disk.filling(), asyncio.timeout(60):
             assert await tree.process.wait() == ExitCode.TRY_AGAIN
-        assert house.processes() == []
+        assert instance.processes() == []
     disk.empty()
-    await goes_on_to_its_end(house, uid)
+    await goes_on_to_its_end(instance, uid)
 
 
 @pytest.mark.long
-async def test_a_disk_without_room_for_another_file_interrupts_the_runs_as_a_full_one_does(house, walk, disk):
-    await is_interrupted_in_order_and_goes_on(house, walk, disk, disk.use_up_the_files)
+async def test_a_disk_without_room_for_another_file_interrupts_the_runs_as_a_full_one_does(
+    instance, walk, disk
+):
+    await is_interrupted_in_order_and_goes_on(instance, walk, disk, disk.use_up_the_files)
 
 
 @pytest.mark.long
-async def test_a_conductor_that_dies_while_the_disk_is_full_costs_the_run_no_restart(house, walk, disk):
-    async with house.serve() as tree:
+async def test_a_conductor_that_dies_while_the_disk_is_full_costs_the_run_no_restart(instance, walk, disk):
+    async with instance.serve() as tree:
         run = walk(episodes=3000, restarts=0, entry="user_code:DiesOfAFullDisk")
-        uid = await tree.executor.submit(run, folder=house.folder)
+        uid = await tree.executor.submit(run, folder=instance.folder)
         async with asyncio.timeout(60):
             assert await tree.process.wait() == ExitCode.TRY_AGAIN
-        assert house.processes() == []
+        assert instance.processes() == []
     disk.empty()
-    await goes_on_to_its_end(house, uid)
+    await goes_on_to_its_end(instance, uid)
 
 
-async def goes_on_to_its_end(house, uid):
+async def goes_on_to_its_end(instance, uid):
     """Each of its 3,000 episodes is there once."""
-    async with house.serve() as tree:
+    async with instance.serve() as tree:
         events, result = await tree.end(uid)
     assert result.outcome == "finished", result.reason
     assert [event.kind for event in events].count("run.interrupted") == 1
@@ -212,15 +216,15 @@ async def goes_on_to_its_end(house, uid):
 
 
 @pytest.mark.long
-async def test_a_read_only_disk_is_refused_with_its_reason_before_any_run(house, walk, disk):
+async def test_a_read_only_disk_is_refused_with_its_reason_before_any_run(instance, walk, disk):
     disk.remount("ro")
-    assert "Read-only file system; mount its disk writable" in await refused_start(house)
+    assert "Read-only file system; mount its disk writable" in await refused_start(instance)
     disk.remount("rw")
-    async with house.serve() as tree:
-        uid = await tree.executor.submit(walk(episodes=3), folder=house.folder)
+    async with instance.serve() as tree:
+        uid = await tree.executor.submit(walk(episodes=3), folder=instance.folder)
         await tree.end(uid)
     disk.remount("ro")
-    assert "Read-only file system; mount its disk writable" in await refused_start(house)
+    assert "Read-only file system; mount its disk writable" in await refused_start(instance)
     disk.remount("rw")
-    async with house.serve() as tree:
+    async with instance.serve() as tree:
         assert (await tree.executor.result(uid)).outcome == "finished"

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.system
 @pytest.mark.parametrize(
     "end", [pytest.param(signal.SIGTERM, marks=pytest.mark.long), signal.SIGKILL], ids=["stopped", "killed"]
 )
-async def test_a_watch_goes_on_where_a_daemon_cut_it(house, walk, end):
+async def test_a_watch_goes_on_where_a_daemon_cut_it(instance, walk, end):
     seen = []
 
     async def watch(executor, uid):
@@ -24,14 +24,14 @@ async def test_a_watch_goes_on_where_a_daemon_cut_it(house, walk, end):
         seen.extend([event.seq async for event in watching])
         return watching.end
 
-    async with house.serve() as tree:
-        uid = await tree.executor.submit(walk(), folder=house.folder)
+    async with instance.serve() as tree:
+        uid = await tree.executor.submit(walk(), folder=instance.folder)
         async with Executor(tree.executor.endpoint, patience=60) as follower:
             watching = asyncio.create_task(watch(follower, uid))
             await tree.until(uid, "episode.ended")
             os.kill(tree.daemon.pid, end)
             await tree.gone()
-            async with house.serve() as other:
+            async with instance.serve() as other:
                 events, _ = await other.end(uid)
                 async with asyncio.timeout(60):
                     last = await watching
@@ -40,17 +40,17 @@ async def test_a_watch_goes_on_where_a_daemon_cut_it(house, walk, end):
 
 
 @pytest.mark.long
-async def test_a_submit_across_a_restart_is_one_run(house, walk):
+async def test_a_submit_across_a_restart_is_one_run(instance, walk):
     """Asked while the daemon is killed, again and again with one key."""
     run = walk(episodes=5)
-    async with house.serve() as tree, Executor(tree.executor.endpoint, patience=60) as client:
+    async with instance.serve() as tree, Executor(tree.executor.endpoint, patience=60) as client:
         submits = [
-            asyncio.create_task(client.submit(run, key="monday", folder=house.folder)) for _ in range(20)
+            asyncio.create_task(client.submit(run, key="monday", folder=instance.folder)) for _ in range(20)
         ]
         await asyncio.wait(submits, return_when=asyncio.FIRST_COMPLETED)
         os.kill(tree.daemon.pid, signal.SIGKILL)
         await tree.gone()
-        async with house.serve() as other:
+        async with instance.serve() as other:
             async with asyncio.timeout(60):
                 uids = await asyncio.gather(*submits)
             [listed] = (await other.executor.list()).runs

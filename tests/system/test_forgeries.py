@@ -15,7 +15,6 @@ from pathlib import Path
 
 import psutil
 import pytest
-import serve_with_known_secret
 
 from governor.messages import (
     SERVICE,
@@ -31,6 +30,7 @@ from governor.messages import (
     encode,
     run_service,
 )
+from tests.support import serve_with_known_secret
 from transport.access import Secret
 from transport.client import Client
 from transport.errors import RequestNotPermitted
@@ -62,8 +62,8 @@ class Forger:
 
 
 @pytest.fixture
-async def forger(house):
-    sockets = (f"ipc://{house.runtime}/{name}.sock" for name in ("broker", "private"))
+async def forger(instance):
+    sockets = (f"ipc://{instance.runtime}/{name}.sock" for name in ("broker", "private"))
     async with contextlib.AsyncExitStack() as stack:
         yield Forger(*[await stack.enter_async_context(Client(socket)) for socket in sockets])
 
@@ -71,7 +71,7 @@ async def forger(house):
 @contextlib.asynccontextmanager
 async def at_work(tree, walk):
     """The uid of a run whose agent sleeps, so that it does not end meanwhile; then it is woken up."""
-    folder = tree.house.folder
+    folder = tree.instance.folder
     uid = await tree.executor.submit(walk(entry="user_code:Sleeps", episodes=EPISODES), folder=folder)
     await tree.until(uid, "phase.started")
     yield uid
@@ -79,16 +79,16 @@ async def at_work(tree, walk):
 
 
 @pytest.fixture
-def known(house):
+def known(instance):
     """A house whose daemon has the known secret."""
-    outside = house.arguments
+    outside = instance.arguments
 
     def arguments(*more: str) -> list[str]:
         _, _, _, *rest = outside(*more)
         return [sys.executable, str(PROGRAM), *rest]
 
-    house.arguments = arguments
-    return house
+    instance.arguments = arguments
+    return instance
 
 
 def forged_end(conductor: str = "simulation") -> bytes:
@@ -143,14 +143,14 @@ async def test_what_shows_the_secret_of_the_run_is_obeyed(known, walk, forger):
         await assert_own_record(tree, uid, deaths=["simulation"])
 
 
-async def test_a_thief_of_names_gets_nothing_also_from_a_broker_that_was_restarted(house, walk):
+async def test_a_thief_of_names_gets_nothing_also_from_a_broker_that_was_restarted(instance, walk):
     stolen = []
 
     async def steal(request):
         stolen.append(bytes(request.body[0]))
         return [b""]
 
-    async with house.serve() as tree, contextlib.AsyncExitStack() as thieves:
+    async with instance.serve() as tree, contextlib.AsyncExitStack() as thieves:
         async with at_work(tree, walk) as uid:
             names = (
                 SERVICE,
@@ -161,7 +161,7 @@ async def test_a_thief_of_names_gets_nothing_also_from_a_broker_that_was_restart
             for name in names:
                 for secret in (None, Secret.new()):
                     thief = Worker(
-                        f"ipc://{house.runtime}/workers.sock", name, steal, credit=64, secret=secret
+                        f"ipc://{instance.runtime}/workers.sock", name, steal, credit=64, secret=secret
                     )
                     await thieves.enter_async_context(thief)
             tree.broker.kill()
@@ -173,14 +173,14 @@ async def test_a_thief_of_names_gets_nothing_also_from_a_broker_that_was_restart
     assert stolen == []
 
 
-async def test_a_clients_place_is_the_public_socket_and_all_others_are_the_owners(house, walk):
-    async with house.serve() as tree:
+async def test_a_clients_place_is_the_public_socket_and_all_others_are_the_owners(instance, walk):
+    async with instance.serve() as tree:
         async with at_work(tree, walk) as uid:
-            modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in house.runtime.iterdir()}
+            modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in instance.runtime.iterdir()}
         assert {modes[f"{name}.sock"] for name in ("broker", "private", "workers")} == {0o600}
         assert modes[uid] == 0o700, "the steps' sockets are below"
-        assert stat.S_IMODE(house.runtime.stat().st_mode) == 0o700
-        async with Client(f"ipc://{house.runtime}/broker.sock") as client:
+        assert stat.S_IMODE(instance.runtime.stat().st_mode) == 0o700
+        async with Client(f"ipc://{instance.runtime}/broker.sock") as client:
             assert await client.request("mmi.service", SERVICE.encode(), timeout=10) == [b"200"]
 
 

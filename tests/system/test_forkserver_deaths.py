@@ -18,9 +18,9 @@ def kill_forkserver(conductor: int) -> int:
     return pid
 
 
-async def test_one_restart_is_enough_for_all_conductors_of_a_run(house, walk):
-    async with house.serve() as tree:
-        uid = await tree.executor.submit(walk(restarts=1), folder=house.folder)
+async def test_one_restart_is_enough_for_all_conductors_of_a_run(instance, walk):
+    async with instance.serve() as tree:
+        uid = await tree.executor.submit(walk(restarts=1), folder=instance.folder)
         await tree.until(uid, "episode.ended")
         forkserver = kill_forkserver(await tree.pid_of(uid, "simulation"))
         events, result = await tree.end(uid)
@@ -33,11 +33,11 @@ async def test_one_restart_is_enough_for_all_conductors_of_a_run(house, walk):
 
 
 @pytest.mark.long
-async def test_a_frozen_one_is_replaced_when_a_run_begins(house, walk):
-    async with house.serve() as tree:
+async def test_a_frozen_one_is_replaced_when_a_run_begins(instance, walk):
+    async with instance.serve() as tree:
         forkserver = psutil.Process(tree.broker.pid).parent()
         forkserver.suspend()
-        uid = await tree.executor.submit(walk(restarts=1, episodes=20), folder=house.folder)
+        uid = await tree.executor.submit(walk(restarts=1, episodes=20), folder=instance.folder)
         await tree.until(uid, "run.transition", to="starting")
         assert (await tree.executor.status()).state == "serving", "it answers meanwhile"
         events, result = await tree.end(uid)
@@ -48,9 +48,9 @@ async def test_a_frozen_one_is_replaced_when_a_run_begins(house, walk):
 
 
 @pytest.mark.long
-async def test_without_a_budget_the_reason_names_the_forkserver(house, walk):
-    async with house.serve() as tree:
-        uid = await tree.executor.submit(walk(restarts=0), folder=house.folder)
+async def test_without_a_budget_the_reason_names_the_forkserver(instance, walk):
+    async with instance.serve() as tree:
+        uid = await tree.executor.submit(walk(restarts=0), folder=instance.folder)
         await tree.until(uid, "episode.ended")
         forkserver = kill_forkserver(await tree.pid_of(uid, "simulation"))
         _, result = await tree.end(uid)

@@ -62,11 +62,11 @@ def assert_done_once(events, result, victim):
 
 @pytest.mark.long
 async def test_a_conductor_is_replaced_for_being_frozen_for_long_but_not_briefly_and_the_run_finishes(
-    house, walk
+    instance, walk
 ):
     async def one(tree, victim):
         run = graph() if victim == "tasks" else walk(episodes=EPISODES)
-        uid = await tree.executor.submit(patient(run), folder=house.folder)
+        uid = await tree.executor.submit(patient(run), folder=instance.folder)
         await until_ended(tree, uid, victim, 1)
         pid = await tree.pid_of(uid, victim)
         os.kill(pid, signal.SIGSTOP)
@@ -85,7 +85,7 @@ async def test_a_conductor_is_replaced_for_being_frozen_for_long_but_not_briefly
     async def holds(tree):
         """Its agent's conductor cannot answer for longer than that, and has no deadline: it is waited for."""
         run = patient(walk(entry="user_code:Holds", episodes=20))
-        events, result = await tree.end(await tree.executor.submit(run, folder=house.folder))
+        events, result = await tree.end(await tree.executor.submit(run, folder=instance.folder))
         assert result.outcome == "finished", result.reason
         assert deaths(events) == []
 
@@ -95,24 +95,24 @@ async def test_a_conductor_is_replaced_for_being_frozen_for_long_but_not_briefly
         run["conductors"]["agents"]["idle"] = {"entry": "user_code:Hangs"}
         simulate = {**run["phases"][0]["simulate"], "agents": ["idle"]}
         run["phases"] = [{"name": "before", "simulate": simulate}, *run["phases"]]
-        uid = await tree.executor.submit(patient(run), folder=house.folder)
+        uid = await tree.executor.submit(patient(run), folder=instance.folder)
         await tree.until(uid, "phase.started", index=1)
-        (house.folder / "hold").touch()
+        (instance.folder / "hold").touch()
         silent = await tree.until(uid, "conductor.silent")
-        (house.folder / "awake").touch()
+        (instance.folder / "awake").touch()
         events, result = await tree.end(uid)
         assert (silent.data["conductor"], silent.data["stopped"]) == ("agent.idle", False)
         assert result.outcome == "finished", result.reason
         assert [each["conductor"] for each in deaths(events)] == ["agent.idle"]
 
-    async with house.serve("--slots", str(len(VICTIMS) + 2)) as tree:
+    async with instance.serve("--slots", str(len(VICTIMS) + 2)) as tree:
         await asyncio.gather(*(one(tree, victim) for victim in VICTIMS), holds(tree), hangs(tree))
 
 
 @pytest.mark.long
-async def test_nobody_is_killed_because_the_broker_or_the_daemon_was_frozen(house, walk):
-    async with house.serve() as tree:
-        uid = await tree.executor.submit(patient(walk(episodes=EPISODES)), folder=house.folder)
+async def test_nobody_is_killed_because_the_broker_or_the_daemon_was_frozen(instance, walk):
+    async with instance.serve() as tree:
+        uid = await tree.executor.submit(patient(walk(episodes=EPISODES)), folder=instance.folder)
         await until_ended(tree, uid, "simulation", 1)
         for victim in (tree.broker, tree.daemon):
             victim.send_signal(signal.SIGSTOP)
@@ -127,14 +127,14 @@ async def test_nobody_is_killed_because_the_broker_or_the_daemon_was_frozen(hous
 
 
 @pytest.mark.long
-async def test_a_run_that_makes_no_progress_says_so_and_ends_as_its_policy_says(house, walk):
+async def test_a_run_that_makes_no_progress_says_so_and_ends_as_its_policy_says(instance, walk):
     """Its agent is asleep in its first action, until there is a file."""
-    async with house.serve("--slots", "3") as tree:
+    async with instance.serve("--slots", "3") as tree:
         uids = {}
         for policy in ("report", "restart", "fail"):
             run = walk(entry="user_code:Sleeps", episodes=EPISODES, restarts=30)
             run = patient(run, stall_timeout=2.0, on_stall=policy)
-            uids[policy] = await tree.executor.submit(run, folder=house.folder)
+            uids[policy] = await tree.executor.submit(run, folder=instance.folder)
         told = {policy: await tree.until(uid, "run.stalled") for policy, uid in uids.items()}
         assert {each.data["waits_for"] for each in told.values()} == {"phase train: simulation to end"}
         [status] = (await tree.executor.status(uids["report"])).runs
@@ -144,7 +144,7 @@ async def test_a_run_that_makes_no_progress_says_so_and_ends_as_its_policy_says(
         events, result = await tree.end(uids["fail"])
         reason = "no progress for stall_timeout of 2 s in phase train, which waited for simulation to end"
         assert (result.outcome, result.reason) == ("failed", reason)
-        (house.folder / "awake").touch()
+        (instance.folder / "awake").touch()
         replaced = {"report": set(), "restart": {"agent.walker", "environment.lake", "simulation"}}
         for policy, wanted in replaced.items():
             events, result = await tree.end(uids[policy])
@@ -153,13 +153,13 @@ async def test_a_run_that_makes_no_progress_says_so_and_ends_as_its_policy_says(
             assert {each["conductor"] for each in deaths(events)} == wanted
 
 
-async def test_a_second_daemon_goes_on_with_the_numbers_of_incarnations(house, walk):
-    async with house.serve() as tree:
-        uid = await tree.executor.submit(patient(walk(episodes=EPISODES)), folder=house.folder)
+async def test_a_second_daemon_goes_on_with_the_numbers_of_incarnations(instance, walk):
+    async with instance.serve() as tree:
+        uid = await tree.executor.submit(patient(walk(episodes=EPISODES)), folder=instance.folder)
         await tree.until(uid, "episode.ended")
         os.kill(tree.daemon.pid, signal.SIGKILL)
         await tree.process.wait()
-    async with house.serve() as tree:
+    async with instance.serve() as tree:
         events, result = await tree.end(uid)
         assert_done_once(events, result, "simulation")
         started = Counter(

@@ -12,11 +12,11 @@ import subprocess
 
 import psutil
 import pytest
-from living import first_child
 
 from governor.processes.leftovers import VARIABLE, instance_of
 from governor.processes.readiness import readable
 from governor.tasks.cluster import head
+from tests.support.living import first_child
 
 pytestmark = pytest.mark.system
 
@@ -24,15 +24,15 @@ SECONDS = 3.0
 """From a kill to the death of everything."""
 
 
-async def scattered(house, tree, **run):
+async def scattered(instance, tree, **run):
     """A run whose task has started processes in sessions of their own, one of them without any environment: its uid, and
     the pids of them and of the task.
     """
-    pipe = house.folder / "pids"
+    pipe = instance.folder / "pids"
     os.mkfifo(pipe)
     task = {"id": "t", "call": "user_code:scatter", "args": {"pipe": str(pipe)}}
     uid = await tree.executor.submit(
-        {"name": "s", "phases": [{"name": "p", "tasks": [task]}], **run}, folder=house.folder
+        {"name": "s", "phases": [{"name": "p", "tasks": [task]}], **run}, folder=instance.folder
     )
     reading = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
     async with asyncio.timeout(60):
@@ -46,16 +46,18 @@ def sleeper(environ):
     return subprocess.Popen(["sleep", "600"], env=environ, start_new_session=True)
 
 
-def logged(house, event):
-    lines = [json.loads(line) for line in (house.folder / "log").read_text().splitlines() if line[:1] == "{"]
+def logged(instance, event):
+    lines = [
+        json.loads(line) for line in (instance.folder / "log").read_text().splitlines() if line[:1] == "{"
+    ]
     return [line for line in lines if line["event"] == event]
 
 
 @pytest.mark.ray
 @pytest.mark.parametrize("victim", [pytest.param("guard", marks=pytest.mark.long), "daemon"])
-async def test_nothing_outlives_a_kill_with_ray_at_work(house, victim):
-    async with house.serve() as tree:
-        _, pids = await scattered(house, tree)
+async def test_nothing_outlives_a_kill_with_ray_at_work(instance, victim):
+    async with instance.serve() as tree:
+        _, pids = await scattered(instance, tree)
         with tree.deaths() as alive:
             assert set(pids) <= {process.pid for process in alive(within=0)}
             os.kill(tree.process.pid if victim == "guard" else tree.daemon.pid, signal.SIGKILL)
@@ -65,25 +67,25 @@ async def test_nothing_outlives_a_kill_with_ray_at_work(house, victim):
 
 @pytest.mark.long
 @pytest.mark.ray
-async def test_what_escapes_the_death_of_all_of_them_is_killed_before_the_next_daemon_is_ready(house):
-    async with house.serve() as tree:
-        uid, _ = await scattered(house, tree, resume="never")
-        rays = list(head.FALLBACK_FOLDER.glob(f"ray-{instance_of(house.folder / 's')[:8]}-*"))
+async def test_what_escapes_the_death_of_all_of_them_is_killed_before_the_next_daemon_is_ready(instance):
+    async with instance.serve() as tree:
+        uid, _ = await scattered(instance, tree, resume="never")
+        rays = list(head.FALLBACK_FOLDER.glob(f"ray-{instance_of(instance.folder / 's')[:8]}-*"))
         root, daemon = psutil.Process(tree.process.pid), os.pidfd_open(tree.daemon.pid)
         with tree.deaths() as alive:
             tree.sweeper.kill()
             root.suspend()  # it shall not sweep
-            tree.guard2.kill()
+            tree.second_guard.kill()
             root.kill()
             await tree.process.wait()
             await readable(daemon)
             os.close(daemon)
-            assert house.processes() != [], "nobody has escaped, so this test says nothing"
-            async with house.serve() as second:
+            assert instance.processes() != [], "nobody has escaped, so this test says nothing"
+            async with instance.serve() as second:
                 assert alive(within=0) == []
                 assert not any(ray.exists() for ray in rays)
                 events, result = await second.end(uid)
-    assert logged(house, "process.left_over")[0]["killed"]
+    assert logged(instance, "process.left_over")[0]["killed"]
     [interrupted] = [event for event in events if event.kind == "run.interrupted"]
     assert interrupted.data["died"]
     assert "the daemon died" in interrupted.data["reason"]
@@ -91,20 +93,20 @@ async def test_what_escapes_the_death_of_all_of_them_is_killed_before_the_next_d
     assert "resume: never" in result.reason
 
 
-async def test_a_start_kills_what_has_the_mark_of_an_earlier_invocation_and_nobody_else(house, walk):
-    async with house.serve() as tree:
+async def test_a_start_kills_what_has_the_mark_of_an_earlier_invocation_and_nobody_else(instance, walk):
+    async with instance.serve() as tree:
         forkserver = first_child(tree.daemon)
-        name = VARIABLE + instance_of(house.folder / "s")
+        name = VARIABLE + instance_of(instance.folder / "s")
         marked = {**os.environ, name: forkserver.environ()[name]}
         tree.daemon.kill()
         await tree.process.wait()
     other = {**os.environ, VARIABLE + "0" * 16: marked[name]}
     started = [sleeper(marked), sleeper(other)]
     try:
-        async with house.serve() as tree:
+        async with instance.serve() as tree:
             assert started[0].wait(timeout=0) == -signal.SIGKILL, "it was ready before that one was dead"
             assert started[1].poll() is None
-            uid = await tree.executor.submit(walk(episodes=5), folder=house.folder)
+            uid = await tree.executor.submit(walk(episodes=5), folder=instance.folder)
             _, result = await tree.end(uid)
             assert result.outcome == "finished", result.reason
     finally:
@@ -113,11 +115,11 @@ async def test_a_start_kills_what_has_the_mark_of_an_earlier_invocation_and_nobo
             process.wait()
 
 
-async def test_a_process_that_cannot_be_killed_holds_back_what_was_in_work_until_it_dies(house, walk):
-    async with house.serve() as tree:
-        held = await tree.executor.submit(walk(episodes=300), folder=house.folder)
+async def test_a_process_that_cannot_be_killed_holds_back_what_was_in_work_until_it_dies(instance, walk):
+    async with instance.serve() as tree:
+        held = await tree.executor.submit(walk(episodes=300), folder=instance.folder)
         await tree.until(held, "episode.ended")
-        name = VARIABLE + instance_of(house.folder / "s")
+        name = VARIABLE + instance_of(instance.folder / "s")
         marked = {**os.environ, name: first_child(tree.daemon).environ()[name]}
         tree.daemon.kill()
         await tree.process.wait()
@@ -125,14 +127,14 @@ async def test_a_process_that_cannot_be_killed_holds_back_what_was_in_work_until
     immortal = "from governor.processes import kill_tree; "
     immortal += "kill_tree.KILL_SECONDS = 0.1; kill_tree.send = lambda handle, number: None; "
     begin = f"{immortal}from governor.__main__ import main; main()"
-    python, _, _, *arguments = house.arguments()
-    house.arguments = lambda *_: [python, "-c", begin, *arguments]
+    python, _, _, *arguments = instance.arguments()
+    instance.arguments = lambda *_: [python, "-c", begin, *arguments]
     try:
-        async with house.serve() as tree:
+        async with instance.serve() as tree:
             [run] = (await tree.executor.status(held)).runs
             assert run.state == "interrupted"
             assert run.waits_for == f"the exit of pid {stays.pid} (sleep 600)"
-            fresh = await tree.executor.submit(walk(episodes=5), folder=house.folder)
+            fresh = await tree.executor.submit(walk(episodes=5), folder=instance.folder)
             _, result = await tree.end(fresh)
             assert result.outcome == "finished", result.reason
             [run] = (await tree.executor.status(held)).runs
@@ -146,11 +148,11 @@ async def test_a_process_that_cannot_be_killed_holds_back_what_was_in_work_until
 
 
 @pytest.mark.long
-async def test_a_run_goes_on_with_the_time_that_it_has_used(house, walk):
-    beat = house.folder / "s" / "governor.beat"
-    async with house.serve() as tree:
+async def test_a_run_goes_on_with_the_time_that_it_has_used(instance, walk):
+    beat = instance.folder / "s" / "governor.beat"
+    async with instance.serve() as tree:
         uid = await tree.executor.submit(
-            {**walk(restarts=3), "limits": {"wall_clock": "1h"}}, folder=house.folder
+            {**walk(restarts=3), "limits": {"wall_clock": "1h"}}, folder=instance.folder
         )
         await tree.until(uid, "episode.ended")
         os.kill(await tree.pid_of(uid, "agent.walker"), signal.SIGKILL)
@@ -158,7 +160,7 @@ async def test_a_run_goes_on_with_the_time_that_it_has_used(house, walk):
         tree.daemon.kill()
         await tree.process.wait()
     assert beat.exists()
-    async with house.serve() as tree:
+    async with instance.serve() as tree:
         events, result = await tree.end(uid)
     assert result.outcome == "finished", result.reason
     first, second = (event for event in events if event.kind == "run.assigned")

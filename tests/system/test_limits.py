@@ -28,13 +28,13 @@ def exceeded(events, result, limit, allowed, *, phase):
 
 
 @pytest.mark.parametrize("agent", [pytest.param("Hoarder", marks=pytest.mark.long), "DetachedHoarder"])
-async def test_an_agent_that_takes_too_much_memory_ends_its_run(house, walk, agent):
+async def test_an_agent_that_takes_too_much_memory_ends_its_run(instance, walk, agent):
     made = {
         **walk(entry=f"user_code:{agent}", episodes=1_000_000),
         "limits": {"memory": "300MiB", "disk": "1GiB"},
     }
-    async with house.serve() as tree:
-        uid = await tree.executor.submit(made, folder=house.folder)
+    async with instance.serve() as tree:
+        uid = await tree.executor.submit(made, folder=instance.folder)
         events, result = await tree.end(uid)
         assert 300 * MIB < exceeded(events, result, "memory", "300 MiB", phase="train") < 900 * MIB
         [status] = (await tree.executor.status(uid)).runs
@@ -43,25 +43,25 @@ async def test_an_agent_that_takes_too_much_memory_ends_its_run(house, walk, age
 
 @pytest.mark.long
 @pytest.mark.ray
-async def test_tasks_that_take_too_much_memory_or_disk_end_their_run(house):
-    async with house.serve() as tree:
+async def test_tasks_that_take_too_much_memory_or_disk_end_their_run(instance):
+    async with instance.serve() as tree:
         for limits, call, allowed in (
             ({"memory": "600MiB"}, {"call": "user_code:hoard", "args": {"mebibytes": 600}}, "600 MiB"),
             ({"disk": "20MiB"}, {"call": "user_code:litter", "args": {"mebibytes": 30}}, "20 MiB"),
         ):
             [limit] = limits
-            uid = await tree.executor.submit(tasks(call, **limits), folder=house.folder)
+            uid = await tree.executor.submit(tasks(call, **limits), folder=instance.folder)
             events, result = await tree.end(uid)
             exceeded(events, result, limit, allowed, phase="p")
 
 
 @pytest.mark.long
 @pytest.mark.ray
-async def test_attempts_count_over_a_restart_of_the_daemon(house):
+async def test_attempts_count_over_a_restart_of_the_daemon(instance):
     once, nap = {"call": "user_code:once"}, {"call": "user_code:nap", "args": {"seconds": 600}}
     made = tasks(once, once, {**nap, "depends_on": ["t0", "t1"]}, tasks=3)
-    async with house.serve() as tree:
-        uid = await tree.executor.submit(made, folder=house.folder)
+    async with instance.serve() as tree:
+        uid = await tree.executor.submit(made, folder=instance.folder)
         await tree.until(uid, "task.started", task="t2")
         [status] = (await tree.executor.status(uid)).runs
         assert [(use.limit, use.allowed, use.used) for use in status.limits] == [("tasks", 3, 3)]
@@ -69,7 +69,7 @@ async def test_attempts_count_over_a_restart_of_the_daemon(house):
         assert "limits: tasks 3 of 3" in told
         tree.daemon.send_signal(signal.SIGKILL)
         await tree.gone()
-    async with house.serve() as tree:
+    async with instance.serve() as tree:
         events, result = await tree.end(uid)
         assert exceeded(events, result, "tasks", "3", phase="p") == 4
         again = await tree.executor.resume(uid)

@@ -35,12 +35,12 @@ def in_stages(number):
     return [each for stage in range(1, number + 1) for each in [0] * 5 + [stage] * 4]
 
 
-async def test_a_limit_of_the_run_stops_its_phase_and_fails_it(house, walk):
-    async with house.serve() as tree:
+async def test_a_limit_of_the_run_stops_its_phase_and_fails_it(instance, walk):
+    async with instance.serve() as tree:
         for transport, limit, value in (("conductors", "episodes", 30), ("in_process", "steps", 300)):
             made = {**walk(episodes=1_000_000), "limits": {limit: value}}
             made["phases"][0]["simulate"]["transport"] = transport
-            events, result = await tree.end(await tree.executor.submit(made, folder=house.folder))
+            events, result = await tree.end(await tree.executor.submit(made, folder=instance.folder))
             [said] = [event for event in events if event.kind == "limit.exceeded"]
             reason = f"limit {limit} of {value} exceeded in phase train: {said.data['reached']}"
             assert (result.outcome, result.reason) == ("failed", reason)
@@ -51,13 +51,13 @@ async def test_a_limit_of_the_run_stops_its_phase_and_fails_it(house, walk):
 
 
 @pytest.mark.long
-async def test_a_killed_daemon_goes_on_in_the_stage_that_it_was_in(house, walk):
-    async with house.serve() as tree:
-        uid = await tree.executor.submit(ruled(walk, episodes=50), folder=house.folder)
+async def test_a_killed_daemon_goes_on_in_the_stage_that_it_was_in(instance, walk):
+    async with instance.serve() as tree:
+        uid = await tree.executor.submit(ruled(walk, episodes=50), folder=instance.folder)
         await tree.until(uid, "episode.ended")
         tree.daemon.send_signal(signal.SIGKILL)
         await tree.gone()
-    async with house.serve() as tree:
+    async with instance.serve() as tree:
         events, result = await tree.end(uid)
     assert result.outcome == "finished", result.reason
     episodes = episodes_of(events)
@@ -74,11 +74,11 @@ async def test_a_killed_daemon_goes_on_in_the_stage_that_it_was_in(house, walk):
 
 
 async def test_a_resumed_run_plays_the_evaluations_that_are_missing_and_its_checkpoint_is_anothers_begin(
-    house, walk
+    instance, walk
 ):
-    async with house.serve() as tree:
+    async with instance.serve() as tree:
         made = ruled(walk, episodes=60, limits={"episodes": 25})
-        uid = await tree.executor.submit(made, folder=house.folder)
+        uid = await tree.executor.submit(made, folder=instance.folder)
         events, old = await tree.end(uid)
         assert old.outcome == "failed"
         before = [episode for episode in episodes_of(events) if episode["outcome"] != "cancelled"]
@@ -95,13 +95,13 @@ async def test_a_resumed_run_plays_the_evaluations_that_are_missing_and_its_chec
         learned = state_file.load(state)["steps"]
         other = walk(episodes=1)
         other["conductors"]["agents"]["walker"]["state"] = str(state)
-        events, new = await tree.end(await tree.executor.submit(other, folder=house.folder))
+        events, new = await tree.end(await tree.executor.submit(other, folder=instance.folder))
         assert new.outcome == "finished", new.reason
         [episode] = episodes_of(events)
         assert (
             state_file.load(Path(new.folder) / "agents/walker.state")["steps"] == learned + episode["steps"]
         )
         state.unlink()
-        _, none = await tree.end(await tree.executor.submit(other, folder=house.folder))
+        _, none = await tree.end(await tree.executor.submit(other, folder=instance.folder))
         assert (none.outcome, none.phases) == ("failed", ())
         assert f"{state} is not there" in none.reason

@@ -39,10 +39,10 @@ def held(pid):
 
 
 @pytest.mark.long
-async def test_a_slot_whose_run_left_a_process_behind_takes_none_until_that_is_gone(house, walk):
-    async with house.serve() as tree:
+async def test_a_slot_whose_run_left_a_process_behind_takes_none_until_that_is_gone(instance, walk):
+    async with instance.serve() as tree:
         uid = await tree.executor.submit(
-            {**walk(episodes=3000), "deadlines": {"stop": "2s"}}, folder=house.folder
+            {**walk(episodes=3000), "deadlines": {"stop": "2s"}}, folder=instance.folder
         )
         await tree.until(uid, "episode.ended")
         pid = await tree.pid_of(uid, "agent.walker")
@@ -52,7 +52,7 @@ async def test_a_slot_whose_run_left_a_process_behind_takes_none_until_that_is_g
             assert result.outcome == "aborted"
             assert events[-1].data["stuck"] == [pid]
 
-            second = await tree.executor.submit(walk(episodes=3), folder=house.folder)
+            second = await tree.executor.submit(walk(episodes=3), folder=instance.folder)
             report = await tree.executor.status(second)
             [queued] = report.runs
             whom = f"processes that could not be killed (pid {pid}): quarantined until they are gone"

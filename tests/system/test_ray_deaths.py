@@ -7,9 +7,9 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from living import lives
 
 from governor.processes.readiness import readable
+from tests.support.living import lives
 
 pytestmark = [pytest.mark.system, pytest.mark.ray]
 
@@ -40,9 +40,9 @@ def open_pipe(path):
     ],
 )
 async def test_a_part_of_ray_lost_under_a_run_costs_a_conductor_and_nothing_that_was_done(
-    house, part, fate, seconds
+    instance, part, fate, seconds
 ):
-    flag = house.folder / "healed"
+    flag = instance.folder / "healed"
     slow = {"flag": str(flag), "how": "hang"}
     hangs = open_pipe(f"{flag}.hangs")
     tasks = [
@@ -50,9 +50,9 @@ async def test_a_part_of_ray_lost_under_a_run_costs_a_conductor_and_nothing_that
         {"id": "slow", "call": "user_code:heal", "args": slow, "repeat": 2, "depends_on": ["first"]},
         {"id": "last", "call": "user_code:once", "depends_on": ["slow"]},
     ]
-    async with house.serve() as tree:
+    async with instance.serve() as tree:
         uid = await tree.executor.submit(
-            {"name": "t", "phases": [{"name": "p", "tasks": tasks}]}, folder=house.folder
+            {"name": "t", "phases": [{"name": "p", "tasks": tasks}]}, folder=instance.folder
         )
         hung = await tree.until(uid, "task.started", task="slow", run=1)
         await readable(hangs)
@@ -79,7 +79,7 @@ async def test_a_part_of_ray_lost_under_a_run_costs_a_conductor_and_nothing_that
         assert ended == Counter([("first", 0), ("slow", 0), ("slow", 1), ("last", 0)])
         assert not lives(hung.data["pid"])
         assert not victim.is_running()
-        assert "conductor.close_too_slow" not in (house.folder / "log").read_text()
+        assert "conductor.close_too_slow" not in (instance.folder / "log").read_text()
 
 
 def part_of(tree, name):
@@ -88,14 +88,14 @@ def part_of(tree, name):
 
 
 @pytest.mark.long
-async def test_a_part_of_ray_frozen_before_a_run_is_found_by_its_start(house):
+async def test_a_part_of_ray_frozen_before_a_run_is_found_by_its_start(instance):
     tasks = [{"id": "once", "call": "user_code:once"}]
     run = {"name": "t", "restart": {"conductors": 0}, "phases": [{"name": "p", "tasks": tasks}]}
-    async with house.serve() as tree:
-        await tree.end(await tree.executor.submit(run, folder=house.folder))
+    async with instance.serve() as tree:
+        await tree.end(await tree.executor.submit(run, folder=instance.folder))
         frozen = part_of(tree, "gcs_server")
         frozen.suspend()
-        events, result = await tree.end(await tree.executor.submit(run, folder=house.folder))
+        events, result = await tree.end(await tree.executor.submit(run, folder=instance.folder))
         assert result.outcome == "finished", result.reason
         assert [e.data for e in events if e.kind == "conductor.exited" and not e.data["expected"]] == []
         assert not frozen.is_running()

@@ -33,9 +33,9 @@ RUN = {
 
 
 @pytest.mark.long
-async def test_the_death_of_its_driver_costs_a_conductor_and_no_episode(house):
-    async with house.serve() as tree:
-        uid = await tree.executor.submit(RUN, folder=house.folder)
+async def test_the_death_of_its_driver_costs_a_conductor_and_no_episode(instance):
+    async with instance.serve() as tree:
+        uid = await tree.executor.submit(RUN, folder=instance.folder)
         await tree.until(uid, "episode.ended", phase=1)
         os.kill(await tree.pid_of(uid, "tasks"), signal.SIGKILL)
         events, result = await tree.end(uid)
@@ -46,6 +46,6 @@ async def test_the_death_of_its_driver_costs_a_conductor_and_no_episode(house):
         assert sorted(episode["index"] for episode in played) == list(range(EPISODES))
         assert {episode["outcome"] for episode in played} <= {"terminated", "truncated"}
         steps = Counter(
-            trajectories.read(house.folder / "s" / "runs" / uid, "evaluate")["episode"].to_pylist()
+            trajectories.read(instance.folder / "s" / "runs" / uid, "evaluate")["episode"].to_pylist()
         )
         assert steps == {episode["index"]: episode["steps"] for episode in played}

@@ -17,11 +17,11 @@ from governor.errors import AlreadyEnded, ExitCode
 pytestmark = pytest.mark.system
 
 
-async def governor(house, *arguments):
+async def governor(instance, *arguments):
     """Exit code, standard output and standard error of a verb."""
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "governor", *map(str, arguments),
-        env=house.environ, cwd=house.folder, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+        env=instance.environ, cwd=instance.folder, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
     )  # fmt: skip
     async with asyncio.timeout(90):
         out, err = await process.communicate()
@@ -51,15 +51,15 @@ def tasks(flag):
 
 @pytest.mark.long
 @pytest.mark.ray
-async def test_tasks_that_succeeded_are_not_done_again_and_their_values_reach_the_others(house):
-    flag = house.folder / "healed"
+async def test_tasks_that_succeeded_are_not_done_again_and_their_values_reach_the_others(instance):
+    flag = instance.folder / "healed"
     phases = [
         {"name": "first", "tasks": [{"id": "before", "call": "user_code:once"}]},
         {"name": "second", "tasks": tasks(flag)},
         {"name": "third", "tasks": [{"id": "after", "call": "user_code:once"}]},
     ]
-    async with house.serve() as tree:
-        uid = await tree.executor.submit({"name": "study", "phases": phases}, folder=house.folder)
+    async with instance.serve() as tree:
+        uid = await tree.executor.submit({"name": "study", "phases": phases}, folder=instance.folder)
         _, old = await tree.end(uid)
         assert (old.outcome, [phase.name for phase in old.phases]) == ("failed", ["first", "second"])
         was = {(record.task, record.run): record.outcome for record in old.phases[1].tasks}
@@ -74,7 +74,7 @@ async def test_tasks_that_succeeded_are_not_done_again_and_their_values_reach_th
         begun = marks(old.folder)
         assert begun == {"before": 1, "large": 1, "flaky": 2, "slow": 2}
     flag.touch()
-    async with house.serve() as tree:  # it is all in the journal and the old run's folder
+    async with instance.serve() as tree:  # it is all in the journal and the old run's folder
         new_uid = await tree.executor.resume(uid)
         events, new = await tree.end(new_uid)
         assert new.outcome == "finished", new.reason
@@ -107,20 +107,20 @@ async def test_tasks_that_succeeded_are_not_done_again_and_their_values_reach_th
 
 
 @pytest.mark.long
-async def test_episodes_that_ended_are_kept_and_the_agent_goes_on_with_what_it_had_learned(house, walk):
-    async with house.serve() as tree:
-        uid = await tree.executor.submit(walk(entry="user_code:Pauses"), folder=house.folder)
+async def test_episodes_that_ended_are_kept_and_the_agent_goes_on_with_what_it_had_learned(instance, walk):
+    async with instance.serve() as tree:
+        uid = await tree.executor.submit(walk(entry="user_code:Pauses"), folder=instance.folder)
         await tree.until(uid, "episode.ended")
-        (house.folder / "pause").touch()
+        (instance.folder / "pause").touch()
         endpoint = ("--broker", tree.executor.endpoint)
-        code, _, complaint = await governor(house, *endpoint, "resume", uid)
+        code, _, complaint = await governor(instance, *endpoint, "resume", uid)
         assert code == ExitCode.TRY_AGAIN
         assert f"run {uid} has not ended (it is running)" in complaint
-        (house.folder / "pause").unlink()
+        (instance.folder / "pause").unlink()
         await tree.executor.abort(uid)
         _, old = await tree.end(uid)
         kept = old.phases[0].episodes["terminated"]
-        code, out, _ = await governor(house, *endpoint, "resume", uid[:7], "--watch", "--json")
+        code, out, _ = await governor(instance, *endpoint, "resume", uid[:7], "--watch", "--json")
         assert code == ExitCode.DONE
         rows = [json.loads(row) for row in out.splitlines()]
         new, result = rows[0]["uid"], rows[-1]
@@ -131,46 +131,48 @@ async def test_episodes_that_ended_are_kept_and_the_agent_goes_on_with_what_it_h
         assert Counter(json.loads(line)["index"] for line in lines) == Counter(range(600))
         ready = [row["data"] for row in rows if row.get("kind") == "conductor.ready"]
         assert [data["detail"]["learned"] for data in ready if data["conductor"] == "agent.walker"] == [True]
-        code, out, _ = await governor(house, *endpoint, "results", new)
+        code, out, _ = await governor(instance, *endpoint, "results", new)
         assert f"resumes {uid}" in out
-        assert (await governor(house, *endpoint, "resume", new))[0] == ExitCode.USAGE
-        assert (await governor(house, *endpoint, "resume", "no-such-run"))[0] == ExitCode.NO_SUCH_RUN
+        assert (await governor(instance, *endpoint, "resume", new))[0] == ExitCode.USAGE
+        assert (await governor(instance, *endpoint, "resume", "no-such-run"))[0] == ExitCode.NO_SUCH_RUN
 
 
 @pytest.mark.long
-async def test_a_daemon_killed_after_the_answer_or_in_the_middle_loses_nothing_of_what_was_kept(house, walk):
-    async with house.serve() as tree:
-        uid = await tree.executor.submit(walk(), folder=house.folder)
+async def test_a_daemon_killed_after_the_answer_or_in_the_middle_loses_nothing_of_what_was_kept(
+    instance, walk
+):
+    async with instance.serve() as tree:
+        uid = await tree.executor.submit(walk(), folder=instance.folder)
         await tree.until(uid, "episode.ended")
         await tree.executor.abort(uid)
         await tree.end(uid)
         new = await tree.executor.resume(uid, key="again")
         os.kill(tree.daemon.pid, signal.SIGKILL)
         await tree.process.wait()
-    async with house.serve() as tree:
+    async with instance.serve() as tree:
         assert await tree.executor.resume(uid, key="again") == new
         await tree.until(new, "episode.ended")
         os.kill(tree.daemon.pid, signal.SIGKILL)
         await tree.process.wait()
-    async with house.serve() as tree:
+    async with instance.serve() as tree:
         _, result = await tree.end(new)
     assert (result.outcome, result.parent) == ("finished", uid)
     lines = (Path(result.folder) / "episodes" / "train.jsonl").read_text().splitlines()
     assert Counter(json.loads(line)["index"] for line in lines) == Counter(range(600))
 
 
-async def test_a_run_without_a_daemon_is_resumed_in_its_own_state_folder(house, walk):
-    file = house.folder / "run.yaml"
+async def test_a_run_without_a_daemon_is_resumed_in_its_own_state_folder(instance, walk):
+    file = instance.folder / "run.yaml"
     file.write_text(json.dumps(walk(restarts=0, entry="later:Walker", episodes=5)))
-    (house.folder / "later.py").write_text(
+    (instance.folder / "later.py").write_text(
         "class Walker:\n    def __init__(self, **_):\n        raise OSError('no')\n"
     )
-    house.environ["XDG_STATE_HOME"] = str(house.folder / "state")
-    code, out, _ = await governor(house, "run", file, "--json")
+    instance.environ["XDG_STATE_HOME"] = str(instance.folder / "state")
+    code, out, _ = await governor(instance, "run", file, "--json")
     assert code == ExitCode.RUN_ENDED_BADLY
     old = json.loads(out.splitlines()[-1])
-    (house.folder / "later.py").write_text("from user_code import Walker\n")
-    code, out, complaint = await governor(house, "run", "--resume", old["uid"][:6], "--json")
+    (instance.folder / "later.py").write_text("from user_code import Walker\n")
+    code, out, complaint = await governor(instance, "run", "--resume", old["uid"][:6], "--json")
     assert code == ExitCode.DONE, complaint
     new = json.loads(out.splitlines()[-1])
     assert (new["outcome"], new["phases"][0]["episodes"]) == ("finished", {"terminated": 5})

@@ -38,14 +38,14 @@ phases:
 
 
 @pytest.mark.long
-async def test_a_run_file_with_all_of_them(house):
-    file = house.folder / "run.yaml"
+async def test_a_run_file_with_all_of_them(instance):
+    file = instance.folder / "run.yaml"
     file.write_text(RUN)
-    house.environ["XDG_STATE_HOME"] = str(house.folder / "state")
+    instance.environ["XDG_STATE_HOME"] = str(instance.folder / "state")
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "governor", "run", str(file), "--ray-cpus", "1", "--json"),
-        env=house.environ,
-        cwd=house.folder,
+        env=instance.environ,
+        cwd=instance.folder,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
     )

@@ -7,7 +7,8 @@ import signal
 from pathlib import Path
 
 import pytest
-from living import lives
+
+from tests.support.living import lives
 
 pytestmark = [pytest.mark.system, pytest.mark.ray]
 
@@ -25,10 +26,10 @@ TASKS = [
 ]
 
 
-async def test_every_bad_end_has_its_own_outcome_and_the_run_ends_as_its_policy_says(house):
-    async with house.serve("--slots", "2") as tree:
+async def test_every_bad_end_has_its_own_outcome_and_the_run_ends_as_its_policy_says(instance):
+    async with instance.serve("--slots", "2") as tree:
         run = {"name": "bad", "phases": [{"name": "p", "tasks": TASKS, "on_failure": "continue"}]}
-        tolerant = await tree.executor.submit(run, folder=house.folder)
+        tolerant = await tree.executor.submit(run, folder=instance.folder)
         _, result = await tree.end(tolerant)
         assert result.outcome == "finished"
         records = {record.task: record for record in result.phases[0].tasks}
@@ -49,21 +50,21 @@ async def test_every_bad_end_has_its_own_outcome_and_the_run_ends_as_its_policy_
         assert records["later"].cause == "boom"
         assert "serialised" in records["odd"].error
         strict = {"name": "bad", "phases": [{"name": "p", "tasks": TASKS[6:8]}]}
-        _, result = await tree.end(await tree.executor.submit(strict, folder=house.folder))
+        _, result = await tree.end(await tree.executor.submit(strict, folder=instance.folder))
         assert result.outcome == "failed"
         assert result.reason.startswith('phase p: 2 ended badly, first task "boom" run 0 failed')
 
 
 @pytest.mark.long
-async def test_a_task_conductor_killed_at_work_is_replaced_and_nothing_is_done_twice(house):
+async def test_a_task_conductor_killed_at_work_is_replaced_and_nothing_is_done_twice(instance):
     tasks = [
         {"id": "first", "call": "user_code:once"},
         {"id": "nap", "call": "user_code:nap", "args": {"seconds": 1.0}, "depends_on": ["first"]},
         {"id": "last", "call": "user_code:once", "depends_on": ["nap"]},
     ]
-    async with house.serve() as tree:
+    async with instance.serve() as tree:
         uid = await tree.executor.submit(
-            {"name": "t", "phases": [{"name": "p", "tasks": tasks}]}, folder=house.folder
+            {"name": "t", "phases": [{"name": "p", "tasks": tasks}]}, folder=instance.folder
         )
         nap = await tree.until(uid, "task.started", task="nap")
         os.kill(await tree.pid_of(uid, "tasks"), signal.SIGKILL)

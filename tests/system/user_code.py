@@ -126,10 +126,10 @@ class DiesOfAFullDisk(Walker):
     """With its first step, once: it takes all files that the disk of the state folder has left."""
 
     def learn(self, transition):
-        house = Path(os.environ["GOVERNOR_TEST_HOUSE"])
-        if not (house / "died").exists():
-            (house / "died").touch()
-            folder = house / "s" / "files"
+        instance = Path(os.environ["GOVERNOR_TEST_INSTANCE"])
+        if not (instance / "died").exists():
+            (instance / "died").touch()
+            folder = instance / "s" / "files"
             folder.mkdir()
             try:
                 for number in range(100_000):

@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import psutil
-from run_processes import registered
 
 from governor.errors import GovernorError
 from governor.executor import Executor
 from governor.processes.identity import ProcessIdentity
+from tests.faults.run_processes import registered
 
 if TYPE_CHECKING:
     import signal
@@ -41,7 +41,7 @@ OPEN_FILES: Final = 1024
 """The soft limit that systemd and most shells give, and the hard one lets a process raise."""
 
 
-class House:
+class Instance:
     """`small_disk`: the state folder is a file system of its own, which can be filled."""
 
     def __init__(self, folder: Path, *, small_disk: bool = False) -> None:
