@@ -38,13 +38,13 @@ WALK = {
         }
     ],
 }
-"""Takes some seconds: long enough to be hit in the middle."""
+"""Takes some seconds, so that a fault can strike during the run."""
 LOG_TAIL = 10_000
 """Characters of the daemon's log that are shown with a failure."""
 
 
 class Tree:
-    """One `governor serve` with its guard; `guard2` is its child, `daemon` the child of `guard2`."""
+    """One `governor serve`: the guard is `process`, the second guard its child, the daemon the second guard's child."""
 
     def __init__(self, instance: Instance, process: asyncio.subprocess.Process) -> None:
         self.instance = instance
@@ -58,12 +58,12 @@ class Tree:
 
     @property
     def daemon(self) -> psutil.Process:
-        """The first child of the second guard: orphans that it has adopted come behind."""
+        """The first child of the second guard: the kernel lists adopted orphans after it."""
         return first_child(self.second_guard)
 
     @contextlib.contextmanager
     def deaths(self):
-        """To be entered while it lives; then it tells who of the whole tree lives on. Who is dead need not be reaped."""
+        """Enter it while the tree runs; `alive(within=s)` lists the processes not dead after s seconds. Zombies count as dead."""
         root = psutil.Process(self.process.pid)
         handles = {os.pidfd_open(process.pid): process for process in root.children(recursive=True)}
 
@@ -102,7 +102,7 @@ class Tree:
         raise AssertionError(f"the run ended without {kind} {wanted}")
 
     async def end(self, uid: str):
-        """All events of the run, once it has ended, and its result."""
+        """Waits for the end of the run. Returns its events and its result."""
         async with asyncio.timeout(60):
             events = [event async for event in self.executor.watch(uid)]
         assert [event.seq for event in events] == list(range(1, len(events) + 1))
@@ -114,7 +114,7 @@ class Tree:
         return events, await self.executor.result(uid)
 
     async def gone(self) -> int:
-        """Waits until the guard has ended, and sees that everything else has."""
+        """Waits for the end of the guard, asserts that no other process is left, returns the exit code."""
         async with asyncio.timeout(20):
             code = await self.process.wait()
         assert self.instance.processes() == []
@@ -127,7 +127,7 @@ class Tree:
 
 
 class Instance:
-    """Folders of one test; its processes are known by a variable of their environment."""
+    """A daemon with its folders. A variable in their environment identifies its processes."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -165,14 +165,14 @@ class Instance:
                     async with Executor(f"ipc://{self.runtime}/broker.sock") as executor:
                         await executor.status()
                         return
-                except Exception as error:  # noqa: BLE001  # not up yet; the last one is told
+                except Exception as error:  # noqa: BLE001  # not ready yet; the last error is kept
                     self.last_error = error
         raise AssertionError(
             f"the daemon ended with {process.returncode}: {(self.folder / 'log').read_text()}"
         )
 
     def processes(self) -> list[str]:
-        """What of this house is alive."""
+        """Pid and command of each live process of this instance."""
         found = []
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error):
@@ -190,14 +190,14 @@ def instance():
     if (folder / "log").exists():
         sys.stdout.write((folder / "log").read_text()[-LOG_TAIL:])
     assert made.processes() == []
-    if (folder / "s").exists():  # a daemon that was killed, and had no successor
+    if (folder / "s").exists():  # a killed daemon that no other followed
         head.remove_left_over(instance_of(folder / "s"))
     shutil.rmtree(folder)
 
 
 @pytest.fixture
 def walk():
-    """A run file; `walk(restarts=0, entry=...)` changes what the test is about."""
+    """Makes a run file; arguments change what the test needs: `walk(restarts=0, entry=...)`."""
 
     def make(*, restarts: int = 2, entry: str = "user_code:Walker", episodes: int = 600):
         made = {**WALK, "restart": {"conductors": restarts}}

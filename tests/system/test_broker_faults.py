@@ -1,4 +1,4 @@
-"""The broker under a run: what becomes of it is invisible to the run's result, or ends the daemon in order."""
+"""Broker faults during a run: they do not change the result, or they end the daemon in order."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def played(events) -> Counter:
     return Counter(e.data["episode"]["index"] for e in events if e.kind == "episode.ended")
 
 
-async def test_a_broker_frozen_in_the_middle_changes_nothing_of_the_result(instance, walk):
+async def test_a_broker_frozen_during_a_run_does_not_change_the_result(instance, walk):
     async with instance.serve() as tree:
         uid = await tree.executor.submit(walk(), folder=instance.folder)
         await tree.until(uid, "episode.ended")
@@ -33,7 +33,9 @@ async def test_a_broker_frozen_in_the_middle_changes_nothing_of_the_result(insta
 
 
 @pytest.mark.long
-async def test_a_broker_that_cannot_come_back_ends_the_daemon_and_the_next_one_goes_on(instance, walk):
+async def test_a_broker_that_cannot_restart_ends_the_daemon_and_the_next_daemon_continues_the_run(
+    instance, walk
+):
     socket = instance.runtime / "broker.sock"
     async with instance.serve() as tree:
         uid = await tree.executor.submit(walk(), folder=instance.folder)
@@ -42,12 +44,12 @@ async def test_a_broker_that_cannot_come_back_ends_the_daemon_and_the_next_one_g
         broker.suspend()
         socket.unlink()
         socket.mkdir()
-        (socket / "x").touch()  # so that no other one can listen there
+        (socket / "x").touch()  # no other broker can listen there
         broker.send_signal(signal.SIGKILL)
         assert await tree.gone() == 70
-    told = (instance.folder / "log").read_text()
-    assert '"daemon.fatal"' in told
-    assert "the broker died 8 times in a row" in told
+    log = (instance.folder / "log").read_text()
+    assert '"daemon.fatal"' in log
+    assert "the broker died 8 times in a row" in log
     (socket / "x").unlink(missing_ok=True)
     if socket.exists():
         socket.rmdir()
@@ -55,5 +57,5 @@ async def test_a_broker_that_cannot_come_back_ends_the_daemon_and_the_next_one_g
         events, result = await tree.end(uid)
         assert result.outcome == "finished", result.reason
         assert played(events) == Counter(range(600))
-        [said] = [e.data for e in events if e.kind == "run.interrupted"]
-        assert "the broker died 8 times in a row" in said["reason"]
+        [interrupted] = [e.data for e in events if e.kind == "run.interrupted"]
+        assert "the broker died 8 times in a row" in interrupted["reason"]

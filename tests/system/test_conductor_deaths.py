@@ -1,4 +1,4 @@
-"""Conductors that die: restarted within the run's budget, else the run fails with the reason in one line."""
+"""Conductors that die: restarted while the run has restarts left, else the run fails with a reason of one line."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.system
         pytest.param("simulation", marks=pytest.mark.long),
     ],
 )
-async def test_a_conductor_killed_at_work_is_replaced_and_the_run_finishes(instance, walk, conductor):
+async def test_a_conductor_killed_during_a_phase_is_replaced_and_the_run_finishes(instance, walk, conductor):
     async with instance.serve() as tree:
         uid = await tree.executor.submit(walk(), folder=instance.folder)
         await tree.until(uid, "episode.ended")
@@ -38,7 +38,7 @@ async def test_a_conductor_killed_at_work_is_replaced_and_the_run_finishes(insta
             assert [data["detail"]["learned"] for data in ready] == [False, True]
 
 
-async def test_without_a_budget_the_first_death_fails_the_run_in_one_line(instance, walk):
+async def test_without_restarts_the_first_death_fails_the_run_with_a_reason_of_one_line(instance, walk):
     async with instance.serve() as tree:
         uid = await tree.executor.submit(walk(restarts=0), folder=instance.folder)
         await tree.until(uid, "episode.ended")
@@ -60,7 +60,7 @@ async def test_without_a_budget_the_first_death_fails_the_run_in_one_line(instan
     ],
     ids=str,
 )
-async def test_user_code_that_leaves_by_exit_is_named_with_its_episode(instance, walk, more):
+async def test_the_reason_names_user_code_that_calls_exit_and_its_episode(instance, walk, more):
     run = walk(restarts=0, episodes=6)
     vector = more.get("vector", 1)
     run["conductors"]["environments"] = {"lake": {"entry": "user_code:Leaves", "vector": vector}}
@@ -70,12 +70,12 @@ async def test_user_code_that_leaves_by_exit_is_named_with_its_episode(instance,
     async with instance.serve() as tree:
         uid = await tree.executor.submit(run, folder=instance.folder)
         events, result = await tree.end(uid)
-    who = "simulation" if inside else "environment.lake"
-    episode = 4 if vector == 2 else 2  # each of the two has played two episodes before
-    said = f"os._exit(3) in environment.step of episode {episode}"
-    assert result.reason == f"conductor {who} exited with code 3: {said}"
+    conductor = "simulation" if inside else "environment.lake"
+    episode = 4 if vector == 2 else 2  # each of the two copies has played two episodes before
+    exit_call = f"os._exit(3) in environment.step of episode {episode}"
+    assert result.reason == f"conductor {conductor} exited with code 3: {exit_call}"
     [failed] = [event.data for event in events if event.kind == "conductor.failed"]
-    assert failed["reason"] == said
+    assert failed["reason"] == exit_call
     assert "in step\n    os._exit(3)" in failed["traceback"]
 
 
@@ -109,7 +109,7 @@ IN_STATE_DICT = ("LeavesInStateDict", {}, "agent.state_dict of episode 0")
     ],
     ids=str,
 )
-async def test_an_agent_that_leaves_by_exit_is_named_with_its_episodes(instance, walk, case, transport):
+async def test_the_reason_names_an_agent_that_calls_exit_and_its_episodes(instance, walk, case, transport):
     entry, more, place = case
     run = walk(restarts=0, episodes=6, entry=f"user_code:{entry}")
     vector = more.get("vector", 1)
@@ -121,17 +121,17 @@ async def test_an_agent_that_leaves_by_exit_is_named_with_its_episodes(instance,
     async with instance.serve() as tree:
         uid = await tree.executor.submit(run, folder=instance.folder)
         events, result = await tree.end(uid)
-    who = "simulation" if transport == "in_process" else "agent.walker"
-    said = f"os._exit(3) in {place}"
-    assert result.reason == f"conductor {who} exited with code 3: {said}"
+    conductor = "simulation" if transport == "in_process" else "agent.walker"
+    exit_call = f"os._exit(3) in {place}"
+    assert result.reason == f"conductor {conductor} exited with code 3: {exit_call}"
     [failed] = [event.data for event in events if event.kind == "conductor.failed"]
-    assert failed["reason"] == said
+    assert failed["reason"] == exit_call
     method = place.split()[0].removeprefix("agent.")
     assert f"in {method}\n" in failed["traceback"]
     assert "os._exit(3)" in failed["traceback"]
 
 
-async def test_a_conductor_that_always_dies_uses_up_the_budget(instance, walk):
+async def test_a_conductor_that_always_dies_uses_up_all_restarts(instance, walk):
     async with instance.serve() as tree:
         uid = await tree.executor.submit(walk(restarts=1, entry="user_code:Dies"), folder=instance.folder)
         events, result = await tree.end(uid)
@@ -142,7 +142,7 @@ async def test_a_conductor_that_always_dies_uses_up_the_budget(instance, walk):
         assert [e.kind for e in events].count("conductor.started") == 4
 
 
-async def test_a_conductor_that_cannot_start_says_why(instance, walk):
+async def test_a_conductor_that_cannot_start_fails_the_run_with_its_error(instance, walk):
     (instance.folder / "broken.py").write_text("raise RuntimeError('out of order')\n")
     async with instance.serve() as tree:
         uid = await tree.executor.submit(walk(restarts=0, entry="broken:Agent"), folder=instance.folder)
@@ -155,7 +155,7 @@ async def test_a_conductor_that_cannot_start_says_why(instance, walk):
         assert states == ["starting", "finalizing", "stopping", "pristine"]
 
 
-async def test_a_broker_killed_in_the_middle_changes_nothing_of_the_result(instance, walk):
+async def test_a_broker_killed_during_a_run_does_not_change_the_result(instance, walk):
     async with instance.serve() as tree:
         uid = await tree.executor.submit(walk(), folder=instance.folder)
         await tree.until(uid, "episode.ended")
@@ -168,7 +168,7 @@ async def test_a_broker_killed_in_the_middle_changes_nothing_of_the_result(insta
         )
 
 
-async def test_the_daemon_has_no_ray_no_arrow_and_little_memory_while_it_works(instance, walk):
+async def test_the_daemon_imports_neither_ray_nor_arrow_and_uses_little_memory(instance, walk):
     async with instance.serve() as tree:
         uid = await tree.executor.submit(walk(), folder=instance.folder)
         await tree.until(uid, "episode.ended")

@@ -1,4 +1,4 @@
-"""The daemon that dies, stops, or meets another one: nothing is left, and the run goes on in the next invocation."""
+"""The daemon dies, stops or finds another daemon: no process is left, and the next daemon continues the run."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ async def test_a_stop_interrupts_the_run_and_the_next_start_finishes_it(instance
 
 
 @pytest.mark.parametrize("victim", ["daemon", pytest.param("guard", marks=pytest.mark.long)])
-async def test_after_a_kill_nothing_is_left_and_the_next_start_finishes_the_run(instance, walk, victim):
+async def test_after_a_kill_no_process_is_left_and_the_next_start_finishes_the_run(instance, walk, victim):
     async with instance.serve() as tree:
         uid = await tree.executor.submit(walk(), folder=instance.folder)
         await tree.until(uid, "episode.ended")
@@ -55,7 +55,7 @@ async def test_after_a_kill_nothing_is_left_and_the_next_start_finishes_the_run(
 
 
 @pytest.mark.long
-async def test_a_clock_that_is_set_and_a_restart_change_nothing_of_what_a_run_took(instance, walk):
+async def test_neither_a_changed_clock_nor_a_restart_changes_the_recorded_duration_of_a_run(instance, walk):
     clock = instance.folder / "clock"
     instance.environ["RUN_GOVERNOR_CLOCK"] = str(clock)
 
@@ -84,8 +84,8 @@ async def test_a_clock_that_is_set_and_a_restart_change_nothing_of_what_a_run_to
             *(sys.executable, "-m", "governor", "--broker", tree.executor.endpoint, "results", uid),
             stdout=asyncio.subprocess.PIPE,
         )
-        said, _ = await shown.communicate()
-    assert f"finished in {durations.text(result.seconds)}" in said.decode()
+        output, _ = await shown.communicate()
+    assert f"finished in {durations.text(result.seconds)}" in output.decode()
 
 
 async def test_a_second_daemon_on_the_same_state_directory_is_refused(instance):
@@ -113,7 +113,7 @@ async def test_a_second_daemon_in_the_same_runtime_directory_is_refused(instance
         assert result.outcome == "finished", "the first one is unharmed"
 
 
-async def test_two_slots_work_side_by_side_and_a_third_run_waits(instance, walk):
+async def test_two_slots_play_two_runs_and_a_third_run_waits(instance, walk):
     async with instance.serve("--slots", "2") as tree:
         uids = [await tree.executor.submit(walk(), folder=instance.folder) for _ in range(3)]
         for uid in uids[:2]:
@@ -130,7 +130,7 @@ async def test_two_slots_work_side_by_side_and_a_third_run_waits(instance, walk)
             await tree.executor.abort(uids[0])
 
 
-async def test_a_run_outlives_its_watcher_and_a_later_watch_has_no_gap(instance, walk):
+async def test_a_run_continues_without_its_watcher_and_a_later_watch_has_all_events(instance, walk):
     async with instance.serve() as tree:
         uid = await tree.executor.submit(walk(episodes=200), folder=instance.folder, key="monday")
         assert await tree.executor.submit(walk(episodes=200), folder=instance.folder, key="monday") == uid
@@ -142,7 +142,7 @@ async def test_a_run_outlives_its_watcher_and_a_later_watch_has_no_gap(instance,
 
 
 @pytest.mark.long
-async def test_a_run_that_is_to_begin_anew_has_nothing_of_its_first_life_but_the_events(instance, walk):
+async def test_a_run_that_restarts_from_scratch_keeps_only_the_events_of_its_first_part(instance, walk):
     async with instance.serve() as tree:
         uid = await tree.executor.submit({**walk(episodes=200), "resume": "restart"}, folder=instance.folder)
         await tree.until(uid, "episode.ended")

@@ -1,4 +1,4 @@
-"""A journal with a damaged value: the daemon starts, that run is held and named, the others go on."""
+"""A journal with a damaged value: the daemon starts, holds and names that run, and continues the others."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def damage(instance, change, uid):
 
 
 @pytest.mark.long
-async def test_a_damaged_value_is_told_by_run_and_the_other_runs_go_on(instance, walk):
+async def test_status_names_the_run_with_a_damaged_value_and_other_runs_continue(instance, walk):
     async with instance.serve("--slots", "2") as tree:
         spoilt = await tree.executor.submit(walk(episodes=3), folder=instance.folder)
         await tree.end(spoilt)

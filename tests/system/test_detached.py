@@ -1,5 +1,5 @@
-"""What user code has started in sessions of its own dies with its conductor: before the next one starts, before its run
-has ended, and with the daemon however that ends. With an environment of its own too, and none.
+"""Processes that user code started in other sessions die with its conductor: before the next conductor starts, before the run
+ends, and with the daemon, however the daemon ends. Tested with a changed environment and with an empty one.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tests.support import delegated_cgroup
 pytestmark = pytest.mark.system
 
 SECONDS = 3.0
-"""From the death of the guards to that of everything."""
+"""Seconds from the death of the guards to the death of all other processes."""
 PLAY = {
     "conductors": {
         "environments": {"world": {"entry": "user_code:Detaching"}},
@@ -43,24 +43,24 @@ UNLIMITED_TASK = {
 
 
 class Detached:
-    """The processes that user code has started, by pidfds: two by each that starts some, in this order."""
+    """Pidfds of the processes that user code started: two for each part that starts any, in this order."""
 
     def __init__(self, folder):
         self.folder = folder
         path = folder / "detached"
         os.mkfifo(path)
-        # Kept open to write as well: else it ends with its first writer.
+        # Also open for writing: else the pipe ends with its first writer.
         self._pipe = os.open(path, os.O_RDWR | os.O_NONBLOCK)
-        self._told = b""
+        self._unread = b""
         self.pids = []
         self.handles = []
 
     async def until(self, count):
-        """Returns when so many were started."""
+        """Returns when `count` processes were started."""
         async with asyncio.timeout(60):
             while len(self.handles) < count:
                 await readable(self._pipe)
-                *lines, self._told = (self._told + os.read(self._pipe, 4096)).split(b"\n")
+                *lines, self._unread = (self._unread + os.read(self._pipe, 4096)).split(b"\n")
                 self.pids += [int(pid) for line in lines for pid in line.split()]
                 self.handles += [os.pidfd_open(pid) for pid in self.pids[len(self.handles) :]]
 
@@ -91,7 +91,7 @@ VICTIMS = [
 
 
 async def kill(tree, uid, victim):
-    """The conductor that has a successor."""
+    """Kills `victim`. Returns the conductor that is replaced."""
     [described] = (await tree.executor.status(uid)).runs
     name = victim if "." in victim else "environment.world" if victim == "forkserver" else "tasks"
     conductor = next(each for each in described.conductors if each.name.startswith(name))
@@ -101,7 +101,7 @@ async def kill(tree, uid, victim):
 
 
 async def begun(tree, detached, wanted, count, *, restarts=0):
-    """The uid of a run whose user code has started so many."""
+    """Submits a run. Returns its uid when its user code has started `count` processes."""
     wanted = {"name": "d", "restart": {"conductors": restarts}, **wanted}
     uid = await tree.executor.submit(wanted, folder=detached.folder)
     await detached.until(count)
@@ -109,7 +109,7 @@ async def begun(tree, detached, wanted, count, *, restarts=0):
 
 
 @pytest.mark.parametrize(("victim", "wanted", "count"), VICTIMS)
-async def test_they_are_dead_before_the_successor_of_a_killed_conductor_is_ready(
+async def test_detached_processes_are_dead_before_the_next_conductor_is_ready(
     instance, detached, victim, wanted, count
 ):
     async with instance.serve() as tree:
@@ -128,7 +128,7 @@ async def test_they_are_dead_before_the_successor_of_a_killed_conductor_is_ready
 
 @pytest.mark.long
 @pytest.mark.parametrize(("victim", "wanted", "count"), VICTIMS)
-async def test_they_are_dead_before_the_run_of_a_killed_conductor_has_ended(
+async def test_detached_processes_are_dead_before_the_run_of_a_killed_conductor_ends(
     instance, detached, victim, wanted, count
 ):
     async with instance.serve() as tree:
@@ -142,9 +142,7 @@ async def test_they_are_dead_before_the_run_of_a_killed_conductor_has_ended(
 @pytest.mark.parametrize(
     ("wanted", "count"), [(PLAY, 4), pytest.param(TASK, 2, marks=pytest.mark.ray)], ids=["play", "task"]
 )
-async def test_status_shows_them_and_they_are_dead_when_the_run_was_aborted(
-    instance, detached, wanted, count
-):
+async def test_status_lists_detached_processes_and_an_abort_kills_them(instance, detached, wanted, count):
     async with instance.serve() as tree:
         uid = await begun(tree, detached, wanted, count)
         [described] = (await tree.executor.status(uid)).runs
@@ -162,7 +160,7 @@ async def test_status_shows_them_and_they_are_dead_when_the_run_was_aborted(
 @pytest.mark.parametrize(
     ("wanted", "count"), [(PLAY, 4), pytest.param(TASK, 2, marks=pytest.mark.ray)], ids=["play", "task"]
 )
-async def test_nothing_outlives_the_guards_when_they_are_killed_together(
+async def test_no_process_survives_when_both_guards_are_killed_together(
     instance, detached, wanted, count, daemon_too
 ):
     async with instance.serve() as tree:
@@ -173,7 +171,7 @@ async def test_nothing_outlives_the_guards_when_they_are_killed_together(
                 tree.second_guard,
                 *([tree.daemon] if daemon_too else []),
             ]
-            for each in together:  # else the first to die would have the next one sweep
+            for each in together:  # else the death of the first makes the next one sweep
                 each.suspend()
             for each in together:
                 each.kill()
@@ -182,7 +180,7 @@ async def test_nothing_outlives_the_guards_when_they_are_killed_together(
             assert all(detached.dead())
 
 
-async def test_where_no_process_can_be_marked_the_log_says_so_once_and_status_works(instance, walk):
+async def test_if_processes_cannot_be_marked_the_log_has_one_warning_and_status_works(instance, walk):
     begin = "import os, resource, sys; resource.setrlimit(10, (5, 5)); os.execv(sys.argv[1], sys.argv[1:])"
     arguments = instance.arguments
     instance.arguments = lambda *more: [sys.executable, "-c", begin, *arguments(*more)]
@@ -206,9 +204,7 @@ async def test_where_no_process_can_be_marked_the_log_says_so_once_and_status_wo
     ],
     ids=["environment", "task"],
 )
-async def test_in_a_delegated_cgroup_they_are_found_without_any_mark(
-    instance, detached, wanted, victim, count
-):
+async def test_in_a_delegated_cgroup_unmarked_processes_are_found(instance, detached, wanted, victim, count):
     with delegated_cgroup.made() as folder:
         instance.arguments = partial(_started_in, folder, instance.arguments)
         async with instance.serve() as tree:
@@ -228,7 +224,9 @@ async def test_in_a_delegated_cgroup_they_are_found_without_any_mark(
 
 @pytest.mark.long
 @pytest.mark.parametrize("daemon_too", [False, True], ids=["guards", "guards and daemon"])
-async def test_in_a_delegated_cgroup_no_group_outlives_the_guards(instance, detached, daemon_too):
+async def test_in_a_delegated_cgroup_no_group_remains_after_the_guards_are_killed(
+    instance, detached, daemon_too
+):
     with delegated_cgroup.made() as folder:
         instance.arguments = partial(_started_in, folder, instance.arguments)
         async with instance.serve() as tree:
@@ -249,6 +247,6 @@ async def test_in_a_delegated_cgroup_no_group_outlives_the_guards(instance, deta
 
 
 def _started_in(folder, arguments, *more):
-    """The command, by a shell that has gone to this cgroup."""
+    """The command line of a shell that enters this cgroup and runs the command."""
     go = 'echo 0 > "$0/cgroup.procs" && exec "$@"'
     return ["/bin/sh", "-c", go, str(folder), *arguments(*more)]

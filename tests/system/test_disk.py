@@ -27,7 +27,7 @@ MIB = 1 << 20
 
 
 class Disk:
-    """The state folder of a house as its daemon sees it."""
+    """The state folder of an instance in the mount namespace of its daemon."""
 
     def __init__(self, instance, holder):
         self._instance = instance
@@ -42,13 +42,13 @@ class Disk:
         return ["nsenter", "-m", "-t", str(self._holder.pid), *self._outside("--config", config, *more)]
 
     def fill(self, *, leave=4096):
-        """All at once: what is given back meanwhile stays free."""
+        """Allocates all free space in one call; space that is freed later stays free."""
         free = os.statvfs(self.folder)
         with (self.folder / "filler").open("ab") as filler:
             os.posix_fallocate(filler.fileno(), filler.tell(), free.f_bavail * free.f_frsize - leave)
 
     def use_up_the_files(self):
-        """Room for bytes is left, and none for a name."""
+        """Uses up the inodes; bytes stay free."""
         (self.folder / "files").mkdir(exist_ok=True)
         with contextlib.suppress(OSError):
             for number in itertools.count():
@@ -56,7 +56,7 @@ class Disk:
 
     @contextlib.asynccontextmanager
     async def filling(self):
-        """Whatever gets free is taken, again and again."""
+        """Takes freed space again and again."""
 
         async def take():
             with (self.folder / "filler").open("ab", buffering=0) as filler:
@@ -81,7 +81,7 @@ class Disk:
         subprocess.run(["nsenter", "-m", "-t", str(self._holder.pid), *mount], check=True)
 
     def logged(self):
-        """Events of the log, since the last time."""
+        """Events of the log since the last call."""
         path = self._instance.folder / "log"
         lines = path.read_text().splitlines()
         path.write_text("")
@@ -102,8 +102,8 @@ def disk(instance):
 
 
 @contextlib.contextmanager
-def nobody_writes(tree):
-    """Else what is free would be less by the time that it is taken."""
+def writers_suspended(tree):
+    """Suspends the daemon's processes, because their writes change the free space that is about to be taken."""
     writers = [tree.daemon, *tree.daemon.children(recursive=True)]
     for writer in writers:
         writer.suspend()
@@ -118,30 +118,30 @@ def nobody_writes(tree):
 
 
 def _is_stopped(pid):
-    """With all its threads: each goes on until it leaves the kernel."""
+    """Whether all threads are stopped: a thread runs until it leaves the kernel."""
     stats = [path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/stat")]
     return all(stat.rpartition(")")[2].split()[0] in "TZ" for stat in stats)
 
 
 async def refused_start(instance):
-    """What a start that should be refused says."""
+    """Starts a daemon that must refuse to start. Returns its standard error."""
     process = await asyncio.create_subprocess_exec(
         *instance.arguments(), env=instance.environ, stderr=asyncio.subprocess.PIPE
     )
     async with asyncio.timeout(30):
-        _, said = await process.communicate()
+        _, errors = await process.communicate()
     assert process.returncode == ExitCode.TRY_AGAIN
-    return said.decode()
+    return errors.decode()
 
 
-async def is_interrupted_in_order_and_goes_on(instance, walk, disk, use_up, *, before=None):
-    """A run that is in work when `use_up` is called; `before` is awaited with the daemon."""
+async def assert_interrupted_and_continued(instance, walk, disk, use_up, *, before=None):
+    """Calls `use_up` during a run; awaits `before(tree)` before that."""
     async with instance.serve() as tree:
         uid = await tree.executor.submit(walk(episodes=3000), folder=instance.folder)
         await tree.until(uid, "episode.ended")
         if before is not None:
             await before(tree)
-        with nobody_writes(tree):
+        with writers_suspended(tree):
             use_up()
         async with asyncio.timeout(60):
             assert await tree.process.wait() == ExitCode.TRY_AGAIN
@@ -149,17 +149,15 @@ async def is_interrupted_in_order_and_goes_on(instance, walk, disk, use_up, *, b
     logged = disk.logged()
     assert logged.count("disk.full") == 1
     assert "run.interrupted" in logged
-    assert "journal.failed" not in logged, "what was in flight has landed"
+    assert "journal.failed" not in logged, "a write in flight failed"
 
     use_up()
     assert "make room" in await refused_start(instance)
     disk.empty()
-    await goes_on_to_its_end(instance, uid)
+    await assert_finishes(instance, uid)
 
 
-async def test_a_disk_that_fills_up_interrupts_the_run_and_costs_nothing_that_was_acknowledged(
-    instance, walk, disk
-):
+async def test_a_full_disk_interrupts_the_run_and_loses_nothing_acknowledged(instance, walk, disk):
     async def no_run_is_taken(tree):
         disk.fill(leave=8 * MIB)
         with pytest.raises(
@@ -169,13 +167,11 @@ async def test_a_disk_that_fills_up_interrupts_the_run_and_costs_nothing_that_wa
         assert caught.value.code == "no_room"
         assert (await tree.executor.status()).state == "serving"
 
-    await is_interrupted_in_order_and_goes_on(instance, walk, disk, disk.fill, before=no_run_is_taken)
+    await assert_interrupted_and_continued(instance, walk, disk, disk.fill, before=no_run_is_taken)
 
 
 @pytest.mark.long
-async def test_a_disk_whose_reserve_is_taken_as_well_costs_nothing_that_was_acknowledged(
-    instance, walk, disk
-):
+async def test_a_full_disk_without_reserve_loses_nothing_acknowledged(instance, walk, disk):
     async with instance.serve() as tree:
         uid = await tree.executor.submit(walk(episodes=3000), folder=instance.folder)
         await tree.until(uid, "episode.ended")
@@ -183,18 +179,16 @@ async def test_a_disk_whose_reserve_is_taken_as_well_costs_nothing_that_was_ackn
             assert await tree.process.wait() == ExitCode.TRY_AGAIN
         assert instance.processes() == []
     disk.empty()
-    await goes_on_to_its_end(instance, uid)
+    await assert_finishes(instance, uid)
 
 
 @pytest.mark.long
-async def test_a_disk_without_room_for_another_file_interrupts_the_runs_as_a_full_one_does(
-    instance, walk, disk
-):
-    await is_interrupted_in_order_and_goes_on(instance, walk, disk, disk.use_up_the_files)
+async def test_a_disk_without_free_inodes_interrupts_the_runs_like_a_full_disk(instance, walk, disk):
+    await assert_interrupted_and_continued(instance, walk, disk, disk.use_up_the_files)
 
 
 @pytest.mark.long
-async def test_a_conductor_that_dies_while_the_disk_is_full_costs_the_run_no_restart(instance, walk, disk):
+async def test_a_conductor_that_dies_while_the_disk_is_full_uses_up_no_restart(instance, walk, disk):
     async with instance.serve() as tree:
         run = walk(episodes=3000, restarts=0, entry="user_code:DiesOfAFullDisk")
         uid = await tree.executor.submit(run, folder=instance.folder)
@@ -202,11 +196,11 @@ async def test_a_conductor_that_dies_while_the_disk_is_full_costs_the_run_no_res
             assert await tree.process.wait() == ExitCode.TRY_AGAIN
         assert instance.processes() == []
     disk.empty()
-    await goes_on_to_its_end(instance, uid)
+    await assert_finishes(instance, uid)
 
 
-async def goes_on_to_its_end(instance, uid):
-    """Each of its 3,000 episodes is there once."""
+async def assert_finishes(instance, uid):
+    """The run finishes, with each of its 3,000 episodes once."""
     async with instance.serve() as tree:
         events, result = await tree.end(uid)
     assert result.outcome == "finished", result.reason
@@ -216,7 +210,7 @@ async def goes_on_to_its_end(instance, uid):
 
 
 @pytest.mark.long
-async def test_a_read_only_disk_is_refused_with_its_reason_before_any_run(instance, walk, disk):
+async def test_a_daemon_on_a_read_only_disk_refuses_to_start_and_gives_the_reason(instance, walk, disk):
     disk.remount("ro")
     assert "Read-only file system; mount its disk writable" in await refused_start(instance)
     disk.remount("rw")

@@ -1,4 +1,4 @@
-"""The executor across daemons: a watch goes on where it was cut, a submit whose answer was lost gives one run."""
+"""The executor across daemons: a watch continues where it was interrupted, a submit with a lost answer gives one run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.system
 @pytest.mark.parametrize(
     "end", [pytest.param(signal.SIGTERM, marks=pytest.mark.long), signal.SIGKILL], ids=["stopped", "killed"]
 )
-async def test_a_watch_goes_on_where_a_daemon_cut_it(instance, walk, end):
+async def test_a_watch_continues_after_a_daemon_restart(instance, walk, end):
     seen = []
 
     async def watch(executor, uid):
@@ -41,7 +41,7 @@ async def test_a_watch_goes_on_where_a_daemon_cut_it(instance, walk, end):
 
 @pytest.mark.long
 async def test_a_submit_across_a_restart_is_one_run(instance, walk):
-    """Asked while the daemon is killed, again and again with one key."""
+    """Submits repeatedly with the same key while the daemon is killed."""
     run = walk(episodes=5)
     async with instance.serve() as tree, Executor(tree.executor.endpoint, patience=60) as client:
         submits = [

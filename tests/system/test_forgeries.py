@@ -1,4 +1,4 @@
-"""Whoever is no part of a daemon, and speaks for one of its parts, changes nothing, whichever socket they reach."""
+"""A process outside the daemon that sends messages in the name of a part of it changes nothing, on any socket."""
 
 from __future__ import annotations
 
@@ -42,18 +42,18 @@ PROGRAM = Path(serve_with_known_secret.__file__)
 SECRET = serve_with_known_secret.SECRET
 EPISODES = 600
 AHEAD = 1_000_000
-"""A number that no report of the conductor itself comes to: one that is taken is applied."""
+"""A sequence number that no real report reaches: a report with it is applied if it is accepted."""
 
 
 @dataclasses.dataclass
 class Forger:
-    """With clients of the sockets that it reaches, and what it shows at the private one."""
+    """Sends forged messages through clients of the sockets that it can reach, with these credentials at the private one."""
 
     public: Client
     private: Client
 
     async def send(self, service: str, message: bytes) -> list[bytes]:
-        """Its answers: those of the private socket, where the public one leads nowhere."""
+        """Returns the answer; of the private socket if the public one has no route."""
         with pytest.raises(RequestNotPermitted):
             await self.public.request(service, message, SECRET.value, timeout=30)
         wrong = (), (b"",), (SECRET.value,), (Secret.new().value,), (SECRET.of(b"other").value,)
@@ -70,7 +70,7 @@ async def forger(instance):
 
 @contextlib.asynccontextmanager
 async def at_work(tree, walk):
-    """The uid of a run whose agent sleeps, so that it does not end meanwhile; then it is woken up."""
+    """The uid of a run that cannot end meanwhile, because its agent sleeps until this context ends."""
     folder = tree.instance.folder
     uid = await tree.executor.submit(walk(entry="user_code:Sleeps", episodes=EPISODES), folder=folder)
     await tree.until(uid, "phase.started")
@@ -80,7 +80,7 @@ async def at_work(tree, walk):
 
 @pytest.fixture
 def known(instance):
-    """A house whose daemon has the known secret."""
+    """An instance whose daemon has the known secret."""
     outside = instance.arguments
 
     def arguments(*more: str) -> list[str]:
@@ -101,7 +101,7 @@ def forged_end(conductor: str = "simulation") -> bytes:
 
 
 async def assert_own_record(tree, uid, *, deaths=()):
-    """The run ends with what its own conductors did."""
+    """The run ends with the record of its own conductors alone."""
     events, result = await tree.end(uid)
     assert result.outcome == "finished", result.reason
     played = Counter(e.data["episode"]["index"] for e in events if e.kind == "episode.ended")
@@ -111,7 +111,7 @@ async def assert_own_record(tree, uid, *, deaths=()):
     assert [each["conductor"] for each in exited] == list(deaths)
 
 
-async def test_a_forged_report_ends_no_run_and_a_forged_shutdown_no_conductor(known, walk, forger):
+async def test_a_forged_report_does_not_end_a_run_nor_a_forged_shutdown_a_conductor(known, walk, forger):
     async with known.serve() as tree:
         async with at_work(tree, walk) as uid:
             for answer in await forger.send(run_service(uid), forged_end()):
@@ -127,8 +127,8 @@ async def test_a_forged_report_ends_no_run_and_a_forged_shutdown_no_conductor(kn
 
 
 @pytest.mark.long
-async def test_what_shows_the_secret_of_the_run_is_obeyed(known, walk, forger):
-    """So that the refusals of the other tests are for want of the secret, and for nothing else."""
+async def test_a_message_with_the_secret_of_the_run_is_accepted(known, walk, forger):
+    """Shows that the other tests are refused only because the secret is missing."""
     async with known.serve() as tree:
         async with at_work(tree, walk) as uid:
             shown = SECRET.of(uid.encode()).value
@@ -137,13 +137,15 @@ async def test_what_shows_the_secret_of_the_run_is_obeyed(known, walk, forger):
             [answer] = await forger.private.request(service, command, shown, timeout=30)
             assert decode_command_reply(answer) == Done()
             await tree.until(uid, "conductor.started", conductor="simulation", incarnation=2)
-            for dead in ("simulation", "nobody"):
+            for dead in ("simulation", "unknown"):
                 [answer] = await forger.private.request(run_service(uid), forged_end(dead), shown, timeout=30)
                 assert decode_acknowledged(answer).code == "fenced", "it is dead, or was never started"
         await assert_own_record(tree, uid, deaths=["simulation"])
 
 
-async def test_a_thief_of_names_gets_nothing_also_from_a_broker_that_was_restarted(instance, walk):
+async def test_a_worker_with_a_stolen_service_name_receives_nothing_even_from_a_restarted_broker(
+    instance, walk
+):
     stolen = []
 
     async def steal(request):
@@ -173,7 +175,7 @@ async def test_a_thief_of_names_gets_nothing_also_from_a_broker_that_was_restart
     assert stolen == []
 
 
-async def test_a_clients_place_is_the_public_socket_and_all_others_are_the_owners(instance, walk):
+async def test_clients_reach_the_public_socket_only_and_the_owner_alone_reaches_the_others(instance, walk):
     async with instance.serve() as tree:
         async with at_work(tree, walk) as uid:
             modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in instance.runtime.iterdir()}
@@ -189,7 +191,7 @@ def forms(secret: bytes) -> list[bytes]:
 
 
 @pytest.mark.long
-async def test_no_secret_stands_in_a_record_a_log_a_status_an_argument_or_an_environment(known, walk, forger):
+async def test_no_secret_is_in_the_journal_log_status_arguments_or_environment(known, walk, forger):
     seen: dict[str, bytes] = {}
     async with known.serve("--log-level", "debug") as tree:
         async with at_work(tree, walk) as uid:
@@ -200,7 +202,7 @@ async def test_no_secret_stands_in_a_record_a_log_a_status_an_argument_or_an_env
                     environ = await asyncio.to_thread(Path(f"/proc/{process.pid}/environ").read_bytes)
                     seen[f"environment of {process.pid}"] = environ
             seen["status"] = encode(await tree.executor.status(uid))
-            tree.daemon.send_signal(signal.SIGUSR1)  # its states and tasks go to the log
+            tree.daemon.send_signal(signal.SIGUSR1)  # it logs its states and tasks
         events, result = await tree.end(uid)
         seen |= {"events": repr(events).encode(), "result": repr(result).encode()}
     for path in known.folder.rglob("*"):

@@ -1,4 +1,4 @@
-"""A forkserver that is killed takes all conductors of all runs along: each run goes on, for one restart of its budget."""
+"""A killed forkserver ends all conductors of all runs: each run continues and uses up one restart."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ async def test_one_restart_is_enough_for_all_conductors_of_a_run(instance, walk)
 
 
 @pytest.mark.long
-async def test_a_frozen_one_is_replaced_when_a_run_begins(instance, walk):
+async def test_a_frozen_forkserver_is_replaced_when_a_run_begins(instance, walk):
     async with instance.serve() as tree:
         forkserver = psutil.Process(tree.broker.pid).parent()
         forkserver.suspend()
@@ -48,7 +48,7 @@ async def test_a_frozen_one_is_replaced_when_a_run_begins(instance, walk):
 
 
 @pytest.mark.long
-async def test_without_a_budget_the_reason_names_the_forkserver(instance, walk):
+async def test_without_restarts_the_reason_names_the_forkserver(instance, walk):
     async with instance.serve() as tree:
         uid = await tree.executor.submit(walk(restarts=0), folder=instance.folder)
         await tree.until(uid, "episode.ended")

@@ -1,5 +1,5 @@
-"""Processes that live and do nothing (SIGSTOP, user code that keeps its event loop from answering): replaced after
-`deadlines.liveness` and not before, and nobody else is.
+"""Processes that are alive but do not respond (SIGSTOP, user code that blocks the event loop) are replaced after
+`deadlines.silence` and not before; no other process is replaced.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.system
 
 SILENCE = 5.0
 BRIEF = 3.0
-"""Seconds: no conductor may be killed for that, however the beats fall."""
+"""Seconds; no conductor may be killed for such a pause, at any phase of the heartbeat."""
 EPISODES = 1000
 TASKS = 40
 VICTIMS = ("environment.lake", "agent.walker", "simulation", "tasks")
@@ -28,7 +28,7 @@ def patient(run, **limits):
 
 
 def graph():
-    """Takes some seconds, in which the conductor hears of a task now and then."""
+    """Takes some seconds; the conductor receives task news at intervals."""
     tasks = [
         {"id": f"t{n}", "call": "user_code:once_slowly", "args": {"seconds": 0.3}, "retries": 1}
         for n in range(TASKS)
@@ -37,7 +37,7 @@ def graph():
 
 
 async def until_ended(tree, uid, victim, count):
-    """So many episodes, or tasks, have ended."""
+    """Returns when `count` more episodes, or tasks, have ended."""
     kind = "task.ended" if victim == "tasks" else "episode.ended"
     async with asyncio.timeout(60), contextlib.aclosing(tree.executor.watch(uid)) as events:
         async for event in events:
@@ -61,9 +61,7 @@ def assert_done_once(events, result, victim):
 
 
 @pytest.mark.long
-async def test_a_conductor_is_replaced_for_being_frozen_for_long_but_not_briefly_and_the_run_finishes(
-    instance, walk
-):
+async def test_a_conductor_frozen_for_long_is_replaced_one_frozen_briefly_is_not(instance, walk):
     async def one(tree, victim):
         run = graph() if victim == "tasks" else walk(episodes=EPISODES)
         uid = await tree.executor.submit(patient(run), folder=instance.folder)
@@ -83,14 +81,14 @@ async def test_a_conductor_is_replaced_for_being_frozen_for_long_but_not_briefly
         assert [(each["conductor"], each["exit_code"]) for each in deaths(events)] == [(victim, -9)]
 
     async def holds(tree):
-        """Its agent's conductor cannot answer for longer than that, and has no deadline: it is waited for."""
+        """The agent's conductor cannot answer for longer than that, but has no deadline, so it is not killed."""
         run = patient(walk(entry="user_code:Holds", episodes=20))
         events, result = await tree.end(await tree.executor.submit(run, folder=instance.folder))
         assert result.outcome == "finished", result.reason
         assert deaths(events) == []
 
     async def hangs(tree):
-        """The phase of this conductor's code is over: that its loop does not answer is enough."""
+        """The phase of this conductor's code has ended: a blocked event loop is enough for a kill."""
         run = walk(entry="user_code:Sleeps", episodes=20)
         run["conductors"]["agents"]["idle"] = {"entry": "user_code:Hangs"}
         simulate = {**run["phases"][0]["simulate"], "agents": ["idle"]}
@@ -110,14 +108,14 @@ async def test_a_conductor_is_replaced_for_being_frozen_for_long_but_not_briefly
 
 
 @pytest.mark.long
-async def test_nobody_is_killed_because_the_broker_or_the_daemon_was_frozen(instance, walk):
+async def test_a_frozen_broker_or_daemon_causes_no_kill_of_a_conductor(instance, walk):
     async with instance.serve() as tree:
         uid = await tree.executor.submit(patient(walk(episodes=EPISODES)), folder=instance.folder)
         await until_ended(tree, uid, "simulation", 1)
         for victim in (tree.broker, tree.daemon):
             victim.send_signal(signal.SIGSTOP)
             await asyncio.sleep(SILENCE + 2)  # the fault itself
-            with contextlib.suppress(psutil.NoSuchProcess):  # a broker that is frozen may have been replaced
+            with contextlib.suppress(psutil.NoSuchProcess):  # a frozen broker may have been replaced
                 victim.send_signal(signal.SIGCONT)
             [status] = (await tree.executor.status(uid)).runs
             await until_ended(tree, uid, "simulation", status.episodes_ended + 1)
@@ -127,20 +125,20 @@ async def test_nobody_is_killed_because_the_broker_or_the_daemon_was_frozen(inst
 
 
 @pytest.mark.long
-async def test_a_run_that_makes_no_progress_says_so_and_ends_as_its_policy_says(instance, walk):
-    """Its agent is asleep in its first action, until there is a file."""
+async def test_a_run_without_progress_is_reported_and_ends_by_its_policy(instance, walk):
+    """The agent sleeps in its first action until a file exists."""
     async with instance.serve("--slots", "3") as tree:
         uids = {}
         for policy in ("report", "restart", "fail"):
             run = walk(entry="user_code:Sleeps", episodes=EPISODES, restarts=30)
             run = patient(run, stall_timeout=2.0, on_stall=policy)
             uids[policy] = await tree.executor.submit(run, folder=instance.folder)
-        told = {policy: await tree.until(uid, "run.stalled") for policy, uid in uids.items()}
-        assert {each.data["waits_for"] for each in told.values()} == {"phase train: simulation to end"}
+        stalled = {policy: await tree.until(uid, "run.stalled") for policy, uid in uids.items()}
+        assert {each.data["waits_for"] for each in stalled.values()} == {"phase train: simulation to end"}
         [status] = (await tree.executor.status(uids["report"])).runs
         assert status.state == "running"
         assert status.waits_for.startswith("phase train: simulation to end; no progress for ")
-        assert told["report"].at - status.stalled_since > 1.9
+        assert stalled["report"].at - status.stalled_since > 1.9
         events, result = await tree.end(uids["fail"])
         reason = "no progress for stall_timeout of 2 s in phase train, which waited for simulation to end"
         assert (result.outcome, result.reason) == ("failed", reason)
@@ -153,7 +151,7 @@ async def test_a_run_that_makes_no_progress_says_so_and_ends_as_its_policy_says(
             assert {each["conductor"] for each in deaths(events)} == wanted
 
 
-async def test_a_second_daemon_goes_on_with_the_numbers_of_incarnations(instance, walk):
+async def test_the_next_daemon_continues_the_numbers_of_incarnations(instance, walk):
     async with instance.serve() as tree:
         uid = await tree.executor.submit(patient(walk(episodes=EPISODES)), folder=instance.folder)
         await tree.until(uid, "episode.ended")

@@ -1,5 +1,5 @@
-"""Whichever of the two guards and the daemon is killed, nothing stays alive, whatever the tasks have started; and what escapes
-the death of all of them, and of the sweeper, is found by the next start.
+"""A kill of guard, second guard or daemon leaves no process alive, including all that the tasks started. If all of them and the
+sweeper die, the next start finds the processes that are left.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from tests.support.living import first_child
 pytestmark = pytest.mark.system
 
 SECONDS = 3.0
-"""From a kill to the death of everything."""
+"""Seconds from a kill to the death of all processes."""
 
 
 async def scattered(instance, tree, **run):
-    """A run whose task has started processes in sessions of their own, one of them without any environment: its uid, and
-    the pids of them and of the task.
+    """Submits a run whose task starts processes in other sessions, one of them with an empty environment. Returns its uid,
+    and the pids of these processes and of the task.
     """
     pipe = instance.folder / "pids"
     os.mkfifo(pipe)
@@ -55,7 +55,7 @@ def logged(instance, event):
 
 @pytest.mark.ray
 @pytest.mark.parametrize("victim", [pytest.param("guard", marks=pytest.mark.long), "daemon"])
-async def test_nothing_outlives_a_kill_with_ray_at_work(instance, victim):
+async def test_no_process_survives_a_kill_while_ray_runs_tasks(instance, victim):
     async with instance.serve() as tree:
         _, pids = await scattered(instance, tree)
         with tree.deaths() as alive:
@@ -67,20 +67,20 @@ async def test_nothing_outlives_a_kill_with_ray_at_work(instance, victim):
 
 @pytest.mark.long
 @pytest.mark.ray
-async def test_what_escapes_the_death_of_all_of_them_is_killed_before_the_next_daemon_is_ready(instance):
+async def test_a_process_that_survives_all_guards_is_killed_before_the_next_daemon_is_ready(instance):
     async with instance.serve() as tree:
         uid, _ = await scattered(instance, tree, resume="never")
         rays = list(head.FALLBACK_FOLDER.glob(f"ray-{instance_of(instance.folder / 's')[:8]}-*"))
         root, daemon = psutil.Process(tree.process.pid), os.pidfd_open(tree.daemon.pid)
         with tree.deaths() as alive:
             tree.sweeper.kill()
-            root.suspend()  # it shall not sweep
+            root.suspend()  # it must not sweep
             tree.second_guard.kill()
             root.kill()
             await tree.process.wait()
             await readable(daemon)
             os.close(daemon)
-            assert instance.processes() != [], "nobody has escaped, so this test says nothing"
+            assert instance.processes() != [], "no process has survived, so this test proves nothing"
             async with instance.serve() as second:
                 assert alive(within=0) == []
                 assert not any(ray.exists() for ray in rays)
@@ -93,7 +93,7 @@ async def test_what_escapes_the_death_of_all_of_them_is_killed_before_the_next_d
     assert "resume: never" in result.reason
 
 
-async def test_a_start_kills_what_has_the_mark_of_an_earlier_invocation_and_nobody_else(instance, walk):
+async def test_a_start_kills_only_processes_with_the_mark_of_an_earlier_invocation(instance, walk):
     async with instance.serve() as tree:
         forkserver = first_child(tree.daemon)
         name = VARIABLE + instance_of(instance.folder / "s")
@@ -115,7 +115,7 @@ async def test_a_start_kills_what_has_the_mark_of_an_earlier_invocation_and_nobo
             process.wait()
 
 
-async def test_a_process_that_cannot_be_killed_holds_back_what_was_in_work_until_it_dies(instance, walk):
+async def test_an_unkillable_process_holds_back_the_interrupted_run_until_it_dies(instance, walk):
     async with instance.serve() as tree:
         held = await tree.executor.submit(walk(episodes=300), folder=instance.folder)
         await tree.until(held, "episode.ended")
@@ -148,7 +148,7 @@ async def test_a_process_that_cannot_be_killed_holds_back_what_was_in_work_until
 
 
 @pytest.mark.long
-async def test_a_run_goes_on_with_the_time_that_it_has_used(instance, walk):
+async def test_a_continued_run_keeps_the_time_that_it_has_used(instance, walk):
     beat = instance.folder / "s" / "governor.beat"
     async with instance.serve() as tree:
         uid = await tree.executor.submit(

@@ -1,4 +1,4 @@
-"""Runs that take more than they may, in whole process trees: memory, disk, tasks. Nothing of them is left (`Tree.gone`)."""
+"""Runs that exceed a limit (memory, disk, attempts), in whole process trees. No process is left (`Tree.gone`)."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ def tasks(*calls, **limits):
 
 
 def exceeded(events, result, limit, allowed, *, phase):
-    """What was reached; the run has failed of it."""
-    [said] = [event.data for event in events if event.kind == "limit.exceeded"]
-    assert (result.outcome, said["limit"]) == ("failed", limit)
+    """The value that was reached; asserts that the run failed because of this limit."""
+    [data] = [event.data for event in events if event.kind == "limit.exceeded"]
+    assert (result.outcome, data["limit"]) == ("failed", limit)
     assert re.fullmatch(
         rf"limit {limit} of {allowed} exceeded in phase {phase}: [0-9.]+( MiB)?", result.reason
     )
-    assert said["reached"] > said["value"]
-    return said["reached"]
+    assert data["reached"] > data["value"]
+    return data["reached"]
 
 
 @pytest.mark.parametrize("agent", [pytest.param("Hoarder", marks=pytest.mark.long), "DetachedHoarder"])
-async def test_an_agent_that_takes_too_much_memory_ends_its_run(instance, walk, agent):
+async def test_an_agent_that_exceeds_the_memory_limit_ends_its_run(instance, walk, agent):
     made = {
         **walk(entry=f"user_code:{agent}", episodes=1_000_000),
         "limits": {"memory": "300MiB", "disk": "1GiB"},
@@ -43,7 +43,7 @@ async def test_an_agent_that_takes_too_much_memory_ends_its_run(instance, walk, 
 
 @pytest.mark.long
 @pytest.mark.ray
-async def test_tasks_that_take_too_much_memory_or_disk_end_their_run(instance):
+async def test_tasks_that_exceed_the_memory_or_disk_limit_end_their_run(instance):
     async with instance.serve() as tree:
         for limits, call, allowed in (
             ({"memory": "600MiB"}, {"call": "user_code:hoard", "args": {"mebibytes": 600}}, "600 MiB"),
@@ -57,7 +57,7 @@ async def test_tasks_that_take_too_much_memory_or_disk_end_their_run(instance):
 
 @pytest.mark.long
 @pytest.mark.ray
-async def test_attempts_count_over_a_restart_of_the_daemon(instance):
+async def test_attempts_are_counted_across_a_restart_of_the_daemon(instance):
     once, nap = {"call": "user_code:once"}, {"call": "user_code:nap", "args": {"seconds": 600}}
     made = tasks(once, once, {**nap, "depends_on": ["t0", "t1"]}, tasks=3)
     async with instance.serve() as tree:
@@ -65,8 +65,8 @@ async def test_attempts_count_over_a_restart_of_the_daemon(instance):
         await tree.until(uid, "task.started", task="t2")
         [status] = (await tree.executor.status(uid)).runs
         assert [(use.limit, use.allowed, use.used) for use in status.limits] == [("tasks", 3, 3)]
-        told = [line.what for line in (await tree.executor.explain(uid)).lines]
-        assert "limits: tasks 3 of 3" in told
+        lines = [line.what for line in (await tree.executor.explain(uid)).lines]
+        assert "limits: tasks 3 of 3" in lines
         tree.daemon.send_signal(signal.SIGKILL)
         await tree.gone()
     async with instance.serve() as tree:

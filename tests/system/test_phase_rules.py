@@ -1,4 +1,4 @@
-"""The rules of a phase in whole process trees: limits over the wire, evaluation and checkpoints across deaths and resumes."""
+"""The rules of a phase in whole process trees: limits, evaluations and checkpoints across deaths and resumes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def episodes_of(events):
 
 
 def kinds(episodes):
-    """The evaluations that episodes belong to, 0 for training, in the order in which they ended."""
+    """The evaluation of each episode, 0 for training, in the order of their ends."""
     return [episode["evaluation"] for episode in episodes]
 
 
@@ -41,17 +41,17 @@ async def test_a_limit_of_the_run_stops_its_phase_and_fails_it(instance, walk):
             made = {**walk(episodes=1_000_000), "limits": {limit: value}}
             made["phases"][0]["simulate"]["transport"] = transport
             events, result = await tree.end(await tree.executor.submit(made, folder=instance.folder))
-            [said] = [event for event in events if event.kind == "limit.exceeded"]
-            reason = f"limit {limit} of {value} exceeded in phase train: {said.data['reached']}"
+            [event_of_limit] = [event for event in events if event.kind == "limit.exceeded"]
+            reason = f"limit {limit} of {value} exceeded in phase train: {event_of_limit.data['reached']}"
             assert (result.outcome, result.reason) == ("failed", reason)
-            before = episodes_of(event for event in events if event.seq < said.seq)
+            before = episodes_of(event for event in events if event.seq < event_of_limit.seq)
             spent = len(before) if limit == "episodes" else sum(episode["steps"] for episode in before)
-            assert spent == said.data["reached"] > value
+            assert spent == event_of_limit.data["reached"] > value
             assert len(episodes_of(events)) < 100_000
 
 
 @pytest.mark.long
-async def test_a_killed_daemon_goes_on_in_the_stage_that_it_was_in(instance, walk):
+async def test_after_a_kill_the_next_daemon_continues_the_phase_in_the_same_stage(instance, walk):
     async with instance.serve() as tree:
         uid = await tree.executor.submit(ruled(walk, episodes=50), folder=instance.folder)
         await tree.until(uid, "episode.ended")
@@ -73,7 +73,7 @@ async def test_a_killed_daemon_goes_on_in_the_stage_that_it_was_in(instance, wal
     assert index["last"]["episodes"] == 50
 
 
-async def test_a_resumed_run_plays_the_evaluations_that_are_missing_and_its_checkpoint_is_anothers_begin(
+async def test_a_resumed_run_plays_missing_evaluations_and_another_run_starts_from_its_checkpoint(
     instance, walk
 ):
     async with instance.serve() as tree:

@@ -1,6 +1,6 @@
-"""A conductor that can't be killed: one of its threads has a tracer that does not let it be reaped, so it won't go.
+"""A conductor that cannot be killed: a tracer of one of its threads prevents the exit.
 
-It ends its run and keeps its slot, and nothing but its own end gives that back.
+The run ends, but the slot accepts no new run until the process is gone.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ sys.stdin.read()
 
 @contextlib.contextmanager
 def held(pid):
-    """It can't die inside; it does when what is given is called."""
+    """The process cannot exit in this context until the function that it yields is called."""
     threads = [entry.name for entry in Path(f"/proc/{pid}/task").iterdir() if entry.name != str(pid)]
     command = [sys.executable, "-c", TRACE, threads[0]]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as tracer:
@@ -39,7 +39,7 @@ def held(pid):
 
 
 @pytest.mark.long
-async def test_a_slot_whose_run_left_a_process_behind_takes_none_until_that_is_gone(instance, walk):
+async def test_a_slot_accepts_no_run_until_the_stuck_process_of_its_last_run_is_gone(instance, walk):
     async with instance.serve() as tree:
         uid = await tree.executor.submit(
             {**walk(episodes=3000), "deadlines": {"stop": "2s"}}, folder=instance.folder
@@ -55,11 +55,11 @@ async def test_a_slot_whose_run_left_a_process_behind_takes_none_until_that_is_g
             second = await tree.executor.submit(walk(episodes=3), folder=instance.folder)
             report = await tree.executor.status(second)
             [queued] = report.runs
-            whom = f"processes that could not be killed (pid {pid}): quarantined until they are gone"
-            assert report.quarantined == {"slot-0": whom}
+            reason = f"processes that could not be killed (pid {pid}): quarantined until they are gone"
+            assert report.quarantined == {"slot-0": reason}
             assert (queued.state, queued.waits_for) == (
                 "queued",
-                f"a free slot (0 runs before it); slot-0: {whom}",
+                f"a free slot (0 runs before it); slot-0: {reason}",
             )
             [line] = (await tree.executor.explain(second)).lines
             assert str(pid) in line.what

@@ -1,4 +1,4 @@
-"""Ray that dies under a run: its driver ends with the reason, another head comes up, and nothing is done twice."""
+"""Ray dies during a run: its driver ends with the reason, another head starts, and no task runs twice."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from tests.support.living import lives
 pytestmark = [pytest.mark.system, pytest.mark.ray]
 
 SECONDS = 10.0
-"""From a kill to the end of the conductor; most of it is the machine's, which may be busy. A frozen part is given 10 s,
-and asked each 2.5 s.
+"""Seconds from a kill to the end of the conductor, with most of them for a busy machine. A frozen part has a deadline of 10 s
+and is checked each 2.5 s.
 """
 
 
 def marks(folder):
-    """Those that each task has left, one for each start."""
+    """Starts by task: each start has written one mark."""
     return {path.stem: path.read_text() for path in Path(folder).glob("*.starts")}
 
 
 def open_pipe(path):
-    """Its end to read from; there may be no writer yet."""
+    """Opens the reading end; a writer need not exist yet."""
     os.mkfifo(path)
     return os.open(path, os.O_RDONLY | os.O_NONBLOCK)
 
@@ -39,9 +39,7 @@ def open_pipe(path):
         pytest.param("raylet", "suspend", SECONDS + 12.5, marks=pytest.mark.long),
     ],
 )
-async def test_a_part_of_ray_lost_under_a_run_costs_a_conductor_and_nothing_that_was_done(
-    instance, part, fate, seconds
-):
+async def test_a_lost_part_of_ray_costs_one_conductor_and_no_finished_task(instance, part, fate, seconds):
     flag = instance.folder / "healed"
     slow = {"flag": str(flag), "how": "hang"}
     hangs = open_pipe(f"{flag}.hangs")
@@ -64,8 +62,8 @@ async def test_a_part_of_ray_lost_under_a_run_costs_a_conductor_and_nothing_that
         getattr(victim, fate)()
         events, result = await tree.end(uid)
         assert result.outcome == "finished", result.reason
-        [said] = [e.data for e in events if e.kind == "conductor.failed"]
-        assert said["reason"].startswith("Ray is lost: "), said
+        [failed] = [e.data for e in events if e.kind == "conductor.failed"]
+        assert failed["reason"].startswith("Ray is lost: "), failed
         [exited] = [e for e in events if e.kind == "conductor.exited" and not e.data["expected"]]
         assert exited.data["conductor"] == "tasks"
         assert exited.at - hung.at < seconds
@@ -88,7 +86,7 @@ def part_of(tree, name):
 
 
 @pytest.mark.long
-async def test_a_part_of_ray_frozen_before_a_run_is_found_by_its_start(instance):
+async def test_the_start_of_a_run_finds_a_frozen_part_of_ray(instance):
     tasks = [{"id": "once", "call": "user_code:once"}]
     run = {"name": "t", "restart": {"conductors": 0}, "phases": [{"name": "p", "tasks": tasks}]}
     async with instance.serve() as tree:

@@ -1,4 +1,4 @@
-"""A phase whose episodes are played all over a Ray cluster, from the run file to its table of steps."""
+"""A phase with episodes on a Ray cluster, from the run file to the table of steps."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ RUN = {
 
 
 @pytest.mark.long
-async def test_the_death_of_its_driver_costs_a_conductor_and_no_episode(instance):
+async def test_the_death_of_the_driver_costs_one_conductor_and_no_episode(instance):
     async with instance.serve() as tree:
         uid = await tree.executor.submit(RUN, folder=instance.folder)
         await tree.until(uid, "episode.ended", phase=1)

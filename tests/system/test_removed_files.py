@@ -1,4 +1,4 @@
-"""Files removed under a daemon at work: sockets are bound again, and where that is no help it says so at once."""
+"""Files removed while the daemon runs: it binds sockets again, or ends at once with the reason."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ SOCKETS = ("broker.sock", "private.sock", "workers.sock")
 EPISODES = 200
 
 
-async def asleep(tree, walk) -> str:
-    """A run in work whose agent sleeps until there is a file, so that it does not end meanwhile."""
+async def sleeping_run(tree, walk) -> str:
+    """Submits a run that cannot end meanwhile, because its agent sleeps until a file exists. Returns its uid."""
     folder = tree.instance.folder
     uid = await tree.executor.submit(walk(entry="user_code:Sleeps", episodes=EPISODES), folder=folder)
     await tree.until(uid, "phase.started")
@@ -37,7 +37,7 @@ async def finishes(tree, uid):
 
 
 async def new_client(instance, *, within: float) -> None:
-    """Returns when one that has never been connected is answered."""
+    """Returns when a new client has received an answer."""
     async with asyncio.timeout(within):
         while True:
             with contextlib.suppress(GovernorError):
@@ -50,8 +50,8 @@ async def new_client(instance, *, within: float) -> None:
 
 def logged(instance, event: str) -> list[dict]:
     lines = (instance.folder / "log").read_text().splitlines()
-    told = [json.loads(line) for line in lines if line.startswith("{")]
-    return [line for line in told if line["event"] == event]
+    records = [json.loads(line) for line in lines if line.startswith("{")]
+    return [line for line in records if line["event"] == event]
 
 
 @pytest.mark.parametrize(
@@ -63,14 +63,14 @@ def logged(instance, event: str) -> list[dict]:
     ],
     ids=" ".join,
 )
-async def test_sockets_are_bound_again_and_the_run_in_work_finishes(instance, walk, removed):
+async def test_removed_sockets_are_bound_again_and_the_current_run_finishes(instance, walk, removed):
     async with instance.serve() as tree:
-        uid = await asleep(tree, walk)
+        uid = await sleeping_run(tree, walk)
         before = {name: (instance.runtime / name).stat().st_ino for name in SOCKETS}
         for name in removed:
             (instance.runtime / name).unlink()
         async with asyncio.timeout(20):
-            while not logged(instance, "broker.sockets_bound"):  # noqa: ASYNC110  # nobody else tells of it
+            while not logged(instance, "broker.sockets_bound"):  # noqa: ASYNC110  # no event reports it
                 await asyncio.sleep(0.05)
         await new_client(instance, within=20)
         assert {name: (instance.runtime / name).stat().st_ino for name in SOCKETS}.keys() == before.keys()
@@ -78,8 +78,8 @@ async def test_sockets_are_bound_again_and_the_run_in_work_finishes(instance, wa
         assert [e.data for e in events if e.kind == "conductor.exited" and not e.data["expected"]] == []
         again = await tree.executor.submit(walk(episodes=20), folder=instance.folder)
         assert (await tree.end(again))[1].outcome == "finished"
-    [told] = logged(instance, "broker.sockets_removed")
-    assert told["sockets"] == ", ".join(
+    [record] = logged(instance, "broker.sockets_removed")
+    assert record["sockets"] == ", ".join(
         str(instance.runtime / name)
         for name in ("broker.sock", "workers.sock", "private.sock")
         if name in removed
@@ -87,15 +87,19 @@ async def test_sockets_are_bound_again_and_the_run_in_work_finishes(instance, wa
 
 
 @pytest.mark.parametrize("what", ["folder", pytest.param("contents", marks=pytest.mark.long)])
-async def test_without_its_runtime_folder_the_daemon_goes_down_and_the_next_one_goes_on(instance, walk, what):
+async def test_without_its_runtime_folder_the_daemon_ends_and_the_next_daemon_continues_the_run(
+    instance, walk, what
+):
     async with instance.serve() as tree:
-        uid = await asleep(tree, walk)
+        uid = await sleeping_run(tree, walk)
         shutil.rmtree(instance.runtime)
         if what == "contents":
             instance.runtime.mkdir(mode=0o700)
         assert await tree.gone() == ExitCode.TRY_AGAIN
-    [told] = logged(instance, "daemon.fatal")
-    assert told["reason"].startswith(f"{instance.runtime} was removed while in use, and the sockets with it")
+    [record] = logged(instance, "daemon.fatal")
+    assert record["reason"].startswith(
+        f"{instance.runtime} was removed while in use, and the sockets with it"
+    )
     async with instance.serve() as tree:
         events = await finishes(tree, uid)
         [interrupted] = [e.data for e in events if e.kind == "run.interrupted"]
@@ -110,10 +114,10 @@ async def test_without_its_runtime_folder_the_daemon_goes_down_and_the_next_one_
         pytest.param("moved with its folder", marks=pytest.mark.long),
     ],
 )
-async def test_without_its_journal_the_daemon_goes_down_at_once(instance, walk, how):
+async def test_without_its_journal_the_daemon_ends_at_once(instance, walk, how):
     journal = instance.folder / "s" / "governor.db"
     async with instance.serve() as tree:
-        await asleep(tree, walk)
+        await sleeping_run(tree, walk)
         if how == "removed":
             journal.unlink()
         elif how == "replaced":
@@ -122,8 +126,8 @@ async def test_without_its_journal_the_daemon_goes_down_at_once(instance, walk, 
         else:
             journal.parent.rename(instance.folder / "elsewhere")
         assert await tree.gone() == ExitCode.TRY_AGAIN
-    [told] = logged(instance, "daemon.fatal")
-    assert told["reason"].startswith(f"the journal {journal} was removed or replaced while in use: ")
+    [record] = logged(instance, "daemon.fatal")
+    assert record["reason"].startswith(f"the journal {journal} was removed or replaced while in use: ")
     assert not logged(instance, "daemon.crashed")
 
 
@@ -131,13 +135,13 @@ async def test_without_its_journal_the_daemon_goes_down_at_once(instance, walk, 
     "kept",
     [pytest.param("s/runs", id="files"), pytest.param("r", id="sockets", marks=pytest.mark.long)],
 )
-async def test_a_run_whose_folder_is_removed_fails_with_its_name_and_the_daemon_serves_on(
+async def test_a_run_whose_folder_is_removed_fails_with_its_path_and_the_daemon_continues(
     instance, walk, kept
 ):
     async with instance.serve() as tree:
-        uid = await asleep(tree, walk)
+        uid = await sleeping_run(tree, walk)
         folder = instance.folder / kept / uid
-        folder.rename(instance.folder / "elsewhere")  # at once, whatever is being written there
+        folder.rename(instance.folder / "elsewhere")  # at once, also during a write
         _, result = await tree.end(uid)
         reason = f"the folder {folder} was removed or replaced in phase train"
         assert (result.outcome, result.reason) == ("failed", reason)
@@ -145,5 +149,5 @@ async def test_a_run_whose_folder_is_removed_fails_with_its_name_and_the_daemon_
         assert (run.outcome, run.reason) == ("failed", reason)
         again = await tree.executor.submit(walk(episodes=20), folder=instance.folder)
         assert (await tree.end(again))[1].outcome == "finished"
-    [told] = logged(instance, "run.folder_removed")
-    assert (told["run"], told["folder"]) == (uid, str(folder))
+    [record] = logged(instance, "run.folder_removed")
+    assert (record["run"], record["folder"]) == (uid, str(folder))

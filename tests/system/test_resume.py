@@ -1,4 +1,4 @@
-"""A run that ended badly is started again: what is done is kept with its values, what failed or is missing is done."""
+"""A failed run is resumed: finished tasks and episodes are kept with their values, failed and missing ones run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.system
 
 
 async def governor(instance, *arguments):
-    """Exit code, standard output and standard error of a verb."""
+    """Runs a verb. Returns its exit code, standard output and standard error."""
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "governor", *map(str, arguments),
         env=instance.environ, cwd=instance.folder, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
@@ -29,7 +29,7 @@ async def governor(instance, *arguments):
 
 
 def marks(folder):
-    """How often each task was begun in this run and those before it."""
+    """Number of starts of each task, in this run and those before it."""
     return {path.stem: path.read_text().count("x") for path in Path(folder).glob("*.starts")}
 
 
@@ -51,7 +51,7 @@ def tasks(flag):
 
 @pytest.mark.long
 @pytest.mark.ray
-async def test_tasks_that_succeeded_are_not_done_again_and_their_values_reach_the_others(instance):
+async def test_finished_tasks_are_not_repeated_and_their_values_reach_dependent_tasks(instance):
     flag = instance.folder / "healed"
     phases = [
         {"name": "first", "tasks": [{"id": "before", "call": "user_code:once"}]},
@@ -74,7 +74,7 @@ async def test_tasks_that_succeeded_are_not_done_again_and_their_values_reach_th
         begun = marks(old.folder)
         assert begun == {"before": 1, "large": 1, "flaky": 2, "slow": 2}
     flag.touch()
-    async with instance.serve() as tree:  # it is all in the journal and the old run's folder
+    async with instance.serve() as tree:  # a resume needs only the journal and the folder of the old run
         new_uid = await tree.executor.resume(uid)
         events, new = await tree.end(new_uid)
         assert new.outcome == "finished", new.reason
@@ -107,7 +107,7 @@ async def test_tasks_that_succeeded_are_not_done_again_and_their_values_reach_th
 
 
 @pytest.mark.long
-async def test_episodes_that_ended_are_kept_and_the_agent_goes_on_with_what_it_had_learned(instance, walk):
+async def test_finished_episodes_are_kept_and_the_agent_continues_with_its_state(instance, walk):
     async with instance.serve() as tree:
         uid = await tree.executor.submit(walk(entry="user_code:Pauses"), folder=instance.folder)
         await tree.until(uid, "episode.ended")
@@ -138,9 +138,7 @@ async def test_episodes_that_ended_are_kept_and_the_agent_goes_on_with_what_it_h
 
 
 @pytest.mark.long
-async def test_a_daemon_killed_after_the_answer_or_in_the_middle_loses_nothing_of_what_was_kept(
-    instance, walk
-):
+async def test_a_daemon_killed_during_a_resume_loses_no_kept_episode(instance, walk):
     async with instance.serve() as tree:
         uid = await tree.executor.submit(walk(), folder=instance.folder)
         await tree.until(uid, "episode.ended")

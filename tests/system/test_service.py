@@ -1,4 +1,4 @@
-"""The daemon as a systemd service: what it tells on its NOTIFY_SOCKET, a real datagram socket, and when."""
+"""The daemon as a systemd service: which messages it sends to its NOTIFY_SOCKET, a real datagram socket, and when."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Walker:
 
 
 class Service:
-    """`governor serve` with a manager's end of the notify socket."""
+    """`governor serve`, and the service manager's end of the notify socket."""
 
     def __init__(self, folder, *, watchdog: float | None = None, config: str = "") -> None:
         self.folder = folder
@@ -71,8 +71,8 @@ class Service:
         await self.process.communicate()
         self.socket.close()
 
-    async def told(self, wanted: str) -> list[str]:
-        """Datagrams up to the first one that has `wanted` in it."""
+    async def messages_until(self, wanted: str) -> list[str]:
+        """Datagrams up to the first one that contains `wanted`."""
         seen = []
         async with asyncio.timeout(20):
             while not seen or wanted not in seen[-1]:
@@ -86,8 +86,8 @@ class Service:
             *command, env=self.environ, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
         )
         async with asyncio.timeout(30):
-            said, why = await reloading.communicate()
-        return reloading.returncode, said.decode(), why.decode()
+            output, errors = await reloading.communicate()
+        return reloading.returncode, output.decode(), errors.decode()
 
     async def logged(self, wanted: str) -> str:
         async with asyncio.timeout(20):
@@ -97,46 +97,46 @@ class Service:
         raise AssertionError(f"ended before {wanted}")
 
 
-async def test_ready_is_said_when_runs_can_be_taken_and_each_transition_is_a_status(short_path):
+async def test_ready_is_sent_when_the_daemon_accepts_runs_and_each_transition_sends_a_status(short_path):
     (short_path / "walker.py").write_text(WALKER)
     async with Service(short_path) as service:
-        assert "STATUS=no run in work; 0 queued" in (await service.told("READY=1"))[-1]
+        assert "STATUS=no run in work; 0 queued" in (await service.messages_until("READY=1"))[-1]
         async with Executor(service.endpoint, timeout=2.0) as executor:
             uid = await executor.submit(TASK_FREE_RUN, folder=short_path)
-            seen = await service.told("no run in work")
+            seen = await service.messages_until("no run in work")
         states = ["starting", "running", "finalizing", "stopping"]
         assert [line for line in seen if uid in line] == [f"STATUS={uid} {s}; 0 queued" for s in states]
         service.process.terminate()
-        assert "STOPPING=1" in (await service.told("STOPPING=1"))[-1]
+        assert "STOPPING=1" in (await service.messages_until("STOPPING=1"))[-1]
         assert await service.process.wait() == ExitCode.DONE
     assert list((short_path / "run").iterdir()) == [], "sockets were left behind"
 
 
 async def test_the_event_loop_feeds_the_watchdog(short_path):
     async with Service(short_path, watchdog=0.4) as service:
-        await service.told("READY=1")
+        await service.messages_until("READY=1")
         await _times(3, service, "WATCHDOG=1")
         os.kill(service.process.pid, signal.SIGSTOP)
-        # What was on its way before the stop is taken first: a stopped loop sends no more.
+        # Messages from before the stop are received first: a stopped loop sends no more.
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(_times(9, service, "WATCHDOG=1"), 1.0)
         os.kill(service.process.pid, signal.SIGCONT)
-        await service.told("WATCHDOG=1")
+        await service.messages_until("WATCHDOG=1")
 
 
 async def _times(number, service, wanted):
     for _ in range(number):
-        await service.told(wanted)
+        await service.messages_until(wanted)
 
 
-async def test_sighup_reads_the_configuration_anew_all_or_nothing(short_path):
+async def test_sighup_reloads_the_whole_configuration_or_nothing(short_path):
     async with Service(short_path, config="queue_limit = 5\n") as service:
-        await service.told("READY=1")
+        await service.messages_until("READY=1")
         service.config.write_text("queue_limit = 7\n")
         service.process.send_signal(signal.SIGHUP)
-        assert "RELOADING=1" in (await service.told("RELOADING=1"))[-1]
+        assert "RELOADING=1" in (await service.messages_until("RELOADING=1"))[-1]
         assert "queue_limit" in await service.logged("daemon.reloaded")
-        await service.told("READY=1")
+        await service.messages_until("READY=1")
         service.config.write_text("queue_limit = 9\nslots = 3\n")
         service.process.send_signal(signal.SIGHUP)
         refused = await service.logged("daemon.reload")
@@ -144,9 +144,9 @@ async def test_sighup_reads_the_configuration_anew_all_or_nothing(short_path):
         assert "slots takes a restart" in refused
 
 
-async def test_reload_waits_for_the_answer_and_ends_with_the_faults_of_a_refused_one(short_path):
+async def test_reload_waits_for_the_answer_and_prints_the_faults_of_a_refused_configuration(short_path):
     async with Service(short_path, config="queue_limit = 5\n") as service:
-        await service.told("READY=1")
+        await service.messages_until("READY=1")
         await service.logged("daemon.ready")
         service.config.write_text("queue_limit = 7\nkeep_runs = 9\n")
         assert await service.reload() == (
@@ -157,25 +157,28 @@ async def test_reload_waits_for_the_answer_and_ends_with_the_faults_of_a_refused
         assert await service.reload("--json") == (ExitCode.DONE, '{"type":"Reloaded","changed":[]}\n', "")
 
         service.config.write_text("queue_limit = 9\nslots = 3\nray.num_cpus = 7\n")
-        code, said, why = await service.reload()
-        assert (code, said) == (ExitCode.BAD_CONFIGURATION, "")
-        assert why == (
+        code, output, errors = await service.reload()
+        assert (code, output) == (ExitCode.BAD_CONFIGURATION, "")
+        assert errors == (
             "governor: error: the configuration was not taken over: bad configuration\n"
             "  slots takes a restart of the daemon\n  ray takes a restart of the daemon\n"
         )
-        assert "reload refused: slots takes a restart" in (await service.told("reload refused"))[-1]
+        assert "reload refused: slots takes a restart" in (await service.messages_until("reload refused"))[-1]
         service.config.write_text("queue_limit = 'x'\nslot = 3\n")
-        code, _, why = await service.reload()
+        code, _, errors = await service.reload()
         assert code == ExitCode.BAD_CONFIGURATION
-        assert f"{service.config}: bad configuration\n  queue_limit: must be" in why
-        assert "  unknown key 'slot'; did you mean 'slots'?\n" in why
-        assert "reload refused: queue_limit: must be" in (await service.told("reload refused: queue"))[-1]
+        assert f"{service.config}: bad configuration\n  queue_limit: must be" in errors
+        assert "  unknown key 'slot'; did you mean 'slots'?\n" in errors
+        assert (
+            "reload refused: queue_limit: must be"
+            in (await service.messages_until("reload refused: queue"))[-1]
+        )
 
         service.config.write_text("queue_limit = 7\nkeep_runs = 9\n")
         assert (await service.reload())[0] == ExitCode.DONE
-        assert (await service.told("STATUS="))[-1] == "STATUS=no run in work; 0 queued"
+        assert (await service.messages_until("STATUS="))[-1] == "STATUS=no run in work; 0 queued"
         service.process.send_signal(signal.SIGHUP)
-        assert "READY=1" in (await service.told("READY=1"))[-1]
+        assert "READY=1" in (await service.messages_until("READY=1"))[-1]
         service.process.terminate()
         _, logged = await service.process.communicate()
     assert b"daemon.reloaded" in logged
@@ -196,7 +199,7 @@ def ended(uid):
     )
 
 
-async def test_ended_runs_beyond_the_bounds_are_pruned_and_the_bounds_are_read_anew(short_path):
+async def test_ended_runs_beyond_the_bounds_are_pruned_and_a_reload_changes_the_bounds(short_path):
     (short_path / "state").mkdir()
     journal = Journal(short_path / "state" / "governor.db")
     for uid in ("aaaa", "bbbb", "cccc"):
@@ -206,7 +209,7 @@ async def test_ended_runs_beyond_the_bounds_are_pruned_and_the_bounds_are_read_a
         (short_path / "state" / "runs" / uid).mkdir(parents=True)
     await journal.close()
     async with Service(short_path, config="keep_runs = 2\n") as service:
-        await service.told("READY=1")
+        await service.messages_until("READY=1")
         assert "aaaa" in await service.logged("run.pruned")
         service.config.write_text("keep_runs = 1\n")
         service.process.send_signal(signal.SIGHUP)
@@ -219,7 +222,7 @@ async def test_ended_runs_beyond_the_bounds_are_pruned_and_the_bounds_are_read_a
     assert list((short_path / "state" / "runs").iterdir()) == []
 
 
-async def test_a_damaged_journal_ends_the_start_with_what_to_do(short_path):
+async def test_a_damaged_journal_ends_the_start_with_instructions(short_path):
     (short_path / "state").mkdir()
     path = short_path / "state" / "governor.db"
     journal = Journal(path)
@@ -229,15 +232,15 @@ async def test_a_damaged_journal_ends_the_start_with_what_to_do(short_path):
     await journal.close()
     path.write_bytes(path.read_bytes()[:-8192] + b"\xaa" * 8192)
     async with Service(short_path) as service:
-        _, said = await service.process.communicate()
+        _, output = await service.process.communicate()
         assert service.process.returncode == ExitCode.INTERNAL
-    assert "governor.db is damaged: " in said.decode()
-    assert "; put a copy of it back, or move" in said.decode()
+    assert "governor.db is damaged: " in output.decode()
+    assert "; put a copy of it back, or move" in output.decode()
     assert sorted(entry.name for entry in path.parent.iterdir()) == ["governor.db", "governor.lock"]
 
 
 @pytest.mark.long
-async def test_of_six_daemons_that_start_at_once_one_serves_and_the_others_are_told_to_try_again(short_path):
+async def test_if_six_daemons_start_at_once_one_serves_and_the_others_end_with_try_again(short_path):
     environ = {
         **os.environ,
         "STATE_DIRECTORY": str(short_path / "state"),
@@ -262,37 +265,37 @@ async def test_of_six_daemons_that_start_at_once_one_serves_and_the_others_are_t
                 await ready.wait()
             [winner] = left
             ends[winner].terminate()
-            code, said = await winner
-            assert code == ExitCode.DONE, said
+            code, output = await winner
+            assert code == ExitCode.DONE, output
         finally:
             for each in started:
                 if each.returncode is None:
                     each.terminate()
             await asyncio.wait(ends, timeout=60)
-        for code, said in (each.result() for each in ends if each is not winner):
-            assert code == ExitCode.TRY_AGAIN, said
-            assert "is in use by" in said
-            assert "Traceback" not in said
+        for code, output in (each.result() for each in ends if each is not winner):
+            assert code == ExitCode.TRY_AGAIN, output
+            assert "is in use by" in output
+            assert "Traceback" not in output
 
 
 async def _ended(process, ready):
-    """Its exit code and what it said. `ready` is set when it serves."""
-    said = ""
+    """Returns the exit code and the output. Sets `ready` when the daemon serves."""
+    output = ""
     while line := (await process.stderr.readline()).decode():
-        said += line
+        output += line
         if "daemon.ready" in line:
             ready.set()
-    return await process.wait(), said
+    return await process.wait(), output
 
 
-async def test_a_state_folder_that_others_can_enter_is_told_and_its_files_are_the_daemons_alone(short_path):
+async def test_a_state_folder_open_to_others_is_reported_and_its_files_are_private(short_path):
     short_path.chmod(0o711)
     (short_path / "state").mkdir()
     (short_path / "state").chmod(0o755)
     group = grp.getgrgid(os.getgid()).gr_name
     async with Service(short_path, config=f"socket_group = '{group}'\n") as service:
         assert "0755" in await service.logged("state_dir.open_to_others")
-        await service.told("READY=1")
+        await service.messages_until("READY=1")
         modes = {path.name: path.stat().st_mode & 0o777 for path in (short_path / "state").glob("governor.*")}
         assert {"governor.db", "governor.db-wal", "governor.db-shm", "governor.reserve"} < set(modes)
         assert set(modes.values()) == {0o600}
@@ -301,9 +304,9 @@ async def test_a_state_folder_that_others_can_enter_is_told_and_its_files_are_th
         assert (short_path / "run").stat().st_mode & 0o777 == 0o710
 
 
-async def test_a_group_that_cannot_be_let_in_is_refused_before_anything_is_started(short_path):
+async def test_a_group_that_cannot_be_given_access_is_refused_before_the_start(short_path):
     async with Service(short_path, config="socket_group = 'nobodys'\n") as service:
-        _, said = await service.process.communicate()
+        _, output = await service.process.communicate()
         assert service.process.returncode == ExitCode.BAD_CONFIGURATION
-    assert "there is no group 'nobodys'" in said.decode()
+    assert "there is no group 'nobodys'" in output.decode()
     assert list((short_path / "run").iterdir()) == []

@@ -38,7 +38,7 @@ phases:
 
 
 @pytest.mark.long
-async def test_a_run_file_with_all_of_them(instance):
+async def test_a_run_file_with_every_key_of_a_task_phase_is_played(instance):
     file = instance.folder / "run.yaml"
     file.write_text(RUN)
     instance.environ["XDG_STATE_HOME"] = str(instance.folder / "state")

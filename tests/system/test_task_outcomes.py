@@ -1,4 +1,4 @@
-"""Tasks that raise, hang, leave, vanish, are killed: each its own outcome, the others go on, the run ends as it says."""
+"""Tasks that raise, hang, exit or are killed: each failure has its own outcome, other tasks continue, the run ends by its policy."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TASKS = [
 ]
 
 
-async def test_every_bad_end_has_its_own_outcome_and_the_run_ends_as_its_policy_says(instance):
+async def test_each_kind_of_task_failure_has_its_own_outcome_and_the_run_ends_by_its_policy(instance):
     async with instance.serve("--slots", "2") as tree:
         run = {"name": "bad", "phases": [{"name": "p", "tasks": TASKS, "on_failure": "continue"}]}
         tolerant = await tree.executor.submit(run, folder=instance.folder)
@@ -56,7 +56,7 @@ async def test_every_bad_end_has_its_own_outcome_and_the_run_ends_as_its_policy_
 
 
 @pytest.mark.long
-async def test_a_task_conductor_killed_at_work_is_replaced_and_nothing_is_done_twice(instance):
+async def test_a_killed_task_conductor_is_replaced_and_no_task_runs_twice(instance):
     tasks = [
         {"id": "first", "call": "user_code:once"},
         {"id": "nap", "call": "user_code:nap", "args": {"seconds": 1.0}, "depends_on": ["first"]},

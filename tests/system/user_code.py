@@ -1,4 +1,4 @@
-"""What users bring: an agent that learns a little, and agents and tasks that misbehave."""
+"""User code: an agent that learns a little, and agents and tasks with faults."""
 
 import ctypes
 import os
@@ -15,7 +15,7 @@ import gymnasium
 
 
 class Walker:
-    """Walks at random; what it has learned is how many steps it took."""
+    """Acts at random; its state is the number of its steps."""
 
     def __init__(self, *, observation_space, action_space, seed):
         action_space.seed(seed)
@@ -36,14 +36,14 @@ class Walker:
 
 
 class Dies:
-    """While its conductor asks it for its first action."""
+    """Exits while its conductor waits for the first action."""
 
     def __init__(self, *, observation_space, action_space, seed):
         os._exit(9)
 
 
 class Hoarder(Walker):
-    """Takes 300 MiB with its first step."""
+    """Allocates 300 MiB in its first step."""
 
     def learn(self, transition):
         if not self.steps:
@@ -52,7 +52,7 @@ class Hoarder(Walker):
 
 
 class Leaves:
-    """Whatever is done; in its second step of its third episode the process ends."""
+    """Its process ends in the second step of its third episode, after any action."""
 
     def __init__(self):
         self.observation_space = self.action_space = gymnasium.spaces.Discrete(2)
@@ -71,7 +71,7 @@ class Leaves:
 
 
 class FiveSteps:
-    """Each episode has five."""
+    """Each episode has five steps."""
 
     def __init__(self):
         self.observation_space = self.action_space = gymnasium.spaces.Discrete(2)
@@ -86,7 +86,7 @@ class FiveSteps:
 
 
 class LeavesInAct(Walker):
-    """The process ends with its 12th action: the second one of an episode."""
+    """The process ends in its 12th action, the second one of an episode."""
 
     asked = 0
 
@@ -98,14 +98,14 @@ class LeavesInAct(Walker):
 
 
 class LeavesInActMany(LeavesInAct):
-    """Likewise; for several episodes at once."""
+    """As `LeavesInAct`, for several episodes at once."""
 
     def act_many(self, observations, *, explore):
         return [self.act(observation, explore=explore) for observation in observations]
 
 
 class LeavesInLearn(Walker):
-    """In the second step of the third episode."""
+    """The process ends in the second step of the third episode."""
 
     def learn(self, transition):
         super().learn(transition)
@@ -114,7 +114,7 @@ class LeavesInLearn(Walker):
 
 
 class LeavesInStateDict(Walker):
-    """At the end of the first episode."""
+    """The process ends at the end of the first episode."""
 
     def state_dict(self):
         if self.steps == 5:
@@ -123,7 +123,7 @@ class LeavesInStateDict(Walker):
 
 
 class DiesOfAFullDisk(Walker):
-    """With its first step, once: it takes all files that the disk of the state folder has left."""
+    """Its first step, once, uses up the inodes of the state folder's disk."""
 
     def learn(self, transition):
         instance = Path(os.environ["GOVERNOR_TEST_INSTANCE"])
@@ -139,7 +139,7 @@ class DiesOfAFullDisk(Walker):
 
 
 class DetachedHoarder(Walker):
-    """Has 300 MiB taken by a process whose parent is dead, in a session of its own and without an environment."""
+    """Starts a process that allocates 300 MiB; its parent is dead, its session is new, its environment is empty."""
 
     def learn(self, transition):
         if not self.steps:
@@ -165,7 +165,7 @@ def nap(seconds):
 
 
 def once(context):
-    """Leaves a mark for each start, so that work done twice is seen."""
+    """Writes a mark for each start, so that a repeated start is found."""
     with (Path(context.run_folder) / f"{context.task}.starts").open("a") as marks:
         marks.write("x")
     return {"number": 1.0}
@@ -197,14 +197,14 @@ def boom():
 
 
 def large(context):
-    """More than fits a record: the value is a file of the run."""
+    """A value larger than a record: it is stored as a file of the run."""
     once(context)
     return {"numbers": [float(number) for number in range(20_000)]}
 
 
 def heal(context, flag, *, how="fail"):
-    """Good once the file `flag` is there; before that its second run fails, or hangs: it says so in the pipe beside, if
-    there is one.
+    """Succeeds once the file `flag` exists; before that its second run fails, or hangs and reports that in the pipe beside,
+    if there is one.
     """
     once(context)
     if context.run_id == 1 and not Path(flag).exists():
@@ -223,23 +223,23 @@ def collect(context, inputs):
 
 
 def where(context):
-    """On which runner, and with which model."""
+    """The runner and the model of this task."""
     return {"pid": os.getpid(), "model": context.model}
 
 
 def scatter(pipe):
-    """Starts what is hard to find again, tells its pids, and stays."""
+    """Starts processes that are hard to find again, writes their pids, and keeps running."""
     away = {"start_new_session": True, "stdout": subprocess.DEVNULL}
     bare = subprocess.Popen(["sleep", "600"], env={"PATH": os.defpath}, **away)
     child = subprocess.Popen(["sleep", "600"], **away)
     orphan = "import subprocess as s; print(s.Popen(['sleep', '600'], start_new_session=True, stdout=s.DEVNULL).pid)"
-    told = subprocess.run([sys.executable, "-c", orphan], check=True, stdout=subprocess.PIPE, text=True)
-    Path(pipe).write_text(f"{os.getpid()} {bare.pid} {child.pid} {told.stdout}")
+    started = subprocess.run([sys.executable, "-c", orphan], check=True, stdout=subprocess.PIPE, text=True)
+    Path(pipe).write_text(f"{os.getpid()} {bare.pid} {child.pid} {started.stdout}")
     time.sleep(600)
 
 
 def detach():
-    """Starts two processes in sessions of their own, one of them without an environment; tells their pids."""
+    """Starts two processes in other sessions, one of them with an empty environment. Writes their pids."""
     away = {"start_new_session": True, "stdout": subprocess.DEVNULL}
     found = [subprocess.Popen([shutil.which("sleep"), "600"], **away, **more) for more in ({}, {"env": {}})]
     Path(__file__).with_name("detached").write_text(" ".join(str(each.pid) for each in found) + "\n")
@@ -251,7 +251,7 @@ def detach_and_stay():
 
 
 def detach_without_limits():
-    """As `detach`; both processes have lost what a limit has told about them."""
+    """As `detach`; both processes have also lost the mark that is stored in a resource limit."""
     resource.setrlimit(10, (resource.RLIM_INFINITY,) * 2)  # RLIMIT_LOCKS
     detach()
 
@@ -283,7 +283,7 @@ class DetachingWithoutLimits(Detaching):
 
 
 class DetachingWalker(Walker):
-    """Detaches with its first step, so behind the environment."""
+    """Detaches in its first step, so after the environment."""
 
     def act(self, observation, *, explore):
         if not hasattr(self, "detached"):
@@ -299,7 +299,7 @@ def once_slowly(context, seconds):
 
 
 class Holds(Walker):
-    """Its first action takes longer than a conductor may be silent, in C code that keeps Python's lock."""
+    """Its first action holds the GIL in C code for longer than the liveness deadline of a conductor."""
 
     held = False
 
@@ -311,7 +311,7 @@ class Holds(Walker):
 
 
 class Sleeps(Walker):
-    """Until there is a file `awake` beside."""
+    """Sleeps until a file `awake` exists beside."""
 
     def act(self, observation, *, explore):
         while not Path(__file__).with_name("awake").exists():
@@ -320,7 +320,7 @@ class Sleeps(Walker):
 
 
 class Pauses(Walker):
-    """While there is a file `pause` beside."""
+    """Waits while a file `pause` exists beside."""
 
     def act(self, observation, *, explore):
         while Path(__file__).with_name("pause").exists():
@@ -329,7 +329,7 @@ class Pauses(Walker):
 
 
 class Hangs(Walker):
-    """Its first process keeps Python's lock for good once there is a file `hold` beside."""
+    """Its first process holds the GIL forever once a file `hold` exists beside."""
 
     def __init__(self, **given):
         super().__init__(**given)
