@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import psutil
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # it is started by its path
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # this file is started by its path
 
 from governor.executor import Executor
 from tests.faults import faults
@@ -45,15 +45,15 @@ if TYPE_CHECKING:
 HANG_SECONDS: Final = 120.0
 GONE_SECONDS: Final = 3.0
 DEAD_SECONDS: Final = 1.0
-"""What is dead when it was told to be is seen dead by then."""
+"""A process that must be dead is checked for that long."""
 SCENARIOS_PER_INSTANCE: Final = 25
 BADLY: Final = frozenset({"finished", "failed"})
 SMALL_DISK: Final = frozenset({"disk_full", "inodes_full"})
 ALLOWED: Final = {"no_files": BADLY}
-"""Where a fault may cost the run: an end that says why."""
+"""Outcomes that a fault may cause, with a reason; by default see `checks.FINE`."""
 
 
-class Play:
+class ScenarioRun:
     """One scenario on one instance."""
 
     def __init__(self, instance: Instance, chosen: Scenario) -> None:
@@ -62,17 +62,17 @@ class Play:
         self.uid = ""
         self.seen = Seen()
         self.news = asyncio.Condition()
-        self.heard: list[tuple[float, RunEvent]] = []
+        self.received: list[tuple[float, RunEvent]] = []
         self.since = 0.0
         self.log_size = 0
         self.entry = Entry(seed=chosen.seed, number=chosen.number, fault=chosen.fault.name, run=chosen.run)
         self.register = instance.register(f"{chosen.seed}-{chosen.number}")
         self.struck = asyncio.Event()
         self.struck.set()
-        """Not set while it is being struck."""
-        self.lives = 0
-        """How many daemons have come after the first."""
-        self.looking: set[asyncio.Task[None]] = set()
+        """Cleared while the fault is injected."""
+        self.restarts = 0
+        """Number of daemons after the first."""
+        self.orphan_searches: set[asyncio.Task[None]] = set()
         self.orphans: set[RunProcess] = set()
 
     async def run(self) -> Entry:
@@ -82,26 +82,26 @@ class Play:
                 await self._play()
         except TimeoutError:
             self.entry.hangs = 1
-            self.entry.violations.append(f"hangs: {await self._explained()}")
+            self.entry.violations.append(f"hangs: {await self._explain()}")
         self.entry.seconds = round(time.monotonic() - began, 2)
         return self.entry
 
     async def _play(self) -> None:
         if not self.instance.is_up:
             await self.instance.start()
-        keeping = asyncio.create_task(self._keep_up())
-        going_on = asyncio.create_task(self._go_on())
+        restarting = asyncio.create_task(self._restart_daemons())
+        playing = asyncio.create_task(self._play_run())
         try:
-            await asyncio.wait({keeping, going_on}, return_when=asyncio.FIRST_COMPLETED)
-            for task in (keeping, going_on):
+            await asyncio.wait({restarting, playing}, return_when=asyncio.FIRST_COMPLETED)
+            for task in (restarting, playing):
                 if task.done():
                     task.result()
         finally:
-            keeping.cancel()
-            going_on.cancel()
-            await asyncio.wait({keeping, going_on})
+            restarting.cancel()
+            playing.cancel()
+            await asyncio.wait({restarting, playing})
 
-    async def _go_on(self) -> None:
+    async def _play_run(self) -> None:
         instance, chosen = self.instance, self.chosen
         async with Executor(instance.endpoint, timeout=20.0, patience=HANG_SECONDS) as executor:
             submitting = asyncio.create_task(
@@ -109,18 +109,18 @@ class Play:
                     instance, executor, run_file(chosen.run, chosen.run_seed, self.register), chosen
                 )
             )
-            if self._meets_no_run:
+            if self._strikes_before_the_run:
                 await self._strike(submitting)
             self.uid = await submitting
             watching = asyncio.create_task(self._watch(executor))
             try:
-                if not self._meets_no_run:
+                if not self._strikes_before_the_run:
                     await self._strike(watching)
                 await watching
             finally:
                 watching.cancel()
                 await asyncio.wait({watching})
-            await asyncio.gather(*self.looking)
+            await asyncio.gather(*self.orphan_searches)
             await self._look_for_orphans(self._processes(), "of the run that has ended")
             result = await executor.result(self.uid)
         self.entry.outcome, self.entry.reason = result.outcome, result.reason
@@ -143,9 +143,9 @@ class Play:
             self._measure()
 
     def _measure(self) -> None:
-        """Ray's own start: of its head, and from the start of a task conductor to the first that its tasks tell."""
+        """Recovery times, with and without Ray's own start: of its head, and from the start of a task conductor to the first task event."""
         fault, since = self.chosen.fault, self.since
-        later = [(at, event) for at, event in self.heard if at >= since]
+        later = [(at, event) for at, event in self.received if at >= since]
         connects = None
         if faults.is_of_ray(fault):
             connects = next((at for at, event in later if faults.starts(event, "tasks")), None)
@@ -165,11 +165,11 @@ class Play:
             if event.kind == "task.ended":
                 size = marks.stat().st_size if marks.exists() else 0
                 self.seen.marks[event.data["record"]["task"], event.data["record"]["run"]] = size
-            self.heard.append((time.monotonic(), event))
+            self.received.append((time.monotonic(), event))
             if event.kind == "conductor.ready" and event.data["incarnation"] > 1:
                 before = earlier(self.seen.events, self.register, event)
                 of = f"of earlier incarnations of {event.data['conductor']}"
-                self.looking.add(asyncio.create_task(self._look_for_orphans(before, of)))
+                self.orphan_searches.add(asyncio.create_task(self._look_for_orphans(before, of)))
             async with self.news:
                 self.news.notify_all()
 
@@ -183,15 +183,15 @@ class Play:
         self.entry.violations += [f"left behind {of}: {each}" for each in sorted(left, key=str)]
 
     @property
-    def _meets_no_run(self) -> bool:
-        """The daemon has none when it is struck: one is just being submitted, and the next daemon may be the first to hear."""
+    def _strikes_before_the_run(self) -> bool:
+        """The fault is injected during the submit, so that the next daemon may be the first to receive it."""
         return self.chosen.fault.victim == "pristine"
 
     async def _strike(self, watching: asyncio.Task[Any]) -> None:
-        """At its moment, or when the run is over before."""
+        """Injects the fault at its moment, or when the run ends before that."""
         instance, chosen = self.instance, self.chosen
-        if not self._meets_no_run:
-            due = asyncio.create_task(self._moment())
+        if not self._strikes_before_the_run:
+            due = asyncio.create_task(self._wait_for_moment())
             await asyncio.wait({due, watching}, return_when=asyncio.FIRST_COMPLETED)
             due.cancel()
         await asyncio.sleep(0.0 if chosen.fault.action == "term" else chosen.jitter)  # a state may be short
@@ -200,7 +200,7 @@ class Play:
             return
         self.log_size = instance.log_size
         began = time.monotonic()
-        lives = self.lives
+        restarts = self.restarts
         self.struck.clear()
         try:
             struck = await faults.strike(instance, self.uid, chosen, watching)
@@ -213,9 +213,9 @@ class Play:
             self.since = instance.found_silent(since=self.log_size) or time.monotonic()
         if struck.daemon_dies:
             async with self.news:
-                await self.news.wait_for(lambda: self.lives > lives)
+                await self.news.wait_for(lambda: self.restarts > restarts)
 
-    async def _moment(self) -> None:
+    async def _wait_for_moment(self) -> None:
         fault, seen = self.chosen.fault, self.seen.events
         state = fault.victim if fault.action == "term" else ""
 
@@ -227,13 +227,13 @@ class Play:
         async with self.news:
             await self.news.wait_for(has_come)
 
-    async def _keep_up(self) -> None:
-        """As a service manager does: after each daemon comes the next one, when the fault is over."""
+    async def _restart_daemons(self) -> None:
+        """Starts the next daemon after each end, once the fault is over, as a service manager does."""
         instance = self.instance
         while True:
             code = await instance.ended(None)
             if not faults.may_end_daemon(self.chosen.fault):
-                self.entry.violations.append(f"the daemon ended with {code}, and nobody had struck it")
+                self.entry.violations.append(f"the daemon ended with {code}, without a fault that ends it")
             await self.struck.wait()
             left = await instance.gone(GONE_SECONDS)
             self.entry.orphans += len(left)
@@ -241,20 +241,20 @@ class Play:
             self.since = time.monotonic()
             await instance.start()
             async with self.news:
-                self.lives += 1
+                self.restarts += 1
                 self.news.notify_all()
 
-    async def _explained(self) -> str:
+    async def _explain(self) -> str:
         with contextlib.suppress(Exception):
             async with Executor(self.instance.endpoint, timeout=5.0, patience=0.0) as executor:
-                told = await executor.explain(self.uid)
-                return "; ".join(line.what for line in told.lines)
+                explanation = await executor.explain(self.uid)
+                return "; ".join(line.what for line in explanation.lines)
         return "the daemon does not answer" if self.instance.is_up else "the daemon is down"
 
 
 async def play(instance: Instance, chosen: Scenario) -> Entry:
-    """Afterwards nothing of the run is in work, and the daemon may live."""
-    entry = await Play(instance, chosen).run()
+    """Plays one scenario. Afterwards no part of the run is active; the daemon may still run."""
+    entry = await ScenarioRun(instance, chosen).run()
     instance.step_clock(0.0)
     return entry
 
@@ -264,10 +264,10 @@ async def campaign(scenarios: Iterable[Scenario], ledger: Ledger, *, root: Path,
     coming = iter(scenarios)
     async with asyncio.TaskGroup() as group:
         for _ in range(instances):
-            group.create_task(Lot(ledger, root=root).play(coming))
+            group.create_task(InstanceSeries(ledger, root=root).play(coming))
 
 
-class Lot:
+class InstanceSeries:
     """One instance after the other: a new one replaces one that has ended."""
 
     def __init__(self, ledger: Ledger, *, root: Path) -> None:
@@ -277,19 +277,19 @@ class Lot:
         self._left = 0
 
     async def play(self, coming: Iterator[Scenario]) -> None:
-        """What comes, until nothing does; others may take from it too."""
+        """Plays scenarios until there are none left; several tasks may share the iterator."""
         try:
             for chosen in coming:
                 entry = await self._play(chosen)
                 self._ledger.write(entry)
-                told = "; ".join(entry.violations) or entry.skipped or "fine"
+                result = "; ".join(entry.violations) or entry.skipped or "fine"
                 print(
                     f"{entry.seed}/{entry.number} {entry.fault}, {entry.run}: {entry.outcome} in {entry.seconds:.1f} s, "
-                    f"back after {entry.recovery}: {told}",
+                    f"back after {entry.recovery}: {result}",
                     flush=True,
                 )
         finally:
-            await self._leave(keep=False)
+            await self._close_instance(keep=False)
 
     async def _play(self, chosen: Scenario) -> Entry:
         entry = Entry(seed=chosen.seed, number=chosen.number, fault=chosen.fault.name, run=chosen.run)
@@ -298,7 +298,7 @@ class Lot:
             entry.skipped = "no right to mount"
             return entry
         if self._instance is None or not self._left or small:
-            await self._leave(keep=False)
+            await self._close_instance(keep=False)
             self._instance = Instance(
                 Path(tempfile.mkdtemp(prefix=f"gf{chosen.number}-", dir=self._root)), small_disk=small
             )
@@ -306,17 +306,17 @@ class Lot:
         self._left -= 1
         try:
             entry = await play(self._instance, chosen)
-        except Exception as error:  # noqa: BLE001  # whatever it is: it was found
+        except Exception as error:  # noqa: BLE001  # any error is a finding
             entry.violations.append(f"{type(error).__name__}: {error}")
         if entry.violations:
-            await self._leave(keep=True)
+            await self._close_instance(keep=True)
         elif not self._left:
-            left = await self._leave(keep=False)
+            left = await self._close_instance(keep=False)
             entry.violations += left
             entry.orphans += len(left)
         return entry
 
-    async def _leave(self, *, keep: bool) -> list[str]:
+    async def _close_instance(self, *, keep: bool) -> list[str]:
         """Ends the instance. Returns the processes that are alive 3 s after the daemon's end."""
         instance, self._instance = self._instance, None
         if instance is None:
@@ -335,7 +335,7 @@ class Lot:
 
 
 def may_mount() -> bool:
-    """A container may forbid it to root, too."""
+    """Whether this process may mount: a container may forbid it even to root."""
     if os.geteuid() != 0 or shutil.which("unshare") is None:
         return False
     return subprocess.run(["unshare", "--mount", "true"], capture_output=True, check=False).returncode == 0

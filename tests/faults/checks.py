@@ -1,4 +1,4 @@
-"""What must hold after every fault, whatever it was. Each check gives lines of what does not; none is right."""
+"""The checks after every fault. Each returns one line for each violation; no line means success."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 FINE = frozenset({"finished"})
 FORGERY = "forged-by-a-stranger"
 FORGED_RETURN = 1_000_000_007.0
-"""What forged messages carry, and no record may."""
+"""Values in forged messages; no record may contain them."""
 
 
 @dataclass
 class Seen:
-    """What a client was told while the run went on: events in their order, and for each run of a task that it saw end, how
-    many bytes of `marks` were written by then.
+    """What a client received during the run: events in order, and for each run of a task the size of `marks` in bytes when
+    its end was received.
     """
 
     events: list[RunEvent] = field(default_factory=list)
@@ -46,14 +46,14 @@ class Found:
 
 
 def on_record(journal: Path, uid: str) -> tuple[list[RunEvent], list[str]]:
-    """The events of a run, read past the governor, and what SQLite says of the file."""
+    """The events of a run, read directly from the file, and the result of SQLite's check of the file."""
     connection = sqlite3.connect(f"file:{journal}?mode=ro", uri=True)
     try:
         rows = connection.execute(f"{EVENTS_OF_RUN} ORDER BY last", (uid,)).fetchall()
-        said = [line for (line,) in connection.execute("PRAGMA integrity_check")]
+        problems = [line for (line,) in connection.execute("PRAGMA integrity_check")]
     finally:
         connection.close()
-    return [event for row in rows for event in read_events(row)], [line for line in said if line != "ok"]
+    return [event for row in rows for event in read_events(row)], [line for line in problems if line != "ok"]
 
 
 def judge(
@@ -68,7 +68,7 @@ def judge(
     allowed: frozenset[str] = FINE,
     untouched: bool = False,
 ) -> Found:
-    """`whole`: how many episodes and tasks a finished run has. `untouched`: no conductor may have been replaced."""
+    """`whole`: number of episodes and of tasks in a finished run. `untouched`: no conductor may have been replaced."""
     found = Found()
     found.other += [f"the journal: {line}" for line in damage]
     if result.outcome not in allowed:
@@ -77,7 +77,7 @@ def judge(
         _none_replaced(recorded, found)
     _none_forged(recorded, result, found)
     _ended_once(recorded, found)
-    _told_what_is_on_record(seen, recorded, found)
+    _received_the_record(seen, recorded, found)
     _done_once(recorded, seen, run_folder, found)
     _in_the_result(recorded, result, run_folder, found)
     if result.outcome == "finished":
@@ -121,8 +121,8 @@ def _ended_once(recorded: Sequence[RunEvent], found: Found) -> None:
         found.other.append("its numbers have gaps")
 
 
-def _told_what_is_on_record(seen: Seen, recorded: Sequence[RunEvent], found: Found) -> None:
-    """A client's events are those of the record, each once, none left out."""
+def _received_the_record(seen: Seen, recorded: Sequence[RunEvent], found: Found) -> None:
+    """A client received each event of the record exactly once."""
     numbers = [event.seq for event in seen.events]
     if numbers != list(range(1, len(numbers) + 1)):
         found.other.append(f"a watch had gaps or doubles: {_odd(numbers)}")
@@ -130,7 +130,7 @@ def _told_what_is_on_record(seen: Seen, recorded: Sequence[RunEvent], found: Fou
     for event in seen.events:
         if (other := there.get(event.seq)) != event:
             found.lost.append(
-                f"event {event.seq} {event.kind} was told and is {'gone' if other is None else 'another'}"
+                f"event {event.seq} {event.kind} was received and is {'gone' if other is None else 'another'}"
             )
 
 
@@ -160,20 +160,20 @@ def _done_once(recorded: Sequence[RunEvent], seen: Seen, run_folder: Path, found
         for (task, run), size in seen.marks.items():
             later = [line for line in whole[size:].decode().splitlines() if line.startswith(f"{task} {run} ")]
             found.doubled += [
-                f"{task} run {run} was started after its end was told: {line}" for line in later
+                f"{task} run {run} was started after its end was received: {line}" for line in later
             ]
 
 
 def _in_the_result(recorded: Sequence[RunEvent], result: RunResult, run_folder: Path, found: Found) -> None:
-    """Every end on record is in the result, with its value."""
+    """Each recorded end is in the result, with its value."""
     ended = {
         (event.data["record"]["task"], event.data["record"]["run"]): event.data["record"]
         for event in recorded
         if event.kind == "task.ended"
     }
-    told = {(task.task, task.run): task for phase in result.phases for task in phase.tasks}
+    results = {(task.task, task.run): task for phase in result.phases for task in phase.tasks}
     for which, record in ended.items():
-        task = told.get(which)
+        task = results.get(which)
         if task is None or task.outcome != record["outcome"]:
             found.lost.append(f"task {which} ended as {record['outcome']}, and the result says {task}")
         elif task.value_file is not None and not (run_folder / task.value_file).is_file():
@@ -197,7 +197,7 @@ def _replays(uid: str, recorded: Iterable[RunEvent], found: Found) -> None:
 
 
 def left_files(runtime: Path, state: Path) -> list[str]:
-    """Sockets of runs, and temporary files; for when no run is in work."""
+    """Sockets of runs and temporary files that are left; call it when no run is active."""
     temporary = [path for path in (state / "runs").rglob("*") if path.suffix in (".part", ".new", ".tmp")]
     sockets = [path for run in (state / "runs").iterdir() for path in (runtime / run.name).rglob("*")]
     return [str(path) for path in (*temporary, *sockets)]

@@ -1,4 +1,4 @@
-"""What is done: each fault as a function of a house, a run and a scenario."""
+"""The injection of each fault, as a function of an instance, a run and a scenario."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 import psutil
 
 from tests.faults import forgery
-from tests.faults.instance import hold
+from tests.faults.instance import signal_all
 from tests.faults.plan import CONDUCTORS, RAY
 
 if TYPE_CHECKING:
@@ -34,24 +34,24 @@ PROGRESS: Final = frozenset(
         "phase.started", "phase.ended", "run.transition", "run.ended",
     }
 )  # fmt: skip
-"""Events that show a run going on."""
+"""Events that show progress of a run."""
 REPLACED: Final = frozenset({"kill", "stop_long"})
-"""After these there is another in the place of who was struck."""
+"""Actions after which another process replaces the victim."""
 REPLACED_EVENTS: Final = ("broker.exited", "broker.silent", "conductor.silent", "daemon.fatal")
-"""In the log of a daemon that has lost somebody."""
-ANSWERED_SECONDS: Final = 10.0
-"""By then a new client is answered, whatever others do."""
+"""Log events of a daemon that has lost a process."""
+ANSWER_SECONDS: Final = 10.0
+"""A new client must receive an answer within this time, whatever other clients do."""
 ASK_AGAIN_SECONDS: Final = 0.2
 FLOOD_SECONDS: Final = 20.0
-"""For all of a flood to be sent."""
+"""Deadline for sending the whole flood."""
 CLOCK_STEP: Final = 3600.0
 SPARE_FILES: Final = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Struck:
-    """`daemon_dies`: another one is to be started, after `kills` without a chance to do anything in order. `found`: what
-    must not be, and was seen while it was struck.
+    """`daemon_dies`: another daemon must be started; `kills`: the old one had no chance of an orderly end. `found`: violations
+    during the injection.
     """
 
     daemon_dies: bool = False
@@ -61,7 +61,7 @@ class Struck:
 
 
 def shows_recovery(fault: Fault, event: RunEvent) -> bool:
-    """Whether by this event what was struck is there again: as far as that can be told, else the run goes on at all."""
+    """Whether this event shows that the victim is replaced or, if no event shows that, that the run progresses."""
     if fault.action in REPLACED and fault.victim in (*CONDUCTORS, "forkserver"):
         kind = event.data.get("conductor", "").partition(".")[0]
         return event.kind == "conductor.ready" and fault.victim in (kind, "forkserver")
@@ -73,7 +73,7 @@ def is_of_ray(fault: Fault) -> bool:
 
 
 def may_end_daemon(fault: Fault) -> bool:
-    """Whether the daemon ends of it at once, or may end in order and leave the rest to the next one."""
+    """Whether the fault ends the daemon, at once or in order, so that the next daemon continues."""
     if fault.action == "kill":
         return fault.victim in ("guard", "guards", "daemon")
     return fault.action in ("term", "disk_full", "inodes_full", "remove")
@@ -84,7 +84,7 @@ def starts(event: RunEvent, conductor: str) -> bool:
 
 
 async def submit(instance: Instance, executor: Executor, run: dict[str, object], chosen: Scenario) -> str:
-    """The run's uid. Where the executor is to be killed, a client is, and the same is asked again."""
+    """Submits the run. Returns its uid. If the fault kills the executor, a client is killed first and the submit is repeated."""
     key = secrets.token_hex(8)
     if chosen.fault.action == "submit_killed":
         await _client(instance, _SUBMIT, run, key, seconds=0.4 + chosen.hold / 2)
@@ -95,7 +95,7 @@ async def submit(instance: Instance, executor: Executor, run: dict[str, object],
 
 
 async def strike(instance: Instance, uid: str, chosen: Scenario, over: asyncio.Task[None]) -> Struck:  # noqa: C901, PLR0911  # one for each
-    """Returns when the fault is over, or when there is nothing to do harm to before the run is `over`."""
+    """Returns when the fault is over, or when the run is `over` before a victim exists."""
     action, victim = chosen.fault.action, chosen.fault.victim
     match action:
         case "kill":
@@ -106,7 +106,7 @@ async def strike(instance: Instance, uid: str, chosen: Scenario, over: asyncio.T
             instance.guard.terminate()
             return Struck(daemon_dies=True)
         case "submit_killed":
-            return Struck()  # it was, before there was a run
+            return Struck()  # done by `submit`, before the run existed
         case "watch_killed":
             await _client(instance, _WATCH, uid, "", seconds=0.4 + chosen.hold / 2)
             return Struck()
@@ -125,13 +125,13 @@ async def strike(instance: Instance, uid: str, chosen: Scenario, over: asyncio.T
             return Struck()
         case "no_files":
             return await _without_files(instance, uid, chosen.hold)
-    raise ValueError(f"no fault is called {action}")
+    raise ValueError(f"unknown fault {action}")
 
 
 async def _victims(
     instance: Instance, uid: str, victim: str, over: asyncio.Task[None]
 ) -> list[psutil.Process]:
-    """As soon as there is one."""
+    """Waits until at least one victim exists, or the run is over."""
     while not (found := await instance.victims(victim, uid)) and not over.done():
         await asyncio.wait({over}, timeout=0.1)
     return found
@@ -142,8 +142,8 @@ async def _kill(instance: Instance, uid: str, victim: str, over: asyncio.Task[No
     if victim == "ray_worker":
         found = found[:1]
     if victim == "guards":
-        hold(found, signal.SIGSTOP)  # so that neither sees the other die
-    hold(found, signal.SIGKILL)
+        signal_all(found, signal.SIGSTOP)  # neither may observe the death of the other
+    signal_all(found, signal.SIGKILL)
     if victim in ("guard", "guards", "daemon"):
         return Struck(daemon_dies=True, kills=True)
     return Struck(skipped="" if found else "nobody goes by this name at that moment")
@@ -153,11 +153,11 @@ async def _stop(
     instance: Instance, uid: str, victim: str, over: asyncio.Task[None], seconds: float
 ) -> Struck:
     found = await _victims(instance, uid, victim, over)
-    hold(found, signal.SIGSTOP)
+    signal_all(found, signal.SIGSTOP)
     try:
         await asyncio.sleep(seconds)  # the fault itself
     finally:
-        hold(found, signal.SIGCONT)
+        signal_all(found, signal.SIGCONT)
     return Struck(skipped="" if found else "nobody goes by this name at that moment")
 
 
@@ -167,7 +167,7 @@ async def _fill(
     seconds: float,
     over: asyncio.Task[None],
 ) -> Struck:
-    """The daemon may go down in order; when there is room again the next one goes on."""
+    """The daemon may end in order; the next one continues when there is room again."""
     with full:
         ended = asyncio.create_task(instance.ended(seconds + 20.0))
         await asyncio.wait({ended, over}, return_when=asyncio.FIRST_COMPLETED)
@@ -177,12 +177,10 @@ async def _fill(
 
 
 async def _remove(instance: Instance, what: str) -> Struck:
-    """It listens anew, or goes down in order and the next one does."""
+    """The daemon binds its sockets again, or ends in order and the next one binds them."""
     instance.remove(what)
-    answers = await instance.answers(ANSWERED_SECONDS)
-    deaf = (
-        () if answers or not instance.is_up else (f"no new client was answered for {ANSWERED_SECONDS:g} s",)
-    )
+    answers = await instance.answers(ANSWER_SECONDS)
+    deaf = () if answers or not instance.is_up else (f"no new client was answered for {ANSWER_SECONDS:g} s",)
     return Struck(daemon_dies=not instance.is_up, found=deaf)
 
 
@@ -200,28 +198,28 @@ async def _forge(instance: Instance, uid: str, what: str, seconds: float) -> Str
 
 
 async def _flood(instance: Instance, what: str, seconds: float) -> Struck:
-    """Others are answered meanwhile. The flood is killed when all of it was sent, and may not have been read; connections after
-    so many `seconds`.
+    """Other clients must be answered meanwhile. The flood is killed when it was sent completely, read or not; connections after
+    `seconds`.
     """
     log_size = instance.log_size
     async with _process(Path(__file__).with_name("flood.py"), what, instance.client_socket) as process:
         sent = asyncio.create_task(_read_line(process, FLOOD_SECONDS))
         answers = True
         while answers and not (await asyncio.wait({sent}, timeout=ASK_AGAIN_SECONDS))[0]:
-            answers = await instance.answers(ANSWERED_SECONDS)
+            answers = await instance.answers(ANSWER_SECONDS)
         await sent
         if what == "connections":
             await asyncio.sleep(seconds)  # the fault itself
-            answers = answers and await instance.answers(ANSWERED_SECONDS)
-    answers = await instance.answers(ANSWERED_SECONDS) and answers
+            answers = answers and await instance.answers(ANSWER_SECONDS)
+    answers = await instance.answers(ANSWER_SECONDS) and answers
     found = [f"in the log: {event}" for event in instance.logged(*REPLACED_EVENTS, since=log_size)]
     if not answers:
-        found.append(f"another client was not answered for {ANSWERED_SECONDS:g} s")
+        found.append(f"another client was not answered for {ANSWER_SECONDS:g} s")
     return Struck(daemon_dies=not instance.is_up, found=tuple(found))
 
 
 async def _read_line(process: asyncio.subprocess.Process, seconds: float) -> None:
-    """Or until the time is up."""
+    """Reads one line, or returns after `seconds`."""
     if process.stdout is None:
         raise RuntimeError("its output is not read")
     with contextlib.suppress(TimeoutError):
@@ -261,7 +259,7 @@ asyncio.run(main(*sys.argv[1:]))
 
 
 async def _client(instance: Instance, program: str, about: object, key: str, *, seconds: float) -> None:
-    """A client that is killed after so long, in whatever it is."""
+    """Starts a client and kills it after `seconds`, at any point of its work."""
     about_it = (instance.endpoint, instance.folder, json.dumps(about), key)
     async with _process("-c", program, *about_it) as process:
         with contextlib.suppress(TimeoutError):
@@ -271,7 +269,7 @@ async def _client(instance: Instance, program: str, about: object, key: str, *, 
 
 @contextlib.asynccontextmanager
 async def _process(*arguments: str | Path) -> AsyncIterator[asyncio.subprocess.Process]:
-    """Python, outside the house, killed at the end."""
+    """A Python process outside the instance; it is killed at the end of the context."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, *map(str, arguments)),
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},

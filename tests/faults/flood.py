@@ -1,6 +1,6 @@
 """A client that sends too much, in a process of its own: `python flood.py messages|connections|frames SOCKET`.
 
-It reads no answer. It says "sent" when it has sent all, or can't send any more, and then waits to be killed.
+It reads no answer. It prints "sent" when it has sent everything, or cannot send more, and then waits for its kill.
 """
 
 from __future__ import annotations
@@ -25,28 +25,28 @@ if TYPE_CHECKING:
 
 MESSAGES: Final = 100_000
 CLIENTS: Final = 50
-"""That send them in turn: so much is unread when they die, all at once."""
+"""The clients send in turn; all of them die at once, with unread messages."""
 CONNECTIONS: Final = 1_200
 FRAMES: Final = 3_000_000
 WRITE: Final = 10_000
-"""So many of them at a time."""
+"""Frames in one write."""
 APART_SECONDS: Final = 0.04
-"""From one to the next, so that the broker is with each of them at another moment of what it does at intervals."""
+"""Pause between two connects, so that each meets another moment of the broker's periodic work."""
 STUCK_MS: Final = 5_000
-"""A broker that takes nothing more for so long has had its flood."""
+"""If the broker accepts nothing for so long, the flood ends."""
 SECONDS: Final = 5
-"""For one connection or write, before it is given up."""
+"""Deadline of one connect or write."""
 
 _GREETING: Final = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32)
 _READY: Final = b"\x05READY\x0bSocket-Type\x00\x00\x00\x06DEALER\x08Identity\x00\x00\x00\x00"
-_WHO: Final = _GREETING + bytes([0x04, len(_READY)]) + _READY
+_HANDSHAKE: Final = _GREETING + bytes([0x04, len(_READY)]) + _READY
 _EMPTY_FRAME: Final = b"\x01\x00"
 _LAST_FRAME: Final = b"\x00\x00"
-"""ZMTP 3.0: a DEALER says who it is; nothing, and more follows; nothing, and that is all."""
+"""ZMTP 3.0: the handshake of a DEALER; an empty frame with more to follow; an empty last frame."""
 
 
 def messages(path: str) -> list[zmq.Socket[bytes]]:
-    """Junk to the daemon, and requests to services that were never there, in turn."""
+    """Sends invalid requests to the daemon and requests to unknown services in turn."""
     session = os.urandom(16)
     made = [_request(number, session) for number in range(MESSAGES)]
     dealers = []
@@ -73,25 +73,25 @@ def _dealer(path: str) -> zmq.Socket[bytes]:
 
 
 def connections(path: str) -> list[socket.socket]:
-    """They stay open, and say no more than who they are."""
+    """Opens connections that send a handshake, then nothing."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     opened = []
-    with contextlib.suppress(OSError):  # nobody takes it
+    with contextlib.suppress(OSError):  # the broker accepts no more
         for _ in range(CONNECTIONS):
             opened.append(_connected(path))
-            opened[-1].sendall(_WHO)
+            opened[-1].sendall(_HANDSHAKE)
     return opened
 
 
 def frames(path: str) -> socket.socket:
-    """One message, of empty frames."""
+    """Sends one message of empty frames."""
     peer = _connected(path)
-    with contextlib.suppress(OSError):  # it is not listened to
-        peer.sendall(_WHO)
-        heard = b""
-        while _READY[:6] not in heard and (more := peer.recv(1024)):
-            heard += more
+    with contextlib.suppress(OSError):  # the broker closed the connection
+        peer.sendall(_HANDSHAKE)
+        received = b""
+        while _READY[:6] not in received and (more := peer.recv(1024)):
+            received += more
         for _ in range(FRAMES // WRITE):
             peer.sendall(_EMPTY_FRAME * WRITE)
         peer.sendall(_LAST_FRAME)
@@ -100,7 +100,7 @@ def frames(path: str) -> socket.socket:
 
 def _connected(path: str) -> socket.socket:
     peer = socket.socket(socket.AF_UNIX)
-    # No timeout of Python's own: a connect that does not block fails where many are waiting to be accepted.
+    # No Python timeout: a non-blocking connect fails if the backlog of the listener is full.
     for option in (socket.SO_SNDTIMEO, socket.SO_RCVTIMEO):
         peer.setsockopt(socket.SOL_SOCKET, option, struct.pack("@ll", SECONDS, 0))
     peer.connect(path)

@@ -1,4 +1,4 @@
-"""Messages of somebody who is neither the daemon nor a conductor, and knows no secret: the real classes, sent to every socket."""
+"""Messages from a process that is neither daemon nor conductor and has no secret: the real classes, sent to every socket."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from transport.worker import Request
 
 LATER: Final = 1_000_000
-"""The number of a forged event: none of those that conductors send comes near it."""
+"""The sequence number of a forged event, far above those of real events."""
 SECRET_BYTES: Final = 32
 ANSWER_SECONDS: Final = 2.0
 PARTS: Final = {"simulation": "simulation", "task": "tasks"}
@@ -31,9 +31,9 @@ PARTS: Final = {"simulation": "simulation", "task": "tasks"}
 async def send(
     what: str, *, sockets: Iterable[Path], uid: str, conductors: Sequence[ConductorStatus]
 ) -> None:
-    """Forged ``reports`` or ``commands`` to all of them; whether anybody answers is all the same."""
-    letters = [letter for each in conductors for letter in _letters(what, uid, each)]
-    secrets = ((), (os.urandom(SECRET_BYTES),))  # none, and one that is made up
+    """Sends forged ``reports`` or ``commands`` to all sockets; answers are ignored."""
+    letters = [letter for each in conductors for letter in _forged_messages(what, uid, each)]
+    secrets = ((), (os.urandom(SECRET_BYTES),))  # no secret, and a random one
     async with asyncio.TaskGroup() as group:
         for path in sockets:
             for service, message in letters:
@@ -44,7 +44,7 @@ async def send(
 async def answer(
     *, sockets: Iterable[Path], uid: str, conductors: Sequence[ConductorStatus], seconds: float
 ) -> None:
-    """For so long a worker of the daemon's services, and of the conductors', is on each socket and takes what comes."""
+    """For `seconds`, a forged worker of the services of daemon and conductors accepts requests on each socket."""
     commands = [conductor_service(uid, each.name, each.incarnation) for each in conductors]
     async with contextlib.AsyncExitStack() as stack:
         for path in sockets:
@@ -54,7 +54,7 @@ async def answer(
         await asyncio.sleep(seconds)  # the fault itself
 
 
-def _letters(what: str, uid: str, conductor: ConductorStatus) -> list[tuple[str, object]]:
+def _forged_messages(what: str, uid: str, conductor: ConductorStatus) -> list[tuple[str, object]]:
     if what == "commands":
         service = conductor_service(uid, conductor.name, conductor.incarnation)
         stop = messages.StopPartCommand(phase=0, reason=FORGERY)
@@ -75,7 +75,7 @@ def _letters(what: str, uid: str, conductor: ConductorStatus) -> list[tuple[str,
 
 
 def _answer(service: str) -> Any:
-    """Says yes to reports and commands, so that they are lost, and to executors that there is no such run."""
+    """Acknowledges reports and commands, so that they are lost; answers executors that the run does not exist."""
     if service == messages.SERVICE:
         reply: object = messages.Refused(code="no_such_run", message=FORGERY, exit_code=4)
     elif service.startswith("run."):

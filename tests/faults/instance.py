@@ -1,6 +1,6 @@
-"""A daemon to do harm to: started, ended and looked at from outside its process tree.
+"""A daemon with its folders: started, struck, observed and ended from outside its process tree.
 
-Its processes are known by a variable of their environment, which every descendant inherits, in a session of its own too.
+A variable of the environment identifies its processes: all descendants inherit it, also those in other sessions.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ if TYPE_CHECKING:
     from governor.messages import ConductorStatus, StatusReport
 
 HERE: Final = Path(__file__).parent
-MARK: Final = "GOVERNOR_FAULT_HOUSE"
+MARK: Final = "GOVERNOR_FAULT_INSTANCE"
 REGISTER: Final = ".started"
 READY_SECONDS: Final = 60.0
 STATE_BYTES: Final = 160 << 20
-"""Room of a state folder that is to be filled."""
+"""Size of a state folder that a fault fills."""
 STATE_INODES: Final = 4096
 OPEN_FILES: Final = 1024
-"""The soft limit that systemd and most shells give, and the hard one lets a process raise."""
+"""The soft limit of systemd and most shells; a process may raise it up to the hard limit."""
 
 
 class Instance:
-    """`small_disk`: the state folder is a file system of its own, which can be filled."""
+    """`small_disk`: the state folder is a separate, small file system."""
 
     def __init__(self, folder: Path, *, small_disk: bool = False) -> None:
         self.folder = folder
@@ -86,7 +86,7 @@ class Instance:
 
     @property
     def guard(self) -> psutil.Process:
-        """What was started: whoever stands guard over the daemon."""
+        """The process that was started: the guard of the daemon."""
         if self._process is None:
             raise RuntimeError("the daemon was not started")
         return psutil.Process(self._process.pid)
@@ -107,7 +107,7 @@ class Instance:
             )
         async with asyncio.timeout(READY_SECONDS):
             while self._process.returncode is None:
-                with contextlib.suppress(Exception):  # not up yet
+                with contextlib.suppress(Exception):  # not ready yet
                     async with Executor(self.endpoint, patience=0.0) as executor:
                         return (await executor.status()).pid
         raise RuntimeError(f"the daemon ended with {self._process.returncode}; see {self.folder / 'log'}")
@@ -117,14 +117,14 @@ class Instance:
         return self._process is not None and self._process.returncode is None
 
     async def ended(self, seconds: float | None) -> int:
-        """Its exit code. Raises TimeoutError."""
+        """Waits for the end of the daemon. Returns its exit code. Raises TimeoutError."""
         if self._process is None:
             raise RuntimeError("the daemon was not started")
         async with asyncio.timeout(seconds):
             return await self._process.wait()
 
     async def stop(self, seconds: float = 60.0) -> None:
-        """In order, and by force where that takes too long. Raises TimeoutError after the force."""
+        """Ends the daemon in order; kills all processes and raises TimeoutError if that takes longer."""
         if not self.is_up:
             return
         self.guard.terminate()
@@ -135,13 +135,13 @@ class Instance:
             raise
 
     def register(self, name: str) -> Path:
-        """Where what user code of one run has started is written."""
+        """The file that lists the processes of one run's user code."""
         return self.folder / f"{name}{REGISTER}"
 
     def processes(self) -> list[psutil.Process]:
-        """All that lives of this house, zombies left out: also what has another environment, if user code has started it."""
+        """All live processes of this instance, without zombies; processes of user code also if their environment differs."""
         known = {
-            each.birth.pid: each.birth
+            each.identity.pid: each.identity
             for path in self.folder.glob(f"*{REGISTER}")
             for each in registered(path)
         }
@@ -150,18 +150,18 @@ class Instance:
             with contextlib.suppress(psutil.Error, ProcessLookupError):
                 if process.status() == psutil.STATUS_ZOMBIE:
                     continue
-                birth = known.get(process.pid)
+                identity = known.get(process.pid)
                 if process.environ().get(MARK) == str(self.folder) or (
-                    birth is not None and ProcessIdentity.of(process.pid) == birth
+                    identity is not None and ProcessIdentity.of(process.pid) == identity
                 ):
                     found.append(process)
         return found
 
     async def gone(self, seconds: float) -> list[str]:
-        """What still lives after `seconds`."""
+        """Descriptions of the processes that are alive after `seconds`."""
         left = self.processes()
         await asyncio.to_thread(psutil.wait_procs, left, timeout=seconds)
-        return [f"{each.pid} {_told(each)}" for each in self.processes()]
+        return [f"{each.pid} {_description(each)}" for each in self.processes()]
 
     def kill_all(self) -> None:
         for process in self.processes():
@@ -169,15 +169,15 @@ class Instance:
                 process.kill()
 
     def close(self) -> None:
-        """The folder stays."""
+        """Kills all processes. The folder stays."""
         self.kill_all()
         if self._small_disk:
             subprocess.run(["umount", "-l", self.state], check=True)
 
-    # -- what is done to it ---------------------------------------------------------------------------------
+    # -- faults --------------------------------------------------------------------------------------------
 
     async def victims(self, name: str, uid: str) -> list[psutil.Process]:
-        """The processes that go by this name: all Ray workers, all conductors of a kind, else one. None where none is up."""
+        """The processes with this name: all Ray workers, all conductors of a kind, else one. Empty if none runs."""
         if name == "guard":
             return [self.guard]
         if name == "guards":
@@ -188,10 +188,10 @@ class Instance:
         pids = {
             each.pid for run in report.runs for each in run.conductors if each.name.partition(".")[0] == name
         }
-        return [process for process in self.processes() if process.pid in pids or _goes_by(process, name)]
+        return [process for process in self.processes() if process.pid in pids or _matches(process, name)]
 
     async def conductors(self, uid: str) -> list[ConductorStatus]:
-        """Those of a run that were started."""
+        """The conductors of a run that have a process."""
         report = await self._report(uid)
         return [each for run in report.runs for each in run.conductors if each.pid is not None]
 
@@ -200,13 +200,13 @@ class Instance:
             return await executor.status(uid)
 
     def step_clock(self, seconds: float) -> None:
-        """What the daemon takes for the wall clock is off by so much, from now on."""
+        """Shifts the daemon's wall clock by `seconds` from now on."""
         beside = self.clock.with_suffix(".new")
         beside.write_text(str(seconds))
         beside.replace(self.clock)
 
     def sockets(self) -> list[Path]:
-        """What the broker listens on: none where the runtime folder is gone."""
+        """The sockets of the broker; empty if the runtime folder is gone."""
         with contextlib.suppress(FileNotFoundError):
             return [path for path in self.runtime.iterdir() if path.is_socket()]
         return []
@@ -214,13 +214,13 @@ class Instance:
     def remove(self, what: str) -> None:
         """The ``sockets``, or the ``runtime`` folder with all that is in it."""
         if what == "runtime":
-            shutil.rmtree(self.runtime, ignore_errors=True)  # what is made meanwhile stays
+            shutil.rmtree(self.runtime, ignore_errors=True)  # files created meanwhile stay
             return
         for path in self.sockets():
             path.unlink(missing_ok=True)
 
     async def answers(self, seconds: float) -> bool:
-        """Whether a new client is answered, once at least in so many seconds; False too when the daemon ends."""
+        """Whether a new client receives an answer within `seconds`; False if the daemon ends."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 while self.is_up:
@@ -232,7 +232,7 @@ class Instance:
 
     @contextlib.contextmanager
     def no_inodes(self) -> Iterator[None]:
-        """Not a file more goes into the state folder."""
+        """The state folder has no free inodes in this context."""
         ballast = self.state / "ballast"
         ballast.mkdir()
         with contextlib.suppress(OSError):
@@ -245,7 +245,7 @@ class Instance:
 
     @contextlib.contextmanager
     def full_disk(self) -> Iterator[None]:
-        """Not a byte more goes into the state folder."""
+        """The state folder has no free space in this context."""
         ballast = self.state / "ballast"
         with ballast.open("wb", buffering=0) as file, contextlib.suppress(OSError):
             for size in (1 << 20, 4096, 1):
@@ -258,12 +258,12 @@ class Instance:
             ballast.unlink()
 
     def ray_start_seconds(self, *, since: int, until: float) -> float:
-        """What Ray heads took that had started by `until` (of the monotonic clock), of the log from byte `since` on."""
+        """Start time of the Ray heads that were ready by `until` (monotonic), by the log from byte `since` on."""
         lines = self._logged("ray_head.started", since=since)
         return sum(line.get("seconds", 0.0) for line in lines if _logged_at(line) <= until)
 
     def found_silent(self, *, since: int) -> float | None:
-        """When it first took somebody for silent (of the monotonic clock), of the log from byte `since` on."""
+        """When the daemon first reported a silent process (monotonic), by the log from byte `since` on."""
         found = ("conductor.silent", "broker.silent", "forkserver.silent", "ray.lost")
         lines = self._logged(*found, since=since)
         if (line := next(lines, None)) is None:
@@ -271,14 +271,14 @@ class Instance:
         return _logged_at(line)
 
     def logged(self, *events: str, since: int) -> list[str]:
-        """Which of these events are in the log, of its byte `since` on."""
+        """Those of these events that are in the log from byte `since` on."""
         return [line["event"] for line in self._logged(*events, since=since)]
 
     def _logged(self, *events: str, since: int) -> Iterator[dict[str, Any]]:
         with (self.folder / "log").open("rb") as log:
             log.seek(since)
             for text in log:
-                with contextlib.suppress(ValueError):  # what is no line of the daemon's
+                with contextlib.suppress(ValueError):  # lines of other processes
                     line = json.loads(text)
                     if isinstance(line, dict) and line.get("event") in events:
                         yield line
@@ -288,7 +288,7 @@ class Instance:
         return (self.folder / "log").stat().st_size
 
 
-def _goes_by(process: psutil.Process, name: str) -> bool:
+def _matches(process: psutil.Process, name: str) -> bool:
     with contextlib.suppress(psutil.Error):
         match name:
             case "broker":
@@ -305,18 +305,18 @@ def _goes_by(process: psutil.Process, name: str) -> bool:
 
 
 def _logged_at(line: dict[str, Any]) -> float:
-    """When, of the monotonic clock."""
+    """The time of the line on the monotonic clock."""
     ago = datetime.now(UTC) - datetime.fromisoformat(line["timestamp"])
     return time.monotonic() - ago.total_seconds()
 
 
-def _told(process: psutil.Process) -> str:
+def _description(process: psutil.Process) -> str:
     with contextlib.suppress(psutil.Error):
         return f"{process.name()} {' '.join(process.cmdline())[:80]}"
     return "?"
 
 
-def hold(processes: list[psutil.Process], number: signal.Signals) -> None:
+def signal_all(processes: list[psutil.Process], number: signal.Signals) -> None:
     for process in processes:
         with contextlib.suppress(psutil.Error):
             process.send_signal(number)

@@ -1,4 +1,4 @@
-"""What a campaign has played and found, in a file of its own: a campaign that was cut short goes on where it was."""
+"""The scenarios and findings of a campaign, in a file, so that an interrupted campaign can be continued."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ CREATE TABLE IF NOT EXISTS played (
 
 @dataclass(kw_only=True)
 class Entry:
-    """How one scenario ended. `violations` are lines of what must not be; `recovery` is seconds, without what Ray
-    itself took to start and with it, None where the run was over before; `skipped` says why nothing was done.
+    """How one scenario ended. `violations` has a line for each violation; `recovery` is seconds without Ray's own
+    start, `recovery_with_ray` with it, None if the run ended before; `skipped` is the reason why no fault was injected.
     """
 
     seed: int

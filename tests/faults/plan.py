@@ -1,6 +1,6 @@
-"""What is done to which run, when: scenario `number` of a campaign is a function of its seed and number alone.
+"""Which fault strikes which run, and when: a scenario is a function of the campaign's seed and its number alone.
 
-So any range can be played again by itself, and a scenario that found something is found again by its number.
+So any range can be played again, and a scenario with a finding can be repeated by its number.
 """
 
 from __future__ import annotations
@@ -19,27 +19,27 @@ RUNS: Final = {
     "tasks": frozenset({"tasks", *RAY}),
     "both": frozenset({*CONDUCTORS, *RAY}),
 }
-"""Each kind of run, and who works for it besides the house."""
+"""Each kind of run, and its processes besides those of the instance."""
 
 MOMENTS: Final = {"simulation": 80, "in_process": 80, "tasks": 40, "both": 80}
 """The last event of each that is a moment to strike: most have about 145, ``tasks`` 52, ``both`` 180, the tasks' first."""
 
 FORGED: Final = ("reports", "commands", "answers")
-"""What somebody without a secret sends: as a conductor, as the daemon to one, and as a worker of either's service."""
+"""Messages from a process without a secret: as a conductor, as the daemon, as a worker of the services of both."""
 FLOODS: Final = ("messages", "connections", "frames")
-"""What a client sends too many of."""
+"""The kinds of flood that a client sends."""
 BY_CLIENTS: Final = frozenset({"forge", "flood"})
-"""What clients do must harm nobody: no process of the house is replaced after it, and every client is answered."""
+"""Faults by clients must have no effect: no process of the instance is replaced, and every other client is answered."""
 
 SHORT: Final = (0.2, 1.5)
-"""Seconds that a process is stopped for less than anybody may take it for dead."""
+"""Seconds of a stop that is shorter than every liveness deadline."""
 LONG: Final = (12.0, 16.0)
-"""And for longer."""
+"""Seconds of a stop that is longer than every liveness deadline."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """`action` on `victim`: what of it there is, and what each does, is in `faults.strike`."""
+    """`action` on `victim`; see `faults.strike`."""
 
     action: str
     victim: str = ""
@@ -51,8 +51,8 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """After event `after` of the run, and `jitter` seconds more. `hold`: how long what is held stays so. For a fault whose
-    victim is a state, when the run is in it.
+    """The fault strikes `jitter` seconds after event `after` of the run or, if its victim is a state, after the run enters it.
+    `hold`: duration of the fault in seconds.
     """
 
     seed: int
@@ -104,13 +104,13 @@ SHORT_FORM: Final = (
     ("flood connections", "in_process"),
     ("remove sockets", "in_process"),
 )
-"""Faults by their names, and the runs that they strike: what a test plays. Those that need a house of their own come first, then
-the longest, so that two houses are busy until the end.
+"""The faults of the test, with the runs that they strike. Faults that need an instance of their own come first, then the
+longest, so that two instances are busy until the end.
 """
 
 
 def short_form(seed: int) -> list[Scenario]:
-    """In the order of `SHORT_FORM`, each at a moment of its seed."""
+    """Scenarios in the order of `SHORT_FORM`; the seed gives the moments."""
     kinds = {fault.name: fault for fault in KINDS}
     return [
         replace(scenario(seed, number), fault=kinds[name], run=run, hold=_hold(kinds[name], seed, number))
@@ -119,13 +119,13 @@ def short_form(seed: int) -> list[Scenario]:
 
 
 def _hold(fault: Fault, seed: int, number: int) -> float:
-    chance = random.Random(f"{seed}/{number}/hold")  # no secret
+    chance = random.Random(f"{seed}/{number}/hold")  # not for secrets
     return chance.uniform(*(LONG if fault.action == "stop_long" else SHORT))
 
 
 def scenario(seed: int, number: int) -> Scenario:
-    """The kinds come in turn, so that any stretch of a campaign has about as many of each."""
-    chance = random.Random(f"{seed}/{number}")  # no secret
+    """The kinds come in turn, so that each part of a campaign has about the same number of each."""
+    chance = random.Random(f"{seed}/{number}")  # not for secrets
     turn, place = divmod(number, len(KINDS))
     order = list(KINDS)
     random.Random(f"{seed}/turn {turn}").shuffle(order)  # as above

@@ -9,26 +9,25 @@ from typing import TYPE_CHECKING, Final
 HEAD: Final = """\
 # Fault campaign
 
-Made by `make faults`, which refreshes this page: real runs, and a fault at a random moment of each. `tests/faults/plan.py`
-has the kinds, `tests/faults/checks.py` what must hold afterwards.
+`make faults` writes this page: it plays real runs, and injects a fault at a random moment of each. `tests/faults/plan.py`
+has the kinds of fault, `tests/faults/checks.py` the checks.
 
-* *struck*: the run was in work, and the victim there. *lost*: what was told or on record is not in journal or result. *doubled*:
-  an episode or task that was done again after its end. *orphans*: processes of a run alive after that run's end, or of the daemon 3 s
-  after its end; and of a conductor that was replaced when the next one was ready. *hangs*: runs that did not end within two minutes.
-  *other*: any other fault that the checks name.
-* The runs' user code - tasks, environment, agent - starts children in sessions of their own, every second one with an empty
-  environment: they are looked for among the orphans, whatever the fault is.
-* *inodes_full*: the state folder takes no file more. *remove*: the broker's socket files, or the whole runtime folder; a new client
-  must be answered within 10 s, by this daemon or the next one. *forge*: messages of the real classes by somebody without a secret, on
+* *struck*: the run was active, and the victim existed. *lost*: a client received it or the journal had it, but the journal or the
+  result lacks it. *doubled*: an episode or task that was repeated after its end. *orphans*: processes of a run alive after its end,
+  of the daemon 3 s after its end, or of a replaced conductor when the next one was ready. *hangs*: runs that did not end within
+  two minutes. *other*: any other violation that the checks find.
+* The runs' user code - tasks, environment, agent - starts children in other sessions, every second one with an empty
+  environment: the search for orphans includes them after every fault.
+* *inodes_full*: the state folder has no free inodes. *remove*: the broker's socket files, or the whole runtime folder; a new client
+  must be answered within 10 s, by this daemon or the next one. *forge*: messages of the real classes, sent without the secret to
   every socket: a conductor's reports, the daemon's commands, a worker's answers. *flood*: a client sends 100,000 messages and
-  reads no answer, opens 1,200 connections, or sends one message of 3,000,000 frames. After what clients do no record may
-  hold anything of it, no process may have been replaced, and others must have been answered within 10 s.
-* p50 and p99 are seconds until what was struck is there again (another conductor is ready, a task has news of Ray, else the
-  run has any news). What Ray itself took to start is left out but in the last column: its head, and from the start of the
-  task conductor, which connects to it, to the first that its tasks tell. They count from the fault, or from the start of the next daemon;
-  of a process that was stopped, from when the instance found it silent (by default a conductor and Ray after 10 s, broker
-  and forkserver after 5 s), or from when it went on where nobody missed it. A dash: the
-  run ended first.
+  reads no answer, opens 1,200 connections, or sends one message of 3,000,000 frames. After faults by clients no record may
+  contain their data, no process may have been replaced, and other clients must have been answered within 10 s.
+* p50 and p99 are seconds until recovery: another conductor is ready, a task event arrives from Ray, else any event of the run.
+  Only the last column includes Ray's own start: of its head, and from the start of the task conductor, which connects to it, to
+  the first task event. They count from the fault, or from the start of the next daemon; for a stopped process from its
+  detection (by default a conductor and Ray after 10 s, broker and forkserver after 5 s), or from its continuation if it was not
+  detected. A dash: the run ended first.
 """
 
 if TYPE_CHECKING:
@@ -38,7 +37,7 @@ if TYPE_CHECKING:
 
 
 def table(entries: Iterable[Entry]) -> str:
-    """A line for each kind of fault, and one for all. Recovery in seconds, without the start of Ray itself."""
+    """A row for each kind of fault, and one for all. Recovery in seconds, without Ray's own start."""
     kinds: defaultdict[str, list[Entry]] = defaultdict(list)
     for entry in entries:
         kinds[entry.fault].append(entry)
@@ -63,12 +62,12 @@ def page(entries: Sequence[Entry], *, seed: int, instances: int) -> str:
             f"{hours:.1f} hours of runs."
         )
     found = findings(entries)
-    told = "\n".join(f"* {line}" for line in found) or "Nothing was found."
-    return f"{HEAD}\n{about}\n\n{table(entries)}\n## Found\n\n{told}\n"
+    list_of_findings = "\n".join(f"* {line}" for line in found) or "Nothing was found."
+    return f"{HEAD}\n{about}\n\n{table(entries)}\n## Found\n\n{list_of_findings}\n"
 
 
 def findings(entries: Iterable[Entry]) -> list[str]:
-    """One line for each scenario in which something was found."""
+    """One line for each scenario with a finding."""
     return [
         f"{entry.seed}/{entry.number} {entry.fault}, {entry.run}: {'; '.join(entry.violations)[:600]}"
         for entry in entries

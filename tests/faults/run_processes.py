@@ -1,9 +1,8 @@
-"""The processes of a run: its conductors, the runners of its tasks, and what its user code has started in sessions of its own.
+"""The processes of a run: its conductors, the runners of its tasks, and those that its user code started in other sessions.
 
-Conductors are on record with their births. User code writes the others into the run's register, a file outside the state
-folder, so that a full disk hides nobody: `WHAT` and a line of /proc/PID/stat for each, written by the process itself before it
-does anything else. So none is missed, whenever its parent dies, and an empty environment hides it no more than a session of
-its own.
+The journal has the identities of conductors. User code writes the others into the run's register, a file outside the state
+folder, so that a full disk hides no process: `WHAT` and a line of /proc/PID/stat for each. A process writes its line itself
+before it does anything else, so none is missed if its parent dies, or if its environment is empty.
 """
 
 from __future__ import annotations
@@ -28,22 +27,24 @@ RUNNER = "runner"
 
 @dataclass(frozen=True, slots=True)
 class RunProcess:
-    """`what` it is: a conductor's name, `RUNNER`, or whose child it is. `parent` is 0 where nobody asks for it."""
+    """`what`: a conductor's name, `RUNNER`, or the kind of its parent. `parent`: its pid, 0 where it is not needed."""
 
     what: str
-    birth: ProcessIdentity
+    identity: ProcessIdentity
     parent: int = 0
 
     def __str__(self) -> str:
-        return f"{self.birth.pid} {self.what}"
+        return f"{self.identity.pid} {self.what}"
 
 
 def conductors(events: Iterable[RunEvent]) -> dict[tuple[str, int], RunProcess]:
-    """By name and incarnation."""
+    """Conductors by name and incarnation."""
     return {
         (event.data["conductor"], event.data["incarnation"]): RunProcess(
             what=f"conductor {event.data['conductor']}",
-            birth=ProcessIdentity(pid=event.data["pid"], ticks=event.data["ticks"], boot=event.data["boot"]),
+            identity=ProcessIdentity(
+                pid=event.data["pid"], ticks=event.data["ticks"], boot=event.data["boot"]
+            ),
         )
         for event in events
         if event.kind == "conductor.started"
@@ -51,39 +52,39 @@ def conductors(events: Iterable[RunEvent]) -> dict[tuple[str, int], RunProcess]:
 
 
 def registered(register: Path) -> list[RunProcess]:
-    """Those that user code has written there; none where it has not begun."""
+    """The processes in the register; none before user code has started."""
     if not register.exists():
         return []
     return [_read(line) for line in register.read_text().splitlines() if line.endswith(";")]
 
 
 def earlier(events: Sequence[RunEvent], register: Path, ready: RunEvent) -> list[RunProcess]:
-    """What the incarnations before the one that is `ready` have started: dead by then. Runners are of ``tasks``."""
+    """Processes that earlier incarnations started; they must be dead when the next is `ready`. Runners belong to ``tasks``."""
     name, incarnation = ready.data["conductor"], ready.data["incarnation"]
-    lives = conductors(events)
-    if (successor := lives.get((name, incarnation))) is None:
+    started = conductors(events)
+    if (successor := started.get((name, incarnation))) is None:
         return []
-    before = [life for (of, number), life in lives.items() if of == name and number < incarnation]
-    pids = {life.birth.pid for life in before}
+    before = [process for (of, number), process in started.items() if of == name and number < incarnation]
+    pids = {process.identity.pid for process in before}
     others = registered(register)
     if name == "tasks":
-        pids |= {each.birth.pid for each in others if each.what == RUNNER}
+        pids |= {each.identity.pid for each in others if each.what == RUNNER}
     return before + [
         each
         for each in others
         if (each.parent in pids or (name == "tasks" and each.what == RUNNER))
-        and each.birth.ticks < successor.birth.ticks
+        and each.identity.ticks < successor.identity.ticks
     ]
 
 
 async def alive(processes: Collection[RunProcess], *, within: float) -> list[RunProcess]:
-    """Those that are not dead `within` so many seconds; returns as soon as all are."""
+    """The processes that are not dead `within` this time in seconds; returns early when all are dead."""
     return await asyncio.to_thread(_alive, processes, within)
 
 
 def _alive(processes: Collection[RunProcess], within: float) -> list[RunProcess]:
     end = time.monotonic() + within
-    waiting = {handle: each for each in processes if (handle := each.birth.open()) is not None}
+    waiting = {handle: each for each in processes if (handle := each.identity.open()) is not None}
     handles = list(waiting)
     try:
         while waiting:
@@ -104,5 +105,5 @@ def _alive(processes: Collection[RunProcess], within: float) -> list[RunProcess]
 def _read(line: str) -> RunProcess:
     what, _, stat = line.rstrip(";").partition(" ")
     fields = stat.rpartition(")")[2].split()
-    birth = ProcessIdentity(pid=int(stat.split(maxsplit=1)[0]), ticks=int(fields[19]), boot=boot_id())
-    return RunProcess(what=what, birth=birth, parent=int(fields[1]))
+    identity = ProcessIdentity(pid=int(stat.split(maxsplit=1)[0]), ticks=int(fields[19]), boot=boot_id())
+    return RunProcess(what=what, identity=identity, parent=int(fields[1]))

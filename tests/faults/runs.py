@@ -1,4 +1,4 @@
-"""The run files of the campaign: a few seconds each, with all that a run can have."""
+"""The run files of the campaign: a few seconds each, with every feature of a run."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ PATIENCE: Final = {
     "restart": {"conductors": 20},
     "deadlines": {"start": "60s", "finalize": "60s", "stop": "10s"},
 }
-"""Faults come close together here: the budget of restarts is not what is tried."""
+"""High, because faults are frequent here and the number of restarts is not under test."""
 
 
 def run_file(kind: str, seed: int, register: Path) -> dict[str, Any]:
-    """`kind` is one of `plan.RUNS`; processes of its user code write themselves into `register`."""
+    """`kind` is one of `plan.RUNS`; processes of its user code write a line into `register`."""
     phase: dict[str, Any] = {"name": "work"}
     if kind != "tasks":
         phase["simulate"] = {
@@ -47,12 +47,12 @@ def run_file(kind: str, seed: int, register: Path) -> dict[str, Any]:
 
 
 def whole(kind: str) -> tuple[int, int]:
-    """How many episodes and tasks have ended when all of such a run is done."""
+    """Number of episodes and of tasks in a finished run of this kind."""
     return (0 if kind == "tasks" else EPISODES, TASKS if kind in ("tasks", "both") else 0)
 
 
 def _graph(register: Path) -> list[dict[str, Any]]:
-    """Three layers; what fails or crashes the first time, what is large, and what all of it leads to."""
+    """Three layers: tasks that fail or crash at the first start, large values, and a task that depends on all."""
     calls = ("nap", "flaky", "nap", "crash", "nap", "large", "nap", "nap")
     tasks = [_task(f"a{place}", call, register) for place, call in enumerate(calls)]
     tasks += [

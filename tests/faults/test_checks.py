@@ -1,4 +1,4 @@
-"""What a campaign looks for is found where it is there."""
+"""Each check finds its violation."""
 
 import pytest
 
@@ -44,17 +44,17 @@ def found(folder, *lines, seen=None, outcome="finished", tasks=(TASK,), episodes
     )
 
 
-def test_a_run_in_which_all_is_well_has_no_finding(tmp_path):
+def test_a_correct_run_has_no_finding(tmp_path):
     assert found(tmp_path, STARTED, ENDED, EPISODE, OVER).all == []
 
 
-def test_a_conductor_may_be_replaced_where_it_was_struck(tmp_path):
+def test_a_conductor_that_was_struck_may_be_replaced(tmp_path):
     lines = (AGAIN, STARTED, ENDED, EPISODE, OVER)
     assert not any("was replaced" in line for line in found(tmp_path, *lines).other)
 
 
 @pytest.mark.parametrize(
-    ("lines", "more", "kind", "said"),
+    ("lines", "more", "kind", "expected"),
     [
         ((STARTED, ENDED, EPISODE, EPISODE, OVER), {"episodes": 2}, "doubled", "episode 0 of phase 0"),
         ((STARTED, ENDED, STARTED, EPISODE, OVER), {}, "doubled", "was started after it had ended"),
@@ -69,21 +69,22 @@ def test_a_conductor_may_be_replaced_where_it_was_struck(tmp_path):
         ((AGAIN, STARTED, ENDED, EPISODE, OVER), {"untouched": True}, "other", "agent.a was replaced"),
     ],
 )
-def test_what_must_not_be_is_found(tmp_path, lines, more, kind, said):
-    assert any(said in line for line in getattr(found(tmp_path, *lines, **more), kind))
+def test_each_violation_is_found(tmp_path, lines, more, kind, expected):
+    assert any(expected in line for line in getattr(found(tmp_path, *lines, **more), kind))
 
 
-def test_what_was_told_and_is_not_on_record_is_lost(tmp_path):
-    told = events(STARTED, ENDED, EPISODE, OVER, STARTED)
+def test_an_event_that_a_client_received_but_the_record_lacks_is_lost(tmp_path):
+    received = events(STARTED, ENDED, EPISODE, OVER, STARTED)
     assert (
-        "told and is gone" in found(tmp_path, STARTED, ENDED, EPISODE, OVER, seen=Seen(events=told)).lost[0]
+        "received and is gone"
+        in found(tmp_path, STARTED, ENDED, EPISODE, OVER, seen=Seen(events=received)).lost[0]
     )
-    gap = found(tmp_path, STARTED, ENDED, EPISODE, OVER, seen=Seen(events=[told[0], told[2]]))
+    gap = found(tmp_path, STARTED, ENDED, EPISODE, OVER, seen=Seen(events=[received[0], received[2]]))
     assert "gaps or doubles" in gap.other[0]
 
 
-def test_a_task_that_began_after_its_end_was_told_is_doubled(tmp_path):
+def test_a_task_that_starts_after_its_end_was_reported_is_doubled(tmp_path):
     (tmp_path / "marks").write_text("t 0 17\nt 0 18\n")
     lines = (STARTED, ENDED, EPISODE, OVER)
     seen = Seen(events=events(*lines), marks={("t", 0): len("t 0 17\n")})
-    assert "started after its end was told: t 0 18" in found(tmp_path, *lines, seen=seen).doubled[0]
+    assert "started after its end was received: t 0 18" in found(tmp_path, *lines, seen=seen).doubled[0]

@@ -1,4 +1,4 @@
-"""A flood arrives where nobody keeps it out: else a campaign that finds nothing proves nothing."""
+"""A flood arrives at an unprotected socket: otherwise a campaign without findings would prove nothing."""
 
 import pytest
 import zmq
@@ -23,7 +23,7 @@ def router(path):
     socket.close(linger=0)
 
 
-def test_its_frames_are_one_message(router, path, monkeypatch):
+def test_frames_arrive_as_one_message(router, path, monkeypatch):
     monkeypatch.setattr(flood, "FRAMES", 10 * flood.WRITE)
     peer = flood.frames(path)
     _, *frames = router.recv_multipart()
@@ -32,7 +32,7 @@ def test_its_frames_are_one_message(router, path, monkeypatch):
     assert set(frames) == {b""}
 
 
-def test_its_messages_are_requests_to_the_daemon_and_to_made_up_services(router, path, monkeypatch):
+def test_messages_are_requests_to_the_daemon_and_to_unknown_services(router, path, monkeypatch):
     monkeypatch.setattr(flood, "MESSAGES", 4 * flood.CLIENTS)
     monkeypatch.setattr(flood, "APART_SECONDS", 0.0)
     dealers = flood.messages(path)
@@ -45,7 +45,7 @@ def test_its_messages_are_requests_to_the_daemon_and_to_made_up_services(router,
     assert len(set(services)) == flood.MESSAGES / 2 + 1
 
 
-def test_its_connections_are_open_at_once(router, path, monkeypatch):
+def test_all_connections_are_open_at_once(router, path, monkeypatch):
     monkeypatch.setattr(flood, "CONNECTIONS", 200)
     met = router.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
     met.set(zmq.RCVTIMEO, 10_000)

@@ -1,4 +1,4 @@
-"""Whoever is started by user code of the campaign is in its register, and found for as long as it lives."""
+"""Each process that the campaign's user code starts is in the register, and is found while it is alive."""
 
 import os
 import signal
@@ -23,7 +23,7 @@ def children():
 
 @pytest.fixture
 def start(tmp_path, children):
-    """Starts one child as user code does, and waits until it is in the register."""
+    """Starts a child as user code does, and waits until it is in the register."""
 
     def start():
         register = tmp_path / "register"
@@ -40,32 +40,36 @@ def start(tmp_path, children):
     return start
 
 
-def event(seq, kind, conductor, incarnation, birth):
+def event(seq, kind, conductor, incarnation, identity):
     data = {"conductor": conductor, "incarnation": incarnation}
-    data |= {"pid": birth.pid, "ticks": birth.ticks, "boot": birth.boot}
+    data |= {"pid": identity.pid, "ticks": identity.ticks, "boot": identity.boot}
     return RunEvent(uid="u", seq=seq, at=0.0, kind=kind, data=data)
 
 
-async def test_a_child_without_environment_or_parent_is_known_by_its_birth(start):
+async def test_a_child_with_an_empty_environment_is_found_by_its_identity(start):
     child, known = start()
-    assert known == RunProcess(what="child-of-task", birth=ProcessIdentity.of(child.pid), parent=os.getpid())
+    assert known == RunProcess(
+        what="child-of-task", identity=ProcessIdentity.of(child.pid), parent=os.getpid()
+    )
     assert await alive([known], within=0.0) == [known]
 
 
-async def test_what_dies_within_its_time_is_not_alive(start):
+async def test_a_process_that_dies_in_time_is_not_alive(start):
     (one, known), (_, other) = start(), start()
     one.send_signal(signal.SIGKILL)
     assert await alive([known, other], within=0.5) == [other]
-    stranger = RunProcess(what="x", birth=ProcessIdentity(pid=os.getpid(), ticks=1, boot=known.birth.boot))
-    assert await alive([stranger], within=0.0) == []
+    unrelated = RunProcess(
+        what="x", identity=ProcessIdentity(pid=os.getpid(), ticks=1, boot=known.identity.boot)
+    )
+    assert await alive([unrelated], within=0.0) == []
 
 
-def test_a_run_that_has_not_begun_has_no_processes(tmp_path):
+def test_a_run_that_has_not_started_has_no_processes(tmp_path):
     assert registered(tmp_path / "register") == []
     assert conductors([]) == {}
 
 
-def test_only_what_an_earlier_incarnation_has_started_must_be_dead_when_the_next_is_ready(tmp_path):
+def test_only_processes_of_earlier_incarnations_must_be_dead_when_the_next_is_ready(tmp_path):
     boot = ProcessIdentity.of(os.getpid()).boot
     first, second = (
         ProcessIdentity(pid=pid, ticks=ticks, boot=boot) for pid, ticks in ((11, 100), (12, 200))
@@ -78,10 +82,10 @@ def test_only_what_an_earlier_incarnation_has_started_must_be_dead_when_the_next
         event(2, "conductor.started", "agent.a", 2, second),
         event(3, "conductor.ready", "agent.a", 2, second),
     ]
-    assert [each.birth.pid for each in earlier(events, register, events[-1])] == [11, 20]
+    assert [each.identity.pid for each in earlier(events, register, events[-1])] == [11, 20]
 
 
-def test_runners_and_their_children_are_of_the_task_conductor(tmp_path):
+def test_runners_and_their_children_belong_to_the_task_conductor(tmp_path):
     boot = ProcessIdentity.of(os.getpid()).boot
     second = ProcessIdentity(pid=12, ticks=200, boot=boot)
     lines = [
@@ -96,7 +100,7 @@ def test_runners_and_their_children_are_of_the_task_conductor(tmp_path):
         event(1, "conductor.started", "tasks", 2, second),
         event(2, "conductor.ready", "tasks", 2, second),
     ]
-    assert [each.birth.pid for each in earlier(events, register, events[-1])] == [30, 22]
+    assert [each.identity.pid for each in earlier(events, register, events[-1])] == [30, 22]
 
 
 def line(what, pid, parent, ticks):

@@ -1,4 +1,4 @@
-"""The short form of the fault campaign: one fault of most kinds, each at a moment of its own."""
+"""The short form of the fault campaign: one fault of most kinds, each at another moment."""
 
 from pathlib import Path
 
@@ -23,7 +23,7 @@ def test_a_scenario_is_a_function_of_its_seed_and_number():
 @pytest.mark.ray
 @pytest.mark.system
 @pytest.mark.long
-async def test_nothing_is_lost_doubled_or_left_behind(tmp_path_factory):
+async def test_the_short_campaign_has_no_findings(tmp_path_factory):
     ledger = Ledger(tmp_path_factory.mktemp("faults") / "ledger.sqlite")
     await campaign(short_form(SEED), ledger, root=Path("/tmp"), instances=INSTANCES)
     entries = ledger.entries(SEED)

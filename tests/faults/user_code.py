@@ -1,7 +1,7 @@
-"""What the runs of the campaign are made of. Each start of a task leaves a line in `marks`, in one write.
+"""User code of the campaign's runs. Each start of a task writes a line to `marks`, in one write.
 
-Tasks, environment and agent start children in sessions of their own, with our environment and with none, as a game server
-may be started. Each writes itself into the run's register before it is anything else, and so does each runner.
+Tasks, environment and agent start children in other sessions, with our environment and with an empty one, as a game server
+may be started. Each child writes a line to the run's register before it does anything else, and so does each runner.
 """
 
 import itertools
@@ -11,9 +11,9 @@ import time
 from pathlib import Path
 
 CHILD = 'read -r stat < /proc/$$/stat; printf "%s %s;\\n" "$1" "$stat" >> "$2"; exec sleep 600'
-"""One write, and the same process for as long as it lives."""
+"""One write; `exec` keeps the pid."""
 RESETS = 30
-"""Of the environment, from one pair of children to the next."""
+"""Resets of the environment between two pairs of children."""
 
 
 def _append(path, line):
@@ -43,7 +43,7 @@ def _mark(context, register):
 
 
 def _starts(context):
-    """How often this run of the task has been started."""
+    """Number of starts of this run of the task."""
     wanted = f"{context.task} {context.run} "
     return sum(
         line.startswith(wanted) for line in (Path(context.run_folder) / "marks").read_text().splitlines()
@@ -57,7 +57,7 @@ def nap(context, seconds, register):
 
 
 def flaky(context, seconds, register):
-    """Raises when it is started for the first time."""
+    """Raises at its first start."""
     _mark(context, register)
     time.sleep(seconds)
     if _starts(context) == 1:
@@ -66,7 +66,7 @@ def flaky(context, seconds, register):
 
 
 def crash(context, seconds, register):
-    """Takes its process along when it is started for the first time."""
+    """Ends its process at its first start."""
     _mark(context, register)
     time.sleep(seconds)
     if _starts(context) == 1:
@@ -75,15 +75,15 @@ def crash(context, seconds, register):
 
 
 def large(context, seconds, register):
-    """More than fits a record: the value is a file of the run."""
+    """A value larger than a record: it is stored as a file of the run."""
     _mark(context, register)
     time.sleep(seconds)
     return {"numbers": [float(number) for number in range(20_000)]}
 
 
 def lake(*, register):
-    """A frozen lake whose builds, and some of whose episodes, start children."""
-    import gymnasium  # the runners of tasks do without
+    """A frozen lake that starts children when it is made, and in some episodes."""
+    import gymnasium  # task runners do not need it
 
     class Lake(gymnasium.Wrapper):
         def __init__(self):
@@ -99,7 +99,7 @@ def lake(*, register):
 
 
 class Walker:
-    """Walks at random; what it has learned is how many steps it took. `pace` is seconds for each action."""
+    """Acts at random; its state is the number of its steps. `pace`: seconds for each action."""
 
     def __init__(self, *, observation_space, action_space, seed, register, pace=0.0):
         action_space.seed(seed)
