@@ -1,11 +1,11 @@
-"""What holds for all tests.
+"""Configuration of all tests.
 
-* Lines that the code logs go to standard error, since tests of the command line read standard output.
-* What tests start hears SIGINT, also where a shell's `&` had it ignored.
-* Modules with tests that share a Ray head of the session run one after the other, in `RAY_HEADS` worker processes, and
-  begin first. Tests of one module run in one worker too, except whole process trees and Ray heads of their own: those run
-  wherever there is room, before the rest, since they take longest.
-* The hypothesis profile `long` plays many times as many examples: `HYPOTHESIS_PROFILE=long`.
+* Log lines go to standard error, because tests of the command line read standard output.
+* Processes that tests start receive SIGINT, even if a shell's `&` has set it to be ignored.
+* Modules that share a Ray head of the session run one after the other in `RAY_HEADS` worker processes, and start first. Tests of
+  one module run in one worker too, except those with a whole process tree or a Ray head of their own: they run in any free
+  worker, before the rest, because they take longest.
+* The hypothesis profile `long` has 20 times as many examples: `HYPOTHESIS_PROFILE=long`.
 """
 
 import os
@@ -33,7 +33,7 @@ structlog.configure(logger_factory=structlog.PrintLoggerFactory(file=TolerantStr
 
 @pytest.fixture
 def short_path():
-    """A folder as `tmp_path`, below which the path of a socket is not too long."""
+    """A folder like `tmp_path`, but with a path short enough for sockets."""
     folder = Path(tempfile.mkdtemp(prefix="gt-", dir="/tmp"))
     yield folder
     shutil.rmtree(folder)

@@ -1,4 +1,4 @@
-"""The policy-gradient agent solves CartPole, and does with a seed what it does with it elsewhere."""
+"""The policy-gradient agent solves CartPole; its state determines its further actions."""
 
 import numpy as np
 import pytest
@@ -35,7 +35,7 @@ def test_it_solves_cartpole(tmp_path):
     assert evaluate["metrics"]["return_mean"] >= 195
 
 
-def test_what_pays_becomes_likelier(agent):
+def test_a_rewarded_action_becomes_more_probable(agent):
     made = agent(batch=4)
     for _ in range(40):
         action = made.act(np.array([1.0, 0.0]), explore=True)
@@ -56,7 +56,7 @@ def test_steps_of_an_episode_without_an_end_are_dropped(agent):
     assert whole.weights.any()
 
 
-def test_its_state_goes_on_elsewhere(agent):
+def test_an_agent_with_the_loaded_state_acts_the_same(agent):
     first, other = agent(batch=1), agent(batch=1)
     first.learn(step(0, 0, reward=1.0))
     first.learn(step(1, 1, end=True))

@@ -36,7 +36,7 @@ def play(environment, agent, *, seed=None, explore=True):
 
 
 def learned(seed):
-    """Episodes until the mean of the last 50 is 0.95, and the agent."""
+    """Number of episodes until the mean of the last 50 returns is 0.95, the agent, and its environment."""
     environment = gymnasium.make("FrozenLake-v1", is_slippery=False)
     agent = QLearner(environment.observation_space, environment.action_space, seed)
     returns = []
@@ -45,14 +45,14 @@ def learned(seed):
     return len(returns), agent, environment
 
 
-def test_it_learns_within_some_dozens_of_episodes_whatever_the_seed():
+def test_it_learns_within_100_episodes_with_any_seed():
     for seed in range(10):
         episodes, agent, environment = learned(seed)
         assert episodes <= 100
         assert play(environment, agent, explore=False) == 1.0
 
 
-def test_its_state_goes_on_elsewhere():
+def test_an_agent_with_the_loaded_state_acts_the_same():
     _, agent, environment = learned(0)
     other = QLearner(environment.observation_space, environment.action_space, seed=99)
     other.load_state_dict(agent.state_dict())
@@ -61,7 +61,7 @@ def test_its_state_goes_on_elsewhere():
         assert other.act(observation, explore=True) == agent.act(observation, explore=True)
 
 
-def test_a_terminated_step_has_no_future():
+def test_a_terminated_step_has_no_future_return():
     agent = QLearner(gymnasium.spaces.Discrete(2), gymnasium.spaces.Discrete(2), 0, alpha=1.0, gamma=0.5)
     step = {"observation": 0, "action": 1, "reward": 0.25, "next_observation": 1}
     agent.learn(Transition(**step, terminated=True, truncated=False))
@@ -76,7 +76,7 @@ def context(folder, run_id=0):
     )
 
 
-def test_analysis_of_recorded_episodes(tmp_path):
+def test_the_analysis_reads_recorded_episodes(tmp_path):
     (tmp_path / "episodes").mkdir()
     rows = [
         {"index": 1, "value": 1.0, "outcome": "terminated"},

@@ -1,4 +1,4 @@
-"""The example as a user meets it: one command, a whole process tree, a result, nothing left behind."""
+"""The example as a user runs it: one command, a whole process tree, a result; no process and no file is left."""
 
 import json
 import os
@@ -27,7 +27,7 @@ phases:
 
 @pytest.fixture
 def governor(tmp_path):
-    """Starts `governor`; afterwards nothing of it is left, neither processes nor files for the time of a run."""
+    """Starts `governor`. Afterwards neither its processes nor its temporary files are left."""
     temporary = Path(tempfile.mkdtemp(prefix="gt-", dir="/tmp"))
     environ = {
         **os.environ,
@@ -40,7 +40,7 @@ def governor(tmp_path):
         return subprocess.Popen(
             [sys.executable, "-m", "governor", *map(str, arguments)],
             cwd=tmp_path, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-            preexec_fn=_hears_sighup,  # noqa: PLW1509  # no thread runs here
+            preexec_fn=_receives_sighup,  # noqa: PLW1509  # no thread runs here
         )  # fmt: skip
 
     yield start
@@ -51,8 +51,8 @@ def governor(tmp_path):
     temporary.rmdir()
 
 
-def _hears_sighup():
-    """The tests may run below nohup."""
+def _receives_sighup():
+    """Restores the default handler, because the tests may run below nohup."""
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
@@ -65,7 +65,7 @@ def _bytes(path):
 
 @pytest.mark.ray
 @pytest.mark.system
-def test_the_example_learns_and_says_so(governor, tmp_path):
+def test_the_example_learns_and_prints_its_result(governor, tmp_path):
     process = governor("run", EXAMPLE / "run.yaml", "--json")
     out, err = process.communicate(timeout=120)
     assert process.returncode == 0, err
@@ -89,7 +89,9 @@ def test_the_example_learns_and_says_so(governor, tmp_path):
         pytest.param(signal.SIGHUP, 1, 1, marks=pytest.mark.long),
     ],
 )
-def test_a_signal_once_aborts_in_order_and_twice_leaves_now(governor, tmp_path, number, interrupts, code):
+def test_one_signal_aborts_in_order_and_a_second_one_exits_at_once(
+    governor, tmp_path, number, interrupts, code
+):
     (tmp_path / "run.yaml").write_text(LONG)
     (tmp_path / "q_learner.py").write_text((EXAMPLE / "q_learner.py").read_text())
     process = governor("run", tmp_path / "run.yaml")
@@ -98,7 +100,7 @@ def test_a_signal_once_aborts_in_order_and_twice_leaves_now(governor, tmp_path, 
             break
     process.send_signal(number)
     if interrupts == 2:
-        # The first one has been heard when this line stands.
+        # This line is printed after the first signal was received.
         assert "aborting the run in order" in process.stderr.readline()
         process.send_signal(number)
     out, _ = process.communicate(timeout=30)
@@ -109,18 +111,18 @@ def test_a_signal_once_aborts_in_order_and_twice_leaves_now(governor, tmp_path, 
 
 @pytest.mark.long
 @pytest.mark.system
-@pytest.mark.parametrize("victim", ["guard", "guard2", "daemon"])
-def test_a_kill_leaves_nothing_and_the_run_can_go_on(governor, tmp_path, victim):
+@pytest.mark.parametrize("victim", ["guard", "second guard", "daemon"])
+def test_a_kill_leaves_no_process_and_the_run_can_be_resumed(governor, tmp_path, victim):
     (tmp_path / "run.yaml").write_text(LONG.replace("1000000", "400"))
     (tmp_path / "q_learner.py").write_text((EXAMPLE / "q_learner.py").read_text())
     process = governor("run", tmp_path / "run.yaml", "--json")
     uid = next(row["uid"] for row in map(json.loads, process.stdout) if row.get("kind") == "episode.ended")
     guard = psutil.Process(process.pid)
-    [guard2] = guard.children()
-    daemon = first_child(guard2)
-    {"guard": guard, "guard2": guard2, "daemon": daemon}[victim].kill()
+    [second_guard] = guard.children()
+    daemon = first_child(second_guard)
+    {"guard": guard, "second guard": second_guard, "daemon": daemon}[victim].kill()
     process.communicate(timeout=20)
-    assert psutil.wait_procs([guard2, daemon], timeout=20)[1] == []
+    assert psutil.wait_procs([second_guard, daemon], timeout=20)[1] == []
     assert process.returncode == (-9 if victim == "guard" else 137)
     resumed = governor("run", "--resume", uid, "--json")
     out, err = resumed.communicate(timeout=60)
@@ -130,7 +132,7 @@ def test_a_kill_leaves_nothing_and_the_run_can_go_on(governor, tmp_path, victim)
 
 @pytest.mark.long
 @pytest.mark.system
-def test_a_reader_that_goes_away_does_not_end_the_run(governor, tmp_path):
+def test_a_closed_standard_output_does_not_end_the_run(governor, tmp_path):
     (tmp_path / "run.yaml").write_text(LONG.replace("1000000", "200"))
     (tmp_path / "q_learner.py").write_text((EXAMPLE / "q_learner.py").read_text())
     process = governor("run", tmp_path / "run.yaml")

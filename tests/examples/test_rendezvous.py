@@ -1,4 +1,4 @@
-"""Two learners in PettingZoo's protocol come to meet far sooner than by lot."""
+"""Two learners in PettingZoo's protocol meet far sooner than random players."""
 
 import pandas as pd
 import pytest
@@ -12,17 +12,17 @@ from tests.support.example_runs import examples_path, result_of
 def test_two_agents_learn_to_meet(tmp_path):
     result = result_of("rendezvous", tmp_path)
     assert result["outcome"] == "finished"
-    by_lot, _, evaluate = (phase["metrics"] for phase in result["phases"])
-    # By lot about -2.8, learned about 1.4; the standard error of either mean is below 0.25.
-    assert evaluate["return_mean"] > by_lot["return_mean"] + 3
+    at_random, _, evaluate = (phase["metrics"] for phase in result["phases"])
+    # At random about -2.8, learned about 1.4; the standard error of either mean is below 0.25.
+    assert evaluate["return_mean"] > at_random["return_mean"] + 3
     for player in ("red", "blue"):
-        assert evaluate[f"return_mean.{player}"] > by_lot[f"return_mean.{player}"] + 1
+        assert evaluate[f"return_mean.{player}"] > at_random[f"return_mean.{player}"] + 1
     steps = pd.read_parquet(f"{result['folder']}/episodes/evaluate.parquet")
     earned = sum(row["reward"] for player in ("red", "blue") for row in steps[player])
     assert earned == pytest.approx(200 * evaluate["return_mean"])
 
 
-def test_the_room_keeps_pettingzoos_protocol(monkeypatch):
+def test_the_room_follows_pettingzoos_protocol(monkeypatch):
     monkeypatch.syspath_prepend(str(examples_path("rendezvous")))
     from rendezvous import Rendezvous
 

@@ -1,4 +1,4 @@
-"""The example of a language model, and what the README says of it, as a user meets them."""
+"""The example of a language model, and the Python code of the README, as a user runs them."""
 
 import json
 import os
@@ -16,7 +16,7 @@ EXAMPLE = REPOSITORY / "examples" / "text_game"
 
 @pytest.fixture
 def environ(tmp_path):
-    """Afterwards no process has it any more."""
+    """The environment of the processes under test. Afterwards no process has it."""
     made = {**os.environ, "XDG_STATE_HOME": str(tmp_path / "state"), "PYTHONPATH": str(REPOSITORY)}
     yield made
     mark = f"XDG_STATE_HOME={tmp_path}/state".encode()
@@ -57,7 +57,7 @@ def test_the_model_wins_every_game(environ, tmp_path):
 
 @pytest.mark.long
 @pytest.mark.system
-def test_the_python_of_the_readme_plays_it_too(environ, tmp_path):
+def test_the_python_code_of_the_readme_plays_the_game(environ, tmp_path):
     blocks = re.findall(r"```python\n(.*?)```", (REPOSITORY / "README.md").read_text(), re.DOTALL)
     (code,) = [block for block in blocks if "Interactor(" in block]
     play = (

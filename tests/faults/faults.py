@@ -146,7 +146,7 @@ async def _kill(instance: Instance, uid: str, victim: str, over: asyncio.Task[No
     signal_all(found, signal.SIGKILL)
     if victim in ("guard", "guards", "daemon"):
         return Struck(daemon_dies=True, kills=True)
-    return Struck(skipped="" if found else "nobody goes by this name at that moment")
+    return Struck(skipped="" if found else "no such process existed at that moment")
 
 
 async def _stop(
@@ -158,7 +158,7 @@ async def _stop(
         await asyncio.sleep(seconds)  # the fault itself
     finally:
         signal_all(found, signal.SIGCONT)
-    return Struck(skipped="" if found else "nobody goes by this name at that moment")
+    return Struck(skipped="" if found else "no such process existed at that moment")
 
 
 async def _fill(
@@ -187,7 +187,7 @@ async def _remove(instance: Instance, what: str) -> Struck:
 async def _forge(instance: Instance, uid: str, what: str, seconds: float) -> Struck:
     conductors = await instance.conductors(uid)
     if not conductors:
-        return Struck(skipped="nobody works for the run at that moment")
+        return Struck(skipped="no process of the run existed at that moment")
     if not (sockets := instance.sockets()):
         return Struck(skipped="nothing listens at that moment")
     if what == "answers":

@@ -1,4 +1,4 @@
-"""A broker core on a clock that is a number."""
+"""A broker core with a clock that is a number."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ SESSION = b"s" * 16
 
 
 class Stage:
-    """A core, a clock, and what was sent, by peer."""
+    """A core, a clock, and the messages that the core sent, by peer."""
 
     def __init__(self, *, access=None, **limits):
         self.core = BrokerCore(limits=BrokerLimits(**limits), access=access)
@@ -23,11 +23,11 @@ class Stage:
             parse = mdp.parse_worker if side is Side.WORKERS else mdp.parse_client
             self.sent.setdefault(frames[0], []).append(parse(frames, start=1))
 
-    def client(self, who, command, *, side=Side.CLIENTS):
-        self._note(self.core.feed(side, [who, *command.frames()], self.now))
+    def client(self, peer, command, *, side=Side.CLIENTS):
+        self._note(self.core.feed(side, [peer, *command.frames()], self.now))
 
-    def worker(self, who, command):
-        self._note(self.core.feed(Side.WORKERS, [who, *command.frames()], self.now))
+    def worker(self, peer, command):
+        self._note(self.core.feed(Side.WORKERS, [peer, *command.frames()], self.now))
 
     def raw(self, side, *frames):
         self._note(self.core.feed(side, list(frames), self.now))
@@ -42,19 +42,19 @@ class Stage:
     def undelivered(self, side, *frames):
         self._note(self.core.undelivered(side, list(frames), self.now))
 
-    def take(self, who):
-        """What `who` was sent since the last look, heartbeats aside."""
-        return [command for command in self.sent.pop(who, []) if type(command) is not mdp.Heartbeat]
+    def take(self, peer):
+        """The messages for peer `peer` since the last call, without heartbeats."""
+        return [command for command in self.sent.pop(peer, []) if type(command) is not mdp.Heartbeat]
 
-    # -- in the words of our own peers ----------------------------------------------------------------------
+    # -- messages of our own peers ------------------------------------------------------------------------
 
-    def ready(self, who, service=b"echo", credit=1, *, extended=True):
-        self.worker(who, mdp.Ready(service, credit, extended))
-        self.take(who)
+    def ready(self, peer, service=b"echo", credit=1, *, extended=True):
+        self.worker(peer, mdp.Ready(service, credit, extended))
+        self.take(peer)
 
     def ask(
         self,
-        who,
+        peer,
         number,
         *,
         service=b"echo",
@@ -65,21 +65,21 @@ class Stage:
         **flags,
     ):
         envelope = RequestEnvelope(number, session, int(seconds * 1000), **flags)
-        self.client(who, mdp.ClientRequest(service, [envelope.frame(), body]), side=side)
+        self.client(peer, mdp.ClientRequest(service, [envelope.frame(), body]), side=side)
 
-    def request_at(self, who):
-        """The one request that `who` was sent: (address, request id, body)."""
-        (command,) = self.take(who)
+    def request_at(self, peer):
+        """The only request for worker `peer`: (address, request id, body)."""
+        (command,) = self.take(peer)
         assert type(command) is mdp.WorkerRequest
         return command.address, envelopes.read_request(command.body[0]).request_id, command.body[1:]
 
-    def answer(self, who, address, number, *, body=b"reply", kind=mdp.WorkerFinal, sequence=1):
-        self.worker(who, kind(address, [ReplyEnvelope(number, SESSION, 0, sequence).frame(), body]))
+    def answer(self, peer, address, number, *, body=b"reply", kind=mdp.WorkerFinal, sequence=1):
+        self.worker(peer, kind(address, [ReplyEnvelope(number, SESSION, 0, sequence).frame(), body]))
 
-    def answers(self, who):
-        """(request id, status, rest of the body) of each FINAL that `who` was sent."""
+    def answers(self, peer):
+        """(request id, status, rest of the body) of each FINAL for client `peer`."""
         found = []
-        for command in self.take(who):
+        for command in self.take(peer):
             assert type(command) is mdp.ClientFinal
             envelope = envelopes.read_reply(command.body[0])
             found.append((envelope.request_id, ReplyStatus(envelope.status), command.body[1:]))

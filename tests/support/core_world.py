@@ -1,4 +1,4 @@
-"""A core with runners that are only words: for stories told by hand, and for random ones that obey the world."""
+"""A scheduling core with simulated runners: for scripted sequences of events, and for random ones that are possible."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def task(name, *needs, **fields):
 
 
 class Driver:
-    """A core with its effects in a list, for stories told by hand. One batch named "b" is submitted at once."""
+    """A core with its effects in a list, for scripted events. Submits one batch named "b" at once."""
 
     def __init__(self, *tasks, slots=2, batch=None, **fields):
         self.core = Core(capacity={(): slots, GPU: 1}, **fields)
@@ -59,7 +59,7 @@ class Driver:
         return {(e.record.task, e.record.run): e.record for e in self.of(RunEnded) if e.batch == batch}
 
     def ready(self, runner, now=0.0):
-        """The dispatch that follows, or None."""
+        """Reports a ready runner. Returns the dispatch that follows, or None."""
         sent = self.of(Dispatch, self.on(RunnerReady(runner, now)))
         return sent[0] if sent else None
 
@@ -78,7 +78,7 @@ class Driver:
         return self.on(RunnerReported(sent.runner, [over], now))
 
     def do(self, sent, now, **fields):
-        """Begins and ends a run in one breath."""
+        """Starts and ends a run at the same time."""
         self.begin(sent, now, **{key: fields[key] for key in ("run", "index") if key in fields})
         return self.end(sent, now, **fields)
 
@@ -99,7 +99,7 @@ class Driver:
 
 
 class Body:
-    """A runner's process: executes its bundle in order, run by run."""
+    """A simulated runner process: executes its bundle in order, run by run."""
 
     def __init__(self):
         self.ready = False
@@ -115,7 +115,7 @@ class Body:
 
 
 class World:
-    """Runners, clock and users: draws what happens next among what can happen."""
+    """Simulated runners, clock and users: draws the next event among those that are possible."""
 
     def __init__(self, core, choose, hang=0.1):
         self.core = core
@@ -144,7 +144,7 @@ class World:
                     self.bodies[runner] = Body()
                 case Dispatch(runner, _, attempts):
                     body = self.bodies[runner]
-                    assert body.ready, "work for who can take it"
+                    assert body.ready, "work for a runner that is not ready"
                     assert not body.busy() or body.dead, "one bundle at a time"
                     for attempt in attempts:
                         assert attempt.runs, "no empty attempt"
@@ -222,7 +222,7 @@ class World:
         self.feed(RunnerReady(runner, self.now))
 
     def do_revoke(self, runner):
-        """What the runner has not claimed is ours again."""
+        """The core gets back the work that the runner has not claimed."""
         self.revoking.discard(runner)
         body = self.bodies[runner]
         back = tuple(attempt.ticket for attempt in body.queue)
@@ -233,7 +233,9 @@ class World:
         self.bodies[runner].dead = True
         self.dying.pop(runner)
         if self.choose.random() < 0.5:
-            self.bodies[runner].unread = self.bodies[runner].unread  # read before the burial, in any case
+            self.bodies[runner].unread = self.bodies[
+                runner
+            ].unread  # read before the runner is gone, in any case
 
     def do_bury(self, runner):
         del self.bodies[runner]

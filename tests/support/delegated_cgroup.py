@@ -1,4 +1,4 @@
-"""A cgroup that is delegated, as systemd does with `Delegate=yes`: skipped where the machine does not let us make one."""
+"""A delegated cgroup, as of systemd's `Delegate=yes`. Tests are skipped if this process may not create one."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from governor.processes import cgroups
 
 @contextlib.contextmanager
 def made(*, delegated=True):
-    """Its folder. All that is left in it is killed at the end."""
+    """The folder of a new cgroup. All processes in it are killed at the end of the context."""
     here = cgroups.of_process()
     if here is None:
         pytest.skip("no cgroup2 is mounted")
@@ -37,7 +37,7 @@ def made(*, delegated=True):
 
 @contextlib.contextmanager
 def entered(folder: Path):
-    """This process is in it meanwhile."""
+    """This process is a member of the cgroup in this context."""
     before = cgroups.of_process()
     enter(folder)
     try:
@@ -51,16 +51,18 @@ def enter(folder: Path) -> None:
 
 
 def groups(folder: Path) -> list[str]:
-    """What was made below it."""
-    made = (Path(above, name) for above, names, _ in os.walk(folder) for name in names)  # some go meanwhile
+    """Cgroups below `folder`."""
+    made = (
+        Path(above, name) for above, names, _ in os.walk(folder) for name in names
+    )  # some may disappear meanwhile
     return sorted(str(each.relative_to(folder)) for each in made)
 
 
 def emptied(folder: Path, *, seconds: float) -> list[str]:
-    """What is left below it after so long; returns as soon as nothing is."""
+    """Waits at most `seconds` until no cgroup is below `folder`. Returns those that are left."""
     end = time.monotonic() + seconds
     while left := groups(folder):
         if time.monotonic() > end:
             break
-        time.sleep(0.01)  # no event tells that a folder of cgroups has gone
+        time.sleep(0.01)  # no event reports the removal of a cgroup
     return left

@@ -1,4 +1,4 @@
-"""A front desk over a real broker, with an executor before it and a daemon without slots behind it."""
+"""The daemon's API over a real broker, with an executor as its client and a stand-in for the daemon without slots."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def done(task, outcome="succeeded", value=None):
     return TaskRecord(task=task, run=0, outcome=outcome, attempts=1, seconds=0.1, value=value)
 
 
-class House:
-    """A daemon without slots: what is submitted stays in the queue."""
+class DaemonStandIn:
+    """A daemon without slots: submitted runs stay in the queue."""
 
     def __init__(self):
         self.governors = []
@@ -60,7 +60,7 @@ class House:
 
 @contextlib.asynccontextmanager
 async def open_desk():
-    """The endpoints, the house behind the desk, and an executor before it."""
+    """A daemon stand-in, with an `executor` that is connected to its API."""
     with tempfile.TemporaryDirectory(prefix="fd-", dir="/tmp") as name:
         folder = Path(name)
         client, worker = f"ipc://{folder}/c", f"ipc://{folder}/w"
@@ -83,12 +83,12 @@ async def open_desk():
                 log_format="json",
                 log_level="info",
             )
-            house = House()
-            house.journal = journal
-            house.client = own
-            house.runs = folder
-            house.pruner = Pruner(journal, folder)
-            served = DaemonApi(daemon=house, context=site)
+            daemon = DaemonStandIn()
+            daemon.journal = journal
+            daemon.client = own
+            daemon.runs = folder
+            daemon.pruner = Pruner(journal, folder)
+            served = DaemonApi(instance=daemon, site=site)
             await stack.enter_async_context(Worker(worker, SERVICE, served.answer, credit=16))
-            house.executor = await stack.enter_async_context(Executor(client, timeout=3.0, patience=0.3))
-            yield house
+            daemon.executor = await stack.enter_async_context(Executor(client, timeout=3.0, patience=0.3))
+            yield daemon

@@ -1,4 +1,4 @@
-"""A listener of one batch that writes down what it hears, and can be waited for."""
+"""A listener of one batch that records its events; tests can wait for them."""
 
 from __future__ import annotations
 

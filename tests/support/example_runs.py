@@ -1,4 +1,4 @@
-"""An example as a user runs it: `governor run FILE --json`, and the result on its last line."""
+"""Runs an example as a user does, `governor run FILE --json`, and reads the result from the last line."""
 
 import json
 import os
@@ -10,7 +10,7 @@ REPOSITORY = Path(__file__).parents[2]
 
 
 def result_of(example, folder):
-    """The result of ``examples/<example>/run.yaml``, whose state goes below `folder`."""
+    """The result of ``examples/<example>/run.yaml``, with its state below `folder`."""
     done = subprocess.run(
         [
             sys.executable,

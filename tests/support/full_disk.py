@@ -1,4 +1,4 @@
-"""A disk that is full for files beyond a size, as the kernel can make one for a process without mounting anything."""
+"""A limit on file size that acts as a full disk: the kernel offers it to any process, without a mount."""
 
 import contextlib
 import resource
@@ -6,7 +6,7 @@ import resource
 
 @contextlib.contextmanager
 def full_beyond(size):
-    """Python ignores SIGXFSZ, so a write past `size` bytes of a file is an OSError (EFBIG), a part of it taken before."""
+    """Python ignores SIGXFSZ, so a write past `size` bytes of a file raises OSError (EFBIG), after a partial write."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
     try:

@@ -1,5 +1,5 @@
-"""Tasks in other processes that wait for a test's orders, so that no test sleeps: a task arrives, is told what to do,
-and its end is seen, whichever it is.
+"""Tasks in other processes that wait for a test's orders, so that no test sleeps: a task connects, receives an order, and the
+test observes its end.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 
 @dataclass
 class Visit:
-    """One run at work, of `batch_deeds.visit`; it `began` in monotonic seconds by its own clock."""
+    """One active run of `batch_deeds.visit`; it `began` in monotonic seconds of its own clock."""
 
     task: str
     run: int
@@ -32,7 +32,7 @@ class Visit:
         return await self.reader.readline()
 
     async def gone(self):
-        """Returns when its process is dead, or its task over."""
+        """Returns when its process is dead or its task has ended."""
         while await self.reader.readline():
             pass
 
@@ -56,11 +56,11 @@ class Gate:
         self.arrivals.put_nowait(Visit(**me, reader=reader, writer=writer))
 
     async def visit(self, seconds=20):
-        """The next task that begins."""
+        """The next task that connects."""
         async with asyncio.timeout(seconds):
             return await self.arrivals.get()
 
     async def visits(self, number):
-        """So many, by task and run."""
+        """The next `number` tasks that connect, by task and run."""
         found = [await self.visit() for _ in range(number)]
         return {(visit.task, visit.run): visit for visit in found}

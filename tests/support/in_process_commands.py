@@ -1,4 +1,4 @@
-"""Commands whose phase plays in process, and what came of their episodes."""
+"""Commands whose phase is played in process, and the results of their episodes."""
 
 import msgspec
 
@@ -8,7 +8,7 @@ from governor.messages import EpisodeEnded, EpisodeRecord, Made
 def inside(
     *, entry="walk_world:Walk", agent="walk_world:Agent", agent_params=None, agent_state=None, **params
 ):
-    """What a command says more when its phase plays in process."""
+    """The fields of a command whose phase is played in process."""
     return {
         "transport": "in_process",
         "made_environment": Made(entry=entry, params=params),
@@ -17,7 +17,7 @@ def inside(
 
 
 def vector(size, **more):
-    """The same with `size` sub-environments for each worker."""
+    """As `inside`, with `size` sub-environments for each worker."""
     command = inside(**more)
     return {**command, "made_environment": msgspec.structs.replace(command["made_environment"], vector=size)}
 
@@ -29,7 +29,7 @@ PLAYERS = {"red": "romeo", "blue": "juliet"}
 def parallel(
     *, env="Pair", agents=BOTH, agent="Always", players=PLAYERS, params=None, vector=1, **env_params
 ):
-    """`params` are those of each agent, by its name."""
+    """As `inside`, for a parallel environment; `params` are those of each agent by its name."""
     params = params or {}
     entry = env if ":" in env else f"parallel_world:{env}"
     return {
@@ -48,7 +48,7 @@ def outcomes(records):
 
 
 def told(records):
-    """What episodes came to, by their index, whoever played them and how long it took."""
+    """The results of episodes by index, without worker and duration."""
     return sorted((r.index, r.seed, r.outcome, r.value, r.steps, r.reason) for r in records)
 
 
@@ -56,13 +56,13 @@ def episodes(link):
     return [event.episode for event in link.events if isinstance(event, EpisodeEnded)]
 
 
-def noted_before(house, *, phase="train"):
-    """Episodes of an earlier life, of which the file is longer than all that is written of a few others."""
+def noted_before(instance, *, phase="train"):
+    """Writes episodes of an earlier process: their file is longer than that of a few other episodes."""
     done = tuple(
         EpisodeRecord(index=index, worker=0, seed=0, outcome="terminated", value=5.0, steps=5, seconds=0.1)
         for index in range(100)
     )
-    path = house.folder / f"run/episodes/{phase}.jsonl"
+    path = instance.folder / f"run/episodes/{phase}.jsonl"
     path.parent.mkdir(exist_ok=True)
     path.write_text("".join(f'{{"index": {record.index}, "pad": "{"x" * 200}"}}\n' for record in done))
     return done

@@ -1,4 +1,4 @@
-"""Who is alive: a process that has died and was not reaped yet, by whoever that falls to, is not."""
+"""Whether a process is alive; a zombie is not."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ def lives(pid):
 
 
 def first_child(parent: psutil.Process) -> psutil.Process:
-    """The first that it has forked, of those that live. The kernel lists children in this order, and what was adopted behind
-    them; the order of pids begins anew at the highest.
+    """The live child that was forked first. The kernel lists children in this order, and adopted ones after them; pids are no
+    order, because they wrap around.
     """
     listed = Path(f"/proc/{parent.pid}/task/{parent.pid}/children").read_text()
     return psutil.Process(int(listed.split()[0]))

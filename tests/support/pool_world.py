@@ -1,4 +1,4 @@
-"""Environments that start as a test says, and an `ActorPool` over them."""
+"""Environments whose start a test controls, and an `ActorPool` of them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Environment:
 
 
 class World:
-    """What starts environments; the test says how."""
+    """Starts environments, in the way that the test sets."""
 
     def __init__(self):
         self.started = self.together = self.most = 0
@@ -50,7 +50,7 @@ class World:
 
 @contextlib.asynccontextmanager
 async def pools():
-    """A world, and what makes pools of it; they are closed, and nothing is left open."""
+    """A world, and a function that makes pools of it. Closes them and asserts that no environment is left open."""
     world = World()
     async with contextlib.AsyncExitStack() as stack:
 
@@ -66,7 +66,7 @@ async def pools():
 
 
 async def waiting(pool):
-    """A task in `acquire` that waits."""
+    """A task that waits in `acquire`."""
     task = asyncio.create_task(pool.acquire())
     await asyncio.sleep(0)
     assert not task.done()

@@ -1,4 +1,4 @@
-"""A run file that has all there is in one, for tests that change a word of it."""
+"""A run file with every section, for tests that change one word of it."""
 
 GOOD = """\
 name: frozen-lake

@@ -1,4 +1,4 @@
-"""Results of runs for those whom only some of their fields concern."""
+"""Results of runs, for tests that need only some of their fields."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from governor.messages import RunResult
 
 
 def run_result(uid: str = "r1", **fields: Any) -> RunResult:
-    """One that finished, with nothing in it, but for `fields`."""
+    """An empty result of a finished run, with `fields` changed."""
     usual = {
         "name": "n",
         "outcome": "finished",

@@ -1,4 +1,4 @@
-"""Runners on a real Ray without an engine: a test says what they are to do, and sees all that they tell, in order."""
+"""Runners on a real Ray without an engine: a test sends work, and receives all their messages in order."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SECONDS = 60.0
 
 
 class Heard:
-    """The listener: `of` holds all news of each runner; what was taken back is a tuple of tickets."""
+    """The listener: `of` has all messages of each runner; revoked work is a tuple of tickets."""
 
     def __init__(self):
         self.of = defaultdict(list)
@@ -42,7 +42,7 @@ class Heard:
         ]
 
     async def until(self, condition, *, seconds=SECONDS):
-        """What the condition gives, once that is not empty."""
+        """The result of the condition, once it is true."""
         async with asyncio.timeout(seconds):
             while not (found := condition()):
                 self._news.clear()
@@ -64,7 +64,7 @@ class World:
         self._idle = []
 
     async def ready(self, *, fresh=False, shape=()):
-        """A runner that has nothing to do; `fresh`: one that has never worked."""
+        """An idle runner; `fresh`: one that has never had work."""
         while self._idle and not fresh and not shape:
             runner = self._idle.pop()
             if not self.heard.all(runner, RunnerGone):
@@ -85,7 +85,7 @@ class World:
         return WorkItem(ticket=ticket, call=call if ":" in call else f"runner_deeds:{call}", **fields)
 
     async def run(self, call, **fields):
-        """The ends of the runs of one attempt, on a runner that goes on living."""
+        """Runs one attempt on a runner that is used again. Returns the ends of its runs."""
         runner, work = await self.ready(), self.work(call, **fields)
         self.runners.send(runner, [work])
         overs = await self.over(runner, work)
@@ -99,12 +99,12 @@ class World:
         return await self.said(runner, Over, work.ticket, count=len(work.runs), seconds=seconds)
 
     async def said(self, runner, kinds, ticket=None, *, count=1, seconds=SECONDS):
-        """At least `count` documents of these kinds."""
+        """Waits for at least `count` messages of these kinds."""
 
         def found():
-            told = self.heard.all(runner, kinds, ticket)
-            if len(told) >= count:
-                return told
+            messages = self.heard.all(runner, kinds, ticket)
+            if len(messages) >= count:
+                return messages
             assert not self.heard.all(runner, RunnerGone), self.heard.of[runner][-1]
             return None
 
@@ -115,13 +115,13 @@ class World:
 
 
 def hide(runners):
-    """Takes the unix socket away."""
-    Path(runners._connections.path).unlink()
+    """Removes the unix socket."""
+    Path(runners._gate.path).unlink()
 
 
 @asynccontextmanager
 async def open_world(cluster, folder, *, unix=True):
-    """Without `unix`, runners find no socket file, and come by TCP as if they were on another machine."""
+    """Without `unix`, runners find no socket file and connect by TCP, as from another machine."""
     from governor.tasks.runners.pool import Runners
 
     sockets = Path(tempfile.mkdtemp(prefix="governor-test-"))

@@ -1,4 +1,4 @@
-"""A scheduler for many tests: two runners are started once, what differs is set for each test."""
+"""A scheduler for many tests: two runners are started once, each test sets its own configuration."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ BASE = SchedulerConfig(
 
 
 def configured(scheduler, **fields):
-    """The scheduler with other settings, of those that are no concern of its engine."""
+    """The scheduler with other settings, among those that its engine does not use."""
     scheduler.config = replace(BASE, **fields)
     scheduler.default_timeout = scheduler.config.max_timeout * (scheduler.config.max_retry_times + 1)
     return scheduler
 
 
 def configure(coordinator, **fields):
-    """The same for a coordinator."""
+    """As `configured`, for a coordinator."""
     coordinator.config = configured(coordinator.scheduler, **fields).config
 
 
 def is_alive(pid):
-    """A zombie is dead: only its parent has not looked yet."""
+    """A zombie counts as dead: its parent has not reaped it yet."""
     try:
         return psutil.Process(pid).status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
     except psutil.NoSuchProcess:
@@ -47,19 +47,19 @@ async def within(seconds, awaitable):
 
 
 def visitor(gate, **fields):
-    """A task that reports to the gate and does as it is told."""
+    """A task that connects to the gate and executes its orders."""
     args = {"gate": gate.path, **fields.pop("args", {})}
     return Task("batch_deeds:visit", args=args, **{"retries": 0} | fields)
 
 
 async def turns(number=10):
-    """Lets everything happen that waits for nothing but its turn."""
+    """Lets the event loop run all tasks that are ready."""
     for _ in range(number):
         await asyncio.sleep(0)
 
 
 async def leave_nothing(scheduler):
-    """After a test: nothing of it is left, so that the next one begins as it did; fails where something was."""
+    """Removes all batches after a test, so that the next one starts with none; fails if there were any."""
     left = list(scheduler._batches)
     for batch_id in left:
         await scheduler.abort_batch(batch_id)
@@ -68,7 +68,7 @@ async def leave_nothing(scheduler):
 
 
 class Pipeline:
-    """Takes payloads; fails, or waits, when it is told so."""
+    """Receives payloads; fails or waits if the test sets that."""
 
     def __init__(self):
         self.taken = []

@@ -1,6 +1,6 @@
-"""Another node of a Ray cluster, on this machine: `python second_node.py SETTINGS`, as `governor.tasks.cluster.head_process` a head.
+"""Another node of a Ray cluster on this machine: `python second_node.py SETTINGS`; cf. `governor.tasks.cluster.head_process`.
 
-When it is in the cluster it writes its raylet's pid to standard output; it ends when standard input does.
+When it has joined the cluster it writes the pid of its raylet to standard output; it ends when standard input is closed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from governor.tasks.cluster.head import environment
 
 
 class SecondNode:
-    """A raylet of its own, that can be killed."""
+    """A separate raylet that can be killed."""
 
     def __init__(self, head, *, num_cpus, resources, temp_dir):
         self._settings = {
@@ -38,12 +38,12 @@ class SecondNode:
             env={**self._environment, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
         )
         async with asyncio.timeout(60):
-            told = json.loads(await self._process.stdout.readline())
-        self.raylet, self.id = told["raylet"], told["id"]
+            started = json.loads(await self._process.stdout.readline())
+        self.raylet, self.id = started["raylet"], started["id"]
         return self
 
     def kill(self):
-        """As a power failure of the node would, but for what runs on it."""
+        """As a power failure of the node, except that its workers are not killed."""
         os.kill(self.raylet, signal.SIGKILL)
 
     async def stop(self):

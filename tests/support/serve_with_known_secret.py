@@ -1,4 +1,4 @@
-"""`governor serve` with a secret that the test knows: nothing but its bytes is another one."""
+"""`governor serve` with a secret that the test knows; only its bytes differ from a normal start."""
 
 import hashlib
 import runpy

@@ -1,6 +1,6 @@
-"""As much of torch's interface as a state file touches, over numpy: torch itself takes 3 GB, too much for an extra of tests.
+"""The part of torch's interface that a state file uses, over numpy: torch itself takes 3 GB, too much for the extra `test`.
 
-Tests that use it run with torch, too, where that is installed.
+Tests that use it run with torch too if that is installed.
 """
 
 from dataclasses import dataclass, replace

@@ -1,4 +1,4 @@
-"""Phases that a language model plays, in a `House`."""
+"""Phases that a language model plays, in a `Instance`."""
 
 import pandas as pd
 
@@ -8,7 +8,7 @@ SECONDS = 60
 
 
 def talking(url, *, entry, environment=None, **params):
-    """What a command says of a phase that a language model plays."""
+    """The fields of a command for a phase that a language model plays."""
     return {
         "transport": "in_process",
         "made_environment": Made(entry=entry, params=environment or {}),
@@ -16,14 +16,14 @@ def talking(url, *, entry, environment=None, **params):
     }
 
 
-def steps_of(house):
-    return pd.read_parquet(house.folder / "run/episodes/train.parquet")
+def steps_of(instance):
+    return pd.read_parquet(instance.folder / "run/episodes/train.parquet")
 
 
-async def play(house, world, name="walk", **more):
-    """A phase in the world's environments of this name."""
+async def play(instance, world, name="walk", **more):
+    """Plays a phase in the world's environments of this name."""
     environment = {"name": name, **more.pop("environment", {})}
     agent = more.pop("agent", {})
-    return await house.play(
+    return await instance.play(
         seconds=SECONDS, **talking(world.llm, entry=world.url, environment=environment, **agent), **more
     )

@@ -1,4 +1,4 @@
-"""Real HTTP servers on loopback that answer well, or as badly as they are told: a model's, and text environments'."""
+"""Real HTTP servers on loopback, of a model and of text environments, that answer correctly or with the fault that a test sets."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from aiohttp import web
 
 
 class Server:
-    """`then("500", "late")` tells what becomes of the next requests; those after them are answered well.
+    """`then(500, "late")` sets the answers of the next requests; later requests are answered correctly.
 
-    A number is a status (or ``(status, headers)``); "malformed" JSON; "nothing" but the end of the connection; "empty",
-    of status 200; "half" an answer; "late", when the client has gone; "drip", without end; "garbage", no HTTP; bytes or
-    anything else for JSON: that body, of status 200.
+    A number is a status (or ``(status, headers)``); "malformed" JSON; "nothing": the connection is closed; "empty":
+    status 200; "half" an answer; "late": after the client has gone; "drip": endless; "garbage": no HTTP; bytes or any other
+    JSON value: that body, status 200.
     """
 
     def __init__(self):
@@ -42,7 +42,7 @@ class Server:
         self._orders.extend(orders)
 
     async def respond(self, request, body):
-        """The good answer to one request."""
+        """The correct answer to one request."""
         raise NotImplementedError
 
     async def _serve(self, request):
@@ -107,7 +107,7 @@ class Server:
 
 
 class ChatServer(Server):
-    """A model that says `text`."""
+    """A model that always answers `text`."""
 
     def __init__(self, text="left", *, hold=None, **fields):
         super().__init__()
@@ -132,9 +132,9 @@ def completion(text="left", *, finish_reason="stop", **fields):
 
 
 class EnvironmentServer(Server):
-    """Environments at any name and id: `length` steps of reward 1. `steps` holds each action that was carried out.
+    """Environments at any name and id: `length` steps of reward 1. `steps` has each action that was executed.
 
-    With `honours_keys` a step that comes again gets the answer that it had.
+    With `honours_keys` a repeated step receives the same answer again.
     """
 
     def __init__(self, *, length=3, honours_keys=False):
@@ -147,9 +147,7 @@ class EnvironmentServer(Server):
 
     async def _obey(self, order, request, body):
         if request.method == "POST" and order not in (None, "half"):
-            self._stepped(
-                request, body
-            )  # what becomes of the answer does not undo it: that is what keys are for
+            self._stepped(request, body)  # a lost answer does not undo it: keys exist for that
         response = await super()._obey(order, request, body)
         if self._honours_keys and not response.prepared:
             response.headers["Idempotency-Key"] = request.headers.get("Idempotency-Key", "")

@@ -1,4 +1,4 @@
-"""Interactors on one `TextWorld`, and stand-ins for environments and models where those are not what is tested."""
+"""Interactors on one `TextWorld`, and stand-ins for environments and models that are not under test."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SECONDS = 30
 
 
 class Stage:
-    """One world, and interactors on it that are closed with it."""
+    """One world, and its interactors, which are closed with it."""
 
     def __init__(self, world, stack):
         self.world = world
@@ -45,7 +45,7 @@ class Stage:
         return made
 
     async def play(self, *tasks, **more):
-        """The result, and the record of each episode by its key."""
+        """Plays tasks. Returns the result, and the record of each episode by its key."""
         interactor = self.interactor(*tasks, **more)
         result = await asyncio.wait_for(interactor.run_all_environments(), SECONDS)
         return result, {episode.key: episode for episode in interactor.episodes}
@@ -58,7 +58,7 @@ async def text_stage():
 
 
 class Parrot:
-    """A chat model without a network, where the model is not what is tested."""
+    """A chat model without a network, for tests of other parts."""
 
     def __init__(self, answer=lambda messages: Answer("go", "stop", 7, 1, 1)):
         self._answer = answer
@@ -68,7 +68,7 @@ class Parrot:
 
 
 class Walk:
-    """A text environment without a network: `steps` long, unless the test says otherwise."""
+    """A text environment without a network, of `steps` steps, with an optional fault."""
 
     def __init__(self, steps=3, fault=None):
         self.steps, self.fault = steps, fault

@@ -1,6 +1,6 @@
-"""A server of text environments and of a language model, over real HTTP on the loopback, and what tests play in it.
+"""A server of text environments and of a language model, over real HTTP on the loopback.
 
-An environment's name says how it behaves (`BEHAVIOURS`); `steps` has every step that the server took, with its key.
+The name of an environment selects its behaviour; `steps` has every step that the server executed, with its key.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ SYSTEM = {"role": "system", "content": "be brief"}
 
 
 class TextWorld:
-    """`hold` is for what never answers: it is set when the world ends."""
+    """`hold` is set when the world closes: requests that are never answered wait for it."""
 
     def __init__(self):
         self.steps = defaultdict(list)
@@ -130,7 +130,7 @@ class TextWorld:
 
 
 class Notes:
-    """A data manager of a user, with the methods and arguments that every one has, and no more."""
+    """A user's data manager, with only the methods and arguments that every data manager has."""
 
     def __init__(self):
         self.rows = []

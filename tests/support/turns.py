@@ -1,4 +1,4 @@
-"""How long the event loop is held, told by the loop itself."""
+"""How long callbacks block the event loop, measured in the loop itself."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import time
 
 
 class Turns:
-    """The longest turn of the loop, in processor time of this thread: others may have the machine. What tests before
-    have left on the heap is kept out of it.
+    """The longest turn of the loop, in processor time of this thread, because the machine may be busy. Objects of earlier
+    tests are excluded from garbage collection.
     """
 
     async def __aenter__(self):

@@ -1,1 +1,1 @@
-"""What users would write: environments and experiments. Runners and environment processes import these modules too."""
+"""User code: environments and experiments, good and bad. Runners and environment processes import these modules too."""

@@ -18,7 +18,7 @@ class EnvArgs:
 
 @dataclass
 class Exp:
-    """One that does the deed of this name; each execution is a line in `story`."""
+    """Calls the method with this name; each execution writes a line to `story`."""
 
     exp_id: Any
     deed: str = "give"
@@ -52,7 +52,7 @@ class Exp:
         time.sleep(self.arg)
 
     def hold_gil(self):
-        """In C, for years; no signal is looked at."""
+        """Holds the GIL in C for years; no signal is handled."""
         sum(range(10**15))
 
     def killed(self):
@@ -62,21 +62,21 @@ class Exp:
         sys.exit(3)
 
     def exist(self):
-        """Succeeds when the file is there."""
+        """Succeeds when the file exists."""
         return Path(self.arg).read_text()
 
     def make(self):
-        """Something that can be made on a runner alone."""
+        """Returns an object that can be made on a runner only."""
         return {"unreadable": Unreadable, "generator": lambda: (n for n in [1])}[self.arg]()
 
     def count(self):
-        """Sees what an execution before has left in this object."""
+        """Shows what an earlier execution left in this object."""
         self.arg = (self.arg or 0) + 1
         return self.arg
 
 
 class Bare:
-    """No env_args, no depends_on."""
+    """An experiment without env_args and depends_on."""
 
     def __init__(self, exp_id):
         self.exp_id = exp_id
@@ -94,7 +94,7 @@ class Later(Bare):
 
 
 class Sums(Bare):
-    """Works with what it depends on."""
+    """Uses the results that it depends on."""
 
     def run(self, inputs, context):
         return {"inputs": inputs, "task": context.task}

@@ -30,7 +30,7 @@ class Walk:
 
 
 class Seeded:
-    """Kept from episode to episode: `reset` says so. Each is worth what its seed says."""
+    """Reused for the next episode, because it has `reset`. The seed determines the reward of an episode."""
 
     def reset(self, *, seed):
         self.worth, self.taken = seed % 100, 0

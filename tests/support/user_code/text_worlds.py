@@ -1,4 +1,4 @@
-"""Text environments, good and bad, for processes of their own."""
+"""Text environments, good and bad, that run in other processes."""
 
 import asyncio
 import ctypes
@@ -16,7 +16,7 @@ PROMPT = [{"role": "system", "content": "play"}, {"role": "user", "content": "go
 
 
 class Corridor:
-    """Terminates after `length` steps. A step may be told to go wrong."""
+    """Terminates after `length` steps. The action may be the name of a fault."""
 
     def __init__(self, length=3, folder=None):
         self.length = length
@@ -118,7 +118,7 @@ class Corridor:
         pid = os.fork()
         if pid == 0:
             os.setsid()
-            signal.alarm(10)  # out of reach for its grandparent
+            signal.alarm(10)  # its grandparent cannot kill it
             signal.pause()
         os._exit(6)
 
@@ -132,7 +132,7 @@ class Corridor:
 
 
 class Talker:
-    """Async; its own task counts on between calls."""
+    """Async; its own task keeps counting between calls."""
 
     def __init__(self):
         self.turns = asyncio.Event()
