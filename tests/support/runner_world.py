@@ -116,7 +116,7 @@ class World:
 
 def hide(runners):
     """Removes the unix socket."""
-    Path(runners._gate.path).unlink()
+    Path(runners._connections.path).unlink()
 
 
 @asynccontextmanager

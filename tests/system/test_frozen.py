@@ -1,5 +1,5 @@
 """Processes that are alive but do not respond (SIGSTOP, user code that blocks the event loop) are replaced after
-`deadlines.silence` and not before; no other process is replaced.
+`deadlines.liveness` and not before; no other process is replaced.
 """
 
 from __future__ import annotations
