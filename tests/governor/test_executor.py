@@ -8,7 +8,6 @@ import tempfile
 from types import SimpleNamespace
 
 import pytest
-from run_results import run_result
 
 from governor import executor as module
 from governor.errors import ExitCode, GovernorError, NoAnswer, NotPermitted, TryAgain, Unreachable, UsageError
@@ -24,6 +23,7 @@ from governor.messages import (
     encode,
 )
 from governor.messages.chunking import slices
+from tests.support.run_results import run_result
 from transport import frames
 from transport.access import Access
 from transport.broker import Broker

@@ -1,9 +1,9 @@
 import os
 
 import pytest
-from full_disk import full_beyond
 
 from governor import files
+from tests.support.full_disk import full_beyond
 
 
 def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path):

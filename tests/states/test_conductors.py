@@ -3,10 +3,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from state_scenes import LAKE, PLAN, SIMULATION, TASKS, exited, ready, stuck
 
 from states.conductors import FIRST_BACK_OFF, LONGEST_BACK_OFF, ConductorStates, exit_reason
 from states.effects import StartConductor, StopConductor, Wake
+from tests.states.state_scenes import LAKE, PLAN, SIMULATION, TASKS, exited, ready, stuck
 
 
 @pytest.fixture

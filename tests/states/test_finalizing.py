@@ -3,7 +3,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from state_scenes import (
+
+from states import Finalizing, Stopping
+from states.effects import StopConductor, Wake, WriteResult
+from tests.states.state_scenes import (
     LAKE,
     PLAN,
     SIMULATION,
@@ -26,9 +29,6 @@ from state_scenes import (
     stuck,
     written,
 )
-
-from states import Finalizing, Stopping
-from states.effects import StopConductor, Wake, WriteResult
 
 FINISHED = WriteResult(outcome="finished", reason="")
 ABORTED = WriteResult(outcome="aborted", reason="enough")

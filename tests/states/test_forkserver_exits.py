@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from state_scenes import LAKE, PLAN, SIMULATION, TASKS, exited, running, starting
-
 from states.effects import StartConductor
 from states.running import Running
 from states.starting import Starting
+from tests.states.state_scenes import LAKE, PLAN, SIMULATION, TASKS, exited, running, starting
 
 ALL = (LAKE, SIMULATION, TASKS)
 

@@ -3,7 +3,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from state_scenes import (
+
+from states import Pristine, Starting
+from states.effects import StartConductor, Wake
+from tests.states.state_scenes import (
     LAKE,
     PLAN,
     SIMULATION,
@@ -16,9 +19,6 @@ from state_scenes import (
     stop,
     stopping,
 )
-
-from states import Pristine, Starting
-from states.effects import StartConductor, Wake
 
 
 def test_it_waits_for_a_run():

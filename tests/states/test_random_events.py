@@ -14,10 +14,10 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
-from state_scenes import PLAN
-from state_world import World
 
 from states import Pristine
+from tests.states.state_scenes import PLAN
+from tests.states.state_world import World
 
 BOUND = 400
 """Options and events that a fair world may need from any state to Pristine: 3 conductors, 3 phases, 6 restarts of

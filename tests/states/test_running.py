@@ -3,7 +3,19 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from state_scenes import (
+
+from states import Finalizing, Running, Stopping
+from states.effects import (
+    BeginPhase,
+    EndPhase,
+    StartConductor,
+    StartPart,
+    StopConductor,
+    StopPart,
+    Wake,
+    WriteResult,
+)
+from tests.states.state_scenes import (
     BOTH,
     LAKE,
     PLAN,
@@ -26,18 +38,6 @@ from state_scenes import (
     started,
     stop,
     stuck,
-)
-
-from states import Finalizing, Running, Stopping
-from states.effects import (
-    BeginPhase,
-    EndPhase,
-    StartConductor,
-    StartPart,
-    StopConductor,
-    StopPart,
-    Wake,
-    WriteResult,
 )
 
 

@@ -2,7 +2,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from state_scenes import (
+from states import Finalizing, Running, Starting, Stopping
+from states.effects import BeginPhase, StartConductor, StartPart, StopConductor, Wake, WriteResult
+from tests.states.state_scenes import (
     LAKE,
     PLAN,
     SIMULATION,
@@ -22,9 +24,6 @@ from state_scenes import (
     stop,
     stuck,
 )
-
-from states import Finalizing, Running, Starting, Stopping
-from states.effects import BeginPhase, StartConductor, StartPart, StopConductor, Wake, WriteResult
 
 
 def begun_again(conductor, incarnation, *, at, delay):

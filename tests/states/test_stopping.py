@@ -1,7 +1,10 @@
 from __future__ import annotations
 
 import pytest
-from state_scenes import (
+
+from states import Pristine, Stopping
+from states.effects import EndRun, RemoveTraces, StopConductor, Wake
+from tests.states.state_scenes import (
     LAKE,
     SIMULATION,
     TASKS,
@@ -23,9 +26,6 @@ from state_scenes import (
     stuck,
     written,
 )
-
-from states import Pristine, Stopping
-from states.effects import EndRun, RemoveTraces, StopConductor, Wake
 
 ALL_GONE = (exited(LAKE, code=0), exited(SIMULATION, code=0), exited(TASKS, code=0))
 

@@ -5,7 +5,13 @@ from __future__ import annotations
 from dataclasses import fields, is_dataclass, replace
 
 import pytest
-from state_scenes import (
+
+from states import TABLE, Dropped, Pristine, Rejected, Step, advance, events, table
+from states.base import State
+from states.effects import Effect
+from states.errors import UndeclaredTransition
+from states.table import Rule
+from tests.states.state_scenes import (
     LAKE,
     NAMES,
     PLAN,
@@ -37,12 +43,6 @@ from state_scenes import (
     stuck,
     written,
 )
-
-from states import TABLE, Dropped, Pristine, Rejected, Step, advance, events, table
-from states.base import State
-from states.effects import Effect
-from states.errors import UndeclaredTransition
-from states.table import Rule
 
 UNASKED = (events.ConductorExited, events.ConductorStuck, events.DeadlinePassed, events.StopRequested)
 DEADLINES = ("start", "restart", "wall_clock", "close", "finalize", "retry", "stop")

@@ -3,7 +3,7 @@
 `tests/` mirrors the code; `system/` plays whole daemons, `faults/` is the fault campaign, `examples/` runs what users see.
 
 * Transport: `broker_stage` a broker core with a clock that is a number.
-* Daemon: `desk_world` the API for executors over a real broker; `serve_with_known_secret` a daemon with a secret that tests know.
+* Daemon: `api_world` the API for executors over a real broker; `serve_with_known_secret` a daemon with a secret that tests know.
 * Run file and results: `run_files` a complete run file; `run_results` results with few fields; `example_runs` runs an example.
 * Tasks, pure: `core_world` a scheduling core with simulated runners. On Ray: `runner_world` runners without an engine; `scheduling`
   a shared scheduler; `gate` tasks that wait for a test's orders; `ends` a listener of a batch; `second_node` another Ray node.

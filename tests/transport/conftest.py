@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import shutil
-import sys
 import tempfile
 from multiprocessing import resource_tracker
 from pathlib import Path
@@ -13,9 +12,7 @@ from pathlib import Path
 import pytest
 import zmq
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-from conftest_peers import TransportWorld, open_fds
+from tests.transport.conftest_peers import TransportWorld, open_fds
 
 
 async def _left_open(before):

@@ -7,10 +7,10 @@ import stat
 
 import msgspec
 import pytest
-from broker_stage import Stage
-from conftest_peers import echo, until
 from rich.pretty import pretty_repr
 
+from tests.support.broker_stage import Stage
+from tests.transport.conftest_peers import echo, until
 from transport import frames as mdp
 from transport.access import Access, Secret
 from transport.broker import Broker

@@ -9,8 +9,8 @@ from contextlib import AsyncExitStack
 
 import pytest
 import zmq
-from conftest_peers import FAST, echo, process, run_broker
 
+from tests.transport.conftest_peers import FAST, echo, process, run_broker
 from transport import frames as mdp
 from transport.broker import Broker, encode_settings
 from transport.broker_core import BrokerLimits

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from broker_stage import Stage
 
+from tests.support.broker_stage import Stage
 from transport import frames as mdp
 from transport.broker_core import Side
 from transport.envelope import ReplyStatus

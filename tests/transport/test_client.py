@@ -4,8 +4,8 @@ import asyncio
 import time
 
 import pytest
-from conftest_peers import FAST, echo, process, run_broker, until
 
+from tests.transport.conftest_peers import FAST, echo, process, run_broker, until
 from transport.broker import encode_settings
 from transport.errors import (
     BadEndpoint,

@@ -7,11 +7,11 @@ import socket
 import time
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 
-import hostile_peers as hostile
 import pytest
 import zmq
-from conftest_peers import FAST, echo, process, run_broker, spawn, until
 
+from tests.transport import hostile_peers as hostile
+from tests.transport.conftest_peers import FAST, echo, process, run_broker, spawn, until
 from transport.broker import encode_settings
 from transport.broker_core import BrokerLimits
 from transport.errors import WorkerLost

@@ -6,8 +6,8 @@ import asyncio
 from contextlib import AsyncExitStack
 
 import pytest
-from conftest_peers import until
 
+from tests.transport.conftest_peers import until
 from transport import slow_readers
 from transport.broker import Broker
 from transport.broker_state import BrokerLimits

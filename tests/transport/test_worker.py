@@ -5,8 +5,15 @@ import time
 
 import pytest
 import zmq
-from conftest_peers import echo, process, run_hanging_worker, run_short_lived_worker, spawn, until
 
+from tests.transport.conftest_peers import (
+    echo,
+    process,
+    run_hanging_worker,
+    run_short_lived_worker,
+    spawn,
+    until,
+)
 from transport import frames as mdp
 from transport.broker_core import BrokerLimits
 from transport.errors import WorkerLost

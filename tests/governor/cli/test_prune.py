@@ -8,12 +8,12 @@ import shutil
 
 import pytest
 from click.testing import CliRunner
-from run_results import run_result
 
 from governor.cli import ask, cli
 from governor.daemon.state_lock import StateLock
 from governor.journal.journal import Journal
 from governor.messages import Pruned
+from tests.support.run_results import run_result
 
 
 @pytest.fixture

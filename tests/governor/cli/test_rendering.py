@@ -2,13 +2,13 @@ import io
 
 import msgspec
 import pytest
-from recorded import EVENTS, REPORT, RESULT, RUNS, STATUS, Recorded
 from rich.console import Console
 
 from governor.cli import ask, display, tables
 from governor.cli.lines import line, number
 from governor.cli.view import RunView
 from governor.messages import LimitUse, RunEvent, RunList
+from tests.governor.cli.recorded import EVENTS, REPORT, RESULT, RUNS, STATUS, Recorded
 
 
 def told():

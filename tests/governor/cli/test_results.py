@@ -10,16 +10,16 @@ import msgspec
 import pandas as pd
 import pytest
 from click.testing import CliRunner
-from full_disk import full_beyond
-from recorded import RESULT
-from recorded_sessions import record, session
-from recorded_steps import columns, play, recorder
 
 from governor.cli import ask, cli
 from governor.episodes import trajectories
 from governor.episodes.records import episode_file
 from governor.episodes.text.sessions import DataManager
 from governor.messages import EpisodeRecord
+from tests.governor.cli.recorded import RESULT
+from tests.support.full_disk import full_beyond
+from tests.support.recorded_sessions import record, session
+from tests.support.recorded_steps import columns, play, recorder
 
 ROOT = Path(__file__).parents[3]
 

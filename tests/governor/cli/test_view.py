@@ -1,8 +1,7 @@
-from recorded import EVENTS, STATUS
-
 from governor.cli.lines import line
 from governor.cli.view import RunView
 from governor.messages import RunEvent
+from tests.governor.cli.recorded import EVENTS, STATUS
 
 
 def after(count):

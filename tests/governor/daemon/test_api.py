@@ -7,8 +7,6 @@ import errno
 import shutil
 
 import pytest
-from desk_world import RUN, TWO, done, open_desk
-from run_results import run_result
 
 from governor.errors import (
     AlreadyEnded,
@@ -28,11 +26,13 @@ from governor.messages import (
     encode,
 )
 from governor.run_file.load import parse
+from tests.support.api_world import RUN, TWO, done, open_api
+from tests.support.run_results import run_result
 
 
 @pytest.fixture
 async def daemon():
-    async with open_desk() as opened:
+    async with open_api() as opened:
         yield opened
 
 

@@ -9,8 +9,6 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from desk_world import RUN, done, open_desk
-from run_results import run_result
 
 from governor.errors import (
     NoSuchRun,
@@ -25,11 +23,13 @@ from governor.messages import (
 )
 from governor.runs.result import save_result
 from governor.runs.run_governor import RunGovernor
+from tests.support.api_world import RUN, done, open_api
+from tests.support.run_results import run_result
 
 
 @pytest.fixture
 async def daemon():
-    async with open_desk() as opened:
+    async with open_api() as opened:
         yield opened
 
 

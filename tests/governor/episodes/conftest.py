@@ -9,7 +9,6 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from in_process_commands import inside, vector
 
 from governor.conductors.agent import AgentConductor
 from governor.conductors.environment import EnvironmentConductor
@@ -17,6 +16,7 @@ from governor.conductors.simulation import SimulationController
 from governor.episodes.records import state_file
 from governor.messages import ConductorSpec, Done, EpisodeEnded, PartEndedReport, StartSimulation, encode
 from governor.messages.link import RecordingLink
+from tests.support.in_process_commands import inside, vector
 from transport.access import Secret
 from transport.broker import Broker
 from transport.client import Client

@@ -5,11 +5,11 @@ import contextlib
 from pathlib import Path
 
 import pytest
-from full_disk import full_beyond
-from in_process_commands import inside, outcomes
 
 from governor.episodes.records import episode_file
 from governor.messages import Done, EpisodeEnded, EpisodeRecord, Evaluate, PartEndedReport, Until
+from tests.support.full_disk import full_beyond
+from tests.support.in_process_commands import inside, outcomes
 
 BOTH = pytest.mark.parametrize("transport", ["conductors", "in_process"])
 FULL = "OSError: [Errno 27] File too large"

@@ -1,11 +1,11 @@
 """What an agent has learned: its version, and the file that keeps it."""
 
 import pytest
-from in_process_commands import inside
 
 from governor.episodes import trajectories
 from governor.episodes.learned import Learned
 from governor.episodes.records import state_file
+from tests.support.in_process_commands import inside
 
 
 @pytest.mark.parametrize("transport", ["conductors", "in_process"])

@@ -5,7 +5,6 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from in_process_commands import outcomes
 
 from governor.episodes import trajectories
 from governor.errors import ConductorError
@@ -18,6 +17,7 @@ from governor.messages import (
     StopPartCommand,
     Until,
 )
+from tests.support.in_process_commands import outcomes
 
 
 async def test_vectors_cross_with_dtype_and_shape(harness):

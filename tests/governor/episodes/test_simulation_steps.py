@@ -3,13 +3,13 @@
 import asyncio
 
 import pytest
-from full_disk import full_beyond
-from in_process_commands import outcomes
 
 from governor.episodes import trajectories
 from governor.episodes.records.recording import Columns, StepRecorder
 from governor.episodes.spaces import Discrete
 from governor.messages import EpisodeEnded, EpisodeRecord
+from tests.support.full_disk import full_beyond
+from tests.support.in_process_commands import outcomes
 
 FULL = "cannot record its steps: OSError: [Errno 27] File too large"
 WALK = Columns.of(Discrete(n=1000, start=0), Discrete(n=2, start=0))

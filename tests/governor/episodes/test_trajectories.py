@@ -5,11 +5,11 @@ import numpy as np
 import pandas as pd
 import pyarrow.parquet as pq
 import pytest
-from full_disk import full_beyond
-from recorded_steps import columns, play, recorder, rows, run_code
 
 from governor.episodes import trajectories
 from governor.errors import UsageError
+from tests.support.full_disk import full_beyond
+from tests.support.recorded_steps import columns, play, recorder, rows, run_code
 
 
 def files(folder):
@@ -170,8 +170,8 @@ class Without:
 sys.meta_path.insert(0, Without)
 from governor.episodes import trajectories
 from governor.episodes.text.sessions import DataManager
-from recorded_sessions import record, session
-from recorded_steps import play, recorder
+from tests.support.recorded_sessions import record, session
+from tests.support.recorded_steps import play, recorder
 folder = Path(sys.argv[1])
 steps = recorder(folder)
 play(steps, 0, steps=3)

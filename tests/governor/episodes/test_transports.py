@@ -4,9 +4,9 @@ import asyncio
 from importlib import import_module
 
 import pytest
-from in_process_commands import episodes, outcomes
 
 from governor.messages import EpisodeEnded, PartEndedReport, Until
+from tests.support.in_process_commands import episodes, outcomes
 
 EACH = pytest.mark.parametrize("transport", ["conductors", "in_process", "vector", "rounds"])
 ALONE = pytest.mark.parametrize("transport", ["conductors", "in_process"])

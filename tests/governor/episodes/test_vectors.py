@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
-from in_process_commands import inside, outcomes, told
 
 from governor.episodes import trajectories
+from tests.support.in_process_commands import inside, outcomes, told
 
 BOTH = pytest.mark.parametrize("transport", ["vector", "rounds"])
 

@@ -12,7 +12,6 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from full_disk import full_beyond
 
 from governor.daemon import folders
 from governor.daemon.state_lock import StateLock
@@ -27,6 +26,7 @@ from governor.runs.assignment import Assignment
 from governor.runs.effects import EffectRunner
 from governor.runs.result import whole_result
 from states.effects import WriteResult
+from tests.support.full_disk import full_beyond
 
 MIB = 1 << 20
 

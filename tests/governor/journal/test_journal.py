@@ -9,11 +9,11 @@ import threading
 
 import msgspec
 import pytest
-from run_results import run_result
 
 from governor.errors import JournalError
 from governor.journal.journal import Journal
 from governor.messages import EpisodeRecord, TaskRecord
+from tests.support.run_results import run_result
 
 
 @pytest.fixture

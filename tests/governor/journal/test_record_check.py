@@ -9,14 +9,14 @@ import subprocess
 
 import msgspec
 import pytest
-from desk_world import open_desk
-from run_results import run_result
 
 from governor.daemon.recovery import Recovery
 from governor.errors import AlreadyEnded, GovernorError, RecordDamaged
 from governor.messages import EpisodeRecord, TaskRecord
 from governor.processes.identity import ProcessIdentity, boot_id
 from governor.run_file.load import parse
+from tests.support.api_world import open_api
+from tests.support.run_results import run_result
 
 LAKE = {"entry": "gymnasium:FrozenLake-v1"}
 RUN = parse(
@@ -65,7 +65,7 @@ OF_ENDED += [("result", garbage) for garbage in GARBAGE]
 
 @pytest.fixture
 async def api():
-    async with open_desk() as opened:
+    async with open_api() as opened:
         for uid in ("sound", "bad", "ended", "spoilt"):
             await record(opened.journal, uid, is_ended=uid in ("ended", "spoilt"))
         yield opened

@@ -9,7 +9,6 @@ import sys
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from run_results import run_result
 
 from governor.errors import NoSuchRun, UsageError
 from governor.journal.journal import Journal
@@ -22,6 +21,7 @@ from governor.journal.retention import (
 )
 from governor.messages import EpisodeRecord, PhaseResult, TaskRecord
 from governor.runs.result import FILES, save_result, whole_result
+from tests.support.run_results import run_result
 
 NOW = 1_000_000_000.0
 BOUND = st.none() | st.integers(0, 12)

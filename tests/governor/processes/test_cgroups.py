@@ -7,9 +7,9 @@ import subprocess
 import sys
 
 import pytest
-from delegated_cgroup import entered, groups, made
 
 from governor.processes import cgroups, kill_tree
+from tests.support.delegated_cgroup import entered, groups, made
 
 DAEMON = kill_tree.new_mark()
 CHILD = kill_tree.mark_of_child(DAEMON, 3)

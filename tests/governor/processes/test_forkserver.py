@@ -13,10 +13,10 @@ import time
 from pathlib import Path
 
 import pytest
-from living import lives
 
 from governor.errors import ForkserverDied, ProcessError
 from governor.processes import forkserver, process
+from tests.support.living import lives
 
 ROOT = Path(__file__).parents[3]
 pytestmark = pytest.mark.usefixtures("shut_down", "targets")

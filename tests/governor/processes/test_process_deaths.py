@@ -13,9 +13,9 @@ from pathlib import Path
 
 import psutil
 import pytest
-from living import lives
 
 from governor.processes.readiness import is_readable
+from tests.support.living import lives
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[2]

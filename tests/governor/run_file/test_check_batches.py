@@ -4,9 +4,9 @@ import copy
 
 import pytest
 import yaml
-from run_files import GOOD
 
 from governor.run_file import check
+from tests.support.run_files import GOOD
 
 BATCH = {"name": "b", "phases": [{"name": "p", "tasks": [{"id": name, "call": "m:f"} for name in "ab"]}]}
 OF_TASKS = {

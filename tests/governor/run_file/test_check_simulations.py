@@ -2,12 +2,12 @@
 
 import pytest
 import yaml
-from run_files import GOOD
 
 from governor.messages import Made
 from governor.run_file import check, load
 from governor.runs.assignment import Assignment
 from states.plan import ConductorPlan
+from tests.support.run_files import GOOD
 
 IN_PROCESS = GOOD.replace("episodes: 400,", "episodes: 400, transport: in_process,")
 

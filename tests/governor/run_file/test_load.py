@@ -12,11 +12,11 @@ import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
-from run_files import GOOD
 
 from governor.errors import ExitCode, RunFileError
 from governor.run_file import check, load
 from states.plan import ConductorPlan
+from tests.support.run_files import GOOD
 
 
 def faults_of(tmp_path, text):

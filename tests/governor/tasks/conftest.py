@@ -96,7 +96,7 @@ class Harness:
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def gate():
-    from gate import Gate
+    from tests.support.gate import Gate
 
     async with Gate() as gate:
         yield gate
@@ -104,9 +104,8 @@ async def gate():
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def pool(harness):
-    from scheduling import BASE
-
     from governor.tasks import Scheduler
+    from tests.support.scheduling import BASE
 
     async with Scheduler(BASE) as scheduler:
         yield scheduler
@@ -115,7 +114,7 @@ async def pool(harness):
 @pytest_asyncio.fixture(loop_scope="session")
 async def scheduler(pool):
     """The scheduler of the test's own module, as new."""
-    from scheduling import configured, leave_nothing
+    from tests.support.scheduling import configured, leave_nothing
 
     yield configured(pool)
     await leave_nothing(pool)
@@ -123,9 +122,8 @@ async def scheduler(pool):
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def coordinator_pool(harness, ray_head):
-    from scheduling import BASE
-
     from governor.tasks import RolloutCoordinator
+    from tests.support.scheduling import BASE
 
     async with RolloutCoordinator(replace(BASE, address=ray_head.address)) as coordinator:
         yield coordinator
@@ -134,7 +132,7 @@ async def coordinator_pool(harness, ray_head):
 @pytest_asyncio.fixture(loop_scope="session")
 async def coordinator(coordinator_pool):
     """The coordinator of the test's own module, as new."""
-    from scheduling import configure, leave_nothing
+    from tests.support.scheduling import configure, leave_nothing
 
     configure(coordinator_pool)
     coordinator_pool.pipeline = None

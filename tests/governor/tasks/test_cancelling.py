@@ -8,10 +8,10 @@ import time
 
 import pytest
 import pytest_asyncio
-from runner_world import open_world
 
 from governor.tasks.protocol.wire import Begun, Over, StateUpdate
 from governor.tasks.scheduling.events import RunnerGone
+from tests.support.runner_world import open_world
 
 pytestmark = [pytest.mark.ray, pytest.mark.asyncio(loop_scope="session")]
 

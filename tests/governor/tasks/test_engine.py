@@ -7,7 +7,6 @@ import time
 from itertools import count
 
 import pytest
-from core_world import task
 
 from governor.messages import TaskRecord
 from governor.tasks.engine import Engine
@@ -20,6 +19,7 @@ from governor.tasks.protocol.wire import (
 )
 from governor.tasks.scheduling.events import BatchSpec, RunnerGone, RunnerReady
 from governor.tasks.work import file_name
+from tests.support.core_world import task
 
 
 class Pool:

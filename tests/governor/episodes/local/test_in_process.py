@@ -6,7 +6,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from in_process_commands import episodes, inside, outcomes
 
 from governor.episodes.records import state_file
 from governor.messages import (
@@ -14,6 +13,7 @@ from governor.messages import (
     Refused,
     StopPartCommand,
 )
+from tests.support.in_process_commands import episodes, inside, outcomes
 
 EXAMPLES = Path(__file__).parents[4] / "examples"
 

@@ -4,7 +4,6 @@ import asyncio
 
 import msgspec
 import pytest
-from in_process_commands import episodes, inside, outcomes
 
 from governor.episodes.local import in_process
 from governor.messages import (
@@ -17,6 +16,7 @@ from governor.messages import (
     encode,
     run_service,
 )
+from tests.support.in_process_commands import episodes, inside, outcomes
 from transport.worker import Worker
 
 

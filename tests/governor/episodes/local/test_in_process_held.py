@@ -3,12 +3,11 @@
 import asyncio
 from collections import Counter
 
-from full_disk import full_beyond
-from in_process_commands import inside, outcomes
-
 from governor.episodes import trajectories
 from governor.episodes.simulation import Simulation
 from governor.messages import Done, EpisodeEnded, PartEndedReport
+from tests.support.full_disk import full_beyond
+from tests.support.in_process_commands import inside, outcomes
 
 
 def count_reports(link):

@@ -4,12 +4,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from in_process_commands import inside, parallel, vector
-from recorded_steps import rows
 
 from governor.episodes import spaces, trajectories
 from governor.episodes.local.local_agent import LocalAgent
 from governor.messages import Made
+from tests.support.in_process_commands import inside, parallel, vector
+from tests.support.recorded_steps import rows
 
 
 def told(records):

@@ -5,14 +5,14 @@ import json
 
 import msgspec
 import pytest
-from full_disk import full_beyond
-from in_process_commands import BOTH, PLAYERS, episodes, outcomes, parallel
-from recorded_steps import rows
 
 from governor.episodes.local import in_process
 from governor.episodes.records import state_file
 from governor.errors import ConductorError
 from governor.messages import Done, EpisodeEnded, EpisodeRecord, PartEndedReport, Refused, StopPartCommand
+from tests.support.full_disk import full_beyond
+from tests.support.in_process_commands import BOTH, PLAYERS, episodes, outcomes, parallel
+from tests.support.recorded_steps import rows
 
 
 def learned(path):

@@ -4,11 +4,11 @@ import asyncio
 
 import numpy as np
 import pytest
-from in_process_commands import episodes, outcomes, vector
-from scheduling import turns
 
 from governor.episodes.rules.seeds import episode_seed
 from governor.messages import EpisodeEnded, PartEndedReport, StopPartCommand, Until
+from tests.support.in_process_commands import episodes, outcomes, vector
+from tests.support.scheduling import turns
 
 
 @pytest.mark.parametrize("agent", ["walk_world:Agent", "walk_world:Many"])

@@ -3,10 +3,10 @@
 import asyncio
 
 import pytest
-from in_process_commands import episodes, inside, outcomes, parallel, vector
 
 from governor.episodes import trajectories
 from governor.episodes.local.stepping import LocalEpisodeWorker
+from tests.support.in_process_commands import episodes, inside, outcomes, parallel, vector
 
 
 @pytest.mark.parametrize(

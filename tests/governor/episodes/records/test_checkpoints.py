@@ -4,11 +4,11 @@ import json
 from contextlib import contextmanager
 
 import pytest
-from full_disk import full_beyond
 
 from governor.episodes.records.checkpoints import Checkpoints
 from governor.errors import ConductorError
 from governor.messages import Checkpoint
+from tests.support.full_disk import full_beyond
 
 
 class Team:

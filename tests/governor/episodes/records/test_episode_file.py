@@ -2,10 +2,9 @@
 
 import json
 
-from full_disk import full_beyond
-
 from governor.episodes.records.episode_file import EpisodeFile
 from governor.messages import EpisodeRecord
+from tests.support.full_disk import full_beyond
 
 REASON = "cannot write its line: OSError: [Errno 27] File too large"
 

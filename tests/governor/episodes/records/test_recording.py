@@ -6,17 +6,17 @@ import gymnasium.spaces as gym
 import numpy as np
 import pyarrow as pa
 import pytest
-from full_disk import full_beyond
-from recorded_steps import columns, play, recorder, rows, run_code
 
 from governor.episodes import spaces, trajectories
 from governor.episodes.records.recording import ROWS, Columns
 from governor.errors import ConductorError
+from tests.support.full_disk import full_beyond
+from tests.support.recorded_steps import columns, play, recorder, rows, run_code
 
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from recorded_steps import play, recorder
+from tests.support.recorded_steps import play, recorder
 recorder = recorder(Path(sys.argv[1]))
 play(recorder, 0, steps=3)
 play(recorder, 1, steps=5)

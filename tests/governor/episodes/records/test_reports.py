@@ -2,12 +2,11 @@
 
 import asyncio
 
-from full_disk import full_beyond
-from in_process_commands import episodes, outcomes
-
 from governor.episodes import trajectories
 from governor.episodes.records.recording import StepRecorder
 from governor.messages import EpisodeEnded, PartEndedReport, Until
+from tests.support.full_disk import full_beyond
+from tests.support.in_process_commands import episodes, outcomes
 
 
 async def test_short_episodes_share_a_write(harness, monkeypatch):

@@ -5,10 +5,10 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
-import stand_in_torch
 
 from governor.episodes.records import state_file
 from governor.errors import ConductorError
+from tests.support import stand_in_torch
 
 
 def test_what_agents_keep_comes_back(tmp_path):

@@ -4,8 +4,6 @@ import os
 from pathlib import Path
 
 import pytest
-from recorded_steps import play, recorder
-from run_results import run_result
 
 from governor.episodes import trajectories
 from governor.episodes.records import state_file
@@ -13,6 +11,8 @@ from governor.episodes.records.checkpoints import Checkpoints
 from governor.episodes.records.episode_file import EpisodeFile
 from governor.messages import Checkpoint, EpisodeRecord
 from governor.runs.result import save_result
+from tests.support.recorded_steps import play, recorder
+from tests.support.run_results import run_result
 
 
 @pytest.fixture

@@ -4,11 +4,11 @@ import asyncio
 from importlib import import_module
 
 import pytest
-from in_process_commands import outcomes
 
 from governor.episodes.remote import control
 from governor.episodes.spaces import Discrete
 from governor.messages import Checkpoint
+from tests.support.in_process_commands import outcomes
 
 SPACES = {"observation_space": Discrete(n=1000, start=0), "action_space": Discrete(n=2, start=0)}
 

@@ -4,11 +4,11 @@ import asyncio
 
 import numpy as np
 import pytest
-from in_process_commands import episodes, outcomes, told, vector
 
 from governor.episodes import trajectories
 from governor.episodes.rules.seeds import episode_seed
 from governor.messages import EpisodeEnded, StopPartCommand, Until
+from tests.support.in_process_commands import episodes, outcomes, told, vector
 
 
 async def test_the_agents_calls_come_in_the_order_of_a_vector_in_process(harness):

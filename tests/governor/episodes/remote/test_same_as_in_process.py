@@ -1,9 +1,9 @@
 """Which episodes there are, and what an agent hears of them, is the same on either transport."""
 
 import pytest
-from in_process_commands import vector
 
 from governor.messages import Until
+from tests.support.in_process_commands import vector
 
 
 def told(records):

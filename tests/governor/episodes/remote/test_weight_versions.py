@@ -3,10 +3,10 @@
 from importlib import import_module
 
 import pytest
-from in_process_commands import inside, outcomes, vector
 
 from governor.episodes import trajectories
 from governor.messages import Evaluate
+from tests.support.in_process_commands import inside, outcomes, vector
 
 
 @pytest.fixture

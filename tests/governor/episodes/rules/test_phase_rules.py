@@ -5,7 +5,6 @@ import json
 
 import msgspec
 import pytest
-from in_process_commands import inside, outcomes, vector
 
 from governor.conductors.agent_copies import through_conductors
 from governor.episodes import trajectories
@@ -22,6 +21,7 @@ from governor.messages import (
     Until,
 )
 from governor.messages.link import RecordingLink
+from tests.support.in_process_commands import inside, outcomes, vector
 from transport.errors import ServiceNotFound
 
 WALK = 5

@@ -4,12 +4,12 @@ import threading
 
 import psutil
 import pytest
-from text_stage import Parrot, text_stage
-from text_walks import Walk
 
 from governor.episodes.text.actor_access import ActorAccess
 from governor.episodes.text.actor_pool import ActorHandle, ActorPool, NoEnvironments, process_endpoints
 from governor.errors import UsageError
+from tests.support.text_stage import Parrot, text_stage
+from tests.support.user_code.text_walks import Walk
 
 
 @pytest.fixture
@@ -79,7 +79,7 @@ async def test_a_pool_of_processes_is_warm_and_gone_when_it_is_closed(stage, reu
         def on_episode_end(self, *, env_name, env_id, total_reward, info):
             pids.add(info["pid"])
 
-    make = process_endpoints("text_walks:Walk", {"steps": 1}, reuse=reuse)
+    make = process_endpoints("tests.support.user_code.text_walks:Walk", {"steps": 1}, reuse=reuse)
     pool = ActorPool([("walk", "1", "g"), ("walk", "2", "g")], make, pool_size=1)
     await pool.start()
     assert len(set(psutil.Process().children()) - before) == 1
@@ -93,7 +93,7 @@ async def test_a_pool_of_processes_is_warm_and_gone_when_it_is_closed(stage, reu
 async def test_a_hung_process_of_a_pool_is_replaced(stage):
     pool = ActorPool(
         [("walk", "1", "g"), ("walk", "2", "g")],
-        process_endpoints("text_walks:Walk", {"fault": "hang"}),
+        process_endpoints("tests.support.user_code.text_walks:Walk", {"fault": "hang"}),
         pool_size=1,
     )
     _, episodes = await stage.play(pool=pool, chat_model=Parrot(), env_http_timeout_s=0.5)
@@ -105,7 +105,7 @@ async def test_a_hung_process_of_a_pool_is_replaced(stage):
 async def test_a_process_whose_environment_does_not_start_is_gone(stage):
     pool = ActorPool(
         [("walk", "1", "g")],
-        process_endpoints("text_walks:Walk", {"no": "such"}),
+        process_endpoints("tests.support.user_code.text_walks:Walk", {"no": "such"}),
         start_attempts=2,
         start_backoff=0.0,
     )

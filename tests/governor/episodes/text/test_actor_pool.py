@@ -4,10 +4,10 @@ import asyncio
 import contextlib
 
 import pytest
-from pool_world import TASKS, pools, soon, waiting
 
 from governor.episodes.text.actor_pool import ActorHandle, NoEnvironments, PoolBusy
 from governor.errors import UsageError
+from tests.support.pool_world import TASKS, pools, soon, waiting
 
 
 @pytest.fixture

@@ -4,11 +4,11 @@ import asyncio
 import contextlib
 
 import pytest
-from pool_world import TASKS, Environment, pools, soon
 
 from governor.episodes.text import actor_pool
 from governor.episodes.text.actor_pool import ActorPool, EnvironmentEndpoint, NoEnvironments
 from governor.errors import UsageError
+from tests.support.pool_world import TASKS, Environment, pools, soon
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ import socket
 from types import SimpleNamespace
 
 import pytest
-from text_servers import ChatServer, completion
 
 from governor.episodes.text.chat_model import (
     ChatModel,
@@ -14,6 +13,7 @@ from governor.episodes.text.chat_model import (
     StaticBaseURLProvider,
 )
 from governor.errors import UsageError
+from tests.support.text_servers import ChatServer, completion
 
 MESSAGES = [{"role": "system", "content": "play"}, {"role": "user", "content": "go"}]
 SESSION = SimpleNamespace(id="s1")

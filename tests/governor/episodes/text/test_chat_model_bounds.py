@@ -3,10 +3,10 @@
 import zlib
 
 import pytest
-from text_servers import ChatServer, completion
 
 from governor.episodes.text import chat_model
 from governor.episodes.text.chat_model import ChatModel, ModelFault, StaticBaseURLProvider
+from tests.support.text_servers import ChatServer, completion
 
 MESSAGES = [{"role": "user", "content": "go"}]
 LARGEST = 1 << 20

@@ -4,8 +4,6 @@ import json
 import math
 
 import pytest
-from text_stage import Parrot, Walk, text_stage
-from text_world import SYSTEM
 
 from governor.episodes.text.actor_pool import ActorPool, EnvironmentEndpoint
 from governor.episodes.text.environments.environment import (
@@ -15,6 +13,8 @@ from governor.episodes.text.environments.environment import (
     EnvironmentUnreachable,
     TextStep,
 )
+from tests.support.text_stage import Parrot, Walk, text_stage
+from tests.support.text_world import SYSTEM
 
 
 @pytest.fixture

@@ -3,12 +3,12 @@
 import asyncio
 
 import pytest
-from text_stage import SECONDS, Parrot, Walk, text_stage
 
 from governor.episodes import trajectories
 from governor.episodes.text import interactor as text_interactor
 from governor.episodes.text.actor_pool import ActorHandle
 from governor.episodes.text.sessions import DataManager
+from tests.support.text_stage import SECONDS, Parrot, Walk, text_stage
 
 
 @pytest.fixture

@@ -4,9 +4,9 @@ import math
 import threading
 
 import pytest
-from text_stage import SECONDS, text_stage
 
 from governor.episodes.text.episode_handler import EpisodeHandler
+from tests.support.text_stage import SECONDS, text_stage
 
 
 @pytest.fixture

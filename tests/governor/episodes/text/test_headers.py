@@ -6,15 +6,15 @@ import re
 import pytest
 from click.testing import CliRunner
 from structlog.testing import capture_logs
-from text_servers import ChatServer, EnvironmentServer
-from text_stage import SECONDS, Parrot
-from text_world import Notes
 
 from governor.cli import cli
 from governor.episodes import ActorPool, Interactor, StaticBaseURLProvider, http_endpoints
 from governor.episodes.text.environments.http_environment import HTTPEnvironments
 from governor.errors import UsageError
 from governor.messages import Made
+from tests.support.text_servers import ChatServer, EnvironmentServer
+from tests.support.text_stage import SECONDS, Parrot
+from tests.support.text_world import Notes
 
 SECRET = "Bearer s3cr3t"
 HEADERS = {"Authorization": SECRET, "X-Team": "a"}

@@ -11,9 +11,6 @@ import tracemalloc
 
 import psutil
 import pytest
-from recorded_steps import run_code
-from text_stage import SECONDS, Parrot, Walk, text_stage
-from text_world import Notes
 
 from governor.episodes import trajectories
 from governor.episodes.text.actor_pool import (
@@ -27,6 +24,9 @@ from governor.episodes.text.chat_model import StaticBaseURLProvider
 from governor.episodes.text.environments.environment import EnvironmentHung
 from governor.episodes.text.interactor import Interactor
 from governor.errors import UsageError
+from tests.support.recorded_steps import run_code
+from tests.support.text_stage import SECONDS, Parrot, Walk, text_stage
+from tests.support.text_world import Notes
 
 
 @pytest.fixture
@@ -353,7 +353,7 @@ async def test_memory_is_flat_over_many_episodes():
 KILLED = """
 import asyncio, os, signal, sys
 from pathlib import Path
-from text_stage import Parrot
+from tests.support.text_stage import Parrot
 from governor.episodes import ActorPool, DataManager, Interactor, StaticBaseURLProvider
 from governor.episodes.text.actor_pool import process_endpoints
 
@@ -368,7 +368,7 @@ class Killed(DataManager):
 
 async def main():
     tasks = [("walk", str(number), "g") for number in range(2)]
-    pool = ActorPool(tasks, process_endpoints("text_walks:Sticky"), pool_size=2)
+    pool = ActorPool(tasks, process_endpoints("tests.support.user_code.text_walks:Sticky"), pool_size=2)
     manager = Killed(Path(sys.argv[1]))
     interactor = Interactor(pool, StaticBaseURLProvider("http://x"), "k", "m", manager, chat_model=Parrot())
     await interactor.run_all_environments()

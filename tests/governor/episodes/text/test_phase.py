@@ -5,11 +5,6 @@ import json
 
 import pandas as pd
 import pytest
-from living import lives
-from run_results import run_result
-from text_phases import SECONDS, play, steps_of, talking
-from text_servers import ChatServer, EnvironmentServer
-from text_world import TextWorld
 
 from governor.cli import exports
 from governor.messages import (
@@ -21,6 +16,11 @@ from governor.messages import (
     StopPartCommand,
     Until,
 )
+from tests.support.living import lives
+from tests.support.run_results import run_result
+from tests.support.text_phases import SECONDS, play, steps_of, talking
+from tests.support.text_servers import ChatServer, EnvironmentServer
+from tests.support.text_world import TextWorld
 
 
 @pytest.fixture
@@ -81,7 +81,7 @@ async def test_tokens_and_requests_are_in_the_metrics(harness):
 
 
 async def test_an_environment_with_reset_gets_the_seed_and_is_kept(harness, world):
-    made = talking(world.llm, entry="text_walks:Seeded")
+    made = talking(world.llm, entry="tests.support.user_code.text_walks:Seeded")
     records, end = await harness.play(episodes=5, seconds=SECONDS, **made)
     assert end.failures == 0
     assert [(r.index, r.value) for r in records] == [(r.index, 2.0 * (r.seed % 100)) for r in records]
@@ -92,7 +92,7 @@ async def test_an_environment_with_reset_gets_the_seed_and_is_kept(harness, worl
 
 
 async def test_one_without_is_made_anew_for_each_episode_and_gone_afterwards(harness, world):
-    made = talking(world.llm, entry="text_walks:Walk", environment={"steps": 2})
+    made = talking(world.llm, entry="tests.support.user_code.text_walks:Walk", environment={"steps": 2})
     records, _ = await harness.play(episodes=3, seconds=SECONDS, **made)
     assert [(r.outcome, r.value) for r in records] == [("terminated", 2.0)] * 3
     pids = {json.loads(state)["pid"] for state in steps_of(harness).env_state}

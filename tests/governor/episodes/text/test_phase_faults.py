@@ -3,14 +3,14 @@
 import asyncio
 
 import pytest
-from full_disk import full_beyond
-from in_process_commands import noted_before
 from structlog.testing import capture_logs
-from text_phases import SECONDS, play, steps_of, talking
-from text_servers import ChatServer, EnvironmentServer
-from text_world import TextWorld
 
 from governor.messages import EpisodeEnded
+from tests.support.full_disk import full_beyond
+from tests.support.in_process_commands import noted_before
+from tests.support.text_phases import SECONDS, play, steps_of, talking
+from tests.support.text_servers import ChatServer, EnvironmentServer
+from tests.support.text_world import TextWorld
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ async def world():
     ],
 )
 async def test_an_environment_that_breaks_ends_its_episode_alone(harness, world, fault, outcome, says):
-    made = talking(world.llm, entry="text_walks:Walk", environment={"fault": fault})
+    made = talking(world.llm, entry="tests.support.user_code.text_walks:Walk", environment={"fault": fault})
     limit = {"episode_timeout": 1.0} if fault == "hang" else {}
     with capture_logs() as caught:
         records, end = await harness.play(episodes=2, seconds=SECONDS, **limit, **made)
@@ -42,7 +42,7 @@ async def test_an_environment_that_breaks_ends_its_episode_alone(harness, world,
 
 async def test_when_no_environment_starts_the_part_says_why(harness, world):
     records, end = await harness.play(
-        episodes=2, seconds=SECONDS, **talking(world.llm, entry="text_walks:Stubborn")
+        episodes=2, seconds=SECONDS, **talking(world.llm, entry="tests.support.user_code.text_walks:Stubborn")
     )
     assert (records, end.end) == ([], "stopped")
     assert "OSError: no display" in end.first_failure
@@ -164,7 +164,7 @@ async def test_a_call_of_an_environment_in_python_has_its_time_where_the_phase_s
     harness, world, monkeypatch
 ):
     monkeypatch.setattr("governor.episodes.text.phase.CALL_SECONDS", 0.5)
-    made = talking(world.llm, entry="text_walks:Walk", environment={"fault": "hang"})
+    made = talking(world.llm, entry="tests.support.user_code.text_walks:Walk", environment={"fault": "hang"})
     records, _ = await harness.play(episodes=1, seconds=SECONDS, **made)
     assert [(r.outcome, r.reason) for r in records] == [
         ("timed_out", "environment: step: no answer within 0.5 s; its process is killed")

@@ -5,12 +5,12 @@ import contextlib
 import os
 
 import pytest
-from in_process_commands import inside
 
 from governor.episodes.simulation import Simulation
 from governor.episodes.text.actor_pool import ActorHandle, ActorPool, PoolBusy, http_endpoints
 from governor.episodes.text.phase_pool import PhasePool
 from governor.messages.link import RecordingLink
+from tests.support.in_process_commands import inside
 
 
 @pytest.fixture

@@ -4,9 +4,9 @@ import asyncio
 
 import pandas as pd
 import pytest
-from text_world import TextWorld
 
 from governor.messages import Checkpoint, EpisodeEnded, Evaluate, Made, Refused
+from tests.support.text_world import TextWorld
 
 SECONDS = 60
 NAMES = ("tokens_prompt", "tokens_completion", "llm_requests", "llm_retries")
@@ -27,7 +27,7 @@ def talking(world, name="walk", *, entry=None, **params):
     }
 
 
-@pytest.mark.parametrize("entry", [None, "text_walks:Walk"], ids=["http", "python"])
+@pytest.mark.parametrize("entry", [None, "tests.support.user_code.text_walks:Walk"], ids=["http", "python"])
 async def test_evaluations_are_played(harness, world, entry):
     evaluate = Evaluate(every=2, episodes=3)
     records, end = await harness.play(

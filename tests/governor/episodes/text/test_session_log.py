@@ -4,11 +4,11 @@ import asyncio
 import threading
 
 import pytest
-from text_stage import SECONDS, text_stage
-from text_world import Notes
 
 from governor.episodes.text.sessions import DataManager
 from governor.episodes.trajectories import finalize, read
+from tests.support.text_stage import SECONDS, text_stage
+from tests.support.text_world import Notes
 
 
 @pytest.fixture

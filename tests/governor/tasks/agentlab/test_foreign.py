@@ -8,13 +8,13 @@ import time
 from pathlib import Path
 
 import pytest
-from experiments import Exp, story_of
-from living import lives
 from structlog.testing import capture_logs
 
 from governor.tasks import TaskFailed, get_elapsed_time, poll_for_timeout, run_exp
 from governor.tasks.agentlab import foreign
 from governor.tasks.agentlab.session import GraphSession
+from tests.support.living import lives
+from tests.support.user_code.experiments import Exp, story_of
 
 
 @pytest.fixture(scope="module", autouse=True)

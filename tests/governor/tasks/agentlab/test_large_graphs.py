@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from experiments import Exp
 
 from governor.tasks import SchedulerConfig, execute_task_graph
+from tests.support.user_code.experiments import Exp
 
 pytestmark = [pytest.mark.usefixtures("harness"), pytest.mark.long]
 

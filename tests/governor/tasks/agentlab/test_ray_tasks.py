@@ -12,12 +12,12 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from experiments import Bare, EnvArgs, Exp, Later, Unsendable, story_of
-from living import lives
 
 from governor.tasks import SchedulerConfig, TaskFailed, execute_task_graph
 from governor.tasks.agentlab.ray_tasks import _episode_timeout, parse_and_truncate_error, run_exp
 from governor.tasks.errors import GraphError
+from tests.support.living import lives
+from tests.support.user_code.experiments import Bare, EnvArgs, Exp, Later, Unsendable, story_of
 
 pytestmark = pytest.mark.usefixtures("harness")
 

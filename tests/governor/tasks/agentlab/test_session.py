@@ -10,15 +10,12 @@ import threading
 import time
 from pathlib import Path
 
-import experiments
 import psutil
 import pytest
-from experiments import Exp, LaterSums, Sums, story_of
 
 from governor.tasks import SchedulerConfig, TaskFailed, poll_for_timeout, run_exp
 from governor.tasks.agentlab.session import GraphSession
-
-SUPPORT = f"{Path(experiments.__file__).parent}:{Path.cwd()}"
+from tests.support.user_code.experiments import Exp, LaterSums, Sums, story_of
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -31,7 +28,12 @@ def _shared(harness):
 def program(text, *arguments, **more):
     import ray
 
-    environment = {**os.environ, "RAY": ray.get_runtime_context().gcs_address, "PYTHONPATH": SUPPORT, **more}
+    environment = {
+        **os.environ,
+        "RAY": ray.get_runtime_context().gcs_address,
+        "PYTHONPATH": str(Path.cwd()),
+        **more,
+    }
     return subprocess.Popen(
         [sys.executable, "-c", text, *map(str, arguments)],
         env=environment,
@@ -222,7 +224,7 @@ def test_at_exit_nothing_is_left():
 INTERRUPTED = """
 import os, sys
 from pathlib import Path
-from experiments import Exp
+from tests.support.user_code.experiments import Exp
 from governor.tasks import SchedulerConfig, execute_task_graph
 exps = [Exp(n, "hold_gil", story=Path(sys.argv[1])) for n in range(3)]
 try:
@@ -245,7 +247,7 @@ def test_ctrl_c_ends_it_and_leaves_nothing(tmp_path):
 
 OPENING = """
 from governor.tasks import execute_task_graph
-from experiments import Exp
+from tests.support.user_code.experiments import Exp
 execute_task_graph([Exp("a", "sleep", 600)])
 """
 
@@ -265,7 +267,7 @@ SHUT_DOWN = """
 import os, ray, ray._private.services
 from governor.tasks import execute_task_graph, run_exp
 from governor.tasks.agentlab.session import GraphSession
-from experiments import Exp
+from tests.support.user_code.experiments import Exp
 ray._private.services.resolve_ip_for_localhost = lambda host: host
 ray.init(os.environ["RAY"], log_to_driver=False)
 print(execute_task_graph([Exp(1, "give", 1)]), run_exp.remote(Exp(2, "give", 2)).outcome())
@@ -292,7 +294,7 @@ def test_rays_end_below_a_session_is_no_trouble():
 
 TOO_SLOW = """
 import os, time
-from experiments import Exp
+from tests.support.user_code.experiments import Exp
 from governor.tasks import SchedulerConfig
 from governor.tasks.agentlab.session import GraphSession
 session = GraphSession(SchedulerConfig(address=os.environ["RAY"], stop_timeout=0.0))

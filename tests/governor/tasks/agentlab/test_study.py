@@ -12,14 +12,13 @@ import tempfile
 import time
 from pathlib import Path
 
-import experiments
 import pytest
-from experiments import Exp, story_of
 
 from governor.errors import TryAgain
 from governor.messages import TaskRecord
 from governor.tasks import SchedulerConfig, execute_task_graph
 from governor.tasks.agentlab.study import NAME, Study
+from tests.support.user_code.experiments import Exp, story_of
 
 QUICK = SchedulerConfig(grace=0.2)
 
@@ -188,7 +187,7 @@ def test_a_study_that_cannot_be_written_ends_with_the_reason(harness, tmp_path, 
 PROGRAM = """
 import os, sys
 from pathlib import Path
-from experiments import Exp
+from tests.support.user_code.experiments import Exp
 from governor.tasks import SchedulerConfig, execute_task_graph
 exps = [Exp(n, story=Path(sys.argv[2])) for n in range(10)]
 exps.append(Exp("hangs", "sleep", 600, depends_on=list(range(10)), story=Path(sys.argv[2])))
@@ -201,13 +200,12 @@ def test_after_kill_9_of_the_caller_the_rest_is_done(harness, tmp_path):
     import ray
 
     folder, story = tmp_path / "study", tmp_path / "story"
-    support = Path(experiments.__file__).parent
     scratch = tempfile.mkdtemp(prefix="gk-")  # what it leaves behind goes with the test
     env = {
         **os.environ,
         "TMPDIR": scratch,
         "RAY": ray.get_runtime_context().gcs_address,
-        "PYTHONPATH": f"{support}:{Path.cwd()}",
+        "PYTHONPATH": str(Path.cwd()),
     }
     caller = subprocess.Popen(
         [sys.executable, "-c", PROGRAM, folder, story], env=env, stdout=subprocess.DEVNULL

@@ -14,9 +14,6 @@ import numpy as np
 import psutil
 import pytest
 import pytest_asyncio
-from ends import Ends
-from runner_world import USER_CODE, hide, open_world
-from second_node import SecondNode
 
 from governor.errors import ConductorError
 from governor.files import write_whole
@@ -33,6 +30,9 @@ from governor.tasks.protocol.wire import (
 )
 from governor.tasks.runners.handle import RemoteProcess
 from governor.tasks.scheduling.events import BatchSpec, RunnerGone
+from tests.support.ends import Ends
+from tests.support.runner_world import USER_CODE, hide, open_world
+from tests.support.second_node import SecondNode
 
 pytestmark = [pytest.mark.ray, pytest.mark.asyncio(loop_scope="session")]
 

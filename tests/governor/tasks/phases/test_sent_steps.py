@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from full_disk import full_beyond
-from recorded_steps import play, recorder, rows
 
 from governor.episodes.records.stream import streams_of
 from governor.tasks.phases.sent_steps import SentSteps
+from tests.support.full_disk import full_beyond
+from tests.support.recorded_steps import play, recorder, rows
 
 
 def pieces(folder, *lengths):

@@ -10,9 +10,6 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from in_process_commands import episodes as told
-from in_process_commands import outcomes
-from living import lives
 
 from governor.conductors.simulation import SimulationController
 from governor.episodes import trajectories
@@ -23,6 +20,9 @@ from governor.episodes.remote.worker import MAX_ATTEMPTS
 from governor.episodes.simulation import Simulation, episode_seed
 from governor.messages import Done, EpisodeEnded, Made, PartEndedReport, StartSimulation, Until
 from governor.messages.link import RecordingLink
+from tests.support.in_process_commands import episodes as told
+from tests.support.in_process_commands import outcomes
+from tests.support.living import lives
 
 pytestmark = [pytest.mark.ray, pytest.mark.asyncio(loop_scope="session")]
 

@@ -6,8 +6,6 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from recorded_steps import play as record
-from recorded_steps import recorder
 
 from governor.episodes import trajectories
 from governor.episodes.records.stream import streams_of
@@ -20,6 +18,8 @@ from governor.tasks.protocol.episodes import (
     decode_episode,
 )
 from governor.tasks.runner_process import episodes
+from tests.support.recorded_steps import play as record
+from tests.support.recorded_steps import recorder
 
 USER_CODE = Path(__file__).parents[1] / "user_code"
 

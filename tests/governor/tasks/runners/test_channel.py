@@ -15,7 +15,6 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from turns import Turns
 
 from governor.processes.identity import ProcessIdentity
 from governor.tasks.protocol.wire import (
@@ -30,6 +29,7 @@ from governor.tasks.protocol.wire import (
 )
 from governor.tasks.runners import channel
 from governor.tasks.runners.channel import RunnerListener
+from tests.support.turns import Turns
 
 SECRET = b"s" * 32
 

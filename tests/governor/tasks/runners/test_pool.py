@@ -13,7 +13,6 @@ import msgspec
 import psutil
 import pytest
 import pytest_asyncio
-from runner_world import open_world
 from structlog.testing import capture_logs
 
 from governor.processes import kill_tree
@@ -26,6 +25,7 @@ from governor.tasks.protocol.wire import (
     StateUpdate,
 )
 from governor.tasks.scheduling.events import RunnerGone
+from tests.support.runner_world import open_world
 
 pytestmark = [pytest.mark.ray, pytest.mark.asyncio(loop_scope="session")]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from core_world import GPU, Driver, task
 
 from governor.messages import TaskRecord
 from governor.tasks.protocol.wire import Begun, Over
@@ -25,6 +24,7 @@ from governor.tasks.scheduling.events import (
     StartRunner,
     Tick,
 )
+from tests.support.core_world import GPU, Driver, task
 
 
 def test_a_task_runs_and_its_value_is_the_input_of_the_next():

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from core_world import Driver, task
-
 from governor.tasks.protocol.wire import Begun, Over
 from governor.tasks.scheduling.attempts import REVOKE_AFTER
 from governor.tasks.scheduling.events import (
@@ -13,6 +11,7 @@ from governor.tasks.scheduling.events import (
     Revoke,
     RunnerReported,
 )
+from tests.support.core_world import Driver, task
 
 
 def bundled(count=40, **fields):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from core_world import Driver, task
-
 from governor.tasks.scheduling.events import (
     AttemptEnded,
     BatchEnded,
@@ -11,6 +9,7 @@ from governor.tasks.scheduling.events import (
     Dispatch,
     KillRunner,
 )
+from tests.support.core_world import Driver, task
 
 
 def test_cancel_ends_what_waits_at_once_and_what_works_when_it_is_dead():

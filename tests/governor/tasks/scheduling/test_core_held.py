@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from core_world import Driver, task
 
 from governor.tasks.scheduling.events import (
     BatchEnded,
@@ -12,6 +11,7 @@ from governor.tasks.scheduling.events import (
     Dispatch,
     Released,
 )
+from tests.support.core_world import Driver, task
 
 
 def held(*tasks):

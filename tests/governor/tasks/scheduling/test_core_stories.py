@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from itertools import count
 
-from core_world import GPU, World, task
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -18,6 +17,7 @@ from governor.tasks.scheduling.events import (
     Replaced,
     Resized,
 )
+from tests.support.core_world import GPU, World, task
 
 
 @st.composite

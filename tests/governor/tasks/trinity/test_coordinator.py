@@ -7,7 +7,6 @@ import inspect
 
 import numpy as np
 import pytest
-from scheduling import Pipeline, configure, turns, visitor, within
 
 from governor.tasks import (
     BatchLifecycleState,
@@ -17,6 +16,7 @@ from governor.tasks import (
     RolloutCoordinator,
     Task,
 )
+from tests.support.scheduling import Pipeline, configure, turns, visitor, within
 
 pytestmark = [pytest.mark.ray, pytest.mark.asyncio(loop_scope="session")]
 SCORE = "batch_deeds:score"

@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import pytest
 import ray
-from scheduling import BASE, Pipeline, configure, turns, visitor, within
 
 from governor.errors import ConductorError
 from governor.tasks import (
@@ -17,6 +16,7 @@ from governor.tasks import (
     Scheduler,
     Task,
 )
+from tests.support.scheduling import BASE, Pipeline, configure, turns, visitor, within
 
 pytestmark = [pytest.mark.ray, pytest.mark.asyncio(loop_scope="session")]
 SCORE = "batch_deeds:score"

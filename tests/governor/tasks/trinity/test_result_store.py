@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
-from scheduling import BASE, Pipeline, visitor, within
 
 from governor.errors import TryAgain
 from governor.tasks import RolloutCoordinator, Scheduler, Task
 from governor.tasks.trinity.result_store import ResultStore
+from tests.support.scheduling import BASE, Pipeline, visitor, within
 
 pytestmark = [pytest.mark.ray, pytest.mark.asyncio(loop_scope="session")]
 ROOT = Path(__file__).parents[4]
@@ -27,7 +27,7 @@ PROGRAM = """
 import asyncio, os, sys
 from dataclasses import replace
 from types import SimpleNamespace
-from scheduling import BASE, visitor
+from tests.support.scheduling import BASE, visitor
 from governor.tasks import Scheduler
 
 async def main(folder, gate):
@@ -71,7 +71,7 @@ async def killed_after_a(folder, gate):
         **os.environ,
         "TMPDIR": scratch,
         "RAY": ray.get_runtime_context().gcs_address,
-        "PYTHONPATH": f"{ROOT}:{ROOT / 'tests' / 'support'}",
+        "PYTHONPATH": str(ROOT),
     }
     command = [sys.executable, "-c", PROGRAM, str(folder), gate.path]
     caller = await asyncio.create_subprocess_exec(*command, env=env, stdout=subprocess.PIPE, limit=2**20)

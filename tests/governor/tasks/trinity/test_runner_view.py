@@ -8,10 +8,10 @@ import os
 import signal
 
 import pytest
-from scheduling import turns, visitor, within
 
 from governor.tasks import RunnerWrapper, Task
 from governor.tasks.scheduling import attempts
+from tests.support.scheduling import turns, visitor, within
 
 pytestmark = [pytest.mark.ray, pytest.mark.asyncio(loop_scope="session")]
 

@@ -10,7 +10,6 @@ import time
 
 import pytest
 import pytest_asyncio
-from scheduling import BASE, configured, visitor, within
 
 from governor.tasks import (
     DynamicTimeout,
@@ -27,6 +26,7 @@ from governor.tasks import (
     TaskWrapper,
     sort_batch_id,
 )
+from tests.support.scheduling import BASE, configured, visitor, within
 
 pytestmark = [pytest.mark.ray, pytest.mark.asyncio(loop_scope="session")]
 

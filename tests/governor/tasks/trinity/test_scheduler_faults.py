@@ -9,9 +9,9 @@ import signal
 import time
 
 import pytest
-from scheduling import BASE, configured, is_alive, turns, visitor, within
 
 from governor.tasks import RunnerWrapper, Task
+from tests.support.scheduling import BASE, configured, is_alive, turns, visitor, within
 
 pytestmark = [pytest.mark.ray, pytest.mark.asyncio(loop_scope="session")]
 

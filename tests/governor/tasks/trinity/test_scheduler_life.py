@@ -8,11 +8,11 @@ import time
 from dataclasses import replace
 
 import pytest
-from scheduling import BASE, is_alive, visitor, within
 
 from governor.errors import GovernorError
 from governor.tasks import RunnerWrapper, Scheduler, Task, TaskResult
 from governor.tasks.driver import Driver
+from tests.support.scheduling import BASE, is_alive, visitor, within
 
 pytestmark = [pytest.mark.ray, pytest.mark.asyncio(loop_scope="session")]
 

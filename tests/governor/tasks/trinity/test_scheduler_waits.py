@@ -7,7 +7,6 @@ import time
 
 import pytest
 import pytest_asyncio
-from scheduling import BASE, configured, turns, visitor, within
 
 from governor.tasks import (
     CompletedTaskResult,
@@ -15,6 +14,7 @@ from governor.tasks import (
     RunnerWrapper,
     Scheduler,
 )
+from tests.support.scheduling import BASE, configured, turns, visitor, within
 
 pytestmark = [pytest.mark.ray, pytest.mark.asyncio(loop_scope="session")]
 

@@ -4,7 +4,6 @@ import asyncio
 import socket
 
 import pytest
-from text_servers import EnvironmentServer
 
 from governor.episodes.text.environments import http_environment
 from governor.episodes.text.environments.environment import (
@@ -14,6 +13,7 @@ from governor.episodes.text.environments.environment import (
 )
 from governor.episodes.text.environments.http_environment import HTTPEnvironments
 from governor.errors import UsageError
+from tests.support.text_servers import EnvironmentServer
 
 SECONDS = 20
 SHORT = 0.2

@@ -12,8 +12,6 @@ from pathlib import Path
 
 import psutil
 import pytest
-import text_worlds
-from living import lives
 
 from governor.episodes.text.environments import process as text_process
 from governor.episodes.text.environments.environment import (
@@ -24,6 +22,8 @@ from governor.episodes.text.environments.environment import (
 from governor.episodes.text.environments.process import TextProcess
 from governor.processes.kill_ladder import GracePeriods
 from governor.processes.readiness import readable
+from tests.support.living import lives
+from tests.support.user_code import text_worlds
 
 SECONDS = 20
 SHORT = 0.3
@@ -33,7 +33,7 @@ SHORT = 0.3
 async def start():
     made = []
 
-    async def begin(entry="text_worlds:Corridor", **params):
+    async def begin(entry="tests.support.user_code.text_worlds:Corridor", **params):
         environment = TextProcess(entry, params)
         made.append(environment)
         await environment.start(timeout=SECONDS)
@@ -172,7 +172,7 @@ async def test_what_it_prints_is_not_on_our_standard_output(start, capfd):
 
 
 async def test_async_code_has_one_event_loop_that_goes_on_between_calls(start):
-    world = await start("text_worlds:Talker")
+    world = await start("tests.support.user_code.text_worlds:Talker")
     assert len(await world.get_task_prompt(timeout=SECONDS)) == 3
     assert not (await world.step("a", timeout=SECONDS)).info["done"]
     assert (await world.step("wait", timeout=SECONDS)).info["done"]
@@ -201,7 +201,7 @@ async def test_a_hang_is_killed(start, action):
 
 
 async def test_an_async_hang_is_killed(start):
-    world = await start("text_worlds:Talker")
+    world = await start("tests.support.user_code.text_worlds:Talker")
     with pytest.raises(EnvironmentHung):
         await world.step("hang", timeout=SHORT)
     await gone(world.pid)
@@ -227,12 +227,12 @@ async def test_a_cancelled_call_kills_it_too(start):
 )
 async def test_one_that_does_not_start(start, how, kind, said):
     with pytest.raises(EnvironmentFault, match=said) as caught:
-        await start("text_worlds:Bad", how=how)
+        await start("tests.support.user_code.text_worlds:Bad", how=how)
     assert type(caught.value) is kind
 
 
 async def test_one_that_hangs_at_its_start():
-    world = TextProcess("text_worlds:Bad", {"how": "hang"})
+    world = TextProcess("tests.support.user_code.text_worlds:Bad", {"how": "hang"})
     with pytest.raises(EnvironmentHung, match=r"start: no answer within 0\.3 s"):
         await world.start(timeout=SHORT)
     await world.aclose()
@@ -293,7 +293,7 @@ async def test_it_dies_with_its_parent_even_when_it_hangs(tmp_path):
     from governor.episodes.text.environments.process import TextProcess
 
     async def play():
-        world = TextProcess("text_worlds:Corridor")
+        world = TextProcess("tests.support.user_code.text_worlds:Corridor")
         await world.start(timeout=20)
         print(world.pid, flush=True)
         await world.step("gil", timeout=1000)
@@ -301,7 +301,7 @@ async def test_it_dies_with_its_parent_even_when_it_hangs(tmp_path):
     asyncio.run(play())
     """
     root = Path(__file__).parents[5]
-    environ = {**os.environ, "PYTHONPATH": f"{root}:{root}/tests/support"}
+    environ = {**os.environ, "PYTHONPATH": str(root)}
     parent = subprocess.Popen(  # noqa: ASYNC220 - it starts at once
         [sys.executable, "-c", textwrap.dedent(code)], env=environ, stdout=subprocess.PIPE, text=True
     )

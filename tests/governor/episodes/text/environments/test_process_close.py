@@ -5,10 +5,10 @@ import gc
 from pathlib import Path
 
 import pytest
-from living import lives
-from text_worlds import Corridor
 
 from governor.episodes.text.environments.process import TextProcess
+from tests.support.living import lives
+from tests.support.user_code.text_worlds import Corridor
 
 SECONDS = 20
 

@@ -33,7 +33,7 @@ async def gone(pid):
 
 @pytest.fixture
 async def world():
-    made = TextProcess("text_worlds:Corridor")
+    made = TextProcess("tests.support.user_code.text_worlds:Corridor")
     await made.start(timeout=SECONDS)
     yield made
     await made.aclose()
@@ -80,7 +80,7 @@ async def test_the_kill_of_its_parent_leaves_nothing_at_all(action):
     from governor.episodes.text.environments.process import TextProcess
 
     async def play():
-        world = TextProcess("text_worlds:Corridor")
+        world = TextProcess("tests.support.user_code.text_worlds:Corridor")
         await world.start(timeout={SECONDS})
         child = (await world.step("{action}", timeout={SECONDS})).info["child"]
         user = (await world.step("a", timeout={SECONDS})).info["pid"]
@@ -89,7 +89,7 @@ async def test_the_kill_of_its_parent_leaves_nothing_at_all(action):
 
     asyncio.run(play())
     """
-    environ = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT}/tests/support"}
+    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
     with subprocess.Popen(  # noqa: ASYNC220 - it starts at once
         [sys.executable, "-c", textwrap.dedent(code)], env=environ, stdout=subprocess.PIPE, text=True
     ) as parent:

@@ -59,7 +59,7 @@ class DaemonStandIn:
 
 
 @contextlib.asynccontextmanager
-async def open_desk():
+async def open_api():
     """A daemon stand-in, with an `executor` that is connected to its API."""
     with tempfile.TemporaryDirectory(prefix="fd-", dir="/tmp") as name:
         folder = Path(name)
