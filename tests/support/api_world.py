@@ -88,7 +88,7 @@ async def open_api():
             daemon.client = own
             daemon.runs = folder
             daemon.pruner = Pruner(journal, folder)
-            served = DaemonApi(instance=daemon, site=site)
+            served = DaemonApi(daemon=daemon, context=site)
             await stack.enter_async_context(Worker(worker, SERVICE, served.answer, credit=16))
             daemon.executor = await stack.enter_async_context(Executor(client, timeout=3.0, patience=0.3))
             yield daemon

@@ -119,26 +119,26 @@ class TestResamples:
         for n in range(2, 40):
             list(resamples.blocks(n, 10, 100, 1))
             assert (
-                sum(b.nbytes for blocks in resamples._result_store.values() for b in blocks)
+                sum(b.nbytes for blocks in resamples._cache.values() for b in blocks)
                 == resamples._bytes
             )
             assert resamples._bytes <= each * 10
-        assert [key[0] for key in resamples._result_store] == list(range(30, 40))
+        assert [key[0] for key in resamples._cache] == list(range(30, 40))
         list(resamples.blocks(30, 10, 100, 1))
         list(resamples.blocks(50, 10, 100, 1))
-        assert (30, 10, 100, 1) in resamples._result_store, "used lately"
-        assert (31, 10, 100, 1) not in resamples._result_store
+        assert (30, 10, 100, 1) in resamples._cache, "used lately"
+        assert (31, 10, 100, 1) not in resamples._cache
 
     def test_a_matrix_too_large_is_not_kept(self):
         resamples = bootstrap.Resamples(max_bytes=8 * 100 * 100 * 2)
         assert sum(block.shape[1] for block in resamples.blocks(10, 100, 100, 1)) == 100
-        assert not resamples._result_store
+        assert not resamples._cache
 
     def test_a_caller_that_gives_up_halfway_spoils_nothing(self):
         resamples = bootstrap.Resamples()
         size = bootstrap.BLOCK // 2
         next(resamples.blocks(9, size, 10, 1))
-        assert not resamples._result_store
+        assert not resamples._cache
         assert sum(block.shape[1] for block in resamples.blocks(9, size, 10, 1)) == 10
 
     def test_two_callers_at_once_are_counted_once(self):
