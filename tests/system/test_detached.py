@@ -173,7 +173,9 @@ async def test_no_process_survives_when_both_guards_are_killed_together(
             ]
             for each in together:  # else the death of the first makes the next one sweep
                 each.suspend()
-            for each in together:
+            for each in reversed(
+                together
+            ):  # the kernel continues a stopped group whose parent is gone: it would sweep
                 each.kill()
             await tree.process.wait()
             assert await asyncio.to_thread(alive, within=SECONDS) == []
@@ -239,7 +241,9 @@ async def test_in_a_delegated_cgroup_no_group_remains_after_the_guards_are_kille
             ]
             for each in together:
                 each.suspend()
-            for each in together:
+            for each in reversed(
+                together
+            ):  # the kernel continues a stopped group whose parent is gone: it would sweep
                 each.kill()
             await tree.process.wait()
             assert await asyncio.to_thread(delegated_cgroup.emptied, folder, seconds=SECONDS) == []

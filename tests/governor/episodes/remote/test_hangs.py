@@ -130,7 +130,9 @@ async def test_an_agent_is_given_up_only_when_the_slot_that_it_is_at_is_due(
     rows = [7, 8], [wire.FIRST] * 2, np.array([0, 1]), [0.0] * 2, [0] * 2, True
     acted = ask(channel, wire.ActManyFrame, *rows)
     assert await asyncio.to_thread(agent.there.wait, 20)
-    assert conductor._answer_stuck(control.Stuck(session="session-1", number=channel.number, due=due)) == answer
+    assert (
+        conductor._answer_stuck(control.Stuck(session="session-1", number=channel.number, due=due)) == answer
+    )
     assert conductor.failed.done() == isinstance(answer, control.Taken)
     agent.let_go()
     await asyncio.gather(acted, return_exceptions=True)

@@ -118,10 +118,7 @@ class TestResamples:
         resamples = bootstrap.Resamples(max_bytes=each * 10)
         for n in range(2, 40):
             list(resamples.blocks(n, 10, 100, 1))
-            assert (
-                sum(b.nbytes for blocks in resamples._cache.values() for b in blocks)
-                == resamples._bytes
-            )
+            assert sum(b.nbytes for blocks in resamples._cache.values() for b in blocks) == resamples._bytes
             assert resamples._bytes <= each * 10
         assert [key[0] for key in resamples._cache] == list(range(30, 40))
         list(resamples.blocks(30, 10, 100, 1))

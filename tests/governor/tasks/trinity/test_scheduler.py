@@ -288,7 +288,7 @@ async def test_explain_says_what_a_batch_waits_for(scheduler, gate):
     (queued,) = {f"t{index}" for index in range(5)} - {task for task, _ in visits}
     running = rows[next(iter(visits))[0]]
     assert (running.state, running.runs, running.attempt) == ("running", (0,), 1)
-    assert running.place in range(4)
+    assert running.slot_index in range(4)
     assert running.until - running.since == pytest.approx(15.0)
     assert running.since <= time.monotonic()
     assert (rows[queued].state, rows["end"].state) == ("queued", "blocked")
