@@ -145,7 +145,7 @@ def bare_vector(world: World, seconds: float) -> float:
     return steps / (perf_counter() - began)
 
 
-class House:
+class Instance:
     """A broker, somebody who takes reports, and a simulation controller in a process of its own."""
 
     def __init__(self) -> None:
@@ -226,14 +226,14 @@ WORLDS = (
 
 async def measure(seconds: float) -> list[Row]:
     rows = []
-    async with House() as house:
+    async with Instance() as instance:
         for world in WORLDS:
             beside = bare if world.vector == 1 else bare_vector
-            await house.play(world, seconds / 4)
+            await instance.play(world, seconds / 4)
             ratios, rates = [], []
             for _ in range(TURNS):
                 alone = beside(world, seconds)
-                metrics = await house.play(world, seconds)
+                metrics = await instance.play(world, seconds)
                 rates.append(metrics["steps_per_second"])
                 ratios.append(rates[-1] / alone)
             kind = f"a vector of {world.vector}" if world.vector > 1 else "CartPole"

@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 from typing import Any
 
-from house import House
+from instance import Instance
 from process_tree import Memory, maps_ray, tree
 from rows import Row, table
 
@@ -40,15 +40,15 @@ def _run(*, tasks: bool) -> dict[str, Any]:
 
 async def _weigh(*, tasks: bool) -> tuple[list[Memory], bool]:
     """The tree at work, and whether Ray is mapped in the daemon."""
-    async with House() as house:
+    async with Instance() as instance:
         episodes, task_runs = 0, not tasks
-        async with contextlib.aclosing(house.events(_run(tasks=tasks))) as events:
+        async with contextlib.aclosing(instance.events(_run(tasks=tasks))) as events:
             async for event in events:
                 episodes += event.kind == "episode.ended"
                 task_runs = task_runs or event.kind == "task.started"
                 if task_runs and episodes >= EPISODES_BEFORE:
-                    found = tree(house.pid), maps_ray(house.daemon_pid)
-                    await house.executor.abort(event.uid, reason="weighed")
+                    found = tree(instance.pid), maps_ray(instance.daemon_pid)
+                    await instance.executor.abort(event.uid, reason="weighed")
                     return found
     raise RuntimeError("the run ended before it could be weighed")
 

@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from rows import Row, p50, table
 
-from governor.conductors.conductor import RecordingLink
 from governor.conductors.simulation import SimulationController
 from governor.conductors.task import TaskConductor
 from governor.messages import ConductorSpec, Made, PartEndedReport, StartSimulation
+from governor.messages.link import RecordingLink
 from governor.tasks.cluster.head import RayHead
 from transport.access import Secret
 

@@ -11,7 +11,7 @@ import tempfile
 from time import perf_counter
 from typing import TYPE_CHECKING
 
-from house import HERE, RUN_SECONDS, House, environment, governor
+from instance import HERE, RUN_SECONDS, Instance, environment, governor
 from rows import Row, p50, spread, table
 
 if TYPE_CHECKING:
@@ -37,10 +37,10 @@ def _typed(file: Path) -> float:
         return perf_counter() - begun
 
 
-async def _submitted(house: House, file: Path) -> float:
+async def _submitted(instance: Instance, file: Path) -> float:
     """Seconds from submit to the end of the run, its last process gone, as an executor sees it."""
     begun = perf_counter()
-    last = [event async for event in house.events(file)][-1]
+    last = [event async for event in instance.events(file)][-1]
     seconds = perf_counter() - begun
     if last.data["outcome"] != "finished":
         raise RuntimeError(f"the run did not finish: {last.data}")
@@ -48,11 +48,11 @@ async def _submitted(house: House, file: Path) -> float:
 
 
 async def _warm() -> tuple[list[float], float, list[float]]:
-    async with House() as house:
-        await _submitted(house, TEN)
-        ten = [await _submitted(house, TEN) for _ in range(9)]
-        first = await _submitted(house, TEN_AND_TASK)
-        with_task = [await _submitted(house, TEN_AND_TASK) for _ in range(3)]
+    async with Instance() as instance:
+        await _submitted(instance, TEN)
+        ten = [await _submitted(instance, TEN) for _ in range(9)]
+        first = await _submitted(instance, TEN_AND_TASK)
+        with_task = [await _submitted(instance, TEN_AND_TASK) for _ in range(3)]
     return ten, first, with_task
 
 

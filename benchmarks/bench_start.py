@@ -15,7 +15,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING
 
-from house import HERE, READY_SECONDS, STOP_SECONDS, environment, governor
+from instance import HERE, READY_SECONDS, STOP_SECONDS, environment, governor
 from process_tree import Memory, maps_ray, memory
 from rows import Row, p50, spread, table
 

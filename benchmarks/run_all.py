@@ -17,7 +17,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING
 
 import bench_broker
-import bench_house
+import bench_daemon
 import bench_in_process
 import bench_memory
 import bench_ray_episodes
@@ -75,7 +75,7 @@ class Section:
 SECTIONS: tuple[tuple[str, Callable[[], list[Row]]], ...] = (
     ("Start of the daemon", bench_start.measure),
     ("From start to end of a run", bench_runs.measure),
-    ("Environment steps, the whole house", bench_house.measure),
+    ("Environment steps, the whole daemon", bench_daemon.measure),
     ("Environment steps, conductors alone", lambda: asyncio.run(bench_steps.measure(2.0))),
     (
         "Environment steps in process, beside Gymnasium's own loops",

@@ -1,6 +1,6 @@
 """The engine with the journal beside it: the outcome of every task is durable, in the way the governor records it.
 
-The journal is the governor's own, in this process; what the house adds (broker, daemon) is measured elsewhere.
+The journal is the governor's own, in this process; what the daemon adds (its broker, its process) is measured elsewhere.
 """
 
 from __future__ import annotations

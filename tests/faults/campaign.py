@@ -349,7 +349,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--count", type=int, default=1000)
     parser.add_argument("--fault", action="append", help="those of this name alone; may be given again")
-    parser.add_argument("--instances", "--houses", type=int, default=1, help="instances side by side")
+    parser.add_argument("--instances", type=int, default=1, help="instances side by side")
     parser.add_argument("--ledger", type=Path, default=Path("faults.sqlite"))
     parser.add_argument("--again", action="store_true", help="play also what is in the ledger already")
     parser.add_argument("--table", type=Path, help="write the table of the ledger there")

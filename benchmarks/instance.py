@@ -1,8 +1,8 @@
-"""The whole house as a user has it: `python -m governor serve`, below its guard, in folders of its own.
+"""The whole instance as a user has it: `python -m governor serve`, below its guard, in folders of its own.
 
 Rules:
 1. Children see the environment of a plain shell: no service manager's variables, byte code kept as Python does by default.
-2. Whatever happens, the house is taken down with the block, and its folder is gone.
+2. Whatever happens, the instance is taken down with the block, and its folder is gone.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def governor(*arguments: str) -> list[str]:
     return [sys.executable, "-m", "governor", *arguments]
 
 
-class House:
+class Instance:
     """`pid` is the guard's, `daemon_pid` the daemon's; `executor` is connected."""
 
     def __init__(self, *, slots: int = 1) -> None:
@@ -83,7 +83,7 @@ class House:
         self._stack.push_async_callback(self._end, process)
         async with asyncio.timeout(READY_SECONDS):
             endpoint = await self._ready(process)
-        self._reader = asyncio.create_task(self._drain(process), name="house.log")
+        self._reader = asyncio.create_task(self._drain(process), name="instance.log")
         self.executor = await self._stack.enter_async_context(Executor(endpoint))
         self.daemon_pid = (await self.executor.status()).pid
 
@@ -119,7 +119,7 @@ class House:
             self._log.append(line.decode())
 
     async def _end(self, process: asyncio.subprocess.Process) -> None:
-        """Asks it to stop. A house that does not stop well makes its figures worthless: raises RuntimeError."""
+        """Asks it to stop. An instance that does not stop well makes its figures worthless: raises RuntimeError."""
         if process.returncode is None:
             process.send_signal(signal.SIGTERM)
         try:

@@ -1,7 +1,7 @@
-"""Environment steps per second through the whole house: daemon, journal, real conductors, and an executor that watches.
+"""Environment steps per second through the whole daemon: daemon, journal, real conductors, and an executor that watches.
 
 Each row stands beside the bare Gymnasium loop with the same agent, played in the same minute.
-`python benchmarks/bench_house.py` takes about 25 s.
+`python benchmarks/bench_daemon.py` takes about 25 s.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 import gymnasium
 from bench_steps import bare
-from house import House
+from instance import Instance
 from rows import Row, p50, spread, table
 
 BARE_SECONDS = 0.7
@@ -83,8 +83,8 @@ class _Played:
     length: float
 
 
-async def _through(house: House, world: World) -> _Played:
-    result, events = await house.run(_run(world))
+async def _through(instance: Instance, world: World) -> _Played:
+    result, events = await instance.run(_run(world))
     at = {event.kind: event.at for event in events if event.kind in ("phase.started", "phase.ended")}
     metrics = result.phases[0].metrics
     rate = metrics["steps_total"] / (at["phase.ended"] - at["phase.started"])
@@ -94,17 +94,17 @@ async def _through(house: House, world: World) -> _Played:
 async def _measure() -> list[Row]:
     rows = []
     step_ms = 0.0
-    async with House() as house:
+    async with Instance() as instance:
         for world in WORLDS:
             alone = bare(world.identifier, world.params, world.max_steps, BARE_SECONDS)
-            runs = [await _through(house, world) for _ in range(REPEAT)]
+            runs = [await _through(instance, world) for _ in range(REPEAT)]
             rate, length = p50([run.rate for run in runs]), p50([run.length for run in runs])
             if not step_ms:  # the long episode comes first: what it has beyond its steps is next to nothing
                 step_ms = 1000 / rate
             beyond = length * (1000 / rate - step_ms)
             rows.append(
                 Row(
-                    what=f"steps through the house, {world.what or world.identifier}",
+                    what=f"steps through the daemon, {world.what or world.identifier}",
                     figure=rate,
                     unit="steps/s",
                     peer=world.peer,
