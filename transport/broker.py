@@ -3,8 +3,9 @@ permissions decide which processes may register a service. With `private_endpoin
 services that `access` does not make public are reached through that alone.
 
 Rules:
-1. ROUTER_MANDATORY is on, so a failed delivery is known. To a worker: the worker is lost. To a client that is gone: the
-   message is dropped and counted, its streams are cancelled. To a slow client: the message is queued (`slow_readers.py`).
+1. ROUTER_MANDATORY is on, so a failed delivery is known. To a worker: the worker is lost, as soon as all that it has sent
+   has been read, because its last replies may be there. To a client that is gone: the message is dropped and counted, its
+   streams are cancelled. To a slow client: the message is queued (`slow_readers.py`).
 2. ipc sockets are 0600 in a 0700 folder; tcp is bound to loopback only. Only the public socket can be opened to a group.
 3. When a connection of a worker breaks, the broker probes all workers: a dead one is known in milliseconds, not after its
    missed heartbeats.
@@ -137,6 +138,8 @@ class Broker:
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
         self._probe_timer: asyncio.TimerHandle | None = None
+        self._undelivered: list[Frames] = []
+        """Messages to workers that are gone, while there may be messages from them to read."""
         self._refusals = (0, 0)
         self._refusals_logged = 0.0
         self._connections: list[BoundedConnections] = []
@@ -338,7 +341,25 @@ class Broker:
         """Send, report failed deliveries to the core, and deliver the messages that follow from them."""
         while sends:
             failed = [send for send in sends if not self._delivered(*send)]
-            sends = [further for send in failed for further in self._core.undelivered(*send, self._now())]
+            sends = []
+            for side, frames in failed:
+                if side is not Side.WORKERS:
+                    sends += self._core.undelivered(side, frames, self._now())
+                    continue
+                if not self._undelivered:
+                    self._loop.call_soon(self._lose_workers)
+                self._undelivered.append(frames)
+
+    def _lose_workers(self) -> None:
+        """Report the failed deliveries to workers, once there is nothing more to read from workers."""
+        if self._context is None:
+            return
+        if self._workers.readable:
+            self._loop.call_soon(self._lose_workers)
+            return
+        undelivered, self._undelivered = self._undelivered, []
+        for frames in undelivered:
+            self._deliver(self._core.undelivered(Side.WORKERS, frames, self._now()))
 
     def _delivered(self, side: Side, frames: Frames) -> bool:
         if side is Side.WORKERS:

@@ -132,6 +132,13 @@ class DrainedSocket:
         self._on_writable = on_writable
         self.full = False
 
+    @property
+    def readable(self) -> bool:
+        """Whether there are messages to read; some turn of the event loop will read them."""
+        if not self.dirty:
+            self._loop.touch(self)
+        return not self.socket.closed and bool(int(_get(self.socket, _EVENTS)) & _POLLIN)
+
     def send(self, frames: Sequence[Frame]) -> Sent:
         """Send a message or return why not; never a part of one. Raises only on programming errors."""
         if not self.dirty:
@@ -179,7 +186,7 @@ class DrainedSocket:
             self.dirty = True
             self._on_writable()
             # A send that is still FULL is no reason for another drain: the next edge announces room.
-            self.dirty = not socket.closed and bool(int(_get(socket, _EVENTS)) & _POLLIN)
+            self.dirty = self.readable
         return max(1, used)
 
     def _take(self, socket: zmq.Socket[bytes]) -> int:

@@ -5,12 +5,13 @@ import os
 import signal
 import socket
 import stat
+import time
 from contextlib import AsyncExitStack
 
 import pytest
 import zmq
 
-from tests.transport.conftest_peers import FAST, echo, process, run_broker
+from tests.transport.conftest_peers import FAST, echo, open_fds, process, run_broker, until
 from transport import frames as mdp
 from transport.broker import Broker, encode_settings
 from transport.broker_core import BrokerLimits
@@ -132,6 +133,31 @@ async def test_plain_and_our_peers_understand_each_other(world):
         assert request[3:] == [b"", b"hello"]
         worker.send(b"MDPW02", b"\x04", request[2], b"", b"hello back")
         assert await asked == [b"hello back"]
+
+
+async def test_the_last_reply_of_a_worker_that_has_gone_counts_although_the_next_request_for_it_came_first(
+    world,
+):
+    """The broker learns from that request that the worker is gone, when the worker's reply is still to be read."""
+    async with world.broker() as broker, world.raw(world.client_endpoint) as client:
+        client.send(b"MDPC02", b"\x01", b"mmi.service", b"last")
+        await client.receive()
+        for number in range(5):
+            before = open_fds()
+            service = b"last.%d" % number
+            async with world.raw(world.worker_endpoint) as worker:
+                worker.send(*mdp.Ready(service, 2, extended=True).frames())
+                client.send(b"MDPC02", b"\x01", service, b"one")
+                request = await worker.receive(skip=b"\x05")
+                # The event loop runs again when the broker has both to read.
+                client.send(b"MDPC02", b"\x01", service, b"two")
+                worker.send(*mdp.WorkerFinal(request[2], [b"done"]).frames())
+                worker.socket.close(linger=1000)
+                limit = time.monotonic() + 10
+                while open_fds() - before:
+                    assert time.monotonic() < limit
+            assert await client.receive() == [b"MDPC02", b"\x03", service, b"done"]
+            await until(lambda: not broker.counters["workers"])
 
 
 async def test_messages_of_a_slow_reader_are_kept_and_none_is_lost(world):
