@@ -24,7 +24,7 @@ import time
 from typing import TYPE_CHECKING
 
 from governor.processes import cgroups, kill_tree, prctl
-from governor.processes.sweeper import fork_sweeper
+from governor.processes.sweeper import fork_sweeper, is_sweeper
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -164,19 +164,28 @@ def reap() -> dict[int, int]:
 
 
 def sweep() -> set[int]:
-    """Kills and reaps descendants until none is left; the pids of those that still run after SWEEP_SECONDS."""
+    """Kills and reaps descendants until none is left, the sweeper last; the pids of those that still run after
+    SWEEP_SECONDS.
+    """
     deadline = time.monotonic() + SWEEP_SECONDS
     while True:
         reap()
         if not _has_children():
             return set()
-        for pid in kill_tree.descendants(os.getpid()):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        below = kill_tree.descendants(os.getpid())
+        sweepers = set(filter(is_sweeper, below))
+        _kill(below - sweepers or sweepers)
         remaining = deadline - time.monotonic()
         if remaining <= 0 or (signal.sigtimedwait({signal.SIGCHLD}, remaining) is None):
+            _kill(sweepers)
             reap()
-            return kill_tree.descendants(os.getpid())
+            return kill_tree.descendants(os.getpid()) - sweepers
+
+
+def _kill(pids: set[int]) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
 
 def _has_children() -> bool:

@@ -3,7 +3,7 @@
 The guards find orphans because they are their parents; when both get SIGKILL at once, there is no such parent. The sweeper
 runs not above but beside the daemon, as a fork in a session of its own. It watches the daemon by a pidfd, and finds by the
 mark (`kill_tree`) what the daemon has started: Ray's agents, and what tasks have detached, whatever their parent is by then.
-A guard that still runs sweeps too, and kills the sweeper. Stdlib only, as the guards.
+A guard that still runs sweeps too, and kills the sweeper last, because the guard may be killed meanwhile. Stdlib only, as the guards.
 """
 
 from __future__ import annotations
@@ -12,10 +12,12 @@ import contextlib
 import os
 import select
 import signal
+from pathlib import Path
 from typing import Final
 
 from governor.processes import cgroups, kill_tree, prctl
 
+NAME: Final = "gov-sweeper"
 _HIGHEST: Final = os.sysconf("SC_OPEN_MAX")
 
 
@@ -40,6 +42,14 @@ def fork_sweeper() -> None:
         os._exit(0)
 
 
+def is_sweeper(pid: int) -> bool:
+    """Whether the process has the name of one, also when it is dead but not yet reaped."""
+    try:
+        return Path(f"/proc/{pid}/comm").read_text(errors="replace").strip() == NAME
+    except OSError:
+        return False
+
+
 def _prepare(kept: int) -> None:
     """Detaches it from the daemon's session, process group, pipes, and from the cgroup that it is to kill."""
     cgroups.leave()
@@ -47,7 +57,7 @@ def _prepare(kept: int) -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     os.closerange(0, kept)
     os.closerange(kept + 1, _HIGHEST)
-    prctl.name_process("gov-sweeper")
+    prctl.name_process(NAME)
 
 
 def _sweep(daemon: int, mark: int) -> None:

@@ -29,6 +29,23 @@ print(subprocess.Popen(["/bin/sleep", "600"], start_new_session=True, env={}).pi
 time.sleep(600)
 """
 
+GUARD = """
+import os, signal, sys
+from governor.processes import guard, prctl, sweeper
+pids = []
+for number in range(300):
+    pids.append(os.fork())
+    if not pids[-1]:
+        prctl.name_process(sweeper.NAME if number == 0 else "other")
+        signal.pause()
+while not sweeper.is_sweeper(pids[0]):
+    pass
+print(*pids, flush=True)
+sys.stdin.readline()
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
+print(guard.sweep())
+"""
+
 
 @pytest.fixture
 def begin():
@@ -75,3 +92,18 @@ def test_it_keeps_no_pipe_and_no_terminal_and_gets_no_signal(begin):
 def test_without_a_mark_there_is_no_sweeper(begin):
     pids, _ = begin("refused")
     assert len(pids) == 2
+
+
+def test_a_guard_kills_the_sweeper_when_all_others_are_dead():
+    with subprocess.Popen(
+        [sys.executable, "-c", GUARD], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as guard:
+        sweeper, *others = map(os.pidfd_open, map(int, guard.stdout.readline().split()))
+        guard.stdin.write("\n")
+        guard.stdin.flush()
+        assert is_readable(sweeper, timeout=20)
+        alive = sum(not is_readable(each) for each in others)
+        assert guard.stdout.readline() == "set()\n"
+    for handle in (sweeper, *others):
+        os.close(handle)
+    assert alive == 0
