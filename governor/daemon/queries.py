@@ -134,7 +134,7 @@ class RunQueries:
             return governor.status(row, marked)
         result, damage = self._result(row)
         if damage:
-            state, waits_for = "damaged", f"a copy of the journal to be put back: {damage}"
+            state, waits_for = "damaged", f"an abort, or a journal that this daemon can read: {damage}"
         elif row.ended_at is not None:
             state, waits_for = "ended", "nothing"
         elif row.uid in self._daemon.queue:

@@ -62,7 +62,7 @@ class Recovery:
     background.
 
     `held` are the runs that wait for survivors to exit, and what they wait for. `damaged` are those whose record is
-    unreliable, with the damage: they stay as they are.
+    unreliable or whose run file this version does not accept, and why: they stay as they are, until an abort.
     """
 
     def __init__(self, *, journal: Journal, state_dir: Path) -> None:
@@ -140,6 +140,10 @@ class Recovery:
             _decided(journal, row)
             _first_unfinished_phase(journal, uid, phases=phases)
             _last_incarnations(journal, uid)
+            Assignment.of(row)
+        except RunFileError as error:
+            faults = "; ".join(f"{fault.path}: {fault.message}" for fault in error.faults)
+            return f"its run file is of another version: {faults}"
         except RecordDamaged as error:
             return f"{error.place}: {error.what}"
         except UNREADABLE as error:
@@ -162,17 +166,11 @@ class Recovery:
             log.warning("run.interrupted", run=uid, reason=data["reason"])
 
     async def _assignments_of(self, rows: list[RunRow], runs_folder: Path) -> list[Assignment]:
-        """A run that was being finalized gets the end that was decided. A run whose run file this version can't read
-        stays as it is, and is logged.
-        """
+        """A run that was being finalized gets the end that was decided."""
         journal = self._journal
         found: list[Assignment] = []
         for row in rows:
-            try:
-                assignment = Assignment.of(row)
-            except RunFileError as error:
-                log.error("run.unreadable", run=row.uid, reason=str(error))  # noqa: TRY400  # the reason is complete
-                continue
+            assignment = Assignment.of(row)
             run, folder = assignment.run, runs_folder / row.uid
             # With `restart` all work is repeated, so its new records are not progress.
             last_record = 0 if run.resume == "restart" else journal.last_record(row.uid)

@@ -47,7 +47,7 @@ async def test_status_names_the_run_with_a_damaged_value_and_other_runs_continue
         assert "its record is damaged (runs.spec: " in listed[spoilt].reason
         [held] = (await tree.executor.status()).runs
         assert held.uid == bad
-        assert held.waits_for.startswith("a copy of the journal to be put back: events")
+        assert held.waits_for.startswith("an abort, or a journal that this daemon can read: events")
         with pytest.raises(GovernorError, match=f"the record of run {bad} is damaged") as caught:
             await tree.end(bad)
         assert caught.value.exit_code == ExitCode.INTERNAL

@@ -158,7 +158,9 @@ async def test_an_unended_run_with_a_damaged_value_is_held_and_named_and_others_
     assert run.reason.startswith(f"its record is damaged ({place}")
     assert [each.uid for each in (await api.executor.status()).runs] == ["sound", uid]
     [line] = (await api.executor.explain(uid)).lines
-    assert line.what.startswith(f"damaged: waits for a copy of the journal to be put back: {place}")
+    assert line.what.startswith(
+        f"damaged: waits for an abort, or a journal that this daemon can read: {place}"
+    )
     with pytest.raises(GovernorError, match=f"the record of run {uid} is damaged") as caught:
         _ = [event async for event in api.executor.watch(uid)]
     assert caught.value.code == RecordDamaged.code
@@ -215,6 +217,19 @@ async def test_a_damaged_run_can_be_aborted_and_has_ended_then_also_after_the_ne
         events = [event async for event in api.executor.watch(uid)]
         assert [event.kind for event in events if event.kind == "run.ended"] == ["run.ended"]
         assert events[-1].data["outcome"] == "aborted"
+
+
+async def test_a_run_whose_run_file_is_of_another_version_is_held_until_an_abort(api, tmp_path):
+    spec = msgspec.msgpack.encode({**RUN, "deadlines": {"silence": 30}})
+    damage(api, "bad", "runs", "spec", spec)
+    await recovered(api, tmp_path)
+    assert api.queue.uids() == ["sound"]
+    [_, run] = (await api.executor.status()).runs
+    assert (run.uid, run.state) == ("bad", "damaged")
+    assert "its run file is of another version: deadlines.silence: unknown key" in run.waits_for
+    await api.executor.abort("bad")
+    [run] = (await api.executor.status("bad")).runs
+    assert (run.state, run.outcome) == ("ended", "aborted")
 
 
 async def test_a_run_that_had_its_outcome_and_not_its_end_keeps_the_outcome(api, tmp_path):
