@@ -131,11 +131,11 @@ async def test_a_killed_worker_process_is_noticed_at_once(world):
 
 async def test_the_last_reply_arrives(world):
     async with (
-        world.broker(),
+        world.broker(limits=BrokerLimits(service_wait=60)),
         world.client() as client,
         process(run_short_lived_worker, world.worker_endpoint),
     ):
-        (body,) = await client.request("last", timeout=20)
+        (body,) = await client.request("last", timeout=60)
         assert len(body) == 20_000_000
 
 

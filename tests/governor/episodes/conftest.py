@@ -108,7 +108,7 @@ class Harness:
         }  # fmt: skip
         return StartSimulation(**{**base, **more})
 
-    async def play(self, *, flow="CONTINUE", incarnation=1, seconds=20, **more):
+    async def play(self, *, flow="CONTINUE", incarnation=1, seconds=60, **more):
         """Starts a controller, plays the phase; its episodes in the order of their end, and the part's end."""
         controller = await self.start("simulation", flow=flow, incarnation=incarnation)
         assert await controller.perform(self.command(**more)) == Done()
