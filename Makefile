@@ -25,7 +25,7 @@ test: lint types imports
 # What takes long: rare faults of whole process trees, large graphs, random stories by the thousand, foreign counterparts, the
 # short fault campaign.
 test-all: test
-	HYPOTHESIS_PROFILE=long $(BIN)/python -m pytest -q -n $(WORKERS) -m "long or hypothesis" --timeout 900
+	HYPOTHESIS_PROFILE=long $(BIN)/python -m pytest -q -n $(WORKERS) -m "long or hypothesis" --timeout 900 -o faulthandler_timeout=895
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

@@ -5,6 +5,8 @@
 * Modules that share a Ray head of the session run one after the other in `RAY_HEADS` worker processes, and start first. Tests of
   one module run in one worker too, except those with a whole process tree or a Ray head of their own: they run in any free
   worker, before the rest, because they take longest.
+* Ray's workers have the priority of all other processes. By default their niceness is 15: beside eight busy processes a runner
+  then takes minutes to start.
 * The hypothesis profile `long` has 20 times as many examples: `HYPOTHESIS_PROFILE=long`.
 """
 
@@ -22,6 +24,7 @@ from hypothesis import settings
 from governor.logs import TolerantStream
 
 RAY_HEADS = 2
+os.environ["RAY_worker_niceness"] = "0"  # read by each raylet that a test starts
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
