@@ -186,7 +186,7 @@ def measure() -> list[dict[str, Any]]:
                     taken = load(front, in_flight, mdp=False)
                     rows.append(_row("zmq.proxy (floor)", transport, in_flight, None, taken))
             front, back = _endpoints(transport, folder, "broker")
-            payload = broker.encode_settings(client_endpoint=front, worker_endpoint=back)
+            payload = broker.BrokerSettings(client_endpoint=front, worker_endpoint=back).encode()
             with _Processes(_process(run_broker, payload)):
                 for credit, loads in ((1, (1, 64)), (64, (64,))):
                     with _Processes(_process(run_echo, back, credit)):

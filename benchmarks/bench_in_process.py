@@ -37,7 +37,7 @@ from governor.messages import (
     encode,
     run_service,
 )
-from transport.broker import Broker
+from transport.broker import Broker, BrokerSettings
 from transport.client import Client
 from transport.worker import Worker
 
@@ -157,7 +157,7 @@ class Instance:
         stack = self._stack
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gb-")))
         ends = {"client_endpoint": f"ipc://{folder}/c", "worker_endpoint": f"ipc://{folder}/w"}
-        await stack.enter_async_context(Broker(**ends))
+        await stack.enter_async_context(Broker(BrokerSettings(**ends)))
         await stack.enter_async_context(
             Worker(ends["worker_endpoint"], run_service(UID), self._governor.take, credit=16)
         )

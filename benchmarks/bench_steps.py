@@ -35,7 +35,7 @@ from governor.messages import (
     run_service,
 )
 from transport.access import Secret
-from transport.broker import Broker
+from transport.broker import Broker, BrokerSettings
 from transport.client import Client
 from transport.worker import Request, Worker
 
@@ -115,7 +115,7 @@ async def conducted(
         client_endpoint, worker_endpoint = f"ipc://{folder}/c", f"ipc://{folder}/w"
         governor = Governor()
         await stack.enter_async_context(
-            Broker(client_endpoint=client_endpoint, worker_endpoint=worker_endpoint)
+            Broker(BrokerSettings(client_endpoint=client_endpoint, worker_endpoint=worker_endpoint))
         )
         await stack.enter_async_context(Worker(worker_endpoint, run_service(UID), governor.take, credit=16))
         client = await stack.enter_async_context(Client(client_endpoint))

@@ -37,12 +37,11 @@ from transport.connections import BoundedConnections, bound_of_each, files_neede
 from transport.errors import CannotBind, EndpointInUse
 from transport.file_limits import file_limits, raise_file_limit
 from transport.slow_readers import SlowReaders
-from transport.sockets import Sent, SocketLoop
+from transport.sockets import Sent, SocketLoop, last_endpoint
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from transport.frames import Frames
+    from transport.sockets import DrainedSocket
 
 _WORKER_HIGH_WATER: Final = 4_000
 _PROBE_AGAIN: Final = 0.05
@@ -56,6 +55,7 @@ _WARNINGS: Final = frozenset(
     }
 )
 _ZAP_DOMAIN: Final = b"majordomo"
+_SOCKET_NAMES: Final = {Side.CLIENTS: "clients", Side.PRIVATE: "private clients", Side.WORKERS: "workers"}
 
 
 class OnEvent(Protocol):
@@ -73,8 +73,8 @@ def _to_logging(name: str, **data: Any) -> None:
         logging.getLogger("transport.broker").info(name, extra={"data": data})
 
 
-class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """Settings of a broker in its own process. `client_group` may connect to the clients' ipc socket too."""
+class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Settings of a broker. `client_group` may connect to the clients' ipc socket too."""
 
     client_endpoint: str
     worker_endpoint: str
@@ -83,58 +83,31 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     access: Access = Access()
     limits: BrokerLimits = BrokerLimits()
 
-
-def encode_settings(
-    *,
-    client_endpoint: str,
-    worker_endpoint: str,
-    private_endpoint: str | None = None,
-    client_group: str | None = None,
-    access: Access | None = None,
-    limits: BrokerLimits | None = None,
-) -> bytes:
-    """Return the payload for `main`."""
-    return msgspec.msgpack.encode(
-        Settings(
-            client_endpoint=client_endpoint,
-            worker_endpoint=worker_endpoint,
-            private_endpoint=private_endpoint,
-            client_group=client_group,
-            access=access or Access(),
-            limits=limits or BrokerLimits(),
-        )
-    )
+    def encode(self) -> bytes:
+        """Return the payload for `main`."""
+        return msgspec.msgpack.encode(self)
 
 
 class Broker:
     """A Majordomo broker.
 
-    `start` binds the sockets (raises BadEndpoint, CannotBind); `client_endpoint`, `worker_endpoint` and
-    `private_endpoint` are then the real ones, also where a free tcp port was asked for. `serve` runs until `stop`. `aclose` sends DISCONNECT to the
-    workers, closes the sockets and removes their files; it may be called twice, and also without a start.
+    `start` binds the sockets (raises BadEndpoint, CannotBind); `client_endpoint`, `worker_endpoint` and `private_endpoint` are
+    then the real ones, also where a free tcp port was asked for. `serve` runs until `stop`. `aclose` sends DISCONNECT to the workers, closes the sockets and removes
+    their files; it may be called twice, and also without a start.
     """
 
-    def __init__(
-        self,
-        *,
-        client_endpoint: str,
-        worker_endpoint: str,
-        private_endpoint: str | None = None,
-        client_group: str | None = None,
-        access: Access | None = None,
-        limits: BrokerLimits | None = None,
-        on_event: OnEvent | None = None,
-    ) -> None:
-        self.client_endpoint = client_endpoint
-        self.worker_endpoint = worker_endpoint
-        self.private_endpoint = private_endpoint
-        self.access = access or Access()
-        self.limits = limits or BrokerLimits()
-        self._client_group = client_group
+    def __init__(self, settings: BrokerSettings, *, on_event: OnEvent | None = None) -> None:
+        self.settings = settings
+        self.client_endpoint = settings.client_endpoint
+        self.worker_endpoint = settings.worker_endpoint
+        self.private_endpoint = settings.private_endpoint
         self._on_event = on_event or _to_logging
         self._stopping = asyncio.Event()
         self._context: zmq.Context[zmq.Socket[bytes]] | None = None
         self._bound: dict[endpoints.Endpoint, tuple[int, int] | None] = {}
+        self._connections: list[BoundedConnections] = []
+        self._drained: dict[Side, DrainedSocket] = {}
+        self._slow: dict[Side, SlowReaders] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
         self._probe_timer: asyncio.TimerHandle | None = None
@@ -142,7 +115,6 @@ class Broker:
         """Messages to workers that are gone, while there may be messages from them to read."""
         self._refusals = (0, 0)
         self._refusals_logged = 0.0
-        self._connections: list[BoundedConnections] = []
         self._pauses: dict[Side, bool] = {}
         """The sides whose slow readers pause: whether there may be room since."""
 
@@ -154,18 +126,15 @@ class Broker:
             **self._core.gauges,
             "pending": sum(map(len, self._slow.values())),
             "slow_client_drops": sum(slow.dropped for slow in self._slow.values()),
-            "oversized": sum(each.oversized for each in (*self._clients.values(), self._workers)),
+            "oversized": sum(each.oversized for each in self._drained.values()),
             "connections": sum(map(len, self._connections)),
             "connections_refused": sum(each.refused for each in self._connections),
         }
 
     async def serve(self) -> None:
         """Start, run until `stop` is called, close."""
-        try:
-            await self.start()
+        async with self:
             await self._stopping.wait()
-        finally:
-            await self.aclose()
 
     def stop(self) -> None:
         """Let `serve` end. May be called at any time, also twice."""
@@ -184,43 +153,28 @@ class Broker:
 
     async def start(self) -> None:
         """Bind the sockets and serve from the next turn of the event loop on. Raises TooFewFiles, BadEndpoint, CannotBind."""
+        settings, limits = self.settings, self.settings.limits
+        asked = {
+            Side.WORKERS: settings.worker_endpoint,
+            Side.PRIVATE: settings.private_endpoint,
+            Side.CLIENTS: settings.client_endpoint,
+        }
+        wanted = {side: endpoint for side, endpoint in asked.items() if endpoint is not None}
         files, _ = file_limits()
-        sockets_bound = 2 if self.private_endpoint is None else 3
-        most = bound_of_each(files=files, sockets=sockets_bound, most=self.limits.connections)
+        most = bound_of_each(files=files, sockets=len(wanted), most=limits.connections)
         self._loop = asyncio.get_running_loop()
         self._now = self._loop.time
-        self._core = BrokerCore(limits=self.limits, access=self.access, now=self._now())
+        self._core = BrokerCore(limits=limits, access=settings.access, now=self._now())
         self._context = zmq.Context()
         self._context.set(zmq.MAX_SOCKETS, 1023)
-        clients = self._context.socket(zmq.ROUTER)
-        workers = self._context.socket(zmq.ROUTER)
-        private = None if self.private_endpoint is None else self._context.socket(zmq.ROUTER)
-        workers.set(zmq.SNDHWM, _WORKER_HIGH_WATER)
-        for socket in filter(None, (clients, private, workers)):
-            socket.set(zmq.ROUTER_MANDATORY, 1)
-            socket.set(zmq.LINGER, _LINGER_MS)
-            socket.set(zmq.MAXMSGSIZE, 2 * self.limits.body_bytes)  # below it the core can answer TOO_LARGE
-            socket.set(zmq.ZAP_DOMAIN, _ZAP_DOMAIN)
-            keep_alive(socket)
-        self._bound_connections("clients", clients, most)
-        if private is not None:
-            self._bound_connections("private clients", private, most)
-        self._bound_connections("workers", workers, most, on_disconnected=self._on_worker_disconnected)
-        self.client_endpoint = self._bind(clients, self.client_endpoint, group=self._client_group)
-        self.worker_endpoint = self._bind(workers, self.worker_endpoint, group=None)
-        if private is not None and self.private_endpoint is not None:
-            self.private_endpoint = self._bind(private, self.private_endpoint, group=None)
-        sockets = SocketLoop()
-        self._sockets = sockets
-        self._workers = sockets.add(workers, on_message=self._from_worker)
-        self._clients = {
-            side: sockets.add(
-                socket, on_message=partial(self._from_client, side), on_writable=partial(self._flush, side)
-            )
-            for side, socket in ((Side.PRIVATE, private), (Side.CLIENTS, clients))
-            if socket is not None
-        }
-        self._slow = {side: SlowReaders(socket.send) for side, socket in self._clients.items()}
+        sockets = {side: self._socket(self._context, side, most) for side in wanted}
+        bound = {side: self._bind(side, sockets[side], endpoint) for side, endpoint in wanted.items()}
+        self.client_endpoint = bound[Side.CLIENTS]
+        self.worker_endpoint = bound[Side.WORKERS]
+        self.private_endpoint = bound.get(Side.PRIVATE)
+        self._sockets = SocketLoop()
+        for side, socket in sockets.items():
+            self._drain(side, socket)
         self._arm()
         self._on_event(
             "broker.started",
@@ -230,10 +184,32 @@ class Broker:
             pid=os.getpid(),
             connections=most,
         )
-        if files < (needed := files_needed(sockets=sockets_bound)):
+        if files < (needed := files_needed(sockets=len(wanted))):
             self._on_event("broker.few_connections", most=most, open_files=files, needed=needed)
 
-    def _bind(self, socket: zmq.Socket[bytes], endpoint: str, *, group: str | None) -> str:
+    def _socket(self, context: zmq.Context[zmq.Socket[bytes]], side: Side, most: int) -> zmq.Socket[bytes]:
+        def on_full(full: bool) -> None:  # noqa: FBT001 - a callback
+            event = "broker.connections_refused" if full else "broker.connections_taken_again"
+            self._on_event(event, socket=_SOCKET_NAMES[side], most=most)
+
+        socket = context.socket(zmq.ROUTER)
+        socket.set(zmq.ROUTER_MANDATORY, 1)
+        socket.set(zmq.LINGER, _LINGER_MS)
+        socket.set(
+            zmq.MAXMSGSIZE, 2 * self.settings.limits.body_bytes
+        )  # below it the core can answer TOO_LARGE
+        socket.set(zmq.ZAP_DOMAIN, _ZAP_DOMAIN)
+        keep_alive(socket)
+        on_disconnected = None
+        if side is Side.WORKERS:
+            socket.set(zmq.SNDHWM, _WORKER_HIGH_WATER)
+            on_disconnected = self._on_worker_disconnected
+        self._connections.append(
+            BoundedConnections(socket, most=most, on_full=on_full, on_disconnected=on_disconnected)
+        )
+        return socket
+
+    def _bind(self, side: Side, socket: zmq.Socket[bytes], endpoint: str) -> str:
         parsed = endpoints.parse_bind(endpoint)
         endpoints.prepare_ipc(parsed)
         before = os.umask(0o177)
@@ -245,27 +221,20 @@ class Broker:
         finally:
             os.umask(before)
         self._bound[parsed] = endpoints.file_of(parsed)
-        if parsed.path is not None and group is not None:
+        group = self.settings.client_group
+        if side is Side.CLIENTS and parsed.path is not None and group is not None:
             shutil.chown(parsed.path, group=group)
             parsed.path.chmod(0o660)
-        last: bytes = socket.get(zmq.LAST_ENDPOINT)  # type: ignore[assignment]  # the stub knows no types of options
-        return last.rstrip(b"\0").decode()
+        return last_endpoint(socket)
 
-    def _bound_connections(
-        self,
-        name: str,
-        socket: zmq.Socket[bytes],
-        most: int,
-        *,
-        on_disconnected: Callable[[], None] | None = None,
-    ) -> None:
-        def on_full(full: bool) -> None:  # noqa: FBT001 - a callback
-            event = "broker.connections_refused" if full else "broker.connections_taken_again"
-            self._on_event(event, socket=name, most=most)
-
-        self._connections.append(
-            BoundedConnections(socket, most=most, on_full=on_full, on_disconnected=on_disconnected)
-        )
+    def _drain(self, side: Side, socket: zmq.Socket[bytes]) -> None:
+        on_message = partial(self._on_message, side)
+        if side is Side.WORKERS:
+            self._workers = self._drained[side] = self._sockets.add(socket, on_message=on_message)
+        else:
+            on_writable = partial(self._flush, side)
+            drained = self._sockets.add(socket, on_message=on_message, on_writable=on_writable)
+            self._drained[side], self._slow[side] = drained, SlowReaders(drained.send)
 
     async def aclose(self) -> None:
         """Send DISCONNECT to the workers, close, remove the socket files."""
@@ -275,9 +244,9 @@ class Broker:
         for timer in (self._timer, self._probe_timer):
             if timer is not None:
                 timer.cancel()
-        if hasattr(self, "_workers"):
+        if self._drained:
             self._deliver(self._core.close())
-            for drained in (*self._clients.values(), self._workers):
+            for drained in self._drained.values():
                 self._sockets.remove(drained)
             self._log_refusals()
             self._on_event("broker.stopped", **self.counters)
@@ -289,13 +258,8 @@ class Broker:
 
     # -- the core's events ----------------------------------------------------------------------------------
 
-    def _from_client(self, side: Side, frames: Frames) -> None:
+    def _on_message(self, side: Side, frames: Frames) -> None:
         self._deliver(self._core.feed(side, frames, self._now()))
-        if self._core.next_deadline() < self._timer_at:
-            self._arm()
-
-    def _from_worker(self, frames: Frames) -> None:
-        self._deliver(self._core.feed(Side.WORKERS, frames, self._now()))
         if self._core.next_deadline() < self._timer_at:
             self._arm()
 
@@ -303,8 +267,8 @@ class Broker:
         self._deliver(self._core.tick(self._now()))
         for side, slow in self._slow.items():
             if slow:  # a send to one client may have consumed the edge that announced room for another
-                self._clients[side].touch_writable()
-        if self._now() >= self._refusals_logged + self.limits.heartbeat:
+                self._drained[side].touch_writable()
+        if self._now() >= self._refusals_logged + self.settings.limits.heartbeat:
             self._log_refusals()
         self._arm()
 
@@ -379,20 +343,12 @@ class Broker:
 
     def _pause_over(self, side: Side) -> None:
         if self._pauses.pop(side) and self._context is not None:
-            self._clients[side].touch_writable()
+            self._drained[side].touch_writable()
 
 
 async def main(payload: bytes) -> None:
-    """Run a broker as a process of its own until SIGTERM; `payload` comes from `encode_settings`."""
-    settings = msgspec.msgpack.decode(payload, type=Settings)
-    broker = Broker(
-        client_endpoint=settings.client_endpoint,
-        worker_endpoint=settings.worker_endpoint,
-        private_endpoint=settings.private_endpoint,
-        client_group=settings.client_group,
-        access=settings.access,
-        limits=settings.limits,
-    )
+    """Run a broker as a process of its own until SIGTERM; `payload` comes from `BrokerSettings.encode`."""
+    broker = Broker(msgspec.msgpack.decode(payload, type=BrokerSettings))
     raise_file_limit()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, broker.stop)
     await broker.serve()

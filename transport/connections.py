@@ -20,7 +20,7 @@ import zmq
 
 from transport.errors import TooFewFiles
 from transport.file_limits import LEAST_FILES
-from transport.sockets import Monitor
+from transport.sockets import Monitor, last_endpoint
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -99,9 +99,8 @@ class BoundedConnections:
     def _refuse(self, descriptor: int) -> None:
         self.refused += 1
         with suppress(OSError), _opened(descriptor) as connection:
-            if self._is_here(
-                connection
-            ):  # closed by now, its number may be that of another socket's connection
+            # Closed by now, its number may be that of another socket's connection.
+            if self._is_here(connection):
                 connection.shutdown(socket.SHUT_RDWR)
         if not self._full:
             self._full = True
@@ -109,8 +108,7 @@ class BoundedConnections:
 
     def _is_here(self, connection: socket.socket) -> bool:
         """Whether it was accepted at the place where the watched socket is bound."""
-        last: bytes = self._bound.get(zmq.LAST_ENDPOINT)  # type: ignore[assignment]  # the stub knows no types of options
-        endpoint = last.rstrip(b"\0").decode()
+        endpoint = last_endpoint(self._bound)
         name = connection.getsockname()
         return f"ipc://{name}" == endpoint if isinstance(name, str) else endpoint.endswith(f":{name[1]}")
 

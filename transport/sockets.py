@@ -52,6 +52,12 @@ class Sent(IntEnum):
     UNREACHABLE = 2
 
 
+def last_endpoint(socket: zmq.Socket[bytes]) -> str:
+    """Return the endpoint at which a socket is bound."""
+    last: bytes = socket.get(zmq.LAST_ENDPOINT)  # type: ignore[assignment]  # the stub knows no types of options
+    return last.rstrip(b"\0").decode()
+
+
 class SocketLoop:
     """Drains a few sockets that belong together; a send to one while another is drained costs no extra turn."""
 

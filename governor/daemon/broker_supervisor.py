@@ -25,7 +25,7 @@ from governor.processes.silence import TICK_SECONDS, SilenceTimer
 from governor.runs.file_watch import Files
 from transport import endpoints
 from transport.access import Access
-from transport.broker import encode_settings
+from transport.broker import BrokerSettings
 from transport.client import Client
 from transport.errors import TransportError
 
@@ -76,13 +76,13 @@ class BrokerProcess:
         most_deaths: int = MOST_DEATHS,
     ) -> None:
         self._endpoint = private_endpoint or client_endpoint
-        self._payload = encode_settings(
+        self._payload = BrokerSettings(
             client_endpoint=client_endpoint,
             worker_endpoint=worker_endpoint,
             private_endpoint=private_endpoint,
             client_group=client_group,
-            access=access,
-        )
+            access=access or Access(),
+        ).encode()
         self._silence = silence
         self._most_deaths = most_deaths
         shared = client_endpoint if client_group is not None else None

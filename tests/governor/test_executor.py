@@ -26,7 +26,7 @@ from governor.messages.chunking import slices
 from tests.support.run_results import run_result
 from transport import frames
 from transport.access import Access
-from transport.broker import Broker
+from transport.broker import Broker, BrokerSettings
 from transport.broker_core import BrokerLimits
 from transport.worker import Worker
 
@@ -44,7 +44,9 @@ async def line():
         client, worker = f"ipc://{folder}/c", f"ipc://{folder}/w"
 
         async def open_one(*, patience=0.5, awaits_restart=True, **limits):
-            broker = Broker(client_endpoint=client, worker_endpoint=worker, limits=BrokerLimits(**limits))
+            broker = Broker(
+                BrokerSettings(client_endpoint=client, worker_endpoint=worker, limits=BrokerLimits(**limits))
+            )
             await stack.enter_async_context(broker)
             made = Executor(client, timeout=0.5, patience=patience, awaits_restart=awaits_restart)
             return await stack.enter_async_context(made)
@@ -268,7 +270,9 @@ async def test_a_result_that_is_more_than_a_message_takes_comes_in_parts(line):
 
 async def test_a_socket_that_does_not_lead_to_the_daemon_is_not_permitted_at_once(tmp_path):
     client, worker = f"ipc://{tmp_path}/c", f"ipc://{tmp_path}/w"
-    broker = Broker(client_endpoint=client, worker_endpoint=worker, access=Access(public=frozenset()))
+    broker = Broker(
+        BrokerSettings(client_endpoint=client, worker_endpoint=worker, access=Access(public=frozenset()))
+    )
     async with broker, Executor(client, timeout=60.0) as executor, asyncio.timeout(20):
         with pytest.raises(
             NotPermitted, match=r"not reached through ipc://.*governor: this service"

@@ -19,7 +19,7 @@ from governor.messages import (
 )
 from governor.runs.run_context import RunContext
 from transport.access import Secret
-from transport.broker import Broker
+from transport.broker import Broker, BrokerSettings
 from transport.client import Client
 from transport.worker import Worker
 
@@ -65,7 +65,9 @@ async def open_api():
         folder = Path(name)
         client, worker = f"ipc://{folder}/c", f"ipc://{folder}/w"
         async with contextlib.AsyncExitStack() as stack:
-            await stack.enter_async_context(Broker(client_endpoint=client, worker_endpoint=worker))
+            await stack.enter_async_context(
+                Broker(BrokerSettings(client_endpoint=client, worker_endpoint=worker))
+            )
             journal = Journal(folder / "governor.db")
             stack.push_async_callback(journal.close)
             own = await stack.enter_async_context(Client(client))

@@ -12,7 +12,7 @@ from pathlib import Path
 import zmq
 
 from transport import broker as broker_module
-from transport.broker import Broker
+from transport.broker import Broker, BrokerSettings
 from transport.broker_core import BrokerLimits
 from transport.client import Client
 from transport.connection import flush_closed
@@ -54,12 +54,12 @@ class TransportWorld:
         return f"ipc://{self.folder}/workers.sock"
 
     def broker(self, *, limits: BrokerLimits = FAST, tcp: bool = False) -> Broker:
-        return Broker(
+        settings = BrokerSettings(
             client_endpoint="tcp://127.0.0.1:*" if tcp else self.client_endpoint,
             worker_endpoint="tcp://127.0.0.1:*" if tcp else self.worker_endpoint,
             limits=limits,
-            on_event=lambda name, **_: self.events.append(name),
         )
+        return Broker(settings, on_event=lambda name, **_: self.events.append(name))
 
     def client(self, endpoint: str | None = None) -> Client:
         return Client(endpoint or self.client_endpoint, context=self.context)

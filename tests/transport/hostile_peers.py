@@ -12,7 +12,7 @@ import time
 import zmq
 
 from transport import broker as broker_module
-from transport.broker import Broker
+from transport.broker import Broker, BrokerSettings
 from transport.client import Client
 from transport.worker import Worker
 
@@ -28,7 +28,7 @@ async def _busy(blocked, release) -> None:
 
 def run_busy_broker(client_endpoint: str, worker_endpoint: str, blocked, release) -> None:
     async def serve() -> None:
-        async with Broker(client_endpoint=client_endpoint, worker_endpoint=worker_endpoint):
+        async with Broker(BrokerSettings(client_endpoint=client_endpoint, worker_endpoint=worker_endpoint)):
             await _busy(blocked, release)
             await asyncio.Event().wait()
 

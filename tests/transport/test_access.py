@@ -13,7 +13,7 @@ from tests.support.broker_stage import Stage
 from tests.transport.conftest_peers import echo, until
 from transport import frames as mdp
 from transport.access import Access, Secret
-from transport.broker import Broker
+from transport.broker import Broker, BrokerSettings
 from transport.broker_core import Side
 from transport.envelope import ReplyStatus
 from transport.errors import RequestNotPermitted
@@ -69,12 +69,12 @@ def test_reserved_names_without_a_secret_can_not_be_registered():
 
 
 def test_a_secret_is_shown_nowhere():
-    told = [
+    events = [
         show(what)
         for show in (repr, str, pretty_repr)
         for what in (SECRET, ACCESS, _ready(b"run.r1", SECRET))
     ]
-    assert not [text for text in told if repr(SECRET.value)[2:-1] in text or SECRET.value.hex() in text]
+    assert not [text for text in events if repr(SECRET.value)[2:-1] in text or SECRET.value.hex() in text]
 
 
 # -- the core -----------------------------------------------------------------------------------------------
@@ -148,20 +148,20 @@ def test_a_strict_worker_can_have_no_reserved_name_and_any_other():
 # -- real sockets -------------------------------------------------------------------------------------------
 
 
-def _broker(world, told):
-    return Broker(
+def _broker(world, events):
+    settings = BrokerSettings(
         client_endpoint=world.client_endpoint,
         worker_endpoint=world.worker_endpoint,
         private_endpoint=f"ipc://{world.folder}/private.sock",
         access=ACCESS,
-        on_event=lambda name, **data: told.append((name, data)),
     )
+    return Broker(settings, on_event=lambda name, **data: events.append((name, data)))
 
 
 async def test_each_socket_leads_where_it_may(world):
-    told = []
+    events = []
     async with (
-        _broker(world, told) as broker,
+        _broker(world, events) as broker,
         world.worker("run.r1", echo, 4, secret=SECRET) as worker,
         world.worker("governor", echo, 4, secret=SECRET) as governor,
         world.client() as public,
@@ -176,60 +176,60 @@ async def test_each_socket_leads_where_it_may(world):
         assert await private.request("run.r1", b"x", timeout=5) == [b"x"]
         with pytest.raises(RequestNotPermitted, match=r"run\.r1: this service is not reached"):
             await public.request("run.r1", b"x", timeout=30)
-        await until(lambda: ("broker.not_permitted", {"requests": 1, "registrations": 0}) in told)
+        await until(lambda: ("broker.not_permitted", {"requests": 1, "registrations": 0}) in events)
 
 
 async def test_refusals_in_a_burst_are_one_line(world):
-    told = []
-    async with _broker(world, told), world.client() as public:
+    events = []
+    async with _broker(world, events), world.client() as public:
         async with asyncio.timeout(20):
             asked = [public.request("run.r1", b"x", timeout=20) for _ in range(500)]
             assert {type(end) for end in await asyncio.gather(*asked, return_exceptions=True)} == {
                 RequestNotPermitted
             }
-        refused = lambda: [data["requests"] for name, data in told if name == "broker.not_permitted"]  # noqa: E731
+        refused = lambda: [data["requests"] for name, data in events if name == "broker.not_permitted"]  # noqa: E731
         await until(lambda: sum(refused()) == 500)
         assert len(refused()) <= 10
 
 
 async def test_repeated_refusals_are_one_line_for_each_heartbeat(world):
-    told = []
-    async with _broker(world, told) as broker, world.client() as public:
+    events = []
+    async with _broker(world, events) as broker, world.client() as public:
         begun = asyncio.get_running_loop().time()
         for _ in range(30):
             refused = public.request("run.r1", b"x", timeout=20)
             expires = public.request("governor", b"x", timeout=0.02)  # the broker looks at it when it does
             await asyncio.gather(refused, expires, return_exceptions=True)
         seconds = asyncio.get_running_loop().time() - begun
-    lines = [data["requests"] for name, data in told if name == "broker.not_permitted"]
+    lines = [data["requests"] for name, data in events if name == "broker.not_permitted"]
     assert sum(lines) == 30
-    assert len(lines) <= 2 + seconds / broker.limits.heartbeat
+    assert len(lines) <= 2 + seconds / broker.settings.limits.heartbeat
 
 
 async def test_a_broker_that_is_restarted_with_the_same_secret_takes_its_workers_again(world):
-    told = []
+    events = []
     async with world.worker("run.r1", echo, 4, secret=SECRET) as worker:
         for _ in range(2):
-            async with _broker(world, told) as broker, world.client(broker.private_endpoint) as client:
+            async with _broker(world, events) as broker, world.client(broker.private_endpoint) as client:
                 assert await client.request("run.r1", b"x", timeout=10) == [b"x"]
     assert worker.conversations == 2
 
 
 async def test_an_unauthorised_peer_at_the_workers_socket_gets_no_request(world):
-    stolen, told = [], []
+    stolen, events = [], []
 
     async def steal(request):
         stolen.append(request.body)
         return [b"stolen"]
 
     async with (
-        _broker(world, told),
+        _broker(world, events),
         world.worker("governor", echo, 4, secret=SECRET) as governor,
         world.worker("governor", steal, 4),
         world.client() as client,
     ):
         await governor.registered()
-        await until(lambda: any(data.get("registrations") for _, data in told))
+        await until(lambda: any(data.get("registrations") for _, data in events))
         for number in range(20):
             assert await client.request("governor", b"%d" % number, timeout=5) == [b"%d" % number]
     assert stolen == []

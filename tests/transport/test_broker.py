@@ -13,7 +13,7 @@ import zmq
 
 from tests.transport.conftest_peers import FAST, echo, open_fds, process, run_broker, until
 from transport import frames as mdp
-from transport.broker import Broker, encode_settings
+from transport.broker import Broker, BrokerSettings
 from transport.broker_core import BrokerLimits
 from transport.errors import BadEndpoint, EndpointInUse, RequestQueueFull, TooLarge
 
@@ -69,14 +69,18 @@ async def test_the_second_broker_is_refused_and_the_first_one_works_on(world):
 
 async def test_tcp_in_use_is_refused(world):
     async with world.broker(tcp=True) as broker:
-        second = Broker(client_endpoint=broker.client_endpoint, worker_endpoint=world.worker_endpoint)
+        second = Broker(
+            BrokerSettings(client_endpoint=broker.client_endpoint, worker_endpoint=world.worker_endpoint)
+        )
         with pytest.raises(EndpointInUse, match="in use"):
             await second.serve()
 
 
 async def test_open_addresses_are_refused(world):
     with pytest.raises(BadEndpoint, match="loopback"):
-        await Broker(client_endpoint="tcp://0.0.0.0:*", worker_endpoint=world.worker_endpoint).serve()
+        await Broker(
+            BrokerSettings(client_endpoint="tcp://0.0.0.0:*", worker_endpoint=world.worker_endpoint)
+        ).serve()
 
 
 async def test_noise_on_both_sockets_is_counted_and_does_no_harm(world):
@@ -161,24 +165,24 @@ async def test_the_last_reply_of_a_worker_that_has_gone_counts_although_the_next
 
 
 async def test_messages_of_a_slow_reader_are_kept_and_none_is_lost(world):
-    """Far beyond the high-water marks; the reader begins when all has been said."""
+    """Far beyond the high-water marks; the reader begins when all has been sent."""
     parts = 12_000
-    said = asyncio.Event()
+    all_sent = asyncio.Event()
 
-    async def tell(request):
+    async def send_parts(request):
         for number in range(parts):
             await request.partial(b"%06d" % number + b"x" * 500)
-        said.set()
+        all_sent.set()
         return [b"end"]
 
-    async with world.broker() as broker, world.worker("tale", tell) as worker:
+    async with world.broker() as broker, world.worker("stream", send_parts) as worker:
         await worker.registered()
         async with world.raw(world.client_endpoint) as client:
-            client.send(b"MDPC02", b"\x01", b"tale", b"go")
+            client.send(b"MDPC02", b"\x01", b"stream", b"go")
             async with asyncio.timeout(20):
-                await said.wait()
-            heard = [(await client.receive())[3][:6] for _ in range(parts)]
-            assert heard == [b"%06d" % number for number in range(parts)]
+                await all_sent.wait()
+            received = [(await client.receive())[3][:6] for _ in range(parts)]
+            assert received == [b"%06d" % number for number in range(parts)]
             assert (await client.receive())[3] == b"end"
         assert broker.counters["slow_client_drops"] == 0
 
@@ -195,9 +199,9 @@ async def test_refusals_are_typed(world):
 
 
 async def test_the_process_ends_in_order_on_sigterm(world):
-    payload = encode_settings(
+    payload = BrokerSettings(
         client_endpoint=world.client_endpoint, worker_endpoint=world.worker_endpoint, limits=FAST
-    )
+    ).encode()
     async with (
         process(run_broker, payload) as child,
         world.worker("echo", echo) as worker,

@@ -6,7 +6,7 @@ import time
 import pytest
 
 from tests.transport.conftest_peers import FAST, echo, process, run_broker, until
-from transport.broker import encode_settings
+from transport.broker import BrokerSettings
 from transport.errors import (
     BadEndpoint,
     BrokerUnreachable,
@@ -26,12 +26,12 @@ async def hang(request):
     await asyncio.Event().wait()
 
 
-async def hear(stream, heard=None):
-    """Read a stream to its end; what was read before an error is in `heard`."""
-    heard = [] if heard is None else heard
+async def read_all(stream, bodies=None):
+    """Read a stream to its end; what was read before an error is in `bodies`."""
+    bodies = [] if bodies is None else bodies
     async for part in stream:
-        heard.append(part.body)
-    return heard
+        bodies.append(part.body)
+    return bodies
 
 
 async def test_no_broker_listens(world):
@@ -41,7 +41,7 @@ async def test_no_broker_listens(world):
             await client.request("echo", b"x", timeout=0.3)
         assert 0.29 < time.monotonic() - begun < 3
         with pytest.raises(BrokerUnreachable):
-            await hear(client.stream("echo", b"x", idle_timeout=0.1))
+            await read_all(client.stream("echo", b"x", idle_timeout=0.1))
 
 
 async def test_a_broker_that_comes_later_gets_what_waited(world):
@@ -125,11 +125,11 @@ async def test_a_stream_that_falls_silent_ends_at_its_idle_limit(world):
         await request.partial(b"one")
         await asyncio.Event().wait()
 
-    heard = []
+    bodies = []
     async with world.broker(), world.client() as client, world.worker("stall", stall):
         with pytest.raises(DeadlineExceeded):
-            await hear(client.stream("stall", idle_timeout=0.3), heard)
-    assert heard == [[b"one"]]
+            await read_all(client.stream("stall", idle_timeout=0.3), bodies)
+    assert bodies == [[b"one"]]
 
 
 async def test_leaving_a_stream_cancels_its_handler(world):
@@ -159,11 +159,11 @@ async def test_a_gap_in_a_stream_is_an_error(world):
         await request.partial(b"3")
         return [b"end"]
 
-    heard = []
+    bodies = []
     async with world.broker(), world.client() as client, world.worker("gap", gap):
         with pytest.raises(PartialsLost, match="part 2"):
-            await hear(client.stream("gap", idle_timeout=5), heard)
-    assert heard == [[b"1"]]
+            await read_all(client.stream("gap", idle_timeout=5), bodies)
+    assert bodies == [[b"1"]]
 
 
 async def test_a_handler_that_raises_is_a_remote_error(world, caplog):
@@ -175,10 +175,10 @@ async def test_a_handler_that_raises_is_a_remote_error(world, caplog):
         with pytest.raises(RemoteError, match=r"KeyError: 'no such thing'") as caught:
             await client.request("fail", timeout=5)
         assert (caught.value.type_name, caught.value.service) == ("KeyError", "fail")
-        heard = []
+        bodies = []
         with pytest.raises(RemoteError):
-            await hear(client.stream("fail", idle_timeout=5), heard)
-        assert heard == [[b"so far"]]
+            await read_all(client.stream("fail", idle_timeout=5), bodies)
+        assert bodies == [[b"so far"]]
     assert "worker.handler_failed" in caplog.text
 
 
@@ -226,9 +226,9 @@ async def test_closing_ends_requests_in_flight(world):
 
 async def test_a_broker_that_is_killed_and_comes_back_mid_traffic(world):
     """Idempotent requests all succeed; the others succeed or say that the connection was lost. None hangs."""
-    payload = encode_settings(
+    payload = BrokerSettings(
         client_endpoint=world.client_endpoint, worker_endpoint=world.worker_endpoint, limits=FAST
-    )
+    ).encode()
 
     async def work(request):
         await asyncio.sleep(0.02)

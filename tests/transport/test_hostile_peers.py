@@ -12,7 +12,7 @@ import zmq
 
 from tests.transport import hostile_peers as hostile
 from tests.transport.conftest_peers import FAST, echo, process, run_broker, spawn, until
-from transport.broker import encode_settings
+from transport.broker import BrokerSettings
 from transport.broker_core import BrokerLimits
 from transport.errors import WorkerLost
 
@@ -21,9 +21,9 @@ ZMTP_HEARTBEATS = 3.0
 
 
 def payload(world, limits=FAST):
-    return encode_settings(
+    return BrokerSettings(
         client_endpoint=world.client_endpoint, worker_endpoint=world.worker_endpoint, limits=limits
-    )
+    ).encode()
 
 
 @asynccontextmanager
@@ -107,21 +107,21 @@ async def test_a_request_that_kills_its_workers_is_given_up_after_two(world):
 
 async def test_pending_messages_of_a_reader_that_goes_are_dropped(world):
     """One message shows that it has gone; the thousands behind it are dropped with it."""
-    said = asyncio.Event()
+    all_sent = asyncio.Event()
 
-    async def tell(request):
+    async def send_parts(request):
         for number in range(12_000):
             await request.partial(b"%06d" % number)
-        said.set()
+        all_sent.set()
         return [b"end"]
 
-    async with world.broker() as broker, world.worker("tale", tell) as worker:
+    async with world.broker() as broker, world.worker("stream", send_parts) as worker:
         await worker.registered()
         async with world.raw(world.client_endpoint) as reader:
             reader.socket.set(zmq.RCVHWM, 1)
-            reader.send(b"MDPC02", b"\x01", b"tale", b"go")
+            reader.send(b"MDPC02", b"\x01", b"stream", b"go")
             async with asyncio.timeout(60):
-                await said.wait()
+                await all_sent.wait()
             await until(lambda: broker.counters["finals"] == 1)
         await until(lambda: broker.counters["undeliverable"] > 0)
         assert broker.counters["pending"] == 0
@@ -167,7 +167,7 @@ async def test_a_message_of_half_a_million_frames_delays_no_other(world):
 
 @pytest.mark.parametrize("tcp", [False, True])
 @pytest.mark.parametrize(
-    "said",
+    "noise",
     [
         b"\x01\x00\x08\x00MDPC02--",  # ZMTP 1.0: no identity, then a message
         b"\xff" + bytes(7) + b"\x01\x7f\x00\x05\x01\x00\x08\x00MDPC02--",  # 1.0 in a versioned greeting
@@ -176,7 +176,7 @@ async def test_a_message_of_half_a_million_frames_delays_no_other(world):
         b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
     ],
 )
-async def test_peers_of_old_protocols_and_noise_are_refused(world, said, tcp):
+async def test_peers_of_old_protocols_and_noise_are_refused(world, noise, tcp):
     async with world.broker(tcp=tcp) as broker:
         for endpoint in (broker.client_endpoint, broker.worker_endpoint):
             family = socket.AF_INET if tcp else socket.AF_UNIX
@@ -186,7 +186,7 @@ async def test_peers_of_old_protocols_and_noise_are_refused(world, said, tcp):
                 await asyncio.to_thread(
                     peer.connect, (host, int(port)) if tcp else endpoint.removeprefix("ipc://")
                 )
-                peer.sendall(said * 20)
+                peer.sendall(noise * 20)
                 with suppress(ConnectionResetError):
                     while await asyncio.to_thread(peer.recv, 1000):
                         pass

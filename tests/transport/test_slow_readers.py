@@ -9,7 +9,7 @@ import pytest
 
 from tests.transport.conftest_peers import until
 from transport import slow_readers
-from transport.broker import Broker
+from transport.broker import Broker, BrokerSettings
 from transport.broker_state import BrokerLimits
 from transport.frames import BODY_LIMIT
 from transport.slow_readers import SlowReaders
@@ -129,14 +129,12 @@ async def test_slow_readers_are_tried_after_a_pause_not_for_each_message_of_othe
     monkeypatch.setattr(SlowReaders, "flush", lambda slow: flushes.append(slow) or flush(slow))
     private = f"ipc://{world.folder}/private.sock"
     async with AsyncExitStack() as stack:
-        broker = await stack.enter_async_context(
-            Broker(
-                client_endpoint=world.client_endpoint,
-                worker_endpoint=world.worker_endpoint,
-                private_endpoint=private,
-                on_event=lambda *_, **__: None,
-            )
+        settings = BrokerSettings(
+            client_endpoint=world.client_endpoint,
+            worker_endpoint=world.worker_endpoint,
+            private_endpoint=private,
         )
+        broker = await stack.enter_async_context(Broker(settings, on_event=lambda *_, **__: None))
         readers = [
             await stack.enter_async_context(world.raw(endpoint))
             for endpoint in (world.client_endpoint, private)[:sockets]

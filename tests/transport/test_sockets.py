@@ -15,10 +15,10 @@ from transport.sockets import SocketLoop
 async def test_a_socket_that_is_never_empty_delays_another_by_a_few_budgets(flooded_first):
     context = zmq.Context()
     ends = [context.socket(zmq.PAIR) for _ in range(4)]
-    for name, told, heard in (("flood", *ends[:2]), ("quiet", *ends[2:])):
-        told.bind(f"inproc://{name}")
-        heard.connect(f"inproc://{name}")
-    flood, flooded, quiet, heard = ends
+    for name, sender, receiver in (("flood", *ends[:2]), ("quiet", *ends[2:])):
+        sender.bind(f"inproc://{name}")
+        receiver.connect(f"inproc://{name}")
+    flood, flooded, quiet, receiver = ends
     sockets, taken, after, done = SocketLoop(), [], [], asyncio.Event()
 
     def more(_frames):
@@ -35,7 +35,7 @@ async def test_a_socket_that_is_never_empty_delays_another_by_a_few_budgets(floo
 
     for _ in range(500):
         flood.send(b"first")
-    order = [(flooded, more), (heard, note)][:: 1 if flooded_first else -1]
+    order = [(flooded, more), (receiver, note)][:: 1 if flooded_first else -1]
     drained = [sockets.add(socket, on_message=on_message) for socket, on_message in order]
     async with asyncio.timeout(20):
         await done.wait()
@@ -44,17 +44,17 @@ async def test_a_socket_that_is_never_empty_delays_another_by_a_few_budgets(floo
     for end in ends:
         end.close(linger=0)
     context.term()
-    assert after, "not heard at all"
+    assert after, "nothing was received"
     assert max(later - earlier for earlier, later in pairwise([0, *after])) <= 4 * 128
 
 
 async def test_a_socket_that_is_closed_over_a_message_is_drained_no_more():
     context = zmq.Context()
-    told, heard = context.socket(zmq.PAIR), context.socket(zmq.PAIR)
-    told.bind("inproc://told")
-    heard.connect("inproc://told")
+    sender, receiver = context.socket(zmq.PAIR), context.socket(zmq.PAIR)
+    sender.bind("inproc://sender")
+    receiver.connect("inproc://sender")
     for number in range(5):
-        told.send(bytes([number]))
+        sender.send(bytes([number]))
     failures = []
     asyncio.get_running_loop().set_exception_handler(lambda _, about: failures.append(about))
     sockets, seen, closed = SocketLoop(), [], asyncio.Event()
@@ -63,13 +63,13 @@ async def test_a_socket_that_is_closed_over_a_message_is_drained_no_more():
         seen.append(frames)
         if len(seen) == 3:
             sockets.remove(drained)
-            heard.close(linger=0)
+            receiver.close(linger=0)
             closed.set()
 
-    drained = sockets.add(heard, on_message=take)
+    drained = sockets.add(receiver, on_message=take)
     await asyncio.wait_for(closed.wait(), 5)
     await asyncio.sleep(0)
-    told.close(linger=0)
+    sender.close(linger=0)
     context.term()
     assert seen == [[b"\0"], [b"\1"], [b"\2"]]
     assert failures == []

@@ -22,7 +22,7 @@ from governor.messages import (
 )
 from transport import frames
 from transport.access import Secret
-from transport.broker import Broker
+from transport.broker import Broker, BrokerSettings
 from transport.client import Client
 from transport.worker import Worker
 
@@ -47,7 +47,7 @@ async def post():
             seed=0,
         )
         async with (
-            Broker(client_endpoint=client_end, worker_endpoint=worker_end),
+            Broker(BrokerSettings(client_endpoint=client_end, worker_endpoint=worker_end)),
             Client(client_end) as client,
             Outbox(spec=spec, client=client) as box,
         ):

@@ -22,7 +22,7 @@ from governor.daemon.broker_supervisor import FIRST_BACK_OFF, BrokerProcess, wai
 from governor.errors import ExitCode, FilesRemoved, ProcessError
 from governor.processes import process
 from governor.processes.silence import TICK_SECONDS
-from transport.broker import encode_settings
+from transport.broker import BrokerSettings
 from transport.broker_state import BrokerLimits
 from transport.client import Client
 from transport.errors import DeadlineExceeded
@@ -179,7 +179,7 @@ async def test_a_broker_that_never_binds_its_sockets_is_dead_and_started_again(t
 async def test_a_public_socket_that_is_full_is_no_silence(tmp_path, monkeypatch):
     """Each socket takes one connection: the public one has that of the test, the private one that of the health check."""
     monkeypatch.setattr(
-        broker_supervisor, "encode_settings", partial(encode_settings, limits=BrokerLimits(connections=1))
+        broker_supervisor, "BrokerSettings", partial(BrokerSettings, limits=BrokerLimits(connections=1))
     )
     loop = asyncio.get_running_loop()
     with capture_logs() as logged:

@@ -18,7 +18,7 @@ from governor.messages import ConductorSpec, Done, EpisodeEnded, PartEndedReport
 from governor.messages.link import RecordingLink
 from tests.support.in_process_commands import inside, vector
 from transport.access import Secret
-from transport.broker import Broker
+from transport.broker import Broker, BrokerSettings
 from transport.client import Client
 
 HERE = Path(__file__).parent
@@ -153,7 +153,10 @@ async def harness(monkeypatch):
         folder = Path(name)
         (folder / "run").mkdir()
         client, worker = f"ipc://{folder}/c", f"ipc://{folder}/w"
-        async with Broker(client_endpoint=client, worker_endpoint=worker), Client(client) as asker:
+        async with (
+            Broker(BrokerSettings(client_endpoint=client, worker_endpoint=worker)),
+            Client(client) as asker,
+        ):
             made = Harness(folder, asker)
             async with made._stack:
                 yield made

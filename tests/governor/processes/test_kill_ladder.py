@@ -235,10 +235,10 @@ async def test_a_survivor_is_named(begin, monkeypatch):
 async def test_a_survivor_is_reported_and_waited_for(begin, monkeypatch):
     child, _ = await begin("defy")
     unreachable(monkeypatch, child)
-    told = asyncio.get_running_loop().create_future()
+    stuck = asyncio.get_running_loop().create_future()
     grace = GracePeriods(ask=0.1, terminate=0.1, kill=0.1)
-    ladder = asyncio.create_task(terminate(child, None, grace, on_stuck=told.set_result))
-    assert (await told).pid == child.pid
+    ladder = asyncio.create_task(terminate(child, None, grace, on_stuck=stuck.set_result))
+    assert (await stuck).pid == child.pid
     assert not ladder.done()
     monkeypatch.undo()
     child.signal(signal.SIGKILL)
@@ -333,14 +333,14 @@ async def test_a_ladder_that_is_cancelled_during_the_search_closes_its_handles(b
         assert resume.wait(10)
         return stop_and_kill(*arguments, **named)
 
-    def told(handles):
+    def close_and_report(handles):
         close(handles)
         closed.set()
 
     before = open_fds()
     with monkeypatch.context() as patch:
         patch.setattr(kill_tree, "stop_and_kill", slow)
-        patch.setattr(kill_tree, "close", told)
+        patch.setattr(kill_tree, "close", close_and_report)
         ladder = asyncio.create_task(terminate(child, None, GracePeriods(ask=0, terminate=0, kill=10)))
         await looking.wait()
         ladder.cancel()
@@ -357,7 +357,7 @@ async def test_a_ladder_that_is_cancelled_during_the_search_closes_its_handles(b
 @pytest.mark.parametrize(("times", "seconds"), [(2, 5), (20, 0.1)])
 async def test_watching_is_retried_until_the_grace_is_over(begin, monkeypatch, times, seconds):
     child, _ = await begin("start_descendants")
-    told, left = [], times
+    stuck, left = [], times
     watch = kill_ladder._Escalation._end
 
     async def no_descriptor_left(*arguments):
@@ -369,10 +369,10 @@ async def test_watching_is_retried_until_the_grace_is_over(begin, monkeypatch, t
 
     monkeypatch.setattr(kill_ladder, "RETRY_SECONDS", 0.02)
     monkeypatch.setattr(kill_ladder._Escalation, "_end", no_descriptor_left)
-    gone = await terminate(child, None, GracePeriods(ask=0, terminate=0, kill=seconds), on_stuck=told.append)
+    gone = await terminate(child, None, GracePeriods(ask=0, terminate=0, kill=seconds), on_stuck=stuck.append)
     assert gone.exit_code == -signal.SIGKILL
     words = f"start_descendants (pid {child.pid}) was not seen dead: [Errno 24] Too many open files"
-    assert [str(error) for error in told] == ([words] if seconds < 1 else [])
+    assert [str(error) for error in stuck] == ([words] if seconds < 1 else [])
 
 
 async def test_a_cancelled_ladder_leaves_no_task_behind(begin):

@@ -16,7 +16,7 @@ os.execv(sys.executable, [sys.executable, *{arguments!r}])
 """
 CHILD = """
 import resource
-async def tell(payload):
+async def report(payload):
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return soft // 16
 """
@@ -32,7 +32,7 @@ async def main():
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     assert soft == hard == 2048, (soft, hard)
     process.warm_up(preload=False)
-    child = await process.start(name="c", target="told_limit:tell", payload=b"")
+    child = await process.start(name="c", target="reported_limit:report", payload=b"")
     print("child", await child.wait() * 16)
     process.shut_down()
 
@@ -40,10 +40,10 @@ asyncio.run(main())
 """
 BROKER = """
 import asyncio
-from transport.broker import Broker
+from transport.broker import Broker, BrokerSettings
 
 async def main():
-    async with Broker(client_endpoint="ipc://{folder}/c", worker_endpoint="ipc://{folder}/w", private_endpoint="ipc://{folder}/p"):
+    async with Broker(BrokerSettings(client_endpoint="ipc://{folder}/c", worker_endpoint="ipc://{folder}/w", private_endpoint="ipc://{folder}/p")):
         pass
 
 asyncio.run(main())
@@ -82,7 +82,7 @@ def test_a_broker_with_few_files_tells_how_many_connections_it_takes(short_path,
 
 
 def test_the_soft_limit_is_raised_here_and_given_to_conductors_as_it_was(tmp_path):
-    (tmp_path / "told_limit.py").write_text(CHILD)
+    (tmp_path / "reported_limit.py").write_text(CHILD)
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     assert hard >= 2048
     ended = run_with(512, 2048, "-c", PARENT.format(folder=str(tmp_path)))

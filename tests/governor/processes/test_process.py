@@ -101,13 +101,15 @@ class TestExit:
         child = await process.start(
             name="c", target="process_targets:start_descendants", payload=news.address
         )
-        told = await news()
-        inside = os.pidfd_open(told["descendants"][0])
+        found = await news()
+        inside = os.pidfd_open(found["descendants"][0])
         os.kill(child.pid, signal.SIGKILL)
         assert await child.wait() == -signal.SIGKILL
         assert is_readable(inside, timeout=5)
         os.close(inside)
-        for pid in told["descendants"][1:]:  # outside of the group: the kill ladder's and the guard's to find
+        for pid in found["descendants"][
+            1:
+        ]:  # outside of the group: the kill ladder's and the guard's to find
             os.kill(pid, signal.SIGKILL)
 
     async def test_nothing_polls(self, news, monkeypatch):
@@ -136,17 +138,17 @@ class TestChild:
         child = await process.start(
             name="environment.lake", target="process_targets:answer", payload=news.address
         )
-        told = await news()
-        assert told["pid"] == told["pgid"] == child.pid
-        assert told["ppid"] == report.pid
-        assert told["comm"] == "environment.lake"[:15]
+        found = await news()
+        assert found["pid"] == found["pgid"] == child.pid
+        assert found["ppid"] == report.pid
+        assert found["comm"] == "environment.lake"[:15]
         assert child.identity == ProcessIdentity.of(child.pid)
         await child.wait()
 
     async def test_it_ignores_ctrl_c_alone(self, news):
         child = await process.start(name="c", target="process_targets:answer", payload=news.address)
-        told = await news()
-        assert set(told["ignored"]) == {signal.SIGINT, signal.SIGTTOU, signal.SIGPIPE, signal.SIGXFSZ}
+        found = await news()
+        assert set(found["ignored"]) == {signal.SIGINT, signal.SIGTTOU, signal.SIGPIPE, signal.SIGXFSZ}
         await child.wait()
 
     async def test_no_descriptor_of_the_daemon_leaks_into_it(self, news, tmp_path):
@@ -156,13 +158,13 @@ class TestChild:
         other = await process.start(name="first", target="process_targets:nap", payload=news.address)
         await news()
         child = await process.start(name="c", target="process_targets:answer", payload=news.address)
-        told = await news()
+        found = await news()
         kept.close()
-        opened = set(told["fds"].values())
+        opened = set(found["fds"].values())
         assert not any("secret" in name for name in opened)
         others = pipes_of(other.pid)
         # The two life lines are shared by design: forkserver's and resource tracker's, and the standard streams.
-        streams = {told["fds"].get(str(fd)) for fd in range(3)}
+        streams = {found["fds"].get(str(fd)) for fd in range(3)}
         assert len((others & opened) - streams) <= 2
         other.signal(signal.SIGKILL)
         await asyncio.gather(child.wait(), other.wait())
@@ -171,12 +173,12 @@ class TestChild:
         process.shut_down()
         monkeypatch.setenv("PYTHONPATH", "/one:/two")
         child = await process.start(name="c", target="process_targets:answer", payload=news.address)
-        told = await news()
-        assert told["environ"]["PYTHONPATH"] == "/one:/two"
-        assert "PYTHONSAFEPATH" not in told["environ"]
-        assert "GOVERNOR_FORKSERVER" not in told["environ"]
+        found = await news()
+        assert found["environ"]["PYTHONPATH"] == "/one:/two"
+        assert "PYTHONSAFEPATH" not in found["environ"]
+        assert "GOVERNOR_FORKSERVER" not in found["environ"]
         assert "GOVERNOR_FORKSERVER" not in os.environ
-        assert told["path"][0] == str(HERE)
+        assert found["path"][0] == str(HERE)
         await child.wait()
 
     async def test_it_leaves_nothing_open_in_the_daemon(self):
