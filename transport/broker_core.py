@@ -147,6 +147,7 @@ class BrokerCore:
         request = QueuedRequest(
             side=side,
             client=client,
+            payer=(side, client),
             service=name,
             body=body,
             envelope=envelope,
@@ -232,7 +233,12 @@ class BrokerCore:
             return
         service = self._dispatcher.service_of_worker(ready.service, now)
         worker = RegisteredWorker(
-            routing_id=routing_id, service=service, credit=ready.credit, extended=ready.extended, now=now
+            id=routing_id,
+            service=service,
+            credit=ready.credit,
+            extended=ready.extended,
+            last_seen=now,
+            last_sent=now,
         )
         self._workers[routing_id] = worker
         self._credit_total += worker.credit

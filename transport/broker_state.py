@@ -82,55 +82,24 @@ class Counters:
     disconnects_sent: int = 0
 
 
-class QueuedRequest:
+class QueuedRequest(msgspec.Struct, eq=False, kw_only=True):
     """One request in the broker. Its room is charged to `payer`, the client that sent it first, also when another repeats it."""
 
-    __slots__ = (
-        "address",
-        "attempts",
-        "body",
-        "cancelled",
-        "client",
-        "deadline",
-        "envelope",
-        "key",
-        "payer",
-        "queued_at",
-        "seq",
-        "service",
-        "side",
-        "size",
-        "worker",
-    )
-
-    def __init__(
-        self,
-        *,
-        side: Side,
-        client: bytes,
-        service: bytes,
-        body: Frames,
-        envelope: RequestEnvelope | None,
-        key: bytes | None,
-        deadline: float,
-        size: int,
-        queued_at: float,
-    ) -> None:
-        self.seq = 0
-        self.side = side
-        self.client = client
-        self.payer = (side, client)
-        self.service = service
-        self.body = body
-        self.envelope = envelope
-        self.key = key
-        self.deadline = deadline
-        self.size = size
-        self.queued_at = queued_at
-        self.cancelled = False
-        self.attempts = 0
-        self.worker: RegisteredWorker | None = None
-        self.address = b""
+    side: Side
+    client: bytes
+    payer: tuple[Side, bytes]
+    service: bytes
+    body: Frames
+    envelope: RequestEnvelope | None
+    key: bytes | None
+    deadline: float
+    size: int
+    queued_at: float
+    seq: int = 0
+    cancelled: bool = False
+    attempts: int = 0
+    worker: RegisteredWorker | None = None
+    address: bytes = b""
 
     @property
     def repeatable(self) -> bool:
@@ -138,22 +107,17 @@ class QueuedRequest:
         return self.envelope is None or self.envelope.idempotent
 
 
-class RegisteredWorker:
+class RegisteredWorker(msgspec.Struct, eq=False, kw_only=True):
     """A registered worker and its requests in flight, by the address that the broker gave to each request."""
 
-    __slots__ = ("credit", "extended", "id", "in_flight", "last_seen", "last_sent", "service", "stamp")
-
-    def __init__(
-        self, *, routing_id: bytes, service: Service, credit: int, extended: bool, now: float
-    ) -> None:
-        self.id = routing_id
-        self.service = service
-        self.credit = credit
-        self.extended = extended
-        self.in_flight: dict[bytes, QueuedRequest] = {}
-        self.last_seen = now
-        self.last_sent = now
-        self.stamp = 0
+    id: bytes
+    service: Service
+    credit: int
+    extended: bool
+    last_seen: float
+    last_sent: float
+    in_flight: dict[bytes, QueuedRequest] = msgspec.field(default_factory=dict)
+    stamp: int = 0
 
 
 @dataclass(slots=True)

@@ -65,43 +65,23 @@ class Part(msgspec.Struct, frozen=True):
     final: bool
 
 
-class _Call:
+class _Call(msgspec.Struct, eq=False, kw_only=True):
     """One request in flight. Parts are kept in order; `error` is raised once they have been read."""
 
-    __slots__ = (
-        "body",
-        "deadline",
-        "error",
-        "idempotent",
-        "name",
-        "parts",
-        "request_id",
-        "sent",
-        "sequence",
-        "service",
-        "settled",
-        "stream",
-        "timeout",
-        "waiter",
-    )
-
-    def __init__(
-        self, *, request_id: int, service: str, body: tuple[bytes, ...], timeout: float, deadline: float
-    ) -> None:
-        self.name = mdp.service_name(service)
-        self.request_id = request_id
-        self.service = service
-        self.body = body
-        self.timeout = timeout
-        self.deadline = deadline
-        self.idempotent = False
-        self.stream = False
-        self.sent = False
-        self.settled = False
-        self.sequence = 0
-        self.parts: deque[Part] = deque()
-        self.error: RequestError | None = None
-        self.waiter: asyncio.Future[None] | None = None
+    name: bytes
+    request_id: int
+    service: str
+    body: tuple[bytes, ...]
+    timeout: float
+    deadline: float
+    idempotent: bool
+    stream: bool
+    sent: bool = False
+    settled: bool = False
+    sequence: int = 0
+    parts: deque[Part] = msgspec.field(default_factory=deque)
+    error: RequestError | None = None
+    waiter: asyncio.Future[None] | None = None
 
     @property
     def ended(self) -> bool:
@@ -179,8 +159,7 @@ class Client:
         Raises:
             RequestError: one of its subclasses; see `transport.errors`.
         """
-        call = self._begin(service, body, timeout)
-        call.idempotent = idempotent
+        call = self._begin(service, body, timeout, idempotent=idempotent)
         try:
             self._transmit(call)
             while not call.ended:
@@ -202,8 +181,7 @@ class Client:
         Raises:
             RequestError: one of its subclasses, after all parts that came before.
         """
-        call = self._begin(service, body, idle_timeout)
-        call.stream = True
+        call = self._begin(service, body, idle_timeout, stream=True)
         try:
             self._transmit(call)
             while True:
@@ -221,7 +199,15 @@ class Client:
 
     # -- one call -------------------------------------------------------------------------------------------
 
-    def _begin(self, service: str, body: tuple[bytes, ...], timeout: float) -> _Call:
+    def _begin(
+        self,
+        service: str,
+        body: tuple[bytes, ...],
+        timeout: float,
+        *,
+        idempotent: bool = False,
+        stream: bool = False,
+    ) -> _Call:
         if self._closed:
             raise ClientClosed(service, "the client was closed")
         size = sum(map(len, body))
@@ -234,9 +220,16 @@ class Client:
         self._open()
         request_id = self._next_id
         self._next_id += 1
-        deadline = asyncio.get_running_loop().time() + timeout
-        call = _Call(request_id=request_id, service=service, body=body, timeout=timeout, deadline=deadline)
-        self._calls[request_id] = call
+        call = self._calls[request_id] = _Call(
+            name=mdp.service_name(service),
+            request_id=request_id,
+            service=service,
+            body=body,
+            timeout=timeout,
+            deadline=asyncio.get_running_loop().time() + timeout,
+            idempotent=idempotent,
+            stream=stream,
+        )
         return call
 
     async def _wait(self, call: _Call) -> None:

@@ -17,7 +17,7 @@ Declared extensions, sent only to peers that announce them:
 from __future__ import annotations
 
 import struct
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, ClassVar, Final, TypeAlias
 
 import msgspec
 
@@ -47,23 +47,24 @@ _EMPTY: Final = b""
 class ClientCommand(msgspec.Struct, frozen=True):
     """A command between client and broker: `service` and a body of one frame or more."""
 
+    number: ClassVar[bytes]
     service: bytes
     body: Frames
 
+    def frames(self) -> Frames:
+        return [CLIENT, self.number, self.service, *self.body]
+
 
 class ClientRequest(ClientCommand, frozen=True):
-    def frames(self) -> Frames:
-        return [CLIENT, b"\x01", self.service, *self.body]
+    number = b"\x01"
 
 
 class ClientPartial(ClientCommand, frozen=True):
-    def frames(self) -> Frames:
-        return [CLIENT, b"\x02", self.service, *self.body]
+    number = b"\x02"
 
 
 class ClientFinal(ClientCommand, frozen=True):
-    def frames(self) -> Frames:
-        return [CLIENT, b"\x03", self.service, *self.body]
+    number = b"\x03"
 
 
 class Ready(msgspec.Struct, frozen=True):
@@ -84,23 +85,24 @@ class Ready(msgspec.Struct, frozen=True):
 class WorkerCommand(msgspec.Struct, frozen=True):
     """A command between broker and worker about one request."""
 
+    number: ClassVar[bytes]
     address: bytes
     body: Frames
 
+    def frames(self) -> Frames:
+        return [WORKER, self.number, self.address, _EMPTY, *self.body]
+
 
 class WorkerRequest(WorkerCommand, frozen=True):
-    def frames(self) -> Frames:
-        return [WORKER, b"\x02", self.address, _EMPTY, *self.body]
+    number = b"\x02"
 
 
 class WorkerPartial(WorkerCommand, frozen=True):
-    def frames(self) -> Frames:
-        return [WORKER, b"\x03", self.address, _EMPTY, *self.body]
+    number = b"\x03"
 
 
 class WorkerFinal(WorkerCommand, frozen=True):
-    def frames(self) -> Frames:
-        return [WORKER, b"\x04", self.address, _EMPTY, *self.body]
+    number = b"\x04"
 
 
 class Heartbeat(msgspec.Struct, frozen=True):
@@ -128,14 +130,10 @@ ToOrFromWorker: TypeAlias = (
 )
 
 _CLIENT_COMMANDS: Final[dict[bytes, type[ClientRequest | ClientPartial | ClientFinal]]] = {
-    b"\x01": ClientRequest,
-    b"\x02": ClientPartial,
-    b"\x03": ClientFinal,
+    command.number: command for command in (ClientRequest, ClientPartial, ClientFinal)
 }
 _WORKER_COMMANDS: Final[dict[bytes, type[WorkerRequest | WorkerPartial | WorkerFinal]]] = {
-    b"\x02": WorkerRequest,
-    b"\x03": WorkerPartial,
-    b"\x04": WorkerFinal,
+    command.number: command for command in (WorkerRequest, WorkerPartial, WorkerFinal)
 }
 _BARE_COMMANDS: Final[dict[bytes, Heartbeat | Disconnect]] = {b"\x05": Heartbeat(), b"\x06": Disconnect()}
 
