@@ -20,7 +20,8 @@ import sqlite3
 import threading
 from collections import defaultdict
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from governor import logs
 from governor.errors import JournalError, text_of
@@ -30,6 +31,7 @@ from governor.journal.readers import Readers
 from governor.journal.tables import (
     EVENTS_OF_RUN,
     PRUNED,
+    RECORD_OF,
     RECORDS_OF_PHASE,
     RunRow,
     Transaction,
@@ -60,14 +62,16 @@ _ERRORS_OF_ONE_CHANGE: Final = (
 """Errors that fail one change; all other errors of SQLite come from the disk, and fail the whole group."""
 
 
-class _Change(NamedTuple):
+log = logs.get_logger()
+
+
+@dataclass(slots=True)
+class _Change:
     make: Callable[[Transaction], Any]
     done: asyncio.Future[Any]
     run: str | None
-
-
-log = logs.get_logger()
-_Outcome = tuple["asyncio.Future[Any]", Any, Exception | None]
+    result: Any = None
+    failure: Exception | None = None
 
 
 class Journal:
@@ -89,7 +93,8 @@ class Journal:
         self._loop = asyncio.get_running_loop()
         self._changes: queue.SimpleQueue[_Change | None] = queue.SimpleQueue()
         self._followers: defaultdict[str, set[asyncio.Event]] = defaultdict(set)
-        self._cut_off: set[str] = set()
+        self._cut_off: set[str | None] = set()
+        """The runs that have lost a change. None, of changes of no run, does not count."""
         self._over: str | None = None
         try:
             self._writing = schema.connect(path)
@@ -160,77 +165,74 @@ class Journal:
         return group, False
 
     def _refuse_all(self, why: str) -> None:
-        results: list[_Outcome] = []
+        refused: list[_Change] = []
         with suppress(queue.Empty):
             while True:
                 change = self._changes.get_nowait()
                 if change is not None:
-                    results.append(
-                        (change.done, None, JournalError(f"the journal {self.path} takes nothing: {why}"))
-                    )
+                    change.failure = JournalError(f"the journal {self.path} takes nothing: {why}")
+                    refused.append(change)
         with suppress(RuntimeError):  # the loop is closed
-            self._loop.call_soon_threadsafe(self._announce, results, set())
+            self._loop.call_soon_threadsafe(self._announce, refused, set())
 
     def _commit(self, group: list[_Change]) -> None:
+        touched: set[str] = set()
+        try:
+            try:
+                touched = self._transact(group)
+            except sqlite3.Error as first:
+                if not self.make_room(first):
+                    raise
+                touched = self._transact(group)
+        except sqlite3.Error as error:
+            failure = schema.failure(self.path, "written", error)
+            for change in group:
+                change.failure = failure
+                self._cut_off.add(change.run)
+        self._loop.call_soon_threadsafe(self._announce, group, touched)
+
+    def _transact(self, group: list[_Change]) -> set[str]:
+        """Returns the runs that have new events. After sqlite3.Error nothing of the group is recorded."""
         transaction = Transaction(self._writing)
         try:
-            results = self._transact(group, transaction)
-        except sqlite3.Error as first:
+            self._writing.execute("BEGIN IMMEDIATE")
+            for change in group:
+                self._apply(change, transaction)
+            self._writing.execute("COMMIT")
+        except sqlite3.Error:
             schema.roll_back(self._writing)
-            transaction = Transaction(self._writing)
-            results = self._once_more(group, transaction, first)
-        self._loop.call_soon_threadsafe(self._announce, results, transaction.touched)
+            raise
+        return transaction.touched
 
-    def _once_more(
-        self, group: list[_Change], transaction: Transaction, first: sqlite3.Error
-    ) -> list[_Outcome]:
-        try:
-            if not self.make_room(first):
-                raise first
-            return self._transact(group, transaction)
-        except sqlite3.Error as error:
-            schema.roll_back(self._writing)
-            transaction.touched.clear()
-            failure = schema.failure(self.path, "written", error)
-            self._cut_off.update(change.run for change in group if change.run is not None)
-            return [(change.done, None, failure) for change in group]
-
-    def _transact(self, group: list[_Change], transaction: Transaction) -> list[_Outcome]:
-        self._writing.execute("BEGIN IMMEDIATE")
-        results = [(change.done, *self._apply(change, transaction)) for change in group]
-        self._writing.execute("COMMIT")
-        return results
-
-    def _apply(self, change: _Change, transaction: Transaction) -> tuple[Any, Exception | None]:
-        if change.run in self._cut_off:
-            return None, JournalError(f"run {change.run} has lost a change: nothing more of it is recorded")
+    def _apply(self, change: _Change, transaction: Transaction) -> None:
+        change.failure = None
+        if change.run is not None and change.run in self._cut_off:
+            reason = f"run {change.run} has lost a change: nothing more of it is recorded"
+            change.failure = JournalError(reason)
+            return
         self._writing.execute("SAVEPOINT change")
-        failure: Exception
         try:
-            result = change.make(transaction)
+            change.result = change.make(transaction)
         except _ERRORS_OF_ONE_CHANGE as error:
-            failure = schema.failure(self.path, "written", error)
-            self._cut_off.update([change.run] if change.run is not None else [])
+            change.failure = schema.failure(self.path, "written", error)
+            self._cut_off.add(change.run)
         except sqlite3.Error:
             raise  # the disk, not this change: the whole group fails
         except Exception as error:  # noqa: BLE001  # handed to the caller of this change, whatever it is
-            failure = error
-        else:
-            self._writing.execute("RELEASE change")
-            return result, None
-        self._writing.execute("ROLLBACK TO change")
+            change.failure = error
+        if change.failure is not None:
+            self._writing.execute("ROLLBACK TO change")
+            transaction.rolled_back()
         self._writing.execute("RELEASE change")
-        transaction.rolled_back()
-        return None, failure
 
-    def _announce(self, results: list[_Outcome], touched: set[str]) -> None:
-        for done, result, error in results:
-            if done.cancelled():
+    def _announce(self, group: list[_Change], touched: set[str]) -> None:
+        for change in group:
+            if change.done.cancelled():
                 continue
-            if error is None:
-                done.set_result(result)
+            if change.failure is None:
+                change.done.set_result(change.result)
             else:
-                done.set_exception(error)
+                change.done.set_exception(change.failure)
         for uid in touched:
             for arrived in self._followers.get(uid, ()):
                 arrived.set()
@@ -246,17 +248,21 @@ class Journal:
                 self._loop.call_soon_threadsafe(self._on_unreadable, failure)
             raise failure from error
 
-    def _row(self, question: str, *parameters: Any) -> tuple[Any, ...] | None:
-        return next(self._rows(question, parameters), None)
+    def _value(self, question: str, *parameters: Any) -> Any:
+        """The only column of the first row; None where there is no row."""
+        return next((value for (value,) in self._rows(question, parameters)), None)
+
+    def _runs(self, condition: str, *parameters: Any) -> list[RunRow]:
+        return [read_row(row) for row in self._rows(f"{RunRow.SELECT} WHERE {condition}", parameters)]
 
     def run(self, uid: str) -> RunRow | None:
-        rows = self._rows(f"{RunRow.SELECT} WHERE uid = ? OR position = ?", (uid, position_of(uid)))
-        return next((row for row in map(read_row, rows) if row.uid == uid), None)
+        rows = self._runs("uid = ? OR position = ?", uid, position_of(uid))
+        return next((row for row in rows if row.uid == uid), None)
 
     def of_key(self, key: str) -> str | None:
         """The uid of the run that was submitted with this key."""
-        row = self._row("SELECT uid FROM runs WHERE key = ?", key)
-        return str(row[0]) if row else None
+        uid = self._value("SELECT uid FROM runs WHERE key = ?", key)
+        return None if uid is None else str(uid)
 
     def find(self, prefix: str) -> list[str]:
         """Uids that begin with `prefix`, five at most; without pruned runs."""
@@ -269,13 +275,11 @@ class Journal:
 
     def runs(self, *, limit: int) -> list[RunRow]:
         """The newest runs, newest first."""
-        rows = self._rows(f"{RunRow.SELECT} WHERE NOT {PRUNED} ORDER BY position DESC LIMIT ?", (limit,))
-        return [read_row(row) for row in rows]
+        return self._runs(f"NOT {PRUNED} ORDER BY position DESC LIMIT ?", limit)
 
     def unended(self) -> list[RunRow]:
         """Runs without an end on record, in the order of their submission."""
-        rows = self._rows(f"{RunRow.SELECT} WHERE typeof(ended_at) <> 'real' ORDER BY position")
-        return [read_row(row) for row in rows]
+        return self._runs("typeof(ended_at) <> 'real' ORDER BY position")
 
     def ended(self) -> Iterator[tuple[str, float]]:
         """Uid and end time of each ended run, newest first."""
@@ -287,20 +291,12 @@ class Journal:
 
     def pruned(self, prefix: str) -> RunRow | None:
         """A pruned run, by the beginning of its uid."""
-        row = self._row(f"{RunRow.SELECT} WHERE substr(uid, 1, ?) = ? AND {PRUNED}", len(prefix), prefix)
-        return read_row(row) if row else None
+        return next(iter(self._runs(f"substr(uid, 1, ?) = ? AND {PRUNED}", len(prefix), prefix)), None)
 
     def marked(self) -> list[str]:
         """Runs that are pruned, and not yet removed."""
-        return [
-            uid
-            for (uid,) in self._rows(f"SELECT uid FROM runs WHERE {PRUNED} AND removed = 0")  # noqa: S608  # our own
-        ]
-
-    def last_event(self, uid: str) -> int:
-        """The number of the last event, 0 for none."""
-        found = self._row("SELECT max(last) FROM events JOIN runs ON run = position WHERE uid = ?", uid)
-        return int(found[0] or 0) if found else 0
+        rows = self._rows(f"SELECT uid FROM runs WHERE {PRUNED} AND removed = 0")  # noqa: S608  # our own
+        return [uid for (uid,) in rows]
 
     def checkpoint(self) -> None:
         """Moves the write-ahead log into the file, which becomes as small as possible. Blocks."""
@@ -308,18 +304,17 @@ class Journal:
 
     def result_file(self, uid: str) -> str | None:
         """The path of the whole result in the run's folder, when the journal has the result without its tasks."""
-        row = self._row("SELECT result_file FROM runs WHERE uid = ?", uid)
-        return row[0] if row else None
+        path: str | None = self._value("SELECT result_file FROM runs WHERE uid = ?", uid)
+        return path
 
     def result(self, uid: str) -> RunResult | None:
-        row = self._row("SELECT result FROM runs WHERE uid = ?", uid)
-        return decoded(uid, "runs.result", row[0], RunResult) if row and row[0] is not None else None
+        packed = self._value("SELECT result FROM runs WHERE uid = ?", uid)
+        return decoded(uid, "runs.result", packed, RunResult) if packed is not None else None
 
     def events(self, uid: str, *, after: int = 0, limit: int = PAGE) -> list[RunEvent]:
         """The events above number `after`: `limit` of them, and those that were recorded together with the last one."""
-        rows = self._rows(f"{EVENTS_OF_RUN} AND last > ? ORDER BY last", (uid, after))
         found: list[RunEvent] = []
-        for row in rows:
+        for row in self._rows(f"{EVENTS_OF_RUN} AND last > ? ORDER BY last", (uid, after)):
             found += [event for event in read_events(row) if event.seq > after]
             if len(found) >= limit:
                 break
@@ -327,7 +322,7 @@ class Journal:
 
     def latest(self, uid: str) -> RunEvent | None:
         """The last event on record."""
-        row = self._row(f"{EVENTS_OF_RUN} ORDER BY last DESC LIMIT 1", uid)
+        row = next(self._rows(f"{EVENTS_OF_RUN} ORDER BY last DESC LIMIT 1", (uid,)), None)
         return read_events(row)[-1] if row else None
 
     def events_of(self, uid: str, kinds: tuple[str, ...]) -> list[RunEvent]:
@@ -338,21 +333,18 @@ class Journal:
 
     def standing_events_of(self, uid: str, kinds: tuple[str, ...]) -> list[RunEvent]:
         """As `events_of`, without events from before a restart of the run, which are discarded."""
-        begun = self._last_of(uid, ("run.restarted",))
+        begun = self.last_event(uid, "run.restarted")
         return [event for event in self.events_of(uid, kinds) if event.seq > begun]
+
+    def last_event(self, uid: str, *kinds: str) -> int:
+        """The number of the last event, of these kinds if any are given; 0 for none."""
+        of_kinds = f" AND kind IN ({', '.join('?' * len(kinds))})" if kinds else ""
+        question = f"SELECT max(last) FROM runs JOIN events ON run = position WHERE uid = ?{of_kinds}"  # noqa: S608
+        return int(self._value(question, uid, *kinds) or 0)
 
     def last_record(self, uid: str) -> int:
         """The number of the last event of an ended episode or task; 0 where there is none."""
-        return self._last_of(uid, ("episode.ended", "task.ended"))
-
-    def _last_of(self, uid: str, kinds: tuple[str, ...]) -> int:
-        marks = ", ".join("?" * len(kinds))
-        found = self._row(
-            f"SELECT max(last) FROM runs JOIN events ON run = position WHERE uid = ? AND kind IN ({marks})",  # noqa: S608
-            uid,
-            *kinds,
-        )
-        return int(found[0] or 0) if found else 0
+        return self.last_event(uid, *RECORD_OF)
 
     def episodes(self, uid: str, phase: int) -> list[EpisodeRecord]:
         """The ended episodes of a phase, in the order in which they ended."""

@@ -1,13 +1,13 @@
-"""Connections that read the journal: one for each thread, so that reads of threads do not mix.
+"""Connections that read the journal: each read has one of its own while it lasts, so that reads of threads do not mix.
 
 Closing a connection while its thread reads crashes the process (SQLite frees memory in use), and a thread continues to
-read when the task that waits for it was cancelled. So reads are counted, and `close` interrupts them and waits.
+read when the task that waits for it was cancelled. So `close` interrupts the reads and waits for them.
 """
 
 from __future__ import annotations
 
-import sqlite3
 import threading
+from sqlite3 import Connection, ProgrammingError
 from typing import TYPE_CHECKING, Any, Final
 
 from governor.journal import schema
@@ -20,60 +20,37 @@ READ_ON_SECONDS: Final = 1.0
 """How long an interrupted read may take to end. The file of one that takes longer stays open until the process ends."""
 
 
-class _Reader:
-    """The connection of one thread, with the number of its active reads."""
-
-    def __init__(self, connection: sqlite3.Connection) -> None:
-        self.connection = connection
-        self._at_work = 0
-        self._changed = threading.Condition()
-
-    def rows(self, question: str, parameters: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:
-        with self._changed:
-            self._at_work += 1
-        try:
-            yield from self.connection.execute(question, parameters)
-        finally:
-            with self._changed:
-                self._at_work -= 1
-                self._changed.notify_all()
-
-    def close(self) -> None:
-        with self._changed:
-            if self._at_work:
-                self.connection.interrupt()
-            if self._changed.wait_for(lambda: not self._at_work, READ_ON_SECONDS):
-                self.connection.close()
-
-
 class Readers:
     """Any thread may read. `close` is called once."""
 
     def __init__(self, path: Path) -> None:
         self.closing = False
         self._path = path
-        self._of_thread = threading.local()
-        self._all: list[_Reader] = []
-        self._opening = threading.Lock()
-        self._mine()
+        self._idle: list[Connection] = [schema.connect(path)]
+        self._reading: set[Connection] = set()
+        self._changed = threading.Condition()
 
     def rows(self, question: str, parameters: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:
         """Raises sqlite3.Error, also for a read that `close` interrupts."""
-        return self._mine().rows(question, parameters)
-
-    def _mine(self) -> _Reader:
-        with self._opening:
+        with self._changed:
             if self.closing:
-                raise sqlite3.ProgrammingError("the journal is closed")
-            reader: _Reader | None = getattr(self._of_thread, "reader", None)
-            if reader is None:
-                reader = self._of_thread.reader = _Reader(schema.connect(self._path))
-                self._all.append(reader)
-        return reader
+                raise ProgrammingError("the journal is closed")
+            connection = self._idle.pop() if self._idle else schema.connect(self._path)
+            self._reading.add(connection)
+        try:
+            yield from connection.execute(question, parameters)
+        finally:
+            with self._changed:
+                self._reading.remove(connection)
+                self._idle.append(connection)
+                self._changed.notify_all()
 
     def close(self) -> None:
         """Blocks until all reads have ended."""
-        with self._opening:
+        with self._changed:
             self.closing = True
-        for reader in self._all:
-            reader.close()
+            for connection in self._reading:
+                connection.interrupt()
+            self._changed.wait_for(lambda: not self._reading, READ_ON_SECONDS)
+            for connection in self._idle:
+                connection.close()

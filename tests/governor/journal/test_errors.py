@@ -156,7 +156,7 @@ async def test_a_rollback_that_fails_answers_all_changes(journal):
 
 
 async def test_an_unreadable_journal_raises_and_is_reported_to_the_daemon(journal):
-    journal._readers._mine().connection.close()
+    journal._readers._idle[0].close()
     questions = (
         lambda: journal.run("r1"),
         lambda: journal.events("r1"),
