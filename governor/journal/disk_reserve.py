@@ -67,24 +67,23 @@ def files_left(folder: Path) -> int | None:
     return disk.f_favail if disk.f_files else None
 
 
-def _require_files(folder: Path, advice: str) -> None:
-    files = files_left(folder)
-    if files is not None and files < LEAST_FILES:
-        raise NoRoom(
-            f"the disk of {folder} has room for {files} more files (`df -i`), and {LEAST_FILES} are the least: "
-            f"make room ({advice})"
-        )
-
-
 def require(folder: Path, least: int) -> None:
     """Raises NoRoom where the disk of the folder has less than `least` bytes or `LEAST_FILES` files left."""
-    _require_files(folder, "`governor prune`")
+    _require(
+        folder, least, f", and a run is taken with {sizes.text(least)} (disk_reserve)", "`governor prune`"
+    )
+
+
+def _require(folder: Path, least: int, reason: str, advice: str) -> None:
+    files = files_left(folder)
     free = shutil.disk_usage(folder).free
-    if free < least:
-        raise NoRoom(
-            f"the disk of {folder} has {sizes.text(free)} left, and a run is taken with {sizes.text(least)} "
-            "(disk_reserve): make room (`governor prune`)"
-        )
+    if files is not None and files < LEAST_FILES:
+        missing = f"room for {files} more files (`df -i`), and {LEAST_FILES} are the least"
+    elif free < least:
+        missing = f"{sizes.text(free)} left{reason}"
+    else:
+        return
+    raise NoRoom(f"the disk of {folder} has {missing}: make room ({advice})")
 
 
 class Reserve:
@@ -111,29 +110,17 @@ class Reserve:
 
     def take(self) -> None:
         """Creates the file. Raises NoRoom, and then leaves no file."""
+        folder = self.path.parent
+        reason = f" beside the reserve, and a daemon starts with {sizes.text(self.size)}"
         try:
             self._make(self.path, self.size)
-        except OSError as error:
+            _require(folder, self.size, reason, f"`governor prune --state-dir {folder}`")
+        except (OSError, NoRoom) as error:
             self.release()
-            if (missing := no_room(self.path, error)) is None:
+            missing = no_room(self.path, error) if isinstance(error, OSError) else None
+            if missing is None:
                 raise
             raise missing from error
-        try:
-            self._require_as_much_again()
-        except NoRoom:
-            self.release()
-            raise
-
-    def _require_as_much_again(self) -> None:
-        folder = self.path.parent
-        advice = f"`governor prune --state-dir {folder}`"
-        _require_files(folder, advice)
-        free = shutil.disk_usage(folder).free
-        if free < self.size:
-            raise NoRoom(
-                f"the disk of {folder} has {sizes.text(free)} left beside the reserve, and a daemon starts with "
-                f"{sizes.text(self.size)}: make room ({advice})"
-            )
 
     def give_up(self, error: BaseException) -> bool:
         """Removes the file, and calls `on_used`; returns whether there was one."""
