@@ -259,7 +259,7 @@ class Worker:
             command = mdp.parse_worker(frames)
             self._last_seen = asyncio.get_running_loop().time()
             if type(command) is mdp.WorkerRequest:
-                self._take(Request(self, address=command.address, frames=command.body))
+                self._take(command.address, Request(self, address=command.address, frames=command.body))
             elif type(command) is mdp.Cancel:
                 self._cancel(command.address)
             elif type(command) is mdp.Disconnect:
@@ -275,10 +275,7 @@ class Worker:
 
     # -- requests -------------------------------------------------------------------------------------------
 
-    def _take(self, request: Request) -> None:
-        address = request.address
-        if address is None:
-            return
+    def _take(self, address: bytes, request: Request) -> None:
         known = self._by_key.get(request.key) if request.key is not None else None
         if known is not None:
             known.address = address
