@@ -25,7 +25,6 @@ from governor.processes.silence import TICK_SECONDS, SilenceTimer
 from governor.runs.file_watch import Files
 from transport import endpoints
 from transport.access import Access
-from transport.broker import BrokerSettings
 from transport.client import Client
 from transport.errors import TransportError
 
@@ -34,6 +33,7 @@ if TYPE_CHECKING:
 
     from governor.processes.process import ChildProcess
     from transport.access import Secret
+    from transport.broker import BrokerSettings
 
 FIRST_BACK_OFF: Final = 0.05
 BACK_OFF_LIMIT: Final = 5.0
@@ -66,29 +66,19 @@ class BrokerProcess:
 
     def __init__(
         self,
+        settings: BrokerSettings,
         *,
-        client_endpoint: str,
-        worker_endpoint: str,
-        private_endpoint: str | None = None,
-        client_group: str | None = None,
-        access: Access | None = None,
         silence: float = SILENT_SECONDS,
         most_deaths: int = MOST_DEATHS,
     ) -> None:
-        self._endpoint = private_endpoint or client_endpoint
-        self._payload = BrokerSettings(
-            client_endpoint=client_endpoint,
-            worker_endpoint=worker_endpoint,
-            private_endpoint=private_endpoint,
-            client_group=client_group,
-            access=access or Access(),
-        ).encode()
+        self._endpoint = settings.private_endpoint or settings.client_endpoint
+        self._payload = settings.encode()
         self._silence = silence
         self._most_deaths = most_deaths
-        shared = client_endpoint if client_group is not None else None
+        shared = settings.client_endpoint if settings.client_group is not None else None
         self._sockets = {
             path: 0o660 if endpoint == shared else 0o600
-            for endpoint in (client_endpoint, worker_endpoint, private_endpoint)
+            for endpoint in (settings.client_endpoint, settings.worker_endpoint, settings.private_endpoint)
             if endpoint is not None and (path := endpoints.parse(endpoint).path) is not None
         }
         """The sockets, with the modes that the broker gives them."""

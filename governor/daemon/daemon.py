@@ -43,6 +43,7 @@ from governor.runs.file_watch import FileWatch
 from governor.runs.run_context import RunContext
 from governor.runs.run_governor import RunGovernor
 from transport.access import Secret
+from transport.broker import BrokerSettings
 from transport.client import Client
 from transport.worker import Worker
 
@@ -219,11 +220,13 @@ class Daemon:
             log.warning("forkserver.not_preloaded", failures=report.failures)
         secret = Secret.new()
         broker = BrokerProcess(
-            client_endpoint=config.client_endpoint,
-            worker_endpoint=config.worker_endpoint,
-            private_endpoint=config.private_endpoint,
-            client_group=config.socket_group,
-            access=access_of(secret),
+            BrokerSettings(
+                client_endpoint=config.client_endpoint,
+                worker_endpoint=config.worker_endpoint,
+                private_endpoint=config.private_endpoint,
+                client_group=config.socket_group,
+                access=access_of(secret),
+            )
         )
         broker_task = asyncio.create_task(broker.run(), name="broker")
         stack.push_async_callback(_cancel, broker_task)

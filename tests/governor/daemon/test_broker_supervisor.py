@@ -11,7 +11,6 @@ import re
 import signal
 import time
 from contextlib import asynccontextmanager
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -31,11 +30,12 @@ SILENCE = 2.0
 
 
 @asynccontextmanager
-async def keeping(folder, **options):
+async def keeping(folder, *, silence=SILENCE, most_deaths=broker_supervisor.MOST_DEATHS, **settings):
     process.shut_down()
     process.warm_up(preload=False)
     endpoint = f"ipc://{folder}/c"
-    broker = BrokerProcess(client_endpoint=endpoint, worker_endpoint=f"ipc://{folder}/w", **options)
+    settings = BrokerSettings(client_endpoint=endpoint, worker_endpoint=f"ipc://{folder}/w", **settings)
+    broker = BrokerProcess(settings, silence=silence, most_deaths=most_deaths)
     broker.folder = folder
     async with Client(endpoint) as broker.client:
         broker.running = asyncio.create_task(broker.run())
@@ -53,7 +53,7 @@ async def keeping(folder, **options):
 @pytest.fixture
 async def kept(tmp_path):
     """A broker that answers; `kept.client` is another client of it."""
-    async with keeping(tmp_path, silence=SILENCE, most_deaths=3) as broker:
+    async with keeping(tmp_path, most_deaths=3) as broker:
         await wait_until_answering(broker.client)
         yield broker
 
@@ -168,7 +168,7 @@ async def test_a_broker_that_never_binds_its_sockets_is_dead_and_started_again(t
     monkeypatch.setattr(process, "start", hangs_at_first)
     monkeypatch.setattr(broker_supervisor, "ANSWER_SECONDS", 2.0)
     with capture_logs() as logged:
-        async with keeping(tmp_path, silence=SILENCE) as broker, asyncio.timeout(60):
+        async with keeping(tmp_path) as broker, asyncio.timeout(60):
             await asked(broker, 60.0)
             assert broker.restarts == 1
     assert [line["pid"] for line in logged if line["event"] == "broker.silent"] == [started[0].pid]
@@ -176,14 +176,12 @@ async def test_a_broker_that_never_binds_its_sockets_is_dead_and_started_again(t
 
 
 @pytest.mark.long
-async def test_a_public_socket_that_is_full_is_no_silence(tmp_path, monkeypatch):
+async def test_a_public_socket_that_is_full_is_no_silence(tmp_path):
     """Each socket takes one connection: the public one has that of the test, the private one that of the health check."""
-    monkeypatch.setattr(
-        broker_supervisor, "BrokerSettings", partial(BrokerSettings, limits=BrokerLimits(connections=1))
-    )
+    settings = {"limits": BrokerLimits(connections=1), "private_endpoint": f"ipc://{tmp_path}/p"}
     loop = asyncio.get_running_loop()
     with capture_logs() as logged:
-        async with keeping(tmp_path, silence=SILENCE, private_endpoint=f"ipc://{tmp_path}/p") as broker:
+        async with keeping(tmp_path, **settings) as broker:
             await asked(broker, 60.0)
             until = loop.time() + broker_supervisor.ANSWER_SECONDS + 2 * TICK_SECONDS
             while loop.time() < until:
