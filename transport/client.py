@@ -5,7 +5,7 @@ Rules:
 2. Without a broker, requests wait here, unsent; at their deadline they fail with BrokerUnreachable. When the connection
    breaks, idempotent requests are sent again under the same (session, request id), other sent ones fail with ConnectionLost.
 3. A caller that stops waiting (cancelled, timed out, left the stream) cancels the request at the broker.
-4. Late replies are dropped and counted in `late_replies`.
+4. Late replies are dropped.
 """
 
 from __future__ import annotations
@@ -107,8 +107,6 @@ class Client:
     def __init__(self, endpoint: str, *, context: zmq.Context[zmq.Socket[bytes]] | None = None) -> None:
         self.endpoint = str(endpoints.parse_connect(endpoint))
         self.session = os.urandom(envelopes.SESSION_BYTES)
-        self.late_replies = 0
-        self.reconnects = 0
         self._context = context or zmq.Context.instance()
         self._connection: Connection | None = None
         self._calls: dict[int, _Call] = {}
@@ -210,13 +208,7 @@ class Client:
     ) -> _Call:
         if self._closed:
             raise ClientClosed(service, "the client was closed")
-        size = sum(map(len, body))
-        if size > mdp.BODY_LIMIT:
-            raise TooLarge(service, f"{size} bytes, {mdp.BODY_LIMIT} are allowed")
-        if len(body) > mdp.BODY_FRAMES:
-            raise TooLarge(service, f"{len(body)} frames, {mdp.BODY_FRAMES} are allowed")
-        if not all(type(frame) is bytes for frame in body):
-            raise TypeError("a body consists of bytes")
+        mdp.check_body(service, body)
         self._open()
         request_id = self._next_id
         self._next_id += 1
@@ -299,7 +291,6 @@ class Client:
             self._connection.read_rest()
             self._connection.close()
             self._connection = None
-        self.reconnects += 1
         for call in list(self._calls.values()):
             if not call.sent or call.ended:
                 continue
@@ -314,13 +305,11 @@ class Client:
             command = mdp.parse_client(frames)
             envelope = envelopes.read_reply(command.body[0])
         except MalformedFrames:
-            self.late_replies += 1
             return
-        call = None
-        if envelope is not None and envelope.session == self.session:
-            call = self._calls.get(envelope.request_id)
-        if envelope is None or call is None or call.ended or type(command) is mdp.ClientRequest:
-            self.late_replies += 1
+        if envelope is None or envelope.session != self.session or type(command) is mdp.ClientRequest:
+            return
+        call = self._calls.get(envelope.request_id)
+        if call is None or call.ended:
             return
         body = mdp.plain(command.body[1:])
         call.settled = type(command) is mdp.ClientFinal

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, ClassVar, Final, TypeAlias
 import msgspec
 
 from transport.access import SECRET_BYTES, Secret
-from transport.errors import MalformedFrames
+from transport.errors import MalformedFrames, TooLarge
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -195,6 +195,22 @@ def _ready(frames: Frames, start: int, count: int) -> Ready:
     shown = extension[_EXTENSION.size :]
     secret = Secret(shown) if shown else None
     return Ready(_service(frames[start + 2]), credit, extended=True, secret=secret)
+
+
+def check_body(service: str, body: Sequence[bytes], *, what: str = "") -> None:
+    """Check a body before it is sent.
+
+    Raises:
+        TypeError: a frame is not bytes.
+        TooLarge: it has too many bytes, or too many frames.
+    """
+    if not all(type(frame) is bytes for frame in body):
+        raise TypeError("a body is a sequence of bytes")
+    size = sum(map(len, body))
+    if size > BODY_LIMIT:
+        raise TooLarge(service, f"{what}{size} bytes, {BODY_LIMIT} are allowed")
+    if len(body) > BODY_FRAMES:
+        raise TooLarge(service, f"{what}{len(body)} frames, {BODY_FRAMES} are allowed")
 
 
 def plain(body: Sequence[Frame]) -> list[bytes]:

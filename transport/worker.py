@@ -4,7 +4,7 @@ Rules:
 1. A conversation is one connection, one READY. DISCONNECT, missed heartbeats or a broken connection end it; the next one
    is on a new socket, at once the first time, then with backoff, for ever.
 2. A started handler continues when the conversation ends. If the client sends the same request again, that gets the reply of
-   the running handler; if not, the reply is dropped and counted.
+   the running handler; if not, the reply is dropped.
 3. Every request is answered: with the result of the handler, or with the type and message of its error. Errors are sent as
    text, never pickled.
 4. When the reader of a stream leaves, the handler is cancelled. The handler of a plain request runs to its end, since it
@@ -27,8 +27,8 @@ from transport import endpoints
 from transport import envelope as envelopes
 from transport import frames as mdp
 from transport.connection import Connection
-from transport.envelope import ReplyEnvelope, ReplyStatus, RequestEnvelope
-from transport.errors import MalformedFrames, TooLarge
+from transport.envelope import ReplyEnvelope, ReplyStatus
+from transport.errors import MalformedFrames
 from transport.sockets import Sent
 
 if TYPE_CHECKING:
@@ -42,38 +42,16 @@ _ERROR_LIMIT: Final = 4_000
 _LINGER: Final = 1.0
 
 
-class RequestContext:
-    """The envelope of a request as the handler sees it."""
-
-    __slots__ = ("_deadline", "idempotent", "request_id", "session")
-
-    def __init__(self, envelope: RequestEnvelope, now: float) -> None:
-        self.request_id = envelope.request_id
-        self.session = envelope.session
-        self.idempotent = envelope.idempotent
-        bounded = envelope.budget_ms and not envelope.stream
-        self._deadline = now + envelope.budget_seconds if bounded else None
-
-    @property
-    def remaining(self) -> float | None:
-        """Seconds that the client still waits; None without a limit. May be negative."""
-        return None if self._deadline is None else self._deadline - asyncio.get_running_loop().time()
-
-
 class Request:
-    """One request, for its handler. `envelope` is None for a plain MDP client."""
+    """One request, for its handler. `key` correlates its replies; None for a plain MDP client, which has no envelope."""
 
-    __slots__ = ("_worker", "address", "answered", "body", "envelope", "key", "sequence", "stream", "task")
+    __slots__ = ("_worker", "address", "answered", "body", "key", "sequence", "stream", "task")
 
     def __init__(self, worker: Worker, *, address: bytes, frames: Frames) -> None:
         envelope = envelopes.read_request(frames[0])
-        body = frames if envelope is None else frames[1:]
         self._worker = worker
         self.address: bytes | None = address
-        self.body = mdp.plain(body)
-        self.envelope = (
-            None if envelope is None else RequestContext(envelope, asyncio.get_running_loop().time())
-        )
+        self.body = mdp.plain(frames if envelope is None else frames[1:])
         self.key = None if envelope is None else (envelope.request_id, envelope.session)
         self.stream = envelope is not None and envelope.stream
         self.answered = False
@@ -129,7 +107,6 @@ class Worker:
         self.service = service
         self.credit = credit
         self.conversations = 0
-        self.dropped_replies = 0
         self.malformed = 0
         self._ready = mdp.Ready(mdp.service_name(service), credit, extended=True, secret=secret)
         self._handler = handler
@@ -340,13 +317,7 @@ class Worker:
         self, request: Request, frames: Sequence[bytes], *, final: bool, status: ReplyStatus = ReplyStatus.OK
     ) -> None:
         """Send a part or the end of a reply, and wait while the connection is full."""
-        if not all(type(frame) is bytes for frame in frames):
-            raise TypeError("a reply is a sequence of bytes")
-        size = sum(map(len, frames))
-        if size > mdp.BODY_LIMIT:
-            raise TooLarge(self.service, f"reply of {size} bytes, {mdp.BODY_LIMIT} are allowed")
-        if len(frames) > mdp.BODY_FRAMES:
-            raise TooLarge(self.service, f"reply of {len(frames)} frames, {mdp.BODY_FRAMES} are allowed")
+        mdp.check_body(self.service, frames, what="reply of ")
         body = request.reply_body(frames, status)
         request.answered = request.answered or final
         while self._connection is not None and request.address is not None:
@@ -355,4 +326,3 @@ class Worker:
                 return
             self._writable.clear()
             await self._writable.wait()
-        self.dropped_replies += 1

@@ -23,22 +23,18 @@ async def test_the_handler_gets_the_request(world):
     seen = []
 
     async def look(request):
-        seen.append((request.body, request.envelope))
+        seen.append((request.body, request.stream, request.key))
         return []
 
     async with world.broker(), world.client() as client, world.worker("look", look):
         await client.request("look", b"a", b"", timeout=5, idempotent=True)
-        (body, envelope) = seen.pop()
-        assert body == [b"a", b""]
-        assert envelope.idempotent
-        assert envelope.session == client.session
-        assert 4 < envelope.remaining <= 5
+        assert seen.pop() == ([b"a", b""], False, (1, client.session))
         assert [part.final async for part in client.stream("look", idle_timeout=5)] == [True]
-        assert seen.pop()[1].remaining is None
+        assert seen.pop() == ([], True, (2, client.session))
         async with world.raw(world.client_endpoint) as plain:
             plain.send(b"MDPC02", b"\x01", b"look", b"plain")
             assert (await plain.receive())[3:] == [b""]
-        assert seen.pop() == ([b"plain"], None)
+        assert seen.pop() == ([b"plain"], False, None)
 
 
 async def test_as_many_handlers_at_once_as_credit(world):
