@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 _GROUP: Final = re.compile("/governor-[0-9a-f]{16}(?:/[0-9a-f]{16}){0,2}(?=/|$)")
 """In the path of a folder: a group; there are several where a daemon was started by what another one runs."""
 _TRIES: Final = 10
+NOWHERE: Final = Path("/nowhere")
+"""A folder that there is not: no group is found in it."""
 
 
 def join(marks: Sequence[int]) -> bool:
@@ -35,9 +37,7 @@ def join(marks: Sequence[int]) -> bool:
 
     Returns False where there is no such group: nothing is delegated, or this process is not below the group of that daemon.
     """
-    here = of_process()
-    group = None if here is None else _group_below(here, marks)
-    if group is None:
+    if (group := _group_below(of_process(), marks)) is None:
         return False
     for _ in range(_TRIES):
         try:
@@ -53,8 +53,7 @@ def join(marks: Sequence[int]) -> bool:
 
 def leave() -> None:
     """Moves this process back to where its daemon was started."""
-    here = of_process()
-    if here is not None and (found := _groups(here)):
+    if found := _groups(of_process()):
         with contextlib.suppress(OSError):
             _write(_above(found[-1]) / "cgroup.procs", b"0")
             clear()
@@ -65,27 +64,26 @@ def clear() -> None:
     daemon is not empty, and stays.
     """
     here = of_process()
-    for place in () if here is None else (here, *map(_above, _groups(here))):
+    for place in (here, *map(_above, _groups(here))):
         for group in _groups_in(place):
             remove(group)
 
 
 def own_mark() -> int | None:
     """The mark whose group this process is in."""
-    here = of_process()
-    return None if here is None else _mark(here)
+    return _mark(of_process())
 
 
-def of_process(pid: int | None = None) -> Path | None:
-    """The folder of the cgroup of a process, by default of this one. None where it is gone, or there are no cgroups v2."""
+def of_process(pid: int | None = None) -> Path:
+    """The folder of the cgroup of a process, by default of this one. `NOWHERE` where it is gone, or there are no cgroups v2."""
     try:
         lines = Path(f"/proc/{pid or 'self'}/cgroup").read_text().splitlines()
     except (FileNotFoundError, ProcessLookupError):
-        return None
+        return NOWHERE
     path = next((line[3:].removesuffix(" (deleted)") for line in lines if line.startswith("0::")), "")
     root, mount = _mount()
     if ".." in path or not Path(path).is_relative_to(root):  # it is outside of what is mounted here
-        return None
+        return NOWHERE
     return mount / Path(path).relative_to(root)
 
 
@@ -93,7 +91,7 @@ def find(marks: Sequence[int]) -> Path | None:
     """The group of the last of these marks, of this process' daemon or of one beside it."""
     here = of_process()
     top, *below = _names(marks)
-    for place in () if here is None else (here, *here.parents):
+    for place in (here, *here.parents):
         for group in (place.joinpath(*below) if place.name == top else None, place.joinpath(top, *below)):
             if group is not None and group.is_dir():
                 return group
@@ -102,12 +100,9 @@ def find(marks: Sequence[int]) -> Path | None:
 
 def marks() -> dict[int, int]:
     """The marks of the processes that are in groups, of all daemons that were started where that of this process was."""
-    here = of_process()
     found: dict[int, int] = {}
-    if here is not None:
-        base = _above(groups[0]) if (groups := _groups(here)) else here
-        for folder in (folder for group in _groups_in(base) for folder in _folders(group)):
-            found |= dict.fromkeys(_members(folder), _mark(folder) or 0)
+    for folder in (folder for group in _groups_in(_base(of_process())) for folder in _folders(group)):
+        found |= dict.fromkeys(_members(folder), _mark(folder) or 0)
     return found
 
 
@@ -117,8 +112,7 @@ def pids(group: Path) -> set[int]:
 
 
 def is_in(pid: int, group: Path) -> bool:
-    folder = of_process(pid)
-    return folder is not None and folder.is_relative_to(group)
+    return of_process(pid).is_relative_to(group)
 
 
 def kill(group: Path) -> None:
@@ -155,8 +149,7 @@ def _group_below(here: Path, marks: Sequence[int]) -> Path | None:
     for place in (here, *here.parents):
         if place.name == top:
             return place.joinpath(*below)
-    base = _above(groups[0]) if (groups := _groups(here)) else here
-    if below or not _is_delegated(base):
+    if below or not _is_delegated(_base(here)):
         return None
     clear()
     return here / top
@@ -188,6 +181,12 @@ def _groups_in(folder: Path) -> list[Path]:
 
 def _above(group: re.Match[str]) -> Path:
     return Path(group.string[: group.start()])
+
+
+def _base(folder: Path) -> Path:
+    """Where the outermost group that this folder is in was made; itself where it is in none."""
+    groups = _groups(folder)
+    return _above(groups[0]) if groups else folder
 
 
 def _mark(folder: Path) -> int | None:
@@ -223,4 +222,4 @@ def _mount() -> tuple[Path, Path]:
         fields = line.split()
         if fields[fields.index("-") + 1] == "cgroup2":
             return Path(fields[3]), Path(fields[4])
-    return Path("/none"), Path("/none")
+    return NOWHERE, NOWHERE
