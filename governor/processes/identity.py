@@ -5,6 +5,7 @@ It uses no wall clock, so changing the clock does not change it, and a later pro
 
 from __future__ import annotations
 
+import contextlib
 import os
 from functools import cache
 from pathlib import Path
@@ -12,10 +13,12 @@ from typing import Final, Self
 
 import msgspec
 
+from governor.processes.kill_tree import read_stat
+
 _STATE: Final = 0
 _STARTTIME: Final = 19
 _EXIT_CODE: Final = 49
-"""Positions in /proc/PID/stat behind the name, which may hold blanks and brackets."""
+"""Positions in what `read_stat` returns."""
 NEVER: Final = -1
 """The tick of a process that ended before its tick was read; no process has this one."""
 
@@ -28,39 +31,27 @@ class ProcessIdentity(msgspec.Struct, frozen=True, kw_only=True):
     @classmethod
     def of(cls, pid: int) -> Self:
         """Of a process that runs, or has not been reaped. Raises ProcessLookupError when there is none."""
-        return cls(pid=pid, ticks=int(_stat(pid)[_STARTTIME]), boot=boot_id())
+        if not (fields := read_stat(Path(f"/proc/{pid}"))):
+            raise ProcessLookupError(f"no process {pid}")
+        return cls(pid=pid, ticks=int(fields[_STARTTIME]), boot=boot_id())
 
     def open(self) -> int | None:
         """A pidfd of this very process; None when it is gone."""
         if self.boot != boot_id():
             return None
-        try:
+        with contextlib.suppress(ProcessLookupError):
             handle = os.pidfd_open(self.pid)
-        except ProcessLookupError:
-            return None
-        try:
-            if ProcessIdentity.of(self.pid) == self:
-                return handle
-        except ProcessLookupError:
-            pass
-        os.close(handle)
+            with contextlib.suppress(ProcessLookupError):
+                if ProcessIdentity.of(self.pid) == self:
+                    return handle
+            os.close(handle)
         return None
 
 
 def zombie_exit_code(pid: int) -> int | None:
     """The exit code of a zombie, negative when a signal ended it; None for all other processes."""
-    try:
-        fields = _stat(pid)
-    except ProcessLookupError:
-        return None
-    return os.waitstatus_to_exitcode(int(fields[_EXIT_CODE])) if fields[_STATE] == "Z" else None
-
-
-def _stat(pid: int) -> list[str]:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
-    except (FileNotFoundError, ProcessLookupError):
-        raise ProcessLookupError(f"no process {pid}") from None
+    fields = read_stat(Path(f"/proc/{pid}"))
+    return os.waitstatus_to_exitcode(int(fields[_EXIT_CODE])) if fields and fields[_STATE] == "Z" else None
 
 
 @cache

@@ -206,11 +206,7 @@ def _kill_all(child: Child) -> dict[int, int]:
     """Sends SIGKILL to the child, if it runs, and to all that it has started; returns their pidfds."""
     handle = child.identity.open()
     roots = {} if handle is None else {child.pid: handle}
-    try:
-        return kill_tree.stop_and_kill(roots, marks=(child.mark,))
-    except OSError:
-        kill_tree.close(roots)
-        raise
+    return kill_tree.stop_and_kill(roots, marks=(child.mark,))
 
 
 def _close_handles(killing: asyncio.Future[dict[int, int]]) -> None:

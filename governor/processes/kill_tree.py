@@ -40,7 +40,7 @@ UNMARKED: Final = 0
 MARK_LIMIT: Final = 10
 """RLIMIT_LOCKS, which `resource` has no name for."""
 _PARENT: Final = 1
-"""Its position in `_stat`."""
+"""Its position in `read_stat`."""
 _DAEMON_BITS: Final = 30
 _CHILD_BITS: Final = 20
 _RUNNER_BITS: Final = 12
@@ -152,12 +152,11 @@ def kill_tree(pid: int, handle: int | None, mark: int = UNMARKED) -> list[int]:
     Blocks up to `KILL_SECONDS` until all are stopped, and as long again until they are dead. Raises OSError when no
     descriptors are left to watch them; those that were found are killed nevertheless.
     """
-    roots = {} if handle is None else {pid: handle}
-    handles = stop_and_kill(roots, marks=(mark,))
+    handles = stop_and_kill({} if handle is None else {pid: os.dup(handle)}, marks=(mark,))
     try:
         alive = list(await_deaths(handles, seconds=KILL_SECONDS))
     finally:
-        close(handles, roots)
+        close(handles)
     remove_group(mark)
     return alive
 
@@ -173,13 +172,13 @@ def stop_and_kill(
     """Stops and kills the processes of these pidfds, all below them, all that have one of these marks or are `wanted`, and
     all below those. Calls `on_stopped` with the pid of each stopped one before any is killed.
 
-    Returns the pidfds of all; the caller closes those that are not of `roots`. Blocks until all were sent SIGKILL, and
-    raises, as `kill_tree`.
+    Returns the pidfds of all, which the caller closes; if it raises, as `kill_tree`, all are closed, those of the roots too.
+    Blocks until all were sent SIGKILL.
     """
     handles = dict(roots)
     selected = _Selector(marks, wanted)
     with contextlib.ExitStack() as failed:
-        failed.callback(close, handles, roots)
+        failed.callback(close, handles)
         try:
             _stop_all(roots, handles, selected, {*roots, *spared})
             for pid, handle in handles.items():
@@ -245,7 +244,7 @@ def descendants(*roots: int) -> set[int]:
 
 def ancestors(pid: int) -> set[int]:
     found: set[int] = set()
-    while (fields := _stat(Path(f"/proc/{pid}"))) and (pid := int(fields[_PARENT])) and pid not in found:
+    while (fields := read_stat(Path(f"/proc/{pid}"))) and (pid := int(fields[_PARENT])) and pid not in found:
         found.add(pid)
     return found
 
@@ -348,11 +347,11 @@ def _stop(pid: int, handle: int) -> None:
 
 
 def _state(process: Path) -> str:
-    return next(iter(_stat(process)), "X")
+    return next(iter(read_stat(process)), "X")
 
 
-def _stat(process: Path) -> list[str]:
-    """The fields behind the name, which may hold blanks and brackets; none when the process is gone."""
+def read_stat(process: Path) -> list[str]:
+    """The fields of /proc/PID/stat, or of a thread, behind the name, which may hold blanks and brackets; none when the process is gone."""
     try:
         return (process / "stat").read_text(errors="replace").rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError):

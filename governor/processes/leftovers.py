@@ -88,17 +88,13 @@ def kill_leftovers(
     identities = {each.pid: each for each in recorded if each.pid not in spared}
     roots = {pid: handle for pid, each in identities.items() if (handle := each.open()) is not None}
     commands: dict[int, str] = {}
-    try:
-        handles = kill_tree.stop_and_kill(
-            roots,
-            lambda pid: pid not in spared and _is_marked(pid, instance),
-            marks=marks,
-            spared=spared,
-            on_stopped=lambda pid: commands.setdefault(pid, _command(pid)),
-        )
-    except OSError:
-        kill_tree.close(roots)
-        raise
+    handles = kill_tree.stop_and_kill(
+        roots,
+        lambda pid: pid not in spared and _is_marked(pid, instance),
+        marks=marks,
+        spared=spared,
+        on_stopped=lambda pid: commands.setdefault(pid, _command(pid)),
+    )
     alive = kill_tree.await_deaths(handles, seconds=kill_tree.KILL_SECONDS)
     kill_tree.close(handles, keep=alive)
     for mark in marks if not alive else ():
@@ -114,12 +110,10 @@ def _is_marked(pid: int, instance: str) -> bool:
         environment = Path(f"/proc/{pid}/environ").read_bytes()
     except OSError:  # dead, or of another user
         return False
-    found = (
-        [entry for entry in environment.split(b"\0") if entry.startswith(begin)]
-        if begin in environment
-        else []
-    )
-    return bool(found) and found[0] != begin + _own_identity().encode()
+    if begin not in environment:  # of most processes
+        return False
+    found = next((entry for entry in environment.split(b"\0") if entry.startswith(begin)), None)
+    return found is not None and found != begin + _own_identity().encode()
 
 
 def _own_identity() -> str:
