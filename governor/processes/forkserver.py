@@ -19,6 +19,7 @@ import socket
 import sys
 import tempfile
 import threading
+from concurrent.futures import Future
 from multiprocessing import forkserver, resource_tracker, spawn, util
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -284,27 +285,20 @@ def _launch() -> Forkserver:
 
 def _in_thread(order: Callable[[], object]) -> asyncio.Future[None]:
     """As `asyncio.to_thread`, but no exit waits for the thread: `order` may never return."""
-    loop = asyncio.get_running_loop()
-    done: asyncio.Future[None] = loop.create_future()
-    done.add_done_callback(lambda _: done.cancelled() or done.exception())  # its waiter may be gone
-
-    def settle(error: Exception | None) -> None:
-        if error is None:
-            done.set_result(None)
-        else:
-            done.set_exception(error)
+    done: Future[None] = Future()
+    forked = asyncio.wrap_future(done)
+    forked.add_done_callback(lambda _: forked.cancelled() or forked.exception())  # its waiter may be gone
 
     def run() -> None:
-        failure: Exception | None = None
         try:
             order()
         except Exception as error:  # noqa: BLE001  # handed to the caller
-            failure = error
-        with contextlib.suppress(RuntimeError):  # the loop is closed
-            loop.call_soon_threadsafe(settle, failure)
+            done.set_exception(error)
+        else:
+            done.set_result(None)
 
     threading.Thread(target=run, name="forking", daemon=True).start()
-    return done
+    return forked
 
 
 def _do_nothing() -> None:
