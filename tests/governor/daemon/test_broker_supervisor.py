@@ -72,25 +72,29 @@ async def test_a_frozen_broker_is_replaced_and_clients_get_an_answer(kept):
         os.kill(frozen, 0)
 
 
-async def test_a_broker_that_is_silent_for_a_moment_is_left_alone(kept):
+@asynccontextmanager
+async def stopped(kept):
+    """The broker is stopped meanwhile, and is not replaced."""
     os.kill(kept.pid, signal.SIGSTOP)
-    with pytest.raises(DeadlineExceeded):
-        await asked(kept, SILENCE / 4)
+    yield
     os.kill(kept.pid, signal.SIGCONT)
     await asked(kept, 30.0)
     assert kept.restarts == 0
+
+
+async def test_a_broker_that_is_silent_for_a_moment_is_left_alone(kept):
+    async with stopped(kept):
+        with pytest.raises(DeadlineExceeded):
+            await asked(kept, SILENCE / 4)
 
 
 async def test_our_own_absence_is_no_silence_of_the_broker(kept):
-    os.kill(kept.pid, signal.SIGSTOP)
-    with pytest.raises(DeadlineExceeded):
-        await asked(kept, 1.2 * TICK_SECONDS)  # so that a beat is under way
-    time.sleep(2 * SILENCE)  # noqa: ASYNC251  # the fault itself: the loop is held up
-    with pytest.raises(DeadlineExceeded):
-        await asked(kept, TICK_SECONDS / 4)
-    os.kill(kept.pid, signal.SIGCONT)
-    await asked(kept, 30.0)
-    assert kept.restarts == 0
+    async with stopped(kept):
+        with pytest.raises(DeadlineExceeded):
+            await asked(kept, 1.2 * TICK_SECONDS)  # so that a beat is under way
+        time.sleep(2 * SILENCE)  # noqa: ASYNC251  # the fault itself: the loop is held up
+        with pytest.raises(DeadlineExceeded):
+            await asked(kept, TICK_SECONDS / 4)
 
 
 async def test_a_broker_that_cannot_be_kept_alive_is_an_error_that_lists_its_exits(kept):

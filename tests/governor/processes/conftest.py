@@ -15,6 +15,11 @@ from governor.processes.readiness import readable
 HERE = Path(__file__).parent
 
 
+async def start(target, payload, *, name="c"):
+    """A child that runs a function of `process_targets`."""
+    return await process.start(name=name, target=f"process_targets:{target}", payload=payload)
+
+
 @pytest.fixture(scope="module")
 def shut_down():
     process.shut_down()
@@ -29,7 +34,7 @@ def targets(monkeypatch):
 
 @pytest.fixture
 def news(tmp_path):
-    """A datagram socket on which children tell: `await news()`; its address is `news.address`."""
+    """A datagram socket on which children report: `await news()`; its address is `news.address`."""
     receiver = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
     receiver.bind(str(tmp_path / "news"))
 

@@ -19,6 +19,7 @@ from governor.errors import ProcessError
 from governor.processes import process
 from governor.processes.identity import ProcessIdentity
 from governor.processes.readiness import is_readable
+from tests.governor.processes.conftest import start
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
@@ -53,7 +54,7 @@ class TestExit:
         ],
     )
     async def test_the_exit_code_is_what_the_target_returned(self, target, payload, code):
-        child = await process.start(name="c", target=f"process_targets:{target}", payload=payload)
+        child = await start(target, payload)
         async with asyncio.timeout(10):
             assert await child.wait() == code
         assert child.exit_code == code
@@ -63,7 +64,7 @@ class TestExit:
         assert await child.wait() == 70
 
     async def test_a_signal_is_a_negative_code(self, news):
-        child = await process.start(name="c", target="process_targets:nap", payload=news.address)
+        child = await start("nap", news.address)
         await news()
         assert child.exit_code is None
         assert child.signal(signal.SIGTERM)
@@ -71,16 +72,13 @@ class TestExit:
         assert not child.signal(signal.SIGTERM)
 
     async def test_a_signal_right_after_the_start_is_not_lost(self):
-        children = [
-            await process.start(name=f"c{i}", target="process_targets:nap_in_silence", payload=b"")
-            for i in range(10)
-        ]
+        children = [await start("nap_in_silence", b"", name=f"c{i}") for i in range(10)]
         for child in children:
             child.signal(signal.SIGKILL)
         assert [await child.wait() for child in children] == [-signal.SIGKILL] * 10
 
     async def test_all_waiters_hear_of_it(self, news):
-        child = await process.start(name="c", target="process_targets:nap", payload=news.address)
+        child = await start("nap", news.address)
         waiters = [asyncio.create_task(child.wait()) for _ in range(5)]
         waiters[0].cancel()
         await news()
@@ -90,17 +88,15 @@ class TestExit:
         assert codes[1:] == [-signal.SIGKILL] * 4
 
     async def test_no_other_start_reads_an_exit(self):
-        child = await process.start(name="c", target="process_targets:leave", payload=b"3")
+        child = await start("leave", b"3")
         assert (
             child._process.aio_process not in multiprocessing.process._children
         )  # a start polls those, in a thread
-        other = await process.start(name="d", target="process_targets:leave", payload=b"4")
+        other = await start("leave", b"4", name="d")
         assert (await child.wait(), await other.wait()) == (3, 4)
 
     async def test_the_rest_of_the_group_goes_with_its_leader(self, news):
-        child = await process.start(
-            name="c", target="process_targets:start_descendants", payload=news.address
-        )
+        child = await start("start_descendants", news.address)
         found = await news()
         inside = os.pidfd_open(found["descendants"][0])
         os.kill(child.pid, signal.SIGKILL)
@@ -113,7 +109,7 @@ class TestExit:
             os.kill(pid, signal.SIGKILL)
 
     async def test_nothing_polls(self, news, monkeypatch):
-        child = await process.start(name="c", target="process_targets:nap", payload=news.address)
+        child = await start("nap", news.address)
         await news()
         asked = 0
         collect = child._collect
@@ -135,9 +131,7 @@ class TestExit:
 class TestChild:
     async def test_it_leads_a_group_of_its_own_below_the_forkserver(self, news):
         report = await warm()
-        child = await process.start(
-            name="environment.lake", target="process_targets:answer", payload=news.address
-        )
+        child = await start("answer", news.address, name="environment.lake")
         found = await news()
         assert found["pid"] == found["pgid"] == child.pid
         assert found["ppid"] == report.pid
@@ -146,7 +140,7 @@ class TestChild:
         await child.wait()
 
     async def test_it_ignores_ctrl_c_alone(self, news):
-        child = await process.start(name="c", target="process_targets:answer", payload=news.address)
+        child = await start("answer", news.address)
         found = await news()
         assert set(found["ignored"]) == {signal.SIGINT, signal.SIGTTOU, signal.SIGPIPE, signal.SIGXFSZ}
         await child.wait()
@@ -155,9 +149,9 @@ class TestChild:
         kept = (tmp_path / "secret").open("w")
         os.set_inheritable(kept.fileno(), True)
         process.shut_down()
-        other = await process.start(name="first", target="process_targets:nap", payload=news.address)
+        other = await start("nap", news.address, name="first")
         await news()
-        child = await process.start(name="c", target="process_targets:answer", payload=news.address)
+        child = await start("answer", news.address)
         found = await news()
         kept.close()
         opened = set(found["fds"].values())
@@ -172,7 +166,7 @@ class TestChild:
     async def test_it_finds_the_daemons_import_path_and_a_clean_environment(self, news, monkeypatch):
         process.shut_down()
         monkeypatch.setenv("PYTHONPATH", "/one:/two")
-        child = await process.start(name="c", target="process_targets:answer", payload=news.address)
+        child = await start("answer", news.address)
         found = await news()
         assert found["environ"]["PYTHONPATH"] == "/one:/two"
         assert "PYTHONSAFEPATH" not in found["environ"]
@@ -182,10 +176,10 @@ class TestChild:
         await child.wait()
 
     async def test_it_leaves_nothing_open_in_the_daemon(self):
-        await (await process.start(name="c", target="process_targets:leave", payload=b"0")).wait()
+        await (await start("leave", b"0")).wait()
         before = open_fds()
         for _ in range(5):
-            await (await process.start(name="c", target="process_targets:leave", payload=b"0")).wait()
+            await (await start("leave", b"0")).wait()
         assert set(open_fds()) <= set(before)
         assert not process._children
 
@@ -193,16 +187,14 @@ class TestChild:
 class TestStart:
     async def test_from_the_main_thread_only(self):
         with pytest.raises(ProcessError, match="main thread only"):
-            await asyncio.to_thread(
-                lambda: asyncio.run(process.start(name="c", target="process_targets:leave", payload=b"0"))
-            )
+            await asyncio.to_thread(lambda: asyncio.run(start("leave", b"0")))
         with pytest.raises(ProcessError, match="main thread only"):
             await asyncio.to_thread(process.warm_up)
 
     @pytest.mark.parametrize(("target", "code"), [("nap", -signal.SIGKILL), ("obey", 0)])
     async def test_an_exit_code_is_read_from_the_zombie_of_a_frozen_forkserver(self, news, target, code):
         report = await warm()
-        child = await process.start(name="c", target=f"process_targets:{target}", payload=news.address)
+        child = await start(target, news.address)
         await news()
         os.kill(report.pid, signal.SIGSTOP)
         try:
@@ -211,21 +203,19 @@ class TestStart:
                 assert await child.wait() == code
         finally:
             os.kill(report.pid, signal.SIGCONT)
-        assert await (await process.start(name="d", target="process_targets:leave", payload=b"4")).wait() == 4
+        assert await (await start("leave", b"4", name="d")).wait() == 4
 
     async def test_a_start_that_is_cancelled_leaves_no_child(self, news):
         report = await warm()
         os.kill(report.pid, signal.SIGSTOP)
-        start = asyncio.create_task(
-            process.start(name="c", target="process_targets:defy", payload=news.address)
-        )
-        await asyncio.wait({start}, timeout=0.1)
-        start.cancel()
-        done, _ = await asyncio.wait({start}, timeout=0.1)
+        starting = asyncio.create_task(start("defy", news.address))
+        await asyncio.wait({starting}, timeout=0.1)
+        starting.cancel()
+        done, _ = await asyncio.wait({starting}, timeout=0.1)
         assert not done, "it can't know yet that nothing will be born"
         os.kill(report.pid, signal.SIGCONT)
         with pytest.raises(asyncio.CancelledError):
-            await start
+            await starting
         assert psutil.Process(report.pid).children() == []
         assert not process._children
 
@@ -234,10 +224,10 @@ class TestStart:
         monkeypatch.syspath_prepend(str(tmp_path))
         process.shut_down()
         process.warm_up(preload=("hanging_module",))
-        start = asyncio.create_task(process.start(name="c", target="process_targets:leave", payload=b"0"))
-        await asyncio.wait({start}, timeout=0.1)
-        start.cancel()
-        done, _ = await asyncio.wait({start}, timeout=1)
+        starting = asyncio.create_task(start("leave", b"0"))
+        await asyncio.wait({starting}, timeout=0.1)
+        starting.cancel()
+        done, _ = await asyncio.wait({starting}, timeout=1)
         process.shut_down()
         process.warm_up(preload=False)
         assert done
@@ -250,19 +240,16 @@ class TestStart:
 
         monkeypatch.setattr(process.os, "pidfd_open", no_descriptor_left)
         with pytest.raises(ProcessError, match=r"cannot watch c: OSError: .* Too many open files"):
-            await process.start(name="c", target="process_targets:defy", payload=news.address)
+            await start("defy", news.address)
         monkeypatch.undo()
         for child in psutil.Process(report.pid).children():
             assert is_readable(os.pidfd_open(child.pid), timeout=5)
 
     async def test_a_real_255_is_no_dead_forkserver(self):
-        assert (
-            await (await process.start(name="c", target="process_targets:leave", payload=b"255")).wait()
-            == 255
-        )
+        assert await (await start("leave", b"255")).wait() == 255
 
     async def test_no_manager_is_started(self):
-        await (await process.start(name="c", target="process_targets:leave", payload=b"0")).wait()
+        await (await start("leave", b"0")).wait()
         # The private name that our stand-in is put under: if aiomultiprocess renames it, this fails.
         source = inspect.getsource(aiomultiprocess.core.get_manager)
         assert "global _manager\n    if _manager is None:\n        _manager = context.Manager()" in source
@@ -275,7 +262,7 @@ class TestStart:
         assert len(helpers) == 2, helpers  # the forkserver and the resource tracker
 
     async def test_a_large_payload_arrives(self):
-        child = await process.start(name="c", target="process_targets:leave", payload=b" " * 3_000_000 + b"6")
+        child = await start("leave", b" " * 3_000_000 + b"6")
         assert await child.wait() == 6
 
     async def test_a_warm_start_takes_less_than_that_of_a_bare_python(self):
@@ -284,7 +271,7 @@ class TestStart:
         seconds, bare = [], []
         for _ in range(10):
             begin = time.perf_counter()
-            child = await process.start(name="c", target="process_targets:leave", payload=b"0")
+            child = await start("leave", b"0")
             await child.wait()
             seconds.append(time.perf_counter() - begin)
             begin = time.perf_counter()

@@ -72,11 +72,11 @@ def daemon(tmp_path):
 class TestDaemonsDeath:
     @pytest.mark.parametrize("target", ["nap", "defy"])
     async def test_kill_9_of_the_daemon_takes_forkserver_and_children_along(self, daemon, news, target):
-        popen, told = daemon(target, "false", news.address.decode())
+        popen, printed = daemon(target, "false", news.address.decode())
         await news()
         await news()
         helpers = psutil.Process(popen.pid).children(recursive=True)
-        assert {told["forkserver"], *told["children"]} < {helper.pid for helper in helpers}
+        assert {printed["forkserver"], *printed["children"]} < {helper.pid for helper in helpers}
         pidfds = [os.pidfd_open(helper.pid) for helper in helpers]  # the resource tracker's too
         popen.kill()
         begin = time.monotonic()
@@ -115,21 +115,21 @@ class TestDaemonsDeath:
         os.close(pidfd)
 
     async def test_a_daemon_that_ends_with_children_alive_does_not_hang(self, daemon, news):
-        popen, told = daemon("defy", "false", news.address.decode(), "end")
+        popen, printed = daemon("defy", "false", news.address.decode(), "end")
         assert popen.wait(timeout=5) == 0
-        for pid in told["children"]:
+        for pid in printed["children"]:
             assert not lives(pid)
 
     async def test_children_run_no_main_module_again(self, daemon, news):
         daemon("answer", "false", news.address.decode())
-        told = await news()
-        assert told["main"] == {"name": "__main__", "mark": False}
+        reported = await news()
+        assert reported["main"] == {"name": "__main__", "mark": False}
 
     @pytest.mark.ray
     async def test_ray_is_warm_in_the_children_and_not_in_the_daemon(self, daemon, news):
-        _, told = daemon("answer", '["numpy", "governor.tasks.runners.pool"]', news.address.decode())
-        answered = await news()
-        assert told["failures"] == answered["preload_failures"] == {}
-        assert "ray" in answered["modules"]
-        assert not told["ray"]
-        assert not told["numpy"]
+        _, printed = daemon("answer", '["numpy", "governor.tasks.runners.pool"]', news.address.decode())
+        reported = await news()
+        assert printed["failures"] == reported["preload_failures"] == {}
+        assert "ray" in reported["modules"]
+        assert not printed["ray"]
+        assert not printed["numpy"]
