@@ -91,9 +91,22 @@ async def terminate(
     grace = grace or GracePeriods()
     loop = asyncio.get_running_loop()
     begin = loop.time()
-    escalation = _Escalation(child)
+    rung: Rung = "none"
+    killed: set[int] = set()
     try:
-        await escalation.run(ask, grace)
+        if child.exit_code is None and ask is not None:
+            rung = "message"
+            await _ask(child, ask, grace.ask)
+        if child.exit_code is None and grace.terminate > 0:
+            rung = "SIGTERM"
+            child.signal(signal.SIGTERM)
+            child.signal(signal.SIGCONT)  # a stopped process handles SIGTERM only when it continues
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(grace.terminate):
+                    await child.wait()
+        if child.exit_code is None:
+            rung = "SIGKILL"
+        await _end(child, grace.kill, killed)
     except (ProcessError, OSError) as error:
         stuck = error
         if not isinstance(stuck, ProcessError):
@@ -104,19 +117,13 @@ async def terminate(
             raise stuck from error
         on_stuck(stuck)
         child.signal(signal.SIGKILL)
-        await escalation.end(None)
+        await _end(child, None, killed)
     return ChildExit(
         exit_code=await child.wait(),
-        rung=escalation.rung,
+        rung=rung,
         seconds=loop.time() - begin,
-        killed=tuple(sorted(escalation.killed)),
+        killed=tuple(sorted(killed)),
     )
-
-
-async def _wait(child: Child, grace: float) -> None:
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(grace):
-            await child.wait()
 
 
 async def _ask(child: Child, ask: Callable[[], Awaitable[object]], grace: float) -> None:
@@ -136,70 +143,48 @@ async def _ask(child: Child, ask: Callable[[], Awaitable[object]], grace: float)
         await asyncio.gather(message, exit_, return_exceptions=True)
 
 
-class _Escalation:
-    """Of one child: the rung it is on, and the other processes that were killed."""
+async def _end(child: Child, grace: float | None, killed: set[int]) -> None:
+    """Kills all that is left, the child too if it runs, and waits for their deaths; adds the pids of the others to `killed`.
 
-    def __init__(self, child: Child) -> None:
-        self._child = child
-        self.rung: Rung = "none"
-        self.killed: set[int] = set()
-
-    async def run(self, ask: Callable[[], Awaitable[object]] | None, grace: GracePeriods) -> None:
-        """Rung by rung until nothing is left. Raises as `end`."""
-        child = self._child
-        if child.exit_code is None and ask is not None:
-            self.rung = "message"
-            await _ask(child, ask, grace.ask)
-        if child.exit_code is None and grace.terminate > 0:
-            self.rung = "SIGTERM"
-            child.signal(signal.SIGTERM)
-            child.signal(signal.SIGCONT)  # a stopped process handles SIGTERM only when it continues
-            await _wait(child, grace.terminate)
-        if child.exit_code is None:
-            self.rung = "SIGKILL"
-        await self.end(grace.kill)
-
-    async def end(self, grace: float | None) -> None:
-        """Kills all that is left, the child too if it runs, and waits for their deaths; adds their pids to `killed`.
-
-        Raises ProcessError, with the pid, when a process is alive after the grace; OSError when it could not be watched.
-        """
-        begun = asyncio.get_running_loop().time()
-        while True:
-            try:
-                return await self._end(grace)
-            except OSError as error:  # no descriptor is left to watch it by, for one
-                log.warning("process.not_watched", pid=self._child.pid, reason=text_of(error))
-                passed = asyncio.get_running_loop().time() - begun
-                if grace is not None and passed + RETRY_SECONDS > grace:
-                    raise
-            await asyncio.sleep(RETRY_SECONDS)
-
-    async def _end(self, grace: float | None) -> None:
-        child, loop = self._child, asyncio.get_running_loop()
-        if child.exit_code is not None and child.mark == kill_tree.UNMARKED:
-            return  # nothing identifies its descendants any more
-        killing = loop.run_in_executor(_THREADS, _kill_all, child)
+    Raises ProcessError, with the pid, when a process is alive after the grace; OSError when it could not be watched.
+    """
+    loop = asyncio.get_running_loop()
+    begun = loop.time()
+    while True:
         try:
-            handles = await asyncio.shield(killing)
-        except asyncio.CancelledError:
-            killing.add_done_callback(_close_handles)
-            raise
-        child.signal(signal.SIGKILL)  # its whole group
-        deadline = None if grace is None else loop.time() + grace
-        try:
-            self.killed |= handles.keys() - {child.pid}
-            for pid, handle in handles.items():
-                if is_readable(handle):
-                    continue  # dead, whether or not time is left
-                what = f"{child.name} (pid {pid})" if pid == child.pid else f"pid {pid}, of {child.name},"
-                async with _deadline(deadline, f"{what} is alive after SIGKILL", pid):
-                    await readable(handle)
-        finally:
-            kill_tree.close(handles)
-        async with _deadline(deadline, f"{child.name} (pid {child.pid}) is alive after SIGKILL", child.pid):
-            await child.wait()
-        await loop.run_in_executor(_THREADS, kill_tree.remove_group, child.mark)
+            return await _end_once(child, grace, killed)
+        except OSError as error:  # no descriptor is left to watch it by, for one
+            log.warning("process.not_watched", pid=child.pid, reason=text_of(error))
+            if grace is not None and loop.time() - begun + RETRY_SECONDS > grace:
+                raise
+        await asyncio.sleep(RETRY_SECONDS)
+
+
+async def _end_once(child: Child, grace: float | None, killed: set[int]) -> None:
+    if child.exit_code is not None and child.mark == kill_tree.UNMARKED:
+        return  # nothing identifies its descendants any more
+    loop = asyncio.get_running_loop()
+    killing = loop.run_in_executor(_THREADS, _kill_all, child)
+    try:
+        handles = await asyncio.shield(killing)
+    except asyncio.CancelledError:
+        killing.add_done_callback(_close_handles)
+        raise
+    child.signal(signal.SIGKILL)  # its whole group
+    deadline = None if grace is None else loop.time() + grace
+    try:
+        killed |= handles.keys() - {child.pid}
+        for pid, handle in handles.items():
+            if is_readable(handle):
+                continue  # dead, whether or not time is left
+            what = f"{child.name} (pid {pid})" if pid == child.pid else f"pid {pid}, of {child.name},"
+            async with _deadline(deadline, f"{what} is alive after SIGKILL", pid):
+                await readable(handle)
+    finally:
+        kill_tree.close(handles)
+    async with _deadline(deadline, f"{child.name} (pid {child.pid}) is alive after SIGKILL", child.pid):
+        await child.wait()
+    await loop.run_in_executor(_THREADS, kill_tree.remove_group, child.mark)
 
 
 def _kill_all(child: Child) -> dict[int, int]:

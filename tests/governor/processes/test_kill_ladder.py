@@ -358,7 +358,7 @@ async def test_a_ladder_that_is_cancelled_during_the_search_closes_its_handles(b
 async def test_watching_is_retried_until_the_grace_is_over(begin, monkeypatch, times, seconds):
     child, _ = await begin("start_descendants")
     stuck, left = [], times
-    watch = kill_ladder._Escalation._end
+    watch = kill_ladder._end_once
 
     async def no_descriptor_left(*arguments):
         nonlocal left
@@ -368,7 +368,7 @@ async def test_watching_is_retried_until_the_grace_is_over(begin, monkeypatch, t
         await watch(*arguments)
 
     monkeypatch.setattr(kill_ladder, "RETRY_SECONDS", 0.02)
-    monkeypatch.setattr(kill_ladder._Escalation, "_end", no_descriptor_left)
+    monkeypatch.setattr(kill_ladder, "_end_once", no_descriptor_left)
     gone = await terminate(child, None, GracePeriods(ask=0, terminate=0, kill=seconds), on_stuck=stuck.append)
     assert gone.exit_code == -signal.SIGKILL
     words = f"start_descendants (pid {child.pid}) was not seen dead: [Errno 24] Too many open files"
