@@ -85,7 +85,7 @@ def mark_self(mark: int) -> int:
 
 
 def own_mark() -> int:
-    return _mark(os.getpid()) or cgroups.own_mark() or UNMARKED
+    return read_mark(os.getpid()) or cgroups.own_mark() or UNMARKED
 
 
 def is_daemon() -> bool:
@@ -94,25 +94,13 @@ def is_daemon() -> bool:
     return own != UNMARKED and own >> _BELOW_DAEMON << _BELOW_DAEMON == own
 
 
-def has_mark(*marks: int) -> Callable[[int], bool]:
-    """A predicate: whether a process has one of these marks, or one below them. It raises ProcessLookupError for one that is
-    gone.
-    """
-    wanted = {mark for mark in marks if mark != UNMARKED}
-
-    def has_one(pid: int) -> bool:
-        return not wanted.isdisjoint(_levels(_mark(pid)))
-
-    return has_one
-
-
 def marked() -> dict[int, list[int]]:
     """The pids of all marked processes that run, by the mark of the daemon's child that they are, or are below."""
     found: dict[int, list[int]] = {}
     grouped = cgroups.marks()
     for pid in _all_pids():
         with contextlib.suppress(ProcessLookupError):
-            child = (grouped.get(pid) or _mark(pid)) >> _RUNNER_BITS << _RUNNER_BITS
+            child = (grouped.get(pid) or read_mark(pid)) >> _RUNNER_BITS << _RUNNER_BITS
             if child != UNMARKED and _state(Path(f"/proc/{pid}")) not in "ZX":
                 found.setdefault(child, []).append(pid)
     return found
@@ -133,7 +121,7 @@ def _within(bits: int, number: int) -> int:
     return 1 + number % ((1 << bits) - 1)
 
 
-def _mark(pid: int) -> int:
+def read_mark(pid: int) -> int:
     """`UNMARKED` too where we may not read it. Raises ProcessLookupError."""
     try:
         found = resource.prlimit(pid, MARK_LIMIT)[0]
@@ -271,8 +259,7 @@ class _Selector:
     """Selects processes by marks, by the cgroups of marks, or by the predicate `wanted`."""
 
     def __init__(self, marks: Iterable[int], wanted: Callable[[int], bool] | None) -> None:
-        self._marks = [mark for mark in marks if mark != UNMARKED]
-        self._bears = has_mark(*self._marks)
+        self._marks = {mark for mark in marks if mark != UNMARKED}
         self._wanted = wanted
 
     def __call__(self, pid: int) -> bool:
@@ -303,7 +290,8 @@ class _Selector:
         return dying
 
     def _is_found(self, pid: int) -> bool:
-        return self._bears(pid) or (self._wanted is not None and self._wanted(pid))
+        marked = not self._marks.isdisjoint(_levels(read_mark(pid)))
+        return marked or (self._wanted is not None and self._wanted(pid))
 
     def _groups(self) -> list[Path]:
         return [group for mark in self._marks if (group := cgroups.find(_levels(mark))) is not None]

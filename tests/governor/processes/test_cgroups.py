@@ -78,7 +78,7 @@ def started_by_the_runner(code, *, before=""):
 def test_one_that_has_lost_its_mark_its_parent_and_its_environment_is_shown_and_killed(base, asked):
     pid, handle = started_by_the_runner(DETACH)
     assert cgroups.of_process(pid) == base / GROUPS[RUNNER]
-    assert not kill_tree.has_mark(RUNNER, CHILD, DAEMON)(pid)
+    assert kill_tree.read_mark(pid) == kill_tree.UNMARKED
     assert pid in kill_tree.marked()[CHILD]
     assert kill_tree.kill_tree(0, None, kill_tree.mark_of_runner(CHILD, 8)) == []
     assert not kill_tree.is_dead(handle)
