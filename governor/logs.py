@@ -81,7 +81,10 @@ def configure(*, log_format: LogFormat, level: str = "info", **bound: object) ->
     )
     handler = logging.StreamHandler(stream)
     handler.setFormatter(
-        structlog.stdlib.ProcessorFormatter(foreign_pre_chain=shared, processors=[_drop_internals, *renderer])
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=shared,
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *renderer],
+        )
     )
     logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
 
@@ -104,9 +107,3 @@ def get_logger() -> FilteringBoundLogger:
 def _on_terminal() -> bool:
     stream: TextIO | None = sys.stderr  # None in a process that was started without one
     return stream is not None and not stream.closed and stream.isatty()
-
-
-def _drop_internals(
-    logger: object, name: str, event: structlog.typing.EventDict
-) -> structlog.typing.ProcessorReturnValue:
-    return structlog.stdlib.ProcessorFormatter.remove_processors_meta(logger, name, event)
