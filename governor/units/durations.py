@@ -10,7 +10,7 @@ import re
 from typing import Final
 
 _UNITS: Final = {"ms": 0.001, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
-_PART: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|min|s|h|d)\s*")
+_PART: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|min|s|h|d)")
 PATTERN: Final = r"^\s*(?:\d+(?:\.\d+)?\s*(?:ms|min|s|h|d)\s*)+$"
 """The same grammar as one regular expression, for a JSON schema. That units do not repeat is checked in code."""
 
@@ -39,20 +39,10 @@ def _finite(value: float) -> float:
 
 
 def _of_text(text: str) -> float:
-    total = 0.0
-    position = 0
-    seen: set[str] = set()
-    stripped = text.strip()
-    for part in _PART.finditer(stripped):
-        number, unit = part.groups()
-        if part.start() != position or unit in seen:
-            break
-        seen.add(unit)
-        position = part.end()
-        total += float(number) * _UNITS[unit]
-    if not stripped or position != len(stripped):
+    parts = _PART.findall(text)
+    if re.fullmatch(PATTERN, text) is None or len({unit for _, unit in parts}) < len(parts):
         raise ValueError(f"{text!r} is no duration: {HOW_TO}")
-    return total
+    return sum(float(number) * _UNITS[unit] for number, unit in parts)
 
 
 def text(value: float) -> str:
