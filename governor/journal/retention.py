@@ -103,7 +103,7 @@ class Pruner:
         await asyncio.to_thread(journal.checkpoint)
 
     def _choose(self, keep: RetentionPolicy) -> list[str]:
-        return [] if keep.is_all else choose(self._journal.ended(), keep=keep, now=time.time())
+        return choose(self._journal.ended(), keep=keep, now=time.time())
 
     async def _mark(self, chosen: list[str]) -> list[str]:
         if not chosen:

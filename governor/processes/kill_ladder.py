@@ -177,12 +177,11 @@ async def _end_once(child: Child, grace: float | None, killed: set[int]) -> None
         for pid, handle in handles.items():
             if is_readable(handle):
                 continue  # dead, whether or not time is left
-            what = f"{child.name} (pid {pid})" if pid == child.pid else f"pid {pid}, of {child.name},"
-            async with _deadline(deadline, f"{what} is alive after SIGKILL", pid):
+            async with _deadline(deadline, child, pid):
                 await readable(handle)
     finally:
         kill_tree.close(handles)
-    async with _deadline(deadline, f"{child.name} (pid {child.pid}) is alive after SIGKILL", child.pid):
+    async with _deadline(deadline, child, child.pid):
         await child.wait()
     await loop.run_in_executor(_THREADS, kill_tree.remove_group, child.mark)
 
@@ -200,9 +199,10 @@ def _close_handles(killing: asyncio.Future[dict[int, int]]) -> None:
 
 
 @contextlib.asynccontextmanager
-async def _deadline(deadline: float | None, otherwise: str, pid: int) -> AsyncIterator[None]:
+async def _deadline(deadline: float | None, child: Child, pid: int) -> AsyncIterator[None]:
     try:
         async with asyncio.timeout_at(deadline):
             yield
     except TimeoutError:
-        raise ProcessError(otherwise, pid=pid) from None
+        what = f"{child.name} (pid {pid})" if pid == child.pid else f"pid {pid}, of {child.name},"
+        raise ProcessError(f"{what} is alive after SIGKILL", pid=pid) from None
