@@ -245,15 +245,10 @@ class Monitor:
         self._loop = SocketLoop()
         self._drained = self._loop.add(self._pair, on_message=self._read)
 
-    @property
-    def has_unread(self) -> bool:
-        """Whether events wait to be read."""
-        return bool(int(_get(self._pair, _EVENTS)) & _POLLIN)
-
     def close(self) -> None:
         """Stop. Call it once, before the monitored socket is closed."""
         self._loop.remove(self._drained)
-        while self.has_unread:
+        while int(_get(self._pair, _EVENTS)) & _POLLIN:
             self._pair.recv_multipart()
         self._monitored.disable_monitor()
         self._pair.close(linger=0)

@@ -100,29 +100,29 @@ WORKER_COMMANDS = {
     "DISCONNECT": mdp.Disconnect(),
     "CANCEL": mdp.Cancel(b"address"),
 }
-SAYS_DISCONNECT, SAYS_NOTHING, REGISTERS = "disconnect", "nothing", "registers"
+SENDS_DISCONNECT, SENDS_NOTHING, REGISTERS = "disconnect", "nothing", "registers"
 EXPECTED = {
-    ("stranger", "READY"): REGISTERS,
-    ("stranger", "READY mmi"): SAYS_DISCONNECT,
-    ("stranger", "REQUEST"): SAYS_DISCONNECT,
-    ("stranger", "PARTIAL of nothing"): SAYS_DISCONNECT,
-    ("stranger", "FINAL of nothing"): SAYS_DISCONNECT,
-    ("stranger", "HEARTBEAT"): SAYS_DISCONNECT,
-    ("stranger", "DISCONNECT"): SAYS_NOTHING,
-    ("stranger", "CANCEL"): SAYS_DISCONNECT,
+    ("unregistered", "READY"): REGISTERS,
+    ("unregistered", "READY mmi"): SENDS_DISCONNECT,
+    ("unregistered", "REQUEST"): SENDS_DISCONNECT,
+    ("unregistered", "PARTIAL of nothing"): SENDS_DISCONNECT,
+    ("unregistered", "FINAL of nothing"): SENDS_DISCONNECT,
+    ("unregistered", "HEARTBEAT"): SENDS_DISCONNECT,
+    ("unregistered", "DISCONNECT"): SENDS_NOTHING,
+    ("unregistered", "CANCEL"): SENDS_DISCONNECT,
     **{
-        (state, name): SAYS_NOTHING if name in {"HEARTBEAT", "DISCONNECT"} else SAYS_DISCONNECT
+        (state, name): SENDS_NOTHING if name in {"HEARTBEAT", "DISCONNECT"} else SENDS_DISCONNECT
         for state in ("idle", "busy")
         for name in WORKER_COMMANDS
     },
-    **{("disconnected", name): SAYS_NOTHING for name in WORKER_COMMANDS},
+    **{("disconnected", name): SENDS_NOTHING for name in WORKER_COMMANDS},
     ("disconnected", "READY"): REGISTERS,  # a new conversation
-    ("disconnected", "READY mmi"): SAYS_DISCONNECT,
+    ("disconnected", "READY mmi"): SENDS_DISCONNECT,
 }
 
 
 @pytest.mark.parametrize("name", WORKER_COMMANDS)
-@pytest.mark.parametrize("state", ["stranger", "idle", "busy", "disconnected"])
+@pytest.mark.parametrize("state", ["unregistered", "idle", "busy", "disconnected"])
 def test_every_command_in_every_state_of_a_worker(state, name):
     stage = Stage()
     if state in {"idle", "busy"}:

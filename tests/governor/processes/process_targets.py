@@ -41,7 +41,7 @@ def describe() -> dict:
     }
 
 
-def tell(address: str, what: object) -> None:
+def send_report(address: str, what: object) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
         sender.sendto(json.dumps(what).encode(), address)
 
@@ -50,7 +50,7 @@ async def answer(payload: bytes) -> None:
     from governor.processes import preload
 
     failures = preload.report.failures if preload.report else None
-    tell(payload.decode(), {**describe(), "preload_failures": failures})
+    send_report(payload.decode(), {**describe(), "preload_failures": failures})
 
 
 async def leave(payload: bytes) -> int:
@@ -75,14 +75,14 @@ async def obey(payload: bytes) -> int:
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
     asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, stop.set)
-    tell(payload.decode(), {"pid": os.getpid()})
+    send_report(payload.decode(), {"pid": os.getpid()})
     await stop.wait()
     return 0
 
 
 async def nap(payload: bytes) -> None:
     """Lets SIGTERM do what it does by default."""
-    tell(payload.decode(), {"pid": os.getpid()})
+    send_report(payload.decode(), {"pid": os.getpid()})
     await asyncio.Event().wait()
 
 
@@ -92,14 +92,14 @@ async def nap_in_silence(payload: bytes) -> None:
 
 async def defy(payload: bytes) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    tell(payload.decode(), {"pid": os.getpid()})
+    send_report(payload.decode(), {"pid": os.getpid()})
     await asyncio.Event().wait()
 
 
 async def start_descendants(payload: bytes) -> None:
     """One child in the group, one in a session of its own, and one below that in yet another; defies SIGTERM."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    tell(payload.decode(), {"pid": os.getpid(), "descendants": _three()})
+    send_report(payload.decode(), {"pid": os.getpid(), "descendants": _three()})
     await asyncio.Event().wait()
 
 
@@ -126,7 +126,7 @@ ctypes.CDLL(None).syscall(SYS_EXIT, 0)
 
 async def start_hollow(payload: bytes) -> None:
     """A process in a session of its own whose main thread has ended: a zombie, with a thread that lives."""
-    tell(payload.decode(), {"pid": os.getpid(), "descendants": [_hollow()]})
+    send_report(payload.decode(), {"pid": os.getpid(), "descendants": [_hollow()]})
     await asyncio.Event().wait()
 
 
@@ -141,7 +141,7 @@ async def leave_descendants(payload: bytes) -> int:
     """Obeys SIGTERM, but leaves a process in its group and one outside behind."""
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
-    tell(payload.decode(), {"pid": os.getpid(), "descendants": _two_ignoring()})
+    send_report(payload.decode(), {"pid": os.getpid(), "descendants": _two_ignoring()})
     await stop.wait()
     return 0
 

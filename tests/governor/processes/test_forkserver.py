@@ -156,8 +156,8 @@ class TestWarmUp:
         process.shut_down()
         process.warm_up(preload=False)
         address = forkserver._server._receiver.getsockname()
-        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as stranger:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
             for message in (b"", b"{}", b"[]", b"\xff", b'{"secret": "x", "pid": 1}'):
-                stranger.sendto(message, address)
+                sender.sendto(message, address)
         report = await process.warm()
         assert report.pid == forkserver._server.pid

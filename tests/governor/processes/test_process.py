@@ -77,7 +77,7 @@ class TestExit:
             child.signal(signal.SIGKILL)
         assert [await child.wait() for child in children] == [-signal.SIGKILL] * 10
 
-    async def test_all_waiters_hear_of_it(self, news):
+    async def test_all_waiters_get_the_exit_code(self, news):
         child = await start("nap", news.address)
         waiters = [asyncio.create_task(child.wait()) for _ in range(5)]
         waiters[0].cancel()

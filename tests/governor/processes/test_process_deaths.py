@@ -88,7 +88,7 @@ class TestDaemonsDeath:
     def test_also_while_the_modules_are_loading(self, tmp_path):
         (tmp_path / "hanging_module.py").write_text(
             "import os, threading, process_targets\n"
-            f"process_targets.tell({str(tmp_path / 'up')!r}, os.getpid())\n"
+            f"process_targets.send_report({str(tmp_path / 'up')!r}, os.getpid())\n"
             "threading.Event().wait()\n"
         )
         with (
