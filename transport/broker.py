@@ -195,9 +195,8 @@ class Broker:
         socket = context.socket(zmq.ROUTER)
         socket.set(zmq.ROUTER_MANDATORY, 1)
         socket.set(zmq.LINGER, _LINGER_MS)
-        socket.set(
-            zmq.MAXMSGSIZE, 2 * self.settings.limits.body_bytes
-        )  # below it the core can answer TOO_LARGE
+        # Below it the core can answer TOO_LARGE.
+        socket.set(zmq.MAXMSGSIZE, 2 * self.settings.limits.body_bytes)
         socket.set(zmq.ZAP_DOMAIN, _ZAP_DOMAIN)
         keep_alive(socket)
         on_disconnected = None

@@ -89,9 +89,8 @@ class TestExit:
 
     async def test_no_other_start_reads_an_exit(self):
         child = await start("leave", b"3")
-        assert (
-            child._process.aio_process not in multiprocessing.process._children
-        )  # a start polls those, in a thread
+        # A start polls those, in a thread.
+        assert child._process.aio_process not in multiprocessing.process._children
         other = await start("leave", b"4", name="d")
         assert (await child.wait(), await other.wait()) == (3, 4)
 
@@ -103,9 +102,8 @@ class TestExit:
         assert await child.wait() == -signal.SIGKILL
         assert is_readable(inside, timeout=5)
         os.close(inside)
-        for pid in found["descendants"][
-            1:
-        ]:  # outside of the group: the kill ladder's and the guard's to find
+        _, *outside = found["descendants"]  # of the group: the kill ladder's and the guard's to find
+        for pid in outside:
             os.kill(pid, signal.SIGKILL)
 
     async def test_nothing_polls(self, news, monkeypatch):
