@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from governor.episodes.arrays import WireError
 from governor.episodes.remote import wire
-from governor.episodes.remote.message_stream import MessageStream, StreamClosed
+from governor.message_stream import MessageStream, StreamClosed
 
 if TYPE_CHECKING:
     from governor.episodes.remote.wire import AgentRequest, Answer, EnvironmentRequest
@@ -60,7 +60,7 @@ class RequestChannel:
         try:
             self._stream = MessageStream.connect(endpoint)
             self._stream.send(identity.encode())
-        except (OSError, StreamClosed):
+        except OSError:
             return
         self._poller.register(self._stream, select.POLLIN)
         self._poller.register(stop, select.POLLIN)
@@ -115,7 +115,7 @@ class RequestChannel:
             if not ready:
                 raise Overdue(self)
             stream.receive()
-            while (data := stream.next_message()) is not None:
+            while (data := stream.next_message(bytes)) is not None:
                 try:
                     answer = wire.decode_answer(data)
                 except WireError as error:

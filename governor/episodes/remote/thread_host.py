@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from governor import logs
 from governor.episodes.entries import call_in_loop, one_line
-from governor.episodes.remote.message_stream import MessageStream, StreamClosed
 from governor.errors import ConductorError
+from governor.message_stream import MessageStream, StreamClosed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -247,7 +247,7 @@ class ThreadHost(ABC):
         try:
             if event & ~select.POLLOUT:
                 stream.receive()
-            while not self._closed and (message := stream.next_message()) is not None:
+            while not self._closed and (message := stream.next_message(bytes)) is not None:
                 if not peer.name:
                     peer.name = message
                 elif (answer := self._answer(peer.name, message)) is not None and not self._closed:

@@ -1,7 +1,7 @@
 """Messages between the scheduler and its runners: msgpack documents in frames on a stream socket.
 
 Rules:
-1. A frame is four bytes of length, little-endian, and one document; several may be written at once.
+1. A frame (`message_stream`) is one document; several may be written at once.
 2. A runner continues only when its message is in the kernel: a report survives its runner, and is sent before user
    code can hold the GIL.
 3. A runner's first frame is `Hello` with the secret that it got through Ray; other connections are closed.
@@ -10,17 +10,16 @@ Rules:
 from __future__ import annotations
 
 import socket
-import struct
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import msgspec
 
+from governor.message_stream import LENGTH
 from governor.processes.identity import ProcessIdentity  # noqa: TC001  # msgspec reads the annotation
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-LENGTH: Final = struct.Struct("<I")
 LARGEST: Final = 2**31
 """Bytes of one document."""
 KEEPALIVE: Final = {socket.TCP_KEEPIDLE: 5, socket.TCP_KEEPINTVL: 2, socket.TCP_KEEPCNT: 3}

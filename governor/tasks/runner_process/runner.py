@@ -27,13 +27,14 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 import msgspec
 import ray
 
+from governor.message_stream import MessageStream
 from governor.processes import kill_tree, prctl
 from governor.processes.identity import ProcessIdentity
 from governor.tasks.api import TaskCancelled, TaskContext
 from governor.tasks.protocol import values
 from governor.tasks.protocol.ticket_pipe import TICKET
 from governor.tasks.protocol.wire import (
-    LENGTH,
+    LARGEST,
     Begun,
     File,
     Hello,
@@ -52,7 +53,6 @@ if TYPE_CHECKING:
 
     from governor.tasks.protocol.wire import Bundle, FromRunner, Input
 
-READ_BYTES: Final = 256 * 1024
 OURS: Final = Path(__file__).parents[1]
 """Stack frames of this folder are hidden from users."""
 ERROR_LENGTH: Final = 1500
@@ -88,7 +88,6 @@ class Serving:
         self._forked = False
         self._loaded: set[tuple[str, bool]] = set()
         """Packs that were unpickled before, so that fetching from them is quick."""
-        self._in = bytearray()
         self._cancellation = Cancellation()
         self._ticket_pipe = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
@@ -102,7 +101,9 @@ class Serving:
         # Ray reaps children itself (its subreaper option): each would seem to have exited with 0.
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         self._cancellation.listen()
-        self._reports = RunnerReports(_connect(path, address), self._cancellation)
+        sock = _connect(path, address)
+        bundles = MessageStream(sock, max_bytes=LARGEST, blocking=True)
+        self._reports = RunnerReports(sock, self._cancellation)
         self._leave = os._exit
         os._exit = self._announced_exit  # type: ignore[assignment]
         os.register_at_fork(after_in_child=self._after_fork)
@@ -122,7 +123,7 @@ class Serving:
                 )
             )
             while True:
-                self._execute(self._receive())
+                self._execute(bundles.wait_message(decode_bundle))
         except OSError:  # the scheduler is gone, or user code has closed our descriptors
             self._leave(1)
         except BaseException:  # noqa: BLE001  # user code has replaced our descriptors: the runner cannot go on
@@ -130,19 +131,6 @@ class Serving:
             self._leave(1)
 
     # -- bundles --------------------------------------------------------------------------------------------
-
-    def _receive(self) -> Bundle:
-        while True:
-            if len(self._in) >= LENGTH.size:
-                end = LENGTH.size + LENGTH.unpack_from(self._in)[0]
-                if len(self._in) >= end:
-                    bundle = decode_bundle(self._in[LENGTH.size : end])
-                    del self._in[:end]
-                    return bundle
-            data = self._reports.sock.recv(READ_BYTES)
-            if not data:
-                raise OSError("the scheduler has closed the connection")
-            self._in += data
 
     def _execute(self, bundle: Bundle) -> None:
         work_items = {work.ticket: work for work in bundle.work_items}

@@ -16,12 +16,13 @@ import hmac
 import os
 import socket
 import struct
+import sys
 from typing import TYPE_CHECKING, Final
 
 from governor import logs
+from governor.message_stream import MessageStream, MessageTooLarge, StreamClosed
 from governor.tasks.protocol.wire import (
     LARGEST,
-    LENGTH,
     Bundle,
     FromRunner,
     Hello,
@@ -57,14 +58,12 @@ class RunnerConnection:
     """The stream of one runner. `on_documents` gets all documents of one read; `on_closed` is called once, at the end."""
 
     def __init__(self, sock: socket.socket, *, local: bool) -> None:
-        sock.setblocking(False)
         self.local = local
         self.on_documents: Callable[[list[FromRunner]], None] | None = None
         self.on_closed: Callable[[], None] | None = None
         self._sock = sock
         self._loop = asyncio.get_running_loop()
-        self._in = bytearray()
-        self._out = bytearray()
+        self._stream = MessageStream(sock, max_bytes=HELLO_BYTES)
         self.is_open = True
         self._trusted = False
         self._loop.add_reader(sock.fileno(), self._read)
@@ -72,6 +71,7 @@ class RunnerConnection:
     def trust(self) -> None:
         """Accepts documents of any size from now on."""
         self._trusted = True
+        self._stream.max_bytes = LARGEST
 
     def peer_pid(self) -> int:
         """The pid at the other end of a unix socket, from the kernel (SO_PEERCRED)."""
@@ -83,19 +83,11 @@ class RunnerConnection:
         """Never waits. Sending to a closed peer does nothing: the reader reports its end."""
         if not self.is_open:
             return
-        data = frames(documents)
-        if self._out:
-            self._out += data
-            return
         try:
-            sent = self._sock.send(data)
-        except BlockingIOError:
-            sent = 0
-        except OSError:
+            self._stream.send_framed(frames(documents))
+        except StreamClosed:
             return  # the reader sees the end
-        if sent < len(data):
-            del data[:sent]
-            self._out = data
+        if self._stream.unsent:
             self._loop.add_writer(self._sock.fileno(), self._writable)
 
     def drain(self) -> None:
@@ -116,66 +108,43 @@ class RunnerConnection:
 
     def _read(self) -> bool:
         """Reads once; True if there may be more."""
-        size = LARGE_READ_BYTES if len(self._in) > READ_BYTES else READ_BYTES
+        size = LARGE_READ_BYTES if len(self._stream) > READ_BYTES else READ_BYTES
         try:
-            data = self._sock.recv(size)
-        except BlockingIOError:
-            return False
-        except OSError:
-            data = b""
-        if not data:
+            if not self._stream.receive(size):
+                return False
+        except StreamClosed:
             self.close()
             return False
-        self._in += data
-        self._deliver_whole()
+        if not self._trusted:
+            self._deliver(1)
+        if self._trusted and self.is_open:
+            self._deliver(sys.maxsize)
         return self.is_open
 
-    def _deliver_whole(self) -> None:
-        """Delivers all complete documents, also those before a fault."""
-        while self.is_open:
-            trusted = self._trusted
-            documents, fault = self._split()
-            if documents and self.on_documents is not None:
-                self.on_documents(documents)
-            if fault:
-                if trusted:
-                    log.warning("runner.malformed", reason=fault)
-                self.close()
-            elif trusted is self._trusted:
-                return
-
-    def _split(self) -> tuple[list[FromRunner], str]:
-        """The complete documents (before authentication only the first), and the fault of the next one or ""."""
+    def _deliver(self, most: int) -> None:
+        """Delivers the complete documents, also those before a fault, which ends the connection."""
         found: list[FromRunner] = []
-        limit = LARGEST if self._trusted else HELLO_BYTES
-        fault, start, data = "", 0, self._in
-        with memoryview(data) as view:
-            while len(data) - start >= LENGTH.size and (self._trusted or not found):
-                (length,) = LENGTH.unpack_from(data, start)
-                end = start + LENGTH.size + length
-                if length > limit:
-                    fault = f"a document of {length} bytes"
-                if fault or end > len(data):
-                    break
-                try:
-                    found.append(decode_from_runner(view[start + LENGTH.size : end]))
-                except (ValueError, RecursionError) as error:  # msgspec's errors are ValueErrors
-                    fault = f"{type(error).__name__}: {error}"
-                    break
-                start = end
-        del data[:start]
-        return found, fault
+        fault = ""
+        try:
+            while (
+                len(found) < most and (document := self._stream.next_message(decode_from_runner)) is not None
+            ):
+                found.append(document)
+        except (MessageTooLarge, ValueError, RecursionError) as error:  # msgspec's errors are ValueErrors
+            fault = f"{type(error).__name__}: {error}"
+        if found and self.on_documents is not None:
+            self.on_documents(found)
+        if fault:
+            if self._trusted:
+                log.warning("runner.malformed", reason=fault)
+            self.close()
 
     def _writable(self) -> None:
         try:
-            sent = self._sock.send(self._out)
-        except BlockingIOError:
-            return
-        except OSError:
-            self._out.clear()
-            sent = 0
-        del self._out[:sent]
-        if not self._out:
+            self._stream.flush()
+        except StreamClosed:
+            self._stream.unsent.clear()
+        if not self._stream.unsent:
             self._loop.remove_writer(self._sock.fileno())
 
 

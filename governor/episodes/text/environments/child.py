@@ -18,7 +18,6 @@ import pickle
 import resource
 import signal
 import socket
-import struct
 import sys
 import threading
 from contextlib import suppress
@@ -26,11 +25,10 @@ from multiprocessing import spawn
 from typing import Any, Final
 
 from governor.episodes.entries import load, one_line
+from governor.message_stream import MessageStream, StreamClosed, framed
 from governor.processes import guard, prctl
 
 STEP_NAMES = ("reward", "terminated", "truncated", "info")
-SIZE: Final = struct.Struct(">I")
-"""The length of what follows, before each message."""
 KILL_ALL: Final = signal.SIGUSR1
 """For the supervisor; the kernel sends it when the process that started it exits."""
 _FOR_SUPERVISOR: Final = frozenset({signal.SIGCHLD, signal.SIGTERM, KILL_ALL})
@@ -43,21 +41,20 @@ def main() -> None:
     with socket.socket(fileno=int(sys.argv[1])) as sock:
         sock.set_inheritable(False)
         os.register_at_fork(after_in_child=sock.close)
+        requests = MessageStream(sock, max_bytes=sys.maxsize, blocking=True)
         environment: Any = None
-        while request := _receive(sock):
-            order = pickle.loads(request)  # noqa: S301 - from the parent
-            if order[0] == "close":
-                break
-            try:
-                if environment is None:
-                    environment = _make(*order)
-                    answer: Any = {"value": callable(getattr(environment, "reset", None))}
-                else:
-                    answer = {"value": _call(environment, *order)}
-                data = json.dumps(answer, default=_plain).encode()
-            except BaseException as error:  # noqa: BLE001 - user code: whatever it raises is its fault, SystemExit too
-                data = json.dumps({"fault": one_line(error)}).encode()
-            sock.sendall(SIZE.pack(len(data)) + data)
+        with suppress(StreamClosed):  # the parent is gone
+            while (order := requests.wait_message(pickle.loads))[0] != "close":
+                try:
+                    if environment is None:
+                        environment = _make(*order)
+                        answer: Any = {"value": callable(getattr(environment, "reset", None))}
+                    else:
+                        answer = {"value": _call(environment, *order)}
+                    data = json.dumps(answer, default=_plain).encode()
+                except BaseException as error:  # noqa: BLE001 - user code: whatever it raises is its fault, SystemExit too
+                    data = json.dumps({"fault": one_line(error)}).encode()
+                sock.sendall(framed(data))
         close = getattr(environment, "close", None)
         if callable(close):
             with suppress(Exception):  # the environment is discarded: an error of its close has no effect
@@ -146,22 +143,6 @@ def _plain(value: Any) -> Any:
     if hasattr(value, "tolist"):
         return value.tolist()
     return list(value) if isinstance(value, set | frozenset) else repr(value)
-
-
-def _receive(sock: socket.socket) -> bytes:
-    """One message; b"" when the parent is gone."""
-    size = _exactly(sock, SIZE.size)
-    return _exactly(sock, SIZE.unpack(size)[0]) if size else b""
-
-
-def _exactly(sock: socket.socket, size: int) -> bytes:
-    data = bytearray()
-    while len(data) < size:
-        piece = sock.recv(min(size - len(data), 1 << 20))
-        if not piece:
-            return b""
-        data += piece
-    return bytes(data)
 
 
 def _leave() -> None:

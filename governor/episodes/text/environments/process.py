@@ -21,7 +21,7 @@ from multiprocessing import spawn
 from typing import TYPE_CHECKING, Any, Final
 
 from governor.episodes.entries import one_line
-from governor.episodes.text.environments.child import KILL_ALL, SIZE
+from governor.episodes.text.environments.child import KILL_ALL
 from governor.episodes.text.environments.environment import (
     EnvironmentCrashed,
     EnvironmentFault,
@@ -31,6 +31,7 @@ from governor.episodes.text.environments.environment import (
     step_of,
 )
 from governor.episodes.text.environments.user_calls import run_to_completion
+from governor.message_stream import READ_BYTES, MessageBuffer, MessageTooLarge, framed
 from governor.processes import kill_ladder, kill_tree
 from governor.processes.identity import ProcessIdentity
 from governor.processes.readiness import is_readable, readable
@@ -66,6 +67,7 @@ class TextProcess:
         self._watch: asyncio.Task[int] | None = None
         self._reader: asyncio.StreamReader
         self._writer: asyncio.StreamWriter
+        self._received = MessageBuffer(MAX_ANSWER_BYTES)
 
     def __repr__(self) -> str:
         return f"TextProcess({self.name!r}, {self._state})"
@@ -136,7 +138,10 @@ class TextProcess:
             child.release()
 
     async def _ask_to_close(self) -> None:
-        self._writer.write(_framed(pickle.dumps(("close",))))
+        await self._send(pickle.dumps(("close",)))
+
+    async def _send(self, request: bytes) -> None:
+        self._writer.write(framed(request))
         await self._writer.drain()
 
     async def _call(self, request: bytes, where: str, seconds: float) -> Any:
@@ -145,15 +150,18 @@ class TextProcess:
             raise EnvironmentFault(f"{where}: the environment {self.name} is {self._state}")
         try:
             async with asyncio.timeout(seconds):
-                self._writer.write(_framed(request))
-                await self._writer.drain()
-                (size,) = SIZE.unpack(await self._reader.readexactly(SIZE.size))
-                data = await self._reader.readexactly(min(size, MAX_ANSWER_BYTES))
+                await self._send(request)
+                while (data := self._received.next_message(bytes)) is None:
+                    self._received.feed(await self._reader.read(READ_BYTES))
         except TimeoutError:
             raise self._break(
                 EnvironmentHung(f"{where}: no answer within {seconds:g} s; its process is killed")
             ) from None
-        except (OSError, EOFError):
+        except MessageTooLarge:
+            raise self._break(
+                EnvironmentFault(f"{where}: the answer is larger than {MAX_ANSWER_BYTES} bytes")
+            ) from None
+        except OSError:
             code = await self._exit_code()
             raise self._break(
                 EnvironmentCrashed(f"{where}: its process ended with {_exit_text(code)}")
@@ -161,10 +169,6 @@ class TextProcess:
         except asyncio.CancelledError:
             self._break(EnvironmentFault(f"{where} was cancelled; its process is killed"))
             raise
-        if size > MAX_ANSWER_BYTES:
-            raise self._break(
-                EnvironmentFault(f"{where}: the answer is larger than {MAX_ANSWER_BYTES} bytes")
-            )
         answer = decoded(data, where=where)
         if "fault" in answer:
             raise EnvironmentFault(f"{where}: {answer['fault']}")
@@ -254,10 +258,6 @@ class _Child:
     def release(self) -> None:
         if self.exit_code is not None:
             os.close(self._pidfd)
-
-
-def _framed(data: bytes) -> bytes:
-    return SIZE.pack(len(data)) + data
 
 
 def _exit_text(code: int) -> str:

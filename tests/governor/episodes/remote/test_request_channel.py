@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from governor.episodes.remote import wire
-from governor.episodes.remote.message_stream import MessageStream
 from governor.episodes.remote.request_channel import Interrupted, Overdue, PeerLost, RequestChannel
+from governor.message_stream import MessageStream
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ class Peer:
         if self.stream is None:
             connected, _ = self.listener.accept()
             self.stream = MessageStream(connected)
-        while (message := self.stream.next_message()) is None:
+        while (message := self.stream.next_message(bytes)) is None:
             select.select([self.stream], [], [])
             self.stream.receive()
         return message
