@@ -11,9 +11,11 @@ import contextlib
 import math
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from governor import logs
+from governor.episodes.entries import call_in_loop
 from governor.errors import ConductorError
 from governor.tasks.cluster.joining import join, worker_id
 from governor.tasks.cluster.liveness import (
@@ -25,6 +27,7 @@ from governor.tasks.cluster.liveness import (
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+    from concurrent.futures import Future
 
     from governor.tasks.cluster.liveness import Server
     from governor.tasks.scheduling.events import Shape
@@ -241,7 +244,7 @@ class Cluster:
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[Any] = loop.create_future()
 
-        def set_answer(outcome: Any) -> None:
+        def set_answer(outcome: Future[Any]) -> None:
             error = outcome.exception()
             if answer.done():
                 return
@@ -251,13 +254,8 @@ class Cluster:
                 self._agents.pop(node_id, None)
                 answer.set_exception(error)
 
-        def on_done(outcome: Any) -> None:
-            with contextlib.suppress(RuntimeError):  # the loop is closed
-                loop.call_soon_threadsafe(set_answer, outcome)
-
         def ask() -> None:
-            reference = getattr(self._agent(node_id), method).remote(*arguments)
-            reference.future().add_done_callback(on_done)
+            when_done(getattr(self._agent(node_id), method).remote(*arguments), loop, set_answer)
 
         await self.call(ask)
         return await answer
@@ -344,6 +342,11 @@ class Cluster:
             self._agents.pop(gone, None)
         self._note_nodes()
         self.own = next((node for node in self._alive if node.id == here), None)
+
+
+def when_done(call: Any, loop: asyncio.AbstractEventLoop, then: Callable[[Future[Any]], None]) -> None:
+    """Has `then` called in the loop with the outcome of a call into an actor."""
+    call.future().add_done_callback(lambda outcome: call_in_loop(loop, partial(then, outcome)))
 
 
 def demand(shape: Shape) -> dict[str, float]:

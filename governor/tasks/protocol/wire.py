@@ -10,7 +10,7 @@ Rules:
 from __future__ import annotations
 
 import socket
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, get_args
 
 import msgspec
 
@@ -154,7 +154,10 @@ class File(_Message, frozen=True):
     data: bytes
 
 
-FromRunner: TypeAlias = Hello | Loading | Begun | Over | Leaving | LogLine | StateUpdate | File
+Report: TypeAlias = Loading | Begun | Over | LogLine | StateUpdate
+"""What a runner tells of its attempts."""
+REPORTS: Final = frozenset(get_args(Report))
+FromRunner: TypeAlias = Hello | Report | Leaving | File
 
 _encoder = msgspec.msgpack.Encoder()
 _from_runner: msgspec.msgpack.Decoder[FromRunner] = msgspec.msgpack.Decoder(FromRunner)

@@ -1,4 +1,4 @@
-"""The runners of a driver: Ray actors, and the messages on their streams; `deaths` holds their termination.
+"""The runners of a driver: Ray actors, and the messages on their streams; how each ends is in `handle`.
 
 Rules:
 1. Every runner that was started ends in exactly one `RunnerGone`, whether we killed it or not.
@@ -10,7 +10,6 @@ Rules:
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import secrets
 import time
 from collections import Counter
@@ -19,27 +18,16 @@ from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Any, Protocol
 
-import msgspec
-
 from governor import logs
 from governor.processes import kill_tree
 from governor.tasks.protocol import ticket_pipe
-from governor.tasks.protocol.wire import (
-    Begun,
-    Bundle,
-    Hello,
-    Leaving,
-    Loading,
-    LogLine,
-    Over,
-    StateUpdate,
-    WorkItem,
-)
+from governor.tasks.protocol.wire import REPORTS, Bundle, Hello, Leaving, WorkItem
 from governor.tasks.runner_process.runner import Runner
 from governor.tasks.runners import remote_files
 from governor.tasks.runners.channel import RunnerListener
-from governor.tasks.runners.deaths import Deaths
-from governor.tasks.runners.handle import LocalProcess, RemoteProcess, RunnerHandle
+from governor.tasks.runners.handle import RunnerHandle, ray_options
+from governor.tasks.runners.process import LocalProcess, RemoteProcess
+from governor.tasks.runners.states import Cause
 from governor.tasks.scheduling.events import RunnerGone, RunnerReady, Shape
 
 if TYPE_CHECKING:
@@ -47,8 +35,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from governor.tasks.cluster.cluster import Cluster
-    from governor.tasks.protocol.wire import FromRunner
+    from governor.tasks.protocol.wire import FromRunner, Report
     from governor.tasks.runners.channel import RunnerConnection
+    from governor.tasks.runners.process import RunnerProcess
 
 log = logs.get_logger()
 
@@ -59,9 +48,7 @@ class Listener(Protocol):
     def runner_changed(self, event: RunnerReady | RunnerGone) -> None:
         """A runner is ready, or has exited."""
 
-    def runner_reported(
-        self, runner: int, messages: Sequence[Begun | Over | Loading | LogLine | StateUpdate], now: float
-    ) -> None:
+    def runner_reported(self, runner: int, messages: Sequence[Report], now: float) -> None:
         """All messages of one read, in order; `at` is in the driver's clock."""
 
     def runner_revoked(self, runner: int, tickets: tuple[int, ...]) -> None:
@@ -88,16 +75,18 @@ class Runners:
         mark: int = kill_tree.UNMARKED,
     ) -> None:
         self.ids = count()
-        self.listener: Listener | None = None
+        self.listener: Listener
         self._cluster = cluster
         self._run = run
         self._mark = mark or kill_tree.new_child_mark()
         self._folder = run_folder
         self._import_path = list(import_path)
         self._handles: dict[int, RunnerHandle] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._node_watches: dict[str, asyncio.Task[None]] = {}
         self._closing = False
-        self._deaths = Deaths(cluster=cluster, handles=self._handles, gone=self._gone)
         self._files = ThreadPoolExecutor(max_workers=2, thread_name_prefix="files")
+        self._killers = ThreadPoolExecutor(max_workers=4, thread_name_prefix="kill")
         self._loop = asyncio.get_running_loop()
         self._secret = secrets.token_bytes(32)
         self._marker = f".governor-{secrets.token_hex(8)}"
@@ -116,10 +105,16 @@ class Runners:
         if self._closing:
             return
         taken = Counter(handle.node for handle in self._handles.values() if not handle.shape)
-        planned = None if shape else self._cluster.next_node(taken)
-        handle = RunnerHandle(id=runner, shape=shape, planned=planned, number=self._free_number())
-        self._handles[runner] = handle
-        self._deaths.track(handle, self._start(handle), "start")
+        handle = self._handles[runner] = RunnerHandle(
+            id=runner,
+            shape=shape,
+            number=self._free_number(),
+            planned=None if shape else self._cluster.next_node(taken),
+            cluster=self._cluster,
+            tasks=self._tasks,
+            on_gone=self._gone,
+        )
+        handle.start(self._create)
 
     def _free_number(self) -> int:
         """The lowest unused number: numbers in marks are reused, and two running runners must not share one."""
@@ -133,81 +128,69 @@ class Runners:
         if len(work_items) > ticket_pipe.MOST:
             raise ValueError(f"a bundle of {len(work_items)} attempts: {ticket_pipe.MOST} are the most")
         handle = self._handles.get(runner)
-        if handle is None or handle.hello is None:
+        if handle is None or handle.process is None:
             return
-        if handle.hello.shares_folder or not remote_files.needs_files(work_items):
-            self._send(handle, work_items)
+        if handle.process.hello.shares_folder or not remote_files.needs_files(work_items):
+            _send(handle.process, work_items)
         else:
-            self._deaths.track(handle, self._send_with_files(handle, work_items), "inputs")
+            handle.track(self._send_with_files(handle.process, work_items), "inputs")
 
     def revoke(self, runner: int) -> None:
         """Takes back attempts that the runner has not begun, then calls `runner_revoked`; on this machine at once."""
-        handle = self._handles.get(runner)
-        if handle is not None and handle.process is not None:
-            handle.process.take_back(lambda tickets: self._revoked(runner, tickets))
+        if (process := self._process(runner)) is not None:
+            process.take_back(partial(self._revoked, runner))
 
     def cancel(self, runner: int, ticket: int) -> None:
         """Takes back attempts that the runner has not begun, then raises TaskCancelled in this one, if it is running."""
-        handle = self._handles.get(runner)
-        if handle is not None and handle.process is not None:
-            handle.process.cancel(ticket, lambda tickets: self._revoked(runner, tickets))
+        if (process := self._process(runner)) is not None:
+            process.cancel(ticket, partial(self._revoked, runner))
 
     def kill(self, runner: int, reason: str) -> None:
         """Ends in RunnerGone once the process and its descendants have exited."""
         handle = self._handles.get(runner)
         if handle is not None:
-            self._deaths.kill(handle, reason)
+            handle.end(Cause.KILLED, reason)
 
     def pid(self, runner: int) -> int:
-        handle = self._handles.get(runner)
-        return handle.hello.pid if handle and handle.hello else 0
+        process = self._process(runner)
+        return 0 if process is None else process.hello.pid
 
     def node(self, runner: int) -> str:
-        handle = self._handles.get(runner)
-        return handle.hello.host if handle and handle.hello else ""
+        process = self._process(runner)
+        return "" if process is None else process.hello.host
 
     async def close(self) -> None:
         """Kills every runner and waits for its exit."""
         self._closing = True
         for runner in list(self._handles):
             self.kill(runner, "the scheduler ends")
-        await self._deaths.close()
+        if self._tasks:
+            await asyncio.wait(set(self._tasks), timeout=2 * kill_tree.KILL_SECONDS)
+        for watch in self._node_watches.values():
+            watch.cancel()
         self._connections.close()
-        self._files.shutdown(wait=False, cancel_futures=True)
+        for threads in (self._files, self._killers):
+            threads.shutdown(wait=False, cancel_futures=True)
         (self._folder / self._marker).unlink(missing_ok=True)
 
-    def _send(self, handle: RunnerHandle, work_items: Sequence[WorkItem]) -> None:
-        if handle.connection is None:
-            return
-        try:
-            handle.connection.send([Bundle(list(work_items))])
-        except Exception as error:  # noqa: BLE001  # whatever encoding raises: nothing was sent
-            log.warning("runner.send_failed", runner=handle.id, reason=f"{type(error).__name__}: {error}")
-            handle.connection.send([Bundle(list(map(remote_files.sendable, work_items)))])
+    def _process(self, runner: int) -> RunnerProcess | None:
+        handle = self._handles.get(runner)
+        return None if handle is None else handle.process
 
-    async def _send_with_files(self, handle: RunnerHandle, work_items: Sequence[WorkItem]) -> None:
+    async def _send_with_files(self, process: RunnerProcess, work_items: Sequence[WorkItem]) -> None:
         read = partial(remote_files.with_files, folder=self._folder)
         found = await self._loop.run_in_executor(self._files, lambda: list(map(read, work_items)))
-        self._send(handle, found)
+        _send(process, found)
 
     # -- start and end of one runner ------------------------------------------------------------------------
 
-    async def _start(self, handle: RunnerHandle) -> None:
-        try:
-            await self._cluster.call(lambda: self._create(handle))
-        except Exception as error:  # noqa: BLE001  # whatever Ray raises, the runner did not start
-            refused = f"Ray refused the runner: {type(error).__name__}: {error}"
-            self._deaths.start_failed(handle, handle.killing or refused)
-
-    def _create(self, handle: RunnerHandle) -> None:
-        """In Ray's thread."""
-        if handle.killing is not None:
-            raise RuntimeError(handle.killing)
-        options = handle.options(nodes=len(self._cluster.nodes))
-        handle.actor = self._actor.options(**options).remote(
+    def _create(self, handle: RunnerHandle) -> tuple[Any, Any]:
+        """The actor, and its one call. In Ray's thread."""
+        options = ray_options(handle.shape, planned=handle.planned, nodes=len(self._cluster.nodes))
+        actor = self._actor.options(**options).remote(
             run=self._run, run_folder=str(self._folder), import_path=self._import_path
         )
-        serving = handle.actor.serve.remote(
+        serving = actor.serve.remote(
             path=self._connections.path,
             address=self._connections.address,
             secret=self._secret,
@@ -215,85 +198,96 @@ class Runners:
             marker=self._marker,
             mark=kill_tree.mark_of_runner(self._mark, handle.number),
         )
-
-        def on_done(outcome: Any) -> None:
-            error = outcome.exception()
-            with contextlib.suppress(RuntimeError):  # the loop is closed
-                self._loop.call_soon_threadsafe(
-                    self._deaths.call_ended, handle, "" if error is None else str(error)
-                )
-
-        serving.future().add_done_callback(on_done)
+        return actor, serving
 
     def _accept_runner(self, connection: RunnerConnection, hello: Hello) -> None:
         """A runner is connected and authenticated."""
         handle = self._handles.get(hello.runner)
-        if handle is None or handle.hello is not None:
+        if handle is None or handle.process is not None:
             connection.close()
             return
-        handle.hello, handle.connection = hello, connection
-        connection.on_documents = lambda documents: self._on_documents(handle, documents)
-        if not hello.shares_folder:
-            handle.file_receiver = remote_files.FileReceiver(
-                folder=self._folder,
-                threads=self._files,
-                deliver=lambda documents: self._deliver(handle, documents),
-                track=partial(self._deaths.track, handle),
-            )
-        connection.on_closed = lambda: self._deaths.stream_ended(handle)
+        process: RunnerProcess
         if connection.local and connection.peer_pid() == hello.pid:
+            on_exit = partial(handle.end, Cause.EXITED)
             try:
-                handle.process = LocalProcess(hello)
+                process = LocalProcess(
+                    connection, hello, handle.track, threads=self._killers, on_exit=on_exit
+                )
             except OSError:
-                self._deaths.exited(handle)
+                connection.close()
+                handle.end(Cause.EXITED)
                 return
         else:
-            handle.process = RemoteProcess(hello, self._cluster, partial(self._deaths.track, handle))
-        self._deaths.watch(handle)
+            process = RemoteProcess(connection, hello, handle.track, cluster=self._cluster)
+            self._watch_node(hello.node)
+        if not hello.shares_folder:
+            process.file_receiver = remote_files.FileReceiver(
+                folder=self._folder,
+                threads=self._files,
+                deliver=partial(self._deliver, process),
+                track=handle.track,
+            )
+        connection.on_documents = partial(self._on_documents, process)
+        connection.on_closed = partial(handle.end, Cause.STREAM_ENDED)
         if hello.mark == kill_tree.UNMARKED:
             log.warning("runner.unmarked", runner=handle.id, node=hello.host)
-        if self.listener is not None and handle.killing is None:
+        if handle.connect(process):
             self.listener.runner_changed(RunnerReady(handle.id, time.monotonic()))
+
+    def _watch_node(self, node: str) -> None:
+        if node not in self._node_watches:
+            watch = asyncio.create_task(self._note_loss(node), name=f"node.{node}.watch")
+            self._node_watches[node] = watch
+            watch.add_done_callback(lambda _: self._node_watches.pop(node, None))
+
+    async def _note_loss(self, node: str) -> None:
+        """Watches the raylet: Ray reports its loss much later, and the runners of the node do not notice it."""
+        try:
+            await self._cluster.node_lost(node)
+        except Exception as error:  # noqa: BLE001  # whatever Ray raises: the loss of Ray is handled elsewhere
+            log.warning("node.watch_failed", node=node, reason=f"{type(error).__name__}: {error}")
+            return
+        log.warning("node.lost", node=node)
+        for handle in list(self._handles.values()):
+            if handle.process is not None and handle.node == node:
+                handle.end(Cause.CALL_ENDED)
 
     def _gone(self, handle: RunnerHandle, reason: str) -> None:
         del self._handles[handle.id]
-        if self.listener is not None:
-            self.listener.runner_changed(RunnerGone(handle.id, time.monotonic(), reason, handle.lost))
+        self.listener.runner_changed(RunnerGone(handle.id, time.monotonic(), reason, handle.lost))
 
     # -- messages -------------------------------------------------------------------------------------------
 
-    def _on_documents(self, handle: RunnerHandle, documents: list[FromRunner]) -> None:
+    def _on_documents(self, process: RunnerProcess, documents: list[FromRunner]) -> None:
         """Receives the documents of one read; those of remote runners get our time before they may have to wait."""
-        if not isinstance(handle.process, LocalProcess):
-            now = time.monotonic()
-            documents = [
-                _received_at(each, now) if isinstance(each, Begun | Over) else each for each in documents
-            ]
-        if handle.file_receiver is None:
-            self._deliver(handle, documents)
+        documents = process.in_our_clock(documents)
+        if process.file_receiver is None:
+            self._deliver(process, documents)
         else:
-            handle.file_receiver.receive(documents)
+            process.file_receiver.receive(documents)
 
-    def _deliver(self, handle: RunnerHandle, documents: list[FromRunner]) -> None:
-        news: list[Begun | Over | Loading | LogLine | StateUpdate] = []
+    def _deliver(self, process: RunnerProcess, documents: list[FromRunner]) -> None:
         for document in documents:
-            match document:
-                case Begun() | Over() | Loading() | LogLine() | StateUpdate():
-                    news.append(document)
-                case Leaving(exit_code):
-                    handle.exit_code = exit_code
-        if news and self.listener is not None:
-            self.listener.runner_reported(handle.id, news, time.monotonic())
+            if type(document) is Leaving:
+                process.exit_code = document.exit_code
+        news: list[Any] = [document for document in documents if type(document) in REPORTS]
+        if news:
+            self.listener.runner_reported(process.hello.runner, news, time.monotonic())
 
     def _revoked(self, runner: int, tickets: tuple[int, ...] | None) -> None:
         if runner not in self._handles:
             return
         if tickets is None:  # some may be out of the pipe, and would never be executed
             self.kill(runner, "its node did not report which attempts it has taken back")
-        elif self.listener is not None:
+        else:
             self.listener.runner_revoked(runner, tickets)
 
 
-def _received_at(message: Begun | Over, now: float) -> Begun | Over:
-    """The same message with the time of its arrival, in our clock."""
-    return msgspec.structs.replace(message, at=now)
+def _send(process: RunnerProcess, work_items: Sequence[WorkItem]) -> None:
+    try:
+        process.connection.send([Bundle(list(work_items))])
+    except Exception as error:  # noqa: BLE001  # whatever encoding raises: nothing was sent
+        log.warning(
+            "runner.send_failed", runner=process.hello.runner, reason=f"{type(error).__name__}: {error}"
+        )
+        process.connection.send([Bundle(list(map(remote_files.sendable, work_items)))])

@@ -28,7 +28,7 @@ from governor.tasks.protocol.wire import (
     Over,
     StateUpdate,
 )
-from governor.tasks.runners.handle import RemoteProcess
+from governor.tasks.runners.process import RemoteProcess
 from governor.tasks.scheduling.events import BatchSpec, RunnerGone
 from tests.support.ends import Ends
 from tests.support.runner_world import USER_CODE, hide, open_world
@@ -116,7 +116,7 @@ def is_empty(folder):
 
 
 def node_of(world, runner):
-    return world.runners._handles[runner].hello.node
+    return world.runners._handles[runner].node
 
 
 # -- without another machine ---------------------------------------------------------------------------------
@@ -364,7 +364,7 @@ async def test_a_node_is_lost_its_tasks_go_on_elsewhere_and_that_costs_no_attemp
     hide(runners)
     engine = Engine(runners=runners, cluster=harness.cluster, folder=tmp_path, grace=0.2)
     await engine.start()
-    there = {each.id for each in runners._handles.values() if each.hello.node == node.id}
+    there = {each.id for each in runners._handles.values() if each.node == node.id}
     assert len(there) == 2
     ends, gone, held = Ends(), [], engine.runner_changed
     runners.listener.runner_changed = lambda event: (gone.append(event), held(event))
@@ -397,7 +397,7 @@ async def test_a_node_is_lost_its_tasks_go_on_elsewhere_and_that_costs_no_attemp
         (name, "crashed") for name in hit
     )
     assert len(hit) == 2
-    assert node.id not in runners._deaths._node_watches
+    assert node.id not in runners._node_watches
     for (name, _), (runner, pid) in ends.started.items():
         assert runner not in there or dead(pid), name
     await engine.close()

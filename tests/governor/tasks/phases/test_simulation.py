@@ -235,8 +235,8 @@ async def test_what_a_lost_node_had_in_work_is_played_by_a_runner_that_was_made_
     _, link, playing = phases.begin(command)
     visit = await gate.visit(seconds=60)
     handles = phases.harness.runners._handles.values()
-    [handle] = [each for each in handles if each.hello is not None and each.hello.pid == visit.pid]
-    handle.lost = True
+    [process] = [each.process for each in handles if each.process and each.process.hello.pid == visit.pid]
+    process.lost = True
     os.kill(visit.pid, signal.SIGKILL)
     records, end = await phases.end(link, playing)
     assert once_each(records, 20)

@@ -337,9 +337,8 @@ async def test_a_task_of_ours_that_fails_ends_the_runner_that_it_was_for(world, 
 
     runner = await world.ready(fresh=True)
     pid = world.runners.pid(runner)
-    world.runners._handles[runner].hello = msgspec.structs.replace(
-        world.runners._handles[runner].hello, shares_folder=False
-    )
+    process = world.runners._handles[runner].process
+    process.hello = msgspec.structs.replace(process.hello, shares_folder=False)
     work = world.work("nothing", inputs={"a": [Input(file="results/none.json")]})
     with capture_logs() as lines, monkeypatch.context() as patch:
         patch.setattr("governor.tasks.runners.remote_files.with_files", fails)

@@ -215,7 +215,7 @@ async def test_a_failed_restart_leaks_no_runner(scheduler, monkeypatch):
     def create_or_fail(member):
         if next(failures, False):
             raise RuntimeError("no licence")
-        create(member)
+        return create(member)
 
     monkeypatch.setattr(pool, "_create", create_or_fail)
     old = pid_of(scheduler, 0)

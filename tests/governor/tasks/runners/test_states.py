@@ -1,0 +1,87 @@
+"""The table of a runner's life: every pair of state and cause, and random stories that obey the world."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from governor.tasks.runners.states import TABLE, Action, Cause, State, step
+
+CONNECTED = [State.LOCAL, State.CUT_OFF, State.REMOTE]
+ALIVE = [State.STARTING, *CONNECTED]
+PAIRS = list(product(State, Cause))
+
+
+@pytest.mark.parametrize(("state", "cause"), PAIRS, ids=lambda each: each.name)
+def test_every_pair_has_an_answer_and_an_action_goes_with_its_state(state, cause):
+    after, action = step(state, cause)
+    leads_to = {
+        Action.NONE: state,
+        Action.WAIT_FOR_EXIT: State.CUT_OFF,
+        Action.KILL: State.DYING,
+        Action.BURY: State.DYING,
+        Action.ANNOUNCE: State.GONE,
+    }
+    assert after is leads_to[action]
+    if action is not Action.NONE:
+        assert after is not state
+
+
+def test_every_state_is_in_the_table():
+    assert set(TABLE) == set(State)
+
+
+@pytest.mark.parametrize("state", ALIVE, ids=lambda each: each.name)
+@pytest.mark.parametrize("cause", [Cause.KILLED, Cause.TASK_FAILED], ids=lambda each: each.name)
+def test_what_is_not_wanted_or_not_served_any_more_is_killed_in_every_state(state, cause):
+    assert step(state, cause) == (State.DYING, Action.KILL)
+
+
+@pytest.mark.parametrize("cause", Cause, ids=lambda each: each.name)
+def test_a_runner_that_is_gone_stays_gone(cause):
+    assert step(State.GONE, cause) == (State.GONE, Action.NONE)
+
+
+@pytest.mark.parametrize(
+    "cause", set(Cause) - {Cause.NOT_CREATED, Cause.CLEANED_UP}, ids=lambda each: each.name
+)
+def test_nothing_but_its_own_end_hurries_a_runner_that_is_dying(cause):
+    assert step(State.DYING, cause) == (State.DYING, Action.NONE)
+
+
+def test_a_runner_here_is_known_by_its_process_alone_one_elsewhere_by_its_stream_and_its_call():
+    assert step(State.LOCAL, Cause.CALL_ENDED)[1] is Action.NONE
+    assert step(State.LOCAL, Cause.STREAM_ENDED) == (State.CUT_OFF, Action.WAIT_FOR_EXIT)
+    assert step(State.CUT_OFF, Cause.STILL_RUNNING)[1] is Action.KILL
+    assert step(State.CUT_OFF, Cause.EXITED)[1] is Action.BURY
+    assert step(State.LOCAL, Cause.STILL_RUNNING)[1] is Action.NONE
+    for cause in (Cause.CALL_ENDED, Cause.STREAM_ENDED):
+        assert step(State.REMOTE, cause)[1] is Action.BURY
+
+
+def test_a_runner_that_never_connected_is_buried_when_its_call_ends_and_told_at_once_when_none_was_made():
+    assert step(State.STARTING, Cause.CALL_ENDED) == (State.DYING, Action.BURY)
+    assert step(State.STARTING, Cause.NOT_CREATED) == (State.GONE, Action.ANNOUNCE)
+    assert step(State.DYING, Cause.NOT_CREATED) == (State.GONE, Action.ANNOUNCE)
+
+
+@given(st.sampled_from(ALIVE), st.lists(st.sampled_from(Cause)))
+def test_whatever_happens_a_runner_is_ended_at_most_once_and_announced_once(state, causes):
+    """A runner that is being ended reports when it is cleaned up; the world may report anything else at any time."""
+    actions = []
+    for cause in causes:
+        if cause is Cause.CLEANED_UP and state is not State.DYING:
+            continue
+        state, action = step(state, cause)
+        actions.append(action)
+    if state in ALIVE:
+        state, action = step(state, Cause.KILLED)
+        actions.append(action)
+    state, action = step(state, Cause.CLEANED_UP)
+    actions.append(action)
+    assert state is State.GONE
+    assert actions.count(Action.ANNOUNCE) == 1
+    assert actions.count(Action.KILL) + actions.count(Action.BURY) <= 1
