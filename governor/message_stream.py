@@ -106,13 +106,14 @@ class MessageStream(MessageBuffer):
         self.send_framed(framed(message))
 
     def send_framed(self, data: bytes | bytearray) -> None:
-        """As `send`, for messages that are preceded by their lengths already."""
+        """As `send`, for messages that are preceded by their lengths already. A large bytearray is kept, not copied."""
         if self.unsent:
             self.unsent += data
             return
         sent = self._write(data)
         if sent < len(data):
-            self.unsent += memoryview(data)[sent:]
+            self.unsent = bytearray(data) if isinstance(data, bytes) else data
+            del self.unsent[:sent]
 
     def flush(self) -> None:
         """Sends as much of `unsent` as fits. Raises StreamClosed."""
