@@ -26,7 +26,6 @@ from governor.messages import Done, Refused, StartSimulation, StartTasks, StopPa
 from governor.processes import kill_tree
 from governor.tasks.api import DynamicTimeout
 from governor.tasks.cluster.cluster import Cluster
-from governor.tasks.cluster.nodes import follow
 from governor.tasks.engine import Engine
 from governor.tasks.phases.task_graph import PhaseTasks
 from governor.tasks.scheduling.dynamic_timeout import Durations
@@ -81,7 +80,7 @@ class TaskConductor(Conductor):
         self._engine.warm()
         gc.freeze()  # collections skip Ray's modules, which are never freed (10,000 tasks: a third faster)
         self._watching = asyncio.create_task(self._watch(), name="tasks.ray_watch")
-        self._following = asyncio.create_task(follow(self._cluster, self._engine), name="tasks.nodes")
+        self._following = asyncio.create_task(self._cluster.follow(self._engine), name="tasks.nodes")
         cpus = sum(node.resources.get("CPU", 0.0) for node in self._cluster.nodes)
         return {"ray": self._cluster.address, "nodes": len(self._cluster.nodes), "cpus": cpus}
 

@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any
 from governor import logs
 from governor.tasks.cluster.cluster import Cluster
 from governor.tasks.cluster.lease import NodeLease
-from governor.tasks.cluster.nodes import follow
 from governor.tasks.engine import Engine
 
 if TYPE_CHECKING:
@@ -96,7 +95,7 @@ class Driver:
             )
             stack.push_async_callback(self.engine.close)
             await self.engine.start()
-            self._watching = asyncio.create_task(follow(cluster, self.engine), name="tasks.nodes")
+            self._watching = asyncio.create_task(cluster.follow(self.engine), name="tasks.nodes")
             self._stack = stack.pop_all()
 
     async def close(self, *, seconds: float) -> None:

@@ -23,6 +23,7 @@ from governor.tasks.cluster.liveness import (
     answers,
     ended,
     first_ended,
+    race,
 )
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from governor.tasks.cluster.liveness import Server
+    from governor.tasks.engine import Engine
     from governor.tasks.scheduling.events import Shape
 
 CONNECT_SECONDS: Final = 60.0
@@ -37,6 +39,8 @@ LEAVE_SECONDS: Final = 10.0
 """Longest wait for the clean-up at the end: Ray may hang, and its thread with it."""
 ASK_AGAIN_SECONDS: Final = 1.0
 """For a node that was taken for lost to answer again."""
+REFRESH_SECONDS: Final = 5.0
+"""Between two queries for the nodes: Ray does not notify its drivers of nodes that join."""
 AGENT_THREADS: Final = 16
 RAY_NAMES: Final = {"cpus": "CPU", "cpu": "CPU", "gpus": "GPU", "gpu": "GPU"}
 """Names of `resources` in a run file for Ray's own; `memory` (bytes) and custom ones keep their names."""
@@ -65,17 +69,21 @@ class Cluster:
         self._token_path = token_path
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="ray")
         self._agents: dict[str, Any] = {}
-        self.nodes: tuple[RayNode, ...] = ()
         self._alive: tuple[RayNode, ...] = ()
-        """Nodes that Ray reports as alive."""
+        """Nodes that Ray reports as alive; `_lost` are the ids of those that were found lost before."""
         self._lost: set[str] = set()
-        """Ids of nodes found lost before Ray reports it; `_reported` are the ids at the last `refresh`."""
-        self._reported: frozenset[str] = frozenset()
+        self._reported: set[str] = set()
+        """Ids of nodes at the last `refresh`."""
         self._gone: asyncio.Future[str]
         """Done with the reason, once Ray is known to be lost."""
         self.own: RayNode | None = None
         self.ray: Any = None
         self._worker = ""
+
+    @property
+    def nodes(self) -> list[RayNode]:
+        """Those that are alive, and were not found lost."""
+        return [node for node in self._alive if node.id not in self._lost]
 
     async def connect(self) -> None:
         """Opens the connection. Without an address, that of this process is used, and left open at the end.
@@ -87,9 +95,10 @@ class Cluster:
             async with asyncio.timeout(CONNECT_SECONDS):
                 if not self.address:
                     await self.call(self._use_existing)
-                    return
-                await self._reachable()
-                await self._join()
+                else:
+                    await self._reachable()
+                    await self._join()
+            self._reported = {node.id for node in self.nodes}
         except TimeoutError:
             where = f"Ray at {self.address}" if self.address else "Ray of this process"
             raise ConductorError(f"{where} did not answer within {CONNECT_SECONDS:g} s") from None
@@ -103,17 +112,10 @@ class Cluster:
 
     async def _join(self) -> None:
         """`_connect`, aborted when the GCS is lost meanwhile: Ray would wait for it."""
-        joined = asyncio.ensure_future(self.call(self._connect))
-        lost = asyncio.create_task(first_ended(self._servers()), name="ray.watch")
-        try:
-            await asyncio.wait({joined, lost}, return_when=asyncio.FIRST_COMPLETED)
-            if not joined.done():
-                raise ConductorError(f"no connection to Ray at {self.address}: {lost.result()}")
-            joined.result()
-        finally:
-            joined.cancel()
-            lost.cancel()
-            await asyncio.wait({joined, lost})
+        joined, lost = await race("ray.join", self.call(self._connect), first_ended(self._servers()))
+        if joined.cancelled():
+            raise ConductorError(f"no connection to Ray at {self.address}: {lost.result()}")
+        joined.result()
 
     async def call(self, function: Callable[[], T]) -> T:
         """Runs a call into Ray in Ray's thread. Raises ConductorError once the connection has been shut down, and at once
@@ -196,9 +198,21 @@ class Cluster:
             if node.id in self._lost and await answers(node.host, node.port, silence=ASK_AGAIN_SECONDS):
                 self._lost.discard(node.id)
         self._lost.intersection_update(node.id for node in self._alive)
-        self._note_nodes()
-        self._reported = frozenset(node.id for node in self.nodes)
+        self._reported = {node.id for node in self.nodes}
         return before != self._reported
+
+    async def follow(self, engine: Engine) -> None:
+        """Adapts the number of slots to nodes that join and leave, until it is cancelled. Lost runners are handled elsewhere."""
+        while True:
+            await asyncio.sleep(REFRESH_SECONDS)
+            try:
+                is_changed = await self.refresh()
+            except Exception as error:  # noqa: BLE001  # Ray raises many types; it may answer again
+                log.warning("ray.request_failed", reason=f"{type(error).__name__}: {error}")
+                continue
+            if is_changed:
+                log.info("ray.nodes", nodes=len(self.nodes))
+                engine.resize(engine.shapes())
 
     def next_node(self, taken: Mapping[str, int]) -> str | None:
         """The node for the next plain runner: the one with the fewest for each of its CPUs. Ray would spread runners that
@@ -226,7 +240,6 @@ class Cluster:
         if node is not None:
             await ended(node.host, node.port, node_id)
         self._lost.add(node_id)
-        self._note_nodes()
 
     async def _known(self, node_id: str) -> RayNode | None:
         """The node, also if it joined after the last `refresh`; None if it has left."""
@@ -234,31 +247,25 @@ class Cluster:
             await self.call(self._ask_nodes)
         return next((node for node in self._alive if node.id == node_id), None)
 
-    def _note_nodes(self) -> None:
-        self.nodes = tuple(node for node in self._alive if node.id not in self._lost)
-
     async def ask_agent(self, node_id: str, method: str, *arguments: Any) -> Any:
         """Calls a method of a node's agent (`node_agent.NodeAgent`), which is started on first use. Raises any error of
         Ray if the agent is dead; the next call starts a new one.
         """
         loop = asyncio.get_running_loop()
-        answer: asyncio.Future[Any] = loop.create_future()
+        answer: asyncio.Future[Future[Any]] = loop.create_future()
 
         def set_answer(outcome: Future[Any]) -> None:
-            error = outcome.exception()
-            if answer.done():
-                return
-            if error is None:
-                answer.set_result(outcome.result())
-            else:
-                self._agents.pop(node_id, None)
-                answer.set_exception(error)
+            if not answer.done():
+                answer.set_result(outcome)
 
         def ask() -> None:
             when_done(getattr(self._agent(node_id), method).remote(*arguments), loop, set_answer)
 
         await self.call(ask)
-        return await answer
+        outcome = await answer
+        if outcome.exception() is not None:
+            self._agents.pop(node_id, None)
+        return outcome.result()
 
     async def disconnect(self) -> None:
         """Closes a connection that `connect` has opened; an earlier one is left as it is."""
@@ -273,17 +280,13 @@ class Cluster:
         if self.address:
             self.ray.shutdown()
         else:
-            self._kill_agents()
+            for agent in self._agents.values():
+                self.ray.kill(agent)
+            self._agents.clear()
 
     def close(self) -> None:
         """Closes without waiting: the process exits soon after, and Ray's actors exit with their driver."""
         self._thread.shutdown(wait=False, cancel_futures=True)
-
-    def _kill_agents(self) -> None:
-        """In Ray's thread."""
-        for agent in self._agents.values():
-            self.ray.kill(agent)
-        self._agents.clear()
 
     def _agent(self, node_id: str) -> Any:
         """In Ray's thread."""
@@ -315,7 +318,6 @@ class Cluster:
         self.ray = join(self.address, token_path=self._token_path, namespace=self.namespace)
         self._worker = worker_id()
         self._ask_nodes()
-        self._reported = frozenset(node.id for node in self.nodes)
 
     def _use_existing(self) -> None:
         import ray  # noqa: PLC0415  # the caller has imported it
@@ -324,7 +326,6 @@ class Cluster:
             raise ConductorError("Ray is not initialized in this process, and no address was given")
         self.ray, self._worker = ray, worker_id()
         self._ask_nodes()
-        self._reported = frozenset(node.id for node in self.nodes)
 
     def _ask_nodes(self) -> None:
         here = self.ray.get_runtime_context().get_node_id()
@@ -338,9 +339,8 @@ class Cluster:
             for node in self.ray.nodes()
             if node["Alive"]
         )
-        for gone in self._agents.keys() - {node.id for node in self._alive}:
-            self._agents.pop(gone, None)
-        self._note_nodes()
+        alive = {node.id for node in self._alive}
+        self._agents = {node_id: agent for node_id, agent in self._agents.items() if node_id in alive}
         self.own = next((node for node in self._alive if node.id == here), None)
 
 

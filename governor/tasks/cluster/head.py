@@ -30,7 +30,7 @@ from governor.errors import ProcessError
 from governor.processes import kill_tree
 from governor.processes.leftovers import instance_of
 from governor.processes.readiness import readable
-from governor.tasks.cluster.liveness import all_answer, first_ended
+from governor.tasks.cluster.liveness import all_answer, first_ended, race
 
 if TYPE_CHECKING:
     from governor.tasks.cluster.liveness import Server
@@ -132,10 +132,9 @@ class RayHead:
                 ready = await _ready(self._process.stdout)
         except (TimeoutError, ValueError, ProcessError) as error:
             await self.stop()
-            last_line = " ".join(self._stderr_lines.result()[-1:]) if self._stderr_lines.done() else ""
             late = f" within {START_SECONDS:g} s" if isinstance(error, TimeoutError) else ""
             ended = str(error) if isinstance(error, ProcessError) else ""
-            why = "; ".join(filter(None, (ended, last_line))) or "no reason given"
+            why = "; ".join(filter(None, (ended, *await self._last_error()))) or "no reason given"
             raise ProcessError(f"the Ray head did not start{late}: {why}") from error
         except asyncio.CancelledError:
             await self.stop()
@@ -164,24 +163,18 @@ class RayHead:
 
     async def lost(self) -> str:
         """Waits until it has exited, or a part of it is gone or silent; returns the reason. Call after `start`."""
-        exited = asyncio.ensure_future(self.exited())
-        silent = asyncio.create_task(first_ended(self._servers), name="ray_head.beat")
-        try:
-            await asyncio.wait({exited, silent}, return_when=asyncio.FIRST_COMPLETED)
-            if not exited.done():
-                return silent.result()
-            if self._stderr_lines is not None:
-                await asyncio.wait({self._stderr_lines}, timeout=LAST_ERROR_SECONDS)
-            return f"exit code {exited.result()}{self._last_error()}"
-        finally:
-            for task in (exited, silent):
-                task.cancel()
-            await asyncio.wait({exited, silent})
+        exited, silent = await race("ray_head.watch", self.exited(), first_ended(self._servers))
+        if exited.cancelled():
+            reason: str = silent.result()
+            return reason
+        return "".join([f"exit code {exited.result()}", *(f" ({line})" for line in await self._last_error())])
 
-    def _last_error(self) -> str:
-        if self._stderr_lines is None or not self._stderr_lines.done():
-            return ""
-        return "".join(f" ({line})" for line in self._stderr_lines.result()[-1:])
+    async def _last_error(self) -> list[str]:
+        """The last line that it has written, if any, once it has exited."""
+        if self._stderr_lines is None:
+            return []
+        done, _ = await asyncio.wait({self._stderr_lines}, timeout=LAST_ERROR_SECONDS)
+        return self._stderr_lines.result()[-1:] if done else []
 
     async def stop(self) -> None:
         """Terminates the head; idempotent, may be called at any time. Raises ProcessError if a process survives."""
@@ -189,8 +182,7 @@ class RayHead:
             if self._process is not None and self._exited is not None:
                 left = await asyncio.to_thread(_kill_all, self._process.pid, self._mark)
                 await asyncio.wait({self._exited}, timeout=STOP_SECONDS)
-                if self._stderr_lines is not None:
-                    await asyncio.wait({self._stderr_lines}, timeout=LAST_ERROR_SECONDS)
+                await self._last_error()
                 if left:
                     raise ProcessError(f"processes of the Ray head survive: {left}", pid=left[0])
         finally:

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from governor.processes.silence import TICK_SECONDS, SilenceTimer
 from governor.tasks.protocol.wire import keep_alive
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import AsyncIterator, Coroutine, Iterable
 
 RECONNECT_TRIES: Final = 3
 RECONNECT_SECONDS: Final = 0.5
@@ -31,13 +31,17 @@ Server: TypeAlias = tuple[str, int, str]
 """Host, port, and name in messages."""
 
 
-async def _open_greeted(host: str, port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """Connects with TCP keep-alive and sends the greeting. Raises OSError, TimeoutError among them."""
+@contextlib.asynccontextmanager
+async def _greeted(host: str, port: int) -> AsyncIterator[asyncio.StreamReader]:
+    """A connection with TCP keep-alive that has sent the greeting. Raises OSError, TimeoutError among them."""
     async with asyncio.timeout(CONNECT_SECONDS):
         reader, writer = await asyncio.open_connection(host, port)
-    keep_alive(writer.get_extra_info("socket"))
-    writer.write(GREETING)
-    return reader, writer
+    try:
+        keep_alive(writer.get_extra_info("socket"))
+        writer.write(GREETING)
+        yield reader
+    finally:
+        writer.transport.abort()
 
 
 async def _read_answer(reader: asyncio.StreamReader, silence: float) -> bytes | None:
@@ -58,26 +62,14 @@ async def _read_answer(reader: asyncio.StreamReader, silence: float) -> bytes | 
 async def answers(host: str, port: int, *, silence: float | None = None) -> bool:
     """Whether a server listens there and answers within `silence` seconds; None: `SILENT_SECONDS`."""
     try:
-        reader, writer = await _open_greeted(host, port)
+        async with _greeted(host, port) as reader:
+            answer = await _read_answer(reader, silence or SILENT_SECONDS)
+        if answer == b"":  # closed by a server that still runs, if it accepts another connection
+            async with _greeted(host, port):
+                return True
     except OSError:
         return False
-    try:
-        answer = await _read_answer(reader, silence or SILENT_SECONDS)
-    finally:
-        writer.transport.abort()
-    if answer is None:
-        return False
-    return bool(answer) or await _accepts(host, port)
-
-
-async def _accepts(host: str, port: int) -> bool:
-    """Whether a server that has closed a connection accepts another one: then it still runs."""
-    try:
-        _, writer = await _open_greeted(host, port)
-    except OSError:
-        return False
-    writer.transport.abort()
-    return True
+    return answer is not None
 
 
 async def ended(host: str, port: int, what: str) -> str:
@@ -85,38 +77,38 @@ async def ended(host: str, port: int, what: str) -> str:
     failures = 0
     while True:
         try:
-            reader, writer = await _open_greeted(host, port)
+            async with _greeted(host, port) as reader:
+                failures = 0
+                if await _read_answer(reader, SILENT_SECONDS) is None:
+                    return f"{what} at {host}:{port} is silent for {SILENT_SECONDS:g} s"
+                with contextlib.suppress(OSError):  # TimeoutError among them
+                    async with asyncio.timeout(HOLD_SECONDS):
+                        while await reader.read(4096):
+                            continue
         except OSError as error:
             failures += 1
             if failures >= RECONNECT_TRIES:
                 return f"{what} at {host}:{port} is gone ({error.strerror or str(error) or 'no answer'})"
-            await asyncio.sleep(RECONNECT_SECONDS)
-            continue
-        failures = 0
-        try:
-            if await _read_answer(reader, SILENT_SECONDS) is None:
-                return f"{what} at {host}:{port} is silent for {SILENT_SECONDS:g} s"
-            with contextlib.suppress(OSError):  # TimeoutError among them
-                async with asyncio.timeout(HOLD_SECONDS):
-                    while await reader.read(4096):
-                        continue
-        finally:
-            writer.transport.abort()
-        await asyncio.sleep(
-            RECONNECT_SECONDS
-        )  # a back-off, in case the server closes each connection at once
+        await asyncio.sleep(RECONNECT_SECONDS)  # also in case the server closes each connection at once
 
 
-async def first_ended(servers: Iterable[Server]) -> str:
-    """As `ended`, for the first of them."""
-    tasks = [asyncio.create_task(ended(*server), name=f"ray.watch.{server[2]}") for server in servers]
+async def race(name: str, *works: Coroutine[Any, Any, Any]) -> list[asyncio.Task[Any]]:
+    """Runs all of them until one has ended, and cancels the others; their tasks, in order."""
+    tasks = [asyncio.create_task(work, name=name) for work in works]
     try:
-        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        return done.pop().result()
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     finally:
         for task in tasks:
             task.cancel()
         await asyncio.wait(tasks)
+    return tasks
+
+
+async def first_ended(servers: Iterable[Server]) -> str:
+    """As `ended`, for the first of them."""
+    watches = await race("ray.watch", *(ended(*server) for server in servers))
+    reason: str = next(watch.result() for watch in watches if not watch.cancelled())
+    return reason
 
 
 async def all_answer(servers: Iterable[Server]) -> bool:

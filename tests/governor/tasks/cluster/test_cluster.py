@@ -125,7 +125,7 @@ def node_of(world, runner):
 async def test_plain_runners_go_where_the_most_cpus_are_free():
     cluster = Cluster(address="", token_path=None, namespace="x")
     assert cluster.next_node({}) is None
-    cluster.nodes = tuple(
+    cluster._alive = tuple(
         RayNode(id=name, host=name, port=1, resources={"CPU": cpus} if cpus else {})
         for name, cpus in [("head", 0.0), ("small", 2.0), ("large", 6.0)]
     )
