@@ -20,9 +20,8 @@ import socket
 import sys
 import time
 import traceback
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeAlias
 
 import msgspec
 import ray
@@ -44,17 +43,18 @@ from governor.tasks.protocol.wire import (
     decode_bundle,
     keep_alive,
 )
-from governor.tasks.runner_process import calls
+from governor.tasks.runner_process import calls, pickled
 from governor.tasks.runner_process.cancellation import Cancellation
+from governor.tasks.runner_process.pickled import PREFIX
 from governor.tasks.runner_process.reports import RunnerReports, utf8
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from governor.tasks.protocol.wire import Bundle, FromRunner, Input
 
 OURS: Final = Path(__file__).parents[1]
 """Stack frames of this folder are hidden from users."""
+Loaded: TypeAlias = tuple[Any, Any]
+"""The callable of a task and its arguments."""
 ERROR_LENGTH: Final = 1500
 TRACEBACK_FRAMES: Final = 30
 TRACEBACK_LENGTH: Final = 20_000
@@ -63,18 +63,12 @@ TRACEBACK_LENGTH: Final = 20_000
 class Runner:
     """The actor. All other code is in `Serving`: Ray wraps each method of an actor, at a microsecond for each call."""
 
-    def __init__(self, *, run: str, run_folder: str, import_path: list[str]) -> None:
-        self._serving = Serving(run=run, run_folder=run_folder, import_path=import_path)
+    def __init__(self, **settings: Any) -> None:
+        self._serving = Serving(**settings)
 
-    def serve(
-        self, *, path: str, address: tuple[str, int], secret: bytes, runner: int, marker: str, mark: int
-    ) -> None:
-        """Executes work until it is killed. Call once. `marker` is a file in the run's folder: a runner that sees it shares
-        the folder. `mark` is the process mark.
-        """
-        self._serving.serve(
-            path=path, address=address, secret=secret, runner=runner, marker=marker, mark=mark
-        )
+    def serve(self, **settings: Any) -> None:
+        """Executes work until it is killed. Call once."""
+        self._serving.serve(**settings)
 
 
 class Serving:
@@ -94,7 +88,7 @@ class Serving:
     def serve(
         self, *, path: str, address: tuple[str, int], secret: bytes, runner: int, marker: str, mark: int
     ) -> None:
-        """See `Runner.serve`."""
+        """`marker` is a file in the run's folder: a runner that sees it shares the folder. `mark` is the process mark."""
         prctl.adopt_orphans()
         # Ray's own handler turns the signal into an exception inside user code; a signal is meant to kill.
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -150,72 +144,57 @@ class Serving:
         self._cancellation.fired = False
         self._reports.begin_attempt(work.ticket)
         try:
-            target, args = self._load(work, over)
+            loaded: Loaded | None = self._load(work, over)
         except BaseException as error:  # noqa: BLE001  # rule 2
             self._end_child()
-            failed = [self._failed(work, run, error, 0.0) for run in work.runs]
-            for run, each in zip(work.runs, failed, strict=True):
-                over += [Begun(work.ticket, run, time.monotonic()), each]
+            for run in work.runs:
+                over += [Begun(work.ticket, run, time.monotonic()), self._failed(work, run, error, 0.0)]
             return over
-        began = 0.0
+        began = time.monotonic()
         for run in work.runs:
             at = time.monotonic()
             self._reports.begin_run(run)
             self._reports.send(*over, Begun(work.ticket, run, at))
-            if began:
-                call = partial(self._call_again, work, run, began)
-            else:
-                began = at
-                call = partial(calls.call_it, target, args=args, offers=self._offers(work, run, began))
-            over = self._one_run(work, run, at, call)
+            over = self._one_run(work, run, loaded, began=began, at=at)
+            loaded = None
             if self._cancellation.fired:
                 over[-1] = msgspec.structs.replace(over[-1], dropped=True)
                 break
         return over
 
-    def _load(self, work: WorkItem, over: list[FromRunner]) -> tuple[Any, Any]:
+    def _load(self, work: WorkItem, over: list[FromRunner]) -> Loaded:
         """The callable and its arguments; sends `Loading` first if that may take long."""
-        if work.args_key or work.call.startswith("pickled:"):
+        if work.args_key or work.call.startswith(PREFIX):
             # objects in one pack, and arguments of the same call, need the same modules
-            call = work.call.partition("#")[0], bool(work.args_key)
-            if call not in self._loaded:
-                self._send_loading(work, over)
-                self._loaded.add(call)
-        elif not calls.is_loaded(work.call):
-            self._send_loading(work, over)
+            pack = work.call.partition("#")[0], bool(work.args_key)
+            is_loaded = pack in self._loaded
+            self._loaded.add(pack)
+        else:
+            is_loaded = calls.is_loaded(work.call)
+        if not is_loaded:
+            self._reports.send(*over, Loading(work.ticket))
+            over.clear()
         return self._fetch(work, last=len(work.runs) == 1)
 
-    def _send_loading(self, work: WorkItem, over: list[FromRunner]) -> None:
-        self._reports.send(*over, Loading(work.ticket))
-        over.clear()
-
-    def _fetch(self, work: WorkItem, *, last: bool) -> tuple[Any, Any]:
+    def _fetch(self, work: WorkItem, *, last: bool) -> Loaded:
         """Both as new copies, so that runs do not share them; no copy for the `last` run that needs them."""
-        is_pickled = work.call.startswith("pickled:")
-        if not (is_pickled or work.args_key):
-            return calls.find(work.call), work.args if last or not work.args else _copy(work.args)
-        from governor.tasks.runner_process import pickled  # noqa: PLC0415  # only where something is pickled
-
-        target = pickled.fetch(work.call) if is_pickled else calls.find(work.call)
+        target = (pickled.fetch if work.call.startswith(PREFIX) else calls.find)(work.call)
         if work.args_key:
             return target, pickled.fetch(work.args_key)
-        return target, work.args if last else _copy(work.args)
+        return target, work.args if last or not work.args else _copy(work.args)
 
     # -- one run --------------------------------------------------------------------------------------------
 
-    def _call_again(self, work: WorkItem, run: int, began: float) -> Any:
-        target, args = self._fetch(work, last=run == work.runs[-1])
-        return calls.call_it(target, args=args, offers=self._offers(work, run, began))
-
-    def _offers(self, work: WorkItem, run: int, began: float) -> dict[str, Callable[[], Any]]:
-        """Builders of the optional parameters of a callable."""
-        return {"inputs": lambda: self._inputs(work), "context": lambda: self._context(work, run, began)}
-
-    def _one_run(self, work: WorkItem, run: int, at: float, call: Callable[[], Any]) -> list[FromRunner]:
+    def _one_run(
+        self, work: WorkItem, run: int, loaded: Loaded | None, *, began: float, at: float
+    ) -> list[FromRunner]:
+        """Monotonic times: `began` of the attempt, `at` of the run."""
+        offers = {"inputs": lambda: self._inputs(work), "context": lambda: self._context(work, run, began)}
         try:
             try:
                 self._cancellation.enter(work.ticket)
-                returned = call()
+                target, args = loaded or self._fetch(work, last=run == work.runs[-1])
+                returned = calls.call_it(target, args=args, offers=offers)
             finally:
                 self._cancellation.ticket = 0
             ended = time.monotonic()
