@@ -13,7 +13,7 @@ from __future__ import annotations
 import io
 import math
 import pickle
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 import msgspec
 
@@ -21,7 +21,7 @@ from governor.files import write_whole
 from governor.tasks.api import TaskResult
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
 INLINE_BYTES: Final = 64 * 1024
@@ -31,6 +31,10 @@ LARGEST_PAYLOAD: Final = 2**30
 """Bytes: a document on the stream may hold 2 GiB."""
 SUFFIXES: Final = (".json", ".npy", ".pkl", ".payload")
 """Of files that `store` writes."""
+
+
+Put: TypeAlias = "Callable[[str, bytes], str]"
+"""Stores the contents of a file with this suffix; returns its name."""
 
 
 class Unserialisable(Exception):  # reads as what it says
@@ -53,22 +57,6 @@ class StoredValue(NamedTuple):
     files: list[tuple[str, bytes]]
 
 
-class _Folder:
-    """The destination of files: the folder, or the report."""
-
-    def __init__(self, folder: Path, *, writes: bool) -> None:
-        self._folder = folder
-        self._writes = writes
-        self.unwritten: list[tuple[str, bytes]] = []
-
-    def put(self, name: str, data: bytes) -> str:
-        if self._writes:
-            write_whole(self._folder / name, data)
-        else:
-            self.unwritten.append((name, data))
-        return name
-
-
 def store(
     returned: Any, *, folder: Path, stem: str, payload_inline: bool = False, writes: bool = True
 ) -> StoredValue:
@@ -83,22 +71,20 @@ def store(
         raise Unserialisable(f"the payload is a {type(result.payload).__name__}, not bytes")
     if len(result.payload) > LARGEST_PAYLOAD:
         raise Unserialisable(f"the payload has {len(result.payload)} bytes, more than {LARGEST_PAYLOAD}")
-    files = _Folder(folder, writes=writes)
-    payload = result.payload if payload_inline else b""
+    unwritten: list[tuple[str, bytes]] = []
+
+    def put(suffix: str, data: bytes) -> str:
+        name = f"{stem}{suffix}"
+        if writes:
+            write_whole(folder / name, data)
+        else:
+            unwritten.append((name, data))
+        return name
+
     if result.payload and not payload_inline:
-        files.put(f"{stem}.payload", result.payload)
-    try:
-        plain = _plain(result.value)
-        packed = msgspec.msgpack.encode(plain)
-    except (_NotPlain, OverflowError, UnicodeEncodeError):
-        name = _store_object(result.value, files, stem)
-        return StoredValue(None, name, metrics, payload, files.unwritten)
-    if len(packed) <= INLINE_BYTES:
-        return StoredValue(plain, None, metrics, payload, files.unwritten)
-    if not _all_finite(plain):  # JSON has no NaN or infinity
-        return StoredValue(None, _store_object(plain, files, stem), metrics, payload, files.unwritten)
-    name = files.put(f"{stem}.json", msgspec.json.encode(plain))
-    return StoredValue(None, name, metrics, payload, files.unwritten)
+        put(".payload", result.payload)
+    value, name = _store_value(result.value, put)
+    return StoredValue(value, name, metrics, result.payload if payload_inline else b"", unwritten)
 
 
 def load(path: Path) -> Any:
@@ -119,18 +105,32 @@ def read(data: bytes, *, suffix: str) -> Any:
             return pickle.loads(data)  # noqa: S301  # made by a runner of this run
 
 
-def _store_object(value: Any, files: _Folder, stem: str) -> str:
+def _store_value(value: Any, put: Put) -> tuple[Any, str | None]:
+    """The value if it is small and JSON-like, or the name of its file."""
+    try:
+        plain = _plain(value)
+        packed = msgspec.msgpack.encode(plain)
+    except (_NotPlain, OverflowError, UnicodeEncodeError):
+        return None, _store_object(value, put)
+    if len(packed) <= INLINE_BYTES:
+        return plain, None
+    if not _all_finite(plain):  # JSON has no NaN or infinity
+        return None, _store_object(plain, put)
+    return None, put(".json", msgspec.json.encode(plain))
+
+
+def _store_object(value: Any, put: Put) -> str:
     if type(value).__module__ == "numpy" and type(value).__name__ == "ndarray" and not value.dtype.hasobject:
         import numpy as np  # noqa: PLC0415  # the value is an array: numpy is loaded
 
         buffer = io.BytesIO()
         np.save(buffer, value, allow_pickle=False)
-        return files.put(f"{stem}.npy", buffer.getvalue())
+        return put(".npy", buffer.getvalue())
     try:
         pickled = pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)
     except Exception as error:  # noqa: BLE001  # pickling runs code of the value's classes: anything may come
         pickled = _pickled_by_value(value, error)
-    return files.put(f"{stem}.pkl", pickled)
+    return put(".pkl", pickled)
 
 
 def _pickled_by_value(value: Any, first: Exception) -> bytes:
