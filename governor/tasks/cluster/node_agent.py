@@ -1,69 +1,40 @@
 """One small actor on each other node: controls runners there as the driver does on its own machine.
 
-It has no state: each call contains the identity of its process. If it dies, a new one is started.
+It has no state: each call contains the `Hello` of its runner. If it dies, a new one is started.
 """
 
 from __future__ import annotations
 
-import os
+from contextlib import closing
 from typing import TYPE_CHECKING
 
-from governor.processes import kill_tree
-from governor.tasks.protocol import ticket_pipe
+from governor.tasks.protocol.ticket_pipe import RunnerControl
 
 if TYPE_CHECKING:
-    from governor.processes.identity import ProcessIdentity
+    from governor.tasks.protocol.wire import Hello
 
 
 class NodeAgent:
     """The actor. Its methods run in threads of their own: a process that does not exit blocks no other call."""
 
-    def ready(self) -> bool:
+    def ready(self, _: Hello | None = None) -> bool:
         """Answers once the actor runs."""
         return True
 
-    def kill_tree(self, identity: ProcessIdentity, mark: int) -> list[int]:
-        """As `kill_tree.kill_tree`; if the process has exited, kills the processes with its mark."""
-        pidfd = identity.open()
-        try:
-            return kill_tree.kill_tree(identity.pid, pidfd, mark)
-        finally:
-            if pidfd is not None:
-                os.close(pidfd)
+    def kill_tree(self, hello: Hello) -> list[int]:
+        """As `RunnerControl.kill_tree`; if the process has exited, kills the processes with its mark."""
+        with closing(RunnerControl(hello)) as control:
+            return control.kill_tree()
 
-    def take_back(self, identity: ProcessIdentity, pipe: int) -> tuple[int, ...]:
-        """As `ticket_pipe.take_back`."""
-        pidfd = identity.open()
-        if pidfd is None:
-            return ()
-        try:
-            ours = ticket_pipe.open_pipe(identity.pid, pipe)
-        except OSError:
-            return ()
-        finally:
-            os.close(pidfd)
-        try:
-            return ticket_pipe.take_back(ours)
-        finally:
-            os.close(ours)
+    def take_back(self, hello: Hello, ticket: int | None = None) -> tuple[int, ...]:
+        """As `RunnerControl.take_back`; cancels the attempt with this ticket, if any, afterwards."""
+        with closing(RunnerControl(hello)) as control:
+            taken = control.take_back()
+            if ticket is not None:
+                control.cancel(ticket)
+            return taken
 
-    def cancel(self, identity: ProcessIdentity, pipe: int, cancel_pipe: int, ticket: int) -> tuple[int, ...]:
-        """As `take_back`, whose tickets it returns, then as `ticket_pipe.request_cancel`."""
-        taken = self.take_back(identity, pipe)
-        pidfd = identity.open()
-        if pidfd is not None:
-            try:
-                ticket_pipe.request_cancel(identity.pid, cancel_pipe, ticket, pidfd)
-            finally:
-                os.close(pidfd)
-        return taken
-
-    def signal_again(self, identity: ProcessIdentity, cancel_pipe: int) -> bool:
-        """As `ticket_pipe.signal_again`."""
-        pidfd = identity.open()
-        if pidfd is None:
-            return False
-        try:
-            return ticket_pipe.signal_again(identity.pid, cancel_pipe, pidfd)
-        finally:
-            os.close(pidfd)
+    def signal_again(self, hello: Hello) -> bool:
+        """As `RunnerControl.cancel` without a ticket."""
+        with closing(RunnerControl(hello)) as control:
+            return control.cancel()

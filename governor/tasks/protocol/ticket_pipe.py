@@ -11,7 +11,13 @@ import os
 import signal
 import struct
 import termios
-from typing import Final
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final
+
+from governor.processes import kill_tree
+
+if TYPE_CHECKING:
+    from governor.tasks.protocol.wire import Hello
 
 TICKET: Final = struct.Struct("<Q")
 CANCEL_SIGNAL: Final = signal.SIGUSR1
@@ -19,47 +25,62 @@ MOST: Final = 8192
 """Tickets that fit into a pipe of the usual 64 KiB."""
 
 
-def open_pipe(pid: int, number: int) -> int:
-    """Opens the runner's ticket pipe. Raises OSError if the runner has exited."""
-    return os.open(f"/proc/{pid}/fd/{number}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-
-
-def take_back(pipe: int) -> tuple[int, ...]:
-    """Takes the unclaimed tickets out of the pipe; the runner will not claim them."""
-    try:
-        data = os.read(pipe, MOST * TICKET.size)
-    except OSError:  # empty, or the runner has exited
-        return ()
-    return tuple(ticket for (ticket,) in TICKET.iter_unpack(data))
-
-
-def request_cancel(pid: int, cancel_pipe: int, ticket: int, pidfd: int) -> None:
-    """Raises TaskCancelled in the attempt with this ticket, if the runner is executing it. No effect after its exit."""
-    _write_and_signal(pid, cancel_pipe, pidfd, TICKET.pack(ticket))
-
-
-def signal_again(pid: int, cancel_pipe: int, pidfd: int) -> bool:
-    """Signals again if the runner has not read its cancel pipe; returns whether that was so.
-
-    A signal that arrives between Python's last check for signals and a blocking system call does not interrupt that call.
+class RunnerControl:
+    """Controls a runner of this machine. If it has exited before, `pidfd` or `tickets` is None, and what is asked of it has
+    no effect.
     """
-    return _write_and_signal(pid, cancel_pipe, pidfd, b"")
 
+    def __init__(self, hello: Hello) -> None:
+        self._hello = hello
+        self.pidfd = hello.identity.open()
+        self.tickets: int | None = None
+        if self.pidfd is not None:
+            with suppress(OSError):
+                self.tickets = self._open(hello.ticket_pipe, os.O_RDONLY)
 
-def _write_and_signal(pid: int, cancel_pipe: int, pidfd: int, data: bytes) -> bool:
-    """Whether the cancel pipe holds data and the runner was signalled."""
-    try:
-        pipe = os.open(f"/proc/{pid}/fd/{cancel_pipe}", os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError:
-        return False
-    try:
-        if data:
-            os.write(pipe, data)
-        elif not any(fcntl.ioctl(pipe, termios.FIONREAD, bytes(4))):
+    def take_back(self) -> tuple[int, ...]:
+        """Takes the unclaimed tickets out of the pipe; the runner will not claim them."""
+        if self.tickets is None:
+            return ()
+        try:
+            data = os.read(self.tickets, MOST * TICKET.size)
+        except OSError:  # empty, or the runner has exited
+            return ()
+        return tuple(ticket for (ticket,) in TICKET.iter_unpack(data))
+
+    def cancel(self, ticket: int | None = None) -> bool:
+        """Raises TaskCancelled in the attempt with this ticket, if the runner is executing it.
+
+        Without a ticket: signals again if the runner has not read its cancel pipe; returns whether that was so. A signal
+        that arrives between Python's last check for signals and a blocking system call does not interrupt that call.
+        """
+        if self.pidfd is None:
             return False
-        signal.pidfd_send_signal(pidfd, CANCEL_SIGNAL)
-    except OSError:  # full: thousands of requests are unread; or the runner has exited
-        return False
-    finally:
-        os.close(pipe)
-    return True
+        try:
+            pipe = self._open(self._hello.cancel_pipe, os.O_WRONLY)
+        except OSError:
+            return False
+        try:
+            if ticket is not None:
+                os.write(pipe, TICKET.pack(ticket))
+            elif not any(fcntl.ioctl(pipe, termios.FIONREAD, bytes(4))):
+                return False
+            signal.pidfd_send_signal(self.pidfd, CANCEL_SIGNAL)
+        except OSError:  # full: thousands of requests are unread; or the runner has exited
+            return False
+        finally:
+            os.close(pipe)
+        return True
+
+    def kill_tree(self) -> list[int]:
+        """Blocks until the process and all that it has left behind have exited; returns the pids that survive."""
+        return kill_tree.kill_tree(self._hello.pid, self.pidfd, self._hello.mark)
+
+    def close(self) -> None:
+        for descriptor in (self.pidfd, self.tickets):
+            if descriptor is not None:
+                os.close(descriptor)
+
+    def _open(self, number: int, mode: int) -> int:
+        """Opens one of its pipes. Raises OSError if it has exited."""
+        return os.open(f"/proc/{self._hello.pid}/fd/{number}", mode | os.O_NONBLOCK | os.O_CLOEXEC)

@@ -10,13 +10,13 @@ Rules:
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import errno
 import hmac
 import os
 import socket
 import struct
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from governor import logs
@@ -33,7 +33,6 @@ from governor.tasks.protocol.wire import (
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
-    from pathlib import Path
 
 READ_BYTES: Final = 16 * 1024
 """Per read: some 500 reports, which take the scheduler 4 ms."""
@@ -165,7 +164,6 @@ class RunnerListener:
         """Unauthenticated connections: True: from this machine; False: from others."""
         self._refused = 0
         self._log_refused_at = 0.0
-        self._pauses: set[asyncio.TimerHandle] = set()
         self.path = str(folder / f"runners-{os.getpid()}-{os.urandom(3).hex()}.sock")
         self._unix = socket.socket(socket.AF_UNIX)
         self._unix.bind(self.path)
@@ -179,25 +177,25 @@ class RunnerListener:
             self._listen(listener)
 
     def close(self) -> None:
-        for pause in self._pauses:
-            pause.cancel()
         for listener in self._listening:
             self._loop.remove_reader(listener.fileno())
             listener.close()
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(self.path)  # noqa: PTH108  # as above
+        Path(self.path).unlink(missing_ok=True)
         for pending in [*self._pending[True], *self._pending[False]]:
             pending.close()
 
     def _listen(self, listener: socket.socket) -> None:
-        self._loop.add_reader(listener.fileno(), self._accept, listener)
+        if listener.fileno() >= 0:  # it is open
+            self._loop.add_reader(listener.fileno(), self._accept, listener)
 
     def _accept(self, listener: socket.socket) -> None:
         try:
             sock, _ = listener.accept()
         except OSError as error:  # the peer has closed already, or no descriptor is left
             if error.errno in _NO_ROOM:
-                self._pause(listener)
+                log.warning("runner.no_descriptors")
+                self._loop.remove_reader(listener.fileno())
+                self._loop.call_later(ACCEPT_PAUSE, self._listen, listener)
             return
         local = listener is self._unix
         if not local:
@@ -210,17 +208,6 @@ class RunnerListener:
         pending_here[pending] = self._loop.call_later(HELLO_SECONDS, pending.close)
         pending.on_closed = lambda: self._forget(pending)
         pending.on_documents = lambda documents: self._on_hello(pending, documents[0])
-
-    def _pause(self, listener: socket.socket) -> None:
-        log.warning("runner.no_descriptors")
-        self._loop.remove_reader(listener.fileno())
-
-        def resume() -> None:
-            self._pauses.discard(pause)
-            self._listen(listener)
-
-        pause = self._loop.call_later(ACCEPT_PAUSE, resume)
-        self._pauses.add(pause)
 
     def _forget(self, pending: RunnerConnection) -> None:
         timer = self._pending[pending.local].pop(pending, None)

@@ -98,7 +98,9 @@ class RunnerHandle:
             case Action.BURY:
                 self._ending = self.track(self._bury(), "crash")
             case Action.ANNOUNCE:
-                self._announce(reason)
+                if self.process is not None:
+                    self.process.close()
+                self.on_gone(self, reason)
 
     def track(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
         """Runs a coroutine for the runner; if it fails, the runner is ended."""
@@ -183,13 +185,6 @@ class RunnerHandle:
             log.warning("runner.ray_kill_failed", runner=self.id, reason=f"{type(error).__name__}: {error}")
             return False
         return True
-
-    def _announce(self, reason: str) -> None:
-        if self.process is not None:
-            self.process.connection.drain()
-            self.process.connection.close()
-            self.process.close()
-        self.on_gone(self, reason)
 
     def _exit_reason(self) -> str:
         """Why the runner exited without being killed by us, in one line."""

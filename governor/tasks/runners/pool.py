@@ -13,7 +13,6 @@ import asyncio
 import secrets
 import time
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Any, Protocol
@@ -85,9 +84,6 @@ class Runners:
         self._tasks: set[asyncio.Task[None]] = set()
         self._node_watches: dict[str, asyncio.Task[None]] = {}
         self._closing = False
-        self._files = ThreadPoolExecutor(max_workers=2, thread_name_prefix="files")
-        self._killers = ThreadPoolExecutor(max_workers=4, thread_name_prefix="kill")
-        self._loop = asyncio.get_running_loop()
         self._secret = secrets.token_bytes(32)
         self._marker = f".governor-{secrets.token_hex(8)}"
         (run_folder / self._marker).touch()
@@ -138,12 +134,12 @@ class Runners:
     def revoke(self, runner: int) -> None:
         """Takes back attempts that the runner has not begun, then calls `runner_revoked`; on this machine at once."""
         if (process := self._process(runner)) is not None:
-            process.take_back(partial(self._revoked, runner))
+            process.take_back()
 
     def cancel(self, runner: int, ticket: int) -> None:
         """Takes back attempts that the runner has not begun, then raises TaskCancelled in this one, if it is running."""
         if (process := self._process(runner)) is not None:
-            process.cancel(ticket, partial(self._revoked, runner))
+            process.cancel(ticket)
 
     def kill(self, runner: int, reason: str) -> None:
         """Ends in RunnerGone once the process and its descendants have exited."""
@@ -169,8 +165,6 @@ class Runners:
         for watch in self._node_watches.values():
             watch.cancel()
         self._connections.close()
-        for threads in (self._files, self._killers):
-            threads.shutdown(wait=False, cancel_futures=True)
         (self._folder / self._marker).unlink(missing_ok=True)
 
     def _process(self, runner: int) -> RunnerProcess | None:
@@ -179,8 +173,7 @@ class Runners:
 
     async def _send_with_files(self, process: RunnerProcess, work_items: Sequence[WorkItem]) -> None:
         read = partial(remote_files.with_files, folder=self._folder)
-        found = await self._loop.run_in_executor(self._files, lambda: list(map(read, work_items)))
-        _send(process, found)
+        _send(process, await asyncio.to_thread(lambda: list(map(read, work_items))))
 
     # -- start and end of one runner ------------------------------------------------------------------------
 
@@ -208,22 +201,30 @@ class Runners:
             return
         process: RunnerProcess
         if connection.local and connection.peer_pid() == hello.pid:
-            on_exit = partial(handle.end, Cause.EXITED)
             try:
                 process = LocalProcess(
-                    connection, hello, handle.track, threads=self._killers, on_exit=on_exit
+                    connection=connection,
+                    hello=hello,
+                    track=handle.track,
+                    on_revoked=partial(self._revoked, handle.id),
+                    on_exit=partial(handle.end, Cause.EXITED),
                 )
             except OSError:
                 connection.close()
                 handle.end(Cause.EXITED)
                 return
         else:
-            process = RemoteProcess(connection, hello, handle.track, cluster=self._cluster)
+            process = RemoteProcess(
+                connection=connection,
+                hello=hello,
+                track=handle.track,
+                on_revoked=partial(self._revoked, handle.id),
+                cluster=self._cluster,
+            )
             self._watch_node(hello.node)
         if not hello.shares_folder:
             process.file_receiver = remote_files.FileReceiver(
                 folder=self._folder,
-                threads=self._files,
                 deliver=partial(self._deliver, process),
                 track=handle.track,
             )

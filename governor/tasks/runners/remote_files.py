@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -28,7 +29,6 @@ from governor.tasks.protocol.wire import (
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from concurrent.futures import Executor
     from pathlib import Path
 
     from governor.tasks.ports import TrackTask
@@ -37,32 +37,26 @@ if TYPE_CHECKING:
 log = logs.get_logger()
 
 
+@dataclass(kw_only=True, eq=False)
 class FileReceiver:
-    """Writes the files that one such runner sends; `deliver` gets its other messages, in order. `track` runs a coroutine."""
+    """Writes the files that one such runner sends to `folder`; `deliver` gets its other messages, in order. `track` runs a
+    coroutine.
+    """
 
-    def __init__(
-        self,
-        *,
-        folder: Path,
-        threads: Executor,
-        deliver: Callable[[list[FromRunner]], None],
-        track: TrackTask,
-    ) -> None:
-        self._folder = folder.resolve()
-        self._threads = threads
-        self._deliver = deliver
-        self._track = track
-        self._waiting: deque[FromRunner] = deque()
-        self._writing: asyncio.Task[None] | None = None
-        self._unwritten = ""
+    folder: Path
+    deliver: Callable[[list[FromRunner]], None]
+    track: TrackTask
+    _waiting: deque[FromRunner] = field(default_factory=deque)
+    _writing: asyncio.Task[None] | None = None
+    _unwritten: str = ""
 
     def receive(self, documents: list[FromRunner]) -> None:
         if self._writing is None and not any(type(each) is File for each in documents):
-            self._deliver(documents)
+            self.deliver(documents)
             return
         self._waiting += documents
         if self._writing is None:
-            self._writing = self._track(self._write_all(), "files")
+            self._writing = self.track(self._write_all(), "files")
 
     async def drained(self) -> None:
         """Returns when everything received has been delivered."""
@@ -70,22 +64,22 @@ class FileReceiver:
             await asyncio.wait({self._writing})
 
     async def _write_all(self) -> None:
-        loop = asyncio.get_running_loop()
         try:
             while self._waiting:
                 document = self._waiting.popleft()
                 if type(document) is File:
-                    await loop.run_in_executor(self._threads, self._write, document)
+                    await asyncio.to_thread(self._write, document)
                 else:
-                    self._deliver([self._with_fault(document)])
+                    self.deliver([self._with_fault(document)])
         finally:
             self._writing = None
 
     def _write(self, file: File) -> None:
         """In a thread."""
-        path = (self._folder / file.name).resolve()
+        folder = self.folder.resolve()
+        path = (folder / file.name).resolve()
         try:
-            if not path.is_relative_to(self._folder) or path.suffix not in values.SUFFIXES:
+            if not path.is_relative_to(folder) or path.suffix not in values.SUFFIXES:
                 raise PermissionError(f"{file.name!r} is no result of a task")
             write_whole(path, file.data)
         except (OSError, ValueError, MemoryError) as error:  # ValueError: a zero byte in the name

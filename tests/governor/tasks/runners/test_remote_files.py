@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -34,14 +33,12 @@ def test_inputs_that_do_not_fit_into_memory_fail_their_run(tmp_path, monkeypatch
 async def test_results_that_do_not_fit_into_memory_fail_their_run(tmp_path, monkeypatch):
     monkeypatch.setattr(remote_files, "write_whole", no_room)
     received = []
-    with ThreadPoolExecutor(1) as threads:
-        receiver = remote_files.FileReceiver(
-            folder=tmp_path,
-            threads=threads,
-            deliver=received.extend,
-            track=lambda work, name: asyncio.create_task(work, name=name),
-        )
-        bad, good = Over(1, 0, 0.0, 0.0, value_file="t.json"), Over(1, 1, 0.0, 0.0)
-        receiver.receive([File("t.json", b"1"), bad, good])
-        await receiver.drained()
+    receiver = remote_files.FileReceiver(
+        folder=tmp_path,
+        deliver=received.extend,
+        track=lambda work, name: asyncio.create_task(work, name=name),
+    )
+    bad, good = Over(1, 0, 0.0, 0.0, value_file="t.json"), Over(1, 1, 0.0, 0.0)
+    receiver.receive([File("t.json", b"1"), bad, good])
+    await receiver.drained()
     assert [over.error for over in received] == ["its result cannot be written: MemoryError: no room", ""]
