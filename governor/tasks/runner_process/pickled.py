@@ -176,16 +176,14 @@ class _PackBuilder:
 
     def close(self) -> list[str]:
         """Packs all added objects; returns their names in the order of their positions."""
-        names = [""] * len(self._added)
+        names: dict[int, str] = {}
         for kind in (CODE, DATA):
-            positions = [position for position, (its_kind, _) in enumerate(self._added) if its_kind == kind]
-            for pack in _packs([self._added[position][1] for position in positions]):
-                name = self._store(kind, pickle.dumps(pack))
-                packed, positions = positions[: len(pack)], positions[len(pack) :]
+            of_kind = {at: pickled for at, (its_kind, pickled) in enumerate(self._added) if its_kind == kind}
+            for pack in _packs(of_kind):
+                name = self._store(kind, pickle.dumps([of_kind[position] for position in pack]))
                 self.uses[name] += len(pack)
-                for number, position in enumerate(packed):
-                    names[position] = f"#{name}#{number}"
-        return names
+                names |= {position: f"#{name}#{number}" for number, position in enumerate(pack)}
+        return [names[position] for position in range(len(names))]
 
     def _name_class(self, kind: type) -> str:
         name = self._store(CODE, cloudpickle_of(kind))
@@ -235,24 +233,21 @@ class _PickleCache:
     """The latest used pickles that the runner has fetched. Not thread-safe."""
 
     def __init__(self) -> None:
-        self._known: OrderedDict[str, Any] = OrderedDict()
-        self._sizes: dict[str, int] = {}
+        self._known: OrderedDict[str, tuple[Any, int]] = OrderedDict()
         self._bytes = 0
 
     def fetch(self, name: str) -> Any:
         """The pickle of this name; of a pack, the list of its pickles. Raises LookupError."""
-        known = self._known.get(name)
-        if known is not None:
+        if name in self._known:
             self._known.move_to_end(name)
-            return known
+            return self._known[name][0]
         pickled = _read(name.removesuffix("#"))
         found = cloudpickle.loads(pickled) if name.endswith("#") else pickled
-        self._known[name] = found
-        self._sizes[name] = len(pickled)
+        self._known[name] = found, len(pickled)
         self._bytes += len(pickled)
         while self._bytes > CACHE_BYTES and len(self._known) > 1:
-            oldest, _ = self._known.popitem(last=False)
-            self._bytes -= self._sizes.pop(oldest)
+            _, (_, size) = self._known.popitem(last=False)
+            self._bytes -= size
         return found
 
 
@@ -298,14 +293,15 @@ def _unpickled(pickled: bytes) -> Any:
     return _Unpickler(io.BytesIO(pickled)).load()
 
 
-def _packs(pickles: Sequence[bytes]) -> Iterator[list[bytes]]:
-    pack: list[bytes] = []
+def _packs(pickles: Mapping[int, bytes]) -> Iterator[list[int]]:
+    """The positions of each pack."""
+    pack: list[int] = []
     size = 0
-    for pickled in pickles:
+    for position, pickled in pickles.items():
         if pack and (len(pack) == PACKED or size + len(pickled) > PACKED_BYTES):
             yield pack
             pack, size = [], 0
-        pack.append(pickled)
+        pack.append(position)
         size += len(pickled)
     if pack:
         yield pack
