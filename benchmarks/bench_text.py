@@ -24,12 +24,8 @@ from text_server import ANSWER_SECONDS, PROMPT, STEPS
 
 from governor import logs
 from governor.episodes.text.actor_pool import ActorPool, EnvironmentEndpoint
-from governor.episodes.text.chat_model import (
-    Answer,
-    ChatModel,
-    SessionSuffixBaseURLProvider,
-    StaticBaseURLProvider,
-)
+from governor.episodes.text.base_urls import SessionSuffixBaseURLProvider, StaticBaseURLProvider
+from governor.episodes.text.chat_model import Answer, ChatModel
 from governor.episodes.text.environments.environment import TextStep
 from governor.episodes.text.interactor import Interactor
 from governor.episodes.text.sessions import DataManager

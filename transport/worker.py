@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
@@ -26,6 +25,7 @@ import zmq
 from transport import endpoints
 from transport import envelope as envelopes
 from transport import frames as mdp
+from transport.backoff import Backoff
 from transport.connection import Connection
 from transport.envelope import ReplyEnvelope, ReplyStatus
 from transport.errors import MalformedFrames
@@ -36,8 +36,7 @@ if TYPE_CHECKING:
     from transport.frames import Frames
 
 _log = logging.getLogger("transport.worker")
-_BACKOFF: Final = 0.05
-_BACKOFF_LIMIT: Final = 2.0
+_BACKOFF: Final = Backoff(0.025, longest=2.0, spread=1.0)
 _ERROR_LIMIT: Final = 4_000
 _LINGER: Final = 1.0
 
@@ -160,16 +159,15 @@ class Worker:
     # -- the conversation -----------------------------------------------------------------------------------
 
     async def _converse(self) -> None:
-        backoff = _BACKOFF
+        unanswered = 0
         while True:
             before = self.conversations
             try:
                 await self._one_conversation()
             finally:
                 self._disconnect()
-            answered = self.conversations > before
-            backoff = _BACKOFF if answered else min(_BACKOFF_LIMIT, backoff * 2)
-            await asyncio.sleep(backoff * random.uniform(0.5, 1.0))  # noqa: S311 - jitter
+            unanswered = 0 if self.conversations > before else unanswered + 1
+            await asyncio.sleep(_BACKOFF.delay(unanswered))
 
     async def _one_conversation(self) -> None:
         loop = asyncio.get_running_loop()

@@ -19,8 +19,8 @@ from governor import logs
 from governor.errors import FilesRemoved, ProcessError
 from governor.messages import SERVICE
 from governor.processes import process
-from governor.processes.backoff import RestartPolicy
 from governor.processes.kill_ladder import GracePeriods, terminate
+from governor.processes.restart_policy import RestartPolicy
 from governor.processes.silence import TICK_SECONDS, SilenceTimer
 from governor.runs.file_watch import Files
 from transport import endpoints

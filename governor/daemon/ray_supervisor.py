@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from governor import logs
 from governor.errors import ProcessError
-from governor.processes.backoff import RestartPolicy
+from governor.processes.restart_policy import RestartPolicy
 from governor.processes.silence import TICK_SECONDS
 from governor.tasks.cluster.head import RayHead
 

@@ -6,7 +6,8 @@ import asyncio
 import contextlib
 
 from governor.episodes.text.actor_pool import ActorPool, http_endpoints
-from governor.episodes.text.chat_model import Answer, StaticBaseURLProvider
+from governor.episodes.text.base_urls import StaticBaseURLProvider
+from governor.episodes.text.chat_model import Answer
 from governor.episodes.text.environments.environment import TextStep
 from governor.episodes.text.interactor import Interactor
 from tests.support.text_world import Notes, TextWorld

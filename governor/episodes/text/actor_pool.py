@@ -25,6 +25,7 @@ from governor.episodes.text.environments.process import TextProcess
 from governor.episodes.text.episode import reason_of
 from governor.episodes.text.headers import checked
 from governor.errors import ConductorError, TryAgain, UsageError
+from transport.backoff import Backoff
 
 CLOSE_SECONDS: Final = 10.0
 """How long the `aclose` of an environment may take."""
@@ -176,7 +177,7 @@ class ActorPool:
         self._make_site = make_endpoint
         self._start_timeout = start_timeout
         self._start_attempts = start_attempts
-        self._start_backoff = start_backoff
+        self._start_backoff = Backoff(start_backoff)
         self._starting = asyncio.Semaphore(start_at_once)
         self._acquire_timeout = acquire_timeout
         self._idle: deque[_Slot] = deque()
@@ -342,7 +343,7 @@ class ActorPool:
             async with asyncio.timeout(self._start_timeout):
                 for attempt in range(self._start_attempts):
                     if attempt:
-                        await asyncio.sleep(self._start_backoff * 2 ** (attempt - 1))
+                        await asyncio.sleep(self._start_backoff.delay(attempt - 1))
                     async with self._starting:
                         try:
                             return await self._make_or_abandon()

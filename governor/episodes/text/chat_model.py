@@ -15,7 +15,6 @@ import asyncio
 import ssl
 from contextlib import aclosing
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
@@ -24,29 +23,16 @@ import msgspec
 import openai
 
 from governor.episodes.entries import one_line
-from governor.episodes.text.base_urls import (
-    BaseURLProvider,
-    SessionSuffixBaseURLProvider,
-    StaticBaseURLProvider,
-    checked,
-)
+from governor.episodes.text.base_urls import checked
 from governor.episodes.text.environments.http_environment import MAX_ANSWER_BYTES
-from governor.episodes.text.http_retries import brief, pause, retry_after, status_reason
+from governor.episodes.text.http_retries import Retries, Retry, brief, retry_after, status_reason
 from governor.episodes.text.usage import Usage
 from governor.errors import GovernorError, UsageError
 
 if TYPE_CHECKING:
+    from governor.episodes.text.base_urls import BaseURLProvider
     from governor.episodes.text.environments.environment import Message
 
-__all__ = [
-    "Answer",
-    "BaseURLProvider",
-    "ChatModel",
-    "ModelFault",
-    "SessionSuffixBaseURLProvider",
-    "StaticBaseURLProvider",
-    "Usage",
-]
 MOST_CONCURRENT: Final = 1000
 """The most connections of the client."""
 _REQUEST_TIMEOUT: Final = 408
@@ -64,15 +50,6 @@ class ModelFault(GovernorError):
 
     def __init__(self, reason: str) -> None:
         self.reason = reason
-        super().__init__(reason)
-
-
-class _Again(Exception):
-    """One attempt has failed, and the next may succeed. `retry_after_seconds`: the pause that the server requests."""
-
-    def __init__(self, reason: str, *, retry_after_seconds: float | None = None) -> None:
-        self.reason = reason
-        self.retry_after_seconds = retry_after_seconds
         super().__init__(reason)
 
 
@@ -110,17 +87,14 @@ class ChatModel:
         """
         if not 1 <= concurrency <= MOST_CONCURRENT:
             raise UsageError(f"concurrency is {concurrency}: it should be from 1 to {MOST_CONCURRENT}")
-        if not timeout > 0 or retries < 0 or not backoff >= 0:
-            raise UsageError(
-                f"timeout {timeout}, retries {retries}, backoff {backoff}: none may be negative, nor timeout 0"
-            )
+        if not timeout > 0:
+            raise UsageError(f"timeout {timeout}: it must be more than 0")
         if extra.get("stream"):
             raise UsageError("answers are not streamed: leave stream out")
         self.usage = Usage()
         self._provider = base_url_provider
         self._timeout = timeout
-        self._retries = retries
-        self._backoff = backoff
+        self._retries = Retries(retries, backoff)
         self._slots = asyncio.Semaphore(concurrency)
         self._options: Any = {"timeout": timeout}
         if "extra_headers" in extra:
@@ -147,17 +121,17 @@ class ChatModel:
         The caller limits the time of all attempts together.
         """
         url = self._url(session)
-        for retry in range(self._retries + 1):
-            try:
-                async with self._slots:
-                    return await self._ask(url, messages)
-            except _Again as failed:
-                last = failed
-            if retry < self._retries:
-                await asyncio.sleep(pause(retry, backoff=self._backoff, minimum=last.retry_after_seconds))
-                self.usage.retries += 1
-        tries = "once" if self._retries == 0 else f"{self._retries + 1} times"
-        raise ModelFault(f"no answer of the model, asked {tries}: {last.reason}") from last
+
+        async def attempt(number: int) -> Answer:
+            async with self._slots:
+                self.usage.retries += number > 0
+                return await self._ask(url, messages)
+
+        try:
+            return await self._retries.run(attempt)
+        except Retry as failed:
+            times = f"{self._retries.most + 1} times" if self._retries.most else "once"
+            raise ModelFault(f"no answer of the model, asked {times}: {failed}") from failed
 
     async def aclose(self) -> None:
         """Closes the connections; pending requests fail. May be called again."""
@@ -170,7 +144,7 @@ class ChatModel:
             raise ModelFault(f"no base URL for the session: {one_line(error)}") from error
 
     async def _ask(self, url: str, messages: list[Message]) -> Answer:
-        """One attempt. Raises _Again or ModelFault."""
+        """One attempt. Raises Retry or ModelFault."""
         self.usage.requests += 1
         try:
             # The client's own time-out begins anew with each piece that arrives.
@@ -182,11 +156,11 @@ class ChatModel:
                     options=self._options,
                 )
         except TimeoutError:
-            raise _Again(f"no answer within {self._timeout:g} s") from None
+            raise Retry(ModelFault(f"no answer within {self._timeout:g} s")) from None
         except openai.APIStatusError as error:
             raise _refusal(error) from error
         except (openai.APIConnectionError, aiohttp.ClientError, OSError) as error:
-            raise _Again(f"transport: {one_line(_root(error))}") from error
+            raise Retry(ModelFault(f"transport: {one_line(_root(error))}")) from error
         except Exception as error:  # messages that are not JSON, a closed client, an invalid host
             raise ModelFault(f"the request cannot be made: {one_line(error)}") from error
         if len(got.content) > MAX_ANSWER_BYTES:
@@ -225,7 +199,7 @@ def _refusal(error: openai.APIStatusError) -> Exception:
     transient = error.status_code in {_REQUEST_TIMEOUT, _TOO_MANY_REQUESTS} or error.status_code >= 500
     if not transient or error.code == _OUT_OF_QUOTA:
         return ModelFault(f"the model refused: {reason}")
-    return _Again(reason, retry_after_seconds=retry_after(error.response.headers, now=datetime.now(UTC)))
+    return Retry(ModelFault(reason), least=retry_after(error.response.headers))
 
 
 def _root(error: BaseException) -> BaseException:
@@ -252,19 +226,18 @@ class _Completion(msgspec.Struct):
 
 
 def read(body: bytes, headers: Any) -> Answer:
-    """The answer in a response of status 200. Raises _Again for an invalid one."""
+    """The answer in a response of status 200. Raises Retry for an invalid one."""
     try:
         completion = msgspec.json.decode(body, type=_Completion)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-        raise _Again(
-            f"malformed answer: {one_line(error)} in {brief(body[:200].decode(errors='replace'))!r}"
-        ) from error
+        said = brief(body[:200].decode(errors="replace"))
+        raise Retry(ModelFault(f"malformed answer: {one_line(error)} in {said!r}")) from error
     if not completion.choices:
-        raise _Again("malformed answer: no choices")
+        raise Retry(ModelFault("malformed answer: no choices"))
     choice = completion.choices[0]
     text, reason = choice.message.content, choice.finish_reason or ""
     if text is None and reason in {"", "stop"}:
-        raise _Again("empty answer: a message without content")
+        raise Retry(ModelFault("empty answer: a message without content"))
     tokens = completion.usage if isinstance(completion.usage, dict) else {}
     metadata = completion.metadata if isinstance(completion.metadata, dict) else {}
     versions = (completion.weight_version, metadata.get("weight_version"), headers.get("x-weight-version"))

@@ -1,68 +1,86 @@
-"""When to retry an HTTP request: growing pauses, and `Retry-After` up to a limit. Pure, except for randomness.
+"""HTTP requests that are sent again: how often, and after which pause; `Retry-After` counts, up to a limit.
 
-A pause is at most `LONGEST_PAUSE`, whatever the server requests; the caller also limits the number of retries and the time.
+A pause is at most `LONGEST_PAUSE`, whatever the server requests; the caller also limits the time.
 """
 
 from __future__ import annotations
 
-import random
+import asyncio
+from contextlib import suppress
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from math import isfinite
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from governor.episodes.entries import REASON_LENGTH
+from governor.errors import UsageError
+from transport.backoff import Backoff
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Awaitable, Callable, Mapping
 
+T = TypeVar("T")
 LONGEST_PAUSE: Final = 60.0
 """Seconds; the limit of a pause that a server requests."""
-_SPREAD: Final = 0.25
-_DOUBLINGS: Final = 30
 
 
-def pause(retry: int, *, backoff: float, minimum: float | None = None) -> float:
-    """Seconds before retry number `retry` (from 0): `backoff` times 2 ** retry, never less than `minimum`.
+class Retry(Exception):
+    """One attempt has failed with `fault`, and another may succeed. `least`: the shortest pause that the server accepts, in seconds."""
 
-    Adds up to a quarter at random, so that clients that were refused together do not return together.
-    """
-    waited = backoff * float(1 << min(retry, _DOUBLINGS))
-    waited += waited * _SPREAD * random.random()  # noqa: S311 - no secret
-    return min(max(waited, minimum or 0.0), LONGEST_PAUSE)
+    def __init__(self, fault: Exception, *, least: float = 0.0) -> None:
+        self.fault = fault
+        self.least = least
+        super().__init__(str(fault))
 
 
-def retry_after(headers: Mapping[str, str], *, now: datetime) -> float | None:
-    """Seconds that the server requests (RFC 9110, 10.2.3: a number or a date); None without a valid value.
+class Retries:
+    """At most `most` retries, the first after `backoff` seconds; the pause doubles, and up to a quarter is added at random."""
+
+    def __init__(self, most: int, backoff: float) -> None:
+        """Raises UsageError for invalid values."""
+        if most < 0 or not backoff >= 0:
+            raise UsageError(f"retries {most}, backoff {backoff}: neither may be negative")
+        self.most = most
+        self._backoff = Backoff(backoff, longest=LONGEST_PAUSE, spread=0.25)
+
+    async def run(self, attempt: Callable[[int], Awaitable[T]]) -> T:
+        """The result of `attempt`, which gets its number, from 0. Raises its last Retry, or any other error at once."""
+        number = 0
+        while True:
+            try:
+                return await attempt(number)
+            except Retry as failed:
+                if number >= self.most:
+                    raise
+                pause = self._backoff.delay(number, least=failed.least)
+            await asyncio.sleep(pause)
+            number += 1
+
+
+def retry_after(headers: Mapping[str, str], *, now: datetime | None = None) -> float:
+    """Seconds that the server requests (RFC 9110, 10.2.3: a number or a date); 0 without a valid value.
 
     `headers` are looked up without regard to case; `retry-after-ms` is added by OpenAI's servers.
     """
     for name, unit in (("retry-after-ms", 0.001), ("retry-after", 1.0)):
-        seconds = _number(headers.get(name, ""))
-        if seconds is not None:
-            return max(0.0, seconds * unit)
+        with suppress(ValueError):
+            if isfinite(seconds := float(headers.get(name, "")) * unit):
+                return max(0.0, seconds)
     try:
         date = parsedate_to_datetime(headers.get("retry-after", ""))
     except ValueError:
-        return None
-    return max(0.0, ((date if date.tzinfo else date.replace(tzinfo=UTC)) - now).total_seconds())
+        return 0.0
+    date = date if date.tzinfo else date.replace(tzinfo=UTC)
+    return max(0.0, (date - (now or datetime.now(UTC))).total_seconds())
 
 
-def brief(text: object) -> str:
+def brief(text: object, length: int = REASON_LENGTH) -> str:
     """The text of a server's answer, on one line and shortened."""
     line = " ".join(str(text)[: 10 * REASON_LENGTH].split())
-    return line if len(line) <= REASON_LENGTH else f"{line[: REASON_LENGTH - 3]}..."
+    return line if len(line) <= length else f"{line[: length - 3]}..."
 
 
 def status_reason(status: int, text: object) -> str:
     """``HTTP 404: text of the answer``."""
     said = brief(text)
     return f"HTTP {status}: {said}" if said else f"HTTP {status}"
-
-
-def _number(text: str) -> float | None:
-    try:
-        number = float(text)
-    except ValueError:
-        return None
-    return number if isfinite(number) else None

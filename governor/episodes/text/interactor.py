@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from governor.episodes.text.actor_pool import ActorHandle
-    from governor.episodes.text.chat_model import BaseURLProvider
+    from governor.episodes.text.base_urls import BaseURLProvider
     from governor.episodes.text.episode import Model
 EPISODE_SECONDS: Final = 36_000.0
 END_SECONDS: Final = 30.0

@@ -6,12 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from governor.episodes.text.chat_model import (
-    ChatModel,
-    ModelFault,
-    SessionSuffixBaseURLProvider,
-    StaticBaseURLProvider,
-)
+from governor.episodes.text.base_urls import SessionSuffixBaseURLProvider, StaticBaseURLProvider
+from governor.episodes.text.chat_model import ChatModel, ModelFault
 from governor.errors import UsageError
 from tests.support.text_servers import ChatServer, completion
 

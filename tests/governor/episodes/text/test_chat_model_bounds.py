@@ -5,7 +5,8 @@ import zlib
 import pytest
 
 from governor.episodes.text import chat_model
-from governor.episodes.text.chat_model import ChatModel, ModelFault, StaticBaseURLProvider
+from governor.episodes.text.base_urls import StaticBaseURLProvider
+from governor.episodes.text.chat_model import ChatModel, ModelFault
 from tests.support.text_servers import ChatServer, completion
 
 MESSAGES = [{"role": "user", "content": "go"}]

@@ -1,39 +1,63 @@
 """Pauses grow, are never shorter than asked for, and never longer than is bearable."""
 
+import asyncio
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 
 import pytest
 
-from governor.episodes.text.http_retries import LONGEST_PAUSE, brief, pause, retry_after, status_reason
+from governor.episodes.text.http_retries import (
+    LONGEST_PAUSE,
+    Retries,
+    Retry,
+    brief,
+    retry_after,
+    status_reason,
+)
 
 NOW = datetime(2026, 5, 1, tzinfo=UTC)
 
 
-def test_pauses_double_with_up_to_a_quarter_by_chance():
-    for retry in range(5):
-        seconds = [pause(retry, backoff=0.5) for _ in range(100)]
-        assert 0.5 * 2**retry <= min(seconds) < max(seconds) <= 0.5 * 2**retry * 1.25
+async def test_the_last_retry_is_raised_and_other_errors_at_once():
+    async def fail(number):
+        numbers.append(number)
+        raise Retry(OSError("away")) if number < 5 else ValueError("odd")
+
+    numbers = []
+    with pytest.raises(Retry, match="away") as caught:
+        await Retries(2, 0.0).run(fail)
+    assert (numbers, type(caught.value.fault)) == ([0, 1, 2], OSError)
+    numbers = []
+    with pytest.raises(ValueError, match="odd"):
+        await Retries(9, 0.0).run(fail)
+    assert numbers == [0, 1, 2, 3, 4, 5]
 
 
-def test_a_pause_is_as_long_as_the_server_says_but_bounded():
-    assert pause(0, backoff=0.1, minimum=7) == 7
-    assert pause(0, backoff=0.1, minimum=3600) == LONGEST_PAUSE
-    assert pause(5000, backoff=0.5) == LONGEST_PAUSE
-    assert pause(0, backoff=8, minimum=1) >= 8
+async def test_a_pause_is_as_long_as_the_server_says_but_bounded(monkeypatch):
+    async def fail(number):
+        if number < 2:
+            raise Retry(OSError(), least=(7, 3600)[number])
+
+    async def sleep(seconds):
+        pauses.append(seconds)
+
+    pauses = []
+    monkeypatch.setattr(asyncio, "sleep", sleep)
+    await Retries(2, 0.1).run(fail)
+    assert pauses == [7, LONGEST_PAUSE]
 
 
 @pytest.mark.parametrize(
     ("headers", "seconds"),
     [
-        ({}, None),
+        ({}, 0),
         ({"retry-after": "7"}, 7),
         ({"retry-after": "0.5"}, 0.5),
         ({"retry-after": "-3"}, 0),
         ({"retry-after-ms": "20", "retry-after": "7"}, 0.02),
-        ({"retry-after": "soon"}, None),
-        ({"retry-after": "nan"}, None),
-        ({"retry-after": "inf"}, None),
+        ({"retry-after": "soon"}, 0),
+        ({"retry-after": "nan"}, 0),
+        ({"retry-after": "inf"}, 0),
         ({"retry-after": format_datetime(NOW + timedelta(seconds=9), usegmt=True)}, 9),
         ({"retry-after": format_datetime(NOW - timedelta(seconds=9), usegmt=True)}, 0),
         ({"retry-after": "Fri, 01 May 2026 00:00:05 -0000"}, 5),

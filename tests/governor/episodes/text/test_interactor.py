@@ -20,7 +20,7 @@ from governor.episodes.text.actor_pool import (
     NoEnvironments,
     PoolBusy,
 )
-from governor.episodes.text.chat_model import StaticBaseURLProvider
+from governor.episodes.text.base_urls import StaticBaseURLProvider
 from governor.episodes.text.environments.environment import EnvironmentHung
 from governor.episodes.text.interactor import Interactor
 from governor.errors import UsageError

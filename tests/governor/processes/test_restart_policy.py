@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from governor.processes.backoff import RestartPolicy
+from governor.processes.restart_policy import RestartPolicy
 
 
 def test_the_delay_doubles_up_to_its_limit_until_the_policy_is_exhausted():

@@ -1,4 +1,4 @@
-"""Restart policy of a supervised process: exponential back-off, a maximum of exits in a row, and a summary of them.
+"""Restart policy of a supervised process: a back-off, a maximum of exits in a row, and a summary of them.
 
 A process that ran for `steady` seconds is healthy: its exit resets the count. So a process that exits or freezes soon
 after each start uses the maximum up, however slowly; one that is killed now and then never does.
@@ -7,6 +7,8 @@ after each start uses the maximum up, however slowly; one that is killed now and
 from __future__ import annotations
 
 from typing import Final
+
+from transport.backoff import Backoff
 
 SHOWN_EXITS: Final = 3
 """Exits that the summary lists: the first two, and the last."""
@@ -18,8 +20,7 @@ class RestartPolicy:
     def __init__(self, *, most: int, steady: float, first: float, longest: float) -> None:
         self._most = most
         self._steady = steady
-        self._first = first
-        self._longest = longest
+        self._backoff = Backoff(first, longest)
         self._exits = 0
         self._reasons: list[str] = []
 
@@ -30,8 +31,7 @@ class RestartPolicy:
     @property
     def delay(self) -> float:
         """Seconds to wait before the next start; none before the very first."""
-        doublings = min(self._exits - 1, 64)  # beyond that a float may overflow
-        return min(self._first * 2.0**doublings, self._longest) if self._exits else 0.0
+        return self._backoff.delay(self._exits - 1) if self._exits else 0.0
 
     @property
     def summary(self) -> str:
