@@ -101,12 +101,7 @@ def process_endpoints(
     """
 
     async def make() -> EnvironmentEndpoint:
-        process = TextProcess(made, params)
-        try:
-            await process.start(timeout=start_timeout)
-        except BaseException:
-            await process.aclose()
-            raise
+        process = await TextProcess.started(made, params, timeout=start_timeout)
         return EnvironmentEndpoint("inproc", None, process, process.has_reset if reuse is None else reuse)
 
     return make

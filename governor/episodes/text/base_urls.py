@@ -35,10 +35,15 @@ class SessionSuffixBaseURLProvider:
         self.base_url = checked(base_url)
 
     def get_base_url(self, session: Any) -> str:
-        name = getattr(session, "id", None) or getattr(session, "session_id", None)
-        if not name:
+        if not (name := session_id(session)):
             raise UsageError(f"SessionSuffixBaseURLProvider needs a session with an id, not {session!r}")
-        return f"{self.base_url}/{quote(str(name), safe='')}"
+        return f"{self.base_url}/{quote(name, safe='')}"
+
+
+def session_id(session: Any) -> str | None:
+    """The data manager's own id of the session, if it has one."""
+    found = getattr(session, "id", None) or getattr(session, "session_id", None)
+    return None if found is None else str(found)
 
 
 def checked(base_url: str) -> str:

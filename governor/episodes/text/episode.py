@@ -1,57 +1,96 @@
 """One episode of a language model in a text environment: prompt, answer, step, until its end.
 
 Rules:
-1. `at` names the component that the episode waits for: a fault names it. An environment that is interrupted during a call
+1. `_at` names the component that the episode waits for: a fault names it. An environment that is interrupted during a call
    counts as broken, because its state is unknown.
 2. Each step is requested once, with a key of its own; it is recorded before the next prompt.
 3. The step of an answer that was cut off, and of an episode at its `max_steps`, is recorded like any other.
+4. A user's object with plain `get_task_prompt()` and `step(action)` is played in a process of its own for that one episode,
+   because a hang in this process could not be ended.
 """
 
 from __future__ import annotations
 
 import asyncio
+import inspect
 import math
 from dataclasses import dataclass, replace
+from time import perf_counter
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeAlias
 from uuid import uuid4
 
+from governor import logs
 from governor.episodes.entries import one_line
-from governor.episodes.text.environments.environment import (
-    EnvironmentCrashed,
-    EnvironmentFault,
-    EnvironmentHung,
-    TextStep,
-)
-from governor.errors import GovernorError
+from governor.episodes.text.base_urls import session_id
+from governor.episodes.text.environments import user_calls
+from governor.episodes.text.environments.environment import EnvironmentFault, TextStep
+from governor.episodes.text.environments.process import TextProcess
+from governor.errors import GovernorError, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable
 
+    from governor.episodes.text.actor_pool import ActorHandle
     from governor.episodes.text.chat_model import Answer
     from governor.episodes.text.environments.environment import Message, TextEnvironment
+    from governor.episodes.text.environments.http_environment import HTTPEnvironments
+    from governor.episodes.text.session_log import SessionLog
     from governor.messages import EpisodeOutcome
 
 Where: TypeAlias = Literal["environment", "model", "handler", "data manager"]
 CUT_OFF: Final = "length"
 """The finish_reason of an answer that ran out of tokens."""
+ENDED_WELL: Final = frozenset({"terminated", "truncated"})
+START_SECONDS: Final = 60.0
+"""How long the start of a process for one episode may take."""
+END_SECONDS: Final = 30.0
+"""How long `on_episode_end`, the data manager's `end_session` and the pool's `done` may take, each."""
+
+log = logs.get_logger()
 
 
 class Model(Protocol):
     async def answer(self, messages: list[Message], *, session: Any) -> Answer: ...
 
 
-class Hooks(Protocol):
-    async def handle(self, step: int, prompt: list[Message]) -> list[Message]: ...
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rules:
-    """Times are in seconds. `timeout` is the deadline of the whole episode."""
+class EpisodeContext:
+    """What all episodes of an Interactor share. Times are in seconds; `timeout` is the deadline of a whole episode."""
 
     max_steps: int
     message_cut: int
     environment_timeout: float
     timeout: float | None
+    llm_model: str
+    chat_model: Model
+    handler: Any
+    sessions: SessionLog
+    connections: HTTPEnvironments
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextEpisodeRecord:
+    """How one episode ended. `total_reward` is the undiscounted sum so far, also if `result` is NaN; `steps` counts the
+    environment's steps; `seconds` run from the lease to the end.
+    """
+
+    env_name: str
+    env_id: str
+    group_id: str
+    session_id: str
+    outcome: EpisodeOutcome
+    reason: str
+    total_reward: float
+    steps: int
+    seconds: float
+
+    @property
+    def key(self) -> str:
+        return f"{self.env_name}_{self.env_id}"
+
+    @property
+    def result(self) -> float:
+        return self.total_reward if self.outcome in ENDED_WELL else math.nan
 
 
 def trim(prompt: list[Message], message_cut: int) -> list[Message]:
@@ -65,93 +104,109 @@ def trim(prompt: list[Message], message_cut: int) -> list[Message]:
 
 
 class TextEpisode:
-    """Played once. `total_reward` is the undiscounted sum so far, `steps` the number of environment steps, `info` that of the last.
+    """Played once: `play`, then `finish`. In the phase of a run an environment that has `reset(seed, timeout)` is reset first."""
 
-    `broken` is the reason why the environment cannot be used again, or "".
-    """
-
-    def __init__(
-        self,
-        *,
-        open_environment: Callable[[], Awaitable[TextEnvironment]],
-        model: Model,
-        hooks: Hooks,
-        open_session: Callable[[], Awaitable[Any]],
-        record_step: Callable[..., Awaitable[None]],
-        rules: Rules,
-        seed: int | None = None,
-    ) -> None:
-        """With a `seed`, an environment that has `reset(seed, timeout)` is reset first."""
-        self.session: Any = None
-        self.environment: TextEnvironment | None = None
-        self.started = False
-        self.total_reward = 0.0
-        self.steps = 0
-        self.info: dict[str, Any] | None = None
-        self.at: Where = "data manager"
-        self.uid: Final = uuid4().hex
-        self._open_environment = open_environment
-        self._model = model
-        self._hooks = hooks
-        self._open_session = open_session
-        self._record_step = record_step
-        self._rules = rules
-        self._seed = seed
+    def __init__(self, actor: ActorHandle, context: EpisodeContext) -> None:
+        self.actor: Final = actor
+        self._context: Final = context
+        self._uid: Final = uuid4().hex
+        self._began = perf_counter()
+        self._outcome: EpisodeOutcome = "cancelled"
+        self._reason = "the run was cancelled"
+        self._total_reward = 0.0
+        self._steps = 0
+        self._info: dict[str, Any] | None = None
+        self._at: Where = "data manager"
+        self._has_session = False
+        self._session: Any = None
+        self._environment: TextEnvironment | None = None
         self._in_call = False
         self._fault = ""
 
     @property
     def broken(self) -> str:
+        """The reason why the environment cannot be used again, or ""."""
         return self._fault or ("it was left in the middle of a call" if self._in_call else "")
 
-    async def play(self) -> tuple[EpisodeOutcome, str]:
-        """The outcome and its reason in one line. Raises only a cancellation."""
-        deadline = asyncio.timeout(self._rules.timeout)
+    @property
+    def record(self) -> TextEpisodeRecord:
+        return TextEpisodeRecord(
+            env_name=self.actor.env_name,
+            env_id=self.actor.env_id,
+            group_id=self.actor.group_id,
+            session_id=session_id(self._session) or self._uid,
+            outcome=self._outcome,
+            reason=self._reason,
+            total_reward=self._total_reward,
+            steps=self._steps,
+            seconds=perf_counter() - self._began,
+        )
+
+    async def play(self) -> None:
+        """Raises only a cancellation."""
+        limit = self._context.timeout
+        deadline = asyncio.timeout(limit)
         try:
             async with deadline:
-                return await self._play()
+                self._outcome, self._reason = await self._play()
         except EnvironmentFault as fault:
-            return self._outcome_of(fault)
+            self._fault = fault.reason
+            self._outcome, self._reason = fault.outcome, f"environment: {fault.reason}"
         except (Exception, asyncio.CancelledError) as error:  # from user code: it ends this episode only
             if is_cancellation(error):
                 raise
             if deadline.expired():
-                return "timed_out", f"not done within {self._rules.timeout:g} s, at work: the {self.at}"
+                self._outcome = "timed_out"
+                self._reason = f"not done within {limit:g} s, at work: the {self._at}"
+                return
             if self._in_call:
                 self._fault = reason_of(error)
-            return "failed", f"{self.at}: {reason_of(error)}"
+            self._outcome, self._reason = "failed", f"{self._at}: {reason_of(error)}"
 
-    def _outcome_of(self, fault: EnvironmentFault) -> tuple[EpisodeOutcome, str]:
-        self._fault = fault.reason
-        outcome: EpisodeOutcome = "failed"
-        if isinstance(fault, EnvironmentHung):
-            outcome = "timed_out"
-        elif isinstance(fault, EnvironmentCrashed):
-            outcome = "crashed"
-        return outcome, f"environment: {fault.reason}"
+    async def finish(self) -> None:
+        """Releases and records, in bounded time. A fault of a hook or of the data manager fails an episode that was terminated or
+        truncated.
+        """
+        environment, context = self._environment, self._context
+        if environment is not None and environment is not self.actor.local_env:
+            await bounded("environment", environment.aclose())
+        if not self._has_session:
+            return
+        self._fail(await bounded("handler", self._call_end_hook()))
+        ending = context.sessions.end_session(self._session, outcome=self._outcome, reason=self._reason)
+        self._fail(await bounded("data manager", ending))
+
+    def _fail(self, fault: str) -> None:
+        if fault and self._outcome in ENDED_WELL:
+            self._outcome, self._reason = "failed", fault
+
+    async def _call_end_hook(self) -> None:
+        hook = getattr(self._context.handler, "on_episode_end", None)
+        if hook is not None:
+            names = {"env_name": self.actor.env_name, "env_id": self.actor.env_id}
+            await user_calls.call(hook, **names, total_reward=self._total_reward, info=self._info)
 
     async def _play(self) -> tuple[EpisodeOutcome, str]:
-        self.session = await self._open_session()
-        self.started = True
-        self.at = "environment"
-        environment = self.environment = await self._open_environment()
-        rules = self._rules
+        """The outcome and its reason in one line."""
+        context, seed = self._context, self.actor.seed
+        self._session = await context.sessions.create_session(self.actor, llm_model=context.llm_model)
+        self._has_session = True
+        self._at = "environment"
+        environment = self._environment = await self._open()
         reset = getattr(environment, "reset", None)
-        if self._seed is not None and reset is not None:
-            self._in_call = True
-            await reset(seed=self._seed, timeout=rules.environment_timeout)
-            self._in_call = False
-        for number in range(1, rules.max_steps + 1):
+        if seed is not None and reset is not None:
+            await self._called(reset(seed=seed, timeout=context.environment_timeout))
+        for number in range(1, context.max_steps + 1):
             prompt = await self._prompt(environment, number)
             if not prompt:
                 return "terminated", "the prompt was empty"
-            self.at = "model"
-            answer = await self._model.answer(prompt, session=self.session)
+            self._at = "model"
+            answer = await context.chat_model.answer(prompt, session=self._session)
             if answer.finish_reason == CUT_OFF:
                 await self._record(number, prompt, answer, step=TextStep(0.0, True, True, {}))
                 return "truncated", "the answer was cut off"
             step = await self._step(environment, number, answer.text)
-            at_limit = number == rules.max_steps and not (step.terminated or step.truncated)
+            at_limit = number == context.max_steps and not (step.terminated or step.truncated)
             await self._record(
                 number, prompt, answer, step=replace(step, truncated=True) if at_limit else step
             )
@@ -159,44 +214,83 @@ class TextEpisode:
                 return "terminated", ""
             if step.truncated:
                 return "truncated", ""
-        return "truncated", f"max_steps {rules.max_steps}"
+        return "truncated", f"max_steps {context.max_steps}"
+
+    async def _open(self) -> TextEnvironment:
+        """Raises UsageError for a handle without an environment, EnvironmentFault if no process can be started."""
+        actor = self.actor
+        local: Any = actor.local_env
+        if actor.transport == "inproc" and local is not None:
+            step = getattr(local, "step", None)
+            if inspect.iscoroutinefunction(step) and "key" in inspect.signature(step).parameters:
+                environment: TextEnvironment = local
+                return environment
+            return await TextProcess.started(local, timeout=START_SECONDS)
+        if actor.transport != "http" or not actor.base_url:
+            raise UsageError(
+                f"the actor has no environment: transport {actor.transport!r}, base_url {actor.base_url!r}"
+            )
+        return self._context.connections.environment(
+            base_url=actor.base_url, env_name=actor.env_name, env_id=actor.env_id, headers=actor.headers
+        )
+
+    async def _called(self, call: Awaitable[Any]) -> Any:
+        self._at, self._in_call = "environment", True
+        value = await call
+        self._in_call = False
+        return value
 
     async def _prompt(self, environment: TextEnvironment, number: int) -> list[Message]:
-        self.at, self._in_call = "environment", True
-        prompt = await environment.get_task_prompt(timeout=self._rules.environment_timeout)
-        self._in_call = False
-        self.at = "handler"
-        prompt = await self._hooks.handle(number, prompt)
+        context = self._context
+        prompt = await self._called(environment.get_task_prompt(timeout=context.environment_timeout))
+        self._at = "handler"
+        hook = getattr(context.handler, "handle", None)
+        if hook is not None:
+            prompt = await user_calls.call(hook, self.actor.env_name, self.actor.env_id, number, prompt)
         if not isinstance(prompt, list):
             raise TypeError(f"the prompt is a {type(prompt).__name__}, not a list of messages")
-        return trim(prompt, self._rules.message_cut)
+        return trim(prompt, context.message_cut)
 
     async def _step(self, environment: TextEnvironment, number: int, action: str) -> TextStep:
-        self.at, self._in_call = "environment", True
-        step = await environment.step(
-            action, key=f"{self.uid}.{number}", timeout=self._rules.environment_timeout
+        timeout = self._context.environment_timeout
+        step: TextStep = await self._called(
+            environment.step(action, key=f"{self._uid}.{number}", timeout=timeout)
         )
-        self._in_call = False
         if not math.isfinite(step.reward):
             raise EnvironmentFault(f"the reward is {step.reward}")
-        self.steps, self.info = number, step.info
-        self.total_reward += step.reward
+        self._steps, self._info = number, step.info
+        self._total_reward += step.reward
         return step
 
     async def _record(self, number: int, prompt: list[Message], answer: Answer, *, step: TextStep) -> None:
-        self.at = "data manager"
-        await self._record_step(
-            self.session,
+        self._at = "data manager"
+        await self._context.sessions.record_step(
+            self._session,
             step_id=number,
             messages=prompt,
             response=answer.text,
             step_reward=step.reward,
             terminated=step.terminated,
             truncated=step.truncated,
-            is_trainable=self._rules.message_cut > 0 or step.terminated or step.truncated,
+            is_trainable=self._context.message_cut > 0 or step.terminated or step.truncated,
             weight_version=answer.weight_version,
             info=step.info,
         )
+
+
+async def bounded(component: str, call: Awaitable[None]) -> str:
+    """Waits for the end of `call`, `END_SECONDS` at most. The fault in one line; "" without one."""
+    limit = asyncio.timeout(END_SECONDS)
+    try:
+        async with limit:
+            await call
+    except (Exception, asyncio.CancelledError) as error:  # of user code: it ends this episode alone
+        if is_cancellation(error):
+            raise
+        reason = f"no end within {END_SECONDS:g} s" if limit.expired() else reason_of(error)
+        log.warning("episode.end_failed", at=component, reason=reason)
+        return f"{component}, after the end: {reason}"
+    return ""
 
 
 def is_cancellation(error: BaseException) -> bool:

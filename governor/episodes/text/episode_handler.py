@@ -7,9 +7,7 @@ Rules:
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
-
-from governor.episodes.text.environments import user_calls
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from governor.episodes.text.environments.environment import Message
@@ -26,26 +24,3 @@ class EpisodeHandler:
         self, *, env_name: str, env_id: str, total_reward: float, info: dict[str, Any] | None
     ) -> None:
         """Called at every end of an episode. `total_reward` is the undiscounted sum so far, `info` that of the last step or None."""
-
-
-class HandlerCalls:
-    """The handler, bound to one episode's environment."""
-
-    def __init__(self, handler: Any, *, env_name: str, env_id: str) -> None:
-        self._handler: Final = handler
-        self._env_name = env_name
-        self._env_id = env_id
-
-    async def handle(self, step: int, prompt: list[Message]) -> list[Message]:
-        hook = getattr(self._handler, "handle", None)
-        if hook is None:
-            return prompt
-        changed: list[Message] = await user_calls.call(hook, self._env_name, self._env_id, step, prompt)
-        return changed
-
-    async def on_episode_end(self, *, total_reward: float, info: dict[str, Any] | None) -> None:
-        hook = getattr(self._handler, "on_episode_end", None)
-        if hook is not None:
-            await user_calls.call(
-                hook, env_name=self._env_name, env_id=self._env_id, total_reward=total_reward, info=info
-            )

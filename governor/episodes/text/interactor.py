@@ -10,35 +10,25 @@ Rules:
 from __future__ import annotations
 
 import asyncio
-import math
-from dataclasses import dataclass
-from functools import partial
-from time import perf_counter
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from governor import logs
-from governor.episodes.text.actor_access import ActorAccess
 from governor.episodes.text.actor_pool import PoolBusy
 from governor.episodes.text.chat_model import MOST_CONCURRENT, ChatModel
+from governor.episodes.text.environments.http_environment import HTTPEnvironments
 from governor.episodes.text.environments.user_calls import run_to_completion
-from governor.episodes.text.episode import Rules, TextEpisode, is_cancellation, reason_of
-from governor.episodes.text.episode_handler import HandlerCalls
-from governor.episodes.text.session_log import SessionLog, session_id
+from governor.episodes.text.episode import END_SECONDS, EpisodeContext, TextEpisode, bounded
+from governor.episodes.text.session_log import SessionLog
 from governor.errors import UsageError
-from governor.messages import EpisodeOutcome
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Callable
 
     from governor.episodes.text.actor_pool import ActorHandle
     from governor.episodes.text.base_urls import BaseURLProvider
-    from governor.episodes.text.episode import Model
-EPISODE_SECONDS: Final = 36_000.0
-END_SECONDS: Final = 30.0
-"""How long `on_episode_end`, the data manager's `end_session` and the pool's `done` may take, each."""
+    from governor.episodes.text.episode import Model, TextEpisodeRecord
 
-ENDED_WELL: Final = frozenset({"terminated", "truncated"})
-End: TypeAlias = tuple[EpisodeOutcome, str]
+EPISODE_SECONDS: Final = 36_000.0
 
 log = logs.get_logger()
 
@@ -53,31 +43,6 @@ class Pool(Protocol):
     async def acquire(self) -> ActorHandle | None: ...
 
     async def done(self, actor: ActorHandle) -> None: ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TextEpisodeRecord:
-    """How one episode ended. `total_reward` is the undiscounted sum so far, also if `result` is NaN; `steps` counts the
-    environment's steps; `seconds` run from the lease to the end.
-    """
-
-    env_name: str
-    env_id: str
-    group_id: str
-    session_id: str
-    outcome: EpisodeOutcome
-    reason: str
-    total_reward: float
-    steps: int
-    seconds: float
-
-    @property
-    def key(self) -> str:
-        return f"{self.env_name}_{self.env_id}"
-
-    @property
-    def result(self) -> float:
-        return self.total_reward if self.outcome in ENDED_WELL else math.nan
 
 
 class Interactor:
@@ -119,12 +84,6 @@ class Interactor:
         self.model = model
         self.episodes: list[TextEpisodeRecord] = []
         self.workers = max(1, min(pool.pool_size, max_workers or pool.pool_size))
-        self._rules = Rules(
-            max_steps=max_steps,
-            message_cut=message_cut,
-            environment_timeout=env_http_timeout_s,
-            timeout=episode_timeout,
-        )
         self._own_model = None
         if chat_model is None:
             self._own_model = chat_model = ChatModel(
@@ -134,10 +93,19 @@ class Interactor:
                 temperature=temperature,
                 concurrency=min(self.workers, MOST_CONCURRENT),
             )
-        self._chat_model: Model = chat_model
-        self._access = ActorAccess(retries=http_retries, backoff=http_retry_backoff_s)
-        self._log = SessionLog(data_manager)
-        self._handler = episode_handler
+        self._connections = HTTPEnvironments(retries=http_retries, backoff=http_retry_backoff_s)
+        self._sessions = SessionLog(data_manager)
+        self._context = EpisodeContext(
+            max_steps=max_steps,
+            message_cut=message_cut,
+            environment_timeout=env_http_timeout_s,
+            timeout=episode_timeout,
+            llm_model=model,
+            chat_model=chat_model,
+            handler=episode_handler,
+            sessions=self._sessions,
+            connections=self._connections,
+        )
         self._on_record = on_record
         self._running = False
         self._playing = 0
@@ -163,25 +131,26 @@ class Interactor:
 
     async def aclose(self) -> None:
         """Closes connections; the caller closes the pool and the data manager. May be called again."""
-        self._log.close()
-        await self._access.aclose()
+        self._sessions.close()
+        await self._connections.aclose()
         if self._own_model is not None:
             await self._own_model.aclose()
 
     async def _run(self, workers: set[asyncio.Task[None]]) -> None:
-        cancelled = False
-        while pending := {worker for worker in workers if not worker.done()}:
-            try:
-                await asyncio.wait(pending)
-            except asyncio.CancelledError:
-                for worker in pending if not cancelled else ():
-                    worker.cancel()
-                cancelled = True
-        await self._log.settle(END_SECONDS)
-        if cancelled:
-            raise asyncio.CancelledError
+        try:
+            await asyncio.wait(workers)
+        except asyncio.CancelledError:
+            for worker in workers:
+                worker.cancel()
+            raise
+        finally:
+            await run_to_completion(self._settle(workers), name="interactor.settle")
         for worker in workers:
             worker.result()
+
+    async def _settle(self, workers: set[asyncio.Task[None]]) -> None:
+        await asyncio.wait(workers)
+        await self._sessions.settle(END_SECONDS)
 
     async def _work(self) -> None:
         while (actor := await self._acquire()) is not None:
@@ -200,92 +169,36 @@ class Interactor:
                     raise
 
     async def _play(self, actor: ActorHandle) -> None:
-        started = perf_counter()
-        hooks = HandlerCalls(self._handler, env_name=actor.env_name, env_id=actor.env_id)
-        episode = TextEpisode(
-            open_environment=partial(self._access.open, actor),
-            model=self._chat_model,
-            hooks=hooks,
-            open_session=partial(
-                self._log.create_session,
-                env_name=actor.env_name,
-                env_id=actor.env_id,
-                group_id=actor.group_id,
-                llm_model=self.model,
-                episode=actor.episode,
-            ),
-            record_step=self._log.record_step,
-            rules=self._rules,
-            seed=actor.seed,
-        )
-        end: End = ("cancelled", "the run was cancelled")
+        episode = TextEpisode(actor, self._context)
         try:
-            end = await episode.play()
+            await episode.play()
         finally:
-            await run_to_completion(
-                self._end(actor, episode, hooks, end, started=started), name="interactor.end"
-            )
+            await run_to_completion(self._end(episode), name="interactor.end")
 
-    async def _end(
-        self, actor: ActorHandle, episode: TextEpisode, hooks: HandlerCalls, end: End, *, started: float
-    ) -> None:
+    async def _end(self, episode: TextEpisode) -> None:
         try:
-            end = await self._finish(actor, episode, hooks, end)
+            await episode.finish()
         finally:
             try:
-                self._record_end(actor, episode, end, perf_counter() - started)
+                self._report(episode)
             finally:
-                await _bounded("pool", partial(self._release_actor, actor, episode.broken))
+                await bounded("pool", self._release(episode))
 
-    async def _finish(self, actor: ActorHandle, episode: TextEpisode, hooks: HandlerCalls, end: End) -> End:
-        """A fault of a hook or of the data manager fails an episode that was terminated or truncated."""
-        await _bounded("environment", partial(self._access.release, actor, episode.environment))
-        if not episode.started:
-            return end
-        call = partial(hooks.on_episode_end, total_reward=episode.total_reward, info=episode.info)
-        fault = await _bounded("handler", call)
-        if fault and end[0] in ENDED_WELL:
-            end = ("failed", fault)
-        outcome, reason = end
-        fault = await _bounded(
-            "data manager", partial(self._log.end_session, episode.session, outcome=outcome, reason=reason)
-        )
-        return ("failed", fault) if fault and outcome in ENDED_WELL else end
-
-    def _record_end(self, actor: ActorHandle, episode: TextEpisode, end: End, seconds: float) -> None:
-        record = TextEpisodeRecord(
-            env_name=actor.env_name,
-            env_id=actor.env_id,
-            group_id=actor.group_id,
-            session_id=session_id(episode.session) or episode.uid,
-            outcome=end[0],
-            reason=end[1],
-            total_reward=episode.total_reward,
-            steps=episode.steps,
-            seconds=seconds,
-        )
+    def _report(self, episode: TextEpisode) -> None:
+        record = episode.record
         self.episodes.append(record)
-        log.debug("episode.ended", episode=record.key, outcome=end[0], reason=end[1], steps=record.steps)
+        log.debug(
+            "episode.ended",
+            episode=record.key,
+            outcome=record.outcome,
+            reason=record.reason,
+            steps=record.steps,
+        )
         if self._on_record is not None:
-            self._on_record(actor, record)
+            self._on_record(episode.actor, record)
 
-    async def _release_actor(self, actor: ActorHandle, broken: str) -> None:
+    async def _release(self, episode: TextEpisode) -> None:
         quarantine = getattr(self.pool, "quarantine", None)
-        if broken and quarantine is not None:
-            quarantine(actor, broken)
-        await self.pool.done(actor)
-
-
-async def _bounded(component: str, call: Callable[[], Awaitable[None]]) -> str:
-    """The fault in one line; "" without one."""
-    limit = asyncio.timeout(END_SECONDS)
-    try:
-        async with limit:
-            await call()
-    except (Exception, asyncio.CancelledError) as error:  # of user code: it ends this episode alone
-        if is_cancellation(error):
-            raise
-        reason = f"no end within {END_SECONDS:g} s" if limit.expired() else reason_of(error)
-        log.warning("episode.end_failed", at=component, reason=reason)
-        return f"{component}, after the end: {reason}"
-    return ""
+        if episode.broken and quarantine is not None:
+            quarantine(episode.actor, episode.broken)
+        await self.pool.done(episode.actor)

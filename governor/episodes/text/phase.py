@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from governor.episodes.simulation import Simulation
     from governor.episodes.text.actor_pool import ActorHandle
     from governor.episodes.text.base_urls import BaseURLProvider
-    from governor.episodes.text.interactor import TextEpisodeRecord
+    from governor.episodes.text.episode import TextEpisodeRecord
     from governor.episodes.text.sessions import TextSession
     from governor.episodes.text.usage import Usage
     from governor.messages import Made

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from governor.episodes.simulation import Simulation
     from governor.episodes.text.actor_pool import ActorHandle, ActorPool
-    from governor.episodes.text.interactor import TextEpisodeRecord
+    from governor.episodes.text.episode import TextEpisodeRecord
 
 
 @dataclass(slots=True, frozen=True, kw_only=True)

@@ -19,6 +19,8 @@ from governor.episodes.text.environments.user_calls import CallThread
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
+    from governor.episodes.text.actor_pool import ActorHandle
+
 
 class SessionLog:
     """For one event loop."""
@@ -30,17 +32,15 @@ class SessionLog:
         self._takes_version = _takes(manager.record_step, "weight_version")
         self._end: Callable[..., Any] | None = getattr(manager, "end_session", None)
 
-    async def create_session(
-        self, *, env_name: str, env_id: str, group_id: str, llm_model: str, episode: int | None = None
-    ) -> Any:
-        """`episode` is given in the phase of a run, whose manager is `DataManager`."""
+    async def create_session(self, actor: ActorHandle, *, llm_model: str) -> Any:
+        """In the phase of a run, whose manager is `DataManager`, it gets the number of the episode."""
         return await self._call(
             self._manager.create_session,
-            env_id=env_id,
-            env_name=env_name,
+            env_id=actor.env_id,
+            env_name=actor.env_name,
             llm_model=llm_model,
-            group_id=group_id,
-            **({} if episode is None else {"episode": episode}),
+            group_id=actor.group_id,
+            **({} if actor.episode is None else {"episode": actor.episode}),
         )
 
     async def record_step(
@@ -82,12 +82,6 @@ class SessionLog:
         self._calls.discard(call)
         if not call.cancelled():
             call.exception()  # else asyncio logs an exception that was never retrieved
-
-
-def session_id(session: Any) -> str | None:
-    """The manager's own id of the session, if it has one."""
-    found = getattr(session, "id", None) or getattr(session, "session_id", None)
-    return None if found is None else str(found)
 
 
 def _takes(function: Callable[..., Any], name: str) -> bool:

@@ -9,11 +9,14 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from math import isfinite
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from governor.episodes.entries import one_line
 from governor.episodes.text.http_retries import brief
 from governor.errors import GovernorError
+
+if TYPE_CHECKING:
+    from governor.messages import EpisodeOutcome
 
 Message = dict[str, Any]
 """``{"role": ..., "content": ...}``."""
@@ -46,6 +49,8 @@ class EnvironmentFault(GovernorError):
     """An error of the environment: it refused, raised, or gave an invalid answer."""
 
     code = "environment"
+    outcome: EpisodeOutcome = "failed"
+    """That of the episode."""
 
     def __init__(self, reason: str) -> None:
         self.reason = reason
@@ -59,9 +64,13 @@ class EnvironmentUnreachable(EnvironmentFault):
 class EnvironmentHung(EnvironmentFault):
     """No answer by the deadline: its state is unknown, and it must not be used again."""
 
+    outcome = "timed_out"
+
 
 class EnvironmentCrashed(EnvironmentFault):
     """Its process has exited by itself."""
+
+    outcome = "crashed"
 
 
 def decoded(data: bytes, *, where: str) -> Any:
@@ -125,5 +134,4 @@ def _reward(value: Any) -> float:
 
 
 def _shown(value: Any) -> str:
-    text = brief(repr(value))
-    return text if len(text) <= 80 else f"{text[:77]}..."
+    return brief(repr(value), 80)

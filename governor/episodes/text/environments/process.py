@@ -18,7 +18,7 @@ import socket
 import subprocess
 import sys
 from multiprocessing import spawn
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Self
 
 from governor.episodes.entries import one_line
 from governor.episodes.text.environments.child import KILL_ALL
@@ -68,6 +68,23 @@ class TextProcess:
         self._reader: asyncio.StreamReader
         self._writer: asyncio.StreamWriter
         self._received = MessageBuffer(MAX_ANSWER_BYTES)
+
+    @classmethod
+    async def started(
+        cls,
+        made: Any,
+        params: Mapping[str, Any] | None = None,
+        *,
+        timeout: float,  # noqa: ASYNC109 - as `start`
+    ) -> Self:
+        """One that has started. Raises EnvironmentFault; nothing is left of it then."""
+        process = cls(made, params)
+        try:
+            await process.start(timeout=timeout)
+        except BaseException:
+            await process.aclose()
+            raise
+        return process
 
     def __repr__(self) -> str:
         return f"TextProcess({self.name!r}, {self._state})"

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from governor.episodes import trajectories
-from governor.episodes.text import interactor as text_interactor
+from governor.episodes.text import episode
 from governor.episodes.text.actor_pool import ActorHandle
 from governor.episodes.text.sessions import DataManager
 from tests.support.text_stage import SECONDS, Parrot, Walk, text_stage
@@ -86,6 +86,6 @@ async def test_a_hook_that_cancels_itself_fails_its_episode_alone(stage):
 
 
 async def test_a_pool_that_never_takes_back_holds_up_nothing_for_long(stage, monkeypatch):
-    monkeypatch.setattr(text_interactor, "END_SECONDS", 0.2)
+    monkeypatch.setattr(episode, "END_SECONDS", 0.2)
     result, _ = await stage.play(pool=OwnPool("0", "1", held=True), chat_model=Parrot())
     assert result == {"lake_0": 3.0, "lake_1": 3.0}

@@ -5,9 +5,7 @@ import threading
 import psutil
 import pytest
 
-from governor.episodes.text.actor_access import ActorAccess
 from governor.episodes.text.actor_pool import ActorHandle, ActorPool, NoEnvironments, process_endpoints
-from governor.errors import UsageError
 from tests.support.text_stage import Parrot, text_stage
 from tests.support.user_code.text_walks import Walk
 
@@ -47,11 +45,12 @@ class OwnPool:
         (ActorHandle("walk", "1", "g", "pigeon", "http://host"), "has no environment: transport 'pigeon'"),
     ],
 )
-async def test_a_handle_that_leads_nowhere_says_why(handle, message):
-    access = ActorAccess(retries=0, backoff=0.0)
-    with pytest.raises(UsageError, match=message):
-        await access.open(handle)
-    await access.aclose()
+async def test_a_handle_that_leads_nowhere_says_why(stage, handle, message):
+    pool = OwnPool()
+    pool.left.append(handle)
+    _, episodes = await stage.play(pool=pool)
+    assert (episodes["walk_1"].outcome, episodes["walk_1"].steps) == ("failed", 0)
+    assert episodes["walk_1"].reason.startswith(f"environment: UsageError: the actor {message}")
 
 
 async def test_an_object_of_the_users_plays_in_a_process_of_its_own_and_leaves_neither_it_nor_a_thread(stage):
