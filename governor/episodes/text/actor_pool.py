@@ -217,6 +217,10 @@ class ActorPool:
         Raises NoEnvironments if all environments are lost, PoolBusy if none was released within `acquire_timeout`, and
         UsageError before `start` and after `aclose`.
         """
+        return await self._acquire()
+
+    async def _acquire(self, **fields: Any) -> ActorHandle | None:
+        """`fields` of the handle are not those of the task."""
         if not self._started:
             raise UsageError("the pool was not started: await start() first")
         until = asyncio.get_running_loop().time() + self._acquire_timeout
@@ -225,7 +229,7 @@ class ActorPool:
             if not self._task_left():
                 return None
             if self._idle:
-                return self._lease()
+                return self._lease(fields)
             self._raise_if_all_lost()
             try:
                 async with asyncio.timeout_at(until):
@@ -282,12 +286,16 @@ class ActorPool:
         while self._closings:
             await asyncio.wait(self._closings)
 
-    def _lease(self) -> ActorHandle:
+    def _lease(self, fields: dict[str, Any]) -> ActorHandle:
         task = EpisodeTask(*self._lookahead.popleft())  # first: an invalid task uses no slot
         slot = self._idle.popleft()
         endpoint = slot.endpoint
         handle = ActorHandle(
-            *task, endpoint.transport, endpoint.base_url, endpoint.local_env, headers=endpoint.headers
+            **(task._asdict() | fields),
+            transport=endpoint.transport,
+            base_url=endpoint.base_url,
+            local_env=endpoint.local_env,
+            headers=endpoint.headers,
         )
         self._leases[id(handle)] = _Lease(handle, slot)
         return handle

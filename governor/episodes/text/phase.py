@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import os
 from contextlib import AsyncExitStack
-from itertools import repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -20,7 +19,7 @@ import pyarrow as pa
 
 from governor.episodes import trajectories
 from governor.episodes.rules import evaluation
-from governor.episodes.text.actor_pool import ActorPool, http_endpoints, process_endpoints
+from governor.episodes.text.actor_pool import http_endpoints, process_endpoints
 from governor.episodes.text.base_urls import SessionSuffixBaseURLProvider, StaticBaseURLProvider
 from governor.episodes.text.chat_model import MOST_CONCURRENT, ChatModel
 from governor.episodes.text.entries import LANGUAGE_MODEL, is_over_http
@@ -99,10 +98,11 @@ class TextPhase:
 
     async def _play(self, loop: asyncio.AbstractEventLoop) -> None:
         """Plays the phase. Raises GovernorError if it cannot continue."""
-        command = self._simulation.command
+        command, made = self._simulation.command, self._environment
+        over_http = is_over_http(made.entry)
         name = self._agent.entry.removeprefix(LANGUAGE_MODEL)
         settings = LanguageModelParams.model_validate(self._agent.params)
-        server = HTTPEnvironmentParams.model_validate(self._environment.params if self._is_over_http else {})
+        server = HTTPEnvironmentParams.model_validate(made.params if over_http else {})
         key = _key(settings.api_key_env)
         provider = _provider(settings)
         async with AsyncExitStack() as stack:
@@ -119,29 +119,32 @@ class TextPhase:
             stack.push_async_callback(model.aclose)
             usage = StoredUsage(self._folder, command.name)
             model.usage = usage.sums
-            actors = self._actor_pool()
-            stack.push_async_callback(actors.aclose)
-            phase_pool = PhasePool(
-                self._simulation, actors, env_name=server.name or command.environment, id_of=server.id_of
+            pool = PhasePool(
+                self._simulation,
+                http_endpoints(made.entry, headers=_headers(server))
+                if over_http
+                else process_endpoints(made.entry, made.params, reuse=None),
+                episodes=self._episodes_left(),
+                env_name=server.name or command.environment,
+                id_of=server.id_of,
             )
+            stack.push_async_callback(pool.aclose)
 
             def ended(actor: ActorHandle, record: TextEpisodeRecord) -> None:
                 usage.save()
-                phase_pool.ended(actor, record)
+                pool.ended(actor, record)
 
             manager = DataManager(self._folder, phase=command.name)
             stack.callback(manager.close)
             interactor = Interactor(
-                phase_pool,
+                pool,
                 provider,
                 key,
                 name,
                 manager,
                 max_steps=command.max_steps or MAX_STEPS,
                 message_cut=settings.message_cut,
-                env_http_timeout_s=server.timeout
-                if self._is_over_http
-                else command.episode_timeout or CALL_SECONDS,
+                env_http_timeout_s=server.timeout if over_http else command.episode_timeout or CALL_SECONDS,
                 http_retries=server.retries,
                 episode_timeout=command.episode_timeout or EPISODE_SECONDS,
                 chat_model=model,
@@ -151,10 +154,15 @@ class TextPhase:
             try:
                 await self._until_stopped(loop.create_task(interactor.run_all_environments()))
             finally:
-                await phase_pool.wait_acknowledged()  # no callback may reach a closed loop
-                self._played_sessions |= phase_pool.sessions
+                await pool.wait_acknowledged()  # no callback may reach a closed loop
+                self._played_sessions |= pool.sessions
                 usage.save()
                 self._simulation.figures |= _figures(usage.sums)
+
+    def _episodes_left(self) -> int:
+        command = self._simulation.command
+        planned = evaluation.stages(command.episodes, command.evaluate, None)
+        return sum(len(stage.indexes) for stage in planned) - len({record.index for record in command.done})
 
     async def _until_stopped(self, playing: asyncio.Task[Any]) -> None:
         loop, stop_signal = asyncio.get_running_loop(), self._simulation.stop_signal
@@ -171,22 +179,6 @@ class TextPhase:
                 raise
         finally:
             loop.remove_reader(stop_signal)
-
-    @property
-    def _is_over_http(self) -> bool:
-        return is_over_http(self._environment.entry)
-
-    def _actor_pool(self) -> ActorPool:
-        command, made = self._simulation.command, self._environment
-        planned = evaluation.stages(command.episodes, command.evaluate, None)
-        left = sum(len(stage.indexes) for stage in planned) - len({record.index for record in command.done})
-        return ActorPool(
-            repeat(("", ""), left),  # `PhasePool` selects the episodes
-            http_endpoints(made.entry, headers=_headers(HTTPEnvironmentParams.model_validate(made.params)))
-            if self._is_over_http
-            else process_endpoints(made.entry, made.params, reuse=None),
-            pool_size=command.workers,
-        )
 
 
 def _given(**values: Any) -> dict[str, Any]:

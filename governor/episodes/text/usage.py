@@ -14,6 +14,7 @@ import msgspec
 from governor import logs
 from governor.episodes.entries import one_line
 from governor.episodes.records import episode_file
+from governor.files import write_whole
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -42,9 +43,7 @@ class StoredUsage:
             self.sums = Usage()
 
     def save(self) -> None:
-        beside = self._path.with_name(f".{self._path.name}.part")
         try:
-            beside.write_bytes(msgspec.json.encode(self.sums))
-            beside.replace(self._path)
+            write_whole(self._path, msgspec.json.encode(self.sums), sync=False)
         except OSError as error:
             log.warning("usage.not_saved", path=str(self._path), reason=one_line(error))
