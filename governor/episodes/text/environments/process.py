@@ -48,26 +48,23 @@ MAX_ANSWER_BYTES: Final = 1 << 26
 
 
 class TextProcess:
-    """A text environment made from `made`, in a process of its own; call `start` first. One call at a time.
+    """A text environment in a process of its own, made by `started`. One call at a time; timeouts are in seconds.
 
-    `made`: ``module:Class``, or a picklable class or function (called with `params`), or object. It has
-    `get_task_prompt()`, which returns a list of chat messages, and `step(action)` for a text, sync (called in the child's main
-    thread) or async (in one event loop that runs on between calls). A step returns a mapping, or
-    ``(reward, terminated, truncated, info)``. Optional are `close()`, and `reset(seed=...)`, which begins a new episode;
-    `has_reset` says whether it exists. Timeouts are in seconds.
+    `has_reset` says whether it has `reset`; `broken` why it cannot be used again. `pid` is the supervisor's; user code runs in
+    a child of it.
     """
 
-    def __init__(self, made: Any, params: Mapping[str, Any] | None = None, *, name: str = "") -> None:
-        self.name = name or (made if isinstance(made, str) else type(made).__name__)
-        self.broken: str | None = None
+    def __init__(self, child: _Child, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.name = child.name
+        self.pid = child.pid
+        self.broken = ""
         self.has_reset = False
-        self._made = made
-        self._params = dict(params or {})
-        self._child: _Child | None = None
-        self._watch: asyncio.Task[int] | None = None
-        self._reader: asyncio.StreamReader
-        self._writer: asyncio.StreamWriter
+        self._closed = False
+        self._child = child
+        self._reader = reader
+        self._writer = writer
         self._received = MessageBuffer(MAX_ANSWER_BYTES)
+        self._watch = asyncio.create_task(child.wait(), name=f"wait for the end of {child.name}")
 
     @classmethod
     async def started(
@@ -75,12 +72,28 @@ class TextProcess:
         made: Any,
         params: Mapping[str, Any] | None = None,
         *,
-        timeout: float,  # noqa: ASYNC109 - as `start`
+        timeout: float,  # noqa: ASYNC109 - one deadline, owned here
     ) -> Self:
-        """One that has started. Raises EnvironmentFault; nothing is left of it then."""
-        process = cls(made, params)
+        """Returns when the environment is built. Raises EnvironmentFault (Hung after `timeout` seconds); nothing is left of it then.
+
+        `made`: ``module:Class``, or a picklable class or function (called with `params`), or object. It has
+        `get_task_prompt()`, which returns a list of chat messages, and `step(action)` for a text, sync (called in the child's main
+        thread) or async (in one event loop that runs on between calls). A step returns a mapping, or
+        ``(reward, terminated, truncated, info)``. Optional are `close()`, and `reset(seed=...)`, which begins a new episode.
+        """
+        name = made if isinstance(made, str) else type(made).__name__
+        order = _pickled_order(name, made, dict(params or {}))
+        ours, theirs = socket.socketpair()
+        with theirs:
+            reader, writer = await asyncio.open_unix_connection(sock=ours)
+            try:
+                child = _Child(name, theirs.fileno())
+            except OSError as error:
+                writer.transport.abort()
+                raise EnvironmentFault(f"{name}: no process: {one_line(error)}") from error
+        process = cls(child, reader, writer)
         try:
-            await process.start(timeout=timeout)
+            process.has_reset = await process._call(order, "start", timeout)
         except BaseException:
             await process.aclose()
             raise
@@ -91,34 +104,9 @@ class TextProcess:
 
     @property
     def _state(self) -> str:
-        if self.broken is not None:
-            return self.broken if self.broken == "closed" else f"broken: {self.broken}"
-        return "not started" if self._child is None else "at work"
-
-    @property
-    def pid(self) -> int | None:
-        """The pid of the supervisor; user code runs in a child of it."""
-        return self._child.pid if self._child else None
-
-    async def start(self, *, timeout: float) -> None:  # noqa: ASYNC109 - one deadline, owned here
-        """Returns when the environment is built. Raises EnvironmentFault (Hung after `timeout` seconds); close it then too."""
-        if self._child is not None or self.broken is not None:
-            raise EnvironmentFault(f"start: the environment {self.name} is {self._state}")
-        order = self._pickled_order()
-        ours, theirs = socket.socketpair()
-        with theirs:
-            self._reader, self._writer = await asyncio.open_unix_connection(sock=ours)
-            try:
-                self._child = _Child(self.name, theirs.fileno())
-            except OSError as error:
-                self._writer.transport.abort()
-                raise EnvironmentFault(f"{self.name}: no process: {one_line(error)}") from error
-        self._watch = asyncio.create_task(self._child.wait(), name=f"wait for the end of {self.name}")
-        try:
-            self.has_reset = await self._call(order, "start", timeout)
-        except EnvironmentFault as fault:
-            self._break(fault)
-            raise
+        if self._closed:
+            return "closed"
+        return f"broken: {self.broken}" if self.broken else "at work"
 
     async def reset(self, *, seed: int, timeout: float) -> None:  # noqa: ASYNC109 - one deadline, owned here
         """Does nothing if the environment has no `reset`."""
@@ -137,22 +125,20 @@ class TextProcess:
 
         Raises ProcessError if a process survives.
         """
-        child, self._child = self._child, None
-        self.broken = self.broken or "closed"
-        if child is not None:
-            await run_to_completion(self._terminate(child), name=f"close {self.name}")
+        if not self._closed:
+            self._closed = True
+            await run_to_completion(self._terminate(), name=f"close {self.name}")
 
-    async def _terminate(self, child: _Child) -> None:
+    async def _terminate(self) -> None:
         try:
-            await kill_ladder.terminate(child, self._ask_to_close, GRACE)
+            await kill_ladder.terminate(self._child, self._ask_to_close, GRACE)
         finally:
-            child.signal(signal.SIGKILL)  # alive only if this failed
+            self._child.signal(signal.SIGKILL)  # alive only if this failed
             self._writer.transport.abort()
             with contextlib.suppress(OSError):
                 await self._writer.wait_closed()
-            if self._watch is not None:
-                self._watch.cancel()
-            child.release()
+            self._watch.cancel()
+            self._child.release()
 
     async def _ask_to_close(self) -> None:
         await self._send(pickle.dumps(("close",)))
@@ -163,7 +149,7 @@ class TextProcess:
 
     async def _call(self, request: bytes, where: str, seconds: float) -> Any:
         """The result of user code. Raises EnvironmentFault."""
-        if self.broken is not None or self._child is None:
+        if self.broken or self._closed:
             raise EnvironmentFault(f"{where}: the environment {self.name} is {self._state}")
         try:
             async with asyncio.timeout(seconds):
@@ -191,28 +177,13 @@ class TextProcess:
             raise EnvironmentFault(f"{where}: {answer['fault']}")
         return answer["value"]
 
-    def _pickled_order(self) -> bytes:
-        try:
-            made = pickle.dumps((self._made, self._params))
-        except Exception as error:
-            raise EnvironmentFault(
-                f"{self.name} cannot be sent to a process of its own: {one_line(error)}; name it as 'module:Class'"
-            ) from error
-        # Only a class of the user's script needs that script; as with multiprocessing, it is run again, as __mp_main__.
-        of_script = spawn.get_preparation_data(self.name) if b"__main__" in made else {}
-        main = {key: value for key, value in of_script.items() if key.startswith("init_main")}
-        return pickle.dumps((made, main))
-
     def _break(self, fault: EnvironmentFault) -> EnvironmentFault:
         self.broken = fault.reason
-        if self._child is not None:
-            self._child.kill()
+        self._child.kill()
         return fault
 
     async def _exit_code(self) -> int:
         """The socket ends just before its process does; if the process stays, user code has closed the socket."""
-        if self._child is None:
-            return 0
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(1.0):
                 return await self._child.wait()
@@ -275,6 +246,19 @@ class _Child:
     def release(self) -> None:
         if self.exit_code is not None:
             os.close(self._pidfd)
+
+
+def _pickled_order(name: str, made: Any, params: dict[str, Any]) -> bytes:
+    try:
+        pickled = pickle.dumps((made, params))
+    except Exception as error:
+        raise EnvironmentFault(
+            f"{name} cannot be sent to a process of its own: {one_line(error)}; name it as 'module:Class'"
+        ) from error
+    # Only a class of the user's script needs that script; as with multiprocessing, it is run again, as __mp_main__.
+    of_script = spawn.get_preparation_data(name) if b"__main__" in pickled else {}
+    main = {key: value for key, value in of_script.items() if key.startswith("init_main")}
+    return pickle.dumps((pickled, main))
 
 
 def _exit_text(code: int) -> str:

@@ -34,10 +34,8 @@ async def start():
     made = []
 
     async def begin(entry="tests.support.user_code.text_worlds:Corridor", **params):
-        environment = TextProcess(entry, params)
-        made.append(environment)
-        await environment.start(timeout=SECONDS)
-        return environment
+        made.append(await TextProcess.started(entry, params, timeout=SECONDS))
+        return made[-1]
 
     yield begin
     async with asyncio.TaskGroup() as group:
@@ -66,15 +64,6 @@ async def test_an_episode_after_another_in_one_process(start):
         assert steps[1].terminated
         (pid,) = {step.info["pid"] for step in steps}
         assert psutil.Process(pid).ppid() == world.pid != os.getpid()
-
-
-async def test_it_is_started_once(start):
-    world = await start()
-    with pytest.raises(EnvironmentFault, match="is at work"):
-        await world.start(timeout=SECONDS)
-    await world.aclose()
-    with pytest.raises(EnvironmentFault, match="is closed"):
-        await world.start(timeout=SECONDS)
 
 
 @pytest.mark.parametrize(
@@ -110,8 +99,7 @@ def test_a_class_of_the_users_script(tmp_path):
             def step(self, action): return 1.0, True, False, {"said": action}
 
         async def play():
-            world = TextProcess(World)
-            await world.start(timeout=20)
+            world = await TextProcess.started(World, timeout=20)
             print((await world.step("hello", timeout=20)).info)
             await world.aclose()
 
@@ -156,7 +144,7 @@ async def test_its_own_faults_leave_it_usable(start, action, said):
     with pytest.raises(EnvironmentFault, match=said) as caught:
         await world.step(action, timeout=SECONDS)
     assert type(caught.value) is EnvironmentFault
-    assert world.broken is None
+    assert not world.broken
     assert (await world.step("a", timeout=SECONDS)).reward == 1.0
 
 
@@ -232,10 +220,8 @@ async def test_one_that_does_not_start(start, how, kind, said):
 
 
 async def test_one_that_hangs_at_its_start():
-    world = TextProcess("tests.support.user_code.text_worlds:Bad", {"how": "hang"})
     with pytest.raises(EnvironmentHung, match=r"start: no answer within 0\.3 s"):
-        await world.start(timeout=SHORT)
-    await world.aclose()
+        await TextProcess.started("tests.support.user_code.text_worlds:Bad", {"how": "hang"}, timeout=SHORT)
 
 
 async def test_an_entry_that_is_none(start):
@@ -293,8 +279,7 @@ async def test_it_dies_with_its_parent_even_when_it_hangs(tmp_path):
     from governor.episodes.text.environments.process import TextProcess
 
     async def play():
-        world = TextProcess("tests.support.user_code.text_worlds:Corridor")
-        await world.start(timeout=20)
+        world = await TextProcess.started("tests.support.user_code.text_worlds:Corridor", timeout=20)
         print(world.pid, flush=True)
         await world.step("gil", timeout=1000)
 

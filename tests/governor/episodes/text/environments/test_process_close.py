@@ -20,8 +20,7 @@ def descriptors():
 async def test_a_cancelled_close_leaves_no_process_and_no_descriptor():
     gc.collect()
     before = descriptors()
-    world = TextProcess(Corridor)
-    await world.start(timeout=SECONDS)
+    world = await TextProcess.started(Corridor, timeout=SECONDS)
     pid = world.pid
     descendant = (await world.step("stranger", timeout=SECONDS)).info["child"]
     await world.step("stubborn", timeout=SECONDS)  # it takes all the time that it is given

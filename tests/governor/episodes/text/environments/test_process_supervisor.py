@@ -33,8 +33,7 @@ async def gone(pid):
 
 @pytest.fixture
 async def world():
-    made = TextProcess("tests.support.user_code.text_worlds:Corridor")
-    await made.start(timeout=SECONDS)
+    made = await TextProcess.started("tests.support.user_code.text_worlds:Corridor", timeout=SECONDS)
     yield made
     await made.aclose()
 
@@ -80,8 +79,7 @@ async def test_the_kill_of_its_parent_leaves_nothing_at_all(action):
     from governor.episodes.text.environments.process import TextProcess
 
     async def play():
-        world = TextProcess("tests.support.user_code.text_worlds:Corridor")
-        await world.start(timeout={SECONDS})
+        world = await TextProcess.started("tests.support.user_code.text_worlds:Corridor", timeout={SECONDS})
         child = (await world.step("{action}", timeout={SECONDS})).info["child"]
         user = (await world.step("a", timeout={SECONDS})).info["pid"]
         print(world.pid, user, child, flush=True)
