@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import cycle, islice
 from typing import Any, Final, NamedTuple, TypeAlias
@@ -127,15 +127,13 @@ class Quarantined(NamedTuple):
     lost: bool
 
 
-class _Slot(NamedTuple):
+@dataclass(slots=True)
+class _Slot:
+    """One environment of the pool; `actor` while it is leased."""
+
     number: int
     endpoint: EnvironmentEndpoint
-
-
-@dataclass(slots=True)
-class _Lease:
-    handle: ActorHandle
-    slot: _Slot
+    actor: ActorHandle | None = None
     broken: str = ""
 
 
@@ -169,17 +167,16 @@ class ActorPool:
         self.quarantined: deque[Quarantined] = deque(maxlen=MAX_QUARANTINED)
         self._tasks = iter(tasks)
         self._lookahead: deque[tuple[str, ...]] = deque()
-        self._make_site = make_endpoint
+        self._make_endpoint = make_endpoint
         self._start_timeout = start_timeout
         self._start_attempts = start_attempts
         self._start_backoff = Backoff(start_backoff)
         self._starting = asyncio.Semaphore(start_at_once)
         self._acquire_timeout = acquire_timeout
         self._idle: deque[_Slot] = deque()
-        self._leases: dict[int, _Lease] = {}
+        self._leases: dict[int, _Slot] = {}
         self._starts: set[asyncio.Task[None]] = set()
         self._closings: set[asyncio.Task[None]] = set()
-        self._abandoned_starts: set[asyncio.Future[EnvironmentEndpoint]] = set()
         self._changed = asyncio.Event()
         self._started = False
         self._closed = False
@@ -242,25 +239,25 @@ class ActorPool:
 
     def quarantine(self, actor: ActorHandle, reason: str) -> None:
         """Marks a leased environment as broken: `done` closes it and starts a new one in its slot."""
-        lease = self._leases.get(id(actor))
-        if lease is not None:
-            lease.broken = reason
+        slot = self._leases.get(id(actor))
+        if slot is not None:
+            slot.broken = reason
 
     async def done(self, actor: ActorHandle) -> None:
         """Releases a lease. A handle that is not leased (any more) is ignored."""
-        lease = self._leases.pop(id(actor), None)
-        if lease is None or self._closed:
+        slot = self._leases.pop(id(actor), None)
+        if slot is None or self._closed:
             return
-        slot = lease.slot
-        if lease.broken:
-            self.quarantined.append(Quarantined(slot.number, lease.broken, lost=False))
-            log.warning("environment.quarantined", slot=slot.number, reason=lease.broken)
-        if slot.endpoint.reusable and not lease.broken:
+        if slot.broken:
+            self.quarantined.append(Quarantined(slot.number, slot.broken, lost=False))
+            log.warning("environment.quarantined", slot=slot.number, reason=slot.broken)
+        if slot.endpoint.reusable and not slot.broken:
+            slot.actor = None
             self._idle.append(slot)
-        elif self._task_left():
-            self._start_slot(slot.number, old=slot.endpoint)
         else:
             self._close_soon(slot.endpoint)
+            if self._task_left():
+                self._start_slot(slot.number)
         self._wake()
 
     async def aclose(self) -> None:
@@ -269,35 +266,30 @@ class ActorPool:
         May be called again.
         """
         self._closed = True
-        endpoints = [slot.endpoint for slot in self._idle] + [
-            lease.slot.endpoint for lease in self._leases.values()
-        ]
+        for slot in (*self._idle, *self._leases.values()):
+            self._close_soon(slot.endpoint)
         self._idle.clear()
         self._leases.clear()
-        for endpoint in endpoints:
-            self._close_soon(endpoint)
         self._wake()
         for start in self._starts:
             start.cancel()
         if self._starts:
             await asyncio.wait(self._starts)
-        if self._abandoned_starts:
-            await asyncio.wait(self._abandoned_starts, timeout=CLOSE_SECONDS)
-        while self._closings:
-            await asyncio.wait(self._closings)
+        if self._closings:
+            await asyncio.wait(self._closings, timeout=2 * CLOSE_SECONDS)
 
     def _lease(self, fields: dict[str, Any]) -> ActorHandle:
         task = EpisodeTask(*self._lookahead.popleft())  # first: an invalid task uses no slot
         slot = self._idle.popleft()
         endpoint = slot.endpoint
-        handle = ActorHandle(
+        slot.actor = handle = ActorHandle(
             **(task._asdict() | fields),
             transport=endpoint.transport,
             base_url=endpoint.base_url,
             local_env=endpoint.local_env,
             headers=endpoint.headers,
         )
-        self._leases[id(handle)] = _Lease(handle, slot)
+        self._leases[id(handle)] = slot
         return handle
 
     def _task_left(self) -> bool:
@@ -319,8 +311,8 @@ class ActorPool:
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
 
-    def _start_slot(self, number: int, *, old: EnvironmentEndpoint | None = None) -> None:
-        start = asyncio.create_task(self._run_start(number, old), name=f"actor_pool.fill.{number}")
+    def _start_slot(self, number: int) -> None:
+        start = asyncio.create_task(self._run_start(number), name=f"actor_pool.fill.{number}")
         self._starts.add(start)
         start.add_done_callback(self._start_ended)
 
@@ -328,16 +320,12 @@ class ActorPool:
         self._starts.discard(start)
         self._wake()
 
-    async def _run_start(self, number: int, old: EnvironmentEndpoint | None) -> None:
-        if old is not None:
-            self._close_soon(old)
+    async def _run_start(self, number: int) -> None:
         try:
-            endpoint = await self._start_endpoint()
+            self._idle.append(_Slot(number, await self._start_endpoint()))
         except ConductorError as error:
             self.quarantined.append(Quarantined(number, error.reason, lost=True))
             log.error("environment.lost", slot=number, reason=error.reason)  # noqa: TRY400  # one line says it
-        else:
-            self._idle.append(_Slot(number, endpoint))
 
     async def _start_endpoint(self) -> EnvironmentEndpoint:
         """Raises ConductorError with one line."""
@@ -359,27 +347,30 @@ class ActorPool:
         raise ConductorError(f"no start in {self._start_attempts} attempts: {reason}")
 
     async def _make_or_abandon(self) -> EnvironmentEndpoint:
-        making = asyncio.ensure_future(self._make_site())
+        making = asyncio.ensure_future(self._make_endpoint())
         try:
             return await asyncio.shield(making)
         except asyncio.CancelledError:
             if making.cancelled():
                 raise ConductorError("the start cancelled itself") from None
             making.cancel()
-            self._abandoned_starts.add(making)
-            making.add_done_callback(self._close_late)
+            self._run_closing(_close_late(making))
             raise
-
-    def _close_late(self, making: asyncio.Future[EnvironmentEndpoint]) -> None:
-        self._abandoned_starts.discard(making)
-        if not making.cancelled() and making.exception() is None:
-            self._close_soon(making.result())
 
     def _close_soon(self, endpoint: EnvironmentEndpoint) -> None:
         if hasattr(endpoint.local_env, "aclose"):
-            closing_task = asyncio.create_task(_close(endpoint.local_env), name="actor_pool.close")
-            self._closings.add(closing_task)
-            closing_task.add_done_callback(self._closings.discard)
+            self._run_closing(_close(endpoint.local_env))
+
+    def _run_closing(self, closing: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(closing, name="actor_pool.close")
+        self._closings.add(task)
+        task.add_done_callback(self._closings.discard)
+
+
+async def _close_late(making: asyncio.Future[EnvironmentEndpoint]) -> None:
+    await asyncio.wait({making})
+    if not making.cancelled() and making.exception() is None:
+        await _close(making.result().local_env)
 
 
 async def _close(environment: Any) -> None:

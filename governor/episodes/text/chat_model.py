@@ -27,7 +27,7 @@ from governor.episodes.text.base_urls import checked
 from governor.episodes.text.environments.http_environment import MAX_ANSWER_BYTES
 from governor.episodes.text.http_retries import Retries, Retry, brief, retry_after, status_reason
 from governor.episodes.text.usage import Usage
-from governor.errors import GovernorError, UsageError
+from governor.errors import ConductorError, UsageError
 
 if TYPE_CHECKING:
     from governor.episodes.text.base_urls import BaseURLProvider
@@ -43,14 +43,10 @@ _OUT_OF_QUOTA: Final = "insufficient_quota"
 """A 429 that no retry resolves."""
 
 
-class ModelFault(GovernorError):
+class ModelFault(ConductorError):
     """The model gave no answer: it refused, or all attempts failed."""
 
     code = "model"
-
-    def __init__(self, reason: str) -> None:
-        self.reason = reason
-        super().__init__(reason)
 
 
 @dataclass(frozen=True, slots=True)

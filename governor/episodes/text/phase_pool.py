@@ -95,7 +95,7 @@ class PhasePool(ActorPool):
         index = actor.episode or 0
         episode = EpisodeRecord(
             index=index,
-            worker=self._leases[id(actor)].slot.number,
+            worker=self._leases[id(actor)].number,
             seed=actor.seed or 0,
             outcome=record.outcome,
             value=record.total_reward,

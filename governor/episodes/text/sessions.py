@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import threading
+from contextlib import suppress
 from dataclasses import dataclass, field
 from time import time_ns
 from typing import TYPE_CHECKING, Any, Final
@@ -46,9 +47,7 @@ SCHEMA: Final = pa.schema(
     ],
     metadata={KIND: b"text"},
 )
-_NOTHING: Final = SCHEMA.empty_table().to_batches() or [
-    pa.RecordBatch.from_arrays([pa.array([], kind.type) for kind in SCHEMA], schema=SCHEMA)
-]
+_NO_ROWS: Final = pa.RecordBatch.from_pylist([], schema=SCHEMA)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -141,7 +140,7 @@ class DataManager:
     def end_session(self, session: TextSession, *, outcome: str, reason: str = "") -> None:
         """Records how it ended: the columns `outcome` and `reason` of all its steps."""
         with self._lock:
-            self._stream.append(_NOTHING[0], [_run(session, rows=0, outcome=outcome, reason=_text(reason))])
+            self._stream.append(_NO_ROWS, [_run(session, rows=0, outcome=outcome, reason=_text(reason))])
 
     def close(self) -> None:
         """May be called again. `trajectories.finalize` makes the Parquet file."""
@@ -169,27 +168,19 @@ def _text(value: object) -> str:
 def _json(value: Any) -> str | None:
     if value is None:
         return None
-    try:
-        return _encode(value).decode()
-    except (
-        TypeError,
-        ValueError,
-        RecursionError,
-    ):  # keys that are not strings, half a surrogate pair, a circular reference
-        return _loose(value)
+    for encode in (_encode, _encode_loosely):
+        with suppress(TypeError, ValueError, RecursionError):
+            return encode(value).decode()
+    return json.dumps(repr(value))
 
 
-def _loose(value: Any) -> str:
-    try:
-        return json.dumps(value, default=_known, skipkeys=True)
-    except (TypeError, ValueError, RecursionError):
-        return json.dumps(repr(value))
+def _encode_loosely(value: Any) -> bytes:
+    """Also keys that are not strings, half a surrogate pair; not a circular reference."""
+    return json.dumps(value, default=_known, skipkeys=True).encode()
 
 
 def _known(value: Any) -> Any:
-    if isinstance(value, np.ndarray | np.generic):
-        return value.tolist()
-    return repr(value)
+    return value.tolist() if isinstance(value, np.ndarray | np.generic) else repr(value)
 
 
 _encode = msgspec.json.Encoder(enc_hook=_known).encode

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from governor.episodes.entries import one_line
 from governor.episodes.text.http_retries import brief
-from governor.errors import GovernorError
+from governor.errors import ConductorError
 
 if TYPE_CHECKING:
     from governor.messages import EpisodeOutcome
@@ -45,16 +45,12 @@ class TextEnvironment(Protocol):
         """Returns when its resources are released, in bounded time. May be called again."""
 
 
-class EnvironmentFault(GovernorError):
+class EnvironmentFault(ConductorError):
     """An error of the environment: it refused, raised, or gave an invalid answer."""
 
     code = "environment"
     outcome: EpisodeOutcome = "failed"
     """That of the episode."""
-
-    def __init__(self, reason: str) -> None:
-        self.reason = reason
-        super().__init__(reason)
 
 
 class EnvironmentUnreachable(EnvironmentFault):
