@@ -30,6 +30,8 @@ from governor.episodes.text.usage import Usage
 from governor.errors import ConductorError, UsageError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from governor.episodes.text.base_urls import BaseURLProvider
     from governor.episodes.text.environments.environment import Message
 
@@ -74,35 +76,24 @@ class ChatModel:
         retries: int = 4,
         backoff: float = 0.5,
         concurrency: int = 64,
-        **extra: Any,
+        extra: Mapping[str, Any] | None = None,
     ) -> None:
         """`timeout`: seconds for each attempt; `backoff`: seconds before the first retry, then doubled.
 
-        `extra` goes into each request: `max_tokens`, `stop`, a server's own (`top_k`), and the client's `extra_body`,
-        `extra_headers`, `extra_query`. Raises UsageError for invalid values.
+        `extra` goes into each request: `max_tokens`, `stop`, a server's own (`top_k`). Raises UsageError for invalid values.
         """
         if not 1 <= concurrency <= MOST_CONCURRENT:
             raise UsageError(f"concurrency is {concurrency}: it should be from 1 to {MOST_CONCURRENT}")
         if not timeout > 0:
             raise UsageError(f"timeout {timeout}: it must be more than 0")
-        if extra.get("stream"):
+        self._body = {"model": model, "temperature": temperature, **(extra or {})}
+        if self._body.get("stream"):
             raise UsageError("answers are not streamed: leave stream out")
         self.usage = Usage()
         self._provider = base_url_provider
         self._timeout = timeout
         self._retries = Retries(retries, backoff)
         self._slots = asyncio.Semaphore(concurrency)
-        self._options: Any = {"timeout": timeout}
-        if "extra_headers" in extra:
-            self._options["headers"] = extra.pop("extra_headers")
-        if "extra_query" in extra:
-            self._options["params"] = extra.pop("extra_query")
-        self._body = {
-            "model": model,
-            "temperature": temperature,
-            **(extra.pop("extra_body", None) or {}),
-            **extra,
-        }
         self._client = openai.AsyncOpenAI(
             api_key=api_key,
             base_url="http://named.in.each.request.invalid",
@@ -149,7 +140,7 @@ class ChatModel:
                     url,
                     body={**self._body, "messages": messages},
                     cast_to=openai.HttpxBinaryResponseContent,
-                    options=self._options,
+                    options={"timeout": self._timeout},
                 )
         except TimeoutError:
             raise Retry(ModelFault(f"no answer within {self._timeout:g} s")) from None

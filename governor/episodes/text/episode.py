@@ -184,7 +184,9 @@ class TextEpisode:
         hook = getattr(self._context.handler, "on_episode_end", None)
         if hook is not None:
             names = {"env_name": self.actor.env_name, "env_id": self.actor.env_id}
-            await user_calls.call(hook, **names, total_reward=self._total_reward, info=self._info)
+            await user_calls.call(
+                user_calls.in_own_thread, hook, **names, total_reward=self._total_reward, info=self._info
+            )
 
     async def _play(self) -> tuple[EpisodeOutcome, str]:
         """The outcome and its reason in one line."""
@@ -246,7 +248,9 @@ class TextEpisode:
         self._at = "handler"
         hook = getattr(context.handler, "handle", None)
         if hook is not None:
-            prompt = await user_calls.call(hook, self.actor.env_name, self.actor.env_id, number, prompt)
+            prompt = await user_calls.call(
+                user_calls.in_own_thread, hook, self.actor.env_name, self.actor.env_id, number, prompt
+            )
         if not isinstance(prompt, list):
             raise TypeError(f"the prompt is a {type(prompt).__name__}, not a list of messages")
         return trim(prompt, context.message_cut)

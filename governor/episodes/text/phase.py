@@ -114,7 +114,7 @@ class TextPhase:
                 timeout=settings.timeout,
                 retries=settings.retries,
                 concurrency=settings.concurrency or min(command.workers, MOST_CONCURRENT),
-                extra_body=settings.extra | _given(max_tokens=settings.max_tokens),
+                extra=settings.extra | _given(max_tokens=settings.max_tokens),
             )
             stack.push_async_callback(model.aclose)
             usage = StoredUsage(self._folder, command.name)

@@ -14,10 +14,10 @@ import inspect
 import json
 from typing import TYPE_CHECKING, Any
 
-from governor.episodes.text.environments.user_calls import CallThread
+from governor.episodes.text.environments import user_calls
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Callable
 
     from governor.episodes.text.actor_pool import ActorHandle
 
@@ -27,7 +27,7 @@ class SessionLog:
 
     def __init__(self, manager: Any) -> None:
         self._manager = manager
-        self._thread = CallThread("session_log")
+        self._thread = user_calls.CallThread("session_log")
         self._calls: set[asyncio.Future[Any]] = set()
         self._takes_version = _takes(manager.record_step, "weight_version")
         self._end: Callable[..., Any] | None = getattr(manager, "end_session", None)
@@ -63,20 +63,14 @@ class SessionLog:
 
     async def settle(self, seconds: float) -> None:
         """Waits for calls whose callers were cancelled, at most `seconds`."""
-        self._start(self._thread.idle())
-        await asyncio.wait(self._calls, timeout=seconds)
+        if self._calls:
+            await asyncio.wait(self._calls, timeout=seconds)
 
     async def _call(self, function: Callable[..., Any], *args: Any, **named: Any) -> Any:
-        if inspect.iscoroutinefunction(function):
-            return await asyncio.shield(self._start(function(*args, **named)))
-        found = await self._thread.call(function, *args, **named)
-        return await asyncio.shield(self._start(found)) if inspect.isawaitable(found) else found
-
-    def _start(self, work: Awaitable[Any]) -> asyncio.Future[Any]:
-        call = asyncio.ensure_future(work)
+        call = asyncio.create_task(user_calls.call(self._thread.run, function, *args, **named))
         self._calls.add(call)
         call.add_done_callback(self._ended)
-        return call
+        return await asyncio.shield(call)
 
     def _ended(self, call: asyncio.Future[Any]) -> None:
         self._calls.discard(call)

@@ -3,7 +3,7 @@
 Rules:
 1. Reading a prompt changes nothing: after 5xx, transport errors and time-outs it is requested again, `retries` times.
 2. A step is sent once. It is sent again only if it cannot have arrived (no connection was made), or if the server supports
-   `Idempotency-Key`: it has echoed the key of a step in an answer, or the user says so.
+   `Idempotency-Key`: it has echoed the key of a step in an answer.
 3. Redirects are not followed, and cookies not stored: an address is one environment.
 4. Idle connections are closed before servers do it (uvicorn after 5 s): a step on a closing connection is lost.
 """
@@ -47,10 +47,9 @@ _CONFLICT: Final = 409
 class HTTPEnvironments:
     """The connections to environments, and which of their servers support keys. For one event loop; close it."""
 
-    def __init__(self, *, retries: int = 2, backoff: float = 0.5, idempotent_steps: bool = False) -> None:
-        """`backoff`: seconds before the first retry, then doubled. `idempotent_steps`: every server supports keys."""
+    def __init__(self, *, retries: int = 2, backoff: float = 0.5) -> None:
+        """`backoff`: seconds before the first retry, then doubled."""
         self._retries = Retries(retries, backoff)
-        self._idempotent = idempotent_steps
         self._honour_keys: set[str] = set()
         self._session: aiohttp.ClientSession | None = None
         self._closed = False
@@ -126,7 +125,7 @@ class HTTPEnvironments:
                 fault = EnvironmentFault(reason)  # the server still processes the step that was sent before
             else:
                 raise EnvironmentFault(reason)
-        if key and may_have_arrived and not (self._idempotent or server in self._honour_keys):
+        if key and may_have_arrived and server not in self._honour_keys:
             raise fault
         raise Retry(fault, least=least)
 

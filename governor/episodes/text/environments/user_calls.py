@@ -12,20 +12,23 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 from governor.episodes.entries import answer, in_daemon_thread
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
+    from collections.abc import Awaitable, Callable, Coroutine
 
+    Run: TypeAlias = Callable[[Callable[[], Any]], Awaitable[Any]]
     Work: TypeAlias = tuple[Callable[[], Any], asyncio.Future[Any]]
 
 T = TypeVar("T")
 
 
-async def call(function: Callable[..., Any], /, *args: Any, **named: Any) -> Any:
-    """If the caller is cancelled while a sync function runs, its thread stays until it returns."""
-    if inspect.iscoroutinefunction(function):
-        return await function(*args, **named)
-    thread = f"user.{getattr(function, '__name__', 'call')}"
-    found = await in_daemon_thread(partial(function, *args, **named), name=thread)
+async def call(run: Run, function: Callable[..., Any], /, *args: Any, **named: Any) -> Any:
+    """The result of `function`; `run` runs it in a thread if it is sync. That goes on when the caller is cancelled."""
+    work = partial(function, *args, **named)
+    found = work() if inspect.iscoroutinefunction(function) else await run(work)
     return await found if inspect.isawaitable(found) else found
+
+
+async def in_own_thread(work: Callable[[], Any]) -> Any:
+    return await in_daemon_thread(work, name="user.call")
 
 
 async def run_to_completion(work: Coroutine[Any, Any, T], *, name: str) -> T:
@@ -52,27 +55,21 @@ class CallThread:
         self._queue: SimpleQueue[Work | None] = SimpleQueue()
         self._started = False
 
-    async def call(self, function: Callable[..., Any], /, *args: Any, **named: Any) -> Any:
+    async def run(self, work: Callable[[], Any]) -> Any:
         loop = asyncio.get_running_loop()
         if not self._started:
             self._started = True
             threading.Thread(target=self._run, args=(loop,), name=self._name, daemon=True).start()
         ended: asyncio.Future[Any] = loop.create_future()
-        self._queue.put((partial(function, *args, **named), ended))
+        self._queue.put((work, ended))
         return await ended
 
-    async def idle(self) -> None:
-        """Returns when all earlier calls have ended."""
-        if self._started:
-            await self.call(lambda: None)
-
     def close(self) -> None:
-        """Completes the earlier calls. May be called again, and `call` after it."""
+        """Completes the earlier calls. May be called again, and `run` after it."""
         if self._started:
             self._started = False
             self._queue.put(None)
 
     def _run(self, loop: asyncio.AbstractEventLoop) -> None:
         while (work := self._queue.get()) is not None:
-            function, ended = work
-            answer(loop, ended, function)
+            answer(loop, work[1], work[0])

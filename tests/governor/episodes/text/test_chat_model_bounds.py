@@ -17,20 +17,19 @@ class Flood(ChatServer):
     """ "flood" answers with `status` and blanks, gzipped or not, until the client has gone; `sent` counts them."""
 
     status = 200
+    packed = False
     sent = 0
 
     async def _flood(self, request, _):
         from aiohttp import web
 
-        packed = request.query.get("packed")
-        response = web.StreamResponse(
-            status=self.status, headers={"Content-Encoding": "gzip"} if packed else {}
-        )
+        headers = {"Content-Encoding": "gzip"} if self.packed else {}
+        response = web.StreamResponse(status=self.status, headers=headers)
         await response.prepare(request)
         blanks, packer = b" " * (1 << 16), zlib.compressobj(wbits=31)
         try:
             while not request.transport.is_closing() and self.sent < 100 * LARGEST:
-                data = packer.compress(blanks) + packer.flush(zlib.Z_SYNC_FLUSH) if packed else blanks
+                data = packer.compress(blanks) + packer.flush(zlib.Z_SYNC_FLUSH) if self.packed else blanks
                 await response.write(data)
                 self.sent += len(blanks)
         except ConnectionError:
@@ -59,11 +58,12 @@ async def chat(server):
         await model.aclose()
 
 
-@pytest.mark.parametrize("query", [{}, {"packed": "1"}], ids=["plain", "gzip"])
-async def test_an_answer_without_end_is_a_fault_at_once(server, chat, query):
+@pytest.mark.parametrize("packed", [False, True], ids=["plain", "gzip"])
+async def test_an_answer_without_end_is_a_fault_at_once(server, chat, packed):
+    server.packed = packed
     server.then("flood")
     with pytest.raises(ModelFault, match=f"the answer is larger than {LARGEST} bytes"):
-        await chat(extra_query=query).answer(MESSAGES, session=None)
+        await chat().answer(MESSAGES, session=None)
     assert len(server.requests) == 1
 
 

@@ -222,16 +222,6 @@ async def test_it_is_sent_again_where_the_server_has_shown_that_it_honours_keys(
     assert [headers["Idempotency-Key"] for _, _, headers, _ in keyed.requests[1:]] == ["k1"] * 3
 
 
-async def test_it_is_sent_again_where_the_user_says_that_servers_honour_keys(server):
-    connections = HTTPEnvironments(backoff=0.001, idempotent_steps=True)
-    lake = connections.environment(base_url=server.url, env_name="lake", env_id="7")
-    server.then(503, "nothing", 500)
-    with pytest.raises(EnvironmentUnreachable, match="HTTP 500"):
-        await lake.step("a", key="k", timeout=SECONDS)
-    assert len(server.requests) == 3
-    await connections.aclose()
-
-
 async def test_a_server_that_echoes_another_key_does_not_honour_it(server, lake):
     async def echo(order, request, body, obey=server._obey):
         response = await obey(order, request, body)
