@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeAlias
 from uuid import uuid4
@@ -68,21 +68,21 @@ class EpisodeContext:
     connections: HTTPEnvironments
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class TextEpisodeRecord:
-    """How one episode ended. `total_reward` is the undiscounted sum so far, also if `result` is NaN; `steps` counts the
+    """How one episode ended. `session_id` is unique, and the data manager's own where it has one. `total_reward` is the undiscounted sum so far, also if `result` is NaN; `steps` counts the
     environment's steps; `seconds` run from the lease to the end.
     """
 
     env_name: str
     env_id: str
     group_id: str
-    session_id: str
-    outcome: EpisodeOutcome
-    reason: str
-    total_reward: float
-    steps: int
-    seconds: float
+    session_id: str = field(default_factory=lambda: uuid4().hex)
+    outcome: EpisodeOutcome = "cancelled"
+    reason: str = "the run was cancelled"
+    total_reward: float = 0.0
+    steps: int = 0
+    seconds: float = 0.0
 
     @property
     def key(self) -> str:
@@ -109,12 +109,11 @@ class TextEpisode:
     def __init__(self, actor: ActorHandle, context: EpisodeContext) -> None:
         self.actor: Final = actor
         self._context: Final = context
-        self._uid: Final = uuid4().hex
+        self.record: Final = TextEpisodeRecord(
+            env_name=actor.env_name, env_id=actor.env_id, group_id=actor.group_id
+        )
         self._began = perf_counter()
-        self._outcome: EpisodeOutcome = "cancelled"
-        self._reason = "the run was cancelled"
-        self._total_reward = 0.0
-        self._steps = 0
+        self._key: Final = self.record.session_id
         self._info: dict[str, Any] | None = None
         self._at: Where = "data manager"
         self._has_session = False
@@ -128,71 +127,60 @@ class TextEpisode:
         """The reason why the environment cannot be used again, or ""."""
         return self._fault or ("it was left in the middle of a call" if self._in_call else "")
 
-    @property
-    def record(self) -> TextEpisodeRecord:
-        return TextEpisodeRecord(
-            env_name=self.actor.env_name,
-            env_id=self.actor.env_id,
-            group_id=self.actor.group_id,
-            session_id=session_id(self._session) or self._uid,
-            outcome=self._outcome,
-            reason=self._reason,
-            total_reward=self._total_reward,
-            steps=self._steps,
-            seconds=perf_counter() - self._began,
-        )
-
     async def play(self) -> None:
         """Raises only a cancellation."""
-        limit = self._context.timeout
+        record, limit = self.record, self._context.timeout
         deadline = asyncio.timeout(limit)
         try:
             async with deadline:
-                self._outcome, self._reason = await self._play()
+                record.outcome, record.reason = await self._play()
         except EnvironmentFault as fault:
             self._fault = fault.reason
-            self._outcome, self._reason = fault.outcome, f"environment: {fault.reason}"
+            record.outcome, record.reason = fault.outcome, f"environment: {fault.reason}"
         except (Exception, asyncio.CancelledError) as error:  # from user code: it ends this episode only
             if is_cancellation(error):
                 raise
             if deadline.expired():
-                self._outcome = "timed_out"
-                self._reason = f"not done within {limit:g} s, at work: the {self._at}"
+                record.outcome = "timed_out"
+                record.reason = f"not done within {limit:g} s, at work: the {self._at}"
                 return
             if self._in_call:
                 self._fault = reason_of(error)
-            self._outcome, self._reason = "failed", f"{self._at}: {reason_of(error)}"
+            record.outcome, record.reason = "failed", f"{self._at}: {reason_of(error)}"
 
     async def finish(self) -> None:
         """Releases and records, in bounded time. A fault of a hook or of the data manager fails an episode that was terminated or
         truncated.
         """
-        environment, context = self._environment, self._context
+        environment, record = self._environment, self.record
         if environment is not None and environment is not self.actor.local_env:
             await bounded("environment", environment.aclose())
-        if not self._has_session:
-            return
-        self._fail(await bounded("handler", self._call_end_hook()))
-        ending = context.sessions.end_session(self._session, outcome=self._outcome, reason=self._reason)
-        self._fail(await bounded("data manager", ending))
+        if self._has_session:
+            names = {"env_name": record.env_name, "env_id": record.env_id}
+            told = {"total_reward": record.total_reward, "info": self._info}
+            self._fail(await bounded("handler", self._hook("on_episode_end", None, **names, **told)))
+            sessions = self._context.sessions
+            ending = sessions.end_session(self._session, outcome=record.outcome, reason=record.reason)
+            self._fail(await bounded("data manager", ending))
+        record.seconds = perf_counter() - self._began
 
     def _fail(self, fault: str) -> None:
-        if fault and self._outcome in ENDED_WELL:
-            self._outcome, self._reason = "failed", fault
+        if fault and self.record.outcome in ENDED_WELL:
+            self.record.outcome, self.record.reason = "failed", fault
 
-    async def _call_end_hook(self) -> None:
-        hook = getattr(self._context.handler, "on_episode_end", None)
-        if hook is not None:
-            names = {"env_name": self.actor.env_name, "env_id": self.actor.env_id}
-            await user_calls.call(
-                user_calls.in_own_thread, hook, **names, total_reward=self._total_reward, info=self._info
-            )
+    async def _hook(self, name: str, default: Any, *args: Any, **named: Any) -> Any:
+        """What the user's hook returns; `default` without one."""
+        hook = getattr(self._context.handler, name, None)
+        if hook is None:
+            return default
+        return await user_calls.call(user_calls.in_own_thread, hook, *args, **named)
 
     async def _play(self) -> tuple[EpisodeOutcome, str]:
         """The outcome and its reason in one line."""
         context, seed = self._context, self.actor.seed
         self._session = await context.sessions.create_session(self.actor, llm_model=context.llm_model)
         self._has_session = True
+        self.record.session_id = session_id(self._session) or self._key
         self._at = "environment"
         environment = self._environment = await self._open()
         reset = getattr(environment, "reset", None)
@@ -246,11 +234,7 @@ class TextEpisode:
         context = self._context
         prompt = await self._called(environment.get_task_prompt(timeout=context.environment_timeout))
         self._at = "handler"
-        hook = getattr(context.handler, "handle", None)
-        if hook is not None:
-            prompt = await user_calls.call(
-                user_calls.in_own_thread, hook, self.actor.env_name, self.actor.env_id, number, prompt
-            )
+        prompt = await self._hook("handle", prompt, self.actor.env_name, self.actor.env_id, number, prompt)
         if not isinstance(prompt, list):
             raise TypeError(f"the prompt is a {type(prompt).__name__}, not a list of messages")
         return trim(prompt, context.message_cut)
@@ -258,12 +242,12 @@ class TextEpisode:
     async def _step(self, environment: TextEnvironment, number: int, action: str) -> TextStep:
         timeout = self._context.environment_timeout
         step: TextStep = await self._called(
-            environment.step(action, key=f"{self._uid}.{number}", timeout=timeout)
+            environment.step(action, key=f"{self._key}.{number}", timeout=timeout)
         )
         if not math.isfinite(step.reward):
             raise EnvironmentFault(f"the reward is {step.reward}")
-        self._steps, self._info = number, step.info
-        self._total_reward += step.reward
+        self.record.steps, self._info = number, step.info
+        self.record.total_reward += step.reward
         return step
 
     async def _record(self, number: int, prompt: list[Message], answer: Answer, *, step: TextStep) -> None:

@@ -114,7 +114,7 @@ class TextPhase:
                 timeout=settings.timeout,
                 retries=settings.retries,
                 concurrency=settings.concurrency or min(command.workers, MOST_CONCURRENT),
-                extra=settings.extra | _given(max_tokens=settings.max_tokens),
+                extra=settings.extra | ({"max_tokens": settings.max_tokens} if settings.max_tokens else {}),
             )
             stack.push_async_callback(model.aclose)
             usage = StoredUsage(self._folder, command.name)
@@ -179,10 +179,6 @@ class TextPhase:
                 raise
         finally:
             loop.remove_reader(stop_signal)
-
-
-def _given(**values: Any) -> dict[str, Any]:
-    return {name: value for name, value in values.items() if value is not None}
 
 
 def _key(variable: str | None) -> str:
