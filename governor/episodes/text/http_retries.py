@@ -1,6 +1,7 @@
 """HTTP requests that are sent again: how often, and after which pause; `Retry-After` counts, up to a limit.
 
-A pause is at most `LONGEST_PAUSE`, whatever the server requests; the caller also limits the time.
+A pause is at most `LONGEST_PAUSE`, whatever the server requests; the caller also limits the time. This is no work for a library
+(stamina, tenacity): what may be sent again, `Retry-After` and the counts would stay here, and they are most of it.
 """
 
 from __future__ import annotations

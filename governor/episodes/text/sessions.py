@@ -131,33 +131,33 @@ class DataManager:
             "is_trainable": is_trainable,
             "weight_version": weight_version,
         }
-        batch = pa.RecordBatch.from_pylist([row], schema=SCHEMA)
-        with self._lock:
-            self._stream.append(batch, [_run(session, rows=1)])
+        self._append(session, pa.RecordBatch.from_pylist([row], schema=SCHEMA))
         session.steps += 1
         session.total_reward += step_reward or 0.0
 
     def end_session(self, session: TextSession, *, outcome: str, reason: str = "") -> None:
         """Records how it ended: the columns `outcome` and `reason` of all its steps."""
+        self._append(session, _NO_ROWS, outcome=outcome, reason=_text(reason))
+
+    def _append(
+        self, session: TextSession, batch: pa.RecordBatch, *, outcome: str = "", reason: str = ""
+    ) -> None:
+        run = StreamedRun(
+            episode=session.started,
+            attempt=1,
+            seed=session_number(session.id),
+            step=session.steps,
+            rows=batch.num_rows,
+            outcome=outcome,
+            reason=reason,
+        )
         with self._lock:
-            self._stream.append(_NO_ROWS, [_run(session, rows=0, outcome=outcome, reason=_text(reason))])
+            self._stream.append(batch, [run])
 
     def close(self) -> None:
         """May be called again. `trajectories.finalize` makes the Parquet file."""
         with self._lock:
             self._stream.close()
-
-
-def _run(session: TextSession, *, rows: int, outcome: str = "", reason: str = "") -> StreamedRun:
-    return StreamedRun(
-        episode=session.started,
-        attempt=1,
-        seed=session_number(session.id),
-        step=session.steps,
-        rows=rows,
-        outcome=outcome,
-        reason=reason,
-    )
 
 
 def _text(value: object) -> str:

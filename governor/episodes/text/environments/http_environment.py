@@ -49,8 +49,8 @@ class HTTPEnvironments:
 
     def __init__(self, *, retries: int = 2, backoff: float = 0.5) -> None:
         """`backoff`: seconds before the first retry, then doubled."""
-        self._retries = Retries(retries, backoff)
-        self._honour_keys: set[str] = set()
+        self.retries = Retries(retries, backoff)
+        self.honour_keys: set[str] = set()
         self._session: aiohttp.ClientSession | None = None
         self._closed = False
 
@@ -72,64 +72,8 @@ class HTTPEnvironments:
         if self._session is not None:
             await self._session.close()
 
-    async def ask(
-        self,
-        method: str,
-        address: str,
-        *,
-        seconds: float,
-        headers: dict[str, str],
-        key: str = "",
-        body: Any = None,
-    ) -> Any:
-        """The JSON value in the answer; `seconds` for each attempt. Raises EnvironmentFault."""
-        url = URL(address, encoded=True)
-        request = {"json": body, "headers": {**headers, KEY_HEADER: key} if key else headers}
-        try:
-            data = await self._retries.run(
-                lambda retry: self._once(method, url, request, key=key, seconds=seconds, retry=retry)
-            )
-        except Retry as failed:
-            raise failed.fault from failed
-        return decoded(data, where=url.name)
-
-    async def _once(
-        self, method: str, url: URL, request: dict[str, Any], *, key: str, seconds: float, retry: int
-    ) -> bytes:
-        """The body of the answer. Raises Retry for a failure after which the request may be sent again."""
-        where, server = f"{method} {url}", str(url.origin())
-        may_have_arrived, least = True, 0.0
-        fault: EnvironmentFault
-        try:
-            async with (
-                asyncio.timeout(seconds),
-                self._opened().request(method, url, allow_redirects=False, **request) as response,
-            ):
-                if key and response.headers.get(KEY_HEADER) == key:
-                    self._honour_keys.add(server)
-                data = await _body(response)
-        except TimeoutError:
-            fault = EnvironmentHung(f"{where}: no answer within {seconds:g} s")
-        except ValueError as error:  # an address or a key that no request can carry
-            raise EnvironmentFault(f"{where}: {one_line(error)}") from error
-        except (aiohttp.ClientError, OSError) as error:
-            fault = EnvironmentUnreachable(f"{where}: {one_line(error)}")
-            may_have_arrived = not isinstance(error, aiohttp.ClientConnectorError)
-        else:
-            if 200 <= response.status < 300:
-                return data
-            reason = f"{where}: {status_reason(response.status, data.decode(errors='replace'))}"
-            if response.status >= 500:
-                fault, least = EnvironmentUnreachable(reason), retry_after(response.headers)
-            elif key and response.status == _CONFLICT and retry:
-                fault = EnvironmentFault(reason)  # the server still processes the step that was sent before
-            else:
-                raise EnvironmentFault(reason)
-        if key and may_have_arrived and server not in self._honour_keys:
-            raise fault
-        raise Retry(fault, least=least)
-
-    def _opened(self) -> aiohttp.ClientSession:
+    def session(self) -> aiohttp.ClientSession:
+        """Raises EnvironmentFault after `aclose`."""
         if self._closed:
             raise EnvironmentFault("the connections to the environments are closed")
         if self._session is None:
@@ -153,19 +97,61 @@ class HTTPEnvironment:
         return f"HTTPEnvironment({self._base!r})"
 
     async def get_task_prompt(self, *, timeout: float) -> list[Message]:  # noqa: ASYNC109 - one deadline, owned here
-        address = f"{self._base}/get_task_prompt"
-        return prompt_of(await self._connections.ask("GET", address, seconds=timeout, headers=self._headers))
+        return prompt_of(await self._ask("GET", "get_task_prompt", timeout))
 
     async def step(self, action: str, *, key: str, timeout: float) -> TextStep:  # noqa: ASYNC109 - as above
-        address, body = f"{self._base}/step", {"action": action}
-        return step_of(
-            await self._connections.ask(
-                "POST", address, seconds=timeout, headers=self._headers, key=key, body=body
-            )
-        )
+        return step_of(await self._ask("POST", "step", timeout, key=key, body={"action": action}))
 
     async def aclose(self) -> None:
         return None
+
+    async def _ask(self, method: str, call: str, seconds: float, *, key: str = "", body: Any = None) -> Any:
+        """The JSON value in the answer; `seconds` for each attempt. Raises EnvironmentFault."""
+        url = URL(f"{self._base}/{call}", encoded=True)
+        request = {"json": body, "headers": {**self._headers, KEY_HEADER: key} if key else self._headers}
+        try:
+            data = await self._connections.retries.run(
+                lambda retry: self._once(method, url, request, key=key, seconds=seconds, retry=retry)
+            )
+        except Retry as failed:
+            raise failed.fault from failed
+        return decoded(data, where=call)
+
+    async def _once(
+        self, method: str, url: URL, request: dict[str, Any], *, key: str, seconds: float, retry: int
+    ) -> bytes:
+        """The body of the answer. Raises Retry for a failure after which the request may be sent again."""
+        connections, where, server = self._connections, f"{method} {url}", str(url.origin())
+        may_have_arrived, least = True, 0.0
+        fault: EnvironmentFault
+        try:
+            async with (
+                asyncio.timeout(seconds),
+                connections.session().request(method, url, allow_redirects=False, **request) as response,
+            ):
+                if key and response.headers.get(KEY_HEADER) == key:
+                    connections.honour_keys.add(server)
+                data = await _body(response)
+        except TimeoutError:
+            fault = EnvironmentHung(f"{where}: no answer within {seconds:g} s")
+        except ValueError as error:  # an address or a key that no request can carry
+            raise EnvironmentFault(f"{where}: {one_line(error)}") from error
+        except (aiohttp.ClientError, OSError) as error:
+            fault = EnvironmentUnreachable(f"{where}: {one_line(error)}")
+            may_have_arrived = not isinstance(error, aiohttp.ClientConnectorError)
+        else:
+            if 200 <= response.status < 300:
+                return data
+            reason = f"{where}: {status_reason(response.status, data.decode(errors='replace'))}"
+            if response.status >= 500:
+                fault, least = EnvironmentUnreachable(reason), retry_after(response.headers)
+            elif key and response.status == _CONFLICT and retry:
+                fault = EnvironmentFault(reason)  # the server still processes the step that was sent before
+            else:
+                raise EnvironmentFault(reason)
+        if key and may_have_arrived and server not in connections.honour_keys:
+            raise fault
+        raise Retry(fault, least=least)
 
 
 async def _body(response: aiohttp.ClientResponse) -> bytes:

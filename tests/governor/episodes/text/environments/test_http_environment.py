@@ -259,20 +259,20 @@ async def test_a_step_that_cannot_have_arrived_is_sent_again(connections):
         lake = connections.environment(
             base_url=f"http://127.0.0.1:{held.getsockname()[1]}", env_name="lake", env_id="7"
         )
-        tries = count_tries(connections)
+        tries = count_tries(lake)
         with pytest.raises(EnvironmentUnreachable, match="ClientConnectorError"):
             await lake.step("a", key="k", timeout=SECONDS)
         assert len(tries) == 3
 
 
-def count_tries(connections):
-    tries, once = [], connections._once
+def count_tries(lake):
+    tries, once = [], lake._once
 
     async def counted(*args, **more):
         tries.append(args)
         return await once(*args, **more)
 
-    connections._once = counted
+    lake._once = counted
     return tries
 
 
