@@ -321,15 +321,7 @@ class ActorPool:
         self._wake()
 
     async def _run_start(self, number: int) -> None:
-        try:
-            self._idle.append(_Slot(number, await self._start_endpoint()))
-        except ConductorError as error:
-            self.quarantined.append(Quarantined(number, error.reason, lost=True))
-            log.error("environment.lost", slot=number, reason=error.reason)  # noqa: TRY400  # one line says it
-
-    async def _start_endpoint(self) -> EnvironmentEndpoint:
-        """Raises ConductorError with one line."""
-        reason = ""
+        last = ""
         try:
             async with asyncio.timeout(self._start_timeout):
                 for attempt in range(self._start_attempts):
@@ -337,14 +329,16 @@ class ActorPool:
                         await asyncio.sleep(self._start_backoff.delay(attempt - 1))
                     async with self._starting:
                         try:
-                            return await self._make_or_abandon()
+                            self._idle.append(_Slot(number, await self._make_or_abandon()))
                         except Exception as error:  # noqa: BLE001  # whatever the user's code raises
-                            reason = reason_of(error)
+                            last = f": {reason_of(error)}"
+                        else:
+                            return
+            reason = f"no start in {self._start_attempts} attempts{last}"
         except TimeoutError:
-            raise ConductorError(
-                f"no start within {self._start_timeout:g} s{f': {reason}' if reason else ''}"
-            ) from None
-        raise ConductorError(f"no start in {self._start_attempts} attempts: {reason}")
+            reason = f"no start within {self._start_timeout:g} s{last}"
+        self.quarantined.append(Quarantined(number, reason, lost=True))
+        log.error("environment.lost", slot=number, reason=reason)
 
     async def _make_or_abandon(self) -> EnvironmentEndpoint:
         making = asyncio.ensure_future(self._make_endpoint())
