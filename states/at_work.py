@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from states import finalizing, stopping
+from states import base, finalizing, stopping
 from states.amounts import amount
 from states.base import Answer, Dropped, RunInWork, Step
 from states.conductors import exit_reason
@@ -19,14 +19,13 @@ if TYPE_CHECKING:
         AbortRequested,
         ConductorExited,
         ConductorFailed,
-        ConductorSilent,
         ConductorStuck,
         DeadlinePassed,
         FolderLost,
         LimitExceeded,
         StopRequested,
     )
-    from states.plan import Outcome, Part
+    from states.plan import Part
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,19 +42,15 @@ class AtWork(RunInWork):
 
 
 def failed(state: AtWork, event: ConductorFailed) -> Answer:
-    if state.conductors.current(event) is None:
-        return Dropped(state, "of an earlier incarnation")
     return Step(replace(state, conductors=state.conductors.with_error(event.conductor, event.reason)))
 
 
 def exited(state: AtWork, event: ConductorExited) -> Answer:
-    conductor = state.conductors.current(event)
-    if conductor is None:
-        return Dropped(state, "of an earlier incarnation")
-    conductors = state.conductors.gone(conductor.name)
-    reason = exit_reason(conductor, event)
+    name = event.conductor
+    reason = exit_reason(state.conductors[name], event)
+    conductors = state.conductors.gone(name)
     restart = conductors.restart(
-        conductor.name,
+        name,
         at=event.at,
         within=state.plan.deadlines.start,
         last_exit=reason,
@@ -66,81 +61,50 @@ def exited(state: AtWork, event: ConductorExited) -> Answer:
         return Step(replace(state, conductors=conductors), effects)
     if state.plan.restarts:
         reason += f" (the budget of {state.plan.restarts} conductor restarts is used up)"
-    return finalize(replace(state, conductors=conductors), outcome="failed", reason=reason, at=event.at)
-
-
-def silent(state: AtWork, event: ConductorSilent) -> Answer:
-    """A process that is alive and does not answer is replaced, as one that exited is."""
-    kill = state.conductors.kill_silent(event)
-    if isinstance(kill, str):
-        return Dropped(state, kill)
-    conductors, effect = kill
-    return Step(replace(state, conductors=conductors), (effect,))
+    return finalizing.enter(
+        replace(state, conductors=conductors), outcome="failed", reason=reason, at=event.at
+    )
 
 
 def stuck(state: AtWork, event: ConductorStuck) -> Answer:
     """A conductor that had to be replaced could not be killed: it could interfere with its successor, so the run
     fails.
     """
-    conductor = state.conductors.current(event)
-    if conductor is None:
-        return Dropped(state, "of an earlier incarnation")
-    conductors = state.conductors.started(conductor.name, event.pid).stuck(conductor.name)
-    reason = f"conductor {conductor.name} could not be killed: pid {event.pid} is alive"
-    return finalize(replace(state, conductors=conductors), outcome="failed", reason=reason, at=event.at)
+    state = replace(state, conductors=state.conductors.stuck(event.conductor, event.pid))
+    reason = f"conductor {event.conductor} could not be killed: pid {event.pid} is alive"
+    return finalizing.enter(state, outcome="failed", reason=reason, at=event.at)
 
 
 def deadline(state: AtWork, event: DeadlinePassed) -> Answer:
     if event.name == "wall_clock" and state.plan.wall_clock is not None:
         reason = f"limit wall_clock of {state.plan.wall_clock:g} s reached {state.where}"
-        return finalize(state, outcome="failed", reason=reason, at=event.at)
+        return finalizing.enter(state, outcome="failed", reason=reason, at=event.at)
     conductor = state.conductors.find(event.conductor)
     if event.name != "restart" or conductor is None:
         return Dropped(state, f"deadline {event.name} means nothing {state.where}")
     if conductor.incarnation != event.incarnation or conductor.standing != "starting":
         return Dropped(state, "it was ready in time")
-    conductors, kill = state.conductors.kill(
-        conductor.name, f"not ready within {state.plan.deadlines.start:g} s (deadlines.start)"
-    )
-    return Step(replace(state, conductors=conductors), (kill,))
+    reason = f"not ready within {state.plan.deadlines.start:g} s (deadlines.start)"
+    return base.kill(state, conductor.name, reason)
 
 
 def limit(state: AtWork, event: LimitExceeded) -> Answer:
     allowed, reached = amount(event.limit, event.value), amount(event.limit, event.reached)
     reason = f"limit {event.limit} of {allowed} exceeded {state.where}: {reached}"
-    return finalize(state, outcome="failed", reason=reason, at=event.at)
+    return finalizing.enter(state, outcome="failed", reason=reason, at=event.at)
 
 
 def folder_lost(state: AtWork, event: FolderLost) -> Answer:
     """Files written there are lost, and conductors continue to write to files without a name."""
     reason = f"the folder {event.path} was removed or replaced {state.where}"
-    return finalize(state, outcome="failed", reason=reason, at=event.at)
+    return finalizing.enter(state, outcome="failed", reason=reason, at=event.at)
 
 
 def abort(state: AtWork, event: AbortRequested) -> Answer:
-    return finalize(state, outcome="aborted", reason=event.reason, at=event.at)
+    return finalizing.enter(state, outcome="aborted", reason=event.reason, at=event.at)
 
 
 def stop(state: AtWork, event: StopRequested) -> Answer:
     return stopping.enter(
-        plan=state.plan,
-        conductors=state.conductors,
-        outcome=None,
-        reason=event.reason,
-        shutdown=True,
-        at=event.at,
-        urgent=event.urgent,
-    )
-
-
-def finalize(state: AtWork, *, outcome: Outcome, reason: str, at: float) -> Step:
-    phase, open_parts = state.position
-    return finalizing.enter(
-        plan=state.plan,
-        conductors=state.conductors,
-        outcome=outcome,
-        reason=reason,
-        at=at,
-        phase=phase,
-        open_parts=open_parts,
+        state, outcome=None, reason=event.reason, shutdown=True, at=event.at, urgent=event.urgent
     )

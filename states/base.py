@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, ClassVar, TypeAlias
 if TYPE_CHECKING:
     from states.conductors import ConductorStates
     from states.effects import Effect
-    from states.events import ConductorStarted
+    from states.events import ConductorSilent, ConductorStarted
     from states.plan import RunPlan
 
 
@@ -78,6 +78,17 @@ Answer: TypeAlias = Step | Dropped | Rejected
 
 def started(state: RunInWork, event: ConductorStarted) -> Answer:
     """In all states with conductors: records the pid. A termination requested meanwhile kills the process."""
-    if state.conductors.current(event) is None:
-        return Dropped(state, "of an earlier incarnation")
     return Step(replace(state, conductors=state.conductors.started(event.conductor, event.pid)))
+
+
+def silent(state: RunInWork, event: ConductorSilent) -> Answer:
+    """A process that is alive and does not answer is killed: it would neither go on with its work nor end it."""
+    if not state.conductors.is_ready(event.conductor):
+        return Dropped(state, "a conductor that is not ready has a deadline of its own")
+    return kill(state, event.conductor, f"silent for {event.seconds:.0f} s (deadlines.liveness)")
+
+
+def kill(state: RunInWork, conductor: str, reason: str) -> Step:
+    """Kills a conductor that can't work; its exit follows, with this reason."""
+    conductors, effect = state.conductors.kill(conductor, reason)
+    return Step(replace(state, conductors=conductors), (effect,))

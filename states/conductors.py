@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 from states.effects import Effect, StartConductor, StopConductor, Wake
 
 if TYPE_CHECKING:
-    from states.events import ConductorEvent, ConductorExited, ConductorSilent
+    from states.events import ConductorEvent, ConductorExited
     from states.plan import Kind, RunPlan
 
 Standing: TypeAlias = Literal["starting", "ready", "gone", "stuck"]
@@ -60,30 +60,25 @@ class ConductorStates:
     def find(self, name: str) -> ConductorState | None:
         return next((conductor for conductor in self.all if conductor.name == name), None)
 
-    def current(self, event: ConductorEvent) -> ConductorState | None:
-        """The conductor of the event, if the event is of its current incarnation and it has not exited."""
-        conductor = self.find(event.conductor)
-        if conductor is None or conductor.incarnation != event.incarnation or conductor.standing == "gone":
-            return None
-        return conductor
+    def __getitem__(self, name: str) -> ConductorState:
+        """The conductor with this name, which is in the plan."""
+        return next(conductor for conductor in self.all if conductor.name == name)
 
-    def awaited(self, event: ConductorEvent) -> ConductorState | None:
-        """The conductor of the event, if the event is of its current incarnation and it is not ready yet."""
-        conductor = self.current(event)
-        return conductor if conductor is not None and conductor.standing == "starting" else None
+    def concerned(self, event: ConductorEvent) -> bool:
+        """Whether the event is of the current incarnation of a conductor that has not exited."""
+        conductor = self.find(event.conductor)
+        return (
+            conductor is not None
+            and conductor.incarnation == event.incarnation
+            and conductor.standing != "gone"
+        )
 
     def is_ready(self, name: str) -> bool:
-        conductor = self.find(name)
-        return conductor is not None and conductor.standing == "ready"
-
-    def incarnation(self, name: str) -> int:
-        """The current or last incarnation; 0 if there is no such conductor."""
-        conductor = self.find(name)
-        return 0 if conductor is None else conductor.incarnation
+        return self[name].standing == "ready"
 
     @property
-    def all_ready(self) -> bool:
-        return all(conductor.standing == "ready" for conductor in self.all)
+    def not_ready(self) -> tuple[ConductorState, ...]:
+        return tuple(conductor for conductor in self.all if conductor.standing != "ready")
 
     @property
     def alive(self) -> tuple[ConductorState, ...]:
@@ -106,8 +101,8 @@ class ConductorStates:
     def gone(self, name: str) -> ConductorStates:
         return self._with(name, standing="gone", pid=None)
 
-    def stuck(self, name: str) -> ConductorStates:
-        return self._with(name, standing="stuck")
+    def stuck(self, name: str, pid: int | None) -> ConductorStates:
+        return self._with(name, standing="stuck", pid=pid)
 
     def restart(
         self, name: str, *, at: float, within: float, last_exit: str = "", forkserver: int | None = None
@@ -115,9 +110,9 @@ class ConductorStates:
         """Another incarnation that has to be ready `within` seconds; None when no restart is left. `last_exit`: how
         the previous one exited; `forkserver`: the pid of the one whose exit killed it.
         """
-        conductor = self.find(name)
+        conductor = self[name]
         cost = 0 if forkserver in self.forkservers else 1
-        if conductor is None or self.restarts_left < cost:
+        if self.restarts_left < cost:
             return None
         paid = self.forkservers if forkserver is None else self.forkservers | {forkserver}
         incarnation, restarts = conductor.incarnation + 1, conductor.restarts + 1
@@ -142,17 +137,8 @@ class ConductorStates:
     def kill(self, name: str, reason: str) -> tuple[ConductorStates, StopConductor]:
         """Kills a conductor that can't work; its exit follows, with this reason."""
         return self.with_error(name, reason), StopConductor(
-            conductor=name, incarnation=self.incarnation(name), first="SIGKILL"
+            conductor=name, incarnation=self[name].incarnation, first="SIGKILL"
         )
-
-    def kill_silent(self, event: ConductorSilent) -> tuple[ConductorStates, StopConductor] | str:
-        """Kills a silent conductor; returns the reason if that must not be done."""
-        conductor = self.current(event)
-        if conductor is None:
-            return "of an earlier incarnation"
-        if conductor.standing != "ready":
-            return "a conductor that is not ready has a deadline of its own"
-        return self.kill(conductor.name, f"silent for {event.seconds:.0f} s (deadlines.liveness)")
 
     def stop(self, *, urgent: bool = False) -> tuple[Effect, ...]:
         """Stops all conductors; one that is not ready yet can't receive a message."""

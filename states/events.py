@@ -11,7 +11,7 @@ is refused.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal, TypeAlias
+from typing import ClassVar, Final, Literal, TypeAlias
 
 from states.amounts import Limit
 from states.plan import Outcome, Part, RunPlan
@@ -19,7 +19,7 @@ from states.plan import Outcome, Part, RunPlan
 DeadlineName: TypeAlias = Literal["start", "restart", "wall_clock", "close", "finalize", "retry", "stop"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Event:
     """`kind` is the stable name in journal and logs."""
 
@@ -63,9 +63,10 @@ class DeadlinePassed(Event):
     incarnation: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class ConductorEvent(Event):
-    kind: ClassVar[str]
+    """Counts only if it is of the conductor's current incarnation, and that has not exited."""
+
     conductor: str
     incarnation: int
 
@@ -210,26 +211,10 @@ class ProcessesGone(Event):
     pids: tuple[int, ...]
 
 
-EVENTS: tuple[type[Event], ...] = (
-    RunAssigned,
-    AbortRequested,
-    StopRequested,
-    DeadlinePassed,
-    ConductorStarted,
-    ConductorReady,
-    ConductorFailed,
-    ConductorExited,
-    ConductorSilent,
-    ConductorStuck,
-    PartEnded,
-    LimitExceeded,
-    FolderLost,
-    RunStalled,
-    RunProgressResumed,
-    PartFailed,
-    ResultWritten,
-    ResultFailed,
-    TracesRemoved,
-    ProcessesGone,
+EVENTS: Final[tuple[type[Event], ...]] = tuple(
+    each
+    for each in vars().copy().values()
+    if isinstance(each, type) and issubclass(each, Event) and hasattr(each, "kind")
 )
-COMMANDS: tuple[type[Event], ...] = (RunAssigned, AbortRequested)
+"""All classes above with a `kind`."""
+COMMANDS: Final[tuple[type[Event], ...]] = (RunAssigned, AbortRequested)

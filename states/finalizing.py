@@ -14,11 +14,10 @@ from states.base import Answer, Dropped, RunInWork, Step
 from states.effects import Effect, EndPhase, StopPart, Wake, WriteResult
 
 if TYPE_CHECKING:
-    from states.conductors import ConductorStates
+    from states.at_work import AtWork
     from states.events import (
         ConductorExited,
         ConductorReady,
-        ConductorSilent,
         ConductorStuck,
         DeadlinePassed,
         PartEnded,
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
         ResultWritten,
         StopRequested,
     )
-    from states.plan import Outcome, Part, RunPlan
+    from states.plan import Outcome, Part
 
 RETRY_SECONDS = 1.0
 """Seconds between two attempts to write a result that the disk refused."""
@@ -54,39 +53,32 @@ class Finalizing(RunInWork):
         return "the result to be durable"
 
 
-def enter(
-    *,
-    plan: RunPlan,
-    conductors: ConductorStates,
-    outcome: Outcome,
-    reason: str,
-    at: float,
-    phase: int = 0,
-    open_parts: frozenset[Part] = frozenset(),
-) -> Step:
+def enter(state: AtWork, *, outcome: Outcome, reason: str, at: float) -> Step:
     """Parts whose conductor is not ready to stop them count as closed."""
+    plan, conductors = state.plan, state.conductors
+    phase, open_parts = state.position
     by_part = {part: plan.phases[phase].conductor_of(part) for part in open_parts}
     stoppable = frozenset(part for part, conductor in by_part.items() if conductors.is_ready(conductor))
-    state = Finalizing(
+    entered = Finalizing(
         plan=plan, conductors=conductors, outcome=outcome, reason=reason, phase=phase, open=stoppable
     )
     effects: list[Effect] = [Wake(name="finalize", at=at + plan.deadlines.finalize)]
     if open_parts:
         effects.append(EndPhase(phase=phase, name=plan.phases[phase].name, end=outcome))
     if not stoppable:
-        return Step(state, (*effects, WriteResult(outcome=outcome, reason=reason)), cause=reason)
+        return Step(entered, (*effects, WriteResult(outcome=outcome, reason=reason)), cause=reason)
     effects += [
         StopPart(
             phase=phase,
             part=part,
             conductor=by_part[part],
-            incarnation=conductors.incarnation(by_part[part]),
+            incarnation=conductors[by_part[part]].incarnation,
             reason=reason,
         )
         for part in sorted(stoppable)
     ]
     close = Wake(name="close", at=at + min(plan.deadlines.stop, plan.deadlines.finalize) / 2)
-    return Step(state, (*effects, close), cause=reason)
+    return Step(entered, (*effects, close), cause=reason)
 
 
 def part_ended(state: Finalizing, event: PartEnded) -> Answer:
@@ -96,34 +88,20 @@ def part_ended(state: Finalizing, event: PartEnded) -> Answer:
 
 
 def ready(state: Finalizing, event: ConductorReady) -> Answer:
-    if state.conductors.awaited(event) is None:
-        return Dropped(state, "of an earlier incarnation, or not waited for")
+    if state.conductors[event.conductor].standing != "starting":
+        return Dropped(state, "it was ready before, or could not be killed")
     return Step(replace(state, conductors=state.conductors.ready(event.conductor)))
 
 
 def exited(state: Finalizing, event: ConductorExited) -> Answer:
     """No conductor is started again; the parts of one that exited have stopped."""
-    if state.conductors.current(event) is None:
-        return Dropped(state, "of an earlier incarnation")
     closed = _of(state, event.conductor)
     return _close(replace(state, conductors=state.conductors.gone(event.conductor)), closed)
 
 
-def silent(state: Finalizing, event: ConductorSilent) -> Answer:
-    """A silent conductor won't stop its part: its process is killed."""
-    kill = state.conductors.kill_silent(event)
-    if isinstance(kill, str):
-        return Dropped(state, kill)
-    conductors, effect = kill
-    return Step(replace(state, conductors=conductors), (effect,))
-
-
 def stuck(state: Finalizing, event: ConductorStuck) -> Answer:
-    if state.conductors.current(event) is None:
-        return Dropped(state, "of an earlier incarnation")
-    conductors = state.conductors.started(event.conductor, event.pid).stuck(event.conductor)
-    closed = _of(state, event.conductor)
-    return _close(replace(state, conductors=conductors), closed)
+    conductors = state.conductors.stuck(event.conductor, event.pid)
+    return _close(replace(state, conductors=conductors), _of(state, event.conductor))
 
 
 def deadline(state: Finalizing, event: DeadlinePassed) -> Answer:
@@ -135,15 +113,7 @@ def deadline(state: Finalizing, event: DeadlinePassed) -> Answer:
         return Dropped(state, f"deadline {event.name} means nothing any more")
     if state.overdue:
         reason = f"{state.reason}; the result was not durable in time"
-        return stopping.enter(
-            plan=state.plan,
-            conductors=state.conductors,
-            outcome=None,
-            reason=reason,
-            shutdown=state.shutdown,
-            at=event.at,
-            urgent=state.urgent,
-        )
+        return _leave(state, outcome=None, reason=reason, at=event.at)
     limit = state.plan.deadlines.finalize
     late = f"finalizing took longer than {limit:g} s (deadlines.finalize)"
     reason = f"{state.reason}; {late}" if state.reason else late
@@ -152,15 +122,7 @@ def deadline(state: Finalizing, event: DeadlinePassed) -> Answer:
 
 
 def written(state: Finalizing, event: ResultWritten) -> Answer:
-    return stopping.enter(
-        plan=state.plan,
-        conductors=state.conductors,
-        outcome=event.outcome,
-        reason=state.reason,
-        shutdown=state.shutdown,
-        at=event.at,
-        urgent=state.urgent,
-    )
+    return _leave(state, outcome=event.outcome, reason=state.reason, at=event.at)
 
 
 def write_failed(state: Finalizing, event: ResultFailed) -> Answer:
@@ -168,21 +130,20 @@ def write_failed(state: Finalizing, event: ResultFailed) -> Answer:
     durable.
     """
     if state.shutdown:
-        return stopping.enter(
-            plan=state.plan,
-            conductors=state.conductors,
-            outcome=None,
-            reason=f"{state.reason}; the result is not durable yet: {event.reason}".removeprefix("; "),
-            shutdown=True,
-            at=event.at,
-            urgent=state.urgent,
-        )
+        reason = f"{state.reason}; the result is not durable yet: {event.reason}".removeprefix("; ")
+        return _leave(state, outcome=None, reason=reason, at=event.at)
     return Step(state, (Wake(name="retry", at=event.at + RETRY_SECONDS),))
 
 
 def stop(state: Finalizing, event: StopRequested) -> Answer:
     """The known outcome is made durable before the daemon shuts down; work under way is not waited for."""
     return _close(replace(state, shutdown=True, urgent=state.urgent or event.urgent), state.open)
+
+
+def _leave(state: Finalizing, *, outcome: Outcome | None, reason: str, at: float) -> Step:
+    return stopping.enter(
+        state, outcome=outcome, reason=reason, shutdown=state.shutdown, at=at, urgent=state.urgent
+    )
 
 
 def _close(state: Finalizing, parts: frozenset[Part]) -> Step:

@@ -9,13 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
-from states import at_work, finalizing
+from states import base, finalizing
 from states.at_work import AtWork
 from states.base import Answer, Dropped, Step
 from states.effects import BeginPhase, Effect, EndPhase, StartPart, StopConductor
 
 if TYPE_CHECKING:
-    from states.conductors import ConductorStates
     from states.events import (
         ConductorReady,
         PartEnded,
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
         RunProgressResumed,
         RunStalled,
     )
-    from states.plan import Part, RunPlan
+    from states.plan import Part
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,22 +62,21 @@ class Running(AtWork):
         return f"{' and '.join(sorted(self.open))} to end"
 
 
-def enter(*, plan: RunPlan, conductors: ConductorStates, phase: int, at: float, cause: str) -> Step:
+def enter(before: AtWork, *, phase: int, at: float, cause: str) -> Step:
     """Begins the phase, or the end after the last one."""
-    if phase >= len(plan.phases):
-        return finalizing.enter(
-            plan=plan, conductors=conductors, outcome="finished", reason="", at=at, phase=phase
-        )
-    parts = plan.phases[phase].parts
-    state = Running(plan=plan, conductors=conductors, phase=phase, open=parts)
-    begin: list[Effect] = [BeginPhase(phase=phase, name=plan.phases[phase].name)]
+    phases = before.plan.phases
+    if phase >= len(phases):
+        return finalizing.enter(before, outcome="finished", reason="", at=at)
+    parts = phases[phase].parts
+    state = Running(plan=before.plan, conductors=before.conductors, phase=phase, open=parts)
+    begin: list[Effect] = [BeginPhase(phase=phase, name=phases[phase].name)]
     begin += [effect for part in sorted(parts) for effect in _begin(state, part)]
     return Step(state, tuple(begin), cause=cause)
 
 
 def ready(state: Running, event: ConductorReady) -> Answer:
-    if state.conductors.awaited(event) is None:
-        return Dropped(state, "of an earlier incarnation, or ready before")
+    if state.conductors.is_ready(event.conductor):
+        return Dropped(state, "it was ready before")
     again = replace(state, conductors=state.conductors.ready(event.conductor))
     phase = state.plan.phases[state.phase]
     parts = [part for part in sorted(state.open) if phase.conductor_of(part) == event.conductor]
@@ -103,30 +101,20 @@ def part_ended(state: Running, event: PartEnded) -> Answer:
         reason = f"phase {phase.name}: {state.failures} ended badly"
         if state.failure:
             reason += f", first {state.failure}"
-        step = finalizing.enter(
-            plan=state.plan,
-            conductors=state.conductors,
-            outcome="failed",
-            reason=reason,
-            at=event.at,
-            phase=state.phase,
-        )
+        step = finalizing.enter(state, outcome="failed", reason=reason, at=event.at)
     else:
         cause = f"phase {phase.name} ended: {end.end}"
-        step = enter(
-            plan=state.plan, conductors=state.conductors, phase=state.phase + 1, at=event.at, cause=cause
-        )
+        step = enter(state, phase=state.phase + 1, at=event.at, cause=cause)
     return Step(step.state, (end, *step.effects), cause=step.cause or f"phase {phase.name} ended: {end.end}")
 
 
 def part_failed(state: Running, event: PartFailed) -> Answer:
     """A conductor that accepts no command is useless: it is replaced."""
-    conductor = state.conductors.current(event)
-    if conductor is None or event.phase != state.phase or event.part not in state.open:
-        return Dropped(state, "of an earlier incarnation or phase")
-    reason = f"did not begin {event.part} of phase {event.phase}: {event.reason}"
-    conductors, kill = state.conductors.kill(conductor.name, reason)
-    return Step(replace(state, conductors=conductors), (kill,))
+    if event.phase != state.phase or event.part not in state.open:
+        return Dropped(state, f"{event.part} of phase {event.phase} is not open")
+    return base.kill(
+        state, event.conductor, f"did not begin {event.part} of phase {event.phase}: {event.reason}"
+    )
 
 
 def stalled(state: Running, event: RunStalled) -> Answer:
@@ -139,7 +127,7 @@ def stalled(state: Running, event: RunStalled) -> Answer:
     reason = f"no progress for stall_timeout of {plan.stall_timeout:g} s"
     if plan.on_stall == "fail":
         reason = f"{reason} {state.where}, which waited for {state.missing}"
-        return at_work.finalize(state, outcome="failed", reason=reason, at=event.at)
+        return finalizing.enter(state, outcome="failed", reason=reason, at=event.at)
     conductors = state.conductors
     kills: tuple[StopConductor, ...] = ()
     if plan.on_stall == "restart":
@@ -157,8 +145,8 @@ def progress_resumed(state: Running, event: RunProgressResumed) -> Answer:
 
 
 def _begin(state: Running, part: Part) -> tuple[StartPart, ...]:
-    conductor = state.conductors.find(state.plan.phases[state.phase].conductor_of(part))
-    if conductor is None or conductor.standing != "ready":
+    conductor = state.conductors[state.plan.phases[state.phase].conductor_of(part)]
+    if conductor.standing != "ready":
         return ()
     return (
         StartPart(phase=state.phase, part=part, conductor=conductor.name, incarnation=conductor.incarnation),

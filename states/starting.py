@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
-from states import at_work, running
+from states import at_work, finalizing, running
 from states.at_work import AtWork
 from states.base import Answer, Dropped, Rejected, Step
 from states.conductors import ConductorStates
@@ -26,10 +26,7 @@ class Starting(AtWork):
 
     @property
     def waits_for(self) -> str:
-        names = ", ".join(
-            conductor.name for conductor in self.conductors.all if conductor.standing != "ready"
-        )
-        return f"conductors to be ready: {names}"
+        return f"conductors to be ready: {', '.join(each.name for each in self.conductors.not_ready)}"
 
 
 def assign(state: Pristine, event: RunAssigned) -> Answer:
@@ -52,27 +49,20 @@ def assign(state: Pristine, event: RunAssigned) -> Answer:
 
 
 def ready(state: Starting, event: ConductorReady) -> Answer:
-    if state.conductors.awaited(event) is None:
-        return Dropped(state, "of an earlier incarnation, or ready before")
-    conductors = state.conductors.ready(event.conductor)
-    if not conductors.all_ready:
-        return Step(replace(state, conductors=conductors))
-    plan = state.plan
-    return running.enter(
-        plan=plan,
-        conductors=conductors,
-        phase=plan.first_phase,
-        at=event.at,
-        cause="all conductors are ready",
-    )
+    if state.conductors.is_ready(event.conductor):
+        return Dropped(state, "it was ready before")
+    state = replace(state, conductors=state.conductors.ready(event.conductor))
+    if state.conductors.not_ready:
+        return Step(state)
+    return running.enter(state, phase=state.plan.first_phase, at=event.at, cause="all conductors are ready")
 
 
 def deadline(state: Starting, event: DeadlinePassed) -> Answer:
     if event.name != "start":
         return at_work.deadline(state, event)
-    missing = [conductor for conductor in state.conductors.all if conductor.standing != "ready"]
+    missing = state.conductors.not_ready
     names = ", ".join(conductor.name for conductor in missing)
     exits = "; ".join(conductor.last_exit for conductor in missing if conductor.last_exit)
     limit = f"{state.plan.deadlines.start:g} s (deadlines.start)"
     reason = f"not ready within {limit}: {names}{exits and f' ({exits})'}"
-    return at_work.finalize(state, outcome="failed", reason=reason, at=event.at)
+    return finalizing.enter(state, outcome="failed", reason=reason, at=event.at)

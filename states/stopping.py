@@ -13,7 +13,6 @@ from states.effects import EndRun, RemoveTraces, Wake
 from states.pristine import Pristine
 
 if TYPE_CHECKING:
-    from states.conductors import ConductorStates
     from states.events import (
         ConductorExited,
         ConductorStuck,
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
         StopRequested,
         TracesRemoved,
     )
-    from states.plan import Outcome, RunPlan
+    from states.plan import Outcome
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,15 +45,15 @@ class Stopping(RunInWork):
 
 
 def enter(
+    before: RunInWork,
     *,
-    plan: RunPlan,
-    conductors: ConductorStates,
     outcome: Outcome | None,
     reason: str,
     shutdown: bool,
     at: float,
     urgent: bool = False,
 ) -> Step:
+    plan, conductors = before.plan, before.conductors
     state = Stopping(plan=plan, conductors=conductors, outcome=outcome, reason=reason, shutdown=shutdown)
     wake = Wake(name="stop", at=at + plan.deadlines.stop)
     step = _proceed(state)
@@ -62,16 +61,11 @@ def enter(
 
 
 def exited(state: Stopping, event: ConductorExited) -> Answer:
-    if state.conductors.current(event) is None:
-        return Dropped(state, "of an earlier incarnation")
     return _proceed(replace(state, conductors=state.conductors.gone(event.conductor)))
 
 
 def stuck(state: Stopping, event: ConductorStuck) -> Answer:
-    if state.conductors.current(event) is None:
-        return Dropped(state, "of an earlier incarnation")
-    conductors = state.conductors.started(event.conductor, event.pid).stuck(event.conductor)
-    return _proceed(replace(state, conductors=conductors))
+    return _proceed(replace(state, conductors=state.conductors.stuck(event.conductor, event.pid)))
 
 
 def deadline(state: Stopping, event: DeadlinePassed) -> Answer:
@@ -79,7 +73,7 @@ def deadline(state: Stopping, event: DeadlinePassed) -> Answer:
         return Dropped(state, f"deadline {event.name} means nothing any more")
     conductors = state.conductors
     for conductor in conductors.alive:
-        conductors = conductors.stuck(conductor.name)
+        conductors = conductors.stuck(conductor.name, conductor.pid)
     return _proceed(replace(state, conductors=conductors))
 
 

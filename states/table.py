@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from states import at_work, base, events, finalizing, pristine, running, starting, stopping
-from states.base import Answer, Dropped, Rejected, State, Step
+from states.base import Answer, Dropped, Rejected, RunInWork, State, Step
 from states.errors import UndeclaredTransition
 from states.finalizing import Finalizing
 from states.pristine import Pristine
@@ -50,27 +50,28 @@ def refuse(state: State, event: Event) -> Answer:
 
 _LATE: Final = Rule(late)
 _REFUSE: Final = Rule(refuse)
+_BASE: Final[dict[type[Event], Rule]] = {
+    **dict.fromkeys(events.EVENTS, _LATE),
+    **dict.fromkeys(events.COMMANDS, _REFUSE),
+}
+"""For a state without a row of its own: commands are refused, all else comes too late."""
 _AT_WORK: Final[dict[type[Event], Rule]] = {
-    events.RunAssigned: _REFUSE,
+    **_BASE,
     events.AbortRequested: Rule(at_work.abort, (Finalizing,), "abort"),
     events.StopRequested: Rule(at_work.stop, (Stopping,), "stop of the daemon"),
     events.ConductorStarted: Rule(base.started),
     events.ConductorFailed: Rule(at_work.failed),
     events.ConductorExited: Rule(at_work.exited, (Finalizing,), "failure without restarts left"),
-    events.ConductorSilent: Rule(at_work.silent),
+    events.ConductorSilent: Rule(base.silent),
     events.ConductorStuck: Rule(at_work.stuck, (Finalizing,), "failure without restarts left"),
+    events.LimitExceeded: Rule(at_work.limit, (Finalizing,), "limit"),
     events.FolderLost: Rule(at_work.folder_lost, (Finalizing,), "folder removed"),
-    events.ResultWritten: _LATE,
-    events.ResultFailed: _LATE,
-    events.TracesRemoved: _LATE,
-    events.ProcessesGone: _LATE,
 }
 
 TABLE: Final[Mapping[type[State], Mapping[type[Event], Rule]]] = {
     Pristine: {
-        **dict.fromkeys(events.EVENTS, _LATE),
+        **_BASE,
         events.RunAssigned: Rule(starting.assign, (Starting,), "run assigned"),
-        events.AbortRequested: _REFUSE,
         events.StopRequested: Rule(pristine.stop),
         events.ProcessesGone: Rule(pristine.gone),
     },
@@ -78,65 +79,38 @@ TABLE: Final[Mapping[type[State], Mapping[type[Event], Rule]]] = {
         **_AT_WORK,
         events.ConductorReady: Rule(starting.ready, (Running, Finalizing), "all conductors ready"),
         events.DeadlinePassed: Rule(starting.deadline, (Finalizing,), "deadline"),
-        events.PartEnded: _LATE,
-        events.LimitExceeded: Rule(at_work.limit, (Finalizing,), "limit"),
-        events.RunStalled: _LATE,
-        events.RunProgressResumed: _LATE,
-        events.PartFailed: _LATE,
     },
     Running: {
         **_AT_WORK,
         events.ConductorReady: Rule(running.ready),
         events.DeadlinePassed: Rule(at_work.deadline, (Finalizing,), "limit"),
         events.PartEnded: Rule(running.part_ended, (Finalizing,), "last phase ended"),
-        events.LimitExceeded: Rule(at_work.limit, (Finalizing,), "limit"),
         events.RunStalled: Rule(running.stalled, (Finalizing,), "no progress"),
         events.RunProgressResumed: Rule(running.progress_resumed),
         events.PartFailed: Rule(running.part_failed),
     },
     Finalizing: {
-        events.RunAssigned: _REFUSE,
-        events.AbortRequested: _REFUSE,
+        **_BASE,
         events.StopRequested: Rule(finalizing.stop),
         events.DeadlinePassed: Rule(finalizing.deadline, (Stopping,), "result not durable in time"),
         events.ConductorStarted: Rule(base.started),
         events.ConductorReady: Rule(finalizing.ready),
-        events.ConductorFailed: _LATE,
         events.ConductorExited: Rule(finalizing.exited),
-        events.ConductorSilent: Rule(finalizing.silent),
+        events.ConductorSilent: Rule(base.silent),
         events.ConductorStuck: Rule(finalizing.stuck),
         events.PartEnded: Rule(finalizing.part_ended),
-        events.LimitExceeded: _LATE,
-        events.FolderLost: _LATE,
-        events.RunStalled: _LATE,
-        events.RunProgressResumed: _LATE,
-        events.PartFailed: _LATE,
         events.ResultWritten: Rule(finalizing.written, (Stopping,), "result is durable"),
         events.ResultFailed: Rule(finalizing.write_failed, (Stopping,), "result refused at a stop"),
-        events.TracesRemoved: _LATE,
-        events.ProcessesGone: _LATE,
     },
     Stopping: {
-        events.RunAssigned: _REFUSE,
-        events.AbortRequested: _REFUSE,
+        **_BASE,
         events.StopRequested: Rule(stopping.stop),
         events.DeadlinePassed: Rule(stopping.deadline),
         events.ConductorStarted: Rule(base.started),
-        events.ConductorReady: _LATE,
-        events.ConductorFailed: _LATE,
         events.ConductorExited: Rule(stopping.exited),
-        events.ConductorSilent: _LATE,
         events.ConductorStuck: Rule(stopping.stuck),
-        events.PartEnded: _LATE,
-        events.LimitExceeded: _LATE,
-        events.FolderLost: _LATE,
-        events.RunStalled: _LATE,
-        events.RunProgressResumed: _LATE,
-        events.PartFailed: _LATE,
         events.ResultWritten: Rule(stopping.written),
-        events.ResultFailed: _LATE,
         events.TracesRemoved: Rule(stopping.removed, (Pristine,), "nothing is left"),
-        events.ProcessesGone: _LATE,
     },
 }
 
@@ -144,12 +118,19 @@ TABLE: Final[Mapping[type[State], Mapping[type[Event], Rule]]] = {
 def advance(state: State, event: Event) -> Answer:
     """The machine's answer to an event. Raises UndeclaredTransition for a bug of a handler, nothing else.
 
-    A stop concerns the daemon, whichever run was in work when it was requested.
+    A stop concerns the daemon, whichever run was in work when it was requested. News of a conductor's earlier
+    incarnation change nothing.
     """
     elsewhere = state.run is not None and event.run != state.run.uid
     if elsewhere and not isinstance(event, events.RunAssigned | events.StopRequested):
         why = f"of run {event.run or '(none)'}, which is not in work here"
         return Rejected(state, why) if isinstance(event, events.COMMANDS) else Dropped(state, why)
+    if (
+        isinstance(event, events.ConductorEvent)
+        and isinstance(state, RunInWork)
+        and not state.conductors.concerned(event)
+    ):
+        return Dropped(state, f"{event.kind} of an earlier incarnation")
     rule = TABLE[type(state)][type(event)]
     answer = rule.handler(state, event)
     if isinstance(answer, Step):

@@ -4,9 +4,22 @@ from dataclasses import replace
 
 import pytest
 
+from states import Dropped, advance
 from states.conductors import FIRST_BACK_OFF, LONGEST_BACK_OFF, ConductorStates, exit_reason
 from states.effects import StartConductor, StopConductor, Wake
-from tests.states.state_scenes import LAKE, PLAN, SIMULATION, TASKS, exited, ready, stuck
+from tests.states.state_scenes import (
+    LAKE,
+    PLAN,
+    SIMULATION,
+    TASKS,
+    closing,
+    exited,
+    finalizing,
+    ready,
+    running,
+    starting,
+    stuck,
+)
 
 
 @pytest.fixture
@@ -22,7 +35,7 @@ def test_all_conductors_begin_as_starting_with_all_restarts_left(conductors):
     ]
     assert conductors.restarts_left == PLAN.restarts
     assert conductors.alive == conductors.all
-    assert not conductors.all_ready
+    assert conductors.not_ready == conductors.all
 
 
 @pytest.mark.parametrize(("used", "left"), [(1, 1), (2, 0), (7, 0)])
@@ -34,23 +47,29 @@ def test_restarts_of_earlier_invocations_are_used_up(used, left):
 
 def test_it_is_all_ready_with_the_last_one(conductors):
     conductors = conductors.ready(LAKE).ready(SIMULATION)
-    assert not conductors.all_ready
-    assert conductors.ready(TASKS).all_ready
+    assert [each.name for each in conductors.not_ready] == [TASKS]
+    assert not conductors.ready(TASKS).not_ready
 
 
-def test_an_event_of_an_earlier_incarnation_or_an_unknown_conductor_has_no_conductor(conductors):
-    assert conductors.current(exited(LAKE)) == conductors.find(LAKE)
-    assert conductors.current(exited("agent.nobody")) is None
-    assert conductors.current(exited(LAKE, 0)) is None
-    assert conductors.gone(LAKE).current(exited(LAKE)) is None
-    assert conductors.stuck(LAKE).current(exited(LAKE)) is not None, "a stuck one may still die"
+def test_an_event_of_an_earlier_incarnation_or_an_unknown_conductor_concerns_none(conductors):
+    assert conductors.concerned(exited(LAKE))
+    assert not conductors.concerned(exited("agent.nobody"))
+    assert not conductors.concerned(exited(LAKE, 0))
+    assert not conductors.concerned(ready(LAKE, 2))
+    assert not conductors.gone(LAKE).concerned(exited(LAKE))
+    assert conductors.stuck(LAKE, 7).concerned(exited(LAKE)), "a stuck one may still die"
 
 
-def test_only_a_starting_conductor_is_awaited(conductors):
-    assert conductors.awaited(ready(LAKE)) == conductors.find(LAKE)
-    assert conductors.awaited(ready(LAKE, 2)) is None
-    for states in (conductors.ready(LAKE), conductors.gone(LAKE), conductors.stuck(LAKE)):
-        assert states.awaited(ready(LAKE)) is None
+@pytest.mark.parametrize("slot", [starting(), running(), closing()], ids=lambda slot: slot.state.name)
+def test_only_a_starting_conductor_is_awaited(slot):
+    slot.send_all(*(ready(LAKE) for _ in range(slot.state.name == "starting")))
+    assert isinstance(advance(slot.state, ready(LAKE)), Dropped)
+
+
+def test_a_conductor_that_could_not_be_killed_is_not_awaited():
+    state = finalizing().state
+    state = replace(state, conductors=state.conductors.stuck(LAKE, 7))
+    assert isinstance(advance(state, ready(LAKE)), Dropped)
 
 
 def test_a_restart_takes_from_the_budget_and_has_a_deadline(conductors):
@@ -89,7 +108,6 @@ def test_one_budget_serves_all_but_each_has_its_own_back_off(conductors):
     conductors, (second, _) = conductors.restart(TASKS, at=0, within=60)
     assert (first.delay, second.delay) == (FIRST_BACK_OFF, FIRST_BACK_OFF)
     assert conductors.restart(LAKE, at=0, within=60) is None
-    assert conductors.restart("agent.nobody", at=0, within=60) is None
 
 
 def test_the_kill_ladder_begins_with_a_message_for_conductors_that_are_ready(conductors):
@@ -102,11 +120,11 @@ def test_the_kill_ladder_begins_with_a_message_for_conductors_that_are_ready(con
 
 
 def test_a_stuck_conductor_is_not_stopped_again_and_its_pid_is_known(conductors):
-    conductors = conductors.started(LAKE, 7).stuck(LAKE)
+    conductors = conductors.stuck(LAKE, 7)
     assert conductors.stuck_pids == (7,)
     assert LAKE not in {effect.conductor for effect in conductors.stop()}
     assert conductors.gone(LAKE).stuck_pids == ()
-    assert conductors.stuck(TASKS).stuck_pids == (7,), "what has no pid can't be named"
+    assert conductors.stuck(TASKS, None).stuck_pids == (7,), "what has no pid can't be named"
 
 
 @pytest.mark.parametrize(
@@ -140,7 +158,7 @@ def test_conductor_states_are_never_changed_in_place(conductors):
     conductors.ready(LAKE)
     conductors.with_error(LAKE, "boom")
     conductors.gone(LAKE)
-    conductors.stuck(LAKE)
+    conductors.stuck(LAKE, 7)
     conductors.restart(LAKE, at=0, within=1)
     assert conductors == before
-    assert conductors.current(stuck(LAKE)) is not None
+    assert conductors.concerned(stuck(LAKE))
