@@ -241,7 +241,7 @@ class Daemon:
             secret=secret,
             client=client,
             journal=journal,
-            files=FileWatch(journal.path, runs=runs, runtime=config.runtime_dir, on_lost=self._fail),
+            files=FileWatch(journal.path, runtime=config.runtime_dir, on_lost=self._fail),
             ray=ray,
             runs_folder=runs,
             runtime_folder=config.runtime_dir,

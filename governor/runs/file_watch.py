@@ -14,9 +14,10 @@ Rules:
 from __future__ import annotations
 
 import asyncio
+from contextlib import contextmanager
 from multiprocessing import util
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Final
 
 from governor import logs
 from governor.errors import FilesRemoved
@@ -24,10 +25,9 @@ from states import Running, Starting
 from states.events import FolderLost
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
-    from states import State
-    from states.events import Event
+    from governor.runs.active_run import ActiveRun
 
 CHECK_SECONDS: Final = 1.0
 """Between two checks."""
@@ -69,56 +69,37 @@ def _identity(path: Path) -> tuple[int, int] | None:
     return found.st_dev, found.st_ino
 
 
-class WatchedSlot(Protocol):
-    """The part of a run governor that the watch needs."""
-
-    state: State
-
-    @property
-    def experiment_run_id(self) -> str | None: ...
-    def now(self) -> float: ...
-
-
-class _Watched(NamedTuple):
-    uid: str
-    folders: Files
-    post: Callable[[Event], None]
-
-
 class FileWatch:
-    """Watches for one daemon: files of runs are below `runs`, sockets below `runtime`. `on_lost` is called once, with
-    the reason to shut down.
+    """Watches for one daemon, whose sockets are below `runtime`. `on_lost` is called once, with the reason to shut
+    down.
     """
 
-    def __init__(
-        self, journal: Path, *, runs: Path, runtime: Path, on_lost: Callable[[FilesRemoved], None]
-    ) -> None:
-        self._runs = runs
-        self._runtime = runtime
+    def __init__(self, journal: Path, *, runtime: Path, on_lost: Callable[[FilesRemoved], None]) -> None:
         self._on_lost = on_lost
         self._journal_files = Files(journal, later=[journal.with_name(f"{journal.name}-wal")])
         self._runtime_files = Files(runtime, Path(util.get_temp_dir()))
         self._lost: FilesRemoved | None = None
-        self._watched: dict[WatchedSlot, _Watched] = {}
+        self._runs: dict[ActiveRun, Files] = {}
 
-    def begin(self, governor: WatchedSlot, post: Callable[[Event], None]) -> None:
-        """Starts to watch the folders of the governor's run, which exist. `post` receives an event when one is
-        removed.
-        """
-        if (uid := governor.experiment_run_id) is not None:
-            folders = Files(self._runs / uid, self._runtime / uid)
-            self._watched[governor] = _Watched(uid, folders, post)
+    @contextmanager
+    def watched(self, run: ActiveRun) -> Iterator[None]:
+        """Watches the folders of the run, which exist; the run gets an event when one is removed."""
+        self._runs[run] = Files(run.folder, run.socket_folder)
+        try:
+            yield
+        finally:
+            self._runs.pop(run, None)
 
     async def run(self) -> None:
         """Checks until the daemon has to shut down."""
         while not self._check_daemon():
-            for governor in self._watched:
-                self._check_run(governor)
+            for run in list(self._runs):
+                self._check_run(run)
             await asyncio.sleep(CHECK_SECONDS)
 
-    def missing(self, governor: WatchedSlot) -> FilesRemoved | None:
-        """A removal that affects this governor's run and was not reported before: a failure now may be due to it."""
-        return self._check_daemon() or self._check_run(governor)
+    def missing(self, run: ActiveRun) -> FilesRemoved | None:
+        """A removal that affects this run and was not reported before: a failure now may be due to it."""
+        return self._check_daemon() or self._check_run(run)
 
     def _check_daemon(self) -> FilesRemoved | None:
         if self._lost is None:
@@ -141,14 +122,13 @@ class FileWatch:
             )
         return None
 
-    def _check_run(self, governor: WatchedSlot) -> FilesRemoved | None:
-        uid, folders, post = self._watched[governor]
+    def _check_run(self, run: ActiveRun) -> FilesRemoved | None:
         # A run that ends removes its sockets itself.
-        if governor.experiment_run_id != uid or not isinstance(governor.state, Starting | Running):
+        if run not in self._runs or not isinstance(run.state, Starting | Running):
             return None
-        for path in folders.removed():
-            log.error("run.folder_removed", run=uid, folder=str(path))
-            self._watched[governor] = _Watched(uid, Files(), post)  # reported once
-            post(FolderLost(run=uid, at=governor.now(), path=str(path)))
+        for path in self._runs[run].removed():
+            log.error("run.folder_removed", run=run.uid, folder=str(path))
+            del self._runs[run]  # reported once
+            run.post(FolderLost(*run.stamp, path=str(path)))
             return FilesRemoved(f"the folder {path} was removed")
         return None

@@ -117,13 +117,13 @@ class RunLimits:
                 self._attempts.finished(run, record["attempts"])
 
 
-def limits_of(assignment: Assignment, journal: Journal) -> RunLimits | None:
+def limits_of(assignment: Assignment, journal: Journal) -> RunLimits:
     """The limits, with what earlier invocations of the daemon have counted for this run; inherited work is not
-    counted. None if no counted limit is set.
+    counted. Without a limit that counts, the journal is not read.
     """
     limits, uid = assignment.run.limits, assignment.uid
     if limits.steps is None and limits.episodes is None and limits.tasks is None:
-        return None
+        return RunLimits(limits)
     inherited = journal.standing_events_of(uid, ("run.inherited",))
     kept = {each["phase"]: each["episodes"] for event in inherited for each in event.data["kept"]}
     phases = range(len(assignment.run.phases))

@@ -14,21 +14,14 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from governor import logs
-from governor.messages import Alive, Ping, conductor_service, decode_command_reply, encode
+from governor.messages import Alive, Ping
 from governor.runs import liveness
 from states import Finalizing, Running, Starting, events
 from transport.errors import TransportError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from governor.runs.assignment import Assignment
-    from governor.runs.effects import Post
-    from governor.runs.progress import Progress
-    from states import State
+    from governor.runs.active_run import ActiveRun
     from states.conductors import ConductorState
-    from transport.access import Secret
-    from transport.client import Client
 
 LONGEST_INTERVAL: Final = 2.0
 """Seconds between two checks; a fifth of `deadlines.liveness` where that is shorter."""
@@ -37,32 +30,16 @@ log = logs.get_logger()
 
 
 class LivenessProbe:
-    """Probes one run. `run` checks until it is cancelled; `state` returns the current state of the machine."""
+    """Probes one run. `run` checks until it is cancelled."""
 
-    def __init__(
-        self,
-        *,
-        assignment: Assignment,
-        client: Client,
-        secret: Secret,
-        progress: Progress,
-        state: Callable[[], State],
-        post: Post,
-    ) -> None:
-        self._uid = assignment.uid
-        self._run = assignment.run
-        self._first_phase = assignment.first_phase
-        self._client = client
-        self._secret = secret
-        self._progress = progress
-        self._state = state
-        self._post = post
+    def __init__(self, run: ActiveRun) -> None:
+        self._run = run
         self._pinging: set[tuple[str, int]] = set()
-        silence, now = assignment.run.deadlines.liveness, time.monotonic()
-        self._interval = min(LONGEST_INTERVAL, silence / 5)
-        self._silence = silence
-        self._liveness = liveness.Liveness(silence=silence, interval=self._interval, now=now)
-        self._stall = liveness.Stall(timeout=assignment.plan.stall_timeout, now=now)
+        self._silence = run.assignment.run.deadlines.liveness
+        self._interval = min(LONGEST_INTERVAL, self._silence / 5)
+        now = time.monotonic()
+        self._liveness = liveness.Liveness(silence=self._silence, interval=self._interval, now=now)
+        self._stall = liveness.Stall(timeout=run.assignment.plan.stall_timeout, now=now)
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as group:
@@ -72,28 +49,24 @@ class LivenessProbe:
                     target = (conductor.name, conductor.incarnation)
                     if target not in self._pinging:
                         self._pinging.add(target)
-                        group.create_task(self._ping(*target), name=f"{self._uid}.ping.{conductor.name}")
+                        group.create_task(self._ping(*target), name=f"{self._run.uid}.ping.{conductor.name}")
                 broker = await self._broker_answers()
                 await asyncio.sleep(begun + self._interval - time.monotonic())
                 self._check(broker=broker)
 
     def _ready_conductors(self) -> list[ConductorState]:
         """Conductors that are ready, in a state that waits for conductors; others have deadlines of their own."""
-        state = self._state()
+        state = self._run.state
         if not isinstance(state, Starting | Running | Finalizing):
             return []
         return [conductor for conductor in state.conductors.all if conductor.standing == "ready"]
 
     async def _ping(self, conductor: str, incarnation: int) -> None:
         """One ping at a time: a late answer counts too."""
-        service = conductor_service(self._uid, conductor, incarnation)
         try:
-            answer = await self._client.request(
-                service, encode(Ping()), self._secret.value, timeout=self._silence, idempotent=True
-            )
-            reply = decode_command_reply(answer[0])
+            reply = await self._run.command(conductor, incarnation, Ping(), seconds=self._silence)
         except (TransportError, msgspec.MsgspecError, IndexError) as error:
-            log.debug("conductor.ping_failed", run=self._uid, conductor=conductor, reason=str(error))
+            log.debug("conductor.ping_failed", run=self._run.uid, conductor=conductor, reason=str(error))
         else:
             progress = reply.progress if isinstance(reply, Alive) else 0
             self._liveness.answered(conductor, incarnation, progress, time.monotonic())
@@ -102,20 +75,22 @@ class LivenessProbe:
 
     async def _broker_answers(self) -> bool:
         try:
-            await self._client.request("mmi.service", b"governor", timeout=self._interval, idempotent=True)
+            await self._run.context.client.request(
+                "mmi.service", b"governor", timeout=self._interval, idempotent=True
+            )
         except TransportError:
             return False
         return True
 
     def _check(self, *, broker: bool) -> None:
-        state, now = self._state(), time.monotonic()
-        phase = self._first_phase if self._progress.phase_index is None else self._progress.phase_index
+        now, assignment, phase = time.monotonic(), self._run.assignment, self._run.progress.phase_index
+        phase = assignment.first_phase if phase is None else phase
         seen = [
             liveness.Sample(
                 conductor=conductor.name,
                 incarnation=conductor.incarnation,
                 stopped=_is_stopped(conductor.pid),
-                silence_limit=liveness.silence_limit(self._run, conductor.name, phase),
+                silence_limit=liveness.silence_limit(assignment.run, conductor.name, phase),
             )
             for conductor in self._ready_conductors()
         ]
@@ -123,34 +98,29 @@ class LivenessProbe:
         for each in silent:
             log.warning(
                 "conductor.silent",
-                run=self._uid,
+                run=self._run.uid,
                 conductor=each.conductor,
                 seconds=round(each.seconds, 3),
                 stopped=each.stopped,
             )
-            self._post(
-                events.ConductorSilent(
-                    run=self._uid,
-                    at=now,
-                    conductor=each.conductor,
-                    incarnation=each.incarnation,
-                    seconds=each.seconds,
-                ),
-                {"stopped": each.stopped},
+            silent_event = events.ConductorSilent(
+                self._run.uid, now, each.conductor, each.incarnation, seconds=each.seconds
             )
-        self._report_progress(state, counts=counts, now=now)
+            self._run.post(silent_event, {"stopped": each.stopped})
+        self._report_progress(counts=counts, now=now)
 
-    def _report_progress(self, state: State, *, counts: bool, now: float) -> None:
-        count = self._progress.changes + self._liveness.changes
+    def _report_progress(self, *, counts: bool, now: float) -> None:
+        state = self._run.state
+        count = self._run.progress.changes + self._liveness.changes
         since = self._stall.since
         match self._stall.check(count, at_work=isinstance(state, Running), counts=counts, now=now):
             case "stalled":
                 detail = {"seconds": round(now - since, 3), "waits_for": state.waits_for}
-                log.warning("run.stalled", run=self._uid, **detail)
-                self._post(events.RunStalled(run=self._uid, at=now, since=since), detail)
+                log.warning("run.stalled", run=self._run.uid, **detail)
+                self._run.post(events.RunStalled(self._run.uid, now, since=since), detail)
             case "resumed":
-                log.info("run.progress_resumed", run=self._uid, seconds=round(now - since, 3))
-                self._post(events.RunProgressResumed(run=self._uid, at=now))
+                log.info("run.progress_resumed", run=self._run.uid, seconds=round(now - since, 3))
+                self._run.post(events.RunProgressResumed(self._run.uid, now))
             case None:
                 pass
 

@@ -18,8 +18,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from itertools import groupby
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from itertools import groupby, takewhile
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
@@ -29,7 +29,6 @@ from governor.errors import ExitCode, JournalError, NoRoom
 from governor.messages import (
     Acknowledged,
     EpisodeEnded,
-    FlowControl,
     Log,
     Refused,
     Report,
@@ -44,52 +43,21 @@ from governor.runs.limits import Recorded
 from states import events
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
-    from governor.errors import FilesRemoved, TryAgain
-    from governor.journal.journal import Journal
+    from governor.errors import TryAgain
     from governor.journal.tables import Transaction
-    from governor.runs.limits import RunLimits
-    from governor.runs.progress import Progress
-    from states.events import Event
-    from transport.access import Secret
+    from governor.runs.active_run import ActiveRun
     from transport.worker import Request
 
 log = logs.get_logger()
 _KINDS: Final = {TaskStarted: "task.started", TaskAttemptEnded: "task.attempt_ended"}
 
 
-class ReportingRun(Protocol):
-    """The part of the run governor that the handler needs."""
-
-    @property
-    def flow(self) -> FlowControl: ...
-    async def handle(self, event: Event, *, detail: dict[str, Any]) -> None:
-        """Returns when the event has been answered and recorded."""
-
-    def now(self) -> float: ...
-    def journal_failed(self, error: JournalError) -> None: ...
-
-
 class ReportHandler:
-    def __init__(
-        self,
-        *,
-        uid: str,
-        journal: Journal,
-        progress: Progress,
-        governor: ReportingRun,
-        secret: Secret,
-        limits: RunLimits | None = None,
-        missing: Callable[[], FilesRemoved | None] = lambda: None,
-    ) -> None:
-        self._uid = uid
-        self._verifier = Verifier(secret, run=uid)
-        self._limits = limits
-        self._missing = missing
-        self._journal = journal
-        self._progress = progress
-        self._governor = governor
+    def __init__(self, run: ActiveRun) -> None:
+        self._run = run
+        self._verifier = Verifier(run.secret, run=run.uid)
         self._applied: defaultdict[tuple[str, int], int] = defaultdict(int)
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._open: dict[str, int] = {}
@@ -113,7 +81,7 @@ class ReportHandler:
         try:
             report = decode_report(request.body[0])
         except (IndexError, msgspec.MsgspecError) as error:
-            log.warning("run.bad_report", run=self._uid, reason=str(error))
+            log.warning("run.bad_report", run=self._run.uid, reason=str(error))
             refusal = Refused(
                 code="bad_request", message=f"no report of a conductor: {error}", exit_code=ExitCode.USAGE
             )
@@ -122,13 +90,13 @@ class ReportHandler:
             if self._open.get(report.conductor) != report.incarnation:
                 return [encode(self._fenced(report))]
             await self._apply(report)
-        return [encode(Acknowledged(flow=self._governor.flow))]
+        return [encode(Acknowledged(flow=self._run.governor.flow))]
 
     def _fenced(self, report: Report) -> Refused:
         conductor, incarnation = report.conductor, report.incarnation
         log.warning(
             "report.fenced",
-            run=self._uid,
+            run=self._run.uid,
             conductor=conductor,
             incarnation=incarnation,
             seq=report.seq,
@@ -139,114 +107,84 @@ class ReportHandler:
 
     async def _apply(self, report: Report) -> None:
         sender = (report.conductor, report.incarnation)
-        pending: list[Recorded] = []
-        outside_cause = await self._outside_cause() if any(map(_is_bad, report.events)) else None
-        for seq, event in enumerate(report.events, start=report.seq):
-            if seq <= self._applied[sender]:
+        new = [each for each in enumerate(report.events, start=report.seq) if each[0] > self._applied[sender]]
+        outside_cause = await self._outside_cause() if any(_is_bad(event) for _, event in new) else None
+        sound = new if outside_cause is None else [*takewhile(lambda each: not _is_bad(each[1]), new)]
+        for of_records, group in groupby(sound, key=lambda each: isinstance(each[1], Recorded)):
+            if of_records:
+                numbered = [*group]
+                await self._record([event for _, event in numbered if isinstance(event, Recorded)])
+                self._applied[sender] = numbered[-1][0]
                 continue
-            if outside_cause is not None and _is_bad(event):
-                if pending:
-                    await self._record(pending)
-                    self._applied[sender] = seq - 1
-                raise outside_cause
-            if isinstance(event, Recorded):
-                pending.append(event)
-                continue
-            if pending:
-                await self._record(pending)
-                self._applied[sender] = seq - 1
-                pending = []
-            if isinstance(event, Log):
-                getattr(log, event.level)(
-                    event.event, run=self._uid, conductor=report.conductor, **event.data
-                )
-            else:
+            for seq, event in group:
                 await self._forward(report, event)
-            self._applied[sender] = seq
-        if pending:
-            await self._record(pending)
-            self._applied[sender] = report.seq + len(report.events) - 1
+                self._applied[sender] = seq
+        if outside_cause is not None and len(sound) < len(new):
+            raise outside_cause
 
     async def _outside_cause(self) -> TryAgain | None:
         """The error to raise if something outside the run may have caused a failure, which is then not recorded; else
         None.
         """
-        if await asyncio.to_thread(
-            lambda: self._journal.is_out_of_room
-        ):  # writes a file, which takes some milliseconds
+        if await self._run.is_out_of_room():
             return NoRoom(
-                f"the disk is full: failed work of run {self._uid} is repeated after the next start"
+                f"the disk is full: failed work of run {self._run.uid} is repeated after the next start"
             )
-        return self._missing()
+        return self._run.context.files.missing(self._run)
 
-    async def _forward(
-        self,
-        report: Report,
-        event: messages.ReadyReport | messages.FailedReport | messages.PartEndedReport,
-    ) -> None:
-        at = self._governor.now()
+    async def _forward(self, report: Report, event: messages.ConductorEvent) -> None:
+        handle = self._run.governor.handle
+        stamp = (*self._run.stamp, report.conductor, report.incarnation)
         match event:
+            case Log():
+                getattr(log, event.level)(
+                    event.event, run=self._run.uid, conductor=report.conductor, **event.data
+                )
             case messages.ReadyReport(detail=detail):
-                forwarded: Event = events.ConductorReady(
-                    run=self._uid, at=at, conductor=report.conductor, incarnation=report.incarnation
-                )
-                if self._limits is not None and report.conductor == TASKS:
-                    self._limits.task_conductor_ready()
-                await self._governor.handle(forwarded, detail={"detail": detail})
+                if report.conductor == TASKS:
+                    self._run.limits.task_conductor_ready()
+                await handle(events.ConductorReady(*stamp), detail={"detail": detail})
             case messages.FailedReport(reason=reason, traceback=traceback):
-                forwarded = events.ConductorFailed(
-                    run=self._uid,
-                    at=at,
-                    conductor=report.conductor,
-                    incarnation=report.incarnation,
-                    reason=reason,
-                )
-                await self._governor.handle(forwarded, detail={"traceback": traceback})
+                await handle(events.ConductorFailed(*stamp, reason=reason), detail={"traceback": traceback})
             case messages.PartEndedReport():
-                forwarded = events.PartEnded(
-                    run=self._uid,
-                    at=at,
+                ended = events.PartEnded(
+                    *self._run.stamp,
                     phase=event.phase,
                     part=event.part,
                     end=event.end,
                     failures=event.failures,
                     first_failure=event.first_failure,
                 )
-                await self._governor.handle(forwarded, detail={"metrics": event.metrics})
+                await handle(ended, detail={"metrics": event.metrics})
 
     async def _record(self, pending: list[Recorded]) -> None:
         """Raises JournalError: the conductor receives no acknowledgement and sends its report again."""
+        run, progress = self._run, self._run.progress
 
         def change(transaction: Transaction) -> list[Recorded]:
-            return record_all(transaction, self._uid, pending)
+            return record_all(transaction, run.uid, pending)
 
         try:
-            new = await self._journal.write(change, run=self._uid)
+            new = await run.context.journal.write(change, run=run.uid)
         except JournalError as error:
-            self._governor.journal_failed(error)
+            run.governor.journal_failed(error)
             raise
         for event in new:
             match event:
                 case EpisodeEnded(episode=episode):
-                    self._progress.episode(episode)
-                case TaskStarted(task=task, run=run):
-                    self._progress.task_started(task, run)
-                case TaskAttemptEnded(task=task, run=run):
-                    self._progress.attempt_ended(task, run)
+                    progress.episode(episode)
+                case TaskStarted(task=task, run=number):
+                    progress.task_started(task, number)
+                case TaskAttemptEnded(task=task, run=number):
+                    progress.attempt_ended(task, number)
                 case TaskEnded(record=record):
-                    self._progress.task_ended(record.task, record.run)
-        await self._check_limits(new)
-
-    async def _check_limits(self, new: list[Recorded]) -> None:
-        """Returns after the governor has answered: the flow control of the reply then prevents further episodes."""
-        exceeded = self._limits.count(new) if self._limits is not None else None
-        if exceeded is None:
-            return
-        limit, value, reached = exceeded
-        forwarded = events.LimitExceeded(
-            run=self._uid, at=self._governor.now(), limit=limit, value=value, reached=reached
-        )
-        await self._governor.handle(forwarded, detail={})
+                    progress.task_ended(record.task, record.run)
+        if (exceeded := run.limits.count(new)) is not None:
+            limit, value, reached = exceeded
+            # The governor has answered before the reply: its flow control then prevents further episodes.
+            await run.governor.handle(
+                events.LimitExceeded(*run.stamp, limit=limit, value=value, reached=reached)
+            )
 
 
 def record_all(transaction: Transaction, uid: str, pending: Sequence[Recorded]) -> list[Recorded]:

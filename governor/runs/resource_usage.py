@@ -19,20 +19,17 @@ import threading
 import time
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from governor import logs
 from governor.episodes.entries import in_daemon_thread
-from governor.messages import LimitUse
 from governor.processes import kill_tree
 from states.events import LimitExceeded
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Iterable, Mapping
 
-    from governor.runs.assignment import Assignment
-    from governor.runs.limits import RunLimits
-    from states.events import Event
+    from governor.runs.active_run import ActiveRun
 
 EVERY_SECONDS: Final = 2.0
 SHARE: Final = 20
@@ -44,94 +41,52 @@ _PAGE: Final = os.sysconf("SC_PAGE_SIZE")
 log = logs.get_logger()
 
 
-class MeasuredConductors(Protocol):
-    """Provides the processes to measure; `EffectRunner` implements it."""
-
-    @property
-    def processes(self) -> Mapping[str, Process]: ...
-
-
-class Process(Protocol):
-    @property
-    def pid(self) -> int: ...
-    @property
-    def mark(self) -> int: ...
-
-
 class Meter:
-    """Measures a run from construction to `aclose`, and posts `LimitExceeded` once; without a limit it measures
-    nothing.
-    """
+    """Measures one run: `measured` is its use of memory and disk, where these have limits. Posts `LimitExceeded` once."""
 
-    def __init__(
-        self,
-        *,
-        assignment: Assignment,
-        folder: Path,
-        conductors: MeasuredConductors,
-        post: Callable[[Event], None],
-    ) -> None:
-        self._run = assignment.uid
-        self._limits = assignment.run.limits
-        self._folder = folder
-        self._conductors = conductors
-        self._post = post
-        self._measured: dict[str, int] = {}
+    def __init__(self, active: ActiveRun) -> None:
+        self._run = active
+        self._limits = active.assignment.run.limits
+        self.measured: dict[str, int] = {}
         self._reported = False
         self._cancelled = threading.Event()
-        self._task: asyncio.Task[None] | None = None
-        if self._limits.memory is not None or self._limits.disk is not None:
-            self._task = asyncio.create_task(self._measure_repeatedly(), name=f"{self._run}.usage")
 
-    def uses(self, limits: RunLimits | None) -> tuple[LimitUse, ...]:
-        """The use of each limit that is set, except time limits."""
-        used = {**self._measured, **(limits.used if limits is not None else {})}
-        return tuple(
-            LimitUse(limit=name, allowed=allowed, used=used.get(name))
-            for name, allowed in self._limits.amounts
-        )
-
-    async def aclose(self) -> None:
-        """Does not wait for a measurement under way: it ends soon, in its thread."""
-        self._cancelled.set()
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait({self._task})
-
-    async def _measure_repeatedly(self) -> None:
+    async def run(self) -> None:
+        """Measures until it is cancelled; does not wait for a measurement under way: it ends soon, in its thread."""
+        if self._limits.memory is None and self._limits.disk is None:
+            return
         failed = False
-        while True:
-            begin = time.monotonic()
-            marks = {process.pid: process.mark for process in self._conductors.processes.values()}
-            try:
-                self._measured = await in_daemon_thread(partial(self._measure, marks), name="usage")
-            except Exception:
-                if not failed:
-                    log.exception("usage.not_measured", run=self._run)
-                failed = True
-            else:
-                failed = False
-                self._check_limits()
-            await asyncio.sleep(max(EVERY_SECONDS, SHARE * (time.monotonic() - begin)))
+        try:
+            while True:
+                begin = time.monotonic()
+                marks = {child.pid: child.mark for child in self._run.effects.processes.values()}
+                try:
+                    self.measured = await in_daemon_thread(partial(self._measure, marks), name="usage")
+                except Exception:
+                    if not failed:
+                        log.exception("usage.not_measured", run=self._run.uid)
+                    failed = True
+                else:
+                    failed = False
+                    self._check_limits()
+                await asyncio.sleep(max(EVERY_SECONDS, SHARE * (time.monotonic() - begin)))
+        finally:
+            self._cancelled.set()
 
     def _measure(self, marks: Mapping[int, int]) -> dict[str, int]:
         found = {}
         if self._limits.memory is not None:
             found["memory"] = memory_of(run_pids(marks))
         if self._limits.disk is not None:
-            found["disk"] = disk_of(self._folder, cancelled=self._cancelled)
+            found["disk"] = disk_of(self._run.folder, cancelled=self._cancelled)
         return found
 
     def _check_limits(self) -> None:
         for limit, allowed in self._limits.amounts:
-            reached = self._measured.get(limit, 0)
+            reached = self.measured.get(limit, 0)
             if reached > allowed and not self._reported:
                 self._reported = True
-                self._post(
-                    LimitExceeded(
-                        run=self._run, at=time.monotonic(), limit=limit, value=allowed, reached=reached
-                    )
-                )
+                self._run.post(LimitExceeded(*self._run.stamp, limit=limit, value=allowed, reached=reached))
 
 
 # -- memory --------------------------------------------------------------------------------------------------------

@@ -14,46 +14,44 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from functools import partial
+from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any, Final
-
-import msgspec
 
 from governor import logs
 from governor.errors import JournalError, TryAgain
-from governor.files import write_whole
-from governor.messages import FlowControl, RunStatus, run_service
-from governor.runs.effects import EffectRunner
+from governor.runs.active_run import ActiveRun
 from governor.runs.event_log import entries
-from governor.runs.limits import limits_of
-from governor.runs.liveness_probe import LivenessProbe
-from governor.runs.progress import Progress
 from governor.runs.quarantine import Quarantine
-from governor.runs.report_handler import ReportHandler
-from governor.runs.resource_usage import Meter
-from governor.runs.status import in_work
+from governor.runs.status import status_of
 from states import Dropped, Pristine, Rejected, Running, State, Step, advance
 from states.base import RunInWork
-from states.effects import BeginPhase, EndPhase, EndRun
-from states.events import AbortRequested, Event, ProcessesGone, RunAssigned, StopRequested
+from states.effects import EndRun
+from states.events import (
+    AbortRequested,
+    ConductorExited,
+    ConductorReady,
+    Event,
+    PartEnded,
+    ProcessesGone,
+    RunAssigned,
+    StopRequested,
+)
 from states.finalizing import Finalizing
 from states.stopping import Stopping
-from transport.worker import Worker
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from governor.journal.tables import RunRow, Transaction
+    from governor.messages import FlowControl, RunStatus
     from governor.processes.process import ChildProcess
     from governor.run_file.model import Run
     from governor.runs.assignment import Assignment
-    from governor.runs.limits import RunLimits
     from governor.runs.run_context import RunContext
 
 SHOWN_TRANSITIONS: Final = 12
 """Transitions that a refusal names."""
-REQUEST_CREDIT: Final = 64
-PROGRESS_EVENTS: Final = frozenset({"conductor.ready", "part.ended"})
+PROGRESS_EVENTS: Final = (ConductorReady, PartEnded)
 """Events that are progress of a run, beside its records of episodes and tasks."""
 
 log = logs.get_logger()
@@ -83,43 +81,43 @@ class RunGovernor:
         self.uid = uid or "governor"
         self.state: State = Pristine()
         self.errors: list[tuple[Exception, str]] = []
-        self.dead_children: list[str] = []
         self.dropped = 0
-        self.assignment: Assignment | None = None
         self._context = context
         self._on_change = on_change
         self._on_journal_failure = on_journal_failure
         self._inbox: asyncio.Queue[tuple[Event, dict[str, Any], asyncio.Future[None]]] = asyncio.Queue()
         self._transitions: deque[str] = deque(maxlen=SHOWN_TRANSITIONS)
-        self._progress: Progress | None = None
-        self._effect_runner: EffectRunner | None = None
-        self._report_service: Worker | None = None
-        self._limits: RunLimits | None = None
-        self._meter: Meter | None = None
-        self._quarantine = Quarantine(self.uid, self._post)
+        self._active: ActiveRun | None = None
+        self._in_work = AsyncExitStack()
+        self._quarantine = Quarantine(self.uid, self.post)
 
     def __repr__(self) -> str:
-        run = f", run={self.experiment_run_id}" if self.assignment else ""
+        run = f", run={self._active.uid}" if self._active else ""
         return f"RunGovernor({self.uid}, {self.state.name}{run})"
 
     # -- its public state ----------------------------------------------------------------------------------------
 
     @property
     def experiment_run(self) -> Run | None:
-        return self.assignment.run if self.assignment else None
+        return self._active.assignment.run if self._active else None
 
     @property
     def experiment_run_id(self) -> str | None:
-        return self.assignment.uid if self.assignment else None
+        return self._active.uid if self._active else None
 
     @property
     def current_phase(self) -> int | None:
-        return self._progress.phase_index if self._progress else None
+        return self._active.progress.phase_index if self._active else None
 
     @property
     def current_episode(self) -> int:
         """Episodes of the current phase that have ended."""
-        return self._progress.episodes_ended if self._progress else 0
+        return self._active.progress.episodes_ended if self._active else 0
+
+    @property
+    def dead_children(self) -> list[str]:
+        """Conductors that exited unexpectedly, with repetitions."""
+        return self._active.dead_children if self._active else []
 
     @property
     def agent_conductors(self) -> dict[str, ChildProcess]:
@@ -145,7 +143,7 @@ class RunGovernor:
     @property
     def is_free(self) -> bool:
         taking = isinstance(self.state, Pristine) and not self.state.shutdown and not self.state.stuck
-        return taking and self.assignment is None  # set until the last run is cleaned up
+        return taking and self._active is None  # set until the last run is cleaned up
 
     @property
     def quarantine(self) -> str:
@@ -167,55 +165,42 @@ class RunGovernor:
         log.error("journal.failed", run=self.experiment_run_id, reason=str(error))
         self._on_journal_failure(error)
 
-    def now(self) -> float:
-        """The state machine's clock, in monotonic seconds."""
-        return time.monotonic()
-
     def status(self, row: RunRow, marked: Mapping[int, Sequence[int]]) -> RunStatus:
         """The status of the run in work. `row` is its entry in the journal, `marked` the result of
         `kill_tree.marked`.
         """
-        conductors = self._effect_runner.processes if self._effect_runner else {}
-        return in_work(
-            row,
-            state=self.state,
-            progress=self._progress,
-            assignment=self.assignment,
-            limits=self._meter.uses(self._limits) if self._meter else (),
-            started={
-                name: tuple(pid for pid in marked.get(child.mark, ()) if pid != child.pid)
-                for name, child in conductors.items()
-            },
-            now=self.now(),
-        )
+        if self._active is None:
+            raise LookupError("no run is in work")
+        return status_of(self._active, row, marked)
 
     @property
     def deadlines(self) -> dict[tuple[str, str], float]:
         """See `EffectRunner.deadlines`."""
-        return self._effect_runner.deadlines if self._effect_runner else {}
+        return self._active.effects.deadlines if self._active else {}
 
     # -- commands ----------------------------------------------------------------------------------------------
 
     async def assign(self, assignment: Assignment) -> None:
         """Assigns a run. Raises TryAgain when another one is in work, OSError when the run's folders can't be made."""
-        prepared = self.is_free
+        taken = self.is_free
         try:
-            if prepared:
-                await self._prepare(assignment)
-            await self.handle(RunAssigned(run=assignment.uid, at=self.now(), plan=assignment.plan))
+            if taken:
+                self._active = ActiveRun(assignment, context=self._context, governor=self)
+                await self._in_work.enter_async_context(self._active)
+            await self.handle(RunAssigned(assignment.uid, time.monotonic(), plan=assignment.plan))
         except (OSError, TryAgain):
-            if prepared:
-                await self._release_run()
+            if taken:
+                await self._release()
             raise
 
     async def abort(self, uid: str, reason: str) -> None:
         """Ends the run as `aborted`. Raises TryAgain when it is ending already."""
-        await self.handle(AbortRequested(run=uid, at=self.now(), reason=reason or "aborted by request"))
+        await self.handle(AbortRequested(uid, time.monotonic(), reason=reason or "aborted by request"))
 
     def post_stop(self, reason: str, *, urgent: bool = False) -> None:
         """Interrupts the run; `run` returns when its last process is gone. `urgent`: without any grace."""
         uid = self.experiment_run_id or ""
-        self._post(StopRequested(run=uid, at=self.now(), reason=reason, urgent=urgent))
+        self.post(StopRequested(uid, time.monotonic(), reason=reason, urgent=urgent))
 
     async def handle(self, event: Event, *, detail: dict[str, Any] | None = None) -> None:
         """Puts an event into the inbox; returns when it has been answered and recorded.
@@ -225,6 +210,10 @@ class RunGovernor:
         answered: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._inbox.put_nowait((event, detail or {}, answered))
         await answered
+
+    def post(self, event: Event, detail: dict[str, Any] | None = None) -> None:
+        """Puts an event into the inbox without waiting for its answer."""
+        self._inbox.put_nowait((event, detail or {}, asyncio.get_running_loop().create_future()))
 
     # -- the loop ----------------------------------------------------------------------------------------------
 
@@ -259,17 +248,19 @@ class RunGovernor:
             case Step() as step:
                 await self._record(before, event, step, detail)
                 self.state = step.state
-                self._perform(step)
+                if self._active is not None:
+                    for effect in step.effects:
+                        self._active.effects.perform(effect)
                 await self._after_step(before, event, step)
         if not answered.done():
             answered.set_result(None)
 
     async def _record(self, before: State, event: Event, step: Step, detail: dict[str, Any]) -> None:
         """Records event and transition. If the journal fails, the run still stops in order, recorded or not."""
-        uid = self.experiment_run_id
-        if uid is None or self.assignment is None:
+        if self._active is None:
             return
-        rows = entries(before, event, step, detail=detail, assignment=self.assignment)
+        uid = self._active.uid
+        rows = entries(before, event, step, detail=detail, assignment=self._active.assignment)
 
         def change(transaction: Transaction) -> None:
             if isinstance(event, RunAssigned):
@@ -284,33 +275,11 @@ class RunGovernor:
         except JournalError as error:
             self.journal_failed(error)
 
-    def _perform(self, step: Step) -> None:
-        for effect in step.effects:
-            match effect:
-                case BeginPhase(phase=phase):
-                    self._enter_phase(phase)
-                case EndPhase() | EndRun():
-                    pass  # for the record alone
-                case _:
-                    if self._effect_runner is not None:
-                        self._effect_runner.perform(effect)
-
-    def _enter_phase(self, phase: int) -> None:
-        if self._progress is None or self.assignment is None:
-            return
-        journal, uid = self._context.journal, self.assignment.uid
-        try:
-            self._progress.enter_phase(
-                phase, episodes=journal.episodes(uid, phase), tasks=journal.tasks(uid, phase)
-            )
-        except JournalError as error:
-            self.journal_failed(error)
-
     async def _after_step(self, before: State, event: Event, step: Step) -> None:
-        if event.kind in PROGRESS_EVENTS and self._progress is not None:
-            self._progress.changes += 1
-        if event.kind == "conductor.exited" and isinstance(before, RunInWork) and not self.stopping:
-            self.dead_children.append(getattr(event, "conductor", ""))
+        if isinstance(event, PROGRESS_EVENTS) and self._active is not None:
+            self._active.progress.changes += 1
+        if isinstance(event, ConductorExited) and isinstance(before, RunInWork) and not self.stopping:
+            self.dead_children.append(event.conductor)
         if isinstance(event, ProcessesGone) and self.is_free:
             log.info("slot.released", slot=self.uid, pids=event.pids)
             self._on_change(self)
@@ -330,51 +299,6 @@ class RunGovernor:
             await self._end_run(step)
         self._on_change(self)
 
-    # -- around a run ------------------------------------------------------------------------------------------
-
-    async def _prepare(self, assignment: Assignment) -> None:
-        self.assignment = assignment
-        self._progress = Progress(assignment)
-        self._context.run_folder(assignment.uid).mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._context.socket_folder(assignment.uid).mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._context.files.begin(self, self._post)
-        run_file = self._context.run_folder(assignment.uid) / "run.json"
-        content = msgspec.json.format(msgspec.json.encode(assignment.run.raw()), indent=2)
-        await asyncio.to_thread(write_whole, run_file, content)
-        self._limits = limits_of(assignment, self._context.journal)
-        report_handler = ReportHandler(
-            uid=assignment.uid,
-            journal=self._context.journal,
-            progress=self._progress,
-            governor=self,
-            secret=self._context.run_secret(assignment.uid),
-            limits=self._limits,
-            missing=partial(self._context.files.missing, self),
-        )
-        service, secret = run_service(assignment.uid), self._context.secret
-        self._report_service = Worker(
-            self.broker_uri, service, report_handler.answer, credit=REQUEST_CREDIT, secret=secret
-        )
-        await self._report_service.__aenter__()
-        self._effect_runner = EffectRunner(
-            assignment=assignment, context=self._context, post=self._post, fence=report_handler
-        )
-        probe = LivenessProbe(
-            assignment=assignment,
-            client=self._context.client,
-            secret=self._context.run_secret(assignment.uid),
-            progress=self._progress,
-            state=lambda: self.state,
-            post=self._post,
-        )
-        self._effect_runner.run_alongside(probe.run(), "probe")
-        self._meter = Meter(
-            assignment=assignment,
-            folder=self._context.run_folder(assignment.uid),
-            conductors=self._effect_runner,
-            post=self._post,
-        )
-
     async def _end_run(self, step: Step) -> None:
         for effect in step.effects:
             if isinstance(effect, EndRun):
@@ -387,27 +311,15 @@ class RunGovernor:
                     dead_conductors=len(self.dead_children),
                     events_dropped=self.dropped,
                 )
-                if effect.stuck and self._effect_runner is not None:
-                    left = self._effect_runner.stuck_processes()
-                    self._quarantine.begin(self.experiment_run_id or "", effect.stuck, left)
-        await self._release_run()
+                if effect.stuck and self._active is not None:
+                    left = self._active.effects.take_stuck_processes()
+                    self._quarantine.begin(self._active.uid, effect.stuck, left)
+        await self._release()
 
-    async def _release_run(self) -> None:
-        if self._meter is not None:
-            await self._meter.aclose()
-        if self._effect_runner is not None:
-            await self._effect_runner.aclose()
-        if self._report_service is not None:
-            await self._report_service.aclose()
-        self._effect_runner = self._report_service = self._progress = self.assignment = self._limits = (
-            self._meter
-        ) = None
-        self.dead_children = []
-
-    def _post(self, event: Event, detail: dict[str, Any] | None = None) -> None:
-        """Puts an event into the inbox without waiting for its answer."""
-        self._inbox.put_nowait((event, detail or {}, asyncio.get_running_loop().create_future()))
+    async def _release(self) -> None:
+        await self._in_work.aclose()
+        self._active = None
 
     def _processes(self, kind: str) -> dict[str, ChildProcess]:
-        processes = self._effect_runner.processes if self._effect_runner else {}
+        processes = self._active.effects.processes if self._active else {}
         return {name: child for name, child in processes.items() if name.partition(".")[0] == kind}

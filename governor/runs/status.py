@@ -2,40 +2,34 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 
 from governor import clock
-from governor.messages import ConductorStatus, RunStatus
+from governor.messages import ConductorStatus, LimitUse, RunStatus
 from governor.units import durations
 from states import Running
 from states.base import RunInWork
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from governor.journal.tables import RunRow
-    from governor.messages import LimitUse
-    from governor.runs.assignment import Assignment
-    from governor.runs.progress import Progress
-    from states import State
+    from governor.runs.active_run import ActiveRun
 
 
-def in_work(
-    row: RunRow,
-    *,
-    state: State,
-    progress: Progress | None,
-    assignment: Assignment | None,
-    limits: tuple[LimitUse, ...],
-    started: Mapping[str, tuple[int, ...]],
-    now: float,
-) -> RunStatus:
-    """`row` is its entry in the journal, `started` the pids that each conductor has started, `now` monotonic seconds."""
-    conductors = state.conductors.all if isinstance(state, RunInWork) else ()
-    at_work = progress.at_work if progress else ""
-    waits_for = state.waits_for + (f" ({at_work})" if at_work else "")
-    stalled = now - state.stalled if isinstance(state, Running) and state.stalled is not None else None
-    if stalled is not None:
+def status_of(run: ActiveRun, row: RunRow, marked: Mapping[int, Sequence[int]]) -> RunStatus:
+    """`row` is its entry in the journal, `marked` the result of `kill_tree.marked`."""
+    state, progress, section = run.state, run.progress, run.assignment.run
+    used = {**run.meter.measured, **run.limits.used}
+    started = {
+        name: tuple(pid for pid in marked.get(child.mark, ()) if pid != child.pid)
+        for name, child in run.effects.processes.items()
+    }
+    waits_for = state.waits_for + (f" ({progress.at_work})" if progress.at_work else "")
+    stalled = None
+    if isinstance(state, Running) and state.stalled is not None:
+        stalled = time.monotonic() - state.stalled
         waits_for += f"; no progress for {durations.text(stalled)}"
     return RunStatus(
         uid=row.uid,
@@ -47,14 +41,14 @@ def in_work(
         submitted_at=row.submitted_at,
         started_at=row.started_at,
         ended_at=row.ended_at,
-        phase=progress.phase if progress else None,
-        phase_index=progress.phase_index if progress else None,
-        phases=len(assignment.run.phases) if assignment else 0,
-        episodes_ended=progress.episodes_ended if progress else 0,
-        episodes_total=progress.episodes_total if progress else 0,
-        tasks_ended=progress.tasks_ended if progress else 0,
-        tasks_total=progress.tasks_total if progress else 0,
-        metrics=progress.metrics if progress else {},
+        phase=progress.phase,
+        phase_index=progress.phase_index,
+        phases=len(section.phases),
+        episodes_ended=progress.episodes_ended,
+        episodes_total=progress.episodes_total,
+        tasks_ended=progress.tasks_ended,
+        tasks_total=progress.tasks_total,
+        metrics=progress.metrics,
         parent=row.parent,
         conductors=tuple(
             ConductorStatus(
@@ -65,9 +59,12 @@ def in_work(
                 incarnation=m.incarnation,
                 started=started.get(m.name, ()),
             )
-            for m in conductors
+            for m in (state.conductors.all if isinstance(state, RunInWork) else ())
         ),
-        limits=limits,
-        seconds=progress.seconds if progress else None,
+        limits=tuple(
+            LimitUse(limit=name, allowed=allowed, used=used.get(name))
+            for name, allowed in section.limits.amounts
+        ),
+        seconds=progress.seconds,
         stalled_since=None if stalled is None else clock.wall() - stalled,
     )

@@ -22,8 +22,8 @@ from governor.journal.disk_reserve import Reserve
 from governor.journal.journal import Journal
 from governor.messages import TaskRecord
 from governor.run_file.load import parse
+from governor.runs.active_run import ActiveRun
 from governor.runs.assignment import Assignment
-from governor.runs.effects import EffectRunner
 from governor.runs.result import whole_result
 from states.effects import WriteResult
 from tests.support.full_disk import full_beyond
@@ -222,20 +222,21 @@ async def test_a_result_that_finds_no_room_gives_the_reserve_up_and_is_written_t
     ]
     await journal.write(lambda tx: (tx.event("r1", "phase.started", {"index": 0}), tx.tasks("r1", 0, tasks)))
     posted = asyncio.Queue()
-    performer = EffectRunner(
-        assignment=Assignment(uid="r1", run=run, folder="/"),
-        context=SimpleNamespace(journal=journal, run_folder=lambda uid: tmp_path / "runs" / uid),
-        post=lambda event, detail=None: posted.put_nowait(event),
-        fence=SimpleNamespace(),
+    context = SimpleNamespace(
+        journal=journal,
+        run_secret=lambda uid: None,
+        run_folder=lambda uid: tmp_path / "runs" / uid,
+        socket_folder=lambda uid: tmp_path / "sockets" / uid,
     )
+    governor = SimpleNamespace(post=lambda event, detail: posted.put_nowait(event))
+    active = ActiveRun(Assignment(uid="r1", run=run, folder="/"), context=context, governor=governor)
     write = WriteResult(outcome="finished", reason="")
     with full_beyond(10):
-        performer.perform(write)
+        active.effects.perform(write)
         assert (await posted.get()).kind == "result.failed"
     assert (len(used), reserve.path.exists()) == (1, False)
-    performer.perform(write)
+    active.effects.perform(write)
     assert (await posted.get()).kind == "result.written"
     assert journal.result_file("r1") == "result.finished.msgpack", "too large for the journal"
     assert len(whole_result(journal, "r1", tmp_path / "runs" / "r1").phases[0].tasks) == 2000
-    await performer.aclose()
     await journal.close()

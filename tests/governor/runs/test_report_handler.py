@@ -48,7 +48,7 @@ SECRET = Secret.new()
 
 
 class Governor:
-    """A `ReportingRun`: records what it receives, and what is on record at that moment."""
+    """Records what it receives, and what is on record at that moment."""
 
     flow = "CONTINUE"
 
@@ -60,22 +60,39 @@ class Governor:
     def journal_failed(self, error):
         self.failures.append(error)
 
-    async def handle(self, event, *, detail):
+    async def handle(self, event, *, detail=None):
         self.taken.append((event, detail, len(self.journal.episodes("r1", 0))))
 
-    def now(self):
-        return 5.0
+
+class Run:
+    """The part of an `ActiveRun` that handles its reports."""
+
+    uid = "r1"
+    secret = SECRET
+    stamp = ("r1", 5.0)
+
+    def __init__(self, journal):
+        self.journal = journal
+        self.missing = None
+        self.context = SimpleNamespace(
+            journal=journal, files=SimpleNamespace(missing=lambda run: self.missing)
+        )
+        self.governor = Governor(journal)
+        self.progress = Progress(Assignment(uid="r1", run=RUN, folder="/"))
+        self.limits = RunLimits(LimitsSection())
+        self.handler = ReportHandler(self)
+
+    async def is_out_of_room(self):
+        return self.journal.is_out_of_room
 
 
 @pytest.fixture
 async def run(tmp_path):
     journal = Journal(tmp_path / "governor.db")
     await journal.write(lambda tx: tx.submit(uid="r1", key=None, name="r", spec=RUN.raw(), folder="/"))
-    progress = Progress(Assignment(uid="r1", run=RUN, folder="/"))
-    progress.enter_phase(0, episodes=[], tasks=[])
-    governor = Governor(journal)
-    made = ReportHandler(uid="r1", journal=journal, progress=progress, governor=governor, secret=SECRET)
-    yield SimpleNamespace(handler=made, governor=governor, journal=journal, progress=progress)
+    made = Run(journal)
+    made.progress.enter_phase(0, episodes=[], tasks=[])
+    yield made
     await journal.close()
 
 
@@ -109,7 +126,7 @@ async def test_episodes_of_an_evaluation_are_recorded_and_not_counted(run):
 
 def limited(run, done=(), **limits):
     """The run of a run with limits, an earlier invocation of which has `done` some."""
-    run.handler._limits = RunLimits(LimitsSection(**limits), done=done)
+    run.limits = RunLimits(LimitsSection(**limits), done=done)
 
 
 @pytest.mark.parametrize(
@@ -281,7 +298,7 @@ async def test_a_report_that_is_being_applied_is_finished_before_its_conductor_i
     """
     taking, may_take = asyncio.Event(), asyncio.Event()
 
-    async def handle(event, *, detail):
+    async def handle(event, *, detail=None):
         taking.set()
         await may_take.wait()
 
@@ -337,13 +354,13 @@ async def test_a_report_without_the_secret_of_its_run_is_not_read_and_a_flood_of
 
 
 async def test_what_fails_for_want_of_removed_files_is_not_recorded(run):
-    gone = [FilesRemoved("the folder /s/runs/r1 was removed")]
-    run.handler._missing = lambda: gone.pop() if gone else None
+    run.missing = FilesRemoved("the folder /s/runs/r1 was removed")
     run.handler.open("simulation", 1)
     bad = EpisodeEnded(phase=0, episode=msgspec.structs.replace(ended(1).episode, outcome="crashed"))
     with pytest.raises(FilesRemoved, match="the folder /s/runs/r1 was removed"):
         await report_as(run, 1, ended(0), bad, ended(2))
     assert [record.index for record in run.journal.episodes("r1", 0)] == [0]
+    run.missing = None
     assert isinstance(await report_as(run, 1, ended(0), bad, ended(2)), Acknowledged), (
         "sent again, and of its own fault"
     )

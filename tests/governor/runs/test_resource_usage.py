@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import subprocess
 import sys
@@ -147,13 +148,24 @@ class Conductors:
         return {str(pid): SimpleNamespace(pid=pid, mark=UNMARKED) for pid in self._pids}
 
 
-def metered(folder, *pids, **limits):
-    """A meter, and a queue of the events that it posts."""
+@contextlib.asynccontextmanager
+async def metered(folder, *pids, **limits):
+    """A meter that measures, and a queue of the events that it posts."""
     posted = asyncio.Queue()
-    run = SimpleNamespace(uid="r1", run=SimpleNamespace(limits=LimitsSection(**limits)))
     conductors = Conductors(pids)
-    meter = Meter(assignment=run, folder=folder, conductors=conductors, post=posted.put_nowait)
-    return meter, posted, conductors.rounds
+    run = SimpleNamespace(
+        uid="r1",
+        stamp=("r1", 0.0),
+        assignment=SimpleNamespace(run=SimpleNamespace(limits=LimitsSection(**limits))),
+        folder=folder,
+        effects=conductors,
+        post=posted.put_nowait,
+    )
+    meter = Meter(run)
+    measuring = asyncio.create_task(meter.run())
+    yield meter, posted, conductors.rounds
+    measuring.cancel()
+    await asyncio.wait({measuring})
 
 
 async def test_a_meter_tells_the_first_limit_that_is_exceeded_once(tmp_path, child, monkeypatch):
@@ -161,19 +173,17 @@ async def test_a_meter_tells_the_first_limit_that_is_exceeded_once(tmp_path, chi
     monkeypatch.setattr(resource_usage, "SHARE", 0)
     process = child("-c", FILL, str(50 * MIB))
     (tmp_path / "file").write_bytes(b"x" * 2 * MIB)
-    meter, posted, rounds = metered(tmp_path, process.pid, memory=30 * MIB, disk=MIB, tasks=5)
-    async with asyncio.timeout(20):
+    limits = {"memory": 30 * MIB, "disk": MIB, "tasks": 5}
+    async with metered(tmp_path, process.pid, **limits) as (meter, posted, rounds), asyncio.timeout(20):
         event = await posted.get()
         assert (event.run, event.limit, event.value) == ("r1", "memory", 30 * MIB)
         (tmp_path / "more").write_bytes(b"x" * MIB)
         for _ in range(rounds.qsize() + 2):  # one that may have begun before, and a whole one after it
             await rounds.get()
-    await meter.aclose()
     assert posted.empty()
-    found = {use.limit: (use.used, use.allowed) for use in meter.uses(None)}
-    assert found["tasks"] == (None, 5)
-    assert found["memory"][0] > 50 * MIB
-    assert found["disk"][0] >= 3 * MIB, "it goes on measuring, for the status"
+    assert meter.measured.keys() == {"memory", "disk"}
+    assert meter.measured["memory"] > 50 * MIB
+    assert meter.measured["disk"] >= 3 * MIB, "it goes on measuring, for the status"
 
 
 async def test_a_measurement_that_fails_is_logged_and_is_not_the_last(tmp_path, monkeypatch):
@@ -188,16 +198,15 @@ async def test_a_measurement_that_fails_is_logged_and_is_not_the_last(tmp_path, 
         return disk_of(folder, cancelled=cancelled)
 
     monkeypatch.setattr(resource_usage, "disk_of", fails_once)
-    meter, posted, _ = metered(tmp_path, disk=MIB)
-    async with asyncio.timeout(20):
+    async with metered(tmp_path, disk=MIB) as (_, posted, _), asyncio.timeout(20):
         assert (await posted.get()).limit == "disk"
-    await meter.aclose()
 
 
 async def test_without_a_limit_nothing_is_measured(tmp_path):
-    meter, *_ = metered(tmp_path, os.getpid(), wall_clock=5)
-    await meter.aclose()
-    assert meter.uses(None) == ()
+    async with metered(tmp_path, os.getpid(), wall_clock=5) as (meter, _, rounds):
+        await meter.run()
+    assert meter.measured == {}
+    assert rounds.empty()
 
 
 async def test_the_loop_runs_while_a_measurement_hangs(tmp_path, monkeypatch):
@@ -210,10 +219,8 @@ async def test_the_loop_runs_while_a_measurement_hangs(tmp_path, monkeypatch):
         return 0
 
     monkeypatch.setattr(resource_usage, "disk_of", hang)
-    meter, *_ = metered(tmp_path, disk=MIB)
-    async with asyncio.timeout(20):
+    async with metered(tmp_path, disk=MIB), asyncio.timeout(20):
         assert await went_on.get()
-    await meter.aclose()
 
 
 HANGS = """
@@ -229,11 +236,13 @@ async def main():
         loop.call_soon_threadsafe(began.set)
         time.sleep(600)
     usage.disk_of = hang
-    run = types.SimpleNamespace(uid="r1", run=types.SimpleNamespace(limits=LimitsSection(disk=2**20)))
+    assignment = types.SimpleNamespace(run=types.SimpleNamespace(limits=LimitsSection(disk=2**20)))
     nobody = types.SimpleNamespace(processes={})
-    meter = usage.Meter(assignment=run, folder=pathlib.Path("."), conductors=nobody, post=print)
+    run = types.SimpleNamespace(uid="r1", assignment=assignment, folder=pathlib.Path("."), effects=nobody)
+    measuring = asyncio.create_task(usage.Meter(run).run())
     await began.wait()
-    await meter.aclose()
+    measuring.cancel()
+    await asyncio.wait({measuring})
 
 asyncio.run(main())
 """

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -10,10 +12,12 @@ import pytest
 from governor.errors import TryAgain
 from governor.journal.journal import Journal
 from governor.run_file.load import parse
-from governor.runs import run_governor
+from governor.runs import active_run, run_governor
 from governor.runs.assignment import Assignment
+from governor.runs.effects import EffectRunner
 from governor.runs.run_governor import RunGovernor
 from states import events
+from states.effects import BeginPhase
 from transport.access import Secret
 
 RUN = parse(
@@ -26,43 +30,25 @@ RUN = parse(
 NAMES = ("agent.walker", "environment.lake", "simulation")
 
 
-class RecordingEffects:
-    """In place of `EffectRunner`: every conductor has a process, and nothing is started."""
+class RecordingEffects(EffectRunner):
+    """Every conductor has a process, and nothing is started."""
 
     deadlines = {("start", ""): 60.0}  # noqa: RUF012
-
-    def __init__(self, **_):
-        self.processes = {name: SimpleNamespace(pid=100 + n, mark=n) for n, name in enumerate(NAMES)}
-        self.performed = []
+    processes = {name: SimpleNamespace(pid=100 + n, mark=n) for n, name in enumerate(NAMES)}  # noqa: RUF012
 
     def perform(self, effect):
-        self.performed.append(effect)
-
-    def run_alongside(self, work, name):
-        work.close()
-
-    def stuck_processes(self):
-        return {}
-
-    async def aclose(self):
-        self.processes = {}
+        if isinstance(effect, BeginPhase):
+            super().perform(effect)
 
 
-class SilentWorker:
-    def __init__(self, *_, **__):
-        pass
-
-    async def __aenter__(self):
-        return self
-
-    async def aclose(self):
-        pass
+async def never(*_, **__):
+    await asyncio.Event().wait()
 
 
 @pytest.fixture
 async def governor(tmp_path, monkeypatch):
-    monkeypatch.setattr(run_governor, "EffectRunner", RecordingEffects)
-    monkeypatch.setattr(run_governor, "Worker", SilentWorker)
+    monkeypatch.setattr(active_run, "EffectRunner", RecordingEffects)
+    monkeypatch.setattr(active_run, "Worker", lambda *_, **__: contextlib.AsyncExitStack())
     journal = Journal(tmp_path / "governor.db")
     await journal.write(lambda tx: tx.submit(uid="r1", key=None, name="r", spec=RUN.raw(), folder="/"))
     secret = Secret.new()
@@ -72,8 +58,8 @@ async def governor(tmp_path, monkeypatch):
         run_secret=lambda uid: secret.of(uid.encode()),
         run_folder=lambda uid: tmp_path / "runs" / uid,
         socket_folder=lambda uid: tmp_path / "sockets" / uid,
-        files=SimpleNamespace(begin=lambda governor, post: None, missing=lambda governor: None),
-        client=None,
+        files=SimpleNamespace(watched=lambda run: contextlib.nullcontext(), missing=lambda run: None),
+        client=SimpleNamespace(request=never),
     )
     governor = RunGovernor("ipc://worker", "slot-0", context=context)
     loop = asyncio.create_task(governor.run())
@@ -86,7 +72,7 @@ async def governor(tmp_path, monkeypatch):
 async def started(governor):
     await governor.assign(Assignment(uid="r1", run=RUN, folder="/"))
     for pid, name in enumerate(NAMES, start=100):
-        about = {"run": "r1", "at": governor.now(), "conductor": name, "incarnation": 1}
+        about = {"run": "r1", "at": time.monotonic(), "conductor": name, "incarnation": 1}
         await governor.handle(events.ConductorStarted(**about, pid=pid, ticks=1, boot="b"))
         await governor.handle(events.ConductorReady(**about))
 
@@ -119,7 +105,7 @@ async def test_during_a_run_they_name_the_run_its_phase_and_its_processes(govern
 
 async def test_an_unexpected_exit_is_among_the_dead_children(governor):
     await started(governor)
-    at = governor.now()
+    at = time.monotonic()
     await governor.handle(
         events.ConductorExited(run="r1", at=at, conductor="simulation", incarnation=1, exit_code=-9)
     )
@@ -141,12 +127,12 @@ async def test_a_stop_ends_the_run_and_then_the_governor(governor):
     governor.post_stop("shutting down", urgent=True)
     for name in NAMES:
         exited = events.ConductorExited(
-            run="r1", at=governor.now(), conductor=name, incarnation=1, exit_code=0
+            run="r1", at=time.monotonic(), conductor=name, incarnation=1, exit_code=0
         )
         await governor.handle(exited)
         assert governor.stopping
         assert not governor.shutdown
-    await governor.handle(events.TracesRemoved(run="r1", at=governor.now()))
+    await governor.handle(events.TracesRemoved(run="r1", at=time.monotonic()))
     assert (governor.stopping, governor.shutdown) == (False, True)
     assert (governor.experiment_run, governor.dead_children, governor.env_conductors) == (None, [], {})
 

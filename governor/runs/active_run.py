@@ -1,0 +1,146 @@
+"""One run in work: all that serves it, from its assignment until its slot is free again.
+
+Rules:
+1. Its parts (effects, report handler, liveness probe, resource meter) reach each other, and the state machine, through
+   the run. They are made with it, so while there is a run all of them are there.
+2. Its tasks end with it, except those that wait for a process that could not be killed. One that fails is logged and
+   cancels nothing else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING, Any, Final, Self
+
+import msgspec
+
+from governor import logs
+from governor.files import write_whole
+from governor.messages import ConductorCommand, conductor_service, decode_command_reply, encode, run_service
+from governor.runs.effects import EffectRunner
+from governor.runs.limits import limits_of
+from governor.runs.liveness_probe import LivenessProbe
+from governor.runs.progress import Progress
+from governor.runs.report_handler import ReportHandler
+from governor.runs.resource_usage import Meter
+from transport.worker import Worker
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine
+
+    from governor.messages import Alive, Done, Refused
+    from governor.runs.assignment import Assignment
+    from governor.runs.run_context import RunContext
+    from governor.runs.run_governor import RunGovernor
+    from states import State
+    from states.events import Event
+
+REQUEST_CREDIT: Final = 64
+
+log = logs.get_logger()
+
+
+class ActiveRun:
+    """`async with` prepares the run's folders, receives reports and watches the run; the effects of the state machine
+    start its conductors.
+    """
+
+    def __init__(self, assignment: Assignment, *, context: RunContext, governor: RunGovernor) -> None:
+        self.uid = assignment.uid
+        self.assignment = assignment
+        self.context = context
+        self.governor = governor
+        self.secret = context.run_secret(self.uid)
+        self.folder = context.run_folder(self.uid)
+        self.socket_folder = context.socket_folder(self.uid)
+        self.dead_children: list[str] = []
+        self.progress = Progress(assignment)
+        self.limits = limits_of(assignment, context.journal)
+        self.reports = ReportHandler(self)
+        self.effects = EffectRunner(self)
+        self.meter = Meter(self)
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._open = AsyncExitStack()
+
+    async def __aenter__(self) -> Self:
+        """Raises OSError when the run's folders can't be made."""
+        async with AsyncExitStack() as stack:
+            for folder in (self.folder, self.socket_folder):
+                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            stack.enter_context(self.context.files.watched(self))
+            content = msgspec.json.format(msgspec.json.encode(self.assignment.run.raw()), indent=2)
+            await asyncio.to_thread(write_whole, self.folder / "run.json", content)
+            await stack.enter_async_context(
+                Worker(
+                    self.governor.broker_uri,
+                    run_service(self.uid),
+                    self.reports.answer,
+                    credit=REQUEST_CREDIT,
+                    secret=self.context.secret,
+                )
+            )
+            self.spawn(LivenessProbe(self).run(), "probe")
+            self.spawn(self.meter.run(), "usage")
+            self._open = stack.pop_all()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Cancels all tasks and waits for them, which is bounded."""
+        self.effects.cancel_deadlines()
+        pending = [*self._tasks]
+        for task in pending:
+            task.cancel()
+        await asyncio.gather(*pending, return_exceptions=True)
+        await self._open.aclose()
+
+    # -- for its parts -----------------------------------------------------------------------------------------
+
+    @property
+    def state(self) -> State:
+        """The state of the machine."""
+        return self.governor.state
+
+    @property
+    def stamp(self) -> tuple[str, float]:
+        """The first two fields of an event of this run that happens now."""
+        return self.uid, time.monotonic()
+
+    def post(self, event: Event, detail: dict[str, Any] | None = None) -> None:
+        """Puts an event into the inbox of the run governor."""
+        self.governor.post(event, detail)
+
+    def spawn(self, work: Coroutine[None, None, None], name: str) -> asyncio.Task[None]:
+        """Runs `work` as a task until the run is over."""
+        task: asyncio.Task[None] = asyncio.create_task(work, name=f"{self.uid}.{name}")
+        self._tasks.add(task)
+        task.add_done_callback(self._task_ended)
+        return task
+
+    def leave(self, task: asyncio.Task[None]) -> None:
+        """Lets a task outlive the run."""
+        self._tasks.discard(task)
+
+    async def command(
+        self, conductor: str, incarnation: int, command: ConductorCommand, *, seconds: float
+    ) -> Done | Refused | Alive:
+        """The conductor's answer to a command. Raises TransportError."""
+        answer = await self.context.client.request(
+            conductor_service(self.uid, conductor, incarnation),
+            encode(command),
+            self.secret.value,
+            timeout=seconds,
+            idempotent=True,
+        )
+        return decode_command_reply(answer[0])
+
+    async def is_out_of_room(self) -> bool:
+        """Whether the disk is full, which may have caused a failure. Writes a file, which takes some milliseconds."""
+        return await asyncio.to_thread(lambda: self.context.journal.is_out_of_room)
+
+    def _task_ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("effect.failed", run=self.uid, effect=task.get_name(), exc_info=error)
+            self.context.journal.make_room(error)
