@@ -13,23 +13,17 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from governor import logs
 from governor.conductors.conductor import Conductor
 from governor.episodes.entries import one_line
 from governor.episodes.records.checkpoints import COPY_SECONDS
 from governor.episodes.remote import control
 from governor.episodes.remote.agent_host import AgentHost
-from governor.errors import ConductorError, ExitCode
-from governor.messages import ConductorCommand, ConductorSpec, Done, Refused
-from transport.worker import Worker
+from governor.errors import ConductorError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
+    from governor.messages import ConductorSpec
     from governor.messages.link import Link
-    from transport.worker import Request
 
 CLOSE_SECONDS = 2.0
 
@@ -51,50 +45,33 @@ class AgentConductor(Conductor):
         )
         self._sessions: dict[tuple[str, int], tuple[control.Join, str]] = {}
         self._serial = count()
-        self._worker: Worker | None = None
         self._watch: asyncio.Task[None] | None = None
 
     async def prepare(self) -> dict[str, Any]:
         await self.host.start()
         self._watch = asyncio.create_task(self._watch_thread(), name=f"{self.spec.name}.watch")
         service = control.agent_service(self.spec.uid, self._agent_name)
-        self._worker = Worker(
-            self.spec.worker_endpoint, service, self._serve, credit=64, secret=self.spec.secret
-        )
-        self._worker.start()
-        await self._worker.registered()
+        await self.offer(service, control.decode_agent_control, self._answer)
         return {"service": service, "entry": self.spec.settings["entry"], "learned": self.host.loaded}
-
-    async def perform(self, command: ConductorCommand) -> Done | Refused:
-        return Refused(
-            code="usage",
-            message=f"an agent conductor does not perform {type(command).__name__}",
-            exit_code=ExitCode.USAGE,
-        )
 
     async def close(self) -> None:
         if self._watch is not None:
             self._watch.cancel()
-        if self._worker is not None:
-            await self._worker.aclose()
+        await self.services.aclose()
         await self.host.close(seconds=CLOSE_SECONDS)
 
     async def _watch_thread(self) -> None:
         await self.host.ended.wait()
         self.fail(f"agent {self._agent_name!r} has lost its thread: {self.host.fault}")
 
-    async def _serve(self, request: Request) -> Sequence[bytes]:
-        try:
-            wanted = control.decode_agent_control(request.body[0])
-        except (IndexError, msgspec.MsgspecError) as error:
-            return [control.encode(control.Failed(reason=f"no request for an agent: {error}"))]
+    async def _answer(self, wanted: control.AgentControl) -> control.ControlAnswer:
         match wanted:
             case control.Join():
-                return [control.encode(await self.while_alive(self._join(wanted)))]
+                return await self.while_alive(self._join(wanted))
             case control.Stuck():
-                return [control.encode(self._answer_stuck(wanted))]
+                return self._answer_stuck(wanted)
             case control.Copy(path=path):
-                return [control.encode(await self.while_alive(self._copy(Path(path))))]
+                return await self.while_alive(self._copy(Path(path)))
 
     async def _copy(self, path: Path) -> control.Taken | control.Failed:
         limit = asyncio.timeout(COPY_SECONDS)

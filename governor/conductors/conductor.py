@@ -17,6 +17,7 @@ import signal
 import sys
 import traceback
 from abc import ABC, abstractmethod
+from contextlib import AsyncExitStack
 from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -27,11 +28,11 @@ from governor import logs
 from governor.conductors.outbox import Outbox
 from governor.conductors.verifier import Verifier
 from governor.episodes import exits
+from governor.episodes.remote import control
 from governor.errors import ConductorError, ExitCode, text_of
 from governor.messages import (
     Alive,
     ConductorCommand,
-    ConductorEvent,
     ConductorSpec,
     Done,
     FailedReport,
@@ -49,7 +50,7 @@ from transport.connection import flush_closed
 from transport.worker import Worker
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Sequence
+    from collections.abc import Awaitable, Callable, Sequence
 
     from governor.messages.link import Link
     from transport.worker import Request
@@ -66,10 +67,7 @@ EXIT_SECONDS: Final = 1.0
 """Maximum delay, in seconds, of an ``os._exit`` in user code until its report is acknowledged."""
 CLOSE_SECONDS: Final = 3.0
 """Seconds for a conductor to release its resources; then its process ends anyway."""
-HANDOVER_SECONDS: Final = 2.0
-"""The governor begins the next phase as soon as it knows the end of this one; the acknowledgement of that end may
-still be on its way to the conductor then.
-"""
+CONTROL_CREDIT: Final = 64
 FLUSH_SECONDS: Final = 2.0
 """Seconds to flush sent messages before the process ends."""
 
@@ -77,7 +75,6 @@ REASON_CHARACTERS: Final = 1_000
 TRACEBACK_CHARACTERS: Final = 20_000
 
 log = logs.get_logger()
-E = TypeVar("E", bound=ConductorEvent)
 T = TypeVar("T")
 
 
@@ -88,6 +85,7 @@ class Conductor(ABC):
         self.spec = spec
         self.link = link
         self.failed: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self.services = AsyncExitStack()
 
     def fail(self, reason: str) -> None:
         """Reports `reason` to the governor, then the process ends with 1."""
@@ -103,11 +101,25 @@ class Conductor(ABC):
             await asyncio.get_running_loop().create_future()
         return done
 
-    async def handed_over(self, work: asyncio.Task[None] | None) -> bool:
-        """Whether the work of the previous phase is over, or ends within the time of a hand-over."""
-        if work is not None and not work.done():
-            await asyncio.wait({work}, timeout=HANDOVER_SECONDS)
-        return work is None or work.done()
+    async def offer(
+        self,
+        service: str,
+        decode: Callable[[bytes], T],
+        answer: Callable[[T], Awaitable[control.ControlAnswer]],
+    ) -> None:
+        """Answers the control plane of episodes as `service`, until `services` is closed."""
+
+        async def serve(request: Request) -> Sequence[bytes]:
+            try:
+                wanted = decode(request.body[0])
+            except (IndexError, msgspec.MsgspecError) as error:
+                return [control.encode(control.Failed(reason=f"no request for {service}: {error}"))]
+            return [control.encode(await answer(wanted))]
+
+        endpoint, secret = self.spec.worker_endpoint, self.spec.secret
+        worker = Worker(endpoint, service, serve, credit=CONTROL_CREDIT, secret=secret)
+        await self.services.enter_async_context(worker)
+        await worker.registered()
 
     @property
     def progress(self) -> int:
@@ -118,13 +130,17 @@ class Conductor(ABC):
     async def prepare(self) -> dict[str, Any]:
         """Gets ready for commands; the returned data are logged. Raises ConductorError with a message of one line."""
 
-    @abstractmethod
     async def perform(self, command: ConductorCommand) -> Done | Refused:
         """Begins the work of the command and returns at once."""
+        return refused(f"conductor {self.spec.name} does not perform {type(command).__name__}")
 
     @abstractmethod
     async def close(self) -> None:
         """Releases all resources; the process ends when this returns."""
+
+
+def refused(reason: str) -> Refused:
+    return Refused(code=ConductorError.code, message=reason, exit_code=ExitCode.INTERNAL)
 
 
 async def main(payload: bytes) -> int:
@@ -206,10 +222,7 @@ async def _serve(conductor: Conductor, outbox: Outbox, closing: asyncio.Event) -
 
 async def _report_failure(outbox: Outbox, error: Exception) -> None:
     reason = error.reason if isinstance(error, ConductorError) else _one_line(error)
-    stack = "".join(traceback.format_exception(error))
-    goodbye = FailedReport(
-        reason=_fit(reason[:REASON_CHARACTERS]), traceback=_fit(stack[-TRACEBACK_CHARACTERS:])
-    )
+    goodbye = _failed_report(reason, "".join(traceback.format_exception(error)))
     try:
         async with asyncio.timeout(GOODBYE_SECONDS):
             await outbox.report(goodbye)
@@ -249,9 +262,7 @@ def _build(spec: ConductorSpec, link: Link) -> Conductor:
 
 def _report_exit(outbox: Outbox, loop: asyncio.AbstractEventLoop, reason: str, stack: str) -> None:
     """Called in a thread of user code, which then ends the process with ``os._exit``."""
-    report = FailedReport(
-        reason=_fit(reason[:REASON_CHARACTERS]), traceback=_fit(stack[-TRACEBACK_CHARACTERS:])
-    )
+    report = _failed_report(reason, stack)
     asyncio.run_coroutine_threadsafe(outbox.report(report), loop).result(timeout=EXIT_SECONDS)
 
 
@@ -260,6 +271,10 @@ def _one_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
-def _fit(text: str) -> str:
+def _failed_report(reason: str, stack: str) -> FailedReport:
     """Users' messages may contain invalid UTF-8, names of files for example."""
-    return text.encode(errors="backslashreplace").decode()
+    reason, stack = (
+        text.encode(errors="backslashreplace").decode()
+        for text in (reason[:REASON_CHARACTERS], stack[-TRACEBACK_CHARACTERS:])
+    )
+    return FailedReport(reason=reason, traceback=stack)

@@ -9,34 +9,43 @@ again ends a PAUSE of the same phase and begins nothing, also when the phase is 
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from time import monotonic
+from typing import TYPE_CHECKING, Any, Final
 
-from governor.conductors import agent_copies
 from governor.conductors.conductor import Conductor
+from governor.conductors.phase_work import SimulationWork
 from governor.episodes.local.in_process import InProcess
-from governor.episodes.remote import rounds
+from governor.episodes.records.checkpoints import COPY_SECONDS
+from governor.episodes.remote import control, rounds
 from governor.episodes.rules import evaluation
 from governor.episodes.rules.conditions import faults
 from governor.episodes.simulation import Simulation
 from governor.episodes.text.entries import is_language_model
-from governor.errors import ExitCode
+from governor.errors import ConductorError
 from governor.messages import ConductorCommand, ConductorSpec, Done, Refused, StartSimulation, StopPartCommand
+from transport.errors import ConnectionLost, ServiceNotFound, WorkerLost
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine, Sequence
+    from collections.abc import Coroutine
+    from pathlib import Path
 
     from governor.episodes.local.local_agent import LocalAgent
+    from governor.episodes.records.checkpoints import Copy
     from governor.messages.link import Link
 
+AWAY_SECONDS: Final = 60.0
+"""Seconds that the agent's conductor may be unavailable, in addition; a conductor whose agent does not answer within
+`COPY_SECONDS` is replaced.
+"""
 CLOSE_SECONDS = 2.0
 
 
 class SimulationController(Conductor):
     def __init__(self, *, spec: ConductorSpec, link: Link) -> None:
         super().__init__(spec=spec, link=link)
-        self._current: Simulation | None = None
-        self._task: asyncio.Task[None] | None = None
+        self._work = SimulationWork()
         self._agents: dict[str, LocalAgent] = {}
 
     async def prepare(self) -> dict[str, Any]:
@@ -47,33 +56,25 @@ class SimulationController(Conductor):
     async def perform(self, command: ConductorCommand) -> Done | Refused:
         match command:
             case StartSimulation():
-                return await self._start(command)
+                return await self._work.begin(command.phase, partial(self._make, command))
             case StopPartCommand():
-                if self._current is not None and self._current.command.phase == command.phase:
-                    self._current.stop(end="stopped")
+                self._work.stop(command.phase)
                 return Done()
             case _:
-                return _refused([f"a simulation controller does not perform {type(command).__name__}"])
+                return await super().perform(command)
 
     @property
     def progress(self) -> int:
-        return 0 if self._current is None else self._current.progress
+        return self._work.progress
 
     async def close(self) -> None:
-        if self._current is None or self._task is None:
-            return
-        self._current.abandon()
-        _, late = await asyncio.wait({self._task}, timeout=CLOSE_SECONDS)
-        for task in late:
-            task.cancel()
+        self._work.abandon()
+        if self._work.task is not None:
+            _, late = await asyncio.wait({self._work.task}, timeout=CLOSE_SECONDS)
+            for task in late:
+                task.cancel()
 
-    async def _start(self, command: StartSimulation) -> Done | Refused:
-        if self._has_begun(command.phase):
-            return Done()
-        if not await self.handed_over(self._task):
-            return _refused(["another phase is being simulated"])
-        if self._has_begun(command.phase):  # by the same command, meanwhile
-            return Done()
+    def _make(self, command: StartSimulation) -> tuple[Simulation, Coroutine[Any, Any, None]]:
         wrong = faults(command.until) + evaluation.faults(command)
         if not command.agents or not {*command.players.values()} <= {*command.agents}:
             wrong.append(f"its players' agents {command.players} are not among {command.agents}")
@@ -90,27 +91,18 @@ class SimulationController(Conductor):
         ):
             wrong.append("no checkpoint can be taken of a language model")
         if wrong:
-            return _refused(wrong)
-        self._current = Simulation(command=command, spec=self.spec, link=self.link)
-        self._task = asyncio.create_task(self._playing(self._current), name=f"simulation.{command.phase}")
-        return Done()
+            raise ConductorError("; ".join(wrong))
+        simulation = Simulation(command=command, spec=self.spec, link=self.link)
+        return simulation, self._play(simulation)
 
-    def _playing(self, simulation: Simulation) -> Coroutine[Any, Any, None]:
+    def _play(self, simulation: Simulation) -> Coroutine[Any, Any, None]:
         command = simulation.command
         if command.transport == "conductors":
-            copy = agent_copies.through_conductors(self.link, self.spec.uid)
+            copy = copy_through_conductors(self.link, self.spec.uid)
             return simulation.run(rounds.run_worker, copy=copy)
         if is_language_model(command.made_agents[0].entry):
             return _play_text(simulation)
         return InProcess(simulation, agents=self._agents, give_up=self.fail).run()
-
-    def _has_begun(self, phase: int) -> bool:
-        """Whether this command was sent before: phases come one after the other. Ends a PAUSE of this phase."""
-        if self._current is None or phase > self._current.command.phase:
-            return False
-        if phase == self._current.command.phase:
-            self._current.resume()
-        return True
 
 
 async def _play_text(simulation: Simulation) -> None:
@@ -119,5 +111,25 @@ async def _play_text(simulation: Simulation) -> None:
     await text_phase.TextPhase(simulation).run()
 
 
-def _refused(reasons: Sequence[str]) -> Refused:
-    return Refused(code="usage", message="; ".join(reasons), exit_code=ExitCode.USAGE)
+def copy_through_conductors(link: Link, uid: str) -> Copy:
+    """Copies the learned state of an agent, for checkpoints, through its conductor; waits for one that is unavailable."""
+
+    async def copy(name: str, path: Path) -> None:
+        asked = control.encode(control.Copy(path=str(path)))
+        deadline = monotonic() + COPY_SECONDS + AWAY_SECONDS
+        while True:
+            left = max(deadline - monotonic(), 0.1)
+            try:
+                body = await link.client.request(
+                    control.agent_service(uid, name), asked, timeout=left, idempotent=True
+                )
+            except (ServiceNotFound, WorkerLost, ConnectionLost):
+                if monotonic() < deadline:
+                    continue
+                raise
+            answer = control.decode_answer(body[0])
+            if isinstance(answer, control.Failed):
+                raise ConductorError(answer.reason)
+            return
+
+    return copy

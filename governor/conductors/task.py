@@ -20,9 +20,10 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from governor import logs
-from governor.conductors.conductor import Conductor
-from governor.errors import ConductorError, ExitCode
-from governor.messages import Done, Refused, StartSimulation, StartTasks, StopPartCommand
+from governor.conductors.conductor import Conductor, refused
+from governor.conductors.phase_work import PhaseWork, SimulationWork
+from governor.errors import ConductorError
+from governor.messages import Done, StartSimulation, StartTasks, StopPartCommand
 from governor.processes import kill_tree
 from governor.tasks.api import DynamicTimeout
 from governor.tasks.cluster.cluster import Cluster
@@ -31,12 +32,16 @@ from governor.tasks.phases.task_graph import PhaseTasks
 from governor.tasks.scheduling.dynamic_timeout import Durations
 
 if TYPE_CHECKING:
+    from collections.abc import Coroutine
+
     from governor.episodes.simulation import Simulation
-    from governor.messages import ConductorCommand, ConductorSpec, DynamicTimeoutSpec
+    from governor.messages import ConductorCommand, ConductorSpec, DynamicTimeoutSpec, Refused
     from governor.messages.link import Link
 
 CLOSE_SECONDS = 1.0
 """Seconds for the workers of a simulation to see that their episodes are over."""
+
+NOT_READY = "not ready yet: no connection to Ray"
 
 log = logs.get_logger()
 
@@ -52,10 +57,8 @@ class TaskConductor(Conductor):
         )
         self._engine: Engine | None = None
         self._durations: dict[DynamicTimeoutSpec, Durations] = {}
-        self._phase: PhaseTasks | None = None
-        self._working: asyncio.Task[None] | None = None
-        self._simulation: Simulation | None = None
-        self._simulating: asyncio.Task[None] | None = None
+        self._tasks: PhaseWork[PhaseTasks] = PhaseWork("another phase's tasks are in work")
+        self._simulation = SimulationWork()
         self._watching: asyncio.Task[None] | None = None
         self._following: asyncio.Task[None] | None = None
 
@@ -91,88 +94,65 @@ class TaskConductor(Conductor):
             case StartSimulation():
                 return await self._simulate(command)
             case StopPartCommand():
-                if self._phase is not None and self._phase.phase == command.phase:
-                    self._phase.stop(command.reason)
-                if self._simulation is not None and self._simulation.command.phase == command.phase:
-                    self._simulation.stop(end="stopped")
+                if (tasks := self._tasks.of(command.phase)) is not None:
+                    tasks.stop(command.reason)
+                self._simulation.stop(command.phase)
                 return Done()
             case _:
-                return _refused(f"a task conductor does not perform {type(command).__name__}")
+                return await super().perform(command)
 
     @property
     def progress(self) -> int:
-        tasks = 0 if self._phase is None else self._phase.progress
-        return tasks + (0 if self._simulation is None else self._simulation.progress)
+        tasks = 0 if self._tasks.current is None else self._tasks.current.progress
+        return tasks + self._simulation.progress
 
     async def close(self) -> None:
         """Closes all; every runner is confirmed dead afterwards."""
-        if self._simulation is not None:
-            self._simulation.abandon()
-        for task in (self._watching, self._following, self._working):
+        self._simulation.abandon()
+        for task in (self._watching, self._following, self._tasks.task):
             if task is not None:
                 task.cancel()
                 await asyncio.wait({task})
         if self._engine is not None:
             await self._engine.close()
-        if self._simulating is not None:
-            await asyncio.wait({self._simulating}, timeout=CLOSE_SECONDS)
+        if self._simulation.task is not None:
+            await asyncio.wait({self._simulation.task}, timeout=CLOSE_SECONDS)
         self._cluster.close()
 
     async def _start(self, command: StartTasks) -> Done | Refused:
-        if self._engine is None:
-            return _refused("not ready yet: no connection to Ray")
-        if self._has_begun(command.phase):
-            return Done()
-        if not await self.handed_over(self._working):
-            return _refused("another phase's tasks are in work")
-        if self._has_begun(command.phase):  # by the same command, meanwhile
-            return Done()
-        limits = self._limits(command.dynamic_timeout)
-        phase = PhaseTasks(
-            command=command,
-            link=self.link,
-            engine=self._engine,
-            ray_answers=self._cluster.answers,
-            limits=limits,
-        )
-        try:
+        engine = self._engine
+        if engine is None:
+            return refused(NOT_READY)
+
+        def make() -> tuple[PhaseTasks, Coroutine[Any, Any, None]]:
+            phase = PhaseTasks(
+                command=command,
+                link=self.link,
+                engine=engine,
+                ray_answers=self._cluster.answers,
+                limits=self._limits(command.dynamic_timeout),
+            )
             phase.begin()
-        except ConductorError as error:
-            return _refused(error.reason)
-        self._phase = phase
-        self._working = asyncio.create_task(self._work(phase), name=f"tasks.phase.{command.phase}")
-        return Done()
+            return phase, self._work(phase)
+
+        return await self._tasks.begin(command.phase, make)
 
     async def _simulate(self, command: StartSimulation) -> Done | Refused:
-        if self._engine is None:
-            return _refused("not ready yet: no connection to Ray")
-        if self._has_simulated(command.phase):
-            return Done()
+        engine = self._engine
+        if engine is None:
+            return refused(NOT_READY)
         simulation = await asyncio.to_thread(import_module, "governor.tasks.phases.simulation")
-        if not await self.handed_over(self._simulating):
-            return _refused("another phase is being simulated")
-        if self._has_simulated(command.phase):  # by the same command, meanwhile
-            return Done()
-        if wrong := simulation.refusals(command):
-            return _refused("; ".join(wrong))
-        self._simulation = simulation.Simulation(command=command, spec=self.spec, link=self.link)
-        playing = simulation.RaySimulation(
-            self._simulation, engine=self._engine, ray_answers=self._cluster.answers, give_up=self.fail
-        )
-        self._simulating = asyncio.create_task(playing.run(), name=f"tasks.simulation.{command.phase}")
-        return Done()
 
-    def _has_simulated(self, phase: int) -> bool:
-        """As `_has_begun`; the command for the current phase ends a PAUSE."""
-        if self._simulation is None or phase > self._simulation.command.phase:
-            return False
-        if phase == self._simulation.command.phase:
-            self._simulation.resume()
-        return True
+        def make() -> tuple[Simulation, Coroutine[Any, Any, None]]:
+            if wrong := simulation.refusals(command):
+                raise ConductorError("; ".join(wrong))
+            made = simulation.Simulation(command=command, spec=self.spec, link=self.link)
+            playing = simulation.RaySimulation(
+                made, engine=engine, ray_answers=self._cluster.answers, give_up=self.fail
+            )
+            return made, playing.run()
 
-    def _has_begun(self, phase: int) -> bool:
-        """Whether this command was sent before: phases come one after the other."""
-        return self._phase is not None and phase <= self._phase.phase
+        return await self._simulation.begin(command.phase, make)
 
     def _limits(self, wanted: DynamicTimeoutSpec | None) -> Durations | None:
         """The durations that phases with the same settings share."""
@@ -195,12 +175,7 @@ class TaskConductor(Conductor):
     async def _watch(self) -> None:
         reason = await self._cluster.lost()
         log.error("ray.lost", reason=reason)
-        if self._working is not None:
-            self._working.cancel()  # its tasks may have failed because Ray is lost
-        if self._simulation is not None:
-            self._simulation.abandon()
+        if self._tasks.task is not None:
+            self._tasks.task.cancel()  # its tasks may have failed because Ray is lost
+        self._simulation.abandon()
         self.fail(f"Ray is lost: {reason}")
-
-
-def _refused(message: str) -> Refused:
-    return Refused(code="conductor", message=message, exit_code=ExitCode.INTERNAL)

@@ -125,7 +125,7 @@ async def test_a_shutdown_leaves_running_episodes_to_the_next_process(harness, t
     await controller.perform(harness.command(episodes=10**6, workers=2, **command))
     link = harness.links["simulation"]
     await link.next(EpisodeEnded)
-    await asyncio.wait_for(controller._task, 10)
+    await asyncio.wait_for(controller._work.task, 10)
     assert set(outcomes(episodes(link))) == {"terminated"}
     assert not [event for event in link.events if isinstance(event, PartEndedReport)]
 

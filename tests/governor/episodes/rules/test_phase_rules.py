@@ -6,7 +6,7 @@ import json
 import msgspec
 import pytest
 
-from governor.conductors.agent_copies import through_conductors
+from governor.conductors.simulation import copy_through_conductors
 from governor.episodes import trajectories
 from governor.episodes.records import state_file
 from governor.episodes.remote import control
@@ -346,7 +346,7 @@ class Away:
 
 async def test_a_service_that_is_gone_is_asked_again(tmp_path):
     client = Away()
-    await through_conductors(RecordingLink(client), "u1")("walker", tmp_path / "x.state")
+    await copy_through_conductors(RecordingLink(client), "u1")("walker", tmp_path / "x.state")
     assert client.asked == [("agent.u1.walker", control.Copy(path=str(tmp_path / "x.state")), True)] * 2
 
 

@@ -1,0 +1,82 @@
+"""The part of a phase that a conductor works on: begun once, however often its command arrives, one after the other."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
+
+from governor.conductors.conductor import refused
+from governor.errors import ConductorError
+from governor.messages import Done
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+
+    from governor.episodes.simulation import Simulation
+    from governor.messages import Refused
+
+HANDOVER_SECONDS: Final = 2.0
+"""The governor begins the next phase as soon as it knows the end of this one; the acknowledgement of that end may
+still be on its way to the conductor then.
+"""
+
+W = TypeVar("W")
+
+
+class PhaseWork(Generic[W]):
+    """`current` is the work that began last, `task` does it. `busy` refuses a phase before the last one is over."""
+
+    def __init__(self, busy: str) -> None:
+        self.current: W | None = None
+        self.task: asyncio.Task[None] | None = None
+        self._busy = busy
+        self._phase = -1
+
+    def of(self, phase: int) -> W | None:
+        """The current work, if it is of this phase."""
+        return self.current if phase == self._phase else None
+
+    async def begin(
+        self, phase: int, make: Callable[[], tuple[W, Coroutine[Any, Any, None]]]
+    ) -> Done | Refused:
+        """Does what `make` returns, unless this or a later phase has begun. `make` refuses by a ConductorError."""
+        before = self.task
+        if phase > self._phase and before is not None and not before.done():
+            await asyncio.wait({before}, timeout=HANDOVER_SECONDS)
+            if not before.done():
+                return refused(self._busy)
+        if phase > self._phase:  # else it began by the same command, meanwhile
+            try:
+                self.current, work = make()
+            except ConductorError as error:
+                return refused(error.reason)
+            self._phase = phase
+            self.task = asyncio.create_task(work, name=f"phase.{phase}")
+        return Done()
+
+
+class SimulationWork(PhaseWork["Simulation"]):
+    """The simulation of a phase: its command sent again ends a PAUSE."""
+
+    def __init__(self) -> None:
+        super().__init__("another phase is being simulated")
+
+    async def begin(
+        self, phase: int, make: Callable[[], tuple[Simulation, Coroutine[Any, Any, None]]]
+    ) -> Done | Refused:
+        reply = await super().begin(phase, make)
+        if (simulation := self.of(phase)) is not None:
+            simulation.resume()
+        return reply
+
+    def stop(self, phase: int) -> None:
+        if (simulation := self.of(phase)) is not None:
+            simulation.stop(end="stopped")
+
+    def abandon(self) -> None:
+        if self.current is not None:
+            self.current.abandon()
+
+    @property
+    def progress(self) -> int:
+        return 0 if self.current is None else self.current.progress
