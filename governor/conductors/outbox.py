@@ -40,10 +40,6 @@ log = logs.get_logger()
 _Waiting: TypeAlias = "tuple[ConductorEvent, asyncio.Future[Acknowledged]]"
 
 
-class _Unencodable(Exception):
-    """An event that msgpack cannot encode. It never leaves this module."""
-
-
 class Outbox:
     """Implements `Link`. One task sends; `report` may be called from any number of tasks of the loop."""
 
@@ -96,8 +92,8 @@ class Outbox:
             events=tuple(event for event, _ in batch),
         )
         try:
-            answer = await self._until_answered(_encoded(report))
-        except (TooLarge, _Unencodable) as error:
+            answer = await self._until_answered(encode(report))
+        except (TooLarge, ValueError, TypeError, OverflowError, RecursionError) as error:
             if len(batch) > 1:
                 middle = len(batch) // 2
                 await self._deliver(batch[:middle])
@@ -124,13 +120,6 @@ class Outbox:
             except (TransportError, msgspec.MsgspecError, IndexError) as error:
                 log.warning("outbox.unanswered", service=service, reason=str(error))
                 await asyncio.sleep(BACK_OFF_SECONDS)
-
-
-def _encoded(report: Report) -> bytes:
-    try:
-        return encode(report)
-    except (ValueError, TypeError, OverflowError, RecursionError) as error:
-        raise _Unencodable(str(error)) from error
 
 
 def _resolve(batch: list[_Waiting], answer: Acknowledged | ConductorError) -> None:

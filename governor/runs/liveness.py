@@ -42,14 +42,6 @@ class Sample:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Silent:
-    conductor: str
-    incarnation: int
-    seconds: float
-    stopped: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class _Observation:
     incarnation: int
     since: float
@@ -77,27 +69,22 @@ class Liveness:
         self.changes += known.progress is not None and known.progress != progress
         self._known[conductor] = replace(known, since=now, progress=progress)
 
-    def check(self, seen: Sequence[Sample], *, broker: bool, now: float) -> tuple[list[Silent], bool]:
-        """The conductors that are newly silent, and whether the time since the last check counts. `broker`: it has
-        answered since then.
+    def check(
+        self, seen: Sequence[Sample], *, broker: bool, now: float
+    ) -> tuple[list[tuple[Sample, float]], bool]:
+        """The conductors that are newly silent, with the seconds, and whether the time since the last check counts.
+        `broker`: it has answered since then.
         """
         counts = broker and now - self._last <= self._interval + LATE_SECONDS
         self._last = now
         observed = {each.conductor: self._observe(each, counts=counts, now=now) for each in seen}
-        found: list[Silent] = []
+        found = []
         for each in seen:
             known = observed[each.conductor]
             seconds = now - known.since
             if not known.reported and seconds >= (self._silence if each.stopped else each.silence_limit):
                 observed[each.conductor] = replace(known, reported=True)
-                found.append(
-                    Silent(
-                        conductor=each.conductor,
-                        incarnation=each.incarnation,
-                        seconds=seconds,
-                        stopped=each.stopped,
-                    )
-                )
+                found.append((each, seconds))
         self._known = observed
         return found, counts
 

@@ -95,16 +95,16 @@ class LivenessProbe:
             for conductor in self._ready_conductors()
         ]
         silent, counts = self._liveness.check(seen, broker=broker, now=now)
-        for each in silent:
+        for each, seconds in silent:
             log.warning(
                 "conductor.silent",
                 run=self._run.uid,
                 conductor=each.conductor,
-                seconds=round(each.seconds, 3),
+                seconds=round(seconds, 3),
                 stopped=each.stopped,
             )
             silent_event = events.ConductorSilent(
-                self._run.uid, now, each.conductor, each.incarnation, seconds=each.seconds
+                self._run.uid, now, each.conductor, each.incarnation, seconds=seconds
             )
             self._run.post(silent_event, {"stopped": each.stopped})
         self._report_progress(counts=counts, now=now)

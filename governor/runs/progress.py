@@ -6,9 +6,12 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, Final
 
+from governor.messages import EpisodeEnded, TaskAttemptEnded, TaskEnded, TaskStarted
+
 if TYPE_CHECKING:
     from governor.messages import EpisodeRecord, TaskRecord
     from governor.runs.assignment import Assignment
+    from governor.runs.limits import Recorded
 
 WINDOW: Final = 50
 """Episodes over which `metrics` averages the return."""
@@ -46,26 +49,21 @@ class Progress:
         """Seconds in work, over all invocations of the daemon."""
         return self._assignment.worked + time.monotonic() - self._began
 
-    def episode(self, record: EpisodeRecord) -> None:
-        """Episodes of an evaluation are not among the `episodes` of a phase."""
+    def count(self, event: Recorded) -> None:
+        """Episodes of an evaluation are not among the `episodes` of a phase; after an attempt another one may follow."""
         self.changes += 1
-        if record.evaluation:
-            return
-        self.episodes_ended += 1
-        self._returns.append(record.value)
-
-    def task_started(self, task: str, run: int) -> None:
-        self.changes += 1
-        self._running[f"{task}[{run}]"] = time.monotonic()
-
-    def attempt_ended(self, task: str, run: int) -> None:
-        """An attempt ended; another one may follow."""
-        self.changes += 1
-        self._running.pop(f"{task}[{run}]", None)
-
-    def task_ended(self, task: str, run: int) -> None:
-        self.attempt_ended(task, run)
-        self.tasks_ended += 1
+        match event:
+            case EpisodeEnded(episode=record):
+                if not record.evaluation:
+                    self.episodes_ended += 1
+                    self._returns.append(record.value)
+            case TaskStarted(task=task, run=run):
+                self._running[f"{task}[{run}]"] = time.monotonic()
+            case TaskAttemptEnded(task=task, run=run):
+                self._running.pop(f"{task}[{run}]", None)
+            case TaskEnded(record=ended):
+                self._running.pop(f"{ended.task}[{ended.run}]", None)
+                self.tasks_ended += 1
 
     @property
     def at_work(self) -> str:

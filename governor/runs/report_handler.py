@@ -159,7 +159,7 @@ class ReportHandler:
 
     async def _record(self, pending: list[Recorded]) -> None:
         """Raises JournalError: the conductor receives no acknowledgement and sends its report again."""
-        run, progress = self._run, self._run.progress
+        run = self._run
 
         def change(transaction: Transaction) -> list[Recorded]:
             return record_all(transaction, run.uid, pending)
@@ -170,15 +170,7 @@ class ReportHandler:
             run.governor.journal_failed(error)
             raise
         for event in new:
-            match event:
-                case EpisodeEnded(episode=episode):
-                    progress.episode(episode)
-                case TaskStarted(task=task, run=number):
-                    progress.task_started(task, number)
-                case TaskAttemptEnded(task=task, run=number):
-                    progress.attempt_ended(task, number)
-                case TaskEnded(record=record):
-                    progress.task_ended(record.task, record.run)
+            run.progress.count(event)
         if (exceeded := run.limits.count(new)) is not None:
             limit, value, reached = exceeded
             # The governor has answered before the reply: its flow control then prevents further episodes.

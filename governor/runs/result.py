@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final, get_args
+from typing import TYPE_CHECKING, Any, Final, get_args
 
 import msgspec
 
@@ -34,39 +34,27 @@ def build_result(
     *, journal: Journal, assignment: Assignment, outcome: RunOutcome, reason: str, folder: Path
 ) -> RunResult:
     """Phases that never began are left out. Raises LookupError, JournalError."""
-    uid = assignment.uid
-    row = journal.run(uid)
+    row = journal.run(assignment.uid)
     if row is None:
-        raise LookupError(f"run {uid} is not in the journal")
-    ends: dict[int, str] = {}
-    metrics: dict[int, dict[str, float]] = {}
-    begun: list[int] = []
+        raise LookupError(f"run {assignment.uid} is not in the journal")
+    phases = tuple(
+        _phase(journal, assignment, index, events, outcome)
+        for index, events in phase_events(journal, row.uid).items()
+        if "phase.started" in events
+    )
+    seconds = round(history.read(journal.events_of(row.uid, history.KINDS)).worked, 3)
+    return _result(row, outcome=outcome, reason=reason, phases=phases, folder=folder, seconds=seconds)
+
+
+def phase_events(journal: Journal, uid: str) -> dict[int, dict[str, dict[str, Any]]]:
+    """For each phase the last event of each kind; events of its parts have names of their own."""
+    found: dict[int, dict[str, dict[str, Any]]] = {}
     for event in journal.standing_events_of(uid, ("phase.started", "part.ended", "phase.ended")):
         data = event.data
-        match event.kind:
-            case "phase.started" if data["index"] not in begun:
-                begun.append(data["index"])
-            case "part.ended":
-                metrics.setdefault(data["phase"], {}).update(data.get("metrics", {}))
-            case "phase.ended":
-                ends[data["index"]] = data["end"]
-    phases = tuple(
-        _phase(journal, assignment, index, ends.get(index, outcome), metrics.get(index, {}))
-        for index in begun
-    )
-    return RunResult(
-        uid=uid,
-        name=assignment.run.name,
-        outcome=outcome,
-        reason=reason,
-        submitted_at=row.submitted_at,
-        started_at=row.started_at,
-        ended_at=clock.wall(),
-        phases=phases,
-        folder=str(folder),
-        parent=row.parent,
-        seconds=round(history.read(journal.events_of(uid, history.KINDS)).worked, 3),
-    )
+        name = f"part.ended {data['part']}" if event.kind == "part.ended" else event.kind
+        index = data["phase"] if event.kind == "part.ended" else data["index"]
+        found.setdefault(index, {})[name] = data
+    return found
 
 
 def result_of_damaged(
@@ -88,20 +76,32 @@ def result_of_damaged(
         events = journal.events_of(row.uid, history.KINDS)
         if events or row.started_at is None:
             seconds = round(history.read(events).worked, 3)
-    result = RunResult(
+    outcome = row.outcome or "aborted"
+    return _result(row, outcome=outcome, reason=reason, phases=(), folder=folder, seconds=seconds), None
+
+
+def _result(
+    row: RunRow,
+    *,
+    outcome: RunOutcome,
+    reason: str,
+    phases: tuple[PhaseResult, ...],
+    folder: Path,
+    seconds: float | None,
+) -> RunResult:
+    return RunResult(
         uid=row.uid,
         name=row.name,
-        outcome=row.outcome or "aborted",
+        outcome=outcome,
         reason=reason,
         submitted_at=row.submitted_at,
         started_at=row.started_at,
         ended_at=clock.wall(),
-        phases=(),
+        phases=phases,
         folder=str(folder),
         parent=row.parent,
         seconds=seconds,
     )
-    return result, None
 
 
 def save_result(result: RunResult, folder: Path) -> str | None:
@@ -132,15 +132,20 @@ def whole_result(journal: Journal, uid: str, folder: Path) -> RunResult | None:
 
 
 def _phase(
-    journal: Journal, assignment: Assignment, index: int, end: str, metrics: dict[str, float]
+    journal: Journal,
+    assignment: Assignment,
+    index: int,
+    events: dict[str, dict[str, Any]],
+    outcome: RunOutcome,
 ) -> PhaseResult:
     phase = assignment.run.phases[index]
+    metrics = {name: value for data in events.values() for name, value in data.get("metrics", {}).items()}
     every = journal.episodes(assignment.uid, index)
     episodes = [episode for episode in every if not episode.evaluation]
     return PhaseResult(
         name=phase.name,
         mode=phase.mode,
-        end=end,
+        end=events.get("phase.ended", {}).get("end", outcome),
         episodes=dict(Counter(episode.outcome for episode in episodes)),
         metrics=metrics or _metrics(episodes),
         tasks=tuple(

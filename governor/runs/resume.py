@@ -90,7 +90,7 @@ def find_kept_work(journal: Journal, row: RunRow, run: Run, folder: Path) -> Kep
 
     Raises UsageError when the whole folder is gone.
     """
-    phase_events = _phase_events(journal, row.uid)
+    phase_events = result.phase_events(journal, row.uid)
     phases = tuple(
         _kept(
             phase,
@@ -105,17 +105,6 @@ def find_kept_work(journal: Journal, row: RunRow, run: Run, folder: Path) -> Kep
     if not folder.is_dir() and any(phase.episodes or phase.tasks for phase in phases):
         raise UsageError(f"the files of run {row.uid} are gone from {folder}; submit its run file again")
     return KeptWork(parent=row.uid, phases=phases)
-
-
-def _phase_events(journal: Journal, uid: str) -> dict[int, dict[str, dict[str, Any]]]:
-    """For each phase the last event of each kind; events of its parts have names of their own."""
-    found: dict[int, dict[str, dict[str, Any]]] = {}
-    for event in journal.standing_events_of(uid, ("phase.started", "part.ended", "phase.ended")):
-        data = event.data
-        name = f"part.ended {data['part']}" if event.kind == "part.ended" else event.kind
-        index = data["phase"] if event.kind == "part.ended" else data["index"]
-        found.setdefault(index, {})[name] = data
-    return found
 
 
 def _kept(

@@ -40,7 +40,7 @@ class World:
             for name in ("a", "b")
         ]
         silent, self.counted = self.liveness.check(seen, broker=broker, now=self.now)
-        return [each.conductor for each in silent]
+        return [each.conductor for each, _ in silent]
 
     def beats(self, count, **how):
         return [name for _ in range(count) for name in self.check(**how)]
