@@ -45,18 +45,16 @@ class AgentConductor(Conductor):
         )
         self._sessions: dict[tuple[str, int], tuple[control.Join, str]] = {}
         self._serial = count()
-        self._watch: asyncio.Task[None] | None = None
 
     async def prepare(self) -> dict[str, Any]:
         await self.host.start()
-        self._watch = asyncio.create_task(self._watch_thread(), name=f"{self.spec.name}.watch")
+        watch = asyncio.create_task(self._watch_thread(), name=f"{self.spec.name}.watch")
+        self.services.callback(watch.cancel)
         service = control.agent_service(self.spec.uid, self._agent_name)
         await self.offer(service, control.decode_agent_control, self._answer)
         return {"service": service, "entry": self.spec.settings["entry"], "learned": self.host.loaded}
 
     async def close(self) -> None:
-        if self._watch is not None:
-            self._watch.cancel()
         await self.services.aclose()
         await self.host.close(seconds=CLOSE_SECONDS)
 

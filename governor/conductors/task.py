@@ -59,8 +59,7 @@ class TaskConductor(Conductor):
         self._durations: dict[DynamicTimeoutSpec, Durations] = {}
         self._tasks: PhaseWork[PhaseTasks] = PhaseWork("another phase's tasks are in work")
         self._simulation = SimulationWork()
-        self._watching: asyncio.Task[None] | None = None
-        self._following: asyncio.Task[None] | None = None
+        self._watches: list[asyncio.Task[None]] = []
 
     async def prepare(self) -> dict[str, Any]:
         await self._cluster.connect()
@@ -82,8 +81,8 @@ class TaskConductor(Conductor):
         )
         self._engine.warm()
         gc.freeze()  # collections skip Ray's modules, which are never freed (10,000 tasks: a third faster)
-        self._watching = asyncio.create_task(self._watch(), name="tasks.ray_watch")
-        self._following = asyncio.create_task(self._cluster.follow(self._engine), name="tasks.nodes")
+        for watch in (self._watch(), self._cluster.follow(self._engine)):
+            self._watches.append(asyncio.create_task(watch, name="tasks.watch"))
         cpus = sum(node.resources.get("CPU", 0.0) for node in self._cluster.nodes)
         return {"ray": self._cluster.address, "nodes": len(self._cluster.nodes), "cpus": cpus}
 
@@ -109,7 +108,7 @@ class TaskConductor(Conductor):
     async def close(self) -> None:
         """Closes all; every runner is confirmed dead afterwards."""
         self._simulation.abandon()
-        for task in (self._watching, self._following, self._tasks.task):
+        for task in (*self._watches, self._tasks.task):
             if task is not None:
                 task.cancel()
                 await asyncio.wait({task})

@@ -102,10 +102,9 @@ class FileWatch:
         return self._check_daemon() or self._check_run(run)
 
     def _check_daemon(self) -> FilesRemoved | None:
-        if self._lost is None:
-            self._lost = self._lost_by_daemon()
-            if self._lost is not None:
-                self._on_lost(self._lost)
+        if self._lost is None and (lost := self._lost_by_daemon()) is not None:
+            self._lost = lost
+            self._on_lost(lost)
         return self._lost
 
     def _lost_by_daemon(self) -> FilesRemoved | None:

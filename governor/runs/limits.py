@@ -1,7 +1,8 @@
-"""The counted limits of a run, over all of its phases: `limits.steps`, `limits.episodes` and `limits.tasks`.
+"""The limits of a run on amounts, over all of its phases: what it has used of each, and the first that is exceeded.
 
-They are checked after a record is durable and before its report is acknowledged: the reply then carries the flow
-control of a run that is ending (`RunGovernor.flow`), so no further episode begins.
+`limits.steps`, `limits.episodes` and `limits.tasks` are counted. They are checked after a record is durable and before
+its report is acknowledged: the reply then carries the flow control of a run that is ending (`RunGovernor.flow`), so no
+further episode begins. Memory and disk are measured (`resource_usage`).
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from governor.messages import EpisodeEnded, TaskAttemptEnded, TaskEnded, TaskSta
 from states.amounts import Limit
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from governor.journal.journal import Journal
     from governor.messages import EpisodeRecord, RunEvent
@@ -52,7 +53,9 @@ class AttemptCount:
 
 
 class RunLimits:
-    """Takes each event once; episodes of an evaluation count."""
+    """Takes each event once; episodes of an evaluation count. `measured` is the use of memory and disk, where these have
+    limits.
+    """
 
     def __init__(
         self, limits: LimitsSection, *, done: Iterable[EpisodeRecord] = (), recorded: Iterable[RunEvent] = ()
@@ -61,6 +64,7 @@ class RunLimits:
         self._limits = limits
         self._steps = self._episodes = 0
         self._attempts = AttemptCount()
+        self.measured: Mapping[str, int] = {}
         self._reported = False
         for record in done:
             self._count(record)
@@ -69,13 +73,13 @@ class RunLimits:
 
     @property
     def used(self) -> dict[str, int]:
-        return {"episodes": self._episodes, "steps": self._steps, "tasks": self._attempts.started_count}
+        counted = {"episodes": self._episodes, "steps": self._steps, "tasks": self._attempts.started_count}
+        return {**counted, **self.measured}
 
     def task_conductor_ready(self) -> None:
         self._attempts.reset()
 
-    def count(self, new: Iterable[Recorded]) -> Exceeded | None:
-        """The limit that these events exceed, its value, and the amount reached; reported once."""
+    def count(self, new: Iterable[Recorded]) -> None:
         for event in new:
             match event:
                 case EpisodeEnded(episode=episode):
@@ -86,6 +90,9 @@ class RunLimits:
                     self._attempts.ended((phase, task, run), attempt)
                 case TaskEnded(phase=phase, record=record):
                     self._attempts.finished((phase, record.task, record.run), record.attempts)
+
+    def exceeded(self) -> Exceeded | None:
+        """The first limit that is exceeded, its value, and the amount reached; reported once."""
         if self._reported:
             return None
         used = self.used

@@ -171,12 +171,10 @@ class ReportHandler:
             raise
         for event in new:
             run.progress.count(event)
-        if (exceeded := run.limits.count(new)) is not None:
-            limit, value, reached = exceeded
+        run.limits.count(new)
+        if (exceeded := run.limit_exceeded()) is not None:
             # The governor has answered before the reply: its flow control then prevents further episodes.
-            await run.governor.handle(
-                events.LimitExceeded(*run.stamp, limit=limit, value=value, reached=reached)
-            )
+            await run.governor.handle(exceeded)
 
 
 def record_all(transaction: Transaction, uid: str, pending: Sequence[Recorded]) -> list[Recorded]:

@@ -24,7 +24,6 @@ from typing import TYPE_CHECKING, Final
 from governor import logs
 from governor.episodes.entries import in_daemon_thread
 from governor.processes import kill_tree
-from states.events import LimitExceeded
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -42,13 +41,11 @@ log = logs.get_logger()
 
 
 class Meter:
-    """Measures one run: `measured` is its use of memory and disk, where these have limits. Posts `LimitExceeded` once."""
+    """Measures one run for its limits of memory and disk, and posts `LimitExceeded`."""
 
     def __init__(self, active: ActiveRun) -> None:
         self._run = active
         self._limits = active.assignment.run.limits
-        self.measured: dict[str, int] = {}
-        self._reported = False
         self._cancelled = threading.Event()
 
     async def run(self) -> None:
@@ -61,14 +58,16 @@ class Meter:
                 begin = time.monotonic()
                 marks = {child.pid: child.mark for child in self._run.effects.processes.values()}
                 try:
-                    self.measured = await in_daemon_thread(partial(self._measure, marks), name="usage")
+                    measured = await in_daemon_thread(partial(self._measure, marks), name="usage")
                 except Exception:
                     if not failed:
                         log.exception("usage.not_measured", run=self._run.uid)
                     failed = True
                 else:
                     failed = False
-                    self._check_limits()
+                    self._run.limits.measured = measured
+                    if (exceeded := self._run.limit_exceeded()) is not None:
+                        self._run.post(exceeded)
                 await asyncio.sleep(max(EVERY_SECONDS, SHARE * (time.monotonic() - begin)))
         finally:
             self._cancelled.set()
@@ -80,13 +79,6 @@ class Meter:
         if self._limits.disk is not None:
             found["disk"] = disk_of(self._run.folder, cancelled=self._cancelled)
         return found
-
-    def _check_limits(self) -> None:
-        for limit, allowed in self._limits.amounts:
-            reached = self.measured.get(limit, 0)
-            if reached > allowed and not self._reported:
-                self._reported = True
-                self._run.post(LimitExceeded(*self._run.stamp, limit=limit, value=allowed, reached=reached))
 
 
 # -- memory --------------------------------------------------------------------------------------------------------

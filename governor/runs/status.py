@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 def status_of(run: ActiveRun, row: RunRow, marked: Mapping[int, Sequence[int]]) -> RunStatus:
     """`row` is its entry in the journal, `marked` the result of `kill_tree.marked`."""
     state, progress, section = run.state, run.progress, run.assignment.run
-    used = {**run.meter.measured, **run.limits.used}
+    used = run.limits.used
     started = {
         name: tuple(pid for pid in marked.get(child.mark, ()) if pid != child.pid)
         for name, child in run.effects.processes.items()

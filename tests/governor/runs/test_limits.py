@@ -57,10 +57,15 @@ def test_each_attempt_that_has_begun_counts_once(recorded, attempts):
 
 def test_the_limit_is_exceeded_by_the_attempt_beyond_it_and_that_is_reported_once():
     limits = RunLimits(LimitsSection(tasks=2))
-    assert limits.count([began("a"), over("b")]) is None
-    assert limits.count([over("a")]) is None
-    assert limits.count([began("c"), began("d")]) == ("tasks", 2, 4)
-    assert limits.count([began("e")]) is None
+
+    def after(*events):
+        limits.count(events)
+        return limits.exceeded()
+
+    assert after(began("a"), over("b")) is None
+    assert after(over("a")) is None
+    assert after(began("c"), began("d")) == ("tasks", 2, 4)
+    assert after(began("e")) is None
 
 
 def test_another_task_conductor_numbers_its_attempts_from_1():

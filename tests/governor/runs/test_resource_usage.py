@@ -16,6 +16,7 @@ from governor.processes import kill_tree
 from governor.processes.kill_tree import UNMARKED
 from governor.run_file.model import LimitsSection
 from governor.runs import resource_usage
+from governor.runs.limits import RunLimits
 from governor.runs.resource_usage import (
     Meter,
     disk_of,
@@ -150,20 +151,22 @@ class Conductors:
 
 @contextlib.asynccontextmanager
 async def metered(folder, *pids, **limits):
-    """A meter that measures, and a queue of the events that it posts."""
+    """The limits of a run that is measured, and a queue of those that are exceeded."""
     posted = asyncio.Queue()
     conductors = Conductors(pids)
+    section = LimitsSection(**limits)
+    counted = RunLimits(section)
     run = SimpleNamespace(
         uid="r1",
-        stamp=("r1", 0.0),
-        assignment=SimpleNamespace(run=SimpleNamespace(limits=LimitsSection(**limits))),
+        assignment=SimpleNamespace(run=SimpleNamespace(limits=section)),
         folder=folder,
         effects=conductors,
+        limits=counted,
+        limit_exceeded=counted.exceeded,
         post=posted.put_nowait,
     )
-    meter = Meter(run)
-    measuring = asyncio.create_task(meter.run())
-    yield meter, posted, conductors.rounds
+    measuring = asyncio.create_task(Meter(run).run())
+    yield counted, posted, conductors.rounds
     measuring.cancel()
     await asyncio.wait({measuring})
 
@@ -174,16 +177,15 @@ async def test_a_meter_tells_the_first_limit_that_is_exceeded_once(tmp_path, chi
     process = child("-c", FILL, str(50 * MIB))
     (tmp_path / "file").write_bytes(b"x" * 2 * MIB)
     limits = {"memory": 30 * MIB, "disk": MIB, "tasks": 5}
-    async with metered(tmp_path, process.pid, **limits) as (meter, posted, rounds), asyncio.timeout(20):
-        event = await posted.get()
-        assert (event.run, event.limit, event.value) == ("r1", "memory", 30 * MIB)
+    async with metered(tmp_path, process.pid, **limits) as (counted, posted, rounds), asyncio.timeout(20):
+        assert (await posted.get())[:2] == ("memory", 30 * MIB)
         (tmp_path / "more").write_bytes(b"x" * MIB)
         for _ in range(rounds.qsize() + 2):  # one that may have begun before, and a whole one after it
             await rounds.get()
     assert posted.empty()
-    assert meter.measured.keys() == {"memory", "disk"}
-    assert meter.measured["memory"] > 50 * MIB
-    assert meter.measured["disk"] >= 3 * MIB, "it goes on measuring, for the status"
+    assert counted.measured.keys() == {"memory", "disk"}
+    assert counted.measured["memory"] > 50 * MIB
+    assert counted.measured["disk"] >= 3 * MIB, "it goes on measuring, for the status"
 
 
 async def test_a_measurement_that_fails_is_logged_and_is_not_the_last(tmp_path, monkeypatch):
@@ -199,13 +201,13 @@ async def test_a_measurement_that_fails_is_logged_and_is_not_the_last(tmp_path, 
 
     monkeypatch.setattr(resource_usage, "disk_of", fails_once)
     async with metered(tmp_path, disk=MIB) as (_, posted, _), asyncio.timeout(20):
-        assert (await posted.get()).limit == "disk"
+        assert (await posted.get())[0] == "disk"
 
 
 async def test_without_a_limit_nothing_is_measured(tmp_path):
-    async with metered(tmp_path, os.getpid(), wall_clock=5) as (meter, _, rounds):
-        await meter.run()
-    assert meter.measured == {}
+    async with metered(tmp_path, os.getpid(), wall_clock=5) as (counted, _, rounds):
+        await asyncio.sleep(0)
+    assert counted.measured == {}
     assert rounds.empty()
 
 
