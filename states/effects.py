@@ -18,42 +18,42 @@ class Effect:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StartConductor(Effect):
-    """Ends in ConductorStarted, then ConductorReady or ConductorExited. `delay` is the back-off in seconds."""
+class ConductorEffect(Effect):
+    """For one incarnation of a conductor."""
 
     conductor: str
-    kind: Kind
     incarnation: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartConductor(ConductorEffect):
+    """Ends in ConductorStarted, then ConductorReady or ConductorExited. `delay` is the back-off in seconds."""
+
+    kind: Kind
     delay: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StopConductor(Effect):
+class StopConductor(ConductorEffect):
     """Terminates from step `first` of the kill ladder on. Ends in ConductorExited, or ConductorStuck."""
 
-    conductor: str
-    incarnation: int
     first: Literal["message", "SIGTERM", "SIGKILL"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StartPart(Effect):
+class StartPart(ConductorEffect):
     """Ends in PartEnded when the work is over, or PartFailed when the conductor did not accept it."""
 
     phase: int
     part: Part
-    conductor: str
-    incarnation: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StopPart(Effect):
+class StopPart(ConductorEffect):
     """Tells the conductor to end its part: PartEnded with end ``stopped``. The deadline ``close`` bounds it."""
 
     phase: int
     part: Part
-    conductor: str
-    incarnation: int
     reason: str
 
 

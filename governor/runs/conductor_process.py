@@ -8,7 +8,7 @@ Rules:
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from governor import logs
 from governor.errors import ForkserverDied, GovernorError, ProcessError
@@ -95,18 +95,11 @@ class ConductorProcess:
 
     async def _start(self, effect: StartConductor) -> ChildProcess:
         await asyncio.sleep(effect.delay)
-        run = self._run
+        run, context = self._run, self._run.context
         settings = run.assignment.settings(effect.conductor)
         if effect.kind == "task":
-            settings = {**settings, "ray": await run.context.ray.settings()}
-        run.reports.open(self._name, self.incarnation)
-        return await process.start(
-            name=f"{run.uid}.{self._name}", target=TARGET, payload=encode(self._spec(effect, settings))
-        )
-
-    def _spec(self, effect: StartConductor, settings: dict[str, Any]) -> ConductorSpec:
-        run, context = self._run, self._run.context
-        return ConductorSpec(
+            settings = {**settings, "ray": await context.ray.settings()}
+        spec = ConductorSpec(
             uid=run.uid,
             run_name=run.assignment.run.name,
             name=effect.conductor,
@@ -123,6 +116,8 @@ class ConductorProcess:
             log_format=context.log_format,
             log_level=context.log_level,
         )
+        run.reports.open(self._name, self.incarnation)
+        return await process.start(name=f"{run.uid}.{self._name}", target=TARGET, payload=encode(spec))
 
     async def _interrupt_if_disk_full(self) -> None:
         """A full disk may have caused an exit: the run is interrupted before the exit is counted."""

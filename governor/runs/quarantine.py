@@ -22,7 +22,7 @@ log = logs.get_logger()
 class Quarantine:
     """Quarantine of one slot. `post` receives the events that end it."""
 
-    def __init__(self, slot: str, post: Callable[[Event], None]) -> None:
+    def __init__(self, slot: str, post: Callable[[Event], object]) -> None:
         self._slot = slot
         self._post = post
         self._exits: set[asyncio.Task[None]] = set()

@@ -207,13 +207,13 @@ class RunGovernor:
 
         `detail` is recorded with it. Raises TryAgain for a refused command.
         """
+        await self.post(event, detail)
+
+    def post(self, event: Event, detail: dict[str, Any] | None = None) -> asyncio.Future[None]:
+        """Puts an event into the inbox without waiting for its answer, which the future gets."""
         answered: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._inbox.put_nowait((event, detail or {}, answered))
-        await answered
-
-    def post(self, event: Event, detail: dict[str, Any] | None = None) -> None:
-        """Puts an event into the inbox without waiting for its answer."""
-        self._inbox.put_nowait((event, detail or {}, asyncio.get_running_loop().create_future()))
+        return answered
 
     # -- the loop ----------------------------------------------------------------------------------------------
 
