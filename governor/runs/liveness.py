@@ -12,7 +12,7 @@ the state machine.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import inf
 from typing import TYPE_CHECKING, Final, Literal
 
@@ -41,7 +41,7 @@ class Sample:
     silence_limit: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class _Observation:
     incarnation: int
     since: float
@@ -67,7 +67,7 @@ class Liveness:
         if known is None or known.incarnation != incarnation:
             return
         self.changes += known.progress is not None and known.progress != progress
-        self._known[conductor] = replace(known, since=now, progress=progress)
+        known.since, known.progress = now, progress
 
     def check(
         self, seen: Sequence[Sample], *, broker: bool, now: float
@@ -77,25 +77,20 @@ class Liveness:
         """
         counts = broker and now - self._last <= self._interval + LATE_SECONDS
         self._last = now
-        observed = {each.conductor: self._observe(each, counts=counts, now=now) for each in seen}
-        found = []
+        before, self._known = self._known, {}
+        silent = []
         for each in seen:
-            known = observed[each.conductor]
+            known = before.get(each.conductor)
+            if known is None or known.incarnation != each.incarnation:
+                known = _Observation(incarnation=each.incarnation, since=now, stopped=each.stopped)
+            elif not counts or each.stopped != known.stopped:  # what stops or continues starts from zero
+                known.since, known.stopped = now, each.stopped
+            self._known[each.conductor] = known
             seconds = now - known.since
             if not known.reported and seconds >= (self._silence if each.stopped else each.silence_limit):
-                observed[each.conductor] = replace(known, reported=True)
-                found.append((each, seconds))
-        self._known = observed
-        return found, counts
-
-    def _observe(self, each: Sample, *, counts: bool, now: float) -> _Observation:
-        """A process that stops or continues starts from zero: the time before does not count as its silence."""
-        known = self._known.get(each.conductor)
-        if known is None or known.incarnation != each.incarnation:
-            return _Observation(incarnation=each.incarnation, since=now, stopped=each.stopped)
-        if counts and each.stopped == known.stopped:
-            return known
-        return replace(known, since=now, stopped=each.stopped)
+                known.reported = True
+                silent.append((each, seconds))
+        return silent, counts
 
 
 class Stall:
