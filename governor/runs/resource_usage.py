@@ -65,7 +65,7 @@ class Meter:
                     failed = True
                 else:
                     failed = False
-                    self._run.limits.measured = measured
+                    self._run.limits.used |= measured
                     if (exceeded := self._run.limit_exceeded()) is not None:
                         self._run.post(exceeded)
                 await asyncio.sleep(max(EVERY_SECONDS, SHARE * (time.monotonic() - begin)))

@@ -6,8 +6,10 @@ import pytest
 
 from governor.journal.journal import Journal
 from governor.messages import TaskAttemptEnded, TaskEnded, TaskRecord, TaskStarted
+from governor.run_file.load import parse
 from governor.run_file.model import LimitsSection
-from governor.runs.limits import OF_ATTEMPTS, RunLimits
+from governor.runs.assignment import Assignment
+from governor.runs.limits import RunLimits, limits_of
 from governor.runs.report_handler import record_all
 
 RUN = {"name": "r", "phases": [{"name": "p", "tasks": [{"id": "t", "call": "m:f"}]}]}
@@ -28,8 +30,8 @@ def over(task="t", attempts=1, *, run=0, phase=0):
     return TaskEnded(phase=phase, record=record)
 
 
-def used(*recorded, limit=1000, **more):
-    limits = RunLimits(LimitsSection(tasks=limit), **more)
+def used(*recorded):
+    limits = RunLimits(LimitsSection(tasks=1000))
     limits.count(recorded)
     return limits.used["tasks"]
 
@@ -91,5 +93,7 @@ async def test_what_is_on_record_of_earlier_invocations_counts_and_what_was_inhe
         record_all(tx, "r1", [over("a")])
 
     await journal.write(change)
-    assert used(recorded=journal.events_of("r1", OF_ATTEMPTS)) == 6
+    run = parse({**RUN, "limits": {"tasks": 1000}})
+    limits = limits_of(Assignment(uid="r1", run=run, folder="/"), journal)
+    assert limits.used == {"episodes": 0, "steps": 0, "tasks": 6}
     await journal.close()

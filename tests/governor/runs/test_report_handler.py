@@ -129,7 +129,8 @@ async def test_episodes_of_an_evaluation_are_recorded_and_not_counted(run):
 
 def limited(run, done=(), **limits):
     """The run of a run with limits, an earlier invocation of which has `done` some."""
-    run.limits = RunLimits(LimitsSection(**limits), done=done)
+    run.limits = RunLimits(LimitsSection(**limits))
+    run.limits.count(done)
 
 
 @pytest.mark.parametrize(
@@ -154,7 +155,7 @@ async def test_a_limit_stops_the_run_before_the_episode_beyond_it_is_acknowledge
 
 
 async def test_episodes_of_an_earlier_invocation_count_and_a_second_report_does_not(run):
-    limited(run, done=[ended(7).episode, ended(8).episode], episodes=3)
+    limited(run, done=[ended(7), ended(8)], episodes=3)
     await report_as_latest(run, 1, ended(0))
     await report_as_latest(run, 1, ended(0), incarnation=2)
     assert run.governor.taken == []

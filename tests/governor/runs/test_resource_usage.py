@@ -183,9 +183,9 @@ async def test_a_meter_tells_the_first_limit_that_is_exceeded_once(tmp_path, chi
         for _ in range(rounds.qsize() + 2):  # one that may have begun before, and a whole one after it
             await rounds.get()
     assert posted.empty()
-    assert counted.measured.keys() == {"memory", "disk"}
-    assert counted.measured["memory"] > 50 * MIB
-    assert counted.measured["disk"] >= 3 * MIB, "it goes on measuring, for the status"
+    assert counted.used["tasks"] == 0
+    assert counted.used["memory"] > 50 * MIB
+    assert counted.used["disk"] >= 3 * MIB, "it goes on measuring, for the status"
 
 
 async def test_a_measurement_that_fails_is_logged_and_is_not_the_last(tmp_path, monkeypatch):
@@ -207,7 +207,7 @@ async def test_a_measurement_that_fails_is_logged_and_is_not_the_last(tmp_path, 
 async def test_without_a_limit_nothing_is_measured(tmp_path):
     async with metered(tmp_path, os.getpid(), wall_clock=5) as (counted, _, rounds):
         await asyncio.sleep(0)
-    assert counted.measured == {}
+    assert counted.used.keys() == {"episodes", "steps", "tasks"}
     assert rounds.empty()
 
 
