@@ -38,6 +38,7 @@ class RunLimits:
     def __init__(self, limits: LimitsSection) -> None:
         self.used = {"episodes": 0, "steps": 0, "tasks": 0}
         self._limits = limits
+        self._counts = any(limit in self.used for limit, _ in limits.amounts)
         self._attempts: dict[tuple[int, str, int], int] = {}
         """For each unfinished run of a task, the attempt that was counted last."""
         self._reported = False
@@ -47,7 +48,8 @@ class RunLimits:
         self._attempts.clear()
 
     def count(self, new: Iterable[Recorded]) -> None:
-        for event in new:
+        """Without a limit on what is counted it does nothing, because events are many."""
+        for event in new if self._counts else ():
             match event:
                 case EpisodeEnded(episode=episode):
                     self.used["episodes"] += 1

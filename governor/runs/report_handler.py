@@ -19,7 +19,7 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from itertools import groupby, takewhile
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, cast
 
 import msgspec
 
@@ -113,7 +113,7 @@ class ReportHandler:
         for of_records, group in groupby(sound, key=lambda each: isinstance(each[1], Recorded)):
             if of_records:
                 numbered = [*group]
-                await self._record([event for _, event in numbered if isinstance(event, Recorded)])
+                await self._record(cast("list[Recorded]", [event for _, event in numbered]))
                 self._applied[sender] = numbered[-1][0]
                 continue
             for seq, event in group:
