@@ -71,7 +71,7 @@ from transport.errors import (
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 
-    from governor.run_file.model import Run
+    from governor.run_file.load import Examined, Run
 
 IDLE_SECONDS: Final = 15.0
 """Without a message for so long (the daemon sends one every 5 s) a watch reconnects."""
@@ -145,14 +145,14 @@ class Executor:
 
     async def submit(
         self,
-        run: Run | Mapping[str, Any] | str | Path,
+        run: Run | Examined | Mapping[str, Any] | str | Path,
         key: str | None = None,
         *,
         folder: str | Path | None = None,
     ) -> str:
         """Submits a run and returns its uid, once it is in the daemon's journal.
 
-        `run`: a `Run`, plain data, or the path of a run file. The same `key` gives the same run. `folder` is the import
+        `run`: a `Run`, plain data, the path of a run file, or such a file that has been examined. The same `key` gives the same run. `folder` is the import
         folder of its code: by default the run file's folder, else the current one.
         Raises RunFileError with all faults, UsageError for a key of more than 256 characters, TryAgain when the daemon accepts no run now, Unreachable.
         """
@@ -376,17 +376,16 @@ class Executor:
 
 
 def _plain(
-    run: Run | Mapping[str, Any] | str | Path, folder: str | Path | None
+    run: Run | Examined | Mapping[str, Any] | str | Path, folder: str | Path | None
 ) -> tuple[dict[str, Any], str, str]:
     """The run as plain data, its import folder, and its name in errors."""
-    from governor.run_file.load import Run, load, parse  # noqa: PLC0415  # pydantic is slow; other verbs do without
+    from governor.run_file import load  # noqa: PLC0415  # pydantic is slow; other verbs do without
 
     here = str(Path(folder or ".").resolve())
-    match run:
-        case Run():
-            return run.raw(), here, run.name
-        case str() | Path():
-            loaded, home = load(run)
-            return loaded.raw(), here if folder else str(home), str(run)
-        case _:
-            return parse(dict(run)).raw(), here, "run"
+    if isinstance(run, str | Path):
+        run = load.examine(run)
+    if isinstance(run, load.Examined):
+        return run.run().raw(), here if folder else str(run.folder), run.source
+    if isinstance(run, load.Run):
+        return run.raw(), here, run.name
+    return load.parse(dict(run)).raw(), here, "run"

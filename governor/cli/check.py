@@ -14,11 +14,11 @@ from governor.errors import ExitCode, RunFileError
 
 if TYPE_CHECKING:
     from governor.messages import Fault
-    from governor.run_file.model import Run
+    from governor.run_file.load import Examined
 
 
-def checked(file: Path, *, here: bool = True) -> Run:
-    """The run of `file` after the full check: its shape, its references, and the import of its entries. If it is to run
+def checked(file: Path, *, here: bool = True) -> Examined:
+    """The run file after the full check: its shape, its references, and the import of its entries. If it is to run
     `here`, the keys of its language models must be in the environment.
 
     Raises:
@@ -32,7 +32,9 @@ def checked(file: Path, *, here: bool = True) -> Run:
         examined = examined.with_faults(
             check_language_models.missing_keys(examined.document.data, os.environ)
         )
-    return examined.with_faults(entry_check.faults(asked, folder=examined.folder)).run()
+    examined = examined.with_faults(entry_check.faults(asked, folder=examined.folder))
+    examined.run()
+    return examined
 
 
 @click.command("check")
@@ -50,7 +52,7 @@ def command(ctx: click.Context, *, file: Path | None, schema: bool, as_json: boo
     if file is None:
         raise click.UsageError("Missing argument 'FILE'.")
     try:
-        run = checked(file)
+        run = checked(file).run()
     except RunFileError as error:
         if not as_json:
             raise

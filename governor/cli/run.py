@@ -85,12 +85,11 @@ def command(
     config = configuration.load(options=options)
     # The forkserver imports its modules during the check; nothing of the run itself is started.
     process.warm_up(folder=folder)
-    if file is not None:
-        checked(file)
+    run = checked(file) if file is not None else None
     shown = _TolerantDisplay(display.choose(as_json=as_json, quiet=quiet))
 
     async def begin(executor: Executor) -> str:
-        return await (_resume(executor, resume or "") if file is None else executor.submit(file))
+        return await (_resume(executor, resume or "") if run is None else executor.submit(run))
 
     ctx.exit(asyncio.run(_run(begin, config=config, notifier=notifier, shown=shown, as_json=as_json)))
 

@@ -21,5 +21,5 @@ def command(
     """Submit the run of FILE to the daemon and print its id."""
     from governor.cli.check import checked  # noqa: PLC0415  # pydantic: not for --help
 
-    checked(file, here=False)
-    hand_in(ctx, lambda executor: executor.submit(file, key=key), watch=watch, wait=wait, as_json=as_json)
+    run = checked(file, here=False)
+    hand_in(ctx, lambda executor: executor.submit(run, key=key), watch=watch, wait=wait, as_json=as_json)

@@ -13,35 +13,34 @@ from governor.episodes.text import base_urls
 from governor.episodes.text.entries import is_language_model, is_over_http
 from governor.episodes.text.params import HTTPEnvironmentParams, LanguageModelParams
 from governor.errors import UsageError
+from governor.run_file.plain_data import agents_of, entry_of, mapping
+from governor.units.sections import validated
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from pydantic import BaseModel
 
-    from governor.run_file.yaml_lines import Path
-
-    Shape = Callable[[dict[Any, Any], type[BaseModel]], list[tuple[Path, str]]]
+    from governor.units.sections import Path
 
 
 def faults(
-    environments: Mapping[str, Any], agents: Mapping[str, Any], phases: Sequence[Any], *, shape: Shape
+    environments: Mapping[str, Any], agents: Mapping[str, Any], phases: Sequence[Any]
 ) -> Iterator[tuple[Path, str]]:
-    """The faults of these sections, given as plain data; `shape` validates a mapping against a model."""
+    """The faults of these sections, given as plain data."""
     for name, section in environments.items():
-        if is_over_http(entry := _entry(section)):
+        if is_over_http(entry := entry_of(section)):
             place: Path = ("conductors", "environments", name)
             try:
                 base_urls.checked(entry)
             except UsageError:
                 yield (*place, "entry"), f"{entry!r} is no address: it should look like http://host:port/base"
-            yield from _params(section, place, HTTPEnvironmentParams, shape)
+            yield from _params(section, place, HTTPEnvironmentParams)
     for name, section in agents.items():
-        if is_language_model(_entry(section)):
-            yield from _params(section, ("conductors", "agents", name), LanguageModelParams, shape)
+        if is_language_model(entry_of(section)):
+            yield from _params(section, ("conductors", "agents", name), LanguageModelParams)
     for index, phase in enumerate(phases):
-        simulate = phase.get("simulate") if isinstance(phase, dict) else None
-        if isinstance(simulate, dict):
+        if isinstance(mapping(phase).get("simulate"), dict):
             yield from _check_phase(phase, ("phases", index), environments, agents)
 
 
@@ -50,11 +49,10 @@ def _check_phase(
 ) -> Iterator[tuple[Path, str]]:
     simulate, place = phase["simulate"], (*path, "simulate")
     named, chosen = simulate.get("agents"), simulate.get("environment")
-    given = named.values() if isinstance(named, dict) else named if isinstance(named, list | tuple) else ()
-    names = [name for name in given if isinstance(name, str)]
+    names = [name for _, name in agents_of(simulate) if isinstance(name, str)]
     section = environments.get(chosen) if isinstance(chosen, str) else None
-    entry = _entry(section)
-    models = [name for name in names if is_language_model(_entry(agents.get(name)))]
+    entry = entry_of(section)
+    models = [name for name in names if is_language_model(entry_of(agents.get(name)))]
     if not models:
         if is_over_http(entry) and any(name in agents for name in names):
             yield (
@@ -77,7 +75,7 @@ def _check_phase(
             (*place, "environment"),
             f"environment {chosen!r} speaks numbers, agent {model!r} is a language model: it needs http://host:port/base, or a module:Class with get_task_prompt",
         )
-    if isinstance(section, dict) and section.get("vector", 1) != 1:
+    if mapping(section).get("vector", 1) != 1:
         yield (*place, "environment"), f"environment {chosen!r} has a 'vector': a language model plays none"
     ids = _count(section) if is_over_http(entry) else None
     workers = simulate.get("workers", 1)
@@ -89,41 +87,31 @@ def _check_phase(
 
 
 def _count(section: Any) -> int | None:
-    params = section.get("params") if isinstance(section, dict) else None
-    ids = params.get("ids") if isinstance(params, dict) else None
+    ids = mapping(mapping(section).get("params")).get("ids")
     return len(ids) if isinstance(ids, list | tuple) else ids if isinstance(ids, int) else None
 
 
-def _params(section: Any, place: Path, model: type[BaseModel], shape: Shape) -> Iterator[tuple[Path, str]]:
+def _params(section: Any, place: Path, model: type[BaseModel]) -> Iterator[tuple[Path, str]]:
     params = section.get("params", {})
     if isinstance(params, dict):
-        for path, message in shape(params, model):
+        for path, message in validated(params, model)[1]:
             yield (*place, "params", *path), message
 
 
 def missing_keys(data: Any, environ: Mapping[str, str]) -> Iterator[tuple[Path, str]]:
     """The environment variables of keys and headers that are not set, for a run given as plain data."""
-    for path, variable in _variables(_mapping(_mapping(data).get("conductors"))):
+    for path, variable in _variables(mapping(mapping(data).get("conductors"))):
         if isinstance(variable, str) and re.fullmatch(r"\w+", variable) and not environ.get(variable):
             yield path, f"the environment variable {variable} is not set: export it where the run is started"
 
 
 def _variables(conductors: Mapping[str, Any]) -> Iterator[tuple[Path, Any]]:
-    for name, section in _mapping(conductors.get("agents")).items():
-        if is_language_model(_entry(section)):
+    for name, section in mapping(conductors.get("agents")).items():
+        if is_language_model(entry_of(section)):
             path: Path = ("conductors", "agents", name, "params", "api_key_env")
-            yield path, _mapping(section.get("params")).get("api_key_env")
-    for name, section in _mapping(conductors.get("environments")).items():
-        if is_over_http(_entry(section)):
+            yield path, mapping(section.get("params")).get("api_key_env")
+    for name, section in mapping(conductors.get("environments")).items():
+        if is_over_http(entry_of(section)):
             path = ("conductors", "environments", name, "params", "headers_env")
-            for header, variable in _mapping(_mapping(section.get("params")).get("headers_env")).items():
+            for header, variable in mapping(mapping(section.get("params")).get("headers_env")).items():
                 yield (*path, header), variable
-
-
-def _mapping(value: Any) -> Mapping[str, Any]:
-    return value if isinstance(value, dict) else {}
-
-
-def _entry(section: Any) -> str:
-    entry = _mapping(section).get("entry")
-    return entry if isinstance(entry, str) else ""

@@ -5,15 +5,16 @@ A part of `governor.run_file.check`: takes plain data, where that is sound; retu
 
 from __future__ import annotations
 
-import difflib
-from typing import TYPE_CHECKING, Any, Final, TypeGuard
+from typing import TYPE_CHECKING, Any, Final
 
 from governor.episodes.rules.conditions import METRICS, is_metric
+from governor.run_file.plain_data import is_count, items
+from governor.units.sections import suggestion
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from governor.run_file.yaml_lines import Path
+    from governor.units.sections import Path
 
 _KEYS: Final = ("until", "evaluate", "checkpoint")
 
@@ -28,7 +29,7 @@ def faults(phase: Mapping[str, Any], path: Path) -> Iterator[tuple[Path, str]]:
     if not isinstance(simulate, dict):
         return
     episodes = simulate.get("episodes")
-    for index, condition in enumerate(_list(phase.get("until"))):
+    for index, condition in enumerate(items(phase.get("until"))):
         if isinstance(condition, dict):
             yield from _condition(condition, (*path, "until", index), episodes)
     evaluate, checkpoint = phase.get("evaluate"), phase.get("checkpoint")
@@ -41,7 +42,7 @@ def faults(phase: Mapping[str, Any], path: Path) -> Iterator[tuple[Path, str]]:
 def _condition(condition: Mapping[str, Any], path: Path, episodes: object) -> Iterator[tuple[Path, str]]:
     yield from _metric(condition, path)
     window = condition.get("average_over", 1)
-    if _is_count(window) and _is_count(episodes) and window > episodes:
+    if is_count(window) and is_count(episodes) and window > episodes:
         yield (
             (*path, "average_over"),
             f"can never be met: the phase has {episodes} episodes, the average needs {window}",
@@ -55,11 +56,11 @@ def _evaluation(
         yield path, "has no meaning with mode: eval (if it is inherited, say 'evaluate: null')"
     yield from _metric(evaluate, path)
     every, needed = evaluate.get("every"), evaluate.get("consecutive", 1)
-    if not _is_count(every) or not _is_count(episodes) or every < 1:
+    if not is_count(every) or not is_count(episodes) or every < 1:
         return
     if every > episodes:
         yield (*path, "every"), f"never comes: the phase has only {episodes} episodes"
-    elif _is_count(needed) and needed > episodes // every:
+    elif is_count(needed) and needed > episodes // every:
         yield (
             (*path, "consecutive"),
             f"can never be met: there are {episodes // every} evaluations in {episodes} episodes",
@@ -72,7 +73,7 @@ def _checkpoint(
     every = checkpoint.get("every")
     if every is None and not checkpoint.get("best") and not checkpoint.get("last"):
         yield path, "asks for nothing: say 'every', 'best: true' or 'last: true'"
-    if _is_count(every) and _is_count(episodes) and every > episodes:
+    if is_count(every) and is_count(episodes) and every > episodes:
         yield (*path, "every"), f"never comes: the phase has only {episodes} episodes"
     if checkpoint.get("keep") is not None and every is None:
         yield (*path, "keep"), "has no meaning without 'every'"
@@ -84,17 +85,7 @@ def _metric(section: Mapping[str, Any], path: Path) -> Iterator[tuple[Path, str]
     metric = section.get("metric")
     if not isinstance(metric, str) or is_metric(metric):
         return
-    near = difflib.get_close_matches(metric, METRICS, n=1) if len(metric) <= 64 else []
-    hint = f"; did you mean {near[0]!r}?" if near else ""
     yield (
         (*path, "metric"),
-        f"unknown metric {metric!r}; there are {', '.join(METRICS)}, and return.PLAYER{hint}",
+        f"unknown metric {metric!r}; there are {', '.join(METRICS)}, and return.PLAYER{suggestion(metric, METRICS)}",
     )
-
-
-def _list(value: object) -> list[Any] | tuple[Any, ...]:
-    return value if isinstance(value, list | tuple) else ()
-
-
-def _is_count(value: object) -> TypeGuard[int]:
-    return isinstance(value, int) and not isinstance(value, bool)

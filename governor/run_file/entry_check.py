@@ -21,19 +21,19 @@ import subprocess
 import sys
 import time
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final
 
 from governor.episodes.text.entries import is_language_model, is_over_http
 from governor.run_file.phase_inheritance import PhaseInheritance
+from governor.run_file.plain_data import agents_of, items, mapping
 from governor.units.fields import ENTRY
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from governor.run_file.yaml_lines import Path as Place
+    from governor.units.sections import Path as Place
 
-T = TypeVar("T", dict[str, Any], list[Any])
 IMPORT_SECONDS: Final = 60.0
 """Limit for the import of one entry."""
 START_SECONDS: Final = 60.0
@@ -58,20 +58,20 @@ class UserEntry:
 def of_data(data: object) -> list[UserEntry]:
     """Every entry and call of a run given as plain data, where that is sound, in the order of the file."""
     found: list[UserEntry] = []
-    conductors = _as(_as(data, dict).get("conductors"), dict)
+    conductors = mapping(mapping(data).get("conductors"))
     played = _kinds_of_environments(data)
-    for name, made in _as(conductors.get("environments"), dict).items():
+    for name, made in mapping(conductors.get("environments")).items():
         for kind in sorted(played.get(name, {"environment"})):
             found += _entry(("conductors", "environments", name, "entry"), kind, made)
-    for name, made in _as(conductors.get("agents"), dict).items():
+    for name, made in mapping(conductors.get("agents")).items():
         found += _entry(("conductors", "agents", name, "entry"), "agent", made)
-        state = _as(made, dict).get("state")
+        state = mapping(made).get("state")
         if isinstance(state, str) and state:
             found.append(UserEntry(place=("conductors", "agents", name, "state"), kind="state", target=state))
-    found += _on_ray(_as(data, dict), _as(conductors.get("agents"), dict))
-    found += _checkpointed(data, _as(conductors.get("agents"), dict))
-    for index, phase in enumerate(_as(_as(data, dict).get("phases"), list)):
-        for number, task in enumerate(_as(_as(phase, dict).get("tasks"), list)):
+    found += _on_ray(mapping(data), mapping(conductors.get("agents")))
+    found += _checkpointed(data, mapping(conductors.get("agents")))
+    for index, phase in enumerate(items(mapping(data).get("phases"))):
+        for number, task in enumerate(items(mapping(phase).get("tasks"))):
             found += _entry(("phases", index, "tasks", number, "call"), "task", task)
     return found
 
@@ -79,10 +79,10 @@ def of_data(data: object) -> list[UserEntry]:
 def _kinds_of_environments(data: object) -> dict[str, set[str]]:
     """The kinds that each environment must be of, by the agents that play in it."""
     found: dict[str, set[str]] = {}
-    agents = _as(_as(_as(data, dict).get("conductors"), dict).get("agents"), dict)
-    for phase in _as(_as(data, dict).get("phases"), list):
-        simulate = _as(_as(phase, dict).get("simulate"), dict)
-        entries = [_as(agents.get(name), dict).get("entry") for _, name in _named(simulate)]
+    agents = mapping(mapping(mapping(data).get("conductors")).get("agents"))
+    for phase in items(mapping(data).get("phases")):
+        simulate = mapping(mapping(phase).get("simulate"))
+        entries = [mapping(agents.get(name)).get("entry") for _, name in _named(simulate)]
         kind = (
             "text environment" if any(is_language_model(str(entry)) for entry in entries) else "environment"
         )
@@ -90,21 +90,19 @@ def _kinds_of_environments(data: object) -> dict[str, set[str]]:
     return found
 
 
-def _named(simulate: dict[str, Any]) -> list[tuple[str | int, str]]:
+def _named(simulate: Mapping[str, Any]) -> list[tuple[str | int, str]]:
     """The agents of a phase, with their index or player."""
-    agents = simulate.get("agents")
-    places: Any = agents.items() if isinstance(agents, dict) else enumerate(_as(agents, list))
-    return [(place, name) for place, name in places if isinstance(name, str)]
+    return [(place, name) for place, name in agents_of(simulate) if isinstance(name, str)]
 
 
-def _on_ray(data: dict[str, Any], agents: dict[str, Any]) -> list[UserEntry]:
+def _on_ray(data: Mapping[str, Any], agents: Mapping[str, Any]) -> list[UserEntry]:
     """The agents of phases with transport ray."""
     found: list[UserEntry] = []
     trained: set[str] = set()
-    for index, phase in enumerate(_as(data.get("phases"), list)):
-        simulate = _as(_as(phase, dict).get("simulate"), dict)
+    for index, phase in enumerate(items(data.get("phases"))):
+        simulate = mapping(mapping(phase).get("simulate"))
         names = [name for _, name in _named(simulate)]
-        trains = _as(phase, dict).get("mode", "train") == "train"
+        trains = mapping(phase).get("mode", "train") == "train"
         if simulate.get("transport") != "ray":
             trained |= set(names) if trains else set()
             continue
@@ -116,19 +114,19 @@ def _on_ray(data: dict[str, Any], agents: dict[str, Any]) -> list[UserEntry]:
     return found
 
 
-def _checkpointed(data: object, agents: dict[str, Any]) -> list[UserEntry]:
+def _checkpointed(data: object, agents: Mapping[str, Any]) -> list[UserEntry]:
     """The agents of phases with `checkpoint`, each at its first such phase."""
     places: dict[str, Place] = {}
-    for index, phase in enumerate(_as(_as(PhaseInheritance(data).data, dict).get("phases"), list)):
-        if _as(phase, dict).get("checkpoint") is not None:
-            for _, name in _named(_as(phase.get("simulate"), dict)):
+    for index, phase in enumerate(items(mapping(PhaseInheritance(data).data).get("phases"))):
+        if mapping(phase).get("checkpoint") is not None:
+            for _, name in _named(mapping(phase.get("simulate"))):
                 places.setdefault(name, ("phases", index, "checkpoint"))
     asked = [(place, _entry(("entry",), "checkpointed", agents.get(name))) for name, place in places.items()]
     return [replace(entry, place=place) for place, found in asked for entry in found]
 
 
 def _entry(place: Place, kind: str, section: object) -> list[UserEntry]:
-    target = _as(section, dict).get(str(place[-1]))
+    target = mapping(section).get(str(place[-1]))
     if not isinstance(target, str) or not re.fullmatch(ENTRY, target):
         return []
     if (kind in ("agent", "checkpointed") and is_language_model(target)) or (
@@ -136,10 +134,6 @@ def _entry(place: Place, kind: str, section: object) -> list[UserEntry]:
     ):
         return []
     return [UserEntry(place=place, kind=kind, target=target)]
-
-
-def _as(value: Any, kind: type[T]) -> T:
-    return value if isinstance(value, kind) else kind()
 
 
 def faults(

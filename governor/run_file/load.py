@@ -20,41 +20,44 @@ from governor.messages import Fault
 from governor.run_file import check, phase_inheritance, yaml_lines
 from governor.run_file.model import Run
 from governor.units.fields import without_numpy
+from governor.units.sections import spell
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from governor.run_file.yaml_lines import Document
-    from governor.run_file.yaml_lines import Path as Place
-    from states.plan import RunPlan
+    from governor.units.sections import Path as Place
 
-__all__ = ["Examined", "Run", "digest", "examine", "load", "parse", "schema", "to_plan"]
+__all__ = ["Examined", "Run", "digest", "examine", "load", "parse", "schema"]
 
 _MAX_BYTES = 8_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Examined:
-    """A file with its faults, sorted by line; `folder` is the import folder of its entries."""
+    """A file with its faults, sorted by line; `folder` is the import folder of its entries. `valid` is its run, where
+    shape and references have no fault.
+    """
 
     source: str
     document: Document
     folder: Path
-    faults: tuple[Fault, ...]
+    valid: Run | None = None
+    faults: tuple[Fault, ...] = ()
 
     def with_faults(self, more: Iterable[tuple[Place, str]]) -> Examined:
         """A copy with further faults."""
         added = [
-            Fault(path=check.spell(place), message=message, line=self.document.line(place) or 1)
+            Fault(path=spell(place), message=message, line=self.document.line(place) or 1)
             for place, message in more
         ]
         return replace(self, faults=tuple(sorted([*self.faults, *added], key=lambda fault: fault.line or 0)))
 
     def run(self) -> Run:
         """Raises RunFileError with all faults when there are any."""
-        if self.faults:
+        if self.valid is None or self.faults:
             raise RunFileError(self.source, self.faults)
-        return Run.model_validate(self.document.data)
+        return self.valid
 
 
 def load(path: str | Path) -> tuple[Run, Path]:
@@ -76,12 +79,13 @@ def examine(path: str | Path) -> Examined:
         document=document,
         folder=file.resolve().parent,
         faults=tuple(
-            Fault(path=check.spell(place), message=message, line=line)
-            for place, line, message in document.faults
+            Fault(path=spell(place), message=message, line=line) for place, line, message in document.faults
         ),
     )
-    unread = document.data is None and document.faults
-    return found if unread else found.with_faults(check.faults(document.data))
+    if document.data is None and document.faults:
+        return found
+    valid, faults = check.examine(document.data)
+    return replace(found, valid=valid).with_faults(faults)
 
 
 def parse(data: object, source: str = "run") -> Run:
@@ -90,16 +94,10 @@ def parse(data: object, source: str = "run") -> Run:
     Raises:
         RunFileError: with all faults, each with its path.
     """
-    data = without_numpy(data)
-    found = [Fault(path=check.spell(path), message=message) for path, message in check.faults(data)]
-    if found:
-        raise RunFileError(source, found)
-    return Run.model_validate(data)
-
-
-def to_plan(run: Run, uid: str) -> RunPlan:
-    """The part of `run` that the state machine needs."""
-    return run.to_plan(uid)
+    run, found = check.examine(without_numpy(data))
+    if run is None:
+        raise RunFileError(source, [Fault(path=spell(path), message=message) for path, message in found])
+    return run
 
 
 def schema() -> dict[str, Any]:

@@ -3,16 +3,14 @@
 Run files use pydantic because it reports every fault at once and gives editors a JSON schema; in messages a run is the
 plain data of `Run.raw`.
 
-Rules:
-1. Unknown keys are faults, and nothing is coerced: ``episodes: "400"`` is a fault, not 400.
-2. A model validates its section alone; `governor.run_file.check` checks sections against each other.
+A model validates its section alone; `governor.run_file.check` checks sections against each other.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from governor.episodes.text.entries import is_language_model, is_over_http
 from governor.run_file import phase_inheritance
@@ -28,8 +26,8 @@ from governor.units.fields import (
     Params,
     ShortName,
     Size,
-    without_numpy,
 )
+from governor.units.sections import Section
 from states.plan import ConductorPlan, Deadlines, OnStall, PhasePlan, RunPlan
 
 if TYPE_CHECKING:
@@ -42,16 +40,7 @@ SHORTEST_LIVENESS = 5.0
 """Seconds: with the transport's heartbeats it takes 4 until a peer reconnects."""
 
 
-class _Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _without_numpy(cls, data: Any) -> Any:
-        return without_numpy(data, levels=1)
-
-
-class EnvironmentSection(_Section):
+class EnvironmentSection(Section):
     """An environment conductor: `pool` environments of one kind. `entry` is ``gymnasium:ID`` or ``module:Class``, or the
     address of text environments, ``http://host:port/base``. Each worker steps `vector` of them together.
     """
@@ -62,7 +51,7 @@ class EnvironmentSection(_Section):
     vector: Annotated[int, Field(ge=1, le=1024)] = 1
 
 
-class AgentSection(_Section):
+class AgentSection(Section):
     """An agent conductor: `entry` is ``module:Class``. Or a language model: ``openai:MODEL``. `state` is a file with its
     initial state, such as a checkpoint of another run; a relative path begins at the run file's folder.
     """
@@ -72,12 +61,12 @@ class AgentSection(_Section):
     state: Annotated[str, Field(min_length=1, max_length=4096)] | None = None
 
 
-class ConductorsSection(_Section):
+class ConductorsSection(Section):
     environments: dict[ShortName, EnvironmentSection] = {}
     agents: dict[ShortName, AgentSection] = {}
 
 
-class Simulate(_Section):
+class Simulate(Section):
     """`workers` episodes at a time. `max_steps` truncates an episode; `episode_timeout` is in seconds. With the transport
     ``in_process`` the simulation builds environment and agent itself: faster steps, no processes of their own. With ``ray``
     runners on the cluster build them; each gets `chunk` episodes at a time, by default as many as take about a second. In an
@@ -106,7 +95,7 @@ class Simulate(_Section):
         return self.agents if isinstance(self.agents, dict) else {}
 
 
-class TaskSection(_Section):
+class TaskSection(Section):
     """One node of the graph. `call` is ``module:attribute``; `timeout` (seconds) bounds the running time of an attempt."""
 
     id: Name
@@ -120,7 +109,7 @@ class TaskSection(_Section):
     priority: Annotated[int, Field(ge=-1_000_000, le=1_000_000)] = 0
 
 
-class DynamicTimeoutSection(_Section):
+class DynamicTimeoutSection(Section):
     """``min(timeout, ratio * mean)`` of the wall times of sub-tasks in train phases with the same settings, once
     `warmup_min_steps` such phases are over. `percentile` uses that percentile of the last `window` instead of the mean. The
     result is at least `floor`.
@@ -133,7 +122,7 @@ class DynamicTimeoutSection(_Section):
     floor: AnyDuration = 1.0
 
 
-class UntilSection(_Section):
+class UntilSection(Section):
     """One condition that ends the simulation: the mean of `metric` over the last `average_over` episodes is `at_least` or
     `at_most` this value; its episodes have taken so many `steps`; or its `wall_clock` time is up.
     """
@@ -156,7 +145,7 @@ class UntilSection(_Section):
         return self
 
 
-class PlateauSection(_Section):
+class PlateauSection(Section):
     """Met after `patience` evaluations in a row whose metric, as the mean of the last `window`, was not better than the
     best earlier one by more than `min_delta`.
     """
@@ -167,7 +156,7 @@ class PlateauSection(_Section):
     window: Count = 1
 
 
-class EvaluateSection(_Section):
+class EvaluateSection(Section):
     """After each `every` training episodes, training pauses for `episodes` that neither explore nor learn. The simulation
     ends once the mean of their `metric` was `at_least` (or `at_most`) this value in `consecutive` evaluations, or on a
     `plateau`.
@@ -190,7 +179,7 @@ class EvaluateSection(_Section):
         return self
 
 
-class CheckpointSection(_Section):
+class CheckpointSection(Section):
     """States of the agents: one after each `every` episodes (the last `keep` are kept; null: all), the `best` by the
     evaluation's metric, or else by the mean return since the previous one, and the `last` one of the phase.
     """
@@ -211,7 +200,7 @@ def _one_bound(section: UntilSection | EvaluateSection, *, needed: bool) -> None
         raise ValueError(f"'{given[0]}' has no meaning without 'metric'")
 
 
-class Phase(_Section):
+class Phase(Section):
     """`simulate`, `tasks`, or both. The keys from `min_num` to `grace` apply to the tasks: once `min_num` of them have
     succeeded, or all but the part `over_rollout`, the others have `wait_after_min` seconds left. One runner executes
     `max_repeat_per_runner` runs of a task in a row (null: all of them). A task is killed `grace` seconds after its
@@ -235,7 +224,7 @@ class Phase(_Section):
     on_failure: Literal["fail", "continue"] = "fail"
 
 
-class LimitsSection(_Section):
+class LimitsSection(Section):
     """A run that exceeds one of them fails. `steps` and `episodes` count those of all phases, including evaluation; `tasks`
     counts the started attempts of runs of tasks. `memory` is that of its processes on the daemon's machine, `disk` that of
     its folder. After `stall_timeout` seconds without progress in a phase the run reports that (`report`), its conductors
@@ -264,13 +253,13 @@ class LimitsSection(_Section):
         return [(name, allowed) for name, allowed in named.items() if allowed is not None]
 
 
-class Restart(_Section):
+class Restart(Section):
     """How many restarts of conductors the whole run may use."""
 
     conductors: Annotated[int, Field(ge=0, le=1000)] = 2
 
 
-class RunDeadlines(_Section):
+class RunDeadlines(Section):
     """Seconds: until all conductors are ready, until the result is durable, until the last process is gone; and `liveness`:
     a conductor that does not answer for so long is replaced.
     """
@@ -281,7 +270,7 @@ class RunDeadlines(_Section):
     liveness: Annotated[Duration, Field(ge=SHORTEST_LIVENESS)] = 10.0
 
 
-class Run(_Section):
+class Run(Section):
     """One experiment run: build one in Python, or `governor.run_file.load.load` a file. `models` are the model endpoints of
     its tasks: each runner uses one of them, ``context.model``. `resume` decides whether it is continued after the daemon
     has gone down.

@@ -10,15 +10,16 @@ Rules:
 from __future__ import annotations
 
 import copy
-import difflib
 from typing import TYPE_CHECKING, Any, Final
 
 from pydantic import BaseModel
 
+from governor.units.sections import suggestion
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from governor.run_file.yaml_lines import Path
+    from governor.units.sections import Path
 
 KEY: Final = "inherits"
 _NULL_IS_A_VALUE: Final = frozenset({"max_repeat_per_runner"})
@@ -138,10 +139,6 @@ def _what_is_wrong(name: object, names: list[Any], index: int) -> str:
         return "must be the name of an earlier phase"
     if name in names:
         return f"phase {name!r} does not come before this one: a phase inherits from an earlier one"
-    near = difflib.get_close_matches(name, earlier, n=1) if len(name) <= 64 else []
-    if near:
-        return f"unknown phase {name!r}; did you mean {near[0]!r}?"
     listed = ", ".join(map(repr, earlier))
-    return f"unknown phase {name!r}; " + (
-        f"before this one there is {listed}" if listed else "no phase is before this one"
-    )
+    there = f"before this one there is {listed}" if listed else "no phase is before this one"
+    return f"unknown phase {name!r}{suggestion(name, earlier) or f'; {there}'}"

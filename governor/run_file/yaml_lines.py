@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from typing import Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final
 
 import yaml
 
-Path: TypeAlias = tuple[str | int, ...]
+if TYPE_CHECKING:
+    from governor.units.sections import Path
 
 _MAX_COPIES: Final = 100_000
 _MAX_DEPTH: Final = 100

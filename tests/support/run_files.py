@@ -1,4 +1,13 @@
-"""A run file with every section, for tests that change one word of it."""
+"""A run file with every section, for tests that change one word of it; and the faults of one, by themselves."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from governor.run_file import check
+
+if TYPE_CHECKING:
+    from governor.units.sections import Path
 
 GOOD = """\
 name: frozen-lake
@@ -19,3 +28,8 @@ phases:
       - {id: fit, call: "analysis:fit", depends_on: [load], repeat: 8, timeout: 60s, retries: 1, resources: {cpus: 1}}
 limits: {wall_clock: 15min}
 """
+
+
+def faults_in(data: object) -> list[tuple[Path, str]]:
+    """All faults of a run given as plain data."""
+    return check.examine(data)[1]

@@ -5,8 +5,8 @@ import copy
 import pytest
 import yaml
 
-from governor.run_file import check
-from tests.support.run_files import GOOD
+from governor.units.sections import spell
+from tests.support.run_files import GOOD, faults_in
 
 BATCH = {"name": "b", "phases": [{"name": "p", "tasks": [{"id": name, "call": "m:f"} for name in "ab"]}]}
 OF_TASKS = {
@@ -23,7 +23,7 @@ def faults_of_batch(run=(), task=(), **phase):
     made = copy.deepcopy(BATCH) | dict(run)
     made["phases"][0] |= phase
     made["phases"][0]["tasks"][0] |= dict(task)
-    return [(check.spell(path), said) for path, said in check.faults(made)]
+    return [(spell(path), said) for path, said in faults_in(made)]
 
 
 @pytest.mark.parametrize(
@@ -73,5 +73,5 @@ def test_keys_of_a_batch_mean_nothing_without_tasks(key):
     run = yaml.safe_load(GOOD)
     run["phases"][0] |= {key: OF_TASKS[key]}
     assert (f"phases[0].{key}", "has no meaning without 'tasks'") in [
-        (check.spell(path), said) for path, said in check.faults(run)
+        (spell(path), said) for path, said in faults_in(run)
     ]

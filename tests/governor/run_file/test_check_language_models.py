@@ -6,9 +6,11 @@ import pytest
 from click.testing import CliRunner
 
 from governor.cli import cli
-from governor.run_file import check, check_language_models
+from governor.run_file import check_language_models
 from governor.run_file.check_language_models import HTTPEnvironmentParams, LanguageModelParams
 from governor.run_file.load import parse
+from governor.units.sections import spell
+from tests.support.run_files import faults_in
 
 MODEL = {"entry": "openai:Qwen/Qwen3-8B", "params": {"base_url": "http://127.0.0.1:1/v1"}}
 GAME = {"entry": "http://127.0.0.1:1/base"}
@@ -30,7 +32,7 @@ def run(*, agent=MODEL, environment=GAME, agents=None, **simulate):
 
 
 def faults(**more):
-    return {check.spell(path): message for path, message in check.faults(run(**more))}
+    return {spell(path): message for path, message in faults_in(run(**more))}
 
 
 def with_params(section, **params):
@@ -72,17 +74,17 @@ def test_a_wrong_combination_is_named_with_a_right_one(more, place, says):
     simulate = {"agents": more.pop("agents_of")} if "agents_of" in more else {}
     data = run(**more)
     data["phases"][0]["simulate"] |= simulate
-    found = {check.spell(path): message for path, message in check.faults(data)}
+    found = {spell(path): message for path, message in faults_in(data)}
     assert says in found[place]
 
 
 def test_it_is_evaluated_but_has_no_checkpoints():
     data = run()
     data["phases"][0] |= {"mode": "train", "evaluate": {"every": 1, "episodes": 2}}
-    assert list(check.faults(data)) == []
+    assert list(faults_in(data)) == []
     data["phases"][0]["checkpoint"] = {"last": True}
-    ((path, message),) = check.faults(data)
-    assert check.spell(path) == "phases[0].checkpoint"
+    ((path, message),) = faults_in(data)
+    assert spell(path) == "phases[0].checkpoint"
     assert "agent 'model' is a language model: no state of it is here to keep" in message
 
 
@@ -90,9 +92,7 @@ def test_a_language_model_is_no_player_among_several():
     data = run(agents={"walker": {"entry": "a:B"}})
     data["phases"][0]["simulate"]["agents"] = {"left": "walker", "right": "model"}
     conductors = data["conductors"]
-    found = check_language_models.faults(
-        conductors["environments"], conductors["agents"], data["phases"], shape=lambda *_: []
-    )
+    found = check_language_models.faults(conductors["environments"], conductors["agents"], data["phases"])
     assert "plays alone" in str(list(found))
 
 

@@ -6,9 +6,10 @@ import pytest
 import yaml
 
 from governor.messages import Checkpoint, Evaluate, Made, Plateau, Until
-from governor.run_file import check
 from governor.run_file.load import parse
 from governor.runs.assignment import Assignment
+from governor.units.sections import spell
+from tests.support.run_files import faults_in
 
 
 def run(phase, **simulate):
@@ -101,7 +102,7 @@ def test_every_rule_reaches_the_simulation(transport):
     ],
 )  # fmt: skip
 def test_a_fault_is_reported_with_its_place(phase, place, said):
-    found = [(check.spell(path), message) for path, message in check.faults(run(phase))]
+    found = [(spell(path), message) for path, message in faults_in(run(phase))]
     assert found == [(f"phases[0].{place}", said)]
 
 
@@ -110,12 +111,12 @@ def test_rules_are_about_a_simulation(key):
     data = run({key: GOOD[key]})
     del data["phases"][0]["simulate"]
     data["phases"][0]["tasks"] = [{"id": "t", "call": "m:f"}]
-    assert check.faults(data) == [(("phases", 0, key), "has no meaning without 'simulate'")]
+    assert faults_in(data) == [(("phases", 0, key), "has no meaning without 'simulate'")]
 
 
 @pytest.mark.parametrize("limits", [{"steps": 0}, {"episodes": 0}, {"steps": 1.5}])
 def test_limits_are_whole_numbers_from_1(limits):
-    [(path, _)] = check.faults({**run({}), "limits": limits})
+    [(path, _)] = faults_in({**run({}), "limits": limits})
     assert path[:1] == ("limits",)
 
 

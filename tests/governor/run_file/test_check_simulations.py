@@ -4,22 +4,23 @@ import pytest
 import yaml
 
 from governor.messages import Made
-from governor.run_file import check, load
+from governor.run_file import load
 from governor.runs.assignment import Assignment
+from governor.units.sections import spell
 from states.plan import ConductorPlan
-from tests.support.run_files import GOOD
+from tests.support.run_files import GOOD, faults_in
 
 IN_PROCESS = GOOD.replace("episodes: 400,", "episodes: 400, transport: in_process,")
 
 
 def test_environments_and_agents_in_process_have_no_conductor():
     run = load.parse(yaml.safe_load(IN_PROCESS))
-    names = [conductor.name for conductor in load.to_plan(run, "u1").conductors]
+    names = [conductor.name for conductor in run.to_plan("u1").conductors]
     assert names == ["simulation", "tasks"]
     both = yaml.safe_load(IN_PROCESS)
     both["conductors"]["agents"]["other"] = both["conductors"]["agents"]["walker"]
     both["phases"].append({"name": "more", "simulate": {**SIMULATE, "agents": ["other"]}})
-    names = [conductor.name for conductor in load.to_plan(load.parse(both), "u1").conductors]
+    names = [conductor.name for conductor in load.parse(both).to_plan("u1").conductors]
     assert names == ["environment.lake", "agent.other", "simulation", "tasks"]
 
 
@@ -41,9 +42,9 @@ ON_RAY = GOOD.replace("workers: 2,", "workers: 9, transport: ray, chunk: 5,").sp
 
 def test_a_simulation_on_ray_is_the_task_conductors_and_needs_no_other():
     data = yaml.safe_load(ON_RAY)
-    assert check.faults(data) == []
+    assert faults_in(data) == []
     run = load.parse(data)
-    plan = load.to_plan(run, "u1")
+    plan = run.to_plan("u1")
     assert plan.conductors == (ConductorPlan(name="tasks", kind="task"),)
     assert plan.phases[0].conductor_of("simulation") == "tasks"
     command = Assignment(uid="u1", run=run, folder=".").simulation(0, done=[])
@@ -57,8 +58,8 @@ def test_an_agent_may_learn_elsewhere_and_play_on_ray():
     data["phases"].append(
         {"name": "evaluate", "mode": "eval", "simulate": {**SIMULATE, "transport": "ray", "workers": 100}}
     )
-    assert check.faults(data) == []
-    plan = load.to_plan(load.parse(data), "u1")
+    assert faults_in(data) == []
+    plan = load.parse(data).to_plan("u1")
     assert [phase.conductor_of("simulation") for phase in plan.phases] == [
         "simulation",
         "simulation",
@@ -71,30 +72,30 @@ def test_an_agent_may_learn_elsewhere_and_play_on_ray():
 
 def test_chunks_are_for_ray_and_a_vector_is_not():
     data = yaml.safe_load(ON_RAY.replace("transport: ray", "transport: in_process"))
-    assert check.faults(data) == [
+    assert faults_in(data) == [
         (("phases", 0, "simulate", "chunk"), "has no meaning without 'transport: ray'")
     ]
     data = yaml.safe_load(ON_RAY.replace("pool: 4", "vector: 16"))
-    [(path, said)] = check.faults(data)
-    assert check.spell(path) == "phases[0].simulate.environment"
+    [(path, said)] = faults_in(data)
+    assert spell(path) == "phases[0].simulate.environment"
     assert said.endswith("which is not for transport: ray")
 
 
 def test_workers_in_process_need_no_pool():
     many = yaml.safe_load(IN_PROCESS.replace("workers: 2", "workers: 9"))
-    assert check.faults(many) == []
+    assert faults_in(many) == []
     many["phases"][0]["simulate"]["transport"] = "conductors"
-    assert [check.spell(path) for path, _ in check.faults(many)] == ["phases[0].simulate.workers"]
+    assert [spell(path) for path, _ in faults_in(many)] == ["phases[0].simulate.workers"]
 
 
 def test_a_vector_plays_on_either_transport():
     many = yaml.safe_load(IN_PROCESS.replace("pool: 4", "vector: 16"))
-    assert check.faults(many) == []
+    assert faults_in(many) == []
     command = Assignment(uid="u1", run=load.parse(many), folder=".").simulation(0, done=[])
     assert command.made_environment.vector == 16
     many["phases"][0]["simulate"] |= {"transport": "conductors", "workers": 1}
     many["phases"][0]["simulate"]["max_staleness"] = 3
-    assert check.faults(many) == []
+    assert faults_in(many) == []
     command = Assignment(uid="u1", run=load.parse(many), folder=".").simulation(0, done=[])
     assert (command.vector, command.max_staleness, command.made_environment) == (16, 3, None)
 
@@ -111,23 +112,23 @@ def test_agents_may_be_given_for_each_player():
     assert command.agents == ("walker", "runner")
     assert command.players == {"red": "walker", "blue": "runner", "green": "walker"}
     assert [made.params for made in command.made_agents] == [{"alpha": 0.5}, {}]
-    assert [one.name for one in load.to_plan(run, "u1").conductors] == ["simulation", "tasks"]
+    assert [one.name for one in run.to_plan("u1").conductors] == ["simulation", "tasks"]
 
 
 def test_several_agents_play_in_process():
     for agents in (["walker", "runner"], {"red": "walker"}):
         many = yaml.safe_load(PLAYERS)
         many["phases"][0]["simulate"]["agents"] = agents
-        assert check.faults(many) == []
+        assert faults_in(many) == []
         many["phases"][0]["simulate"]["transport"] = "conductors"
-        ((path, said),) = check.faults(many)
-        assert check.spell(path) == "phases[0].simulate.agents"
+        ((path, said),) = faults_in(many)
+        assert spell(path) == "phases[0].simulate.agents"
         assert said == "are for several players: that needs transport: in_process"
 
 
 def test_several_agents_and_a_vector_do_not_go_together():
-    ((path, said),) = check.faults(yaml.safe_load(PLAYERS.replace("pool: 4", "vector: 4")))
-    assert check.spell(path) == "phases[0].simulate.agents"
+    ((path, said),) = faults_in(yaml.safe_load(PLAYERS.replace("pool: 4", "vector: 4")))
+    assert spell(path) == "phases[0].simulate.agents"
     assert said == "are for several players: their environment can have no 'vector'"
 
 
@@ -150,23 +151,23 @@ def test_several_agents_and_a_vector_do_not_go_together():
 def test_faults_of_agents(agents, path, said):
     many = yaml.safe_load(PLAYERS)
     many["phases"][0]["simulate"]["agents"] = agents
-    found = [(check.spell(path), said) for path, said in check.faults(many)]
+    found = [(spell(path), said) for path, said in faults_in(many)]
     assert found == [(f"phases[0].simulate.{path}", said)]
 
 
 def test_an_agent_of_a_player_has_one_transport():
     both = yaml.safe_load(PLAYERS)
     both["phases"].append({"name": "more", "simulate": SIMULATE})
-    ((path, said),) = check.faults(both)
-    assert check.spell(path) == "phases[2].simulate.agents[0]"
+    ((path, said),) = faults_in(both)
+    assert spell(path) == "phases[2].simulate.agents[0]"
     assert "it must be one" in said
 
 
 def test_an_agent_has_one_transport():
     both = yaml.safe_load(IN_PROCESS)
     both["phases"].append({"name": "more", "simulate": SIMULATE})
-    ((path, said),) = check.faults(both)
-    assert check.spell(path) == "phases[2].simulate.agents[0]"
+    ((path, said),) = faults_in(both)
+    assert spell(path) == "phases[2].simulate.agents[0]"
     assert said == (
         "agent 'walker' plays with transport: conductors here and with in_process in phases[0]; it must be one"
     )

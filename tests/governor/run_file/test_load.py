@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from governor.errors import ExitCode, RunFileError
-from governor.run_file import check, load
+from governor.run_file import load
 from states.plan import ConductorPlan
-from tests.support.run_files import GOOD
+from tests.support.run_files import GOOD, faults_in
 
 
 def faults_of(tmp_path, text):
@@ -43,7 +43,7 @@ def test_raw_is_json_and_parses_to_an_equal_run():
 
 
 def test_to_plan():
-    plan = load.to_plan(load.parse(yaml.safe_load(GOOD)), "u1")
+    plan = load.parse(yaml.safe_load(GOOD)).to_plan("u1")
     assert plan.conductors == (
         ConductorPlan(name="environment.lake", kind="environment"),
         ConductorPlan(name="agent.walker", kind="agent"),
@@ -66,7 +66,7 @@ def test_silence_and_stalls():
     assert (run.to_plan("u1").stall_timeout, run.to_plan("u1").on_stall) == (3600, "restart")
     run = load.parse({**yaml.safe_load(GOOD), "limits": {"stall_timeout": None}})
     assert run.to_plan("u1").stall_timeout is None
-    assert check.faults({**yaml.safe_load(GOOD), "deadlines": {"liveness": "2s"}}) == [
+    assert faults_in({**yaml.safe_load(GOOD), "deadlines": {"liveness": "2s"}}) == [
         (("deadlines", "liveness"), "must be greater than or equal to 5, not the text '2s'")
     ]
 
@@ -310,7 +310,7 @@ anything = st.recursive(
 
 @given(anything)
 def test_the_check_never_raises(data):
-    check.faults(data)
+    faults_in(data)
 
 
 @given(data=st.data(), inserted=anything)
@@ -326,5 +326,5 @@ def test_the_check_never_raises_near_a_good_run(data, inserted):
             place[key] = inserted
             break
         place = place[key]
-    if not check.faults(raw):
+    if not faults_in(raw):
         load.parse(raw).to_plan("u")

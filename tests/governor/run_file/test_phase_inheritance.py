@@ -8,8 +8,9 @@ import yaml
 
 from governor import Run
 from governor.errors import RunFileError
-from governor.run_file import check, load
+from governor.run_file import load
 from governor.run_file.model import Phase, Simulate
+from tests.support.run_files import faults_in
 
 CONDUCTORS = """\
 name: r
@@ -194,4 +195,4 @@ def test_the_schema_knows_phases_that_inherit():
     "phases", [None, 5, "x", [5], [None], {"inherits": 1}, [{"inherits": {}}], [[], {"inherits": "x"}]]
 )
 def test_nothing_makes_the_check_raise(phases):
-    assert check.faults({"name": "r", "phases": phases})
+    assert faults_in({"name": "r", "phases": phases})
