@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 import msgspec
 
 import transport.errors
-from governor.config import find_broker
 from governor.errors import (
     BadRequest,
     GoingDown,
@@ -29,6 +28,7 @@ from governor.errors import (
     UsageError,
     from_refusal,
 )
+from governor.locations import find_broker
 from governor.messages import (
     SERVICE,
     Abort,

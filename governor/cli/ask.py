@@ -42,11 +42,10 @@ class Source(Protocol):
 
 def ask(broker: str | None, question: Callable[[Executor], Awaitable[T]]) -> T:
     """The answer of the daemon to `question`. Raises GovernorError, and KeyboardInterrupt for Ctrl-C."""
-    from governor.config import find_broker  # noqa: PLC0415  # not for `--help`
-    from governor.executor import Executor  # noqa: PLC0415  # as above
+    from governor.executor import Executor  # noqa: PLC0415  # not for `--help`
 
     async def asked() -> T:
-        async with Executor(find_broker(broker)) as executor:
+        async with Executor(broker) as executor:
             return await question(executor)
 
     return asyncio.run(asked())

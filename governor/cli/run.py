@@ -216,7 +216,7 @@ def _two_signals(executor: Executor, uid: str, folder: Path) -> Iterator[None]:
 
 
 def _new_state_dir(file: Path) -> Path:
-    from governor.config import default_state_dir  # noqa: PLC0415  # as in command
+    from governor.locations import default_state_dir  # noqa: PLC0415  # as in command
 
     stamp = time.strftime("%Y%m%d-%H%M%S")
     return default_state_dir() / "single" / f"{file.resolve().parent.name}-{stamp}-{os.getpid()}"
@@ -224,8 +224,8 @@ def _new_state_dir(file: Path) -> Path:
 
 def _state_dir_of(uid: str) -> Path:
     """The state folder of an earlier `governor run`, by the id of its run, or a unique beginning of that."""
-    from governor.config import default_state_dir  # noqa: PLC0415  # as in command
     from governor.errors import NoSuchRun  # noqa: PLC0415  # as above
+    from governor.locations import default_state_dir  # noqa: PLC0415  # as in command
 
     single = default_state_dir() / "single"
     found = {run.name: run.parents[1] for run in single.glob("*/runs/*") if uid and run.name.startswith(uid)}

@@ -8,8 +8,8 @@ from click.testing import CliRunner
 from governor import cli as package
 from governor.cli import cli
 from governor.cli.run import _state_dir_of
-from governor.config import default_state_dir
 from governor.errors import NoSuchRun, TryAgain
+from governor.locations import default_state_dir
 
 BAD = "name: x\nsede: 1\nphases:\n  - name: a\n    tasks: [{id: t, call: 'absent:f'}]\n"
 
@@ -124,7 +124,7 @@ def test_schema():
 
 
 def test_no_daemon(monkeypatch):
-    monkeypatch.setattr("governor.config.NAME", "run-governor-of-nobody")
+    monkeypatch.setattr("governor.locations.NAME", "run-governor-of-nobody")
     done = invoke("status", env={"GOVERNOR_BROKER": "", "RUNTIME_DIRECTORY": ""})
     assert done.exit_code == 69
     assert "/run/run-governor-of-nobody/broker.sock" in done.stderr

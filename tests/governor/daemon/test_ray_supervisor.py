@@ -79,7 +79,7 @@ async def test_all_callers_get_one_head_and_after_its_exit_another(service):
 
 @pytest.mark.ray
 async def test_a_head_that_cannot_start_is_an_error_and_may_be_asked_for_again(tmp_path):
-    config = RayConfig(num_cpus=-1)
+    config = RayConfig.model_construct(num_cpus=-1)
     service = RayService(config, state_folder=tmp_path, runtime_folder=tmp_path)
     for _ in range(2):
         with pytest.raises(ProcessError, match="the Ray head did not start"):

@@ -1,0 +1,79 @@
+"""Where the daemon's folders are, and where a client finds its socket.
+
+Folders: systemd's variables, then the XDG folders, then their defaults. Nothing is created here.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from governor.errors import NotPermitted, Unreachable
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+NAME: Final = "run-governor"
+CLIENT_SOCKET: Final = "broker.sock"
+
+
+def default_state_dir(environ: Mapping[str, str] = os.environ) -> Path:
+    """$STATE_DIRECTORY, else $XDG_STATE_HOME/run-governor, else ~/.local/state/run-governor."""
+    if given := _first(environ.get("STATE_DIRECTORY")):
+        return given
+    if (given := _absolute(environ.get("XDG_STATE_HOME"))) is not None:
+        return given / NAME
+    return Path(environ.get("HOME") or "~").expanduser() / ".local" / "state" / NAME
+
+
+def default_runtime_dir(state_dir: Path, environ: Mapping[str, str] = os.environ) -> Path:
+    """$RUNTIME_DIRECTORY, else $XDG_RUNTIME_DIR/run-governor, else /run/run-governor for root, else below `state_dir`."""
+    if given := _first(environ.get("RUNTIME_DIRECTORY")):
+        return given
+    if (given := _absolute(environ.get("XDG_RUNTIME_DIR"))) is not None:
+        return given / NAME
+    return Path("/run") / NAME if os.geteuid() == 0 else state_dir / "run"
+
+
+def runtime_dirs(environ: Mapping[str, str] = os.environ) -> list[Path]:
+    """The folders in which a client looks for a daemon's socket, in this order."""
+    folders = [_first(environ.get("RUNTIME_DIRECTORY"))]
+    if (given := _absolute(environ.get("XDG_RUNTIME_DIR"))) is not None:
+        folders.append(given / NAME)
+    folders += [Path("/run") / NAME, default_state_dir(environ) / "run"]
+    return list(dict.fromkeys(folder for folder in folders if folder is not None))
+
+
+def find_broker(given: str | None, environ: Mapping[str, str] = os.environ) -> str:
+    """The endpoint of the daemon's broker: `given`, $GOVERNOR_BROKER, or the first runtime folder that holds its socket.
+
+    Raises:
+        Unreachable: there is no such socket; the message names the folders that were searched.
+    """
+    if endpoint := given or environ.get("GOVERNOR_BROKER"):
+        return endpoint if "://" in endpoint else f"ipc://{endpoint}"
+    folders = runtime_dirs(environ)
+    for folder in folders:
+        socket = folder / CLIENT_SOCKET
+        try:
+            if stat.S_ISSOCK(socket.stat().st_mode):
+                return f"ipc://{socket}"
+        except PermissionError:
+            raise NotPermitted(
+                f"may not look at {socket}: ask for the group that `socket_group` names"
+            ) from None
+        except OSError:
+            continue
+    raise Unreachable(" or ".join(str(folder / CLIENT_SOCKET) for folder in folders), "no such socket")
+
+
+def _first(folders: str | None) -> Path | None:
+    """The first of the folders that systemd joins with colons."""
+    return _absolute(folders.partition(":")[0]) if folders else None
+
+
+def _absolute(folder: str | None) -> Path | None:
+    """None for a relative path: the XDG specification ignores it."""
+    return Path(folder) if folder and os.path.isabs(folder) else None  # noqa: PTH117  # no Path for what is none
