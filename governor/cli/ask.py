@@ -74,33 +74,23 @@ def exit_code(end: WatchEnd | None) -> ExitCode:
     return ExitCode.DONE if end.outcome == "finished" else ExitCode.RUN_ENDED_BADLY
 
 
-def print_interrupted(uid: str) -> None:
-    """Prints that the daemon goes down, and that the run does not end with it."""
-    click.echo(
-        f"governor: the daemon is going down; run {uid} goes on when it is started again "
-        f"(`governor watch {uid}`)",
-        err=True,
-    )
+def finish(ctx: click.Context, uid: str, end: WatchEnd | None) -> None:
+    """Exits with the exit code for the end of a followed run. If the daemon goes down, the run does not end with it."""
+    code = exit_code(end)
+    if code == ExitCode.TRY_AGAIN:
+        click.echo(
+            f"governor: the daemon is going down; run {uid} goes on when it is started again "
+            f"(`governor watch {uid}`)",
+            err=True,
+        )
+    ctx.exit(code)
 
 
-def print_detached(uid: str) -> None:
-    """Prints that Ctrl-C ended only this client."""
+def detach(ctx: click.Context, uid: str) -> None:
+    """Exits after Ctrl-C, which ended only this client."""
     click.echo(
         f"governor: detached; run {uid} goes on. `governor watch {uid}` comes back to it, "
         f"`governor abort {uid}` ends it",
         err=True,
     )
-
-
-def finish(ctx: click.Context, uid: str, end: WatchEnd | None) -> None:
-    """Exits with the exit code for the end of a followed run."""
-    code = exit_code(end)
-    if code == ExitCode.TRY_AGAIN:
-        print_interrupted(uid)
-    ctx.exit(code)
-
-
-def detach(ctx: click.Context, uid: str) -> None:
-    """Exits after Ctrl-C."""
-    print_detached(uid)
     ctx.exit(ExitCode.INTERRUPTED)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
     from governor.cli.view import RunView
-    from governor.messages import RunEvent
+    from governor.messages import RunEvent, RunResult
 
 
 class Display(Protocol):
@@ -142,6 +142,16 @@ def choose(*, as_json: bool, quiet: bool = False) -> Display:
 def print_json(message: msgspec.Struct) -> None:
     """Prints one object on one line. Numbers that JSON does not have (nan, inf) become null."""
     click.echo(msgspec.json.encode(message))
+
+
+def show_result(found: RunResult, *, as_json: bool) -> None:
+    """Prints the result of a run."""
+    if as_json:
+        print_json(found)
+    else:
+        from governor.cli import tables  # noqa: PLC0415  # rich: not for --json
+
+        tables.show(tables.result(found))
 
 
 def _is_worth_a_line(event: RunEvent) -> bool:

@@ -63,9 +63,5 @@ def command(
         from governor.cli import exports  # noqa: PLC0415  # Arrow: not for the result alone
 
         exports.export(found, rows, form=form, phase=phase, output=output)
-    elif form == "json":
-        display.print_json(found)
     else:
-        from governor.cli import tables  # noqa: PLC0415  # rich: not for --json
-
-        tables.show(tables.result(found))
+        display.show_result(found, as_json=form == "json")

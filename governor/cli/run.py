@@ -121,7 +121,10 @@ async def _run(
         try:
             with _two_signals(executor, uid, config.runtime_dir.parent):
                 end = await _follow(executor, uid, shown, daemon)
-                await _show_result(executor, uid, end, as_json=as_json)
+                if end is not None and end.outcome != "interrupted":
+                    result = await executor.result(uid)
+                    with _tolerant():
+                        display.show_result(result, as_json=as_json)
         except (JournalError, NoRoom) as error:
             hint = f"when that is repaired, `governor run --resume {uid}` continues it"
             raise type(error)(f"{error}; {hint}") from error
@@ -143,21 +146,6 @@ async def _follow(executor: Executor, uid: str, shown: _TolerantDisplay, daemon:
         await asyncio.wait({following, crash})
 
 
-async def _show_result(executor: Executor, uid: str, end: WatchEnd | None, *, as_json: bool) -> None:
-    if end is None or end.outcome == "interrupted":
-        return
-    found = await executor.result(uid)
-    try:
-        if as_json:
-            display.print_json(found)
-        else:
-            from governor.cli import tables  # noqa: PLC0415  # rich: not for --json
-
-            tables.show(tables.result(found))
-    except OSError:
-        _drop_output()
-
-
 class _TolerantDisplay:
     """A display that drops its output when the reader is gone (rule 3)."""
 
@@ -172,16 +160,19 @@ class _TolerantDisplay:
             self._inner.__exit__(*error)  # type: ignore[arg-type]  # passed on unchanged
 
     def show(self, event: RunEvent, view: RunView) -> None:
-        try:
+        with _tolerant():
             self._inner.show(event, view)
-        except OSError:  # a broken pipe, a closed terminal
-            _drop_output()
 
 
-def _drop_output() -> None:
+@contextlib.contextmanager
+def _tolerant() -> Iterator[None]:
+    """Drops further output after a broken pipe, or when the terminal is closed."""
     from governor.cli import drop_output  # noqa: PLC0415  # it imports this module on demand
 
-    drop_output()
+    try:
+        yield
+    except OSError:
+        drop_output()
 
 
 @contextlib.contextmanager

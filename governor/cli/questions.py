@@ -1,0 +1,94 @@
+"""The verbs that ask the daemon one question: `status`, `explain`, `list`, `abort`, `reload`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from governor.cli import ask, display
+from governor.cli.lines import clean
+from governor.messages import Done
+from governor.units import durations
+
+if TYPE_CHECKING:
+    from governor.messages import ExplainedLine
+
+
+@click.command("status")
+@click.argument("uid", metavar="[RUN]", required=False)
+@ask.json_option
+@click.pass_obj
+def status(broker: str | None, *, uid: str | None, as_json: bool) -> None:
+    """Show the daemon and its runs, or one RUN with its processes."""
+    report = ask.ask(broker, lambda executor: executor.status(uid))
+    if as_json:
+        display.print_json(report)
+        return
+    from governor.cli import tables  # noqa: PLC0415  # rich: not for --json
+
+    tables.show(tables.status(report, conductors=uid is not None))
+
+
+@click.command("explain")
+@ask.run_argument
+@ask.json_option
+@click.pass_obj
+def explain(broker: str | None, *, uid: str, as_json: bool) -> None:
+    """Show what RUN is doing, what it waits for, since when, and until when at most."""
+    found = ask.ask(broker, lambda executor: executor.explain(uid))
+    if as_json:
+        display.print_json(found)
+        return
+    click.echo(clean(f"run {found.uid} ({found.name})"))
+    for line in found.lines:
+        click.echo(f"  {_text_of(line, now=found.at)}")
+
+
+def _text_of(line: ExplainedLine, *, now: float) -> str:
+    since = "" if line.since is None else f" - for {durations.text(max(now - line.since, 0.0))}"
+    until = "" if line.until is None else f", {durations.text(max(line.until - now, 0.0))} more at most"
+    return f"{clean(line.what)}{since}{until}"
+
+
+@click.command("list")
+@click.option(
+    "--limit", type=click.IntRange(min=1, max=10_000), default=100, show_default=True, help="At most so many."
+)
+@ask.json_option
+@click.pass_obj
+def list_runs(broker: str | None, *, limit: int, as_json: bool) -> None:
+    """List the runs of the daemon, ended ones too."""
+    found = ask.ask(broker, lambda executor: executor.list(limit))
+    if as_json:
+        display.print_json(found)
+        return
+    from governor.cli import tables  # noqa: PLC0415  # rich: not for --json
+
+    tables.show(tables.runs(found))
+
+
+@click.command("abort")
+@ask.run_argument
+@click.option("--reason", default="", help="Kept in the run's record.")
+@ask.json_option
+@click.pass_obj
+def abort(broker: str | None, *, uid: str, reason: str, as_json: bool) -> None:
+    """Abort RUN. Its end is an event of the run: `governor watch RUN` waits for it."""
+    ask.ask(broker, lambda executor: executor.abort(uid, reason=reason))
+    if as_json:
+        display.print_json(Done())
+    else:
+        click.echo(f"run {uid} is being aborted; `governor watch {uid}` waits for its end")
+
+
+@click.command("reload")
+@ask.json_option
+@click.pass_obj
+def reload(broker: str | None, *, as_json: bool) -> None:
+    """Have the daemon read its configuration again, all or nothing. Exit 78, with all faults, when it is refused."""
+    found = ask.ask(broker, lambda executor: executor.reload())
+    if as_json:
+        display.print_json(found)
+    else:
+        click.echo(f"{', '.join(found.changed) or 'nothing'} changed")
