@@ -19,7 +19,6 @@ from governor.conductors.phase_work import SimulationWork
 from governor.episodes.local.in_process import InProcess
 from governor.episodes.records.checkpoints import COPY_SECONDS
 from governor.episodes.remote import control, rounds
-from governor.episodes.rules import evaluation
 from governor.episodes.rules.conditions import faults
 from governor.episodes.simulation import Simulation
 from governor.episodes.text.entries import is_language_model
@@ -75,7 +74,7 @@ class SimulationController(Conductor):
                 task.cancel()
 
     def _make(self, command: StartSimulation) -> tuple[Simulation, Coroutine[Any, Any, None]]:
-        wrong = faults(command.until) + evaluation.faults(command)
+        wrong = faults(command)
         if not command.agents or not {*command.players.values()} <= {*command.agents}:
             wrong.append(f"its players' agents {command.players} are not among {command.agents}")
         if command.transport == "conductors" and (len(command.agents) > 1 or command.players):

@@ -17,8 +17,6 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from governor import logs
 from governor.conductors.conductor import Conductor, refused
 from governor.conductors.phase_work import PhaseWork, SimulationWork
@@ -158,7 +156,7 @@ class TaskConductor(Conductor):
         if wanted is None:
             return None
         if wanted not in self._durations:
-            config = DynamicTimeout(True, **msgspec.structs.asdict(wanted))  # enable
+            config = DynamicTimeout(True, **wanted.model_dump())  # enable
             self._durations[wanted] = Durations(config, float("inf"))
         return self._durations[wanted]
 

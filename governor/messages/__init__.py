@@ -5,9 +5,20 @@ Rules:
 2. Durations are in seconds, ``at`` is wall-clock time (seconds since the epoch) for records only.
 3. A type belongs to one union: requests of an executor, replies of the daemon, reports of a conductor, commands to a
    conductor. Frames are decoded with `decode_*` only.
+4. Commands need pydantic and are loaded on first use: clients have none.
 """
+
+from importlib import import_module
+from typing import TYPE_CHECKING
 
 from governor.messages.base import *
 from governor.messages.conductor import *
 from governor.messages.executor import *
 from governor.messages.results import *
+
+if TYPE_CHECKING:
+    from governor.messages.commands import *
+else:
+
+    def __getattr__(name: str) -> object:
+        return getattr(import_module("governor.messages.commands"), name)

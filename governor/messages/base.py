@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Final, Literal, TypeAlias
 
 import msgspec
@@ -58,4 +59,12 @@ class Done(Message, frozen=True):
     """The command was accepted; its end is an event of the run."""
 
 
-encode = msgspec.msgpack.Encoder().encode
+def _plain(value: object) -> object:
+    """A section of the run file as plain data. Without pydantic there is none."""
+    sections = sys.modules.get("governor.units.sections")
+    if sections is None or not isinstance(value, sections.Section):
+        raise TypeError(f"Encoding objects of type {type(value).__name__} is unsupported")
+    return vars(value)
+
+
+encode = msgspec.msgpack.Encoder(enc_hook=_plain).encode

@@ -1,4 +1,4 @@
-"""Between daemon and conductors: commands to a conductor, and its reports."""
+"""Between daemon and conductors: what a conductor is, and its reports and answers."""
 
 from __future__ import annotations
 
@@ -110,89 +110,6 @@ class Acknowledged(Message, frozen=True):
     flow: FlowControl = "CONTINUE"
 
 
-class Until(msgspec.Struct, frozen=True, kw_only=True):
-    """One of: a bound for the mean of `metric`, `steps`, `wall_clock` (seconds)."""
-
-    metric: str | None = None
-    at_least: float | None = None
-    at_most: float | None = None
-    average_over: int = 1
-    steps: int | None = None
-    wall_clock: float | None = None
-
-
-class Plateau(msgspec.Struct, frozen=True, kw_only=True):
-    patience: int
-    min_delta: float = 0.0
-    direction: Literal["max", "min"] = "max"
-    window: int = 1
-
-
-class Evaluate(msgspec.Struct, frozen=True, kw_only=True):
-    """After `every` training episodes, `episodes` that neither explore nor learn."""
-
-    every: int
-    episodes: int
-    metric: str = "return"
-    at_least: float | None = None
-    at_most: float | None = None
-    consecutive: int = 1
-    plateau: Plateau | None = None
-
-
-class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
-    """The states of the agents that are kept: the last `keep` of those saved after each `every` episodes, the best, the last."""
-
-    every: int | None = None
-    keep: int | None = None
-    best: bool = False
-    last: bool = False
-
-
-class Made(msgspec.Struct, frozen=True, kw_only=True):
-    """An environment or agent of the run file that the simulation builds itself: `vector` of them for each worker;
-    `state` is the file that an agent is loaded from.
-    """
-
-    entry: str
-    params: dict[str, Any] = {}
-    vector: int = 1
-    state: str | None = None
-
-
-class StartSimulation(Message, frozen=True):
-    """Play the episodes of a phase. `done` are the episodes that ended before this incarnation began: they
-    count, and are not played again. `made_environment` and `made_agents` (in the order of `agents`) are set when
-    `transport` is ``in_process`` or ``ray``. `players` maps players to agents, where the run file does. `chunk`: episodes
-    that a runner gets at a time, None: as many as take about a second. `vector` is the number of environments of each
-    worker; `max_staleness` is in versions of the weights. `build_seconds` bounds how long an environment or agent takes
-    to be built here, not in a conductor of its own.
-    """
-
-    phase: int
-    name: str
-    mode: Literal["train", "eval"]
-    environment: str
-    agents: tuple[str, ...]
-    episodes: int
-    workers: int
-    max_steps: int | None
-    episode_timeout: float | None
-    seed: int
-    until: tuple[Until, ...] = ()
-    evaluate: Evaluate | None = None
-    checkpoint: Checkpoint | None = None
-    done: tuple[EpisodeRecord, ...] = ()
-    transport: Literal["conductors", "in_process", "ray"] = "conductors"
-    made_environment: Made | None = None
-    made_agents: tuple[Made, ...] = ()
-    players: dict[str, str] = {}
-    chunk: int | None = None
-    vector: int = 1
-    max_staleness: int = 0
-    build_seconds: float = 60.0
-
-
 class TaskSpec(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One node of the graph. `timeout` bounds the running time of one attempt; `retries` is the number of
     attempts after the first. `args_key` names arguments that are not plain data and are stored in Ray.
@@ -211,61 +128,10 @@ class TaskSpec(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     args_key: str = ""
 
 
-class DynamicTimeoutSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """As `governor.tasks.DynamicTimeout`; steps are the train phases with these settings."""
-
-    ratio: float = 3.0
-    warmup_min_steps: int = 1
-    percentile: float | None = None
-    window: int = 256
-    floor: float = 1.0
-
-
-class StartTasks(Message, frozen=True):
-    """Run the task graph of a phase. `done` are runs of tasks that ended before this incarnation began.
-
-    `max_repeat_per_runner` runs of a task are executed by one runner in a row. Once `min_num` tasks have succeeded, or
-    all but the part `over_rollout`, what is left has `wait_after_min` seconds. `grace` is seconds from the end of an
-    attempt's time to its death.
-    """
-
-    phase: int
-    name: str
-    tasks: tuple[TaskSpec, ...]
-    seed: int
-    done: tuple[TaskRecord, ...] = ()
-    max_repeat_per_runner: int | None = 1
-    min_num: int | None = None
-    over_rollout: float = 0.0
-    wait_after_min: float = 0.0
-    dynamic_timeout: DynamicTimeoutSpec | None = None
-    grace: float = 1.0
-
-
-class StopPartCommand(Message, frozen=True):
-    """End what is running of this phase; the end comes as `PartEndedReport` with end ``stopped``."""
-
-    phase: int
-    reason: str
-
-
-class Shutdown(Message, frozen=True):
-    """Close and exit with 0 within `grace` seconds."""
-
-    grace: float
-
-
-class Ping(Message, frozen=True):
-    """Liveness probe. The conductor's event loop answers it with `Alive`."""
-
-
 class Alive(Message, frozen=True):
     """Answer to `Ping`. `progress` counts steps played, tasks begun and ended."""
 
     progress: int = 0
-
-
-ConductorCommand: TypeAlias = StartSimulation | StartTasks | StopPartCommand | Shutdown | Ping
 
 
 class ConductorSpec(Message, frozen=True):
@@ -300,7 +166,6 @@ _report = msgspec.msgpack.Decoder(Report)
 _acknowledged: msgspec.msgpack.Decoder[Acknowledged | Refused] = msgspec.msgpack.Decoder(
     Acknowledged | Refused
 )
-_command: msgspec.msgpack.Decoder[ConductorCommand] = msgspec.msgpack.Decoder(ConductorCommand)
 _command_reply: msgspec.msgpack.Decoder[Done | Refused | Alive] = msgspec.msgpack.Decoder(
     Done | Refused | Alive
 )
@@ -308,5 +173,4 @@ _command_reply: msgspec.msgpack.Decoder[Done | Refused | Alive] = msgspec.msgpac
 decode_spec = _spec.decode
 decode_report = _report.decode
 decode_acknowledged = _acknowledged.decode
-decode_command = _command.decode
 decode_command_reply = _command_reply.decode

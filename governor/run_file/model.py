@@ -1,6 +1,6 @@
 """The run as a person describes it: frozen pydantic models, one for each section of the run file.
 
-Run files use pydantic because it reports every fault at once and gives editors a JSON schema; in messages a run is the
+Those that conductors get are in `governor.messages.commands`. Run files use pydantic because it reports every fault at once and gives editors a JSON schema; in messages a run is the
 plain data of `Run.raw`.
 
 A model validates its section alone; `governor.run_file.check` checks sections against each other.
@@ -8,11 +8,12 @@ A model validates its section alone; `governor.run_file.check` checks sections a
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
 from governor.episodes.text.entries import is_language_model, is_over_http
+from governor.messages import Checkpoint, DynamicTimeoutSpec, Evaluate, Until
 from governor.run_file import phase_inheritance
 from governor.units.fields import (
     MAX_COUNT,
@@ -109,97 +110,6 @@ class TaskSection(Section):
     priority: Annotated[int, Field(ge=-1_000_000, le=1_000_000)] = 0
 
 
-class DynamicTimeoutSection(Section):
-    """``min(timeout, ratio * mean)`` of the wall times of sub-tasks in train phases with the same settings, once
-    `warmup_min_steps` such phases are over. `percentile` uses that percentile of the last `window` instead of the mean. The
-    result is at least `floor`.
-    """
-
-    ratio: Annotated[float, Field(gt=0)] = 3.0
-    warmup_min_steps: Annotated[int, Field(ge=0, le=1_000_000)] = 1
-    percentile: Annotated[float, Field(ge=0, le=100)] | None = None
-    window: Count = 256
-    floor: AnyDuration = 1.0
-
-
-class UntilSection(Section):
-    """One condition that ends the simulation: the mean of `metric` over the last `average_over` episodes is `at_least` or
-    `at_most` this value; its episodes have taken so many `steps`; or its `wall_clock` time is up.
-    """
-
-    metric: Name | None = None
-    at_least: float | None = None
-    at_most: float | None = None
-    average_over: Count = 1
-    steps: Annotated[int, Field(ge=1, lt=2**63)] | None = None
-    wall_clock: Duration | None = None
-
-    @model_validator(mode="after")
-    def _is_one(self) -> Self:
-        given = [name for name in ("metric", "steps", "wall_clock") if getattr(self, name) is not None]
-        if len(given) != 1:
-            raise ValueError("must have one of 'metric', 'steps' and 'wall_clock'")
-        _one_bound(self, needed=self.metric is not None)
-        if self.metric is None and "average_over" in self.model_fields_set and self.average_over != 1:
-            raise ValueError("'average_over' has no meaning without 'metric'")
-        return self
-
-
-class PlateauSection(Section):
-    """Met after `patience` evaluations in a row whose metric, as the mean of the last `window`, was not better than the
-    best earlier one by more than `min_delta`.
-    """
-
-    patience: Count
-    min_delta: Annotated[float, Field(ge=0)] = 0.0
-    direction: Literal["max", "min"] = "max"
-    window: Count = 1
-
-
-class EvaluateSection(Section):
-    """After each `every` training episodes, training pauses for `episodes` that neither explore nor learn. The simulation
-    ends once the mean of their `metric` was `at_least` (or `at_most`) this value in `consecutive` evaluations, or on a
-    `plateau`.
-    """
-
-    every: Count
-    episodes: Count = 10
-    metric: Name = "return"
-    at_least: float | None = None
-    at_most: float | None = None
-    consecutive: Count = 1
-    plateau: PlateauSection | None = None
-
-    @model_validator(mode="after")
-    def _has_one_direction(self) -> Self:
-        _one_bound(self, needed="consecutive" in self.model_fields_set and self.consecutive != 1)
-        bound = "max" if self.at_least is not None else "min" if self.at_most is not None else None
-        if self.plateau is not None and bound not in (None, self.plateau.direction):
-            raise ValueError(f"the plateau's direction must be {bound}, as that of the bound")
-        return self
-
-
-class CheckpointSection(Section):
-    """States of the agents: one after each `every` episodes (the last `keep` are kept; null: all), the `best` by the
-    evaluation's metric, or else by the mean return since the previous one, and the `last` one of the phase.
-    """
-
-    every: Count | None = None
-    keep: Count | None = None
-    best: bool = False
-    last: bool = False
-
-
-def _one_bound(section: UntilSection | EvaluateSection, *, needed: bool) -> None:
-    given = [name for name in ("at_least", "at_most") if getattr(section, name) is not None]
-    if len(given) > 1:
-        raise ValueError("must have one of 'at_least' and 'at_most', not both")
-    if needed and not given:
-        raise ValueError("'at_least' or 'at_most' is missing")
-    if given and section.metric is None:
-        raise ValueError(f"'{given[0]}' has no meaning without 'metric'")
-
-
 class Phase(Section):
     """`simulate`, `tasks`, or both. The keys from `min_num` to `grace` apply to the tasks: once `min_num` of them have
     succeeded, or all but the part `over_rollout`, the others have `wait_after_min` seconds left. One runner executes
@@ -216,11 +126,11 @@ class Phase(Section):
     over_rollout: Annotated[float, Field(ge=0, lt=1)] = 0.0
     wait_after_min: Duration | None = None
     max_repeat_per_runner: Count | None = 1
-    dynamic_timeout: DynamicTimeoutSection | None = None
+    dynamic_timeout: DynamicTimeoutSpec | None = None
     grace: AnyDuration = 1.0
-    until: Annotated[tuple[UntilSection, ...], Field(strict=False)] = ()
-    evaluate: EvaluateSection | None = None
-    checkpoint: CheckpointSection | None = None
+    until: Annotated[tuple[Until, ...], Field(strict=False)] = ()
+    evaluate: Evaluate | None = None
+    checkpoint: Checkpoint | None = None
     on_failure: Literal["fail", "continue"] = "fail"
 
 

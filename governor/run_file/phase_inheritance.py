@@ -86,7 +86,7 @@ def schema(document: dict[str, Any]) -> dict[str, Any]:
     derived = copy.deepcopy(phase)
     derived["required"] = ["name", KEY]
     derived["properties"][KEY] = {"type": "string", "description": "The name of an earlier phase."}
-    for name in ("Simulate", "EvaluateSection"):
+    for name in ("Simulate", "Evaluate"):
         part = definitions[f"{name}OfDerived"] = copy.deepcopy(definitions[name])
         part.pop("required", None)
         part["properties"] = {key: _or_null(value) for key, value in part["properties"].items()}
@@ -108,7 +108,7 @@ def _renamed(value: Any) -> Any:
         return {key: _renamed(item) for key, item in value.items()}
     if isinstance(value, list):
         return [_renamed(item) for item in value]
-    return f"{value}OfDerived" if value in {"#/$defs/Simulate", "#/$defs/EvaluateSection"} else value
+    return f"{value}OfDerived" if value in {"#/$defs/Simulate", "#/$defs/Evaluate"} else value
 
 
 def _or_null(value: dict[str, Any]) -> dict[str, Any]:

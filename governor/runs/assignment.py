@@ -6,24 +6,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from governor.messages import (
-    Checkpoint,
-    DynamicTimeoutSpec,
-    Evaluate,
-    Made,
-    Plateau,
-    StartSimulation,
-    StartTasks,
-    TaskSpec,
-    Until,
-)
+from governor.messages import Made, StartSimulation, StartTasks, TaskSpec
 from governor.run_file.load import Run, parse
 from governor.run_file.model import TASKS
 
 if TYPE_CHECKING:
     from governor.journal.tables import RunRow
     from governor.messages import EpisodeRecord, TaskRecord
-    from governor.run_file.model import AgentSection, EnvironmentSection, EvaluateSection, Phase
+    from governor.run_file.model import AgentSection
     from states.plan import RunPlan
 
 
@@ -69,28 +59,24 @@ class Assignment:
         if chosen.simulate is None:
             raise ValueError(f"phase {chosen.name} has no simulation")
         simulate = chosen.simulate
-        conductors = self.run.conductors
+        environment = self.run.conductors.environments[simulate.environment]
+        made = Made(entry=environment.entry, params=environment.params, vector=environment.vector)
         inside = simulate.transport != "conductors"
         return StartSimulation(
+            **simulate.model_dump(exclude={"agents"}),
             phase=phase,
             name=chosen.name,
             mode=chosen.mode,
-            environment=simulate.environment,
             agents=simulate.agent_names,
             players=simulate.players,
-            episodes=simulate.episodes,
-            workers=simulate.workers,
-            max_steps=simulate.max_steps,
-            episode_timeout=simulate.episode_timeout,
             seed=self.run.seed,
-            **_rules(chosen),
+            until=chosen.until,
+            evaluate=chosen.evaluate,
+            checkpoint=chosen.checkpoint,
             done=tuple(done),
-            transport=simulate.transport,
-            made_environment=_made(conductors.environments[simulate.environment]) if inside else None,
-            made_agents=tuple(self._made_agent(name) for name in simulate.agent_names) if inside else (),
-            chunk=simulate.chunk,
-            vector=conductors.environments[simulate.environment].vector,
-            max_staleness=simulate.max_staleness,
+            made_environment=made if inside else None,
+            made_agents=tuple(map(self._made_agent, simulate.agent_names)) if inside else (),
+            vector=environment.vector,
             build_seconds=self.run.deadlines.start,
         )
 
@@ -98,7 +84,6 @@ class Assignment:
         """The command that begins the task graph of a phase."""
         chosen = self.run.phases[phase]
         is_eval = chosen.mode == "eval"
-        dynamic = chosen.dynamic_timeout
         return StartTasks(
             phase=phase,
             name=chosen.name,
@@ -109,7 +94,7 @@ class Assignment:
             min_num=chosen.min_num,
             over_rollout=chosen.over_rollout,
             wait_after_min=chosen.wait_after_min or 0.0,
-            dynamic_timeout=None if dynamic is None else DynamicTimeoutSpec(**dynamic.model_dump()),
+            dynamic_timeout=chosen.dynamic_timeout,
             grace=chosen.grace,
         )
 
@@ -128,25 +113,3 @@ class Assignment:
     def tasks_of(self, phase: int) -> int:
         """Number of task runs: a task that repeats counts as often."""
         return sum(task.repeat for task in self.run.phases[phase].tasks)
-
-
-def _made(section: EnvironmentSection) -> Made:
-    return Made(entry=section.entry, params=section.params, vector=section.vector)
-
-
-def _rules(phase: Phase) -> dict[str, Any]:
-    """The fields of `StartSimulation` with the rules of a phase."""
-    checkpoint = phase.checkpoint
-    return {
-        "until": tuple(Until(**each.model_dump()) for each in phase.until),
-        "evaluate": None if phase.evaluate is None else _evaluate(phase.evaluate),
-        "checkpoint": None if checkpoint is None else Checkpoint(**checkpoint.model_dump()),
-    }
-
-
-def _evaluate(section: EvaluateSection) -> Evaluate:
-    plateau = section.plateau
-    return Evaluate(
-        **section.model_dump(exclude={"plateau"}),
-        plateau=None if plateau is None else Plateau(**plateau.model_dump()),
-    )

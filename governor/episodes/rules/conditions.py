@@ -14,7 +14,7 @@ from collections import deque
 from math import fsum
 from typing import TYPE_CHECKING, Final, get_args
 
-from governor.messages import COMPLETE, EpisodeRecord, FlowControl, Until
+from governor.messages import COMPLETE, EpisodeRecord, Evaluate, FlowControl, StartSimulation, Until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -59,22 +59,14 @@ def strongest(flows: Iterable[FlowControl]) -> FlowControl:
     return max(flows, key=STRENGTH.__getitem__, default="CONTINUE")
 
 
-def faults(until: Iterable[Until]) -> list[str]:
-    """Faults of these conditions, one line each."""
-    found = []
-    for condition in until:
-        given = [
-            each for each in (condition.metric, condition.steps, condition.wall_clock) if each is not None
-        ]
-        if len(given) != 1:
-            found.append("a condition must have one of metric, steps and wall_clock")
-        if condition.metric is not None and not is_metric(condition.metric):
-            found.append(f"unknown metric {condition.metric!r}; known: {', '.join(sorted(METRICS))}")
-        if condition.metric is not None and (condition.at_least is None) == (condition.at_most is None):
-            found.append(f"the mean of {condition.metric} must be at_least or at_most something")
-        if condition.average_over < 1:
-            found.append(f"average_over must be at least 1, not {condition.average_over}")
-    return found
+def faults(command: StartSimulation) -> list[str]:
+    """The rules with an unknown metric, one line each."""
+    rules: list[Until | Evaluate] = [*command.until, *([command.evaluate] if command.evaluate else [])]
+    return [
+        f"unknown metric {rule.metric!r}; known: {', '.join(sorted(METRICS))}"
+        for rule in rules
+        if rule.metric is not None and not is_metric(rule.metric)
+    ]
 
 
 def wall_clock(until: Iterable[Until]) -> float | None:

@@ -16,7 +16,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from governor.episodes.rules.conditions import holds, is_metric, mean
+from governor.episodes.rules.conditions import holds, mean
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator
@@ -25,19 +25,6 @@ if TYPE_CHECKING:
 
 STREAM: Final = 1
 """Number of the stream of seeds for evaluation episodes."""
-
-
-def faults(command: StartSimulation) -> list[str]:
-    """Faults of the numbers in a command, one line each."""
-    found = []
-    evaluate, checkpoint = command.evaluate, command.checkpoint
-    if evaluate is not None and (
-        min(evaluate.every, evaluate.episodes) < 1 or not is_metric(evaluate.metric)
-    ):
-        found.append(f"no evaluation: {evaluate}")
-    if checkpoint is not None and checkpoint.every is not None and checkpoint.every < 1:
-        found.append(f"no checkpoint: {checkpoint}")
-    return found
 
 
 def number_of(index: int, command: StartSimulation) -> int:

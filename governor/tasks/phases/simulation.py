@@ -61,7 +61,7 @@ log = logs.get_logger()
 
 def refusals(command: StartSimulation) -> list[str]:
     """The faults of the command, one line each."""
-    wrong = faults(command.until)
+    wrong = faults(command)
     if len(command.agents) != 1:
         wrong.append(f"an environment for one agent takes one, not {len(command.agents)}")
     if command.workers < 1:

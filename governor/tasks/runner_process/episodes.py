@@ -29,7 +29,7 @@ from governor.episodes.records.recording import Columns, StepRecorder
 from governor.episodes.records.stream import streams_of
 from governor.episodes.rules.seeds import episode_seed
 from governor.errors import ConductorError
-from governor.messages import Acknowledged, EpisodeRecord, StartSimulation
+from governor.messages import Acknowledged, EpisodeRecord, decode_simulation
 from governor.tasks.api import TaskCancelled, TaskResult
 from governor.tasks.protocol.episodes import (
     READY,
@@ -44,9 +44,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from governor.episodes.spaces import SpaceSpec
+    from governor.messages import StartSimulation
     from governor.tasks.api import TaskContext
 
-_decode: Final = msgspec.msgpack.Decoder(StartSimulation).decode
 _thread: Final = ThreadPoolExecutor(max_workers=1, thread_name_prefix="episodes")
 _player: Player | None = None
 
@@ -83,7 +83,7 @@ def _make_ready(chunk: EpisodeChunk, run_folder: Path) -> str:
         _player.close()
         _player = None
     if _player is None:
-        command = _decode(chunk.part)
+        command = decode_simulation(chunk.part)
         sees_folder = episode_file.path_of(run_folder, command.name).exists()
         if not sees_folder and chunk.learned and chunk.state is None:
             return WITHOUT_STATE

@@ -3,7 +3,12 @@ import pytest
 
 from governor.episodes.rules.conditions import Goal, faults, played_seconds, strongest, wall_clock
 from governor.episodes.rules.statistics import summarize
-from governor.messages import EpisodeRecord, Until
+from governor.messages import EpisodeRecord, Evaluate, Plateau, StartSimulation, Until, decode_command, encode
+
+COMMAND = {
+    "type": "StartSimulation", "phase": 0, "name": "p", "mode": "train", "environment": "e", "agents": ("a",),
+    "episodes": 1, "workers": 1, "max_steps": None, "episode_timeout": None, "seed": 0,
+}  # fmt: skip
 
 
 def episode(value, outcome="terminated", steps=3):
@@ -37,9 +42,12 @@ def test_several_goals_are_alternatives():
     assert goal.ended(episode(0.0)) == "STOP_SIMULATION"
 
 
-def test_faults_are_all_listed():
-    assert len(faults([Until(metric="loss", at_least=0, average_over=0)])) == 2
-    assert faults([Until(metric="return", at_least=0)]) == []
+def test_unknown_metrics_are_all_listed():
+    known = "known: return, seconds, steps"
+    until = [Until(metric=metric, at_least=0) for metric in ("return.", "return")]
+    made = command(until=tuple(until), evaluate=Evaluate(every=1, metric="loss"))
+    assert faults(made) == [f"unknown metric 'return.'; {known}", f"unknown metric 'loss'; {known}"]
+    assert faults(command()) == []
 
 
 def test_figures_are_over_complete_episodes_counts_over_all():
@@ -91,17 +99,29 @@ def test_the_shortest_wall_clock_counts_without_what_was_played():
 
 
 @pytest.mark.parametrize(
-    ("until", "fault"),
+    ("rule", "fault"),
     [
-        (Until(), "a condition must have one of metric, steps and wall_clock"),
-        (Until(steps=1, wall_clock=1.0), "a condition must have one of metric, steps and wall_clock"),
-        (Until(metric="return"), "the mean of return must be at_least or at_most something"),
-        (
-            Until(metric="return", at_least=1.0, at_most=2.0),
-            "the mean of return must be at_least or at_most something",
-        ),
-        (Until(metric="return.", at_least=1.0), "unknown metric 'return.'; known: return, seconds, steps"),
+        ({"until": [{}]}, "must have one of 'metric', 'steps' and 'wall_clock'"),
+        ({"until": [{"steps": 1, "wall_clock": 1.0}]}, "must have one of 'metric', 'steps' and 'wall_clock'"),
+        ({"until": [{"metric": "return"}]}, "'at_least' or 'at_most' is missing"),
+        ({"until": [{"metric": "return", "at_least": 1.0, "at_most": 2.0}]}, "not both"),
+        ({"until": [{"metric": "return", "at_least": 1.0, "average_over": 0}]}, "greater than or equal to 1"),
+        ({"evaluate": {"every": 0, "episodes": 1}}, "greater than or equal to 1"),
+        ({"evaluate": {"every": 1, "episodes": 0}}, "greater than or equal to 1"),
+        ({"checkpoint": {"every": 0}}, "greater than or equal to 1"),
     ],
 )
-def test_what_can_be_wrong_with_a_condition(until, fault):
-    assert faults([until]) == [fault]
+def test_what_can_be_wrong_with_a_rule_is_refused_where_it_arrives(rule, fault):
+    with pytest.raises(msgspec.ValidationError, match=fault):
+        decode_command(encode({**COMMAND, **rule}))
+
+
+def test_a_rule_arrives_as_it_was_sent():
+    until = Until(metric="return", at_least=1, average_over=3)
+    evaluate = Evaluate(every=2, episodes=1, plateau=Plateau(patience=2))
+    sent = command(until=(until,), evaluate=evaluate)
+    assert decode_command(encode(sent)) == sent
+
+
+def command(**rules):
+    return StartSimulation(**{key: value for key, value in COMMAND.items() if key != "type"}, **rules)

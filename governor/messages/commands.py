@@ -1,0 +1,206 @@
+"""From the daemon to conductors: commands, with the sections of the run file that go into them.
+
+Such a section is declared here alone: as it is written in a run file, so it is sent, and validated again where it arrives.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, Self, TypeAlias
+
+import msgspec
+from pydantic import Field, model_validator
+
+from governor.messages.base import Message
+from governor.messages.conductor import TaskSpec
+from governor.messages.results import EpisodeRecord, TaskRecord
+from governor.units.fields import AnyDuration, Count, Duration, Name
+from governor.units.sections import Section
+
+
+class Until(Section):
+    """One condition that ends the simulation: the mean of `metric` over the last `average_over` episodes is `at_least` or
+    `at_most` this value; its episodes have taken so many `steps`; or its `wall_clock` time is up.
+    """
+
+    metric: Name | None = None
+    at_least: float | None = None
+    at_most: float | None = None
+    average_over: Count = 1
+    steps: Annotated[int, Field(ge=1, lt=2**63)] | None = None
+    wall_clock: Duration | None = None
+
+    @model_validator(mode="after")
+    def _is_one(self) -> Self:
+        given = [name for name in ("metric", "steps", "wall_clock") if getattr(self, name) is not None]
+        if len(given) != 1:
+            raise ValueError("must have one of 'metric', 'steps' and 'wall_clock'")
+        _one_bound(self, needed=self.metric is not None)
+        if self.metric is None and "average_over" in self.model_fields_set and self.average_over != 1:
+            raise ValueError("'average_over' has no meaning without 'metric'")
+        return self
+
+
+def _one_bound(section: Until | Evaluate, *, needed: bool) -> None:
+    given = [name for name in ("at_least", "at_most") if getattr(section, name) is not None]
+    if len(given) > 1:
+        raise ValueError("must have one of 'at_least' and 'at_most', not both")
+    if needed and not given:
+        raise ValueError("'at_least' or 'at_most' is missing")
+    if given and section.metric is None:
+        raise ValueError(f"'{given[0]}' has no meaning without 'metric'")
+
+
+class Plateau(Section):
+    """Met after `patience` evaluations in a row whose metric, as the mean of the last `window`, was not better than the
+    best earlier one by more than `min_delta`.
+    """
+
+    patience: Count
+    min_delta: Annotated[float, Field(ge=0)] = 0.0
+    direction: Literal["max", "min"] = "max"
+    window: Count = 1
+
+
+class Evaluate(Section):
+    """After each `every` training episodes, training pauses for `episodes` that neither explore nor learn. The simulation
+    ends once the mean of their `metric` was `at_least` (or `at_most`) this value in `consecutive` evaluations, or on a
+    `plateau`.
+    """
+
+    every: Count
+    episodes: Count = 10
+    metric: Name = "return"
+    at_least: float | None = None
+    at_most: float | None = None
+    consecutive: Count = 1
+    plateau: Plateau | None = None
+
+    @model_validator(mode="after")
+    def _has_one_direction(self) -> Self:
+        _one_bound(self, needed="consecutive" in self.model_fields_set and self.consecutive != 1)
+        bound = "max" if self.at_least is not None else "min" if self.at_most is not None else None
+        if self.plateau is not None and bound not in (None, self.plateau.direction):
+            raise ValueError(f"the plateau's direction must be {bound}, as that of the bound")
+        return self
+
+
+class Checkpoint(Section):
+    """States of the agents: one after each `every` episodes (the last `keep` are kept; null: all), the `best` by the
+    evaluation's metric, or else by the mean return since the previous one, and the `last` one of the phase.
+    """
+
+    every: Count | None = None
+    keep: Count | None = None
+    best: bool = False
+    last: bool = False
+
+
+class DynamicTimeoutSpec(Section):
+    """``min(timeout, ratio * mean)`` of the wall times of sub-tasks in train phases with the same settings, once
+    `warmup_min_steps` such phases are over. `percentile` uses that percentile of the last `window` instead of the mean. The
+    result is at least `floor`.
+    """
+
+    ratio: Annotated[float, Field(gt=0)] = 3.0
+    warmup_min_steps: Annotated[int, Field(ge=0, le=1_000_000)] = 1
+    percentile: Annotated[float, Field(ge=0, le=100)] | None = None
+    window: Count = 256
+    floor: AnyDuration = 1.0
+
+
+class Made(msgspec.Struct, frozen=True, kw_only=True):
+    """An environment or agent of the run file that the simulation builds itself: `vector` of them for each worker;
+    `state` is the file that an agent is loaded from.
+    """
+
+    entry: str
+    params: dict[str, Any] = {}
+    vector: int = 1
+    state: str | None = None
+
+
+class StartSimulation(Message, frozen=True):
+    """Play the episodes of a phase. `done` are the episodes that ended before this incarnation began: they
+    count, and are not played again. `made_environment` and `made_agents` (in the order of `agents`) are set when
+    `transport` is ``in_process`` or ``ray``. `players` maps players to agents, where the run file does. `chunk`: episodes
+    that a runner gets at a time, None: as many as take about a second. `vector` is the number of environments of each
+    worker; `max_staleness` is in versions of the weights. `build_seconds` bounds how long an environment or agent takes
+    to be built here, not in a conductor of its own.
+    """
+
+    phase: int
+    name: str
+    mode: Literal["train", "eval"]
+    environment: str
+    agents: tuple[str, ...]
+    episodes: int
+    workers: int
+    max_steps: int | None
+    episode_timeout: float | None
+    seed: int
+    until: tuple[Until, ...] = ()
+    evaluate: Evaluate | None = None
+    checkpoint: Checkpoint | None = None
+    done: tuple[EpisodeRecord, ...] = ()
+    transport: Literal["conductors", "in_process", "ray"] = "conductors"
+    made_environment: Made | None = None
+    made_agents: tuple[Made, ...] = ()
+    players: dict[str, str] = {}
+    chunk: int | None = None
+    vector: int = 1
+    max_staleness: int = 0
+    build_seconds: float = 60.0
+
+
+class StartTasks(Message, frozen=True):
+    """Run the task graph of a phase. `done` are runs of tasks that ended before this incarnation began.
+
+    `max_repeat_per_runner` runs of a task are executed by one runner in a row. Once `min_num` tasks have succeeded, or
+    all but the part `over_rollout`, what is left has `wait_after_min` seconds. `grace` is seconds from the end of an
+    attempt's time to its death.
+    """
+
+    phase: int
+    name: str
+    tasks: tuple[TaskSpec, ...]
+    seed: int
+    done: tuple[TaskRecord, ...] = ()
+    max_repeat_per_runner: int | None = 1
+    min_num: int | None = None
+    over_rollout: float = 0.0
+    wait_after_min: float = 0.0
+    dynamic_timeout: DynamicTimeoutSpec | None = None
+    grace: float = 1.0
+
+
+class StopPartCommand(Message, frozen=True):
+    """End what is running of this phase; the end comes as `PartEndedReport` with end ``stopped``."""
+
+    phase: int
+    reason: str
+
+
+class Shutdown(Message, frozen=True):
+    """Close and exit with 0 within `grace` seconds."""
+
+    grace: float
+
+
+class Ping(Message, frozen=True):
+    """Liveness probe. The conductor's event loop answers it with `Alive`."""
+
+
+ConductorCommand: TypeAlias = StartSimulation | StartTasks | StopPartCommand | Shutdown | Ping
+
+
+def _section(kind: type[Section], data: object) -> Section:
+    return kind.model_validate(data)
+
+
+_command: msgspec.msgpack.Decoder[ConductorCommand] = msgspec.msgpack.Decoder(
+    ConductorCommand, dec_hook=_section
+)
+_simulation = msgspec.msgpack.Decoder(StartSimulation, dec_hook=_section)
+
+decode_command = _command.decode
+decode_simulation = _simulation.decode
