@@ -69,7 +69,7 @@ from transport.errors import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+    from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 
     from governor.run_file.load import Examined, Run
 
@@ -252,22 +252,7 @@ class Executor:
 
     async def result(self, uid: str) -> RunResult:
         """The result of a run that has ended. Raises NotEnded, NoSuchRun."""
-        until = asyncio.get_running_loop().time() + self.patience
-        while True:
-            try:
-                return await self._gather(Results(uid=uid), RunResult, source=uid)
-            except TransportError as error:
-                await self._retry(error, until)
-
-    async def _gather(self, request: ExecutorRequest, expected: type[R], *, source: str) -> R:
-        """Receives an answer in parts; the last part is `Done`, or a refusal."""
-        whole = bytearray()
-        async for part in self._client.stream(SERVICE, encode(request), idle_timeout=self.timeout):
-            if part.final:
-                self._expect(part.body[0] if part.body else b"", Done, source=source)
-            else:
-                whole += b"".join(bytes(frame) for frame in part.body)
-        return self._expect(bytes(whole), expected, source=source)
+        return await self._ask(Results(uid=uid), RunResult, source=uid, send=self._gather)
 
     async def _refuse_stale_socket(self) -> None:
         """A restarted broker binds its socket again soon; a socket that stays unbound is stale."""
@@ -289,56 +274,52 @@ class Executor:
                 return
 
     async def _ask(
-        self, request: ExecutorRequest, expected: type[R], *, source: str = "", seconds: float | None = None
-    ) -> R:
-        until = asyncio.get_running_loop().time() + self.patience
-        try:
-            return await self._ask_once(request, expected, source=source, seconds=seconds, until=until)
-        except GoingDown as refused:
-            if not self._awaits_restart:
-                raise
-            return await self._ask_successor(request, expected, refused, source=source, until=until)
-
-    async def _ask_once(
         self,
         request: ExecutorRequest,
         expected: type[R],
         *,
-        source: str,
-        seconds: float | None,
-        until: float,
+        source: str = "",
+        seconds: float | None = None,
+        send: Callable[[bytes, float], Awaitable[bytes]] | None = None,
     ) -> R:
+        """The answer; for `patience` seconds it tries again where no daemon is reached. After one has refused because it
+        goes down it asks the next daemon, and raises that refusal if there is no answer.
+        """
+        loop = asyncio.get_running_loop()
+        until = loop.time() + self.patience
+        transient: tuple[type[GovernorError], ...] = (Unreachable,)
+        refused: GoingDown | None = None
+        timeout = seconds or self.timeout
         while True:
             try:
-                answer = await self._client.request(
-                    SERVICE, encode(request), timeout=seconds or self.timeout, idempotent=True
-                )
+                answer = await (send or self._request)(encode(request), timeout)
+                return self._expect(answer, expected, source=source)
+            except GoingDown as error:
+                if not self._awaits_restart:
+                    raise
+                refused, transient = error, (Unreachable, NoAnswer)
             except TransportError as error:
-                await self._retry(error, until)
-            else:
-                return self._expect(answer[0] if answer else b"", expected, source=source)
-
-    async def _ask_successor(
-        self, request: ExecutorRequest, expected: type[R], refused: GoingDown, *, source: str, until: float
-    ) -> R:
-        """Asks the next daemon, after one has refused because it goes down; raises that refusal if there is no answer."""
-        while (left := until - asyncio.get_running_loop().time()) > 0:
-            try:
-                answer = await self._client.request(SERVICE, encode(request), timeout=left, idempotent=True)
-                return self._expect(answer[0] if answer else b"", expected, source=source)
-            except TransportError as error:
-                if not isinstance(failure := self._failure(error), Unreachable | NoAnswer):
+                failure = self._failure(error)
+                if not isinstance(failure, transient) or (refused is None and loop.time() > until):
                     raise failure from error
-            except GoingDown:
-                await asyncio.sleep(RETRY_SECONDS)
-        raise refused
+            if refused is not None and (timeout := until - loop.time()) <= RETRY_SECONDS:
+                raise refused
+            await asyncio.sleep(RETRY_SECONDS)
 
-    async def _retry(self, error: TransportError, until: float) -> None:
-        """Returns when the request may be sent again; otherwise raises the error for `error`."""
-        failure = self._failure(error)
-        if not isinstance(failure, Unreachable) or asyncio.get_running_loop().time() > until:
-            raise failure from error
-        await asyncio.sleep(RETRY_SECONDS)
+    async def _request(self, request: bytes, timeout: float) -> bytes:  # noqa: ASYNC109  # the transport's own
+        answer = await self._client.request(SERVICE, request, timeout=timeout, idempotent=True)
+        return answer[0] if answer else b""
+
+    async def _gather(self, request: bytes, timeout: float) -> bytes:  # noqa: ASYNC109  # as above
+        """Receives an answer in parts; the last part is `Done`, or a refusal, which is the answer then."""
+        whole = bytearray()
+        async for part in self._client.stream(SERVICE, request, idle_timeout=timeout):
+            last = part.body[0] if part.final and part.body else b""
+            if part.final and not isinstance(self._decode(last), Done):
+                return bytes(last)
+            if not part.final:
+                whole += b"".join(bytes(frame) for frame in part.body)
+        return bytes(whole)
 
     def _expect(self, frame: bytes, expected: type[R], *, source: str) -> R:
         reply = self._decode(frame)

@@ -69,7 +69,7 @@ def command(
 async def _without_daemon(
     state_dir: Path, keep_runs: int | None, keep_days: float | None, *, dry_run: bool
 ) -> Pruned:
-    from governor.daemon.state_lock import StateLock  # noqa: PLC0415  # as above
+    from governor.daemon.state_lock import state_lock  # noqa: PLC0415  # as above
     from governor.journal import schema  # noqa: PLC0415  # not for --help
     from governor.journal.journal import Journal  # noqa: PLC0415  # as above
     from governor.journal.retention import Pruner, RetentionPolicy, requested_policy  # noqa: PLC0415  # as above
@@ -78,7 +78,7 @@ async def _without_daemon(
     path = state_dir / "governor.db"
     if not path.exists():
         raise UsageError(f"{state_dir} has no journal")
-    with StateLock(state_dir):
+    with state_lock(state_dir):
         schema.examine(path)
         journal = Journal(path)
         try:

@@ -115,7 +115,7 @@ async def _run(
     logs.configure(log_format=logs.choose_format(), level=config.log_level)
     async with (
         Daemon(config=config, notifier=notifier).running() as daemon,
-        Executor(daemon.client_endpoint, awaits_restart=False) as executor,
+        Executor(config.client_endpoint, awaits_restart=False) as executor,
     ):
         uid = await begin(executor)
         try:

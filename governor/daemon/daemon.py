@@ -21,6 +21,7 @@ from governor import config as config_module
 from governor import logs
 from governor.daemon import folders
 from governor.daemon.api import DaemonApi
+from governor.daemon.background import Background
 from governor.daemon.broker_supervisor import BrokerProcess, access_of, wait_until_answering
 from governor.daemon.ray_supervisor import RayService
 from governor.daemon.recovery import Recovery
@@ -48,7 +49,7 @@ from transport.client import Client
 from transport.worker import Worker
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+    from collections.abc import AsyncIterator, Callable, Mapping
     from contextlib import ExitStack
 
     from governor.config import Config
@@ -86,24 +87,14 @@ class Daemon:
         self.governors: list[RunGovernor] = []
         self.queue = RunQueue(limit=config.queue_limit)
         self._notifier = notifier
+        self._background = Background(state_dir=config.state_dir)
         self._wake = asyncio.Event()
-        self._stop = asyncio.Event()
         self._signals = 0
         self._refused = ""
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._crash: BaseException | None = None
         self.held: Mapping[str, str] = {}
         self.damaged: dict[str, str] = {}
-        self._stopping = False
+        self.is_stopping = False
         self._pruner: Pruner
-
-    @property
-    def client_endpoint(self) -> str:
-        return self.config.client_endpoint
-
-    @property
-    def is_stopping(self) -> bool:
-        return self._stopping
 
     def dispatch(self) -> None:
         self._wake.set()
@@ -111,37 +102,40 @@ class Daemon:
     async def serve(self) -> ExitCode:
         """Serves until SIGTERM or SIGINT and returns the exit code. Raises the error that prevents a start."""
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT):
             loop.add_signal_handler(number, self._on_signal, number)
-        loop.add_signal_handler(signal.SIGQUIT, self._on_signal, signal.SIGQUIT)
         loop.add_signal_handler(signal.SIGUSR1, self._dump)
         loop.add_signal_handler(signal.SIGHUP, self._on_hangup)
         async with self.running():
-            await self._stop.wait()
-        if isinstance(self._crash, GovernorError):
-            return self._crash.exit_code
-        return ExitCode.DONE if self._crash is None else ExitCode.INTERNAL
+            await self._background.stop.wait()
+        crash = self._background.crash
+        if isinstance(crash, GovernorError):
+            return crash.exit_code
+        return ExitCode.DONE if crash is None else ExitCode.INTERNAL
 
     async def crash(self) -> BaseException:
         """Returns the error that ends the daemon, once there is one; for users of `running`."""
-        await self._stop.wait()
-        return self._crash or RuntimeError("the daemon was stopped")
+        await self._background.stop.wait()
+        return self._background.crash or RuntimeError("the daemon was stopped")
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[Daemon]:
         """Inside the context all parts run; after it nothing is left behind."""
         async with AsyncExitStack() as stack:
-            config = self.config
+            config, background = self.config, self._background
             stack.enter_context(self._folders or folders.acquired(config))
             folders.warn_if_shared(config.state_dir)
             leftovers.warn_if_unmarked()
-            extending = asyncio.create_task(self._notifier.keep_extending(), name="extend")
-            stack.push_async_callback(_cancel, extending)
+            extending = await stack.enter_async_context(
+                background.running(self._notifier.keep_extending(), "extend")
+            )
             journal = await self._open_journal(stack)
             recovery = Recovery(journal=journal, state_dir=config.state_dir)
             self.held, self.damaged = recovery.held, recovery.damaged
             await recovery.clean_up()
-            await stack.enter_async_context(recovery.heartbeat.beating(in_order=self._ends_in_order))
+            await stack.enter_async_context(
+                recovery.heartbeat.beating(in_order=lambda: background.is_in_order)
+            )
             stack.enter_context(folders.cleared(config.runtime_dir))
             context = await self._open(stack, journal)
             self.governors = [
@@ -150,21 +144,21 @@ class Daemon:
                     f"slot-{number}",
                     context=context,
                     on_change=self._changed,
-                    on_journal_failure=self._fail,
+                    on_journal_failure=background.fail,
                 )
                 for number in range(config.slots)
             ]
             for assignment in await recovery.assignments(context.runs_folder):
                 self.queue.append(assignment)
             if recovery.survivors:
-                self._spawn(self._assign_held(recovery, context), "recovery")
+                background.spawn(self._assign_held(recovery, context), "recovery")
             slots = [
                 asyncio.create_task(self._govern(governor), name=governor.uid) for governor in self.governors
             ]
-            self._spawn(self._dispatch_all(), "dispatch")
-            self._spawn(context.files.run(), "file_watch")
+            background.spawn(self._dispatch_all(), "dispatch")
+            background.spawn(context.files.run(), "file_watch")
             self._pruner = Pruner(context.journal, context.runs_folder)
-            self._spawn(self._pruner.serve(lambda: self._retention), "prune")
+            background.spawn(self._pruner.serve(lambda: self._retention), "prune")
             api = DaemonApi(daemon=self, context=context)
             worker = await stack.enter_async_context(
                 Worker(
@@ -175,10 +169,10 @@ class Daemon:
                 await worker.registered()
             self.dispatch()
             gc.freeze()  # loaded modules are never freed: collections skip them
-            await _cancel(extending)
+            extending.cancel()
             self._announce()
             if self._notifier.watchdog_interval is not None:
-                self._spawn(self._watchdog(self._notifier.watchdog_interval), "watchdog")
+                background.spawn(self._watchdog(self._notifier.watchdog_interval), "watchdog")
             try:
                 yield self
             finally:
@@ -189,24 +183,18 @@ class Daemon:
             self.queue.append(assignment)
         self.dispatch()
 
-    def _ends_in_order(self) -> bool:
-        """Whether the end counts as orderly for the runs in work: a crash does not, a disk that accepts no record
-        does.
-        """
-        return self._crash is None or isinstance(self._crash, GovernorError)
-
     async def _open_journal(self, stack: AsyncExitStack) -> Journal:
         folder, loop = self.config.state_dir, asyncio.get_running_loop()
         reserve = disk_reserve.Reserve(
             folder,
-            on_used=lambda full: loop.call_soon_threadsafe(self._fail, full),
+            on_used=lambda full: loop.call_soon_threadsafe(self._background.fail, full),
             sockets=self.config.runtime_dir,
         )
         reserve.take()
         stack.callback(reserve.release)
         path = folder / "governor.db"
         await asyncio.to_thread(schema.examine, path)
-        journal = Journal(path, reserve=reserve, on_unreadable=self._fail)
+        journal = Journal(path, reserve=reserve, on_unreadable=self._background.fail)
         stack.push_async_callback(journal.close)
         return journal
 
@@ -228,9 +216,7 @@ class Daemon:
                 access=access_of(secret),
             )
         )
-        broker_task = asyncio.create_task(broker.run(), name="broker")
-        stack.push_async_callback(_cancel, broker_task)
-        broker_task.add_done_callback(self._background_ended)
+        await stack.enter_async_context(self._background.running(broker.run(), "broker"))
         client = await stack.enter_async_context(Client(config.private_endpoint))
         await wait_until_answering(client)
         stack.push_async_callback(ray.aclose)
@@ -241,7 +227,7 @@ class Daemon:
             secret=secret,
             client=client,
             journal=journal,
-            files=FileWatch(journal.path, runtime=config.runtime_dir, on_lost=self._fail),
+            files=FileWatch(journal.path, runtime=config.runtime_dir, on_lost=self._background.fail),
             ray=ray,
             runs_folder=runs,
             runtime_folder=config.runtime_dir,
@@ -250,11 +236,12 @@ class Daemon:
         )
 
     async def _shut_down(self, slots: list[asyncio.Task[None]], context: RunContext) -> None:
-        self._stopping = True
+        self.is_stopping = True
         self._notifier.stopping("interrupting the runs in work")
         log.info("daemon.stopping", runs=[g.experiment_run_id for g in self.governors if g.experiment_run_id])
         urgent = self._signals > 1
-        why = f": {self._crash}" if isinstance(self._crash, ProcessError | FilesRemoved) else ""
+        crash = self._background.crash
+        why = f": {crash}" if isinstance(crash, ProcessError | FilesRemoved) else ""
         for governor in self.governors:
             governor.post_stop(f"the daemon is shutting down{why}", urgent=urgent)
         _, late = await asyncio.wait(slots, timeout=self.config.stop_grace)
@@ -263,8 +250,7 @@ class Daemon:
                 governor.post_stop(f"stop_grace of {self.config.stop_grace:g} s is over", urgent=True)
             await asyncio.wait(slots)
         context.journal.wake_followers()
-        for task in list(self._tasks):
-            await _cancel(task)
+        await self._background.cancel_all()
 
     # -- slots -------------------------------------------------------------------------------------------------
 
@@ -272,14 +258,14 @@ class Daemon:
         try:
             await governor.run()
         except Exception as error:  # noqa: BLE001  # logged by the governor; it ends the daemon
-            self._crashed(error)
+            self._background.crashed(error)
 
     async def _dispatch_all(self) -> None:
         while True:
             await self._wake.wait()
             self._wake.clear()
             for governor in self.governors:
-                if not self._stopping and governor.is_free and (assignment := self.queue.pop()) is not None:
+                if not self.is_stopping and governor.is_free and (assignment := self.queue.pop()) is not None:
                     await self._assign(governor, assignment)
 
     async def _assign(self, governor: RunGovernor, assignment: Assignment) -> None:
@@ -303,15 +289,6 @@ class Daemon:
         """Raises NoRoom when another run should not be accepted."""
         disk_reserve.require(self.config.state_dir, self.config.disk_reserve)
 
-    def _fail(self, error: GovernorError) -> None:
-        """Without a journal nothing may be acknowledged, without a broker no message arrives: the runs are
-        interrupted and continue in the next invocation.
-        """
-        if self._crash is None:
-            log.error("daemon.fatal", reason=str(error))
-        self._crash = self._crash or error
-        self._stop.set()
-
     def _changed(self, governor: RunGovernor) -> None:
         if governor.is_free:
             self.dispatch()
@@ -329,7 +306,7 @@ class Daemon:
         self._notifier.ready(self._status)
         log.info(
             "daemon.ready",
-            endpoint=self.client_endpoint,
+            endpoint=self.config.client_endpoint,
             slots=len(self.governors),
             queued=len(self.queue),
             state_dir=str(self.config.state_dir),
@@ -344,13 +321,10 @@ class Daemon:
         if self._signals > 1:
             for governor in self.governors:
                 governor.post_stop(f"{signal.Signals(number).name} again", urgent=True)
-        self._stop.set()
+        self._background.stop.set()
 
     def _on_hangup(self) -> None:
         """SIGHUP: reloads the configuration. All or nothing: one setting that needs a restart refuses the whole."""
-        if self._reload is None:
-            self._on_signal(signal.SIGHUP)
-            return
         self._notifier.reloading()
         with suppress(ConfigError):  # it is in the log and the status
             self.reload()
@@ -391,34 +365,3 @@ class Daemon:
         while True:
             self._notifier.watchdog()
             await asyncio.sleep(interval)
-
-    # -- housekeeping ------------------------------------------------------------------------------------------
-
-    def _spawn(self, work: Coroutine[None, None, None], name: str) -> None:
-        task = asyncio.create_task(work, name=name)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        task.add_done_callback(self._background_ended)
-
-    def _background_ended(self, task: asyncio.Task[None]) -> None:
-        """Background tasks end by cancellation; any other end is a crash of the daemon."""
-        if task.cancelled() or (error := task.exception()) is None:
-            return
-        if isinstance(
-            error, ProcessError | FilesRemoved
-        ):  # a process that could not be kept alive, with its exits
-            self._fail(error)
-            return
-        log.error("daemon.crashed", task=task.get_name(), exc_info=error)
-        self._crashed(error)
-
-    def _crashed(self, error: BaseException) -> None:
-        """Ends the daemon with this error; a full disk is not a crash."""
-        full = disk_reserve.no_room(self.config.state_dir, error) if isinstance(error, OSError) else None
-        self._crash = self._crash or full or error
-        self._stop.set()
-
-
-async def _cancel(task: asyncio.Task[None]) -> None:
-    task.cancel()
-    await asyncio.wait({task})

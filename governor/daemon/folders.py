@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from governor import logs
-from governor.daemon.state_lock import StateLock, runtime_lock
+from governor.daemon.state_lock import runtime_lock, state_lock
 from governor.errors import ConfigError, NotPermitted
 from governor.journal import disk_reserve
 from governor.processes import leftovers, open_files, process
@@ -42,7 +42,7 @@ def acquired(config: Config) -> Iterator[None]:
     open_files.raise_limit()
     for folder in (config.state_dir, config.runtime_dir):
         make_private(folder)
-    with StateLock(config.state_dir), runtime_lock(config.runtime_dir):
+    with state_lock(config.state_dir), runtime_lock(config.runtime_dir):
         if config.socket_group is not None:
             grant_group(config.socket_group, config.runtime_dir)
         leftovers.mark(config.state_dir)

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from governor.cli import ask, cli
-from governor.daemon.state_lock import StateLock
+from governor.daemon.state_lock import state_lock
 from governor.journal.journal import Journal
 from governor.messages import Pruned
 from tests.support.run_results import run_result
@@ -78,6 +78,6 @@ def test_the_error_names_the_reason(state, tmp_path):
     assert (done.exit_code, "--keep-runs or --keep-days" in done.output) == (2, True)
     (tmp_path / "empty").mkdir()
     assert prune(tmp_path / "empty", "--keep-runs", "1").exit_code == 2
-    with StateLock(state):
+    with state_lock(state):
         done = prune(state, "--keep-runs", "0")
     assert (done.exit_code, kept(state)) == (75, ["aaaa", "bbbb", "cccc"])

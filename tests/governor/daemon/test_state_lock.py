@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from governor.daemon.state_lock import StateLock, runtime_lock
+from governor.daemon.state_lock import runtime_lock, state_lock
 from governor.errors import AlreadyServed, NotPermitted
 
 HOLD = """
@@ -43,9 +43,9 @@ def test_one_runtime_folder_for_one_daemon_and_the_lock_leaves_nothing_in_it(tmp
 
 
 def test_one_holder_at_a_time_and_the_next_one_after_a_kill(tmp_path):
-    with held_by_another("StateLock", tmp_path) as holder:
-        with pytest.raises(AlreadyServed) as caught, StateLock(tmp_path):
+    with held_by_another("state_lock", tmp_path) as holder:
+        with pytest.raises(AlreadyServed) as caught, state_lock(tmp_path):
             pass
         assert (caught.value.pid, caught.value.exit_code) == (holder.pid, 75)
-    with StateLock(tmp_path):
+    with state_lock(tmp_path):
         assert (tmp_path / "governor.lock").read_text() == f"{os.getpid()}\n"

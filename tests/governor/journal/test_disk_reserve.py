@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import pytest
 
 from governor.daemon import folders
-from governor.daemon.state_lock import StateLock
+from governor.daemon.state_lock import state_lock
 from governor.errors import NoRoom, NotPermitted
 from governor.files import write_whole
 from governor.journal import disk_reserve
@@ -164,14 +164,14 @@ def test_a_state_folder_without_locks_is_refused_with_the_reason(tmp_path, monke
 
     with monkeypatch.context() as disk_of_today:
         disk_of_today.setattr(os, "open", refuse)
-        with pytest.raises(raised, match=os.strerror(getattr(errno, number))), StateLock(tmp_path):
+        with pytest.raises(raised, match=os.strerror(getattr(errno, number))), state_lock(tmp_path):
             pass
 
 
 def test_a_lock_that_cannot_say_who_holds_it_is_no_lock(tmp_path):
-    with full_beyond(0), pytest.raises(NoRoom), StateLock(tmp_path):
+    with full_beyond(0), pytest.raises(NoRoom), state_lock(tmp_path):
         pass
-    with StateLock(tmp_path):
+    with state_lock(tmp_path):
         pass
 
 
