@@ -24,6 +24,8 @@ from governor.units.sections import Section, spell, validated
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from governor.units.sections import Path as Place
+
 PRIVATE_SOCKET: Final = "private.sock"
 WORKER_SOCKET: Final = "workers.sock"
 _SOCKET_BYTES: Final = 107
@@ -126,10 +128,13 @@ def load(
         given["runtime_dir"] = default_runtime_dir(Path(str(state_dir)), environ)
     config, faults = validated(given, Config)
     if config is None:
-        raise ConfigError(
-            str(file) if file else "options", [f"{spell(path)}: {message}" for path, message in faults]
-        )
+        raise ConfigError(str(file) if file else "options", [_told(*fault) for fault in faults])
     return config
+
+
+def _told(path: Place, message: str) -> str:
+    place = spell(path[:-1] if message.startswith("unknown key") else path)
+    return f"{place}: {message}" if place else message
 
 
 def changed(old: Config, new: Config) -> tuple[str, ...]:

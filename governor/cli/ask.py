@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import click
 
@@ -11,33 +11,16 @@ from governor.cli.view import RunView
 from governor.errors import ExitCode
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable
+    from collections.abc import Awaitable, Callable
 
     from governor.cli.display import Display
     from governor.executor import Executor
-    from governor.messages import RunEvent, StatusReport, WatchEnd
+    from governor.messages import WatchEnd
 
 T = TypeVar("T")
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Machine-readable output.")
 run_argument = click.argument("uid", metavar="RUN")
-
-
-class Events(Protocol):
-    """The part of a watch that `follow` needs."""
-
-    @property
-    def end(self) -> WatchEnd | None: ...
-
-    def __aiter__(self) -> AsyncIterator[RunEvent]: ...
-
-
-class Source(Protocol):
-    """The part of an executor that `follow` needs."""
-
-    def watch(self, uid: str, after: int = 0) -> Events: ...
-
-    async def status(self, uid: str | None = None) -> StatusReport: ...
 
 
 def ask(broker: str | None, question: Callable[[Executor], Awaitable[T]]) -> T:
@@ -51,19 +34,19 @@ def ask(broker: str | None, question: Callable[[Executor], Awaitable[T]]) -> T:
     return asyncio.run(asked())
 
 
-async def follow(source: Source, uid: str, *, display: Display, after: int = 0) -> WatchEnd | None:
+async def follow(executor: Executor, uid: str, *, display: Display, after: int = 0) -> WatchEnd | None:
     """Shows the events of the run with numbers above `after` until it has ended, or the daemon goes down.
 
     The earlier events are read too: the view needs them.
     """
-    report = await source.status(uid)
+    report = await executor.status(uid)
     view = RunView.of(report.runs[0]) if report.runs else RunView(uid=uid)
-    events = source.watch(view.uid)
-    with display:
+    events = executor.watch(view.uid)
+    with display as show:
         async for event in events:
             view.on(event)
             if event.seq > after:
-                display.show(event, view)
+                show(event, view)
     return events.end
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
-from typing import TYPE_CHECKING, Protocol, Self
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import TYPE_CHECKING, TypeAlias
 
 import click
 import msgspec
@@ -11,102 +11,61 @@ import msgspec
 from governor.cli.lines import clean, line, number
 
 if TYPE_CHECKING:
-    from types import TracebackType
+    from collections.abc import Callable, Iterator
 
     from rich.console import Console, Group
-    from rich.live import Live
     from rich.progress import Progress
 
     from governor.cli.view import RunView
     from governor.messages import RunEvent, RunResult
 
 
-class Display(Protocol):
-    """Shows a run; entered before the first event, left after the last one."""
-
-    def __enter__(self) -> object: ...
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
-    ) -> object: ...
-
-    def show(self, event: RunEvent, view: RunView) -> None:
-        """Shows `event`; `view` includes it already."""
+Show: TypeAlias = "Callable[[RunEvent, RunView], None]"
+"""Shows an event; the view includes it already."""
+Display: TypeAlias = AbstractContextManager[Show]
+"""Entered before the first event, left after the last one."""
 
 
-class _Plain(nullcontext[None]):
-    """Nothing to set up, nothing to clean up."""
-
-
-class Quiet(_Plain):
-    def show(self, event: RunEvent, view: RunView) -> None:
-        """Shows nothing."""
-
-
-class Lines(_Plain):
-    def show(self, event: RunEvent, view: RunView) -> None:
-        click.echo(line(event, view))
-
-
-class Json(_Plain):
-    def show(self, event: RunEvent, view: RunView) -> None:  # noqa: ARG002  # an event is complete
-        print_json(event)
-
-
-class Terminal:
+@contextmanager
+def terminal(console: Console) -> Iterator[Show]:
     """Ended phases and failures are printed as lines; below them is one live panel."""
+    from rich.live import Live  # noqa: PLC0415  # 50 ms, on a terminal only
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn  # noqa: PLC0415
 
-    def __init__(self, console: Console) -> None:
-        self._console = console
-        self._live: Live | None = None
-        self._bars: Progress | None = None
+    bars = Progress(
+        TextColumn("{task.description:<9}", markup=False),
+        BarColumn(bar_width=32),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[note]}", markup=False),
+        TimeElapsedColumn(),
+        console=console,
+    )
+    with Live(console=console, refresh_per_second=8, transient=True) as live:
 
-    def __enter__(self) -> Self:
-        from rich.live import Live  # noqa: PLC0415  # 50 ms, on a terminal only
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn  # noqa: PLC0415
+        def show(event: RunEvent, view: RunView) -> None:
+            if _is_worth_a_line(event):
+                console.print(line(event, view), style=_style(event), markup=False, highlight=False)
+            if event.kind == "phase.started":
+                for old in bars.task_ids:
+                    bars.remove_task(old)
+                for what, total in (("episodes", view.episodes), ("tasks", view.tasks)):
+                    if total:
+                        bars.add_task(what, total=total, note="")
+            for bar in bars.tasks:
+                done = view.episodes_ended if bar.description == "episodes" else view.tasks_ended
+                bars.update(bar.id, completed=done, note=note(bar.description, view))
+            live.update(_panel(view, bars))
 
-        self._bars = Progress(
-            TextColumn("{task.description:<9}", markup=False),
-            BarColumn(bar_width=32),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[note]}", markup=False),
-            TimeElapsedColumn(),
-            console=self._console,
-        )
-        self._live = Live(console=self._console, refresh_per_second=8, transient=True)
-        self._live.__enter__()
-        return self
+        yield show
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
-    ) -> None:
-        if self._live is not None:
-            self._live.__exit__(kind, error, trace)
 
-    def show(self, event: RunEvent, view: RunView) -> None:
-        if self._live is None or self._bars is None:
-            raise RuntimeError("show() outside of the with block")
-        if _is_worth_a_line(event):
-            self._console.print(line(event, view), style=_style(event), markup=False, highlight=False)
-        if event.kind == "phase.started":
-            for old in self._bars.task_ids:
-                self._bars.remove_task(old)
-            for what, total in (("episodes", view.episodes), ("tasks", view.tasks)):
-                if total:
-                    self._bars.add_task(what, total=total, note="")
-        for bar in self._bars.tasks:
-            done = view.episodes_ended if bar.description == "episodes" else view.tasks_ended
-            self._bars.update(bar.id, completed=done, note=note(bar.description, view))
-        self._live.update(self._panel(view))
+def _panel(view: RunView, bars: Progress) -> Group:
+    from rich.console import Group  # noqa: PLC0415  # as above
+    from rich.text import Text  # noqa: PLC0415
 
-    def _panel(self, view: RunView) -> Group:
-        from rich.console import Group  # noqa: PLC0415  # as above
-        from rich.text import Text  # noqa: PLC0415
-
-        head = Text(headline(view), style="bold")
-        waits = [Text(f"waits for {clean(view.waits_for)}", style="dim")] if view.waits_for else []
-        bars = [self._bars] if self._bars is not None and self._bars.tasks and view.state == "running" else []
-        return Group(head, *bars, *waits)
+    head = Text(headline(view), style="bold")
+    waits = [Text(f"waits for {clean(view.waits_for)}", style="dim")] if view.waits_for else []
+    return Group(head, *([bars] if bars.tasks and view.state == "running" else []), *waits)
 
 
 def headline(view: RunView) -> str:
@@ -130,13 +89,18 @@ def note(what: str, view: RunView) -> str:
 def choose(*, as_json: bool, quiet: bool = False) -> Display:
     """The display for the options and for the kind of standard output."""
     if as_json:
-        return Json()
+        return nullcontext(lambda event, _: print_json(event))
     if quiet:
-        return Quiet()
+        return nullcontext(lambda *_: None)
     from governor.cli.tables import console  # noqa: PLC0415  # rich: not for --json
 
     out = console()
-    return Terminal(out) if out.is_terminal and not out.is_dumb_terminal else Lines()
+    return terminal(out) if out.is_terminal and not out.is_dumb_terminal else lines()
+
+
+def lines() -> Display:
+    """One line for each event."""
+    return nullcontext(lambda event, view: click.echo(line(event, view)))
 
 
 def print_json(message: msgspec.Struct) -> None:

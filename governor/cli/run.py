@@ -86,7 +86,7 @@ def command(
     # The forkserver imports its modules during the check; nothing of the run itself is started.
     process.warm_up(folder=folder)
     run = checked(file) if file is not None else None
-    shown = _TolerantDisplay(display.choose(as_json=as_json, quiet=quiet))
+    shown = _tolerant_display(display.choose(as_json=as_json, quiet=quiet))
 
     async def begin(executor: Executor) -> str:
         return await (_resume(executor, resume or "") if run is None else executor.submit(run))
@@ -105,7 +105,7 @@ async def _run(
     *,
     config: Config,
     notifier: SystemdNotifier,
-    shown: _TolerantDisplay,
+    shown: display.Display,
     as_json: bool,
 ) -> int:
     from governor import logs  # noqa: PLC0415  # heavy, and only after the check
@@ -131,7 +131,7 @@ async def _run(
     return ask.exit_code(end)
 
 
-async def _follow(executor: Executor, uid: str, shown: _TolerantDisplay, daemon: Daemon) -> WatchEnd | None:
+async def _follow(executor: Executor, uid: str, shown: display.Display, daemon: Daemon) -> WatchEnd | None:
     """Follows until the end of the run, or of the daemon: that ends when the disk is full, for example."""
     following = asyncio.create_task(ask.follow(executor, uid, display=shown), name="run.follow")
     crash = asyncio.create_task(daemon.crash(), name="run.crash")
@@ -146,22 +146,21 @@ async def _follow(executor: Executor, uid: str, shown: _TolerantDisplay, daemon:
         await asyncio.wait({following, crash})
 
 
-class _TolerantDisplay:
+@contextlib.contextmanager
+def _tolerant_display(inner: display.Display) -> Iterator[display.Show]:
     """A display that drops its output when the reader is gone (rule 3)."""
+    with contextlib.ExitStack() as stack:
+        show = stack.enter_context(inner)
 
-    def __init__(self, inner: display.Display) -> None:
-        self._inner = inner
+        def show_if_read(event: RunEvent, view: RunView) -> None:
+            with _tolerant():
+                show(event, view)
 
-    def __enter__(self) -> object:
-        return self._inner.__enter__()
-
-    def __exit__(self, *error: object) -> None:
-        with contextlib.suppress(OSError):
-            self._inner.__exit__(*error)  # type: ignore[arg-type]  # passed on unchanged
-
-    def show(self, event: RunEvent, view: RunView) -> None:
-        with _tolerant():
-            self._inner.show(event, view)
+        try:
+            yield show_if_read
+        finally:
+            with _tolerant():
+                stack.close()
 
 
 @contextlib.contextmanager

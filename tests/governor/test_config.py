@@ -42,17 +42,17 @@ def test_all_faults_are_listed(tmp_path):
     )
     with pytest.raises(ConfigError) as caught:
         config.load(file, options={"runtime_dir": "/" + "x" * 80})
-    said = dict(fault.split(": ", 1) for fault in caught.value.faults)
+    said = dict(fault.split(": ", 1) for fault in caught.value.faults if not fault.startswith("unknown"))
+    assert "unknown key 'slot'; did you mean 'slots'?" in caught.value.faults
     assert said.pop("runtime_dir").startswith("/xxx")
     assert said == {
         "slots": "must be greater than or equal to 1, not 0",
-        "slot": "unknown key 'slot'; did you mean 'slots'?",
         "log_level": "must be one of debug, info, warning, error, not the text 'loud'",
         "stop_grace": f"'soon' is no duration: {durations.HOW_TO}",
         "state_dir": "must be a path, not 3",
         "ray.address": "must be 'local' or 'host:port', not 'x'",
         "ray.num_cpus": "must be a whole number, not true",
-        "ray.adress": "unknown key 'adress'; did you mean 'address'?",
+        "ray": "unknown key 'adress'; did you mean 'address'?",
     }
 
 

@@ -3,6 +3,7 @@ import io
 import msgspec
 import pytest
 from rich.console import Console
+from rich.progress import Progress
 
 from governor.cli import ask, display, tables
 from governor.cli.lines import line, number
@@ -165,10 +166,10 @@ def test_a_run_that_resumes_another_names_it():
 
 async def test_the_terminal_shows_a_panel_and_prints_failures():
     out = io.StringIO()
-    with display.Terminal(Console(file=out, force_terminal=True, width=100, color_system=None)) as shown:
-        await ask.follow(Recorded(), "u1", display=shown)
-        panel = shown._panel(view := RunView.of(STATUS))
-        assert printed(panel)[0] == display.headline(view) == "lake u1 · running"
+    shown = display.terminal(Console(file=out, force_terminal=True, width=100, color_system=None))
+    await ask.follow(Recorded(), "u1", display=shown)
+    panel = display._panel(view := RunView.of(STATUS), Progress())
+    assert printed(panel)[0] == display.headline(view) == "lake u1 · running"
     text = out.getvalue()
     assert "train episode 1: return 0" in text
     assert "phase.ended        train: max_episodes" in text
@@ -177,7 +178,7 @@ async def test_the_terminal_shows_a_panel_and_prints_failures():
 
 
 async def test_follow_shows_only_what_is_new_but_knows_all(capsys):
-    end = await ask.follow(Recorded(), "u1", display=display.Lines(), after=10)
+    end = await ask.follow(Recorded(), "u1", display=display.lines(), after=10)
     rows = capsys.readouterr().out.splitlines()
     assert rows[0].startswith("part.ended         train simulation")
     assert len(rows) == len(EVENTS) - 10
