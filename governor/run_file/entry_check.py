@@ -15,12 +15,11 @@ import contextlib
 import json
 import os
 import re
-import selectors
 import signal
 import subprocess
 import sys
-import time
 from dataclasses import dataclass, replace
+from multiprocessing.connection import Pipe
 from typing import TYPE_CHECKING, Any, Final
 
 from governor.episodes.text.entries import is_language_model, is_over_http
@@ -30,6 +29,7 @@ from governor.units.fields import ENTRY
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
+    from multiprocessing.connection import Connection
     from pathlib import Path
 
     from governor.units.sections import Path as Place
@@ -171,7 +171,7 @@ def _probe(
     questions: list[tuple[str, str]], *, folder: Path, import_seconds: float
 ) -> Iterator[tuple[tuple[str, str], str]]:
     """Verdicts ("" is good) of one probe process; if it did not answer all, the last one tells how it ended."""
-    reading, writing = os.pipe()
+    reading, writing = Pipe(duplex=False)
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     process = subprocess.Popen(
         [
@@ -179,7 +179,7 @@ def _probe(
             "-P",
             "-m",
             "governor.run_file.entry_probe",
-            str(writing),
+            str(writing.fileno()),
             str(folder),
             json.dumps(questions),
         ],
@@ -187,21 +187,21 @@ def _probe(
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         env=environment,
-        pass_fds=[writing],
+        pass_fds=[writing.fileno()],
         start_new_session=True,
     )
-    os.close(writing)
+    writing.close()
     answered = 0
     try:
-        lines = _lines(reading, first=START_SECONDS, each=import_seconds)
-        next(lines, None)  # the probe has started: from now on each entry has a limit of its own
-        for question, line in zip(questions, lines, strict=False):
+        answers = _answers(reading, first=START_SECONDS, each=import_seconds)
+        next(answers, None)  # the probe has started: from now on each entry has a limit of its own
+        for question, verdict in zip(questions, answers, strict=False):
             answered += 1
-            yield question, json.loads(line)
+            yield question, verdict
         if answered < len(questions):
             yield questions[answered], _reason_of_end(process, import_seconds)
     finally:
-        os.close(reading)
+        reading.close()
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
@@ -217,21 +217,10 @@ def _reason_of_end(process: subprocess.Popen[bytes], import_seconds: float) -> s
     return f"the import ends Python with exit code {code}"
 
 
-def _lines(descriptor: int, *, first: float, each: float) -> Iterator[bytes]:
-    """Yields lines as they come, until the writer is gone, or a line takes longer than `first` or `each` seconds."""
-    buffer = b""
+def _answers(reading: Connection, *, first: float, each: float) -> Iterator[str]:
+    """Yields answers as they come, until the writer is gone, or one takes longer than `first` or `each` seconds."""
     limit = first
-    with selectors.DefaultSelector() as selector:
-        selector.register(descriptor, selectors.EVENT_READ)
-        while True:
-            deadline = time.monotonic() + limit
-            while b"\n" not in buffer:
-                if not selector.select(max(0.0, deadline - time.monotonic())):
-                    return
-                piece = os.read(descriptor, 65536)
-                if not piece:
-                    return
-                buffer += piece
-            line, _, buffer = buffer.partition(b"\n")
-            yield line
+    with contextlib.suppress(EOFError):
+        while reading.poll(limit):
+            yield json.loads(reading.recv_bytes())
             limit = each

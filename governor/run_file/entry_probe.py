@@ -1,7 +1,7 @@
 """The process that imports user code, to check it: `python -m governor.run_file.entry_probe FD FOLDER JSON`.
 
-It writes one JSON text a line to FD, which user code does not know: first "" when it has started, then a verdict for each
-question, "" when the entry is good. It exits without Python's clean-up, which threads of user code could delay.
+It sends JSON texts to FD, a `Connection` that user code does not know: first "" when it has started, then a verdict for
+each question, "" when the entry is good. It exits without Python's clean-up, which threads of user code could delay.
 Modules resolve as in a conductor (`shadowing`).
 """
 
@@ -12,6 +12,7 @@ import json
 import os
 import sys
 from importlib import import_module
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,25 +26,17 @@ from governor.tasks.runner_process import calls
 
 def main() -> None:
     """Checks the entries that the command line names."""
-    descriptor = int(sys.argv[1])
-    os.set_inheritable(descriptor, False)
+    os.set_inheritable(int(sys.argv[1]), False)
+    answers = Connection(int(sys.argv[1]), readable=False)
     folder = Path(sys.argv[2])
     shadowing = Shadowing(folder)
     shadowing.watch()
     sys.path.insert(0, sys.argv[2])
-    _send(descriptor, "")
+    answers.send_bytes(b'""')
     for kind, target in json.loads(sys.argv[3]):
-        _send(
-            descriptor,
-            _check_state(folder / target) if kind == "state" else _verdict(kind, target, shadowing),
-        )
+        verdict = _check_state(folder / target) if kind == "state" else _verdict(kind, target, shadowing)
+        answers.send_bytes(json.dumps(verdict).encode())
     os._exit(0)
-
-
-def _send(descriptor: int, verdict: str) -> None:
-    line = json.dumps(verdict).encode() + b"\n"
-    while line:
-        line = line[os.write(descriptor, line) :]
 
 
 def _verdict(kind: str, target: str, shadowing: Shadowing) -> str:

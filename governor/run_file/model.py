@@ -133,6 +133,11 @@ class Phase(Section):
     checkpoint: Checkpoint | None = None
     on_failure: Literal["fail", "continue"] = "fail"
 
+    @property
+    def parts(self) -> frozenset[Part]:
+        given: dict[Part, object] = {"simulation": self.simulate, "tasks": self.tasks}
+        return frozenset(part for part, section in given.items() if section)
+
 
 class LimitsSection(Section):
     """A run that exceeds one of them fails. `steps` and `episodes` count those of all phases, including evaluation; `tasks`
@@ -153,14 +158,8 @@ class LimitsSection(Section):
     @property
     def amounts(self) -> list[tuple[Limit, int]]:
         """The limits that are set, except times, with their values."""
-        named: dict[Limit, int | None] = {
-            "episodes": self.episodes,
-            "steps": self.steps,
-            "tasks": self.tasks,
-            "memory": self.memory,
-            "disk": self.disk,
-        }
-        return [(name, allowed) for name, allowed in named.items() if allowed is not None]
+        names: tuple[Limit, ...] = ("episodes", "steps", "tasks", "memory", "disk")
+        return [(name, allowed) for name in names if (allowed := getattr(self, name)) is not None]
 
 
 class Restart(Section):
@@ -214,25 +213,23 @@ class Run(Section):
         phases = tuple(
             PhasePlan(
                 name=phase.name,
-                parts=_parts(phase),
+                parts=phase.parts,
                 on_failure=phase.on_failure,
-                simulated_by=TASKS if _transport(phase) == "ray" else SIMULATION,
+                simulated_by=TASKS if phase.simulate and phase.simulate.transport == "ray" else SIMULATION,
             )
             for phase in self.phases
         )
         drivers = {phase.conductor_of(part) for phase in phases for part in phase.parts}
         inside = self._built_inside()
         conductors = [
-            *(
-                ConductorPlan(name=f"environment.{name}", kind="environment")
-                for name in self.conductors.environments
-                if name not in inside
-            ),
-            *(
-                ConductorPlan(name=f"agent.{name}", kind="agent")
-                for name in self.conductors.agents
-                if name not in inside
-            ),
+            ConductorPlan(name=f"environment.{name}", kind="environment")
+            for name in self.conductors.environments
+            if name not in inside
+        ]
+        conductors += [
+            ConductorPlan(name=f"agent.{name}", kind="agent")
+            for name in self.conductors.agents
+            if name not in inside
         ]
         if SIMULATION in drivers:
             conductors.append(ConductorPlan(name=SIMULATION, kind="simulation"))
@@ -267,16 +264,3 @@ class Run(Section):
             if is_language_model(made.entry) or is_over_http(made.entry)
         }
         return (inside - conducted) | of_text
-
-
-def _transport(phase: Phase) -> str | None:
-    return None if phase.simulate is None else phase.simulate.transport
-
-
-def _parts(phase: Phase) -> frozenset[Part]:
-    parts: set[Part] = set()
-    if phase.simulate is not None:
-        parts.add("simulation")
-    if phase.tasks:
-        parts.add("tasks")
-    return frozenset(parts)

@@ -76,6 +76,10 @@ def _not_plain(item: object) -> str:
     return f"a {type(item).__name__} can't be sent: use texts, numbers, booleans, lists and mappings"
 
 
+def _or_text(number: dict[str, Any], pattern: str) -> WithJsonSchema:
+    return WithJsonSchema({"anyOf": [number, {"type": "string", "pattern": pattern}]})
+
+
 ENTRY = r"^[^\s:]+:[^\s]+$"
 Name: TypeAlias = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=64)]
 ShortName: TypeAlias = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$", max_length=32)]
@@ -83,34 +87,18 @@ Entry: TypeAlias = Annotated[str, Field(pattern=ENTRY, max_length=256)]
 Duration: TypeAlias = Annotated[
     float,
     BeforeValidator(_duration),
-    WithJsonSchema(
-        {
-            "anyOf": [
-                {"type": "number", "exclusiveMinimum": 0},
-                {"type": "string", "pattern": durations.PATTERN},
-            ]
-        }
-    ),
+    _or_text({"type": "number", "exclusiveMinimum": 0}, durations.PATTERN),
 ]
 AnyDuration: TypeAlias = Annotated[
     float,
     BeforeValidator(durations.seconds),
-    WithJsonSchema(
-        {"anyOf": [{"type": "number", "minimum": 0}, {"type": "string", "pattern": durations.PATTERN}]}
-    ),
+    _or_text({"type": "number", "minimum": 0}, durations.PATTERN),
 ]
 """A duration that may be 0."""
 Size: TypeAlias = Annotated[
     int,
     BeforeValidator(sizes.limit),
-    WithJsonSchema(
-        {
-            "anyOf": [
-                {"type": "integer", "minimum": sizes.LEAST, "maximum": sizes.MOST},
-                {"type": "string", "pattern": sizes.PATTERN},
-            ]
-        }
-    ),
+    _or_text({"type": "integer", "minimum": sizes.LEAST, "maximum": sizes.MOST}, sizes.PATTERN),
 ]
 """Bytes, as a limit."""
 Count: TypeAlias = Annotated[int, Field(ge=1, le=MAX_COUNT)]
