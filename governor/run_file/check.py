@@ -13,16 +13,16 @@ from governor.messages import TaskSpec
 from governor.run_file import check_language_models, check_rules
 from governor.run_file.model import Phase, Run
 from governor.run_file.phase_inheritance import PhaseInheritance
-from governor.run_file.plain_data import agents_of, is_count, items, mapping
+from governor.run_file.plain_data import is_count, items, mapping, simulations
 from governor.tasks.scheduling import graph
 from governor.units.sections import shown, suggestion, validated
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+    from governor.run_file.plain_data import Simulated
     from governor.units.sections import Path
 
-_KINDS: Final = {"environments": "environment", "agents": "agent"}
 _TASK_KEYS: Final = (
     "min_num",
     "over_rollout",
@@ -49,10 +49,13 @@ def examine(data: object) -> tuple[Run | None, list[tuple[Path, str]]]:
 
 def _references(data: Mapping[str, Any]) -> Iterator[tuple[Path, str]]:
     conductors = mapping(data.get("conductors"))
-    yield from _conductor_names(conductors)
-    yield from _one_transport(items(data.get("phases")))
-    environments, agents = (mapping(conductors.get(kind)) for kind in _KINDS)
-    yield from check_language_models.faults(environments, agents, items(data.get("phases")))
+    environments, agents = (mapping(conductors.get(kind)) for kind in ("environments", "agents"))
+    for agent in agents:
+        if agent in environments:
+            yield ("conductors", "agents", agent), f"the name {agent!r} is already used by an environment"
+    simulated = {one.index: one for one in simulations(data)}
+    yield from _one_transport(simulated.values())
+    yield from check_language_models.faults(environments, agents, simulated.values())
     first: dict[str, int] = {}
     for index, phase in enumerate(items(data.get("phases"))):
         if not isinstance(phase, dict):
@@ -63,7 +66,9 @@ def _references(data: Mapping[str, Any]) -> Iterator[tuple[Path, str]]:
             yield (*path, "name"), f"the phase name {name!r} is already used by phases[{first[name]}]"
         if not phase.get("simulate") and not phase.get("tasks") and not items(phase.get("tasks")):
             yield path, "has neither 'simulate' nor 'tasks': there is nothing to do"
-        yield from _simulation(phase, path, conductors)
+        if index in simulated:
+            yield from _simulation(simulated[index], environments, agents)
+            yield from _by_transport(simulated[index])
         yield from check_rules.faults(phase, path)
         yield from _graph(items(phase.get("tasks")), path)
         yield from _batch(phase, path)
@@ -81,90 +86,66 @@ def _batch(phase: Mapping[str, Any], path: Path) -> Iterator[tuple[Path, str]]:
         yield (*path, "wait_after_min"), "has no meaning without 'min_num' or 'over_rollout'"
 
 
-def _conductor_names(conductors: Mapping[str, Any]) -> Iterator[tuple[Path, str]]:
-    environments, agents = (mapping(conductors.get(kind)) for kind in _KINDS)
-    for name in agents:
-        if name in environments:
-            yield ("conductors", "agents", name), f"the name {name!r} is already used by an environment"
-
-
-def _one_transport(phases: Sequence[Any]) -> Iterator[tuple[Path, str]]:
+def _one_transport(simulated: Iterable[Simulated]) -> Iterator[tuple[Path, str]]:
     """An agent must not be in two processes: what it learns in one would be missing in the other. Agents on Ray do not
     learn: they load a saved state.
     """
     first: dict[str, tuple[int, str]] = {}
-    for index, phase in enumerate(phases):
-        simulate = mapping(mapping(phase).get("simulate"))
-        transport = simulate.get("transport", "conductors")
-        for place, name in agents_of(simulate):
-            if not isinstance(name, str) or not isinstance(transport, str) or transport == "ray":
-                continue
-            at, other = first.setdefault(name, (index, transport))
-            if other != transport:
+    for one in simulated:
+        if not isinstance(one.transport, str) or one.transport == "ray":
+            continue
+        for place, name in one.agents:
+            at, other = first.setdefault(name, (one.index, one.transport))
+            if other != one.transport:
                 yield (
-                    ("phases", index, "simulate", "agents", place),
-                    f"agent {name!r} plays with transport: {transport} here and with {other} in phases[{at}]; it must be one",
+                    (*one.path, "agents", place),
+                    f"agent {name!r} plays with transport: {one.transport} here and with {other} in phases[{at}]; it must be one",
                 )
 
 
 def _simulation(
-    phase: Mapping[str, Any], path: Path, conductors: Mapping[str, Any]
+    one: Simulated, environments: Mapping[str, Any], agents: Mapping[str, Any]
 ) -> Iterator[tuple[Path, str]]:
-    simulate = phase.get("simulate")
-    if not isinstance(simulate, dict):
-        return
-    place = (*path, "simulate")
-    environments = mapping(conductors.get("environments"))
-    yield from _reference(simulate.get("environment"), (*place, "environment"), "environment", environments)
+    yield from _reference(one.environment, (*one.path, "environment"), "environment", environments)
     seen: set[str] = set()
-    for step, name in agents_of(simulate):
-        yield from _reference(name, (*place, "agents", step), "agent", mapping(conductors.get("agents")))
-        if isinstance(step, int) and isinstance(name, str) and name in seen:
+    for step, name in one.agents:
+        yield from _reference(name, (*one.path, "agents", step), "agent", agents)
+        if isinstance(step, int) and name in seen:
             yield (
-                (*place, "agents", step),
+                (*one.path, "agents", step),
                 f"agent {name!r} stands twice; say whom it plays: {{player: {name}}}",
             )
-        seen |= {name} if isinstance(name, str) else set()
-    chosen = simulate.get("environment")
-    section = mapping(environments.get(chosen)) if isinstance(chosen, str) else {}
-    pool = section.get("pool", 1) if isinstance(chosen, str) else None
-    workers = simulate.get("workers", 1)
-    transport = simulate.get("transport", "conductors")
-    conducted = transport == "conductors"
+        seen.add(name)
+    pool, workers = one.section.get("pool", 1), one.simulate.get("workers", 1)
+    conducted = one.transport == "conductors" and isinstance(one.environment, str)
     if conducted and is_count(workers) and is_count(pool) and workers > pool:
         yield (
-            (*place, "workers"),
-            f"{workers} workers need a pool of {workers}; environment {chosen!r} has pool: {pool}",
+            (*one.path, "workers"),
+            f"{workers} workers need a pool of {workers}; environment {one.environment!r} has pool: {pool}",
         )
-    yield from _by_transport(transport, phase, path, section)
 
 
-def _by_transport(
-    transport: object, phase: Mapping[str, Any], path: Path, environment: Mapping[str, Any]
-) -> Iterator[tuple[Path, str]]:
+def _by_transport(one: Simulated) -> Iterator[tuple[Path, str]]:
     """Settings that only some transports support."""
-    simulate = mapping(phase.get("simulate"))
-    place = (*path, "simulate")
-    if transport == "ray" and environment.get("vector", 1) != 1:
+    is_vector = one.section.get("vector", 1) != 1
+    if one.transport == "ray" and is_vector:
         yield (
-            (*place, "environment"),
-            f"environment {simulate.get('environment')!r} has a 'vector', which is not for transport: ray",
+            (*one.path, "environment"),
+            f"environment {one.environment!r} has a 'vector', which is not for transport: ray",
         )
-    if isinstance(simulate.get("agents"), dict) or len(agents_of(simulate)) > 1:
-        yield from _players(transport, environment, (*place, "agents"))
-    if transport == "ray":
+    if one.has_players and one.transport != "in_process":
+        yield (*one.path, "agents"), "are for several players: that needs transport: in_process"
+    elif one.has_players and is_vector:
+        yield (*one.path, "agents"), "are for several players: their environment can have no 'vector'"
+    if one.transport == "ray":
         for key in ("evaluate", "checkpoint"):
-            if phase.get(key) is not None:
-                yield (*path, key), "has no meaning with 'transport: ray': no agent learns there"
-    elif simulate.get("chunk") is not None:
-        yield (*place, "chunk"), "has no meaning without 'transport: ray'"
-
-
-def _players(transport: object, environment: Mapping[str, Any], path: Path) -> Iterator[tuple[Path, str]]:
-    if transport != "in_process":
-        yield path, "are for several players: that needs transport: in_process"
-    elif environment.get("vector", 1) != 1:
-        yield path, "are for several players: their environment can have no 'vector'"
+            if one.phase.get(key) is not None:
+                yield (
+                    ("phases", one.index, key),
+                    "has no meaning with 'transport: ray': no agent learns there",
+                )
+    elif one.simulate.get("chunk") is not None:
+        yield (*one.path, "chunk"), "has no meaning without 'transport: ray'"
 
 
 def _graph(tasks: Sequence[Any], path: Path) -> Iterator[tuple[Path, str]]:

@@ -13,19 +13,20 @@ from governor.episodes.text import base_urls
 from governor.episodes.text.entries import is_language_model, is_over_http
 from governor.episodes.text.params import HTTPEnvironmentParams, LanguageModelParams
 from governor.errors import UsageError
-from governor.run_file.plain_data import agents_of, entry_of, mapping
+from governor.run_file.plain_data import entry_of, mapping
 from governor.units.sections import validated
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping
 
     from pydantic import BaseModel
 
+    from governor.run_file.plain_data import Simulated
     from governor.units.sections import Path
 
 
 def faults(
-    environments: Mapping[str, Any], agents: Mapping[str, Any], phases: Sequence[Any]
+    environments: Mapping[str, Any], agents: Mapping[str, Any], simulated: Iterable[Simulated]
 ) -> Iterator[tuple[Path, str]]:
     """The faults of these sections, given as plain data."""
     for name, section in environments.items():
@@ -39,19 +40,13 @@ def faults(
     for name, section in agents.items():
         if is_language_model(entry_of(section)):
             yield from _params(section, ("conductors", "agents", name), LanguageModelParams)
-    for index, phase in enumerate(phases):
-        if isinstance(mapping(phase).get("simulate"), dict):
-            yield from _check_phase(phase, ("phases", index), environments, agents)
+    for one in simulated:
+        yield from _check_phase(one, agents)
 
 
-def _check_phase(
-    phase: Mapping[str, Any], path: Path, environments: Mapping[str, Any], agents: Mapping[str, Any]
-) -> Iterator[tuple[Path, str]]:
-    simulate, place = phase["simulate"], (*path, "simulate")
-    named, chosen = simulate.get("agents"), simulate.get("environment")
-    names = [name for _, name in agents_of(simulate) if isinstance(name, str)]
-    section = environments.get(chosen) if isinstance(chosen, str) else None
-    entry = entry_of(section)
+def _check_phase(one: Simulated, agents: Mapping[str, Any]) -> Iterator[tuple[Path, str]]:
+    place, chosen, entry = one.path, one.environment, entry_of(one.section)
+    names = [name for _, name in one.agents]
     models = [name for name in names if is_language_model(entry_of(agents.get(name)))]
     if not models:
         if is_over_http(entry) and any(name in agents for name in names):
@@ -61,13 +56,13 @@ def _check_phase(
             )
         return
     model = models[0]
-    if len(names) > 1 or isinstance(named, dict):
+    if len(names) > 1 or isinstance(one.simulate.get("agents"), dict):
         yield (*place, "agents"), f"agent {model!r} is a language model and plays alone: name no other agent"
-    if simulate.get("transport", "conductors") != "in_process":
+    if one.transport != "in_process":
         yield place, f"agent {model!r} is a language model: that needs transport: in_process"
-    if phase.get("checkpoint") is not None:
+    if one.phase.get("checkpoint") is not None:
         yield (
-            (*path, "checkpoint"),
+            ("phases", one.index, "checkpoint"),
             f"agent {model!r} is a language model: no state of it is here to keep (if it is inherited, say 'checkpoint: null')",
         )
     if entry.startswith("gymnasium:"):
@@ -75,10 +70,10 @@ def _check_phase(
             (*place, "environment"),
             f"environment {chosen!r} speaks numbers, agent {model!r} is a language model: it needs http://host:port/base, or a module:Class with get_task_prompt",
         )
-    if mapping(section).get("vector", 1) != 1:
+    if one.section.get("vector", 1) != 1:
         yield (*place, "environment"), f"environment {chosen!r} has a 'vector': a language model plays none"
-    ids = _count(section) if is_over_http(entry) else None
-    workers = simulate.get("workers", 1)
+    ids = _count(one.section) if is_over_http(entry) else None
+    workers = one.simulate.get("workers", 1)
     if ids is not None and isinstance(workers, int) and workers > ids:
         yield (
             (*place, "workers"),

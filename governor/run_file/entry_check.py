@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from governor.episodes.text.entries import is_language_model, is_over_http
 from governor.run_file.phase_inheritance import PhaseInheritance
-from governor.run_file.plain_data import agents_of, items, mapping
+from governor.run_file.plain_data import entry_of, items, mapping, simulations
 from governor.units.fields import ENTRY
 
 if TYPE_CHECKING:
@@ -59,68 +59,57 @@ def of_data(data: object) -> list[UserEntry]:
     """Every entry and call of a run given as plain data, where that is sound, in the order of the file."""
     found: list[UserEntry] = []
     conductors = mapping(mapping(data).get("conductors"))
-    played = _kinds_of_environments(data)
+    agents = mapping(conductors.get("agents"))
+    played = _kinds_of_environments(data, agents)
     for name, made in mapping(conductors.get("environments")).items():
         for kind in sorted(played.get(name, {"environment"})):
             found += _entry(("conductors", "environments", name, "entry"), kind, made)
-    for name, made in mapping(conductors.get("agents")).items():
+    for name, made in agents.items():
         found += _entry(("conductors", "agents", name, "entry"), "agent", made)
         state = mapping(made).get("state")
         if isinstance(state, str) and state:
             found.append(UserEntry(place=("conductors", "agents", name, "state"), kind="state", target=state))
-    found += _on_ray(mapping(data), mapping(conductors.get("agents")))
-    found += _checkpointed(data, mapping(conductors.get("agents")))
+    found += _on_ray(data, agents)
+    found += _checkpointed(data, agents)
     for index, phase in enumerate(items(mapping(data).get("phases"))):
         for number, task in enumerate(items(mapping(phase).get("tasks"))):
             found += _entry(("phases", index, "tasks", number, "call"), "task", task)
     return found
 
 
-def _kinds_of_environments(data: object) -> dict[str, set[str]]:
+def _kinds_of_environments(data: object, agents: Mapping[str, Any]) -> dict[str, set[str]]:
     """The kinds that each environment must be of, by the agents that play in it."""
     found: dict[str, set[str]] = {}
-    agents = mapping(mapping(mapping(data).get("conductors")).get("agents"))
-    for phase in items(mapping(data).get("phases")):
-        simulate = mapping(mapping(phase).get("simulate"))
-        entries = [mapping(agents.get(name)).get("entry") for _, name in _named(simulate)]
-        kind = (
-            "text environment" if any(is_language_model(str(entry)) for entry in entries) else "environment"
-        )
-        found.setdefault(str(simulate.get("environment")), set()).add(kind)
+    for one in simulations(data):
+        of_text = any(is_language_model(entry_of(agents.get(name))) for _, name in one.agents)
+        kind = "text environment" if of_text else "environment"
+        found.setdefault(str(one.environment), set()).add(kind)
     return found
 
 
-def _named(simulate: Mapping[str, Any]) -> list[tuple[str | int, str]]:
-    """The agents of a phase, with their index or player."""
-    return [(place, name) for place, name in agents_of(simulate) if isinstance(name, str)]
-
-
-def _on_ray(data: Mapping[str, Any], agents: Mapping[str, Any]) -> list[UserEntry]:
+def _on_ray(data: object, agents: Mapping[str, Any]) -> list[UserEntry]:
     """The agents of phases with transport ray."""
     found: list[UserEntry] = []
     trained: set[str] = set()
-    for index, phase in enumerate(items(data.get("phases"))):
-        simulate = mapping(mapping(phase).get("simulate"))
-        names = [name for _, name in _named(simulate)]
-        trains = mapping(phase).get("mode", "train") == "train"
-        if simulate.get("transport") != "ray":
-            trained |= set(names) if trains else set()
+    for one in simulations(data):
+        trains = one.phase.get("mode", "train") == "train"
+        if one.transport != "ray":
+            trained |= {name for _, name in one.agents if trains}
             continue
-        for number, name in _named(simulate):
-            place = ("phases", index, "simulate", "agents", number)
+        for step, name in one.agents:
             if trains or name in trained:
                 asked = _entry(("entry",), "actor" if trains else "trained", agents.get(name))
-                found += [replace(entry, place=place) for entry in asked]
+                found += [replace(entry, place=(*one.path, "agents", step)) for entry in asked]
     return found
 
 
 def _checkpointed(data: object, agents: Mapping[str, Any]) -> list[UserEntry]:
     """The agents of phases with `checkpoint`, each at its first such phase."""
     places: dict[str, Place] = {}
-    for index, phase in enumerate(items(mapping(PhaseInheritance(data).data).get("phases"))):
-        if mapping(phase).get("checkpoint") is not None:
-            for _, name in _named(mapping(phase.get("simulate"))):
-                places.setdefault(name, ("phases", index, "checkpoint"))
+    for one in simulations(PhaseInheritance(data).data):
+        if one.phase.get("checkpoint") is not None:
+            for _, name in one.agents:
+                places.setdefault(name, ("phases", one.index, "checkpoint"))
     asked = [(place, _entry(("entry",), "checkpointed", agents.get(name))) for name, place in places.items()]
     return [replace(entry, place=place) for place, found in asked for entry in found]
 

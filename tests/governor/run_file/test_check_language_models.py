@@ -9,6 +9,7 @@ from governor.cli import cli
 from governor.run_file import check_language_models
 from governor.run_file.check_language_models import HTTPEnvironmentParams, LanguageModelParams
 from governor.run_file.load import parse
+from governor.run_file.plain_data import simulations
 from governor.units.sections import spell
 from tests.support.run_files import faults_in
 
@@ -92,7 +93,7 @@ def test_a_language_model_is_no_player_among_several():
     data = run(agents={"walker": {"entry": "a:B"}})
     data["phases"][0]["simulate"]["agents"] = {"left": "walker", "right": "model"}
     conductors = data["conductors"]
-    found = check_language_models.faults(conductors["environments"], conductors["agents"], data["phases"])
+    found = check_language_models.faults(conductors["environments"], conductors["agents"], simulations(data))
     assert "plays alone" in str(list(found))
 
 
