@@ -21,29 +21,22 @@ CLIENT_SOCKET: Final = "broker.sock"
 
 def default_state_dir(environ: Mapping[str, str] = os.environ) -> Path:
     """$STATE_DIRECTORY, else $XDG_STATE_HOME/run-governor, else ~/.local/state/run-governor."""
-    if given := _first(environ.get("STATE_DIRECTORY")):
-        return given
-    if (given := _absolute(environ.get("XDG_STATE_HOME"))) is not None:
-        return given / NAME
+    if named := _named(environ, "STATE_DIRECTORY", "XDG_STATE_HOME"):
+        return named[0]
     return Path(environ.get("HOME") or "~").expanduser() / ".local" / "state" / NAME
 
 
 def default_runtime_dir(state_dir: Path, environ: Mapping[str, str] = os.environ) -> Path:
     """$RUNTIME_DIRECTORY, else $XDG_RUNTIME_DIR/run-governor, else /run/run-governor for root, else below `state_dir`."""
-    if given := _first(environ.get("RUNTIME_DIRECTORY")):
-        return given
-    if (given := _absolute(environ.get("XDG_RUNTIME_DIR"))) is not None:
-        return given / NAME
+    if named := _named(environ, "RUNTIME_DIRECTORY", "XDG_RUNTIME_DIR"):
+        return named[0]
     return Path("/run") / NAME if os.geteuid() == 0 else state_dir / "run"
 
 
 def runtime_dirs(environ: Mapping[str, str] = os.environ) -> list[Path]:
     """The folders in which a client looks for a daemon's socket, in this order."""
-    folders = [_first(environ.get("RUNTIME_DIRECTORY"))]
-    if (given := _absolute(environ.get("XDG_RUNTIME_DIR"))) is not None:
-        folders.append(given / NAME)
-    folders += [Path("/run") / NAME, default_state_dir(environ) / "run"]
-    return list(dict.fromkeys(folder for folder in folders if folder is not None))
+    named = _named(environ, "RUNTIME_DIRECTORY", "XDG_RUNTIME_DIR")
+    return list(dict.fromkeys([*named, Path("/run") / NAME, default_state_dir(environ) / "run"]))
 
 
 def find_broker(given: str | None, environ: Mapping[str, str] = os.environ) -> str:
@@ -69,11 +62,9 @@ def find_broker(given: str | None, environ: Mapping[str, str] = os.environ) -> s
     raise Unreachable(" or ".join(str(folder / CLIENT_SOCKET) for folder in folders), "no such socket")
 
 
-def _first(folders: str | None) -> Path | None:
-    """The first of the folders that systemd joins with colons."""
-    return _absolute(folders.partition(":")[0]) if folders else None
-
-
-def _absolute(folder: str | None) -> Path | None:
-    """None for a relative path: the XDG specification ignores it."""
-    return Path(folder) if folder and os.path.isabs(folder) else None  # noqa: PTH117  # no Path for what is none
+def _named(environ: Mapping[str, str], systemd: str, xdg: str) -> list[Path]:
+    """The folders of these variables. systemd joins several with colons: the first one counts. The XDG specification
+    ignores a relative path.
+    """
+    folders = [(environ.get(systemd, "").partition(":")[0], ""), (environ.get(xdg, ""), NAME)]
+    return [Path(folder) / below for folder, below in folders if os.path.isabs(folder)]  # noqa: PTH117  # no Path for what is none

@@ -35,7 +35,7 @@ class Until(Section):
         if len(given) != 1:
             raise ValueError("must have one of 'metric', 'steps' and 'wall_clock'")
         _one_bound(self, needed=self.metric is not None)
-        if self.metric is None and "average_over" in self.model_fields_set and self.average_over != 1:
+        if self.metric is None and self.average_over != 1:
             raise ValueError("'average_over' has no meaning without 'metric'")
         return self
 
@@ -77,7 +77,7 @@ class Evaluate(Section):
 
     @model_validator(mode="after")
     def _has_one_direction(self) -> Self:
-        _one_bound(self, needed="consecutive" in self.model_fields_set and self.consecutive != 1)
+        _one_bound(self, needed=self.consecutive != 1)
         bound = "max" if self.at_least is not None else "min" if self.at_most is not None else None
         if self.plateau is not None and bound not in (None, self.plateau.direction):
             raise ValueError(f"the plateau's direction must be {bound}, as that of the bound")
@@ -200,7 +200,6 @@ def _section(kind: type[Section], data: object) -> Section:
 _command: msgspec.msgpack.Decoder[ConductorCommand] = msgspec.msgpack.Decoder(
     ConductorCommand, dec_hook=_section
 )
-_simulation = msgspec.msgpack.Decoder(StartSimulation, dec_hook=_section)
 
 decode_command = _command.decode
-decode_simulation = _simulation.decode
+decode_simulation = msgspec.msgpack.Decoder(StartSimulation, dec_hook=_section).decode

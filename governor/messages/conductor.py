@@ -159,10 +159,6 @@ class ConductorSpec(Message, frozen=True):
     log_level: str = "info"
 
 
-_spec = msgspec.msgpack.Decoder(ConductorSpec)
-
-_report = msgspec.msgpack.Decoder(Report)
-
 _acknowledged: msgspec.msgpack.Decoder[Acknowledged | Refused] = msgspec.msgpack.Decoder(
     Acknowledged | Refused
 )
@@ -170,7 +166,7 @@ _command_reply: msgspec.msgpack.Decoder[Done | Refused | Alive] = msgspec.msgpac
     Done | Refused | Alive
 )
 
-decode_spec = _spec.decode
-decode_report = _report.decode
+decode_spec = msgspec.msgpack.Decoder(ConductorSpec).decode
+decode_report = msgspec.msgpack.Decoder(Report).decode
 decode_acknowledged = _acknowledged.decode
 decode_command_reply = _command_reply.decode
