@@ -26,6 +26,7 @@ from governor.episodes import trajectories
 from governor.episodes.records import episode_file
 from governor.errors import GovernorError, NotPermitted, TryAgain, UsageError
 from governor.journal.disk_reserve import is_full
+from governor.messages import EpisodeRecord, TaskRecord
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -40,21 +41,18 @@ SHOWN: Final = 40
 """Rows of a table for people; the other formats have all."""
 MAX_COLUMNS: Final = 64
 REFUSED: Final = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
-EPISODES: Final = pa.schema(
-    [
-        ("phase", pa.string()), ("mode", pa.string()), ("index", pa.int64()), ("worker", pa.int64()), ("seed", pa.int64()),
-        ("outcome", pa.string()), ("value", pa.float64()), ("steps", pa.int64()), ("seconds", pa.float64()),
-        ("reason", pa.string()), ("values", pa.string()), ("evaluation", pa.int64()),
-    ]
-)  # fmt: skip
-TASKS: Final = pa.schema(
-    [
-        ("phase", pa.string()), ("task", pa.string()), ("run", pa.int64()), ("outcome", pa.string()),
-        ("attempts", pa.int64()), ("seconds", pa.float64()), ("value", pa.string()), ("value_file", pa.string()),
-        ("metrics", pa.string()), ("error", pa.string()), ("cause", pa.string()),
-    ]
-)  # fmt: skip
 _json = msgspec.json.Encoder(enc_hook=str).encode
+
+
+def _schema(record: type[msgspec.Struct], *before: str) -> pa.Schema:
+    """The columns of a record; what is neither a number nor a text becomes a text."""
+    kinds = {int: pa.int64(), float: pa.float64()}
+    columns = [(field.name, kinds.get(field.type, pa.string())) for field in msgspec.structs.fields(record)]
+    return pa.schema([*((name, pa.string()) for name in before), *columns])
+
+
+EPISODES: Final = _schema(EpisodeRecord, "phase", "mode")
+TASKS: Final = _schema(TaskRecord, "phase")
 
 
 def export(found: RunResult, rows: Rows, *, form: Format, phase: str | None, output: Path | None) -> None:
