@@ -1,21 +1,20 @@
 """Bootstrap resamples: what would be the best of 4 tries, told from the 16 that were made?
 
 The draws are those of NumPy's legacy stream after `np.random.seed(42)`, because that is what published figures of this
-kind were made with. They depend on sizes alone, so they are drawn once and kept, from a stream of their own: the global
-random state of the process is neither read nor written. They come in blocks, so that callers can pause between them.
+kind were made with. They depend on sizes alone, so small ones are drawn once and kept, from a stream of their own: the
+global random state of the process is neither read nor written.
 """
 
 from __future__ import annotations
 
-import threading
-from collections import OrderedDict
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import numpy as np
 from numpy.random import RandomState  # here: NumPy loads it at its first use, which takes 10 ms
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     import numpy.typing as npt
 
@@ -27,56 +26,22 @@ BLOCK: Final = 16_000
 """Draws of a block, unless one resample has more: 0.06 ms to draw, 0.015 ms to look up. As 64-bit numbers they take
 just less than 128 kB; from there on malloc may map fresh pages for each block, which doubled the time of it all.
 """
+KEPT_DRAWS: Final = 2**18
+"""The most draws of resamples that are kept: 2 MB."""
+KEPT: Final = 16
 
-_KEPT_BYTES: Final = 2**25
-_SHARE: Final = 8
-"""One matrix takes at most so small a part of the cache: to free 32 MB at once took 4 ms."""
 
+def resamples(n: int, subset_size: int, n_bootstrap: int, seed: int) -> Iterable[Indices]:
+    """Blocks of shape (`subset_size`, some), with `n_bootstrap` columns in all: each is a resample of range(n).
 
-class Resamples:
-    """Index matrices, drawn once; the latest used are kept, up to `max_bytes` of them. Safe to use from threads."""
-
-    def __init__(self, max_bytes: int = _KEPT_BYTES) -> None:
-        self._max_bytes = max_bytes
-        self._cache: OrderedDict[tuple[int, int, int, int], tuple[Indices, ...]] = OrderedDict()
-        self._bytes = 0
-        self._lock = threading.Lock()
-
-    def blocks(self, n: int, subset_size: int, n_bootstrap: int, seed: int) -> Iterator[Indices]:
-        """Blocks of shape (`subset_size`, some), with `n_bootstrap` columns in all: each is a resample of range(n)."""
-        key = (n, subset_size, n_bootstrap, seed)
-        with self._lock:
-            kept = self._cache.get(key)
-            if kept is not None:
-                self._cache.move_to_end(key)
-        if kept is not None:
-            yield from kept
-            return
-        drawn: list[Indices] = []
-        size = np.dtype(np.intp).itemsize * subset_size * n_bootstrap
-        for block in _draw(n, subset_size, n_bootstrap, seed):
-            if size <= self._max_bytes // _SHARE:
-                drawn.append(block)
-            yield block
-        if drawn:
-            self._keep(key, tuple(drawn))
-
-    def _keep(self, key: tuple[int, int, int, int], blocks: tuple[Indices, ...]) -> None:
-        with self._lock:
-            if key in self._cache:
-                return
-            self._cache[key] = blocks
-            self._bytes += sum(block.nbytes for block in blocks)
-            while self._bytes > self._max_bytes:
-                _, oldest = self._cache.popitem(last=False)
-                self._bytes -= sum(block.nbytes for block in oldest)
+    They are what `np.random.seed(seed)` and then `np.random.choice(n, subset_size)`, `n_bootstrap` times, would draw.
+    """
+    draw = _kept if subset_size * n_bootstrap <= KEPT_DRAWS else _draw
+    return draw(n, subset_size, n_bootstrap, seed)
 
 
 def _draw(n: int, subset_size: int, n_bootstrap: int, seed: int) -> Iterator[Indices]:
-    """What `np.random.seed(seed)` and then `np.random.choice(n, subset_size)`, `n_bootstrap` times, would draw.
-
-    `choice` with replacement is `randint`, which keeps nothing between calls: many small draws are one large one.
-    """
+    """`choice` with replacement is `randint`, which keeps nothing between calls: many small draws are one large one."""
     stream = RandomState(seed)
     rows = max(1, BLOCK // subset_size)
     for start in range(0, n_bootstrap, rows):
@@ -84,7 +49,9 @@ def _draw(n: int, subset_size: int, n_bootstrap: int, seed: int) -> Iterator[Ind
         yield np.ascontiguousarray(drawn.T, dtype=np.intp)
 
 
-resamples: Final = Resamples()
+@lru_cache(maxsize=KEPT)
+def _kept(n: int, subset_size: int, n_bootstrap: int, seed: int) -> tuple[Indices, ...]:
+    return tuple(_draw(n, subset_size, n_bootstrap, seed))
 
 
 def bootstrap_metric(
@@ -110,7 +77,7 @@ def bootstrap_metric(
     reducers = [_of_blocks(reduce_fn, values) for reduce_fn in reduce_fns]
     found: list[list[Any]] = [[] for _ in reducers]
     with np.errstate(invalid="ignore", over="ignore"):
-        for block in resamples.blocks(len(values), subset_size, n_bootstrap, seed):
+        for block in resamples(len(values), subset_size, n_bootstrap, seed):
             drawn = values.take(block)
             for results, reduce_block in zip(found, reducers, strict=True):
                 results.extend(reduce_block(drawn))

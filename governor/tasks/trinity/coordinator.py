@@ -374,7 +374,8 @@ class RolloutCoordinator:
 
     async def _result(self, state: BatchState) -> dict[str, Any]:
         of_tasks = [metrics for status in state.statuses.values() for metrics in status.metrics]
-        metrics = await summarise_batch(
+        metrics = await asyncio.to_thread(
+            summarise_batch,
             of_tasks,
             batch_id=state.batch_id,
             is_eval=state.batch_type == "eval",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -9,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from governor.messages import TaskRecord
-from governor.tasks.trinity.statistics import summarise_tasks
 from governor.tasks.trinity.submissions import submission
 from governor.tasks.trinity.views import TaskWrapper
 
@@ -78,8 +78,8 @@ class RunnerWrapper:
         await self._execute(wrapper, timeout)
         complete = wrapper.completed_runs == wrapper.total_runs
         payloads = wrapper.experience_payloads if complete or collect_partial_runs else []
-        (metrics,) = await summarise_tasks([wrapper.metrics], is_eval=task.is_eval)
-        return wrapper.status(metrics), payloads, self.runner_id, time.monotonic() - began
+        status = await asyncio.to_thread(wrapper.status)
+        return status, payloads, self.runner_id, time.monotonic() - began
 
     async def _execute(self, wrapper: TaskWrapper, timeout: float) -> None:
         """Returns when all of its runs have their outcome; a cancelled call cancels the task."""

@@ -302,7 +302,7 @@ class Scheduler(Supervision):
             return [], []
         taken = view.take()
         try:
-            results = await results_of(batch_id, taken)
+            results = await asyncio.to_thread(results_of, batch_id, taken)
         except BaseException:
             view.put_back(taken)
             raise
@@ -314,7 +314,9 @@ class Scheduler(Supervision):
     async def peek_results(self, batch_id: BatchId) -> list[CompletedTaskResult]:
         """What has ended and was not handed out; it stays until it is. The event loop is not held."""
         view = self._batches.get(batch_id)
-        return [] if view is None else await results_of(batch_id, list(view.completed.values()))
+        if view is None:
+            return []
+        return await asyncio.to_thread(results_of, batch_id, list(view.completed.values()))
 
     def discard_completed_results(self, batch_id: BatchId) -> None:
         """Drops the results of a batch that were not handed out."""

@@ -101,45 +101,24 @@ class TestBootstrap:
 
 
 class TestResamples:
-    def test_are_drawn_once(self, monkeypatch):
-        drawn = []
-        draw = bootstrap._draw
-        monkeypatch.setattr(bootstrap, "_draw", lambda *key: drawn.append(key) or draw(*key))
-        resamples = bootstrap.Resamples()
-        first = [block.copy() for block in resamples.blocks(10, 4, 100, 1)]
-        again = list(resamples.blocks(10, 4, 100, 1))
-        assert drawn == [(10, 4, 100, 1)]
-        assert all(np.array_equal(a, b) for a, b in zip(first, again, strict=True))
-        list(resamples.blocks(10, 4, 100, 2))
-        assert len(drawn) == 2
+    def test_small_ones_are_drawn_once(self):
+        bootstrap._kept.cache_clear()
+        first = list(bootstrap.resamples(10, 4, 100, 1))
+        again = list(bootstrap.resamples(10, 4, 100, 1))
+        assert all(a is b for a, b in zip(first, again, strict=True))
+        assert bootstrap._kept.cache_info().misses == 1
+        list(bootstrap.resamples(10, 4, 100, 2))
+        assert bootstrap._kept.cache_info().misses == 2
 
     def test_the_cache_is_bounded(self):
-        each = 8 * 10 * 100
-        resamples = bootstrap.Resamples(max_bytes=each * 10)
+        bootstrap._kept.cache_clear()
+        size = bootstrap.KEPT_DRAWS // 1000
         for n in range(2, 40):
-            list(resamples.blocks(n, 10, 100, 1))
-            assert sum(b.nbytes for blocks in resamples._cache.values() for b in blocks) == resamples._bytes
-            assert resamples._bytes <= each * 10
-        assert [key[0] for key in resamples._cache] == list(range(30, 40))
-        list(resamples.blocks(30, 10, 100, 1))
-        list(resamples.blocks(50, 10, 100, 1))
-        assert (30, 10, 100, 1) in resamples._cache, "used lately"
-        assert (31, 10, 100, 1) not in resamples._cache
+            kept = list(bootstrap.resamples(n, size, 1000, 1))
+            assert bootstrap._kept.cache_info().currsize * sum(block.nbytes for block in kept) <= 2**25
 
     def test_a_matrix_too_large_is_not_kept(self):
-        resamples = bootstrap.Resamples(max_bytes=8 * 100 * 100 * 2)
-        assert sum(block.shape[1] for block in resamples.blocks(10, 100, 100, 1)) == 100
-        assert not resamples._cache
-
-    def test_a_caller_that_gives_up_halfway_spoils_nothing(self):
-        resamples = bootstrap.Resamples()
-        size = bootstrap.BLOCK // 2
-        next(resamples.blocks(9, size, 10, 1))
-        assert not resamples._cache
-        assert sum(block.shape[1] for block in resamples.blocks(9, size, 10, 1)) == 10
-
-    def test_two_callers_at_once_are_counted_once(self):
-        resamples = bootstrap.Resamples()
-        both = zip(resamples.blocks(9, 5, 100, 1), resamples.blocks(9, 5, 100, 1), strict=True)
-        assert all(np.array_equal(*pair) for pair in both)
-        assert resamples._bytes == 8 * 5 * 100
+        bootstrap._kept.cache_clear()
+        size = bootstrap.KEPT_DRAWS // 1000 + 1
+        assert sum(block.shape[1] for block in bootstrap.resamples(10, size, 1000, 1)) == 1000
+        assert bootstrap._kept.cache_info().currsize == 0

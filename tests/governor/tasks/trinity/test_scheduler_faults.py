@@ -6,6 +6,7 @@ import asyncio
 import gc
 import os
 import signal
+import threading
 import time
 
 import pytest
@@ -28,7 +29,29 @@ def pid_of(scheduler, slot_index):
 # -- results --------------------------------------------------------------------------------------------------
 
 
-async def test_a_caller_that_is_cancelled_loses_no_finished_result(scheduler, gate, monkeypatch):
+@pytest.fixture
+def results_hang(monkeypatch):
+    """Starts a caller, and gives its task when the results that it is to get are being made; they never are."""
+    over = threading.Event()
+
+    async def caller_of(work):
+        loop, begun = asyncio.get_running_loop(), asyncio.Event()
+
+        def never(*_):
+            loop.call_soon_threadsafe(begun.set)
+            over.wait()
+
+        with monkeypatch.context() as patch:
+            patch.setattr("governor.tasks.trinity.scheduler.results_of", never)
+            calling = asyncio.create_task(work)
+            await begun.wait()
+        return calling
+
+    yield caller_of
+    over.set()
+
+
+async def test_a_caller_that_is_cancelled_loses_no_finished_result(scheduler, gate, results_hang):
     scheduler.schedule([visitor(gate, id=name) for name in "ab"], 1)
     visits = await gate.visits(2)
     waiting = asyncio.create_task(scheduler.get_statuses(1))
@@ -39,37 +62,19 @@ async def test_a_caller_that_is_cancelled_loses_no_finished_result(scheduler, ga
     visits["b", 0].tell("go")
     await scheduler.wait_for(1)
 
-    begun = asyncio.Event()
-
-    async def never(*_):
-        begun.set()
-        await asyncio.Event().wait()
-
-    with monkeypatch.context() as patch:
-        patch.setattr("governor.tasks.trinity.scheduler.results_of", never)
-        handing_out = asyncio.create_task(scheduler.get_statuses(1))
-        await begun.wait()
-        handing_out.cancel()
-        await asyncio.gather(handing_out, return_exceptions=True)
+    handing_out = await results_hang(scheduler.get_statuses(1))
+    handing_out.cancel()
+    await asyncio.gather(handing_out, return_exceptions=True)
     assert {status.task_id for status in await within(1, scheduler.get_statuses(1))} == {"a", "b"}
 
 
 @pytest.mark.parametrize("deed", ["drain", "discard", "abort", "schedule", "peek"])
 async def test_what_others_do_meanwhile_loses_no_result_of_a_caller_that_is_cancelled(
-    scheduler, monkeypatch, deed
+    scheduler, results_hang, deed
 ):
     scheduler.schedule([Task("batch_deeds:score", id=str(number)) for number in range(5)], 1)
     await within(20, scheduler.wait_for(1))
-    begun = asyncio.Event()
-
-    async def never(*_):
-        begun.set()
-        await asyncio.Event().wait()
-
-    with monkeypatch.context() as patch:
-        patch.setattr("governor.tasks.trinity.scheduler.results_of", never)
-        handing_out = asyncio.create_task(scheduler.drain_batch_payload_results(1))
-        await begun.wait()
+    handing_out = await results_hang(scheduler.drain_batch_payload_results(1))
     assert scheduler.has_step(1)
     match deed:
         case "drain":

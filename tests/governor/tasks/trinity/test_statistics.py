@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from governor.tasks.trinity import statistics
+from governor.tasks import Scheduler, Task, TaskWrapper
 from governor.tasks.trinity.statistics import (
     calculate_task_level_metrics,
     eval_prefix,
@@ -23,6 +23,7 @@ from governor.tasks.trinity.statistics import (
     summarise_batch,
     summarise_tasks,
 )
+from governor.tasks.trinity.views import BatchView
 
 numbers = st.floats(-1e6, 1e6) | st.integers(-1000, 1000) | st.sampled_from([0.0, 1.0])
 
@@ -53,15 +54,20 @@ def eval_by_the_book(runs):
     return expected
 
 
-def aggregated(tasks, *, is_eval=False, detailed=False):
-    steps = statistics._aggregate(tasks, "", is_eval=is_eval, detailed_stats=detailed)
-    return statistics._finish(steps)
+def aggregated(tasks, **kind):
+    """The metrics of a batch without its prefix and its count."""
+    found = of_batch(tasks, finished=0, **kind)
+    return {
+        key.removeprefix("rollout/").removeprefix("eval/1/"): value
+        for key, value in found.items()
+        if not key.endswith("finished_task_count")
+    }
 
 
 def of_batch(tasks, *, finished, batch_id=1, is_eval=False, detailed_stats=False):
-    prefix = eval_prefix(batch_id) if is_eval else "rollout"
-    steps = statistics._batch(tasks, prefix, finished, is_eval=is_eval, detailed_stats=detailed_stats)
-    return statistics._finish(steps)
+    return summarise_batch(
+        tasks, batch_id=batch_id, is_eval=is_eval, finished=finished, detailed_stats=detailed_stats
+    )
 
 
 def same(found, expected):
@@ -184,7 +190,7 @@ class TestBatches:
     def test_eval(self):
         tasks = [{"a/mean@2": 1.0}, {"a/mean@2": 4.0}, {"a/mean@1": 7.0}]
         assert aggregated(tasks, is_eval=True) == {"a/mean@2": 2.5, "a/mean@1": 7.0}
-        assert aggregated(tasks[:2], is_eval=True, detailed=True) == {
+        assert aggregated(tasks[:2], is_eval=True, detailed_stats=True) == {
             "a/mean@2/mean": 2.5,
             "a/mean@2/max": 4.0,
             "a/mean@2/min": 1.0,
@@ -220,7 +226,7 @@ class TestBatches:
     def test_nothing_but_nan_is_nan(self):
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            found = aggregated([{"a": math.nan}] * 2, is_eval=True, detailed=True)
+            found = aggregated([{"a": math.nan}] * 2, is_eval=True, detailed_stats=True)
         assert found.pop("a/nan_count") == 2.0
         assert len(found) == 4
         assert all(math.isnan(value) for value in found.values())
@@ -246,13 +252,21 @@ async def gaps_of_a_ticker(work):
     running = asyncio.ensure_future(work)
     while not running.done():
         ticks.append(time.thread_time())
-        await asyncio.sleep(0)
+        await asyncio.sleep(0.001)
     ticks.append(time.thread_time())
     return running.result(), sorted(np.diff(ticks).tolist(), reverse=True)
 
 
-class TestInSlices:
-    async def test_equals_the_plain_functions(self):
+def completed(batch):
+    """Tasks of an evaluation that have ended with these metrics."""
+    return [
+        TaskWrapper(Task("m:f", is_eval=True), 1, task_id=str(index), metrics=runs)
+        for index, runs in enumerate(batch)
+    ]
+
+
+class TestManyTasks:
+    def test_equal_one_after_the_other(self):
         draw = random.Random(5)
         tasks = a_batch(tasks=300, runs=7)
         for runs in tasks:
@@ -260,54 +274,32 @@ class TestInSlices:
             runs[0] |= {"time/run": draw.random(), "rare": draw.random(), "text": "x"}
         for is_eval in (True, False):
             expected = [calculate_task_level_metrics(runs, is_eval=is_eval) for runs in tasks]
-            found = await summarise_tasks(tasks, is_eval=is_eval)
+            found = summarise_tasks(tasks, is_eval=is_eval)
             assert all(same(*pair) for pair in zip(found, expected, strict=True))
-            assert of_batch(expected, batch_id="3/x", is_eval=is_eval, finished=7, detailed_stats=True) == (
-                await summarise_batch(
-                    expected, batch_id="3/x", is_eval=is_eval, finished=7, detailed_stats=True
-                )
-            )
 
-    async def test_nothing(self):
-        assert await summarise_tasks([], is_eval=True) == []
-
-    async def test_can_be_cancelled(self):
-        work = asyncio.create_task(summarise_tasks(a_batch(tasks=2200, runs=16), is_eval=True))
-        await asyncio.sleep(0)
-        work.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await work
+    def test_nothing(self):
+        assert summarise_tasks([], is_eval=True) == []
 
     @pytest.mark.parametrize(
         ("tasks", "runs", "keys"), [(2200, 16, 4), (2, 4096, 2), (50, 16, 100)], ids=["usual", "long", "wide"]
     )
     async def test_the_event_loop_goes_on_turning(self, tasks, runs, keys):
-        """2,200 tasks of 16 runs are promised to hold the loop for 20 ms at most: 2.1 to 4.1 ms were seen by the wall
-        clock of an idle machine with 2 cores, in 0.33 s of work.
-        """
-        batch = a_batch(tasks=tasks, runs=runs, keys=keys)
+        """2,200 tasks of 16 runs are promised to hold the loop for 20 ms at most."""
+        scheduler = Scheduler()
+        view = scheduler._batches[1] = BatchView(1, split=None)
+        view.completed = {
+            task.task_id: task for task in completed(a_batch(tasks=tasks, runs=runs, keys=keys))
+        }
         gc.collect()
-        found, gaps = await gaps_of_a_ticker(summarise_tasks(batch, is_eval=True))
+        found, gaps = await gaps_of_a_ticker(scheduler.peek_results(1))
         assert len(found) == tasks
         assert len(gaps) > 10
         assert gaps[0] < 0.010
 
-    async def test_no_step_is_long(self):
-        """The same without the scheduler of the machine: processor time of single steps."""
-        steps = statistics._tasks(a_batch(tasks=5000, runs=16) + a_batch(tasks=1, runs=2000), is_eval=True)
-        taken = []
-        while True:
-            start = time.thread_time()
-            if next(steps, steps) is steps:
-                break
-            taken.append(time.thread_time() - start)
-        taken.sort()
-        assert taken[-3] < 0.003, "two may pay for a collection of garbage or the like"
-
-    async def test_memory_stays_small(self):
+    def test_memory_stays_small(self):
         batch = a_batch(tasks=20, runs=2000, keys=2)
         tracemalloc.start()
-        await summarise_tasks(batch, is_eval=True)
+        summarise_tasks(batch, is_eval=True)
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
         assert peak < 2**25 + 16e6, "the cache of resamples, and little more"
