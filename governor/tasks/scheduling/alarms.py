@@ -4,36 +4,31 @@ from __future__ import annotations
 
 import heapq
 from itertools import count
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from governor.tasks.api import BatchId
+    from governor.tasks.scheduling.batch import Batch
+    from governor.tasks.scheduling.runner_slots import RunnerSlot
+
+    Target: TypeAlias = RunnerSlot | Batch | None
 
 
 class Alarms:
-    """A heap of alarms, in seconds of the caller's clock."""
+    """A heap of alarms, in seconds of the caller's clock. Target None: for the checks that follow every event."""
 
     def __init__(self) -> None:
-        self._heap: list[tuple[float, int, int | None, BatchId | None]] = []
+        self._heap: list[tuple[float, int, Target]] = []
         self._order = count()
 
-    def set_runner(self, when: float, runner: int) -> None:
-        heapq.heappush(self._heap, (when, next(self._order), runner, 0))
-
-    def set_batch(self, when: float, batch: BatchId) -> None:
-        heapq.heappush(self._heap, (when, next(self._order), None, batch))
-
-    def set_core(self, when: float) -> None:
-        """For the checks that follow every event."""
-        heapq.heappush(self._heap, (when, next(self._order), None, None))
+    def set(self, when: float, target: Target) -> None:
+        heapq.heappush(self._heap, (when, next(self._order), target))
 
     def next(self) -> float | None:
         return self._heap[0][0] if self._heap else None
 
-    def due(self, now: float) -> Iterator[tuple[int | None, BatchId | None]]:
-        """Runner, or None and a batch, or twice None, of every alarm until `now`."""
+    def due(self, now: float) -> Iterator[Target]:
+        """The targets of all alarms until `now`."""
         while self._heap and self._heap[0][0] <= now:
-            _, _, runner, batch = heapq.heappop(self._heap)
-            yield runner, batch
+            yield heapq.heappop(self._heap)[2]

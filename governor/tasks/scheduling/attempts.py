@@ -74,9 +74,10 @@ class Attempts:
     def announce_started(self) -> None:
         """After an event: emits AttemptStarted for runs that have begun and not ended."""
         for slot in self._unannounced:
-            if slot.unannounced and slot.run is not None and slot.jobs:
-                slot.unannounced = False
-                self._emit(AttemptStarted(slot.jobs[0].attempt, slot.run, slot.runner, slot.run_at))
+            job = slot.jobs[0] if slot.jobs else None
+            if job is not None and job.unannounced and job.run is not None:
+                job.unannounced = False
+                self._emit(AttemptStarted(job.attempt, job.run, slot.runner, job.run_at))
                 self.check(slot)
         self._unannounced.clear()
 
@@ -92,89 +93,89 @@ class Attempts:
             if type(message) is Over:
                 self._run_over(slot, slot.jobs[0], message)
             elif type(message) is Begun:
-                self._on_begun(slot, message.run, message.at)
+                self._on_begun(slot, slot.jobs[0], message.run, message.at)
             else:
-                self._on_claimed(slot)
+                self._on_claimed(slot, slot.jobs[0])
 
-    def _on_claimed(self, slot: RunnerSlot) -> None:
-        if slot.presumed and slot.state == "working":
-            slot.not_begun()
-        elif slot.taken:
+    def _on_claimed(self, slot: RunnerSlot, job: Job) -> None:
+        if job.presumed and slot.state == "working":
+            job.not_begun()
+        elif job.taken:
             return
-        slot.taken = True
+        job.taken = True
         slot.waits_since = self.now
         self._set_alarm(slot, self.now + IMPORT_LIMIT)
         if len(slot.jobs) > 1:
             self.revoke(slot)
 
-    def _on_begun(self, slot: RunnerSlot, run: int, at: float) -> None:
-        attempt, subtask = slot.jobs[0]
-        if attempt.runs[slot.position : slot.position + 1] != (run,):
+    def _on_begun(self, slot: RunnerSlot, job: Job, run: int, at: float) -> None:
+        attempt, subtask = job.attempt, job.subtask
+        if attempt.runs[job.position : job.position + 1] != (run,):
             return
-        slot.taken, slot.presumed = True, False
-        slot.run, slot.run_at = run, at
-        slot.last = (slot.jobs[0], run, at, None)
-        if not slot.unannounced:
-            slot.unannounced = True
+        job.taken, job.presumed = True, False
+        job.run, job.run_at = run, at
+        slot.last = (job, run, at, None)
+        if not job.unannounced:
+            job.unannounced = True
             self._unannounced.append(slot)
-        if slot.position == 0:
-            slot.started_at = subtask.began = at
-            slot.deadline = None if attempt.limit is None else at + attempt.limit
+        if job.position == 0:
+            job.started_at = subtask.began = at
+            job.deadline = None if attempt.limit is None else at + attempt.limit
         if subtask.withdrawn and slot.state == "working":
             self.terminate(slot, Termination("cancelled", subtask.withdrawn, retry=False))
 
     def _run_over(self, slot: RunnerSlot, job: Job, report: Over) -> None:
-        attempt, subtask = job
-        if attempt.runs[slot.position : slot.position + 1] != (report.run,):
+        attempt, subtask = job.attempt, job.subtask
+        if attempt.runs[job.position : job.position + 1] != (report.run,):
             return
-        slot.position += 1
-        slot.unannounced = False
-        slot.run = None
-        slot.last = (job, report.run, slot.run_at, report.at)
-        if slot.termination is not None:
-            self._ended_while_terminating(slot, job, slot.termination, report)
+        job.position += 1
+        job.unannounced = False
+        job.run = None
+        slot.last = (job, report.run, job.run_at, report.at)
+        if job.termination is not None:
+            self._ended_while_terminating(slot, job, job.termination, report)
             return
         if report.error:
-            self._failed(slot, job, report)
+            self._failed(job, report)
         else:
             self.bundles.observe(attempt.task.call, report.seconds)
             self.outcomes.succeed(job, report, self.now)
-        if report.dropped or slot.position == len(attempt.runs):
-            if subtask.node.batch.limits is not None and not subtask.missing:
-                self._observe(slot, subtask, report.at)
+        if report.dropped or job.position == len(attempt.runs):
+            if not subtask.missing:
+                self.observe(job, report.at)
             self.outcomes.retry_missing(subtask, self.now, attempts=attempt.number)
             self._next_job(slot, report.at)
 
-    def _failed(self, slot: RunnerSlot, job: Job, report: Over) -> None:
+    def _failed(self, job: Job, report: Over) -> None:
         """A run raised an exception."""
         self.outcomes.fail(
             job, report.run, Termination("failed", report.error, seconds=report.seconds), self.now
         )
         if report.run in job.subtask.missing:
-            slot.failed |= {report.run}
+            job.failed |= {report.run}
 
-    def _observe(self, slot: RunnerSlot, subtask: SubTask, at: float) -> None:
+    def observe(self, job: Job, at: float) -> None:
         """Passes the duration of a sub-task that ended or was stopped to the dynamic time-out."""
-        limits = subtask.node.batch.limits
-        if limits is not None and slot.started_at is not None:
-            limits.observe(subtask.node.batch.id, max(0.0, at - slot.started_at), subtask.node.spec.is_eval)
+        node = job.subtask.node
+        if node.batch.limits is not None and job.started_at is not None:
+            node.batch.limits.observe(node.batch.id, job.elapsed(at), node.spec.is_eval)
 
     def _ended_while_terminating(
         self, slot: RunnerSlot, job: Job, termination: Termination, report: Over
     ) -> None:
         """A run ended before the kill: it counts if it was in time, or if it succeeded and was only cancelled."""
-        late = termination.outcome == "timed_out" and (slot.deadline is None or report.at > slot.deadline)
+        late = termination.outcome == "timed_out" and (job.deadline is None or report.at > job.deadline)
         if not late and not report.error:
             self.outcomes.succeed(job, report, self.now)
         elif not late and termination.outcome != "cancelled":
-            self._failed(slot, job, report)
-        over = report.dropped or slot.position == len(job.attempt.runs)
+            self._failed(job, report)
+        over = report.dropped or job.position == len(job.attempt.runs)
         if slot.state == "dying" or not over:
             return
         in_time = termination.outcome == "timed_out" and not late
         if in_time or termination.keep_runner or not job.subtask.missing or len(slot.jobs) > 1:
             # The attempt behind it may have begun and must not be killed.
-            self.outcomes.close(job, slot.failed, termination, self.now)
+            self.outcomes.close(job, termination, self.now)
             self._next_job(slot, report.at)
         else:
             self.kill(slot, termination)
@@ -185,9 +186,7 @@ class Attempts:
         if not slot.jobs:
             self.slots.release(slot)
             return
-        revoking = slot.revoking
-        slot.clear()
-        slot.state, slot.revoking, slot.waits_since = "working", revoking, at
+        slot.state, slot.spare_wanted, slot.waits_since = "working", False, at
         self._set_alarm(slot, at + START_PRESUMED_AFTER)
 
     # -- deadlines, cancellation, death ---------------------------------------------------------------------
@@ -199,27 +198,25 @@ class Attempts:
             self.kill(slot, termination)
             return
         slot.state = "ending"
-        slot.termination = termination
-        slot.kill_at = self.now + (grace or REVOKE_TIMEOUT)
-        self._set_alarm(slot, slot.kill_at)
+        job = slot.jobs[0]
+        job.termination = termination
+        job.kill_at = self.now + (grace or REVOKE_TIMEOUT)
+        self._set_alarm(slot, job.kill_at)
         if grace == 0:
             self.revoke(slot)
         else:
-            self._emit(CancelAttempt(slot.runner, slot.jobs[0].attempt.ticket))
+            self._emit(CancelAttempt(slot.runner, job.attempt.ticket))
 
     def _grace_of(self, slot: RunnerSlot) -> float:
         own = slot.jobs[0].subtask.node.batch.spec.grace
         return self._grace if own is None else own
 
-    def observe_stopped(self, slot: RunnerSlot) -> None:
-        """Records the duration of the running attempt, which is stopped because `min_num` was reached."""
-        self._observe(slot, slot.jobs[0].subtask, self.now)
-
     def kill(self, slot: RunnerSlot, termination: Termination) -> None:
         if slot.state == "dying":
             return
         self.slots.mark_dying(slot)
-        slot.termination = termination
+        if slot.jobs:
+            slot.jobs[0].termination = termination
         self._emit(KillRunner(slot.runner, termination.error))
 
     def on_gone(self, event: RunnerGone) -> None:
@@ -233,23 +230,23 @@ class Attempts:
         head = slot.jobs.popleft()
         while slot.jobs:
             self.outcomes.requeue(slot.jobs.pop().subtask, self.now)
-        if slot.termination is not None:
-            self.outcomes.close(head, slot.failed, slot.termination, self.now)
+        if head.termination is not None:
+            self.outcomes.close(head, head.termination, self.now)
             return
         crashed = Termination(
-            "crashed", event.reason, seconds=0.0 if slot.run is None else event.now - slot.run_at
+            "crashed", event.reason, seconds=0.0 if head.run is None else event.now - head.run_at
         )
-        if (slot.taken and not event.node_lost) or head.subtask.misfires >= MISFIRES:
-            self.outcomes.close(head, slot.failed, crashed, self.now)
+        if (head.taken and not event.node_lost) or head.subtask.misfires >= MISFIRES:
+            self.outcomes.close(head, crashed, self.now)
             return
         head.subtask.misfires += 1
-        if slot.run is not None and not slot.unannounced:
-            self._emit(AttemptEnded(head.attempt, slot.run, crashed.outcome, crashed.error, crashed.seconds))
+        if head.run is not None and not head.unannounced:
+            self._emit(AttemptEnded(head.attempt, head.run, crashed.outcome, crashed.error, crashed.seconds))
         self.outcomes.requeue(head.subtask, self.now)
 
     def _starts_failed(self, shape: Shape, reason: str) -> None:
         """Starts are retried after a pause; without another usable runner, all waiting sub-tasks fail."""
-        self.alarms.set_core(self.slots.next_start(shape))
+        self.alarms.set(self.slots.next_start(shape), None)
         if not self.slots.has_usable(shape):
             self.outcomes.fail_waiting(shape, f"no runner can be started: {reason}", self.now)
 
@@ -270,59 +267,61 @@ class Attempts:
             self.outcomes.requeue(job.subtask, self.now)
         if back and not slot.jobs and slot.state in ("working", "ending"):
             self.slots.release(slot)
-        elif slot.state == "ending" and slot.termination is not None and self._grace_of(slot) == 0:
-            self.kill(slot, slot.termination)
+        elif slot.state == "ending" and self._grace_of(slot) == 0 and slot.jobs[0].termination is not None:
+            self.kill(slot, slot.jobs[0].termination)
 
     # -- time -----------------------------------------------------------------------------------------------
 
     def _set_alarm(self, slot: RunnerSlot, when: float) -> None:
         if slot.alarm_at is None or when < slot.alarm_at:
             slot.alarm_at = when
-            self.alarms.set_runner(when, slot.runner)
+            self.alarms.set(when, slot)
 
     def check(self, slot: RunnerSlot) -> None:
         """Handles what is due for this runner, and sets its next alarm."""
-        if slot.state == "ending" and slot.kill_at is not None and slot.termination is not None:
-            if self.now >= slot.kill_at:
-                self.kill(slot, slot.termination)
+        if slot.state not in ("working", "ending"):
+            return
+        job = slot.jobs[0]
+        if slot.state == "working":
+            if job.started_at is None:
+                self._check_unstarted(slot, job)
             else:
-                self._set_alarm(slot, slot.kill_at)
-        elif slot.state == "working" and slot.started_at is None:
-            self._check_unstarted(slot)
-        elif slot.state == "working":
-            self._check_run(slot)
+                self._check_run(slot, job, job.started_at)
+        elif job.kill_at is not None and job.termination is not None:
+            if self.now >= job.kill_at:
+                self.kill(slot, job.termination)
+            else:
+                self._set_alarm(slot, job.kill_at)
 
-    def _check_run(self, slot: RunnerSlot) -> None:
-        if slot.run is not None and len(slot.jobs) > 1:
-            if self.now >= slot.run_at + REVOKE_AFTER:
+    def _check_run(self, slot: RunnerSlot, job: Job, started_at: float) -> None:
+        if job.run is not None and len(slot.jobs) > 1:
+            if self.now >= job.run_at + REVOKE_AFTER:
                 self.revoke(slot)
             else:
-                self._set_alarm(slot, slot.run_at + REVOKE_AFTER)
-        if slot.deadline is None or slot.started_at is None:
+                self._set_alarm(slot, job.run_at + REVOKE_AFTER)
+        if job.deadline is None:
             return
-        if self.now >= slot.deadline:
-            limit = slot.deadline - slot.started_at
-            error = f"ran longer than its timeout of {limit:.6g} s"
-            self._observe(slot, slot.jobs[0].subtask, self.now)
-            self.terminate(slot, Termination("timed_out", error, seconds=self.now - slot.started_at))
-        elif self.now >= slot.deadline - SPARE_LEAD:
+        if self.now >= job.deadline:
+            error = f"ran longer than its timeout of {job.deadline - started_at:.6g} s"
+            self.observe(job, self.now)
+            self.terminate(slot, Termination("timed_out", error, seconds=self.now - started_at))
+        elif self.now >= job.deadline - SPARE_LEAD:
             slot.spare_wanted = True
-            self._set_alarm(slot, slot.deadline)
+            self._set_alarm(slot, job.deadline)
         else:
-            self._set_alarm(slot, slot.deadline - SPARE_LEAD)
+            self._set_alarm(slot, job.deadline - SPARE_LEAD)
 
-    def _check_unstarted(self, slot: RunnerSlot) -> None:
+    def _check_unstarted(self, slot: RunnerSlot, job: Job) -> None:
         """The runner has work and has not reported its start."""
-        timeout = IMPORT_LIMIT if slot.taken else START_PRESUMED_AFTER
+        timeout = IMPORT_LIMIT if job.taken else START_PRESUMED_AFTER
         if self.now < slot.waits_since + timeout:
             self._set_alarm(slot, slot.waits_since + timeout)
-        elif slot.taken:
-            call = slot.jobs[0].attempt.task.call
-            error = f'the import of "{call}" took longer than {IMPORT_LIMIT:g} s'
+        elif job.taken:
+            error = f'the import of "{job.attempt.task.call}" took longer than {IMPORT_LIMIT:g} s'
             self.kill(slot, Termination("failed", error))
         else:
-            self._on_begun(slot, slot.jobs[0].attempt.runs[0], slot.waits_since)
-            slot.presumed = True
+            self._on_begun(slot, job, job.attempt.runs[0], slot.waits_since)
+            job.presumed = True
             self.check(slot)
 
     def dispatch(self, slot: RunnerSlot, subtasks: list[SubTask]) -> None:

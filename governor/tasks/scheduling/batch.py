@@ -13,6 +13,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
+import msgspec
+
 from governor.messages import TaskRecord, TaskSpec
 from governor.tasks.scheduling.events import (
     BatchSpec,
@@ -48,47 +50,24 @@ class TaskNode:
         return self.records is not None and run in self.records
 
 
-class SubTask:
+class SubTask(msgspec.Struct, eq=False):
     """A sub-task: runs of one task that one runner executes in a row. `number` is that of its next attempt;
     `missing` are the runs without an outcome.
     """
 
-    __slots__ = (
-        "began",
-        "lane",
-        "limit",
-        "misfires",
-        "missing",
-        "node",
-        "number",
-        "pin",
-        "ready_at",
-        "shape",
-        "spent",
-        "withdrawn",
-    )
-
-    def __init__(self, node: TaskNode, runs: tuple[int, ...]) -> None:
-        self.node = node
-        self.missing = runs
-        self.number = 1
-        self.shape = node.shape
-        self.pin = node.batch.spec.pin
-        self.lane: LaneKey = (
-            -node.spec.priority,
-            node.batch.spec.rank,
-            node.spec.is_eval,
-            node.batch.order,
-        )
-        self.ready_at = 0.0
-        self.misfires = 0
-        self.spent = 0.0
-        """Seconds that its earlier attempts have run."""
-        self.began: float | None = None
-        self.limit: float | None = None
-        """Of the current attempt."""
-        self.withdrawn = ""
-        """Why its runs are cancelled as soon as their runner has stopped them; empty: they are not."""
+    node: TaskNode
+    missing: tuple[int, ...]
+    lane: LaneKey
+    number: int = 1
+    ready_at: float = 0.0
+    misfires: int = 0
+    spent: float = 0.0
+    """Seconds that its earlier attempts have run."""
+    began: float | None = None
+    limit: float | None = None
+    """Of the current attempt."""
+    withdrawn: str = ""
+    """Why its runs are cancelled as soon as their runner has stopped them; empty: they are not."""
 
     def left(self, now: float) -> float:
         """Seconds left of its budget. An attempt costs at most its limit: the time that its termination takes is free."""
@@ -224,10 +203,11 @@ class Batch:
     def _subtasks(self, node: TaskNode) -> Iterator[SubTask]:
         repeat = node.spec.repeat
         size = self.spec.split or repeat
+        lane = (-node.spec.priority, self.spec.rank, node.spec.is_eval, self.order)
         for base in range(0, repeat, size):
             runs = tuple(run for run in range(base, min(base + size, repeat)) if not node.ended(run))
             if runs:
-                yield SubTask(node, runs)
+                yield SubTask(node, runs, lane)
 
     def _unblock(self, node: TaskNode) -> list[SubTask]:
         ready: list[SubTask] = []

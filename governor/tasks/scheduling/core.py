@@ -15,6 +15,7 @@ from itertools import count
 from typing import TYPE_CHECKING
 
 from governor.tasks.scheduling.attempts import Attempts
+from governor.tasks.scheduling.batch import Batch
 from governor.tasks.scheduling.events import (
     BatchSubmitted,
     Cancelled,
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping
 
     from governor.tasks.api import BatchId
-    from governor.tasks.scheduling.batch import Batch, TaskNode
+    from governor.tasks.scheduling.batch import TaskNode
 
 
 class Core:
@@ -158,9 +159,9 @@ class Core:
                 kept.update((node, run) for run in job.subtask.missing)
                 job.subtask.withdrawn = error
                 if slot.state == "working" and position == 0:
-                    seconds = slot.elapsed(self._now)
+                    seconds = job.elapsed(self._now)
                     if batch.end == "enough":
-                        self.attempts.observe_stopped(slot)
+                        self.attempts.observe(job, self._now)
                     termination = Termination(
                         "cancelled", error, retry=False, keep_runner=gentle, seconds=seconds
                     )
@@ -173,7 +174,7 @@ class Core:
         """`min_num` tasks have succeeded: the others have `wait_after_min` seconds left."""
         if batch.enough_at is None:
             batch.enough_at = self._now + batch.spec.wait_after_min
-            self.attempts.alarms.set_batch(batch.enough_at, batch.id)
+            self.attempts.alarms.set(batch.enough_at, batch)
         if batch.enough_at <= self._now and batch.end == "tasks_done":
             batch.end = "enough"
             self._withdraw(batch, None, "enough tasks of the batch have succeeded", gentle=False)
@@ -182,9 +183,8 @@ class Core:
 
     def _runner_ready(self, runner: int) -> None:
         slot = self.slots.get(runner)
-        if slot is None or slot.state != "starting":
-            return
-        self.slots.ready(slot)
+        if slot is not None and slot.state == "starting":
+            self.slots.ready(slot)
 
     def _replaced(self, event: Replaced) -> None:
         slot = self.slots.at_index(event.slot_index)
@@ -206,16 +206,13 @@ class Core:
     # -- time ----------------------------------------------------------------------------------------------
 
     def _tick(self) -> None:
-        for runner, batch_id in self.attempts.alarms.due(self._now):
-            if runner is None:
-                batch = None if batch_id is None else self.batches.get(batch_id)
-                if batch is not None and batch.enough_at is not None:
-                    self._minimum_reached(batch)
-                continue
-            slot = self.slots.get(runner)
-            if slot is not None and slot.alarm_at is not None and slot.alarm_at <= self._now:
-                slot.alarm_at = None
-                self.attempts.check(slot)
+        for target in self.attempts.alarms.due(self._now):
+            if isinstance(target, Batch):
+                if self.batches.get(target.id) is target:
+                    self._minimum_reached(target)
+            elif target is not None and target.alarm_at is not None and target.alarm_at <= self._now:
+                target.alarm_at = None
+                self.attempts.check(target)
 
     # -- after every event ----------------------------------------------------------------------------------
 

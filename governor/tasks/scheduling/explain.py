@@ -44,16 +44,16 @@ def _at_work(slot: RunnerSlot, job: Job, position: int) -> Waiting:
     attempt = job.attempt
     since: float | None = slot.waits_since
     until = None
-    if position or (slot.started_at is None and not slot.taken):
+    if position or (job.started_at is None and not job.taken):
         state, why = "sent", f"runner {slot.runner} has received it, and has not begun it"
-    elif slot.started_at is None:
+    elif job.started_at is None:
         state, why = "importing", f'runner {slot.runner} imports "{attempt.task.call}"'
     else:
-        state, since, until = "running", slot.started_at, slot.deadline
-        why = f"runner {slot.runner} executes run {slot.run}" if slot.run is not None else "between two runs"
-    if slot.termination is not None and not position:
-        state, until = "ending", slot.kill_at
-        why = f"runner {slot.runner} is ending it: {slot.termination.error}"
+        state, since, until = "running", job.started_at, job.deadline
+        why = f"runner {slot.runner} executes run {job.run}" if job.run is not None else "between two runs"
+    if job.termination is not None:
+        state, until = "ending", job.kill_at
+        why = f"runner {slot.runner} is ending it: {job.termination.error}"
     return Waiting(
         task=attempt.task.id,
         runs=job.subtask.missing,

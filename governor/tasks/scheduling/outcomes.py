@@ -54,10 +54,8 @@ class Outcomes:
         batch = Batch(spec, order=next(self._orders), limits=limits)
         self.batches[batch.id] = batch
         self.pending += batch.left
-        before = batch.left
         records, subtasks = batch.begin()
-        self.pending -= before - batch.left
-        self._tell(batch, records)
+        self._report(batch, records)
         if held:
             batch.held = subtasks
         else:
@@ -96,7 +94,7 @@ class Outcomes:
 
     def succeed(self, job: Job, report: Over, now: float) -> None:
         """Records the result of a run."""
-        attempt, subtask = job
+        attempt, subtask = job.attempt, job.subtask
         subtask.done(report.run)
         record = TaskRecord(
             task=attempt.task.id,
@@ -112,7 +110,7 @@ class Outcomes:
 
     def fail(self, job: Job, run: int, termination: Termination, now: float) -> None:
         """A run did not succeed: it is retried with the next attempt, or this is its outcome."""
-        attempt, subtask = job
+        attempt, subtask = job.attempt, job.subtask
         retry_missing = attempt.number <= attempt.task.retries and subtask.left(now) > LEAST
         if termination.retry and not subtask.withdrawn and retry_missing:
             self.effects.append(
@@ -121,11 +119,11 @@ class Outcomes:
         else:
             self._end(subtask, run, termination, attempts=attempt.number, now=now)
 
-    def close(self, job: Job, failed: Collection[int], termination: Termination, now: float) -> None:
-        """An attempt was ended by a decision, or by the exit of its runner; runs in `failed` had failed before."""
+    def close(self, job: Job, termination: Termination, now: float) -> None:
+        """An attempt was ended by a decision, or by the exit of its runner."""
         subtask = job.subtask
         for run in subtask.missing:
-            if run not in failed:
+            if run not in job.failed:
                 self.fail(job, run, termination, now)
         self.retry_missing(subtask, now, attempts=job.attempt.number)
 
@@ -153,11 +151,9 @@ class Outcomes:
         self, batch: Batch, tasks: Collection[str] | None, kept: set[tuple[TaskNode, int]], error: str
     ) -> None:
         """Cancels the runs that are on no runner; `kept` are those that are."""
-        before = batch.left
         records = batch.cancel(tasks=tasks, keep=kept, error=error)
-        self.pending -= before - batch.left
         self._ready.drop(batch.order, {record.task for record in records})
-        self._tell(batch, records)
+        self._report(batch, records)
         self._check_end(batch)
 
     def _cancel_missing(self, subtask: SubTask, now: float, *, attempts: int) -> None:
@@ -181,11 +177,10 @@ class Outcomes:
     def _record(self, node: TaskNode, record: TaskRecord, now: float, payload: bytes = b"") -> None:
         batch = node.batch
         self.effects.append(RunEnded(batch.id, record, payload))
-        before = batch.left
+        self.pending -= 1
         records, subtasks = batch.enter(node, record)
-        self.pending -= before - batch.left
         if records:
-            self._tell(batch, records)
+            self._report(batch, records)
         if subtasks:
             self._enqueue(batch, subtasks, now)
         if node.left == 0 or records:
@@ -193,7 +188,7 @@ class Outcomes:
 
     def _enqueue(self, batch: Batch, subtasks: list[SubTask], now: float) -> None:
         for subtask in subtasks:
-            why = self._why_never.get(subtask.shape)
+            why = self._why_never.get(subtask.node.shape)
             if why is None:
                 self._ready.push(subtask, now)
             elif batch.id in self.batches:
@@ -211,7 +206,8 @@ class Outcomes:
                     now=subtask.ready_at,
                 )
 
-    def _tell(self, batch: Batch, records: list[TaskRecord]) -> None:
+    def _report(self, batch: Batch, records: list[TaskRecord]) -> None:
+        self.pending -= len(records)
         self.effects += [RunEnded(batch.id, record) for record in records]
 
     def _check_end(self, batch: Batch) -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import heapq
 from bisect import bisect_left, insort
-from collections import deque
+from collections import defaultdict, deque
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -83,28 +83,29 @@ class ReadyQueue:
 
     def __init__(self, *, age: float) -> None:
         self._age = age
-        self._shapes: dict[Shape, _Lanes] = {}
-        self._pinned: dict[int, deque[SubTask]] = {}
+        self._shapes: defaultdict[Shape, _Lanes] = defaultdict(_Lanes)
+        self._pinned: defaultdict[int, deque[SubTask]] = defaultdict(deque)
 
     def push(self, subtask: SubTask, now: float) -> None:
         """To the end of its lane."""
         subtask.ready_at = now
-        if subtask.pin is not None:
-            self._pinned.setdefault(subtask.pin, deque()).append(subtask)
-            return
-        self._of(subtask.shape).push(subtask)
+        pin = subtask.node.batch.spec.pin
+        if pin is None:
+            self._shapes[subtask.node.shape].push(subtask)
+        else:
+            self._pinned[pin].append(subtask)
 
     def push_front(self, subtask: SubTask) -> None:
         """To the front of its lane; it keeps its age."""
-        if subtask.pin is not None:
-            self._pinned.setdefault(subtask.pin, deque()).appendleft(subtask)
-            return
-        self._of(subtask.shape).push_front(subtask)
+        pin = subtask.node.batch.spec.pin
+        if pin is None:
+            self._shapes[subtask.node.shape].push_front(subtask)
+        else:
+            self._pinned[pin].appendleft(subtask)
 
     def waiting(self, shape: Shape) -> int:
         """The number of waiting sub-tasks, without the pinned ones."""
-        lanes = self._shapes.get(shape)
-        return 0 if lanes is None else lanes.count
+        return self._shapes[shape].count
 
     def pins(self) -> list[int]:
         """Slot indices for which sub-tasks wait."""
@@ -118,12 +119,12 @@ class ReadyQueue:
 
     def peek(self, shape: Shape, now: float) -> SubTask | None:
         """The sub-task that `take` would return."""
-        lanes = self._shapes.get(shape)
-        return lanes.by_key[self._next(lanes, now)][0] if lanes is not None and lanes.count else None
+        lanes = self._shapes[shape]
+        return lanes.by_key[self._next(lanes, now)][0] if lanes.count else None
 
     def take(self, shape: Shape, now: float) -> SubTask | None:
-        lanes = self._shapes.get(shape)
-        if lanes is None or not lanes.count:
+        lanes = self._shapes[shape]
+        if not lanes.count:
             return None
         key = self._next(lanes, now)
         lane = lanes.by_key[key]
@@ -134,7 +135,7 @@ class ReadyQueue:
         return subtask
 
     def take_pinned(self, slot_index: int) -> SubTask | None:
-        lane = self._pinned.get(slot_index)
+        lane = self._pinned[slot_index]
         return lane.popleft() if lane else None
 
     def since(self, order: int) -> dict[str, float]:
@@ -166,12 +167,6 @@ class ReadyQueue:
             lane.clear()
             lane.extend(left)
         return gone
-
-    def _of(self, shape: Shape) -> _Lanes:
-        lanes = self._shapes.get(shape)
-        if lanes is None:
-            lanes = self._shapes[shape] = _Lanes()
-        return lanes
 
     def _next(self, lanes: _Lanes, now: float) -> LaneKey:
         first = lanes.order[0]

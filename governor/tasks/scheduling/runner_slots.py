@@ -15,6 +15,8 @@ import math
 from collections import deque
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
+import msgspec
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -38,83 +40,55 @@ class Termination(NamedTuple):
     seconds: float = 0.0
 
 
-class Job(NamedTuple):
-    """An attempt on a runner, and its sub-task."""
+class Job(msgspec.Struct, eq=False):
+    """An attempt on a runner, and its sub-task.
+
+    `taken`: the runner has reported that it claimed it. `started_at`: start of the attempt's running time; `presumed`
+    until the runner reports it. `position` counts the attempt's runs that are over; `failed` are those that failed and
+    will be retried. `run` is the current run, since `run_at`; `unannounced` until AttemptStarted is emitted.
+    """
 
     attempt: Attempt
     subtask: SubTask
-
-
-class RunnerSlot:
-    """One runner. `jobs[0]` is the running attempt or the next one; the others wait behind it and can be taken back.
-
-    `taken`: the runner has reported that it claimed the first job. `started_at`: start of the attempt's running time;
-    `presumed` until the runner reports it. `position` counts the attempt's runs that are over; `failed` are those that
-    failed and will be retried. `run` is the current run, since `run_at`; `unannounced` until AttemptStarted is emitted.
-    `last` is the current run or the one before: job, number, beginning, end.
-    """
-
-    __slots__ = (
-        "alarm_at",
-        "deadline",
-        "failed",
-        "index",
-        "jobs",
-        "kill_at",
-        "last",
-        "position",
-        "presumed",
-        "replace",
-        "revoking",
-        "run",
-        "run_at",
-        "runner",
-        "shape",
-        "spare_wanted",
-        "started_at",
-        "state",
-        "taken",
-        "termination",
-        "unannounced",
-        "waits_since",
-    )
-
-    def __init__(self, runner: int, shape: Shape) -> None:
-        self.runner = runner
-        self.shape = shape
-        self.state: Literal["starting", "idle", "working", "ending", "dying"] = "starting"
-        self.index: int | None = None
-        self.jobs: deque[Job] = deque()
-        self.alarm_at: float | None = None
-        self.replace = False
-        self.last: tuple[Job, int, float, float | None] | None = None
-        self.waits_since = 0.0
-        self.clear()
+    taken: bool = False
+    presumed: bool = False
+    failed: frozenset[int] = frozenset()
+    started_at: float | None = None
+    position: int = 0
+    run: int | None = None
+    run_at: float = 0.0
+    unannounced: bool = False
+    deadline: float | None = None
+    kill_at: float | None = None
+    termination: Termination | None = None
 
     def elapsed(self, now: float) -> float:
-        """Seconds that the current attempt has been running."""
+        """Seconds that it has been running."""
         return 0.0 if self.started_at is None else max(0.0, now - self.started_at)
-
-    def clear(self) -> None:
-        """Resets the state of the previous job."""
-        self.taken = False
-        self.presumed = False
-        self.failed: frozenset[int] = frozenset()
-        self.started_at: float | None = None
-        self.position = 0
-        self.run: int | None = None
-        self.run_at = 0.0
-        self.unannounced = False
-        self.deadline: float | None = None
-        self.kill_at: float | None = None
-        self.revoking = False
-        self.spare_wanted = False
-        self.termination: Termination | None = None
 
     def not_begun(self) -> None:
         """Takes a presumed start back: user code has not begun."""
         self.presumed = self.unannounced = False
         self.started_at = self.deadline = self.run = None
+
+
+class RunnerSlot(msgspec.Struct, eq=False):
+    """One runner. `jobs[0]` is the running attempt or the next one; the others wait behind it and can be taken back.
+
+    `last` is the current run or the one before: job, number, beginning, end.
+    """
+
+    runner: int
+    shape: Shape
+    state: Literal["starting", "idle", "working", "ending", "dying"] = "starting"
+    index: int | None = None
+    jobs: deque[Job] = msgspec.field(default_factory=deque)
+    alarm_at: float | None = None
+    replace: bool = False
+    last: tuple[Job, int, float, float | None] | None = None
+    waits_since: float = 0.0
+    revoking: bool = False
+    spare_wanted: bool = False
 
 
 class _ShapeSlots:
@@ -251,7 +225,7 @@ class RunnerSlots:
 
     def release(self, slot: RunnerSlot) -> None:
         """Its jobs are over: it is idle again, or a spare if its slot index is beyond the capacity."""
-        slot.clear()
+        slot.revoking = slot.spare_wanted = False
         of_shape = self._shapes[slot.shape]
         if slot.index is not None and slot.index >= of_shape.capacity:
             slot.index = None
@@ -270,6 +244,7 @@ class RunnerSlots:
         slot = self._slots.pop(runner, None)
         if slot is None:
             return None
+        slot.alarm_at = None
         of_shape = self._shapes[slot.shape]
         del of_shape.slots[runner]
         for group in (of_shape.idle, of_shape.spares):

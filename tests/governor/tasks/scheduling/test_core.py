@@ -96,7 +96,7 @@ def test_an_import_heard_late_is_no_running_time():
     driver = Driver(task("a", timeout=2.0), slots=1)
     sent = driver.ready(0)
     driver.tick(1.0)
-    assert driver.core.slots.get(0).started_at == 0.0
+    assert driver.core.slots.get(0).jobs[0].started_at == 0.0
     driver.import_(sent, 1.5)
     assert not driver.of(KillRunner, driver.tick(2.5))
     driver.begin(sent, 3.0)

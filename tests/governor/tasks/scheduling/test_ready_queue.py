@@ -11,8 +11,11 @@ from governor.tasks.scheduling.ready_queue import ReadyQueue
 AGE = 5.0
 
 
+PLAIN = SimpleNamespace(shape=(), batch=SimpleNamespace(spec=SimpleNamespace(pin=None)))
+
+
 def subtask(lane, at=0.0):
-    return SimpleNamespace(shape=(), pin=None, lane=(0, (float(lane), 0), False, lane), ready_at=at)
+    return SimpleNamespace(node=PLAIN, lane=(0, (float(lane), 0), False, lane), ready_at=at)
 
 
 def naive_next(waiting, now):
