@@ -69,14 +69,19 @@ class BatchState:
     statuses: dict[str, Status] = field(default_factory=dict)
     min_wait_num: int | None = None
     state: BatchLifecycleState = BatchLifecycleState.PENDING
-    final_result: dict[str, Any] | None = None
     pipeline_metrics: dict[str, float] | None = None
     """What the pipeline has made of the payloads, once it has."""
     abortion: asyncio.Task[None] | None = None
     finishing: asyncio.Task[None] | None = None
     """What makes the result, while it does."""
-    over: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set when `final_result` is."""
+    result: asyncio.Future[dict[str, Any]] = field(
+        default_factory=lambda: asyncio.get_running_loop().create_future()
+    )
+
+    @property
+    def final_result(self) -> dict[str, Any] | None:
+        """What finalize returns, once it is known."""
+        return self.result.result() if self.result.done() else None
 
     @property
     def completed_task_count(self) -> int:
@@ -212,7 +217,7 @@ class RolloutCoordinator:
         state = self.batches.get(batch_id)
         if state is None:
             return
-        if state.over.is_set() and state.abortion is None:
+        if state.result.done() and state.abortion is None:
             self._close(state, BatchLifecycleState.FINALIZED)
             return
         if state.abortion is None:
@@ -260,20 +265,19 @@ class RolloutCoordinator:
             self.scheduler.wait_for(state.batch_id, min_num, timeout, clear_timeout_tasks=False),
             name=f"batch.{state.batch_id}.wait",
         )
-        over = asyncio.create_task(state.over.wait(), name=f"batch.{state.batch_id}.over")
         try:
-            await asyncio.wait({batch, over}, return_when=asyncio.FIRST_COMPLETED)
-            return batch.result() if not over.done() else None
+            waits: set[asyncio.Future[Any]] = {batch, state.result}
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            return batch.result() if not state.result.done() else None
         finally:
             batch.cancel()
-            over.cancel()
 
     async def _finalize(self, state: BatchState, seconds: float | None) -> dict[str, Any]:
         """All callers that finalize a batch wait for the same work, each with its own time-out; later ones get its result.
 
         Raises TimeoutError, and what the work raises.
         """
-        if state.finishing is None and not state.over.is_set() and state.abortion is None:
+        if state.finishing is None and not state.result.done() and state.abortion is None:
             state.state = BatchLifecycleState.FINALIZING
             state.finishing = asyncio.create_task(
                 self._finish(state), name=f"batch.{state.batch_id}.finalize"
@@ -281,22 +285,20 @@ class RolloutCoordinator:
             state.finishing.add_done_callback(
                 lambda task: task.cancelled() or task.exception()
             )  # it was logged
-        over = asyncio.create_task(state.over.wait(), name=f"batch.{state.batch_id}.over")
-        waits = {over} if state.finishing is None else {over, state.finishing}
-        try:
-            done, _ = await asyncio.wait(waits, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            over.cancel()
-        if not state.over.is_set() and state.abortion is None:
-            for task in done - {over}:
-                task.result()
+        waits: set[asyncio.Future[Any]] = {state.result}
+        if state.finishing is not None:
+            waits.add(state.finishing)
+        done, _ = await asyncio.wait(waits, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        if not state.result.done() and state.abortion is None:
+            for finishing in done:
+                finishing.result()
             raise TimeoutError(
                 f"batch {state.batch_id!r}: the time is up and it is still being finished; its result is kept"
             )
-        await state.over.wait()
+        result = await asyncio.shield(state.result)
         if state.abortion is None:
             self._close(state, BatchLifecycleState.FINALIZED)
-        return self._result_of(state)
+        return {**result, "metrics": dict(result["metrics"])}
 
     async def _finish(self, state: BatchState) -> None:
         """From enough to the result; after a failure it can be done again."""
@@ -308,13 +310,13 @@ class RolloutCoordinator:
             if train and self.pipeline is not None and state.pipeline_metrics is None:
                 payloads = [payload for result in results for payload in result.experience_payloads]
                 state.pipeline_metrics = dict(await self.process_experiences(payloads) or {})
-            await self._settle(state)
+            await self._set_result(state)
         except Exception as error:
             log.info("batch.unfinished", batch=state.batch_id, error=f"{type(error).__name__}: {error}")
             raise
         finally:
             state.finishing = None
-            if state.state is BatchLifecycleState.FINALIZING and not state.over.is_set():
+            if state.state is BatchLifecycleState.FINALIZING and not state.result.done():
                 state.state = BatchLifecycleState.RUNNING
 
     async def _abort(self, state: BatchState, *, keep: bool) -> None:
@@ -322,13 +324,13 @@ class RolloutCoordinator:
             state.finishing.cancel()
         if not keep:
             state.statuses = {}
-            await self._settle(state)
+            await self._set_result(state)
         try:
             await self.scheduler.abort_batch(state.batch_id, return_partial_tasks=keep)
             if keep:
                 await self._collect(state, complete=False)
         finally:
-            await self._settle(state)
+            await self._set_result(state)
             self._close(state, BatchLifecycleState.ABORTED)
 
     async def _collect(self, state: BatchState, *, complete: bool = True) -> list[CompletedTaskResult]:
@@ -352,13 +354,12 @@ class RolloutCoordinator:
             raise TimeoutError(f"batch {state.batch_id!r}: {self._shortage(state)}")
         return results
 
-    async def _settle(self, state: BatchState) -> None:
+    async def _set_result(self, state: BatchState) -> None:
         """The batch has its result, and callers that wait for it return."""
-        if state.final_result is None:
-            result = await self._result(state)
-            if state.final_result is None:
-                state.final_result = result
-                state.over.set()
+        if not state.result.done():
+            result = await self._summarise(state)
+            if not state.result.done():
+                state.result.set_result(result)
 
     def _close(self, state: BatchState, end: BatchLifecycleState) -> None:
         """The batch, which has its result, is active no more."""
@@ -367,12 +368,7 @@ class RolloutCoordinator:
             self.scheduler.discard_completed_results(state.batch_id)
             del self.batches[state.batch_id]
 
-    @staticmethod
-    def _result_of(state: BatchState) -> dict[str, Any]:
-        found = state.final_result or {}
-        return {**found, "metrics": dict(found.get("metrics", {}))}
-
-    async def _result(self, state: BatchState) -> dict[str, Any]:
+    async def _summarise(self, state: BatchState) -> dict[str, Any]:
         of_tasks = [metrics for status in state.statuses.values() for metrics in status.metrics]
         metrics = await asyncio.to_thread(
             summarise_batch,

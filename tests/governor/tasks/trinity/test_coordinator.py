@@ -278,7 +278,7 @@ async def test_the_timeout_of_a_caller_holds_while_the_pipeline_works_and_its_re
     first.cancel()
     await asyncio.gather(first, return_exceptions=True)
     pipeline.open.set()
-    await within(5, coordinator.batches[1].over.wait())
+    await within(5, asyncio.shield(coordinator.batches[1].result))
     result = await within(5, coordinator.finalize_train_batch(1, timeout=0.01))
     assert result["metrics"]["pipeline/payloads"] == len(pipeline.taken) == 1
     assert 1 not in coordinator.batches

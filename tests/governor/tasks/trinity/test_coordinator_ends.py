@@ -105,7 +105,7 @@ async def test_an_abort_of_what_the_pipeline_has_finished(coordinator):
     caller = asyncio.create_task(coordinator.finalize_train_batch(1))
     await within(20, coordinator.pipeline.begun.wait())
     caller.cancel()
-    await within(5, state.over.wait())
+    await within(5, asyncio.shield(state.result))
     await within(1, coordinator.abort_batch(1, reason="too late"))
     assert state.state == "finalized"
     assert not coordinator.batches
