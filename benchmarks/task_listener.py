@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 class Counting:
-    """Implements `BatchListener`."""
+    """A `BatchListener`."""
 
     def __init__(self) -> None:
         self.runs = self.failures = 0

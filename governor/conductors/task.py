@@ -27,7 +27,7 @@ from governor.tasks.api import DynamicTimeout
 from governor.tasks.cluster.cluster import Cluster
 from governor.tasks.engine import Engine
 from governor.tasks.phases.task_graph import PhaseTasks
-from governor.tasks.scheduling.dynamic_timeout import Durations
+from governor.tasks.scheduling.dynamic_timeout import TimeoutEstimator
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
@@ -54,7 +54,7 @@ class TaskConductor(Conductor):
             address=settings.get("address", ""), token_path=settings.get("token_path"), namespace=spec.uid
         )
         self._engine: Engine | None = None
-        self._durations: dict[DynamicTimeoutSpec, Durations] = {}
+        self._timeout_estimators: dict[DynamicTimeoutSpec, TimeoutEstimator] = {}
         self._tasks: PhaseWork[PhaseTasks] = PhaseWork("another phase's tasks are in work")
         self._simulation = SimulationWork()
         self._watches: list[asyncio.Task[None]] = []
@@ -151,14 +151,14 @@ class TaskConductor(Conductor):
 
         return await self._simulation.begin(command.phase, make)
 
-    def _limits(self, wanted: DynamicTimeoutSpec | None) -> Durations | None:
-        """The durations that phases with the same settings share."""
+    def _limits(self, wanted: DynamicTimeoutSpec | None) -> TimeoutEstimator | None:
+        """The estimator that phases with the same settings share."""
         if wanted is None:
             return None
-        if wanted not in self._durations:
+        if wanted not in self._timeout_estimators:
             config = DynamicTimeout(True, **wanted.model_dump())  # enable
-            self._durations[wanted] = Durations(config, float("inf"))
-        return self._durations[wanted]
+            self._timeout_estimators[wanted] = TimeoutEstimator(config, float("inf"))
+        return self._timeout_estimators[wanted]
 
     async def _work(self, phase: PhaseTasks) -> None:
         try:

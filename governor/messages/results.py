@@ -18,8 +18,8 @@ class TaskRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     task: str
     run: int
     outcome: TaskOutcome
-    attempts: int
-    seconds: float
+    attempts: int = 0
+    seconds: float = 0.0
     value: Any = None
     value_file: str | None = None
     metrics: dict[str, float] = {}

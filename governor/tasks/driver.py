@@ -15,8 +15,9 @@ import sys
 import tempfile
 import uuid
 from contextlib import AsyncExitStack
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from governor import logs
 from governor.tasks.cluster.cluster import Cluster
@@ -32,88 +33,76 @@ if TYPE_CHECKING:
 log = logs.get_logger()
 
 
+@dataclass(eq=False)
 class Driver:
-    """Cluster, runners and engine of this process.
+    """Cluster, runners and engine of this process. `folder` is for values that are too large for a message."""
 
-    Args:
-        capacity: plain runners; None: the CPUs of the cluster.
-        folder: for values that are too large for a message; None: a temporary one.
-    """
-
+    cluster: Cluster
     engine: Engine
     pickle_store: PickleStore
+    folder: Path
+    _stack: AsyncExitStack
+    _closing: asyncio.Task[None] | None = None
 
-    def __init__(
-        self,
+    @classmethod
+    async def open(
+        cls,
         config: SchedulerConfig,
         *,
         capacity: int | None = None,
         models: Sequence[Any] = (),
         folder: Path | None = None,
-    ) -> None:
-        self._config = config
-        self._capacity = capacity
-        self._models = models
-        self._given = folder
-        self._stack = AsyncExitStack()
-        self._watching: asyncio.Task[None] | None = None
-        self._closing: asyncio.Task[None] | None = None
-        self.cluster: Cluster | None = None
-        self.folder = folder or Path()
+    ) -> Self:
+        """Returns when every plain slot has its runner. Raises ConductorError, and leaves nothing behind then.
 
-    async def open(self) -> None:
-        """Returns when every plain slot has its runner. Raises ConductorError, and leaves nothing behind then."""
+        `capacity`: plain runners; None: the CPUs of the cluster. `folder`: None: a temporary one.
+        """
         logs.default()
         async with AsyncExitStack() as stack:
             scratch = Path(tempfile.mkdtemp(prefix="governor-"))
             stack.callback(shutil.rmtree, scratch, ignore_errors=True)
-            self.folder = self._given or scratch / "run"
-            self.folder.mkdir(parents=True, exist_ok=True)
-            self.cluster = cluster = await self._connect(stack)
+            folder = folder or scratch / "run"
+            folder.mkdir(parents=True, exist_ok=True)
+            lease = NodeLease(address=config.address, num_cpus=config.num_cpus)
+            stack.push_async_callback(lease.leave)  # pushed first: a cancelled `take` is still at work
+            await lease.take()
+            cluster = Cluster(address="", token_path=None, namespace=f"governor-{uuid.uuid4().hex[:8]}")
+            stack.push_async_callback(cluster.disconnect)
+            await cluster.connect()
             # Ray is imported by now, with its variables set
             from governor.tasks.runner_process.pickled import PickleStore  # noqa: PLC0415  # as said above
             from governor.tasks.runners.pool import Runners  # noqa: PLC0415  # as said above
 
-            self.pickle_store = PickleStore(cluster.namespace)
-            stack.push_async_callback(cluster.call_at_end, self.pickle_store.close)
+            pickle_store = PickleStore(cluster.namespace)
+            stack.push_async_callback(cluster.call_at_end, pickle_store.close)
             runners = Runners(
                 cluster=cluster,
                 run=f"driver-{uuid.uuid4().hex[:8]}",
-                run_folder=self.folder,
+                run_folder=folder,
                 socket_folder=scratch,
-                import_path=[*self._config.import_path, *sys.path],
+                import_path=[*config.import_path, *sys.path],
             )
-            self.engine = Engine(
+            engine = Engine(
                 runners=runners,
                 cluster=cluster,
-                folder=self.folder,
-                capacity=self._capacity,
-                grace=self._config.grace,
-                models=self._models,
-                max_pending=self._config.max_pending,
-                age=self._config.max_timeout,
+                folder=folder,
+                capacity=capacity,
+                grace=config.grace,
+                models=models,
+                max_pending=config.max_pending,
+                age=config.max_timeout,
             )
-            stack.push_async_callback(self.engine.close)
-            await self.engine.start()
-            self._watching = asyncio.create_task(cluster.follow(self.engine), name="tasks.nodes")
-            self._stack = stack.pop_all()
+            stack.push_async_callback(engine.close)
+            await engine.start()
+            watching = asyncio.create_task(cluster.follow(engine), name="tasks.nodes")
+            stack.callback(watching.cancel)
+            return cls(cluster, engine, pickle_store, folder, stack.pop_all())
 
     async def close(self, *, seconds: float) -> None:
         """Returns within `seconds`; if closing takes longer, that is logged and it goes on. Idempotent."""
-        if self._watching is not None:
-            self._watching.cancel()
         self._closing = self._closing or asyncio.create_task(self._stack.aclose(), name="tasks.close")
         done, _ = await asyncio.wait({self._closing}, timeout=seconds)
         if done:
             self._closing.result()
         else:
             log.error("driver.close_timeout", seconds=seconds)
-
-    async def _connect(self, stack: AsyncExitStack) -> Cluster:
-        lease = NodeLease(address=self._config.address, num_cpus=self._config.num_cpus)
-        stack.push_async_callback(lease.leave)  # pushed first: a cancelled `take` is still at work
-        await lease.take()
-        cluster = Cluster(address="", token_path=None, namespace=f"governor-{uuid.uuid4().hex[:8]}")
-        stack.push_async_callback(cluster.disconnect)
-        await cluster.connect()
-        return cluster

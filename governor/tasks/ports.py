@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+from governor import logs
+
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import Coroutine, Iterator, Sequence
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
         Shape,
     )
 
+log = logs.get_logger()
 
 LEVELS: Final[dict[str, LogLevel]] = {
     "debug": "debug",
@@ -70,8 +73,10 @@ class Capacity(Protocol):
     def why_never(self, shape: Shape) -> str: ...
 
 
-class BatchListener(Protocol):
-    """Receives the events of one batch, in the event loop, in order. Must not raise."""
+class BatchListener:
+    """Receives the events of one batch, in the event loop, in order. Must not raise. Lines are logged, and all other
+    events ignored, unless a subclass has a use for them.
+    """
 
     def attempt_started(self, started: AttemptStarted, *, pid: int, node: str) -> None:
         """A run of user code has begun, and has not ended yet."""
@@ -84,6 +89,8 @@ class BatchListener(Protocol):
 
     def line(self, attempt: Attempt, run: int, level: str, text: str) -> None:
         """A log line of user code; level ``traceback`` is that of an exception."""
+        log_line = getattr(log, LEVELS.get(level, "info"))
+        log_line("task.log", task=attempt.task.id, run_id=run, text=text)
 
     def batch_ended(self, ended: BatchEnded) -> None:
         """All runs have their outcome. Called once, last."""

@@ -5,9 +5,9 @@ Ids may be anything that a dict takes as a key; the engine knows them by their t
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
-from governor.messages import TaskRecord, TaskSpec
+from governor.messages import TaskSpec
 from governor.tasks.errors import GraphError
 from governor.tasks.scheduling import graph
 from governor.tasks.scheduling.graph import GraphFault
@@ -44,22 +44,3 @@ def specs_of(experiments: Sequence[Any], timeouts: Sequence[float]) -> list[Task
     if found:
         raise GraphError(found)
     return specs
-
-
-def upstream_failed(task: str, record: TaskRecord) -> TaskRecord:
-    """The end of a task that waited for the one of this record."""
-    root = record.cause or record.task
-    return TaskRecord(
-        task=task,
-        run=0,
-        outcome="upstream_failed",
-        attempts=0,
-        seconds=0.0,
-        error=f'task "{root}" did not succeed',
-        cause=root,
-    )
-
-
-def given_up(task: str, outcome: Literal["cancelled", "failed"], reason: str) -> TaskRecord:
-    """The end of a task of which the engine will tell none."""
-    return TaskRecord(task=task, run=0, outcome=outcome, attempts=0, seconds=0.0, error=reason)

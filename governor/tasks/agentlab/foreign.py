@@ -154,7 +154,7 @@ def end_of(dependency: Any) -> Future[TaskRecord]:
 
     ended: Future[TaskRecord] = Future()
     if not isinstance(dependency, ray.ObjectRef):
-        ended.set_result(TaskRecord(task="", run=0, outcome="succeeded", attempts=0, seconds=0.0))
+        ended.set_result(TaskRecord(task="", run=0, outcome="succeeded"))
         return ended
     name = dependency.hex()
 
@@ -166,7 +166,6 @@ def end_of(dependency: Any) -> Future[TaskRecord]:
                 run=0,
                 outcome="succeeded" if error is None else "failed",
                 attempts=1,
-                seconds=0.0,
                 error="" if error is None else f"{type(error).__name__}: {error}",
             )
         )

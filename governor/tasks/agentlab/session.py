@@ -29,13 +29,14 @@ from governor import logs
 from governor.errors import ConductorError
 from governor.messages import TaskRecord, TaskSpec
 from governor.tasks.agentlab import experiments as exp
-from governor.tasks.agentlab.listeners import GraphListener, SingleListener
+from governor.tasks.agentlab.listeners import GraphListener
 from governor.tasks.agentlab.study import Study
 from governor.tasks.agentlab.task_ref import TaskRef
 from governor.tasks.api import SchedulerConfig
 from governor.tasks.cluster.joining import worker_id
 from governor.tasks.errors import TaskFailed
 from governor.tasks.protocol import values
+from governor.tasks.scheduling.batch import upstream_failed
 from governor.tasks.scheduling.events import BatchSpec
 
 if TYPE_CHECKING:
@@ -99,9 +100,7 @@ class GraphSession:
             folder = None if self._study is None else stack.enter_context(self._study).folder
             self._thread.start()
             stack.callback(self._end_thread)
-            driver = Driver(self._config, folder=folder)
-            self.wait(driver.open())
-            self._driver = driver
+            self._driver = self.wait(Driver.open(self._config, folder=folder))
             self._connection = worker_id()
             self._held = stack.pop_all()
 
@@ -208,17 +207,15 @@ class GraphSession:
         ended.add_done_callback(self._awaited.discard)
         begun: list[asyncio.Task[T]] = []
 
-        def settle(task: asyncio.Task[T]) -> None:
-            if task.cancelled():
-                ended.set_exception(asyncio.CancelledError())
-            elif (error := task.exception()) is not None:
-                ended.set_exception(error)
-            else:
+        def set_end(task: asyncio.Task[T]) -> None:
+            try:
                 ended.set_result(task.result())
+            except BaseException as error:  # noqa: BLE001  # also when it was cancelled
+                ended.set_exception(error)
 
         def begin() -> None:
             begun.append(self._loop.create_task(work))
-            begun[0].add_done_callback(settle)
+            begun[0].add_done_callback(set_end)
 
         def stop() -> None:
             begun[0].cancel()
@@ -278,8 +275,13 @@ class GraphSession:
         self, spec: TaskSpec, reference: TaskRef, after: Sequence[TaskRef | Future[TaskRecord]]
     ) -> None:
         """Hands it to the engine once all that it comes after has succeeded; the first that did not ends it."""
+
+        def forget(_: Future[TaskRecord]) -> None:
+            self._references.discard(reference)
+            self._release([spec.call])
+
         self._references.add(reference)
-        reference.future.add_done_callback(lambda _: self._references.discard(reference))
+        reference.future.add_done_callback(forget)
         needs = [each for each in after if isinstance(each, TaskRef)]
         left = {each.future if isinstance(each, TaskRef) else each for each in after}
 
@@ -289,7 +291,7 @@ class GraphSession:
             if reference.future.done():
                 return
             if record.outcome != "succeeded":
-                self._give_up(spec, reference, exp.upstream_failed(spec.id, record))
+                reference.end(upstream_failed(spec.id, record))
             elif not left:
                 self._submit(spec, reference, needs)
 
@@ -301,7 +303,7 @@ class GraphSession:
     def _submit(self, spec: TaskSpec, reference: TaskRef, needs: Sequence[TaskRef]) -> None:
         """What it needs stands in its batch as done: that is how it gets the results."""
         if self._driver is None:
-            self._give_up(spec, reference, exp.given_up(spec.id, "cancelled", CLOSED))
+            reference.end(TaskRecord(task=spec.id, run=0, outcome="cancelled", error=CLOSED))
             return
         done = {need.key: need.future.result() for need in needs if need.key != spec.id}
         reference.batch = next(self._batches)
@@ -314,16 +316,11 @@ class GraphSession:
             done=tuple(msgspec.structs.replace(record, task=key) for key, record in done.items()),
             folder=f"results/{reference.batch}",
         )
-        listener = SingleListener(reference, release=lambda: self._release([spec.call]))
         try:
-            self._driver.engine.submit(batch, listener)
+            self._driver.engine.submit(batch, reference)
         except Exception as error:  # noqa: BLE001  # too many wait, or whatever else the engine refuses it for
             reason = f"{type(error).__name__}: {error}"
-            self._give_up(spec, reference, exp.given_up(spec.id, "failed", reason))
-
-    def _give_up(self, spec: TaskSpec, reference: TaskRef, record: TaskRecord) -> None:
-        reference.end(record)
-        self._release([spec.call])
+            reference.end(TaskRecord(task=spec.id, run=0, outcome="failed", error=reason))
 
     def _on_end(self, other: Future[TaskRecord], function: Callable[[], None]) -> None:
         def called(_: Future[TaskRecord]) -> None:
@@ -334,7 +331,7 @@ class GraphSession:
 
     def _end_references(self) -> None:
         for reference in list(self._references):
-            reference.end(exp.given_up(reference.name, "cancelled", CLOSED))
+            reference.end(TaskRecord(task=reference.name, run=0, outcome="cancelled", error=CLOSED))
 
     def _release(self, names: Collection[str]) -> None:
         """Nobody will fetch these again."""
@@ -345,7 +342,7 @@ class GraphSession:
     async def _tell_released(self, driver: Driver) -> None:
         """All that were released meanwhile in one call into Ray's thread."""
         try:
-            while self._released and self._driver is not None and driver.cluster is not None:
+            while self._released and self._driver is not None:
                 names, self._released = self._released, []
                 await driver.cluster.call(partial(driver.pickle_store.release_names, names))
         except Exception as error:  # noqa: BLE001  # Ray raises many types; what stays goes when the driver closes

@@ -9,10 +9,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
+from governor.tasks.ports import BatchListener
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from governor.messages import TaskRecord
+    from governor.tasks.scheduling.events import AttemptEnded, AttemptStarted
 
 
 class Owner(Protocol):
@@ -27,9 +30,9 @@ class Owner(Protocol):
     def cancel(self, batch: int, reason: str) -> None: ...
 
 
-class TaskRef:
+class TaskRef(BatchListener):
     """Safe to use from any thread, where nothing else is said. `future` has its record when it has ended, and cannot be
-    cancelled. `key` is its id as text: what depends on it gets its result under it.
+    cancelled. `key` is its id as text: what depends on it gets its result under it. It listens to the batch that is its task alone.
     """
 
     def __init__(self, session: Owner, name: str, key: str) -> None:
@@ -69,14 +72,18 @@ class TaskRef:
 
     # -- in the engine's thread -----------------------------------------------------------------------------
 
-    def started(self, at: float) -> None:
-        """An attempt has begun; `at` in monotonic seconds."""
-        self._began = at
+    def attempt_started(self, started: AttemptStarted, *, pid: int, node: str) -> None:
+        del pid, node  # there is nobody to tell
+        self._began = started.at
         self._check_limit()
 
-    def stopped(self) -> None:
-        """An attempt is over, and another follows."""
+    def attempt_ended(self, ended: AttemptEnded) -> None:
+        del ended  # what matters is that it is not running
         self._began = None
+
+    def run_ended(self, record: TaskRecord, payload: bytes) -> None:
+        del payload  # experiments have none
+        self.end(record)
 
     def end(self, record: TaskRecord) -> None:
         if self._is_late and record.outcome == "cancelled":

@@ -34,6 +34,7 @@ from governor.episodes.rules.conditions import faults
 from governor.episodes.simulation import Paused, Simulation
 from governor.messages import EpisodeRecord, TaskRecord, TaskSpec, encode
 from governor.tasks.phases.sent_steps import SentSteps
+from governor.tasks.ports import BatchListener
 from governor.tasks.protocol import episodes
 from governor.tasks.scheduling.chunks import ChunkSizes
 from governor.tasks.scheduling.events import BatchSpec
@@ -75,8 +76,8 @@ def refusals(command: StartSimulation) -> list[str]:
     return wrong
 
 
-class Chunk:
-    """Episodes that are sent to one runner. Implements `BatchListener`. Use it in the event loop only, except
+class Chunk(BatchListener):
+    """Episodes that are sent to one runner. Use it in the event loop only, except
     `ended_episodes`, a queue of the record of each run and its payload, and None at the end.
     """
 

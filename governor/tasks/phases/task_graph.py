@@ -20,7 +20,7 @@ from governor import logs
 from governor.errors import ConductorError
 from governor.messages import Log, PartEndedReport, TaskAttemptEnded, TaskEnded, TaskStarted
 from governor.tasks.errors import GraphError
-from governor.tasks.ports import LEVELS
+from governor.tasks.ports import LEVELS, BatchListener
 from governor.tasks.scheduling.events import BatchSpec
 from governor.tasks.scheduling.wait_policy import min_wait_num
 from governor.tasks.work import file_name
@@ -45,8 +45,8 @@ LINES_WAITING: Final = 4096
 log = logs.get_logger()
 
 
-class PhaseTasks:
-    """Runs one `StartTasks` from start to `PartEndedReport`. Implements `BatchListener`."""
+class PhaseTasks(BatchListener):
+    """Runs one `StartTasks` from start to `PartEndedReport`."""
 
     def __init__(
         self,

@@ -165,9 +165,7 @@ class Batch:
             for run in range(node.spec.repeat) if node.left else ():
                 if node.ended(run) or (node, run) in keep:
                     continue
-                record = TaskRecord(
-                    task=node.spec.id, run=run, outcome="cancelled", attempts=0, seconds=0.0, error=error
-                )
+                record = TaskRecord(task=node.spec.id, run=run, outcome="cancelled", error=error)
                 self._enter(node, record)
                 ended.append(record)
         return ended
@@ -218,8 +216,6 @@ class Batch:
         return ready
 
     def _spread(self, node: TaskNode, record: TaskRecord) -> list[TaskRecord]:
-        root = record.cause or record.task
-        error = f'task "{root}" did not succeed'
         ended: list[TaskRecord] = []
         stack = [node]
         while stack:
@@ -228,16 +224,15 @@ class Batch:
                     continue
                 for run in range(dependant.spec.repeat):
                     if not dependant.ended(run):
-                        upstream = TaskRecord(
-                            task=dependant.spec.id,
-                            run=run,
-                            outcome="upstream_failed",
-                            attempts=0,
-                            seconds=0.0,
-                            error=error,
-                            cause=root,
-                        )
+                        upstream = upstream_failed(dependant.spec.id, record, run=run)
                         self._enter(dependant, upstream)
                         ended.append(upstream)
                 stack.append(dependant)
         return ended
+
+
+def upstream_failed(task: str, record: TaskRecord, *, run: int = 0) -> TaskRecord:
+    """The end of a task that depends on the one of this record, which did not succeed."""
+    root = record.cause or record.task
+    error = f'task "{root}" did not succeed'
+    return TaskRecord(task=task, run=run, outcome="upstream_failed", error=error, cause=root)

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from governor.tasks.api import BatchId, DynamicTimeout
 
 
-class Durations:
-    """Wall times of sub-tasks, and the limit that follows from them.
+class TimeoutEstimator:
+    """The limit that follows from the wall times of sub-tasks.
 
     `max_timeout` (seconds) is T where `limit` is not told another.
 
@@ -38,7 +38,7 @@ class Durations:
         self._max_timeout = max_timeout
         self._total = 0.0
         self._count = 0
-        self._on_begun: set[BatchId] = set()
+        self._observed: set[BatchId] = set()
         """Steps with an observed sub-task. It and `_done` are cleared after the warm-up."""
         self._done: set[BatchId] = set()
         self._warm = config.warmup_min_steps == 0
@@ -47,7 +47,7 @@ class Durations:
 
     def __repr__(self) -> str:
         steps = "warm" if self._warm else f"{len(self._done)} of {self._config.warmup_min_steps} steps"
-        return f"<Durations {self._count} sub-tasks, {steps}, limit {self.limit():.6g} s>"
+        return f"<TimeoutEstimator {self._count} sub-tasks, {steps}, limit {self.limit():.6g} s>"
 
     def observe(self, step: BatchId, seconds: float, is_eval: bool) -> None:  # noqa: FBT001  # agreed with the engine
         """A sub-task of batch `step` ended, `seconds` after its last attempt had begun.
@@ -62,20 +62,20 @@ class Durations:
         self._total += seconds
         self._count += 1
         if not self._warm:
-            self._on_begun.add(step)
+            self._observed.add(step)
         if self._config.percentile is not None:
-            self._remember(seconds)
+            self._add_to_window(seconds)
 
     def step_done(self, step: BatchId) -> None:
         """All sub-tasks of train batch `step` have ended and were observed. A second call changes nothing. A step without
         an observed sub-task, such as an empty one or one restored from an earlier start, does not count.
         """
-        if self._warm or step not in self._on_begun:
+        if self._warm or step not in self._observed:
             return
         self._done.add(step)
         if len(self._done) >= self._config.warmup_min_steps:
             self._warm = True
-            self._on_begun.clear()
+            self._observed.clear()
             self._done.clear()
 
     def limit(self, timeout: float | None = None) -> float:
@@ -97,7 +97,7 @@ class Durations:
         low, high = self._ordered[below], self._ordered[math.ceil(rank)]
         return low + (high - low) * (rank - below)
 
-    def _remember(self, seconds: float) -> None:
+    def _add_to_window(self, seconds: float) -> None:
         if len(self._latest) == self._config.window:
             del self._ordered[bisect_left(self._ordered, self._latest.popleft())]
         self._latest.append(seconds)

@@ -57,12 +57,12 @@ class BatchSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SchedulingLimits(Protocol):
-    """The dynamic time-out of training tasks (`dynamic_timeout.Durations`)."""
+    """The dynamic time-out of training tasks (`dynamic_timeout.TimeoutEstimator`)."""
 
     def limit(self, timeout: float | None = None) -> float | None:
         """Seconds that an attempt about to start may take."""
 
-    def observe(self, step: BatchId, seconds: float, is_eval: bool) -> None:  # noqa: FBT001  # as Durations has it
+    def observe(self, step: BatchId, seconds: float, is_eval: bool) -> None:  # noqa: FBT001  # as TimeoutEstimator has it
         """A sub-task took so many seconds until it ended or was stopped."""
 
     def step_done(self, step: BatchId) -> None:

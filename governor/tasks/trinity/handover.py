@@ -17,45 +17,44 @@ if TYPE_CHECKING:
 
 
 def specs_of(
-    tasks: Sequence[Task], first: int, *, config: SchedulerConfig, named: NamedTasks
+    tasks: Sequence[Task], first: int, *, config: SchedulerConfig, named: NamedTasks, first_run: int = 0
 ) -> list[TaskSpec]:
-    """The tasks as the engine takes them; those without an id get their numbers, from `first` on.
+    """The tasks as the engine takes them; those without an id get their numbers, from `first` on. Runs before `first_run`
+    are counted, though they are not theirs.
 
     Raises:
         TypeError: an id that is no text, or a number that is none.
         ValueError: fewer runs than 1, fewer retries than 0, no time at all.
     """
-    return [
-        _spec_of(task, str(first + index), config=config, call=call, args=args)
-        for index, (task, call, args) in enumerate(zip(tasks, named.calls, named.args, strict=True))
-    ]
-
-
-def _spec_of(
-    task: Task, number: str, *, config: SchedulerConfig, call: str, args: tuple[dict[str, Any], str]
-) -> TaskSpec:
-    name = number if task.id is None else task.id
-    for text in (name, *task.depends_on):
-        if not isinstance(text, str):
-            raise TypeError(f"task {name!r}: an id must be a str, not {text!r}")
-    _check_number(name, "repeat_times", task.repeat_times, int, least=1)
-    retries = config.max_retry_times if task.retries is None else task.retries
-    _check_number(name, "retries", retries, int, least=0)
-    timeout = config.max_timeout if task.timeout is None else task.timeout
-    _check_number(name, "timeout", timeout, int | float, least=0)
-    return TaskSpec(
-        id=name,
-        call=call,
-        args=args[0],
-        args_key=args[1],
-        depends_on=tuple(task.depends_on),
-        repeat=task.repeat_times,
-        timeout=min(timeout, config.max_timeout),
-        retries=retries,
-        resources=dict(task.resources),
-        is_eval=task.is_eval,
-        priority=task.priority,
-    )
+    specs: list[TaskSpec] = []
+    for number, (task, call, (args, args_key)) in enumerate(
+        zip(tasks, named.calls, named.args, strict=True), start=first
+    ):
+        name = str(number) if task.id is None else task.id
+        for text in (name, *task.depends_on):
+            if not isinstance(text, str):
+                raise TypeError(f"task {name!r}: an id must be a str, not {text!r}")
+        _check_number(name, "repeat_times", task.repeat_times, int, least=1)
+        retries = config.max_retry_times if task.retries is None else task.retries
+        _check_number(name, "retries", retries, int, least=0)
+        timeout = config.max_timeout if task.timeout is None else task.timeout
+        _check_number(name, "timeout", timeout, int | float, least=0)
+        specs.append(
+            TaskSpec(
+                id=name,
+                call=call,
+                args=args,
+                args_key=args_key,
+                depends_on=tuple(task.depends_on),
+                repeat=first_run + task.repeat_times,
+                timeout=min(timeout, config.max_timeout),
+                retries=retries,
+                resources=dict(task.resources),
+                is_eval=task.is_eval,
+                priority=task.priority,
+            )
+        )
+    return specs
 
 
 def _check_number(task: str, name: str, value: Any, kind: Any, *, least: int) -> None:

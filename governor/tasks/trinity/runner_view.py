@@ -7,15 +7,10 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
-from governor.messages import TaskRecord
-from governor.tasks.trinity.submissions import submission
-from governor.tasks.trinity.views import TaskWrapper
-
 if TYPE_CHECKING:
     from governor.tasks.api import Status, Task
     from governor.tasks.trinity.scheduler import Scheduler
+    from governor.tasks.trinity.views import TaskWrapper
 
 
 class RunnerWrapper:
@@ -67,51 +62,30 @@ class RunnerWrapper:
             raise ValueError(
                 f"repeat_times must be 1 or more, and run_id_base 0 or more, not {repeat_times} and {run_id_base}"
             )
-        wrapper = TaskWrapper(
-            task,
-            "",
-            task_id=task.id or "0",
-            total_runs=repeat_times,
-            first_run=run_id_base,
-            keep_partial=True,
+        wrapper = await self._execute(
+            replace(task, repeat_times=repeat_times, timeout=timeout, depends_on=()), run_id_base
         )
-        await self._execute(wrapper, timeout)
         complete = wrapper.completed_runs == wrapper.total_runs
         payloads = wrapper.experience_payloads if complete or collect_partial_runs else []
         status = await asyncio.to_thread(wrapper.status)
         return status, payloads, self.runner_id, time.monotonic() - began
 
-    async def _execute(self, wrapper: TaskWrapper, timeout: float) -> None:
+    async def _execute(self, task: Task, first_run: int) -> TaskWrapper:
         """Returns when all of its runs have their outcome; a cancelled call cancels the task."""
-        scheduler, first = self._scheduler, wrapper.first_run
-        task = replace(wrapper.task, timeout=timeout, depends_on=())
-        (spec,), named = scheduler.submissions.name([task], 0, scheduler.config)
-        spec = msgspec.structs.replace(spec, repeat=first + wrapper.total_runs)
-        earlier = tuple(
-            TaskRecord(task=spec.id, run=run, outcome="succeeded", attempts=0, seconds=0.0)
-            for run in range(first)
-        )
-        with scheduler.private_view() as view:
-            wrapper.batch_id = view.batch_id
-            number = int(view.batch_id)
-            batch = submission(
-                number,
-                [spec],
-                name=f"runner-{self.runner_id}",
-                budget=scheduler.default_timeout,
-                done=earlier,
-                pin=self.runner_id,
+        scheduler = self._scheduler
+        with scheduler.private_view(f"runner-{self.runner_id}") as view:
+            (wrapper,) = scheduler.submissions.submit(
+                [task], view, scheduler.config, pin=self.runner_id, first_run=first_run
             )
-            view.begin(number, [wrapper])
-            scheduler.submissions.submit(batch, view, named)
             try:
                 while view.submissions:
                     await view.changed.wait()
             finally:
-                if view.submissions and scheduler.running:
-                    scheduler.engine.cancel(number, reason="its caller was cancelled")
+                if scheduler.running:
+                    view.cancel(scheduler.engine, reason="its caller was cancelled")
         if wrapper.ended_runs < wrapper.total_runs:
             raise RuntimeError("the scheduler was stopped")
+        return wrapper
 
     async def restart_runner(self) -> None:
         """Replaces the runner: the new one is ready before the old one is killed. The attempt that the old one executes

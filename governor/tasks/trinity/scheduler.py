@@ -14,19 +14,18 @@ from __future__ import annotations
 import asyncio
 import time
 from contextlib import contextmanager
-from itertools import count
 from typing import TYPE_CHECKING, Any, Self
 
 from governor import logs
 from governor.errors import ConductorError
-from governor.tasks.api import SchedulerConfig, Status
+from governor.tasks.api import DynamicTimeout, SchedulerConfig, Status
 from governor.tasks.driver import Driver
-from governor.tasks.scheduling.dynamic_timeout import Durations
+from governor.tasks.scheduling.dynamic_timeout import TimeoutEstimator
 from governor.tasks.trinity.handover import models_of, results_of
 from governor.tasks.trinity.result_store import ResultStore
 from governor.tasks.trinity.submissions import Submissions
 from governor.tasks.trinity.supervision import Supervision
-from governor.tasks.trinity.views import BatchView, StepLimits
+from governor.tasks.trinity.views import BatchView
 from governor.tasks.trinity.waiting import for_batch, for_progress
 from governor.tasks.trinity.wakeup import Notifier
 
@@ -72,38 +71,35 @@ class Scheduler(Supervision):
         self.runner_num = self.config.runner_per_model * max(1, len(self.rollout_model))
         self.default_timeout = self.config.max_timeout * (self.config.max_retry_times + 1)
         self.running = False
-        self._durations = Durations(self.config.dynamic_timeout, self.config.max_timeout)
+        self._timeout_estimator = TimeoutEstimator(self.config.dynamic_timeout, self.config.max_timeout)
         self._result_store = None if folder is None else ResultStore(folder)
         self._batches: dict[BatchId, BatchView] = {}
         self._private: set[BatchView] = set()
         """Of single runners: they are nobody else's to see."""
         self._changed = Notifier()
-        self.numbers = count(1)
-        """For batches of the engine."""
-        self._driver: Driver | None = None
         self._submissions: Submissions | None = None
-        self._opening: asyncio.Task[None] | None = None
+        """From the end of a start to the end of a stop."""
+        self._opening: asyncio.Task[Driver] | None = None
         self._life = asyncio.Lock()
         """Held during a start or stop."""
 
     @property
-    def engine(self) -> Engine:
-        """What does the work. Raises RuntimeError while the scheduler does not run."""
-        if self._driver is None:
-            raise RuntimeError("the scheduler does not run: await start() first")
-        return self._driver.engine
-
-    @property
     def submissions(self) -> Submissions:
-        """The way of batches to the engine. Raises RuntimeError as `engine`."""
-        if self._submissions is None:
+        """The way of batches to the engine. Raises RuntimeError while the scheduler does not run."""
+        if self._submissions is None or not self.running:
             raise RuntimeError("the scheduler does not run: await start() first")
         return self._submissions
 
+    @property
+    def engine(self) -> Engine:
+        """What does the work. Raises RuntimeError as `submissions`."""
+        return self.submissions.driver.engine
+
     @contextmanager
-    def private_view(self) -> Iterator[BatchView]:
-        """Of a batch of the engine that has no name, under a number of its own; `stop` ends it like the others."""
-        view = BatchView(next(self.numbers), split=None, submission_ended=self._submission_ended)
+    def private_view(self, name: str) -> Iterator[BatchView]:
+        """Of a batch of the engine that no other caller sees; `stop` ends it like the others."""
+        estimator = TimeoutEstimator(DynamicTimeout(), self.config.max_timeout)
+        view = BatchView(name, split=None, estimator=estimator)
         self._private.add(view)
         try:
             yield view
@@ -121,22 +117,21 @@ class Scheduler(Supervision):
         async with self._life:
             if self.running:
                 return
-            driver = Driver(
-                self.config,
-                capacity=self.runner_num,
-                models=models_of(self.rollout_model, self.auxiliary_models),
-                folder=None if self._result_store is None else self._result_store.folder,
-            )
-            await self._open(driver)
-            self._driver, self._submissions = driver, Submissions(driver)
+            self._submissions = Submissions(await self._open())
             self.running = True
         log.info("scheduler.started", runners=self.runner_num)
 
-    async def _open(self, driver: Driver) -> None:
-        """Opens it, whole or not at all; `stop` may cancel that."""
-        self._opening = asyncio.create_task(driver.open(), name="scheduler.open")
+    async def _open(self) -> Driver:
+        """Opens a driver, whole or not at all; `stop` may cancel that."""
+        opening = Driver.open(
+            self.config,
+            capacity=self.runner_num,
+            models=models_of(self.rollout_model, self.auxiliary_models),
+            folder=None if self._result_store is None else self._result_store.folder,
+        )
+        self._opening = asyncio.create_task(opening, name="scheduler.open")
         try:
-            await self._opening
+            driver = await self._opening
         except asyncio.CancelledError:
             me = asyncio.current_task()
             if me is not None and me.cancelling():
@@ -147,6 +142,7 @@ class Scheduler(Supervision):
         if not driver.engine.slot_states():
             await driver.close(seconds=self.config.stop_timeout)
             raise ConductorError("no runner can be started on Ray; its log says why")
+        return driver
 
     async def stop(self) -> None:
         """Cancels all tasks, a pending `start` too, waits for the exit of every runner and wakes waiting callers; within
@@ -162,21 +158,18 @@ class Scheduler(Supervision):
             log.error("scheduler.stop_timeout", seconds=self.config.stop_timeout)  # noqa: TRY400  # no traceback: it says all
             return
         try:
-            if self._driver is not None:
-                await self._close(until)
+            if self._submissions is not None:
+                await self._close(self._submissions, until)
         finally:
             self._life.release()
 
-    async def _close(self, until: float) -> None:
-        driver, self._driver = self._driver, None
+    async def _close(self, submissions: Submissions, until: float) -> None:
         self.running = False
         try:
-            if driver is not None:
-                await driver.close(seconds=max(0.0, until - time.monotonic()))
+            await submissions.driver.close(seconds=max(0.0, until - time.monotonic()))
         finally:
-            if self._submissions is not None:
-                self._submissions.close()
-                self._submissions = None
+            self._submissions = None
+            submissions.close()
             for view in [*self._batches.values(), *self._private]:
                 view.end()
                 self._tidy(view)
@@ -208,13 +201,17 @@ class Scheduler(Supervision):
         """
         if not tasks:
             return
-        view = self._batches.get(batch_id) or self._new_view(batch_id)
+        view = self._batches.get(batch_id) or BatchView(
+            batch_id,
+            split=self.config.max_repeat_times_per_runner,
+            estimator=self._timeout_estimator,
+            everywhere=self._changed,
+        )
         if self._result_store is not None:
             view.stored = self._result_store.batch(batch_id)
         self._batches[batch_id] = view
         try:
-            planned = self.submissions.plan(next(self.numbers), tasks, view, self.config)
-            self.submissions.schedule(planned, view, StepLimits(self._durations, view, planned.number))
+            self.submissions.submit(tasks, view, self.config)
         finally:
             self._tidy(view)
 
@@ -337,16 +334,15 @@ class Scheduler(Supervision):
         within its grace leaves its runner as it is. What had ended before can still be drained. Unknown: nothing.
         """
         view = self._batches.get(batch_id)
-        if view is None or self._driver is None:
+        if view is None or not self.running:
             return
         for task in view.tasks.values() if return_partial_tasks else ():
             task.keep_partial = True
         submissions = set(view.submissions)
-        for number in submissions:
-            self.engine.cancel(number, reason="the batch was cancelled", gentle=not restart_runners)
+        view.cancel(self.engine, reason="the batch was cancelled", gentle=not restart_runners)
         while self.running and not submissions.isdisjoint(view.submissions):
             await view.changed.wait()
-        if self._driver is not None and restart_runners:
+        if self.running and restart_runners:
             self.engine.warm()
         self._tidy(view)
 
@@ -377,19 +373,9 @@ class Scheduler(Supervision):
         ``max_timeout * (max_retry_times + 1)``). An attempt of a train task gets that, with its own time-out for T. See
         `DynamicTimeout`.
         """
-        return self._durations.limit(self.default_timeout if timeout is None else timeout)
+        return self._timeout_estimator.limit(self.default_timeout if timeout is None else timeout)
 
     # -- inside ---------------------------------------------------------------------------------------------
-
-    def _new_view(self, batch_id: BatchId) -> BatchView:
-        split = self.config.max_repeat_times_per_runner
-        return BatchView(
-            batch_id, split=split, everywhere=self._changed, submission_ended=self._submission_ended
-        )
-
-    def _submission_ended(self, number: int) -> None:
-        if self._submissions is not None:
-            self._submissions.ended(number)
 
     def _unfinished(self) -> list[BatchView]:
         return [view for view in self._batches.values() if view.tasks]

@@ -6,12 +6,13 @@ The names are those of Trinity-RFT's scheduler, so that its users find their way
 from __future__ import annotations
 
 import time
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from governor import logs
 from governor.tasks.api import Status
-from governor.tasks.ports import LEVELS
+from governor.tasks.ports import LEVELS, BatchListener
 from governor.tasks.trinity.statistics import calculate_task_level_metrics
 from governor.tasks.trinity.wakeup import Notifier
 
@@ -20,11 +21,11 @@ if TYPE_CHECKING:
 
     from governor.messages import TaskRecord
     from governor.tasks.api import BatchId, Task
-    from governor.tasks.scheduling.dynamic_timeout import Durations
+    from governor.tasks.engine import Engine
+    from governor.tasks.scheduling.dynamic_timeout import TimeoutEstimator
     from governor.tasks.scheduling.events import (
         Attempt,
         AttemptEnded,
-        AttemptStarted,
         BatchEnded,
     )
     from governor.tasks.trinity.result_store import StoredBatch
@@ -57,15 +58,14 @@ class TaskWrapper:
     first_run: int = 0
     ended_runs: int = 0
     cancelled_runs: int = 0
-    left_of_sub_tasks: dict[int, int] = field(default_factory=dict)
+    ended_of_sub_tasks: Counter[int] = field(default_factory=Counter)
 
     def enter(self, record: TaskRecord, payload: bytes, *, split: int) -> None:
         """One of its runs has its outcome."""
         self.ended_runs += 1
-        left = self.left_of_sub_tasks
         number = (record.run - self.first_run) // split
-        left[number] = left.get(number, min(split, self.total_runs - number * split)) - 1
-        if left[number] == 0:
+        self.ended_of_sub_tasks[number] += 1
+        if self.ended_of_sub_tasks[number] == min(split, self.total_runs - number * split):
             self.finished_sub_task_num += 1
         if record.outcome == "succeeded":
             self.completed_runs += 1
@@ -122,33 +122,13 @@ class RunningTaskState:
     restart_runner_on_cancel: bool = True
 
 
-class StepLimits:
-    """The dynamic time-out of one submission of a batch: its step is the batch, which has been observed when none of its
-    submissions is left. See `events.SchedulingLimits`.
-    """
-
-    def __init__(self, durations: Durations, view: BatchView, submission: int) -> None:
-        self._durations = durations
-        self._view = view
-        self._submission = submission
-
-    def limit(self, timeout: float | None = None) -> float:
-        return self._durations.limit(timeout)
-
-    def observe(self, _: BatchId, seconds: float, is_eval: bool) -> None:  # noqa: FBT001  # as Limits has it
-        self._durations.observe(self._view.batch_id, seconds, is_eval)
-
-    def step_done(self, _: BatchId) -> None:
-        if self._view.submissions <= {self._submission}:
-            self._durations.step_done(self._view.batch_id)
-
-
-class BatchView:
-    """One batch of a scheduler, which may have several submissions. A `BatchListener`.
+class BatchView(BatchListener):
+    """One batch of a scheduler, which may have several submissions. A `SchedulingLimits` too: the step of the dynamic
+    time-out is the batch, which has been observed when none of its submissions is left.
 
     Args:
-        split: runs of one sub-task. stored: its permanent results, if any.
-        everywhere: the notifier of all batches. `submission_ended` is called when a batch of the engine has ended.
+        split: runs of one sub-task. everywhere: the notifier of all batches.
+        estimator: of the dynamic time-out.
     """
 
     def __init__(
@@ -156,68 +136,72 @@ class BatchView:
         batch_id: BatchId,
         *,
         split: int | None,
+        estimator: TimeoutEstimator,
         everywhere: Notifier | None = None,
-        submission_ended: Callable[[int], None] = lambda _: None,
-        stored: StoredBatch | None = None,
     ) -> None:
         self.batch_id = batch_id
+        self.split = split
+        self.stored: StoredBatch | None = None
+        """Its permanent results, if any."""
         self.scheduled = 0
         """Tasks so far; those that were handed out or dropped included."""
         self.tasks: dict[str, TaskWrapper] = {}
         """Those with runs that have no outcome."""
         self.completed: dict[str, TaskWrapper] = {}
         """Ended, and not handed out yet."""
-        self._in_hand: dict[str, TaskWrapper] = {}
+        self._being_returned: dict[str, TaskWrapper] = {}
         """Taken out for a caller that may still be cancelled."""
         self.succeeded = 0
         """Those of `completed` of which every run succeeded."""
-        self.submissions: set[int] = set()
-        """Batches of the engine that have not ended."""
+        self.submissions: dict[int, Callable[[int], None]] = {}
+        """Batches of the engine that have not ended; each is called with its number when it has."""
         self.changed = Notifier()
         self._everywhere = everywhere or Notifier()
-        self._submission_ended = submission_ended
-        self._split = split
-        self.stored = stored
+        self._estimator = estimator
 
-    def begin(self, submission: int, tasks: Sequence[TaskWrapper]) -> None:
-        """A batch of the engine that is about to be submitted; its ids are new here."""
+    def begin(self, submission: int, tasks: Sequence[TaskWrapper], *, ended: Callable[[int], None]) -> None:
+        """A batch of the engine is about to be submitted; `ended` is called when it has ended. Raises ValueError for ids of
+        tasks that were not handed out yet.
+        """
+        owned = self.tasks.keys() | self.completed.keys() | self._being_returned.keys()
+        known = [task.task_id for task in tasks if task.task_id in owned]
+        if known:
+            raise ValueError(
+                f"batch {self.batch_id!r} has tasks of these ids already: {', '.join(known[:10])}"
+            )
         for task in tasks:
-            task.sub_task_num = -(-task.total_runs // (self._split or task.total_runs))
+            task.sub_task_num = -(-task.total_runs // (self.split or task.total_runs))
             self.tasks[task.task_id] = task
         self.scheduled += len(tasks)
-        self.submissions.add(submission)
+        self.submissions[submission] = ended
 
     def forget(self, submission: int, tasks: Sequence[TaskWrapper]) -> None:
         """The engine has refused it."""
         for task in tasks:
             self.tasks.pop(task.task_id, None)
         self.scheduled -= len(tasks)
-        self.submissions.discard(submission)
+        self.submissions.pop(submission, None)
 
-    def refuse_known(self, task_ids: Iterable[str]) -> None:
-        """Raises ValueError for ids of tasks that were not handed out yet."""
-        owned = self.tasks.keys() | self.completed.keys() | self._in_hand.keys()
-        known = [task_id for task_id in task_ids if task_id in owned]
-        if known:
-            raise ValueError(
-                f"batch {self.batch_id!r} has tasks of these ids already: {', '.join(known[:10])}"
-            )
+    def cancel(self, engine: Engine, *, reason: str, gentle: bool = False) -> None:
+        """Cancels what has not ended."""
+        for submission in list(self.submissions):
+            engine.cancel(submission, reason=reason, gentle=gentle)
 
     @property
     def is_empty(self) -> bool:
         """Whether all that was scheduled has ended and was handed out."""
-        return not (self.tasks or self.completed or self._in_hand)
+        return not (self.tasks or self.completed or self._being_returned)
 
     def take(self) -> list[TaskWrapper]:
         """Takes the completed tasks out; ends in `handed_out` or `put_back`."""
         taken, self.completed, self.succeeded = self.completed, {}, 0
-        self._in_hand |= taken
+        self._being_returned |= taken
         return list(taken.values())
 
     def handed_out(self, taken: Sequence[TaskWrapper]) -> None:
         """Forgets tasks that were returned to the caller."""
         for task in taken:
-            del self._in_hand[task.task_id]
+            del self._being_returned[task.task_id]
 
     def put_back(self, taken: Sequence[TaskWrapper]) -> None:
         """Puts tasks that could not be returned back in front."""
@@ -238,9 +222,6 @@ class BatchView:
         self._everywhere.notify()
 
     # -- BatchListener --------------------------------------------------------------------------------------
-
-    def attempt_started(self, started: AttemptStarted, *, pid: int, node: str) -> None:
-        """It shows in the state of its runner."""
 
     def attempt_ended(self, ended: AttemptEnded) -> None:
         attempt = ended.attempt
@@ -271,7 +252,7 @@ class BatchView:
             return
         if self.stored is not None:
             payload = self.stored.payload(record)
-        task.enter(record, payload, split=self._split or task.total_runs)
+        task.enter(record, payload, split=self.split or task.total_runs)
         if task.ended_runs < task.total_runs:
             return
         del self.tasks[record.task]
@@ -287,9 +268,22 @@ class BatchView:
 
     def batch_ended(self, ended: BatchEnded) -> None:
         if isinstance(ended.batch, int):
-            self.submissions.discard(ended.batch)
-            self._submission_ended(ended.batch)
+            submission_ended = self.submissions.pop(ended.batch, None)
+            if submission_ended is not None:
+                submission_ended(ended.batch)
         self.wake()
+
+    # -- SchedulingLimits -----------------------------------------------------------------------------------
+
+    def limit(self, timeout: float | None = None) -> float | None:
+        return self._estimator.limit(timeout)
+
+    def observe(self, _: BatchId, seconds: float, is_eval: bool) -> None:  # noqa: FBT001  # as SchedulingLimits has it
+        self._estimator.observe(self.batch_id, seconds, is_eval)
+
+    def step_done(self, step: BatchId) -> None:
+        if self.submissions.keys() <= {step}:
+            self._estimator.step_done(self.batch_id)
 
 
 def _succeeded(task: TaskWrapper) -> bool:

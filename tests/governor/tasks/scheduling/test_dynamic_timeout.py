@@ -10,14 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from governor.tasks.api import DynamicTimeout
-from governor.tasks.scheduling.dynamic_timeout import Durations
+from governor.tasks.scheduling.dynamic_timeout import TimeoutEstimator
 
 seconds = st.floats(0, 1e5)
 
 
 def learned(*observed, max_timeout=1000.0, step=0, **config):
     """A warm one that has seen these."""
-    durations = Durations(DynamicTimeout(enable=True, **config), max_timeout)
+    durations = TimeoutEstimator(DynamicTimeout(enable=True, **config), max_timeout)
     for each in observed:
         durations.observe(step, each, is_eval=False)
     durations.step_done(step)
@@ -36,7 +36,7 @@ def test_never_above_the_time_out_asked_for():
 
 
 def test_off_is_off():
-    durations = Durations(DynamicTimeout(enable=False), 1000.0)
+    durations = TimeoutEstimator(DynamicTimeout(enable=False), 1000.0)
     durations.observe(0, 1.0, is_eval=False)
     durations.step_done(0)
     assert durations.limit() == 1000.0
@@ -44,7 +44,7 @@ def test_off_is_off():
 
 
 def test_holds_once_enough_steps_were_fully_observed():
-    durations = Durations(DynamicTimeout(enable=True, warmup_min_steps=2), 1000.0)
+    durations = TimeoutEstimator(DynamicTimeout(enable=True, warmup_min_steps=2), 1000.0)
     durations.observe(0, 1.0, is_eval=False)
     durations.observe(1, 1.0, is_eval=False)
     assert durations.limit() == 1000.0
@@ -56,7 +56,7 @@ def test_holds_once_enough_steps_were_fully_observed():
 
 
 def test_a_step_of_which_nothing_was_seen_does_not_count():
-    durations = Durations(DynamicTimeout(enable=True), 1000.0)
+    durations = TimeoutEstimator(DynamicTimeout(enable=True), 1000.0)
     durations.step_done("resumed")
     durations.observe(1, 1.0, is_eval=False)
     assert durations.limit() == 1000.0
@@ -65,7 +65,7 @@ def test_a_step_of_which_nothing_was_seen_does_not_count():
 
 
 def test_without_a_warm_up_the_first_sub_task_decides():
-    durations = Durations(DynamicTimeout(enable=True, warmup_min_steps=0), 1000.0)
+    durations = TimeoutEstimator(DynamicTimeout(enable=True, warmup_min_steps=0), 1000.0)
     assert durations.limit() == 1000.0
     durations.observe(0, 1.0, is_eval=False)
     assert durations.limit() == 3.0
@@ -73,7 +73,7 @@ def test_without_a_warm_up_the_first_sub_task_decides():
 
 @pytest.mark.parametrize("percentile", [None, 100.0])
 def test_evaluation_is_not_counted(percentile):
-    durations = Durations(DynamicTimeout(enable=True, percentile=percentile), 1000.0)
+    durations = TimeoutEstimator(DynamicTimeout(enable=True, percentile=percentile), 1000.0)
     durations.observe("1/x", 300.0, is_eval=True)
     durations.step_done("1/x")
     durations.observe(1, 1.0, is_eval=False)
@@ -101,7 +101,9 @@ def test_a_straggler_moves_the_mean_but_not_the_median():
 
 
 def test_nothing_grows():
-    durations = Durations(DynamicTimeout(enable=True, percentile=90, window=16, warmup_min_steps=40), 1000.0)
+    durations = TimeoutEstimator(
+        DynamicTimeout(enable=True, percentile=90, window=16, warmup_min_steps=40), 1000.0
+    )
     for step in range(500):
         durations.observe(step, float(step), is_eval=False)
         durations.step_done(step)
@@ -131,21 +133,21 @@ def test_an_impossible_time_is_refused_and_changes_nothing(wrong):
 )
 def test_senseless_settings_are_refused_by_name(config):
     with pytest.raises(ValueError, match=next(iter(config))):
-        Durations(DynamicTimeout(enable=True, **config), 1000.0)
+        TimeoutEstimator(DynamicTimeout(enable=True, **config), 1000.0)
 
 
 def test_all_faults_are_told_at_once():
     with pytest.raises(ValueError, match=r"max_timeout.*ratio.*window"):
-        Durations(DynamicTimeout(ratio=-1.0, window=0), 0.0)
+        TimeoutEstimator(DynamicTimeout(ratio=-1.0, window=0), 0.0)
 
 
 def test_tells_its_state():
-    assert repr(learned(1.0)) == "<Durations 1 sub-tasks, warm, limit 3 s>"
-    assert "0 of 1 steps" in repr(Durations(DynamicTimeout(), 5.0))
+    assert repr(learned(1.0)) == "<TimeoutEstimator 1 sub-tasks, warm, limit 3 s>"
+    assert "0 of 1 steps" in repr(TimeoutEstimator(DynamicTimeout(), 5.0))
 
 
 def test_the_floor_holds_where_the_mean_is_pulled_down():
-    durations = Durations(DynamicTimeout(enable=True, warmup_min_steps=0, floor=2.0), 100.0)
+    durations = TimeoutEstimator(DynamicTimeout(enable=True, warmup_min_steps=0, floor=2.0), 100.0)
     durations.observe(1, 0.001, False)
     assert durations.limit() == 2.0
     assert durations.limit(1.5) == 1.5, "a shorter time-out stays"

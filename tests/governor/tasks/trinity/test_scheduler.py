@@ -297,7 +297,7 @@ async def test_explain_says_what_a_batch_waits_for(scheduler, gate):
 
 
 async def test_dynamic_timeout_learns_from_train_tasks_alone(scheduler):
-    scheduler._durations = type(scheduler._durations)(
+    scheduler._timeout_estimator = type(scheduler._timeout_estimator)(
         DynamicTimeout(enable=True, ratio=3.0, warmup_min_steps=1), BASE.max_timeout
     )
     try:
@@ -311,7 +311,7 @@ async def test_dynamic_timeout_learns_from_train_tasks_alone(scheduler):
         assert 3 * 0.2 <= scheduler.dynamic_timeout() < 3 * 0.2 + 0.5
         assert scheduler.dynamic_timeout(0.5) == 0.5
     finally:
-        scheduler._durations = type(scheduler._durations)(DynamicTimeout(), BASE.max_timeout)
+        scheduler._timeout_estimator = type(scheduler._timeout_estimator)(DynamicTimeout(), BASE.max_timeout)
 
 
 async def test_a_full_queue_refuses_the_whole_batch(scheduler, gate, monkeypatch):

@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.ray, pytest.mark.asyncio(loop_scope="session")]
 
 async def test_what_tasks_were_given_is_deleted_when_they_have_ended(scheduler, gate):
     """Their retries too; in Ray's store, and here."""
-    store = scheduler._driver.pickle_store
+    store = scheduler.submissions.driver.pickle_store
 
     def doubled(x, context):
         if context.attempt == 1:
@@ -48,7 +48,7 @@ async def test_what_tasks_were_given_is_deleted_when_they_have_ended(scheduler, 
 
 async def test_a_large_batch_of_functions_and_arguments_waits_for_no_store(scheduler, monkeypatch):
     """The event loop is held by the pickling alone, and by no call into Ray."""
-    store, here = scheduler._driver.pickle_store, threading.current_thread()
+    store, here = scheduler.submissions.driver.pickle_store, threading.current_thread()
     threads = set()
     for name in ("store", "release"):
         called = getattr(store, name)
@@ -71,7 +71,7 @@ async def test_what_cannot_be_stored_fails_with_the_reason(scheduler, monkeypatc
         raise OSError("no room")
 
     with monkeypatch.context() as patch:
-        patch.setattr(scheduler._driver.pickle_store, "store", full)
+        patch.setattr(scheduler.submissions.driver.pickle_store, "store", full)
         scheduler.schedule([Task(lambda: 1, id="a"), Task("deeds:nothing", id="b", depends_on=["a"])], 1)
         statuses = {each.task_id: each for each in await within(5, scheduler.get_statuses(1))}
     assert "cannot be stored in Ray: OSError: no room" in statuses["a"].message
@@ -85,11 +85,8 @@ async def test_stop_is_bounded_wakes_who_waits_and_keeps_results(harness, gate, 
     scheduler = Scheduler(BASE)
     with pytest.raises(RuntimeError, match="does not run"):
         scheduler.schedule([Task("deeds:nothing")], 1)
-    opened = []
-    monkeypatch.setattr(
-        "governor.tasks.trinity.scheduler.Driver",
-        lambda *a, **k: opened.append(Driver(*a, **k)) or opened[-1],
-    )
+    opened, open_driver = [], Driver.open
+    monkeypatch.setattr(Driver, "open", lambda *a, **k: opened.append(a) or open_driver(*a, **k))
     await asyncio.gather(scheduler.start(), scheduler.start())
     assert len(opened) == 1
     scheduler.schedule([Task(lambda: TaskResult(payload=b"kept"), id="done")], 1)
@@ -98,7 +95,7 @@ async def test_stop_is_bounded_wakes_who_waits_and_keeps_results(harness, gate, 
     visit = await gate.visit()
     visit.tell("hold the GIL")
     await visit.heard()
-    folder = scheduler._driver.folder
+    folder = scheduler.submissions.driver.folder
     (at_work,) = scheduler.running_tasks(1)
     other = RunnerWrapper(1 - at_work.runner_id, scheduler)
     waits = [
@@ -132,7 +129,7 @@ async def test_stop_is_bounded_wakes_who_waits_and_keeps_results(harness, gate, 
 async def test_what_does_not_end_in_stop_timeout_is_not_waited_for(harness, monkeypatch):
     scheduler = Scheduler(replace(BASE, runner_per_model=1, stop_timeout=0.1))
     await scheduler.start()
-    driver, released = scheduler._driver, asyncio.Event()
+    driver, released = scheduler.submissions.driver, asyncio.Event()
     close = driver.engine._runners.close
 
     async def slow():
@@ -149,7 +146,7 @@ async def test_what_does_not_end_in_stop_timeout_is_not_waited_for(harness, monk
 async def test_a_runner_that_waits_is_woken_by_a_stop_that_is_not_done_in_time(harness, gate):
     scheduler = Scheduler(replace(BASE, runner_per_model=1, stop_timeout=0.1))
     await scheduler.start()
-    driver, released = scheduler._driver, asyncio.Event()
+    driver, released = scheduler.submissions.driver, asyncio.Event()
     driver._stack.push_async_callback(released.wait)
     work = asyncio.create_task(RunnerWrapper(0, scheduler).run_with_retry(visitor(gate), 1, 0, 600.0))
     await gate.visit()

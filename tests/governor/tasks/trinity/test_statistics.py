@@ -286,7 +286,7 @@ class TestManyTasks:
     async def test_the_event_loop_goes_on_turning(self, tasks, runs, keys):
         """2,200 tasks of 16 runs are promised to hold the loop for 20 ms at most."""
         scheduler = Scheduler()
-        view = scheduler._batches[1] = BatchView(1, split=None)
+        view = scheduler._batches[1] = BatchView(1, split=None, estimator=scheduler._timeout_estimator)
         view.completed = {
             task.task_id: task for task in completed(a_batch(tasks=tasks, runs=runs, keys=keys))
         }
