@@ -104,8 +104,8 @@ class Engine:
             age=age,
             runner_ids=runners.ids,
         )
-        self._listeners: dict[BatchId, BatchListener] = {}
-        self._folders: dict[BatchId, Path] = {}
+        self._batches: dict[BatchId, tuple[BatchListener, Path]] = {}
+        """Listener and folder of each, to the end of its effects."""
         self._user_state: dict[int, dict[str, Any]] = {}
         self._inbox: deque[Event] = deque()
         self._handling = False
@@ -163,20 +163,16 @@ class Engine:
         if self._max_pending is not None and pending + new > self._max_pending:
             raise QueueFull(pending=pending, new=new, limit=self._max_pending)
         self.resize({shape_of(task) for task in batch.tasks if task.resources})
-        self._listeners[batch.id] = listener
-        self._folders[batch.id] = self._folder / batch.folder
+        self._batches[batch.id] = (listener, self._folder / batch.folder)
         self._handle(BatchSubmitted(batch, time.monotonic(), limits, held))
 
     def release(self, batch: BatchId, *, error: str = "") -> None:
         """A held batch may begin; or, with an error, it fails."""
         self._handle(Released(batch, time.monotonic(), error))
 
-    def cancel(
-        self, batch: BatchId, *, reason: str, tasks: Collection[str] | None = None, gentle: bool = False
-    ) -> None:
-        """What has not ended of the batch, or of these tasks and what depends on them, ends as `cancelled`."""
-        chosen = None if tasks is None else frozenset(tasks)
-        self._handle(Cancelled(batch, time.monotonic(), reason, chosen, gentle))
+    def cancel(self, batch: BatchId, *, reason: str, gentle: bool = False) -> None:
+        """What has not ended of the batch ends as `cancelled`."""
+        self._handle(Cancelled(batch, time.monotonic(), reason, gentle))
 
     def explain(self, batch: BatchId) -> list[Waiting]:
         """What every task that has not ended waits for. Raises KeyError for a batch that is not active."""
@@ -284,11 +280,10 @@ class Engine:
         if isinstance(message, StateUpdate):
             self._user_state.setdefault(runner, {}).update(message.state)
             return
-        listener = self._listeners.get(attempt.batch)
-        if listener is None:
+        if attempt.batch not in self._batches:
             return
         try:
-            listener.line(attempt, message.run, message.level, message.text)
+            self._batches[attempt.batch][0].line(attempt, message.run, message.level, message.text)
         except Exception:
             log.exception("engine.listener_failed", batch=attempt.batch)
 
@@ -325,20 +320,22 @@ class Engine:
         try:
             match effect:
                 case RunEnded(batch, record, payload):
-                    self._listeners[batch].run_ended(record, payload)
+                    listener, folder = self._batches[batch]
+                    listener.run_ended(record, payload)
                     if record.attempts and record.outcome in ("timed_out", "crashed", "cancelled"):
-                        remove_partial_files(self._folders[batch], record.task, record.run)
+                        remove_partial_files(folder, record.task, record.run)
                 case Dispatch():
                     self._dispatch(effect)
                 case AttemptStarted(attempt, _, runner, _):
                     pid, node = self._runners.pid(runner), self._runners.node(runner)
-                    self._listeners[attempt.batch].attempt_started(effect, pid=pid, node=node)
+                    self._batches[attempt.batch][0].attempt_started(effect, pid=pid, node=node)
                 case AttemptEnded(attempt, run):
-                    self._listeners[attempt.batch].attempt_ended(effect)
-                    remove_partial_files(self._folders[attempt.batch], attempt.task.id, run)
+                    listener, folder = self._batches[attempt.batch]
+                    listener.attempt_ended(effect)
+                    remove_partial_files(folder, attempt.task.id, run)
                 case BatchEnded(batch):
-                    del self._folders[batch]
-                    self._listeners.pop(batch).batch_ended(effect)
+                    listener, _ = self._batches.pop(batch)
+                    listener.batch_ended(effect)
                 case _:
                     self._command_runner(effect)
         except Exception:

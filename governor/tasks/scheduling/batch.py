@@ -155,13 +155,10 @@ class Batch:
             return [], self._unblock(node)
         return [], []
 
-    def cancel(
-        self, *, tasks: Collection[str] | None, keep: Collection[tuple[TaskNode, int]], error: str
-    ) -> list[TaskRecord]:
-        """Cancels the runs of these tasks, or of all, that have not ended; not those in `keep`, which are on a runner."""
+    def cancel(self, *, keep: Collection[tuple[TaskNode, int]], error: str) -> list[TaskRecord]:
+        """Cancels the runs that have not ended; not those in `keep`, which are on a runner."""
         ended: list[TaskRecord] = []
-        chosen = self.nodes.values() if tasks is None else [self.nodes[name] for name in tasks]
-        for node in chosen:
+        for node in self.nodes.values():
             for run in range(node.spec.repeat) if node.left else ():
                 if node.ended(run) or (node, run) in keep:
                     continue
@@ -169,17 +166,6 @@ class Batch:
                 self._enter(node, record)
                 ended.append(record)
         return ended
-
-    def downstream(self, tasks: Collection[str]) -> set[str]:
-        """These tasks and all that depend on them."""
-        found = {name: self.nodes[name] for name in tasks if name in self.nodes}
-        stack = list(found.values())
-        while stack:
-            for node in stack.pop().dependants or ():
-                if node.spec.id not in found:
-                    found[node.spec.id] = node
-                    stack.append(node)
-        return set(found)
 
     def _enter(self, node: TaskNode, record: TaskRecord) -> None:
         if node.records is None:

@@ -38,7 +38,7 @@ from governor.tasks.scheduling.ready_queue import ReadyQueue
 from governor.tasks.scheduling.runner_slots import RunnerSlots, Termination, holders
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping
+    from collections.abc import Iterator, Mapping
 
     from governor.tasks.api import BatchId
     from governor.tasks.scheduling.batch import TaskNode
@@ -143,18 +143,17 @@ class Core:
         batch = self.batches.get(event.batch)
         if batch is None:
             return
-        if event.tasks is None and batch.end == "tasks_done":
+        if batch.end == "tasks_done":
             batch.end = "stopped"
-        self._withdraw(batch, event.tasks, event.reason or "it was cancelled", gentle=event.gentle)
+        self._withdraw(batch, event.reason or "it was cancelled", gentle=event.gentle)
 
-    def _withdraw(self, batch: Batch, tasks: Collection[str] | None, error: str, *, gentle: bool) -> None:
+    def _withdraw(self, batch: Batch, error: str, *, gentle: bool) -> None:
         """Cancels waiting runs at once, and those on a runner when it has stopped them."""
-        chosen = None if tasks is None else batch.downstream(tasks)
         kept: set[tuple[TaskNode, int]] = set()
         for slot in self.slots.all():
             for position, job in enumerate(slot.jobs):
                 node = job.subtask.node
-                if node.batch is not batch or (chosen is not None and node.spec.id not in chosen):
+                if node.batch is not batch:
                     continue
                 kept.update((node, run) for run in job.subtask.missing)
                 job.subtask.withdrawn = error
@@ -168,7 +167,7 @@ class Core:
                     self.attempts.terminate(slot, termination)
                 elif slot.state == "working":
                     self.attempts.revoke(slot)
-        self.outcomes.withdraw(batch, chosen, kept, error)
+        self.outcomes.withdraw(batch, kept, error)
 
     def _minimum_reached(self, batch: Batch) -> None:
         """`min_num` tasks have succeeded: the others have `wait_after_min` seconds left."""
@@ -177,7 +176,7 @@ class Core:
             self.attempts.alarms.set(batch.enough_at, batch)
         if batch.enough_at <= self._now and batch.end == "tasks_done":
             batch.end = "enough"
-            self._withdraw(batch, None, "enough tasks of the batch have succeeded", gentle=False)
+            self._withdraw(batch, "enough tasks of the batch have succeeded", gentle=False)
 
     # -- runners --------------------------------------------------------------------------------------------
 

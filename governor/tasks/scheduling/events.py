@@ -107,14 +107,13 @@ class Released(_Event, frozen=True):
 
 
 class Cancelled(_Event, frozen=True):
-    """All runs of the batch, or of these `tasks`, that have not ended are to end as `cancelled`. `gentle`: a runner
-    whose task ends within its grace is not killed.
+    """All runs of the batch that have not ended are to end as `cancelled`. `gentle`: a runner whose task ends within its
+    grace is not killed.
     """
 
     batch: BatchId
     now: float
     reason: str
-    tasks: frozenset[str] | None = None
     gentle: bool = False
 
 
@@ -185,18 +184,18 @@ Event: TypeAlias = (
 # -- effects ------------------------------------------------------------------------------------------------
 
 
-class _Effect(msgspec.Struct, frozen=True, gc=False):
-    """Root of all of them."""
+class Effect(msgspec.Struct, frozen=True, gc=False):
+    """What is to be done."""
 
 
-class StartRunner(_Effect, frozen=True):
+class StartRunner(Effect, frozen=True):
     """Ends in RunnerReady or RunnerGone."""
 
     runner: int
     shape: Shape
 
 
-class Dispatch(_Effect, frozen=True):
+class Dispatch(Effect, frozen=True):
     """Attempts for an idle runner, to be executed in this order. `slot_index` is that of the runner, from 0."""
 
     runner: int
@@ -204,27 +203,27 @@ class Dispatch(_Effect, frozen=True):
     attempts: tuple[Attempt, ...]
 
 
-class Revoke(_Effect, frozen=True):
+class Revoke(Effect, frozen=True):
     """Take back the attempts that the runner has not begun. Ends in Revoked."""
 
     runner: int
 
 
-class CancelAttempt(_Effect, frozen=True):
+class CancelAttempt(Effect, frozen=True):
     """Take back the attempts that the runner has not begun, then cancel this one, if it is still running."""
 
     runner: int
     ticket: int
 
 
-class KillRunner(_Effect, frozen=True):
+class KillRunner(Effect, frozen=True):
     """Ends in RunnerGone, once the process and its descendants have exited."""
 
     runner: int
     reason: str
 
 
-class AttemptStarted(_Effect, frozen=True):
+class AttemptStarted(Effect, frozen=True):
     """A run of user code has begun. Not emitted if its end is reported in the same event."""
 
     attempt: Attempt
@@ -233,7 +232,7 @@ class AttemptStarted(_Effect, frozen=True):
     at: float
 
 
-class AttemptEnded(_Effect, frozen=True):
+class AttemptEnded(Effect, frozen=True):
     """A run did not succeed and will be retried."""
 
     attempt: Attempt
@@ -243,7 +242,7 @@ class AttemptEnded(_Effect, frozen=True):
     seconds: float
 
 
-class RunEnded(_Effect, frozen=True):
+class RunEnded(Effect, frozen=True):
     """The final outcome of one run of a task. Emitted once for each run."""
 
     batch: BatchId
@@ -251,7 +250,7 @@ class RunEnded(_Effect, frozen=True):
     payload: bytes = b""
 
 
-class BatchEnded(_Effect, frozen=True):
+class BatchEnded(Effect, frozen=True):
     """Every run of every task has its outcome. Emitted once, as the last effect of its batch.
 
     `end` is ``tasks_done``, ``enough`` (`min_num` was reached) or ``stopped`` (it was cancelled). `failures` counts the
@@ -262,19 +261,6 @@ class BatchEnded(_Effect, frozen=True):
     end: Literal["tasks_done", "enough", "stopped"]
     failures: int
     first_failure: str
-
-
-Effect: TypeAlias = (
-    StartRunner
-    | Dispatch
-    | Revoke
-    | CancelAttempt
-    | KillRunner
-    | AttemptStarted
-    | AttemptEnded
-    | RunEnded
-    | BatchEnded
-)
 
 
 class Waiting(msgspec.Struct, frozen=True, kw_only=True):

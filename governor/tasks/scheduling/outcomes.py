@@ -23,7 +23,7 @@ from governor.tasks.scheduling.events import (
 from governor.tasks.scheduling.runner_slots import Job, Termination
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Mapping
 
     from governor.tasks.api import BatchId
     from governor.tasks.protocol.wire import Over
@@ -59,20 +59,18 @@ class Outcomes:
         if held:
             batch.held = subtasks
         else:
-            self._enqueue(batch, subtasks, now)
+            self._enqueue(subtasks, now)
         self._check_end(batch)
         return batch
 
     def release(self, batch: Batch, now: float, *, error: str) -> None:
         """Enqueues the held sub-tasks of the batch; with an error, they fail."""
         subtasks, batch.held = batch.held, []
+        if not error:
+            self._enqueue(subtasks, now)
+            return
         for subtask in subtasks:
-            if any(subtask.node.ended(run) for run in subtask.missing):
-                continue  # it was cancelled meanwhile, as a whole
-            if not error:
-                self._enqueue(batch, [subtask], now)
-            elif batch.id in self.batches:
-                self._fail_unschedulable(subtask, error)
+            self._fail_unschedulable(subtask, error)
 
     def set_unschedulable(self, shape: Shape, why: str | None, now: float) -> None:
         """Records why there can be no runner of this shape; None: there can be one again."""
@@ -147,12 +145,10 @@ class Outcomes:
 
     # -- batches --------------------------------------------------------------------------------------------
 
-    def withdraw(
-        self, batch: Batch, tasks: Collection[str] | None, kept: set[tuple[TaskNode, int]], error: str
-    ) -> None:
+    def withdraw(self, batch: Batch, kept: set[tuple[TaskNode, int]], error: str) -> None:
         """Cancels the runs that are on no runner; `kept` are those that are."""
-        records = batch.cancel(tasks=tasks, keep=kept, error=error)
-        self._ready.drop(batch.order, {record.task for record in records})
+        records = batch.cancel(keep=kept, error=error)
+        self._ready.drop(batch.order)
         self._report(batch, records)
         self._check_end(batch)
 
@@ -182,16 +178,16 @@ class Outcomes:
         if records:
             self._report(batch, records)
         if subtasks:
-            self._enqueue(batch, subtasks, now)
+            self._enqueue(subtasks, now)
         if node.left == 0 or records:
             self._check_end(batch)
 
-    def _enqueue(self, batch: Batch, subtasks: list[SubTask], now: float) -> None:
+    def _enqueue(self, subtasks: list[SubTask], now: float) -> None:
         for subtask in subtasks:
             why = self._why_never.get(subtask.node.shape)
             if why is None:
                 self._ready.push(subtask, now)
-            elif batch.id in self.batches:
+            else:
                 self._fail_unschedulable(subtask, why)
 
     def _fail_unschedulable(self, subtask: SubTask, why: str) -> None:

@@ -16,8 +16,6 @@ from collections import defaultdict, deque
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
-
     from governor.tasks.scheduling.batch import LaneKey, SubTask
     from governor.tasks.scheduling.events import Shape
 
@@ -149,24 +147,14 @@ class ReadyQueue:
                     found[name] = min(subtask.ready_at, found.get(name, subtask.ready_at))
         return found
 
-    def drop(self, order: int, tasks: Collection[str]) -> None:
-        """Removes the sub-tasks of these tasks of the batch with this order number."""
-        for lane in self._pinned.values():
-            self._strip(lane, order, tasks)
+    def drop(self, order: int) -> None:
+        """Removes the sub-tasks of the batch with this order number."""
+        for pin, lane in self._pinned.items():
+            self._pinned[pin] = deque(subtask for subtask in lane if subtask.lane[3] != order)
         for lanes in self._shapes.values():
             for key in [key for key in lanes.order if key[3] == order]:
-                lane = lanes.by_key[key]
-                lanes.count -= self._strip(lane, order, tasks)
-                if not lane:
-                    lanes.close(key)
-
-    def _strip(self, lane: deque[SubTask], order: int, tasks: Collection[str]) -> int:
-        left = [subtask for subtask in lane if subtask.lane[3] != order or subtask.node.spec.id not in tasks]
-        gone = len(lane) - len(left)
-        if gone:
-            lane.clear()
-            lane.extend(left)
-        return gone
+                lanes.count -= len(lanes.by_key[key])
+                lanes.close(key)
 
     def _next(self, lanes: _Lanes, now: float) -> LaneKey:
         first = lanes.order[0]

@@ -146,12 +146,15 @@ def test_a_call_never_seen_before_shares_a_bundle_with_nobody():
 
 
 def test_what_waits_on_a_runner_is_taken_back_and_cancelled_with_its_batch():
-    driver, sent = bundled()
+    driver = Driver(task("a"), slots=1)
+    first = driver.ready(0)
+    driver.submit(task("b"), batch="c", rank=(1.0, 0))
+    driver.submit(task("d"), batch="e", rank=(2.0, 0))
+    [sent] = driver.of(Dispatch, driver.do(first, 0.0, seconds=0.0))
     driver.begin(sent, 0.5)
-    effects = driver.on(Cancelled("b", 0.6, "enough", tasks=frozenset({sent.attempts[1].task.id})))
-    assert effects == [Revoke(0)], "its neighbour at work is not harmed"
-    driver.revoked(sent, 0.6, *range(1, len(sent.attempts)))
-    record = driver.records()[sent.attempts[1].task.id, 0]
+    assert driver.on(Cancelled("e", 0.6, "enough")) == [Revoke(0)], "its neighbour at work is not harmed"
+    driver.revoked(sent, 0.6, 1)
+    record = driver.records("e")["d", 0]
     assert (record.outcome, record.attempts) == ("cancelled", 0)
-    [retry_missing] = driver.of(Dispatch, driver.end(sent, 0.7))
-    assert sent.attempts[1].task.id not in {attempt.task.id for attempt in retry_missing.attempts}
+    assert not driver.of(Dispatch, driver.end(sent, 0.7))
+    assert driver.records("c")["b", 0].outcome == "succeeded"

@@ -71,20 +71,6 @@ def test_a_deadline_that_was_missed_before_the_cancellation_stands():
     assert not driver.of(AttemptEnded), "what was cancelled is not tried again"
 
 
-def test_single_tasks_can_be_cancelled_and_take_with_them_what_depends_on_them():
-    driver = Driver(task("a"), task("b", "a"), task("c"), slots=1)
-    sent = driver.ready(0)
-    driver.cancel(1.0, tasks=frozenset({"a"}))
-    driver.gone(0, 1.1)
-    assert {(name, r.outcome) for (name, _), r in driver.records().items()} == {
-        ("a", "cancelled"),
-        ("b", "cancelled"),
-    }
-    assert sent.attempts[0].task.id == "a"
-    driver.do(driver.ready(1, 2.0), 3.0)
-    assert driver.effects[-1].end == "tasks_done"
-
-
 def test_enough_is_min_num_successes_and_then_the_wait():
     driver = Driver(*(task(f"t{n}") for n in range(4)), slots=1, batch={"min_num": 2, "wait_after_min": 5.0})
     sent = driver.ready(0)

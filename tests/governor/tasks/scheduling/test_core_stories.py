@@ -105,12 +105,8 @@ class Story:
         world.feed(Resized({(): 2}, {}, world.now))
 
     def cancel(self, batch):
-        some = [t.id for t in self.world.core.batches[batch].spec.tasks]
-        chosen = frozenset(self.choose.sample(some, 1)) if some and self.choose.random() < 0.5 else None
         self.cancelled.add(batch)
-        self.world.feed(
-            Cancelled(batch, self.world.now, "no more", tasks=chosen, gentle=self.choose.random() < 0.5)
-        )
+        self.world.feed(Cancelled(batch, self.world.now, "no more", gentle=self.choose.random() < 0.5))
 
     def finish(self):
         """Whatever hangs for ever is cancelled."""
