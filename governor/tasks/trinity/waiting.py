@@ -5,7 +5,6 @@ There is no polling, and a wait that is over leaves no state behind.
 
 from __future__ import annotations
 
-import sys
 import time
 from typing import TYPE_CHECKING
 
@@ -32,17 +31,14 @@ async def for_batch(
     """Until all tasks of the batch have ended, enough of them have ended as `count` says, or the time is up; see
     `WaitPolicy`, which raises ValueError. `deadline` is in monotonic seconds.
     """
-    # More may be scheduled meanwhile, so the view decides whether all have ended.
-    policy = WaitPolicy(
-        total=sys.maxsize, min_num=min_num, wait_after_min=wait_after_min, deadline=deadline, count=count
-    )
+    policy = WaitPolicy(min_num=min_num, wait_after_min=wait_after_min, deadline=deadline)
     while view.tasks:
         now = time.monotonic()
-        verdict = policy.check(ended=len(view.completed), succeeded=view.succeeded, now=now)
+        counted = view.succeeded if count == "succeeded" else len(view.completed)
+        verdict = policy.check(counted, now)
         if verdict is not None or not running():
             return verdict or "timeout"
-        alarm = policy.next_alarm()
-        await view.changed.wait(None if alarm is None else max(0.0, alarm - now))
+        await view.changed.wait(max(0.0, policy.next_alarm() - now))
     return "all"
 
 
@@ -60,13 +56,12 @@ async def for_progress(
         RuntimeError: the scheduler was stopped meanwhile.
     """
     began = time.monotonic()
-    while any(True for _ in unfinished()):
-        if not running():
-            raise RuntimeError("the scheduler was stopped, and had tasks left")
-        left = max(began, changed.run_ended_at) + seconds - time.monotonic()
-        if left <= 0:
-            return False
-        await changed.wait(left)
+    while any(unfinished()):
+        if running():
+            left = max(began, changed.run_ended_at) + seconds - time.monotonic()
+            if left <= 0:
+                return False
+            await changed.wait(left)
         if not running():
             raise RuntimeError("the scheduler was stopped, and had tasks left")
     return True

@@ -13,89 +13,64 @@ from governor.tasks.scheduling.wait_policy import WaitPolicy, min_wait_num
 
 
 def policy(**fields):
-    return WaitPolicy(**({"total": 10, "min_num": 8, "wait_after_min": 5.0, "deadline": 100.0} | fields))
-
-
-def test_all_have_ended():
-    assert policy().check(ended=10, succeeded=0, now=0.0) == "all"
-    assert policy().check(ended=9, succeeded=9, now=0.0) is None
-
-
-def test_an_empty_batch_is_over_at_once():
-    assert policy(total=0).check(ended=0, succeeded=0, now=0.0) == "all"
-
-
-def test_all_goes_before_the_deadline():
-    assert policy().check(ended=10, succeeded=2, now=500.0) == "all"
+    return WaitPolicy(**({"min_num": 8, "wait_after_min": 5.0, "deadline": 100.0} | fields))
 
 
 def test_enough_have_succeeded_and_the_rest_had_its_chance():
     wait = policy()
-    assert wait.check(ended=7, succeeded=7, now=10.0) is None
+    assert wait.check(7, 10.0) is None
     assert wait.next_alarm() == 100.0
-    assert wait.check(ended=8, succeeded=8, now=20.0) is None
+    assert wait.check(8, 20.0) is None
     assert wait.next_alarm() == 25.0
-    assert wait.check(ended=9, succeeded=9, now=24.0) is None
+    assert wait.check(9, 24.0) is None
     assert wait.next_alarm() == 25.0, "counted from when min_num was reached"
-    assert wait.check(ended=9, succeeded=9, now=25.0) == "enough"
+    assert wait.check(9, 25.0) == "enough"
 
 
 def test_failures_are_not_enough():
     wait = policy(wait_after_min=0.0)
-    assert wait.check(ended=9, succeeded=0, now=0.0) is None
-    assert wait.check(ended=9, succeeded=0, now=100.0) == "timeout"
-
-
-def test_unless_every_end_counts():
-    assert policy(wait_after_min=0.0, count="ended").check(ended=8, succeeded=0, now=0.0) == "enough"
+    assert wait.check(0, 0.0) is None
+    assert wait.check(0, 100.0) == "timeout"
 
 
 def test_without_a_pause_enough_is_enough():
-    assert policy(wait_after_min=0.0).check(ended=8, succeeded=8, now=3.0) == "enough"
+    assert policy(wait_after_min=0.0).check(8, 3.0) == "enough"
 
 
 def test_time_is_up_with_too_few():
     wait = policy()
-    assert wait.check(ended=7, succeeded=7, now=99.9) is None
-    assert wait.check(ended=7, succeeded=7, now=100.0) == "timeout"
+    assert wait.check(7, 99.9) is None
+    assert wait.check(7, 100.0) == "timeout"
 
 
 def test_time_is_up_with_enough_within_the_pause():
     wait = policy()
-    assert wait.check(ended=8, succeeded=8, now=98.0) is None
+    assert wait.check(8, 98.0) is None
     assert wait.next_alarm() == 100.0
-    assert wait.check(ended=8, succeeded=8, now=100.0) == "enough"
+    assert wait.check(8, 100.0) == "enough"
 
 
 def test_without_min_num_all_are_waited_for():
     wait = policy(min_num=None, wait_after_min=0.0)
-    assert wait.check(ended=9, succeeded=9, now=0.0) is None
-    assert wait.check(ended=9, succeeded=9, now=100.0) == "timeout"
-
-
-def test_more_than_there_are_means_all():
-    wait = policy(min_num=50, wait_after_min=0.0)
-    assert wait.check(ended=9, succeeded=9, now=0.0) is None
-    assert wait.check(ended=10, succeeded=9, now=0.0) == "all"
+    assert wait.check(9, 0.0) is None
+    assert wait.check(9, 100.0) == "timeout"
 
 
 def test_zero_is_reached_at_the_first_look():
     wait = policy(min_num=0)
-    assert wait.check(ended=0, succeeded=0, now=3.0) is None
+    assert wait.check(0, 3.0) is None
     assert wait.next_alarm() == 8.0
 
 
-@pytest.mark.parametrize("never", [None, math.inf])
-def test_without_a_deadline_no_alarm(never):
-    wait = policy(deadline=never, wait_after_min=math.inf)
-    assert wait.check(ended=9, succeeded=9, now=1e12) is None
-    assert wait.next_alarm() is None
+def test_without_a_deadline_no_alarm():
+    wait = policy(deadline=math.inf, wait_after_min=math.inf)
+    assert wait.check(9, 1e12) is None
+    assert wait.next_alarm() == math.inf
 
 
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"total": -1},
         {"min_num": -1},
         {"wait_after_min": -0.1},
         {"wait_after_min": math.nan},
@@ -107,46 +82,36 @@ def test_senseless_numbers_are_refused(wrong):
         policy(**wrong)
 
 
-looks = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 2), st.floats(0, 10)), max_size=30)
+looks = st.lists(st.tuples(st.integers(0, 2), st.floats(0, 10)), max_size=30)
 
 
 @given(
     looks=looks,
-    total=st.integers(0, 20),
     min_num=st.none() | st.integers(0, 25),
     wait_after_min=st.floats(0, 20),
-    deadline=st.none() | st.floats(0, 100),
-    count=st.sampled_from(["succeeded", "ended"]),
+    deadline=st.floats(0, 100) | st.just(math.inf),
 )
-def test_any_story_obeys_the_rules(*, looks, total, min_num, wait_after_min, deadline, count):
-    wait = WaitPolicy(
-        total=total, min_num=min_num, wait_after_min=wait_after_min, deadline=deadline, count=count
-    )
-    ended = succeeded = 0
-    now = 0.0
-    reached = None
-    for good, bad, pause in looks:
-        good = min(good, total - ended)  # noqa: PLW2901  # a task ends once
-        bad = min(bad, total - ended - good)  # noqa: PLW2901
-        ended, succeeded, now = ended + good + bad, succeeded + good, now + pause
-        if min_num is not None and {"succeeded": succeeded, "ended": ended}[count] >= min(min_num, total):
-            reached = now if reached is None else reached
-        late = deadline is not None and now >= deadline
-        had_its_chance = reached is not None and (late or now >= reached + wait_after_min)
-        expected = "all" if ended == total else "enough" if had_its_chance else "timeout" if late else None
-        assert wait.check(ended=ended, succeeded=succeeded, now=now) == expected
+def test_any_story_obeys_the_rules(*, looks, min_num, wait_after_min, deadline):
+    wait = WaitPolicy(min_num=min_num, wait_after_min=wait_after_min, deadline=deadline)
+    counted, now = 0, 0.0
+    enough_at = math.inf
+    for more, pause in looks:
+        counted, now = counted + more, now + pause
+        if min_num is not None and counted >= min_num:
+            enough_at = min(enough_at, now + wait_after_min)
+        late = now >= deadline
+        had_its_chance = enough_at < math.inf and (late or now >= enough_at)
+        expected = "enough" if had_its_chance else "timeout" if late else None
+        assert wait.check(counted, now) == expected
         if expected is not None:
             break
         alarm = wait.next_alarm()
-        assert alarm == min(
-            (t for t in (deadline, None if reached is None else reached + wait_after_min) if t is not None),
-            default=None,
-        )
-        if alarm is not None:
+        assert alarm == min(deadline, enough_at)
+        if alarm < math.inf:
             before = math.nextafter(alarm, -math.inf)
-            assert before < now or wait.check(ended=ended, succeeded=succeeded, now=before) is None
+            assert before < now or wait.check(counted, before) is None
             assert alarm > now
-            assert wait.check(ended=ended, succeeded=succeeded, now=alarm) is not None
+            assert wait.check(counted, alarm) is not None
 
 
 @pytest.mark.parametrize(
