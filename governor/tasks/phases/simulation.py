@@ -40,7 +40,7 @@ from governor.tasks.scheduling.chunks import ChunkSizes
 from governor.tasks.scheduling.events import BatchSpec
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Callable, Coroutine
     from concurrent.futures import Future
 
     from governor.messages import Acknowledged, EpisodeOutcome, StartSimulation
@@ -81,9 +81,8 @@ class Chunk(BatchListener):
     `ended_episodes`, a queue of the record of each run and its payload, and None at the end.
     """
 
-    def __init__(
-        self, engine: Engine, batch: BatchSpec, *, timeout: float | None, build_seconds: float
-    ) -> None:
+    def __init__(self, engine: Engine, command: StartSimulation, wanted: episodes.EpisodeChunk) -> None:
+        self.wanted = wanted
         self.ended_episodes: SimpleQueue[tuple[TaskRecord, bytes] | None] = SimpleQueue()
         self.begun = -1
         """The run that began last."""
@@ -91,16 +90,24 @@ class Chunk(BatchListener):
         self.overdue = -1
         """The run that was cancelled at its time limit."""
         self._engine = engine
-        self._batch = batch
-        self._timeout = timeout
-        self._build_seconds = build_seconds
+        self._command = command
+        self._id = f"episodes {command.phase}.{wanted.number}"
         self._alarm: asyncio.TimerHandle | None = None
 
     def begin(self) -> None:
-        self._engine.submit(self._batch, self)
+        command = self._command
+        task = TaskSpec(
+            id=f"{command.name}.{self.wanted.number}",
+            call=episodes.CALL,
+            args=self.wanted.args(),
+            repeat=len(self.wanted.indices) + 1,
+            is_eval=command.mode == "eval",
+        )
+        batch = BatchSpec(id=self._id, tasks=(task,), rank=(float(command.phase), 0), grace=GRACE_SECONDS)
+        self._engine.submit(batch, self)
 
     def cancel(self, reason: str) -> None:
-        self._engine.cancel(self._batch.id, reason=reason, gentle=True)
+        self._engine.cancel(self._id, reason=reason, gentle=True)
 
     def attempt_started(self, started: AttemptStarted, *, pid: int, node: str) -> None:
         del pid, node
@@ -124,7 +131,7 @@ class Chunk(BatchListener):
 
     def _watch(self) -> None:
         """Checks the time limit of the current run. An alarm set for an earlier run fires too early, and is set again."""
-        limit = self._build_seconds if self.begun == 0 else self._timeout
+        limit = self._command.build_seconds if self.begun == 0 else self._command.episode_timeout
         due = math.inf if limit is None else self.began + limit + LATE_SECONDS
         if self._alarm is not None:
             if monotonic() < self._alarm.when() <= due:
@@ -146,7 +153,7 @@ class RaySimulation:
         simulation: Simulation,
         *,
         engine: Engine,
-        ray_answers: Callable[[], Awaitable[bool]],
+        ray_answers: Callable[[], Coroutine[Any, Any, bool]],
         give_up: Callable[[str], None],
     ) -> None:
         command = simulation.command
@@ -257,30 +264,11 @@ class RaySimulation:
         if ready != episodes.READY:
             self.simulation.break_off(ready)
         elif missing:
-            reported = self._left_over(chunk, wanted, missing, lost) or reported
+            reported = self._left_over(chunk, missing, lost) or reported
         return reported
 
     def _begin(self, wanted: episodes.EpisodeChunk) -> Chunk:
-        command = self.simulation.command
-        task = TaskSpec(
-            id=f"{command.name}.{wanted.number}",
-            call=episodes.CALL,
-            args=wanted.args(),
-            repeat=len(wanted.indices) + 1,
-            is_eval=command.mode == "eval",
-        )
-        batch = BatchSpec(
-            id=f"episodes {command.phase}.{wanted.number}",
-            tasks=(task,),
-            rank=(float(command.phase), 0),
-            grace=GRACE_SECONDS,
-        )
-        chunk = Chunk(
-            self._engine,
-            batch,
-            timeout=command.episode_timeout,
-            build_seconds=command.build_seconds,
-        )
+        chunk = Chunk(self._engine, self.simulation.command, wanted)
 
         async def begin() -> None:
             if self.simulation.stopping:
@@ -314,12 +302,12 @@ class RaySimulation:
     # -- episodes without a result --------------------------------------------------------------------------
 
     def _left_over(
-        self, chunk: Chunk, wanted: episodes.EpisodeChunk, missing: list[int], lost: TaskRecord | None
+        self, chunk: Chunk, missing: list[int], lost: TaskRecord | None
     ) -> Future[Acknowledged] | None:
         """`missing` are runs; `lost` is the record of the first one that the engine ended: the current one, if any was."""
-        simulation = self.simulation
+        simulation, wanted = self.simulation, chunk.wanted
         if lost is not None and lost.outcome == "crashed":
-            if not simulation.ask(_awaited(self._ray_answers()), stoppable=False).result():
+            if not simulation.ask(self._ray_answers(), stoppable=False).result():
                 simulation.loop.call_soon_threadsafe(self._ray_is_lost)
                 return None
         elif lost is not None and lost.outcome == "failed":
@@ -330,7 +318,7 @@ class RaySimulation:
         if first == 0:
             self._not_built(lost, overdue=chunk.overdue == 0)
             return None
-        cut_short = self._cut_short(chunk, wanted, first, lost)
+        cut_short = self._cut_short(chunk, first, lost)
         if cut_short is not None:
             return simulation.ended(cut_short)
         had_begun = first <= chunk.begun
@@ -339,12 +327,10 @@ class RaySimulation:
         self._requeue([wanted.indices[first - 1]], replayed=had_begun)
         return None
 
-    def _cut_short(
-        self, chunk: Chunk, wanted: episodes.EpisodeChunk, run: int, lost: TaskRecord | None
-    ) -> EpisodeRecord | None:
+    def _cut_short(self, chunk: Chunk, run: int, lost: TaskRecord | None) -> EpisodeRecord | None:
         """The outcome of an episode that its runner has not reported; None if it is to be repeated."""
         simulation = self.simulation
-        index = wanted.indices[run - 1]
+        index = chunk.wanted.indices[run - 1]
         outcome: EpisodeOutcome
         if chunk.overdue == run:
             outcome, reason = (
@@ -363,7 +349,7 @@ class RaySimulation:
             return None
         return EpisodeRecord(
             index=index,
-            worker=wanted.worker,
+            worker=chunk.wanted.worker,
             seed=simulation.seed_of(index),
             outcome=outcome,
             value=0.0,
@@ -389,7 +375,3 @@ class RaySimulation:
     def _ray_is_lost(self) -> None:
         self.simulation.abandon()
         self._give_up("Ray is lost: a runner has exited, and Ray does not answer")
-
-
-async def _awaited(answer: Awaitable[bool]) -> bool:
-    return await answer
