@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 from governor import logs
 from governor.tasks.errors import GraphError, QueueFull
-from governor.tasks.ports import SlotState
 from governor.tasks.protocol.wire import (
     Begun,
     Loading,
@@ -66,6 +65,7 @@ if TYPE_CHECKING:
         SchedulingLimits,
         Waiting,
     )
+    from governor.tasks.scheduling.runner_slots import RunnerSlot
 
 log = logs.get_logger()
 
@@ -106,7 +106,6 @@ class Engine:
         )
         self._batches: dict[BatchId, tuple[BatchListener, Path]] = {}
         """Listener and folder of each, to the end of its effects."""
-        self._user_state: dict[int, dict[str, Any]] = {}
         self._inbox: deque[Event] = deque()
         self._handling = False
         self._alarm: asyncio.TimerHandle | None = None
@@ -192,29 +191,10 @@ class Engine:
         """What runners have been asked for so far."""
         return self._core.slots.shapes()
 
-    def slot_states(self) -> dict[int, SlotState]:
-        """The state of each plain runner, by its slot index; never waits for a runner."""
-        found: dict[int, SlotState] = {}
-        for slot in self._core.slots.all():
-            if slot.shape or slot.index is None:
-                continue
-            state = SlotState(
-                slot_index=slot.index,
-                runner=slot.runner,
-                state=slot.state,
-                user_state=dict(self._user_state.get(slot.runner, {})),
-            )
-            if slot.last is not None:
-                job, state.run, state.began, state.ended = slot.last
-                state.batch, state.task, state.attempt = (
-                    job.attempt.batch,
-                    job.attempt.task.id,
-                    job.attempt.number,
-                )
-                name = job.subtask.node.batch.spec.name
-                state.name = state.batch if name is None else name
-            found[slot.index] = state
-        return found
+    def plain_slots(self) -> dict[int, RunnerSlot]:
+        """The plain runners by slot index, as they were reported last; to be read only. Never waits for a runner."""
+        slots = self._core.slots.all()
+        return {slot.index: slot for slot in slots if not slot.shape and slot.index is not None}
 
     async def wait_for_runner(self, slot_index: int) -> None:
         """Returns when this slot has a runner that is not dying; one that has exited is replaced, also if no sub-task
@@ -248,8 +228,6 @@ class Engine:
     # -- Listener of the runners ----------------------------------------------------------------------------
 
     def runner_changed(self, event: RunnerReady | RunnerGone) -> None:
-        if isinstance(event, RunnerGone):
-            self._user_state.pop(event.runner, None)
         self._handle(event)
         self._changed.set()
 
@@ -273,12 +251,13 @@ class Engine:
 
     def _on_log_or_state(self, runner: int, message: LogLine | StateUpdate) -> None:
         slot = self._core.slots.get(runner)
-        jobs = () if slot is None else slot.jobs
-        attempt = next((job.attempt for job in jobs if job.attempt.ticket == message.ticket), None)
+        if slot is None:
+            return
+        attempt = next((job.attempt for job in slot.jobs if job.attempt.ticket == message.ticket), None)
         if attempt is None:
             return
         if isinstance(message, StateUpdate):
-            self._user_state.setdefault(runner, {}).update(message.state)
+            slot.user_state.update(message.state)
             return
         if attempt.batch not in self._batches:
             return

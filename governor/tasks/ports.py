@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from governor import logs
@@ -12,7 +11,6 @@ if TYPE_CHECKING:
     from collections.abc import Coroutine, Iterator, Sequence
 
     from governor.messages import LogLevel, TaskRecord
-    from governor.tasks.api import BatchId
     from governor.tasks.protocol.wire import WorkItem
     from governor.tasks.scheduling.events import (
         Attempt,
@@ -94,22 +92,3 @@ class BatchListener:
 
     def batch_ended(self, ended: BatchEnded) -> None:
         """All runs have their outcome. Called once, last."""
-
-
-@dataclass(slots=True, kw_only=True)
-class SlotState:
-    """The current or last run of a plain runner. `name` is that of the batch; `began` and `ended` (None while it runs) are
-    monotonic seconds; `user_state` holds the keys that its task has set.
-    """
-
-    slot_index: int
-    runner: int
-    state: str
-    batch: BatchId | None = None
-    name: BatchId | None = None
-    task: str | None = None
-    run: int | None = None
-    attempt: int = 0
-    began: float | None = None
-    ended: float | None = None
-    user_state: dict[str, Any] = field(default_factory=dict)

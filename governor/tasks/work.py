@@ -30,7 +30,7 @@ def work_item(attempt: Attempt, batch: Batch, *, slot_index: int, models: Sequen
         }
     return WorkItem(
         ticket=attempt.ticket,
-        batch=attempt.batch if spec.name is None else spec.name,
+        batch=spec.shown_id,
         task=task.id,
         runs=attempt.runs,
         attempt=attempt.number,

@@ -141,7 +141,7 @@ class Attempts:
             self.bundles.observe(attempt.task.call, report.seconds)
             self.outcomes.succeed(job, report, self.now)
         if report.dropped or job.position == len(attempt.runs):
-            if not subtask.missing:
+            if subtask.node.batch.limits is not None and not subtask.missing:
                 self.observe(job, report.at)
             self.outcomes.retry_missing(subtask, self.now, attempts=attempt.number)
             self._next_job(slot, report.at)

@@ -55,6 +55,10 @@ class BatchSpec(msgspec.Struct, frozen=True, kw_only=True):
     payload_inline: bool = True
     folder: str = "results"
 
+    @property
+    def shown_id(self) -> BatchId:
+        return self.id if self.name is None else self.name
+
 
 class SchedulingLimits(Protocol):
     """The dynamic time-out of training tasks (`dynamic_timeout.TimeoutEstimator`)."""

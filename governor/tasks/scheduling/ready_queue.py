@@ -35,27 +35,19 @@ class _Lanes:
         self.ages: list[tuple[float, LaneKey]] = []
         self.count = 0
 
-    def push(self, subtask: SubTask) -> None:
+    def push(self, subtask: SubTask, *, front: bool) -> None:
         lane = self.by_key.get(subtask.lane)
         if lane is None:
-            lane = self._open(subtask)
-        lane.append(subtask)
-        self.count += 1
-
-    def push_front(self, subtask: SubTask) -> None:
-        lane = self.by_key.get(subtask.lane)
-        if lane is None:
-            lane = self._open(subtask)
-        elif subtask.ready_at < lane[0].ready_at:
+            lane = self.by_key[subtask.lane] = deque()
+            insort(self.order, subtask.lane)
             heapq.heappush(self.ages, (subtask.ready_at, subtask.lane))
-        lane.appendleft(subtask)
+        elif front and subtask.ready_at < lane[0].ready_at:
+            heapq.heappush(self.ages, (subtask.ready_at, subtask.lane))
+        if front:
+            lane.appendleft(subtask)
+        else:
+            lane.append(subtask)
         self.count += 1
-
-    def _open(self, subtask: SubTask) -> deque[SubTask]:
-        lane = self.by_key[subtask.lane] = deque()
-        insort(self.order, subtask.lane)
-        heapq.heappush(self.ages, (subtask.ready_at, subtask.lane))
-        return lane
 
     def close(self, key: LaneKey) -> None:
         del self.by_key[key]
@@ -89,7 +81,7 @@ class ReadyQueue:
         subtask.ready_at = now
         pin = subtask.node.batch.spec.pin
         if pin is None:
-            self._shapes[subtask.node.shape].push(subtask)
+            self._shapes[subtask.node.shape].push(subtask, front=False)
         else:
             self._pinned[pin].append(subtask)
 
@@ -97,7 +89,7 @@ class ReadyQueue:
         """To the front of its lane; it keeps its age."""
         pin = subtask.node.batch.spec.pin
         if pin is None:
-            self._shapes[subtask.node.shape].push_front(subtask)
+            self._shapes[subtask.node.shape].push(subtask, front=True)
         else:
             self._pinned[pin].appendleft(subtask)
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections import deque
-from typing import TYPE_CHECKING, Final, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 import msgspec
 
@@ -75,7 +75,7 @@ class Job(msgspec.Struct, eq=False):
 class RunnerSlot(msgspec.Struct, eq=False):
     """One runner. `jobs[0]` is the running attempt or the next one; the others wait behind it and can be taken back.
 
-    `last` is the current run or the one before: job, number, beginning, end.
+    `last` is the current run or the one before: job, number, beginning, end. `user_state` are the keys that tasks have set.
     """
 
     runner: int
@@ -89,6 +89,7 @@ class RunnerSlot(msgspec.Struct, eq=False):
     waits_since: float = 0.0
     revoking: bool = False
     spare_wanted: bool = False
+    user_state: dict[str, Any] = {}
 
 
 class _ShapeSlots:

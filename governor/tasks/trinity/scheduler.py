@@ -21,12 +21,12 @@ from governor.errors import ConductorError
 from governor.tasks.api import DynamicTimeout, SchedulerConfig, Status
 from governor.tasks.driver import Driver
 from governor.tasks.scheduling.dynamic_timeout import TimeoutEstimator
+from governor.tasks.scheduling.wait_policy import WaitPolicy
 from governor.tasks.trinity.handover import models_of, results_of
 from governor.tasks.trinity.result_store import ResultStore
 from governor.tasks.trinity.submissions import Submissions
 from governor.tasks.trinity.supervision import Supervision
 from governor.tasks.trinity.views import BatchView
-from governor.tasks.trinity.waiting import for_batch, for_progress
 from governor.tasks.trinity.wakeup import Notifier
 
 if TYPE_CHECKING:
@@ -139,7 +139,7 @@ class Scheduler(Supervision):
             raise ConductorError("the scheduler was stopped before it had started") from None
         finally:
             self._opening = None
-        if not driver.engine.slot_states():
+        if not driver.engine.plain_slots():
             await driver.close(seconds=self.config.stop_timeout)
             raise ConductorError("no runner can be started on Ray; its log says why")
         return driver
@@ -280,14 +280,21 @@ class Scheduler(Supervision):
         view = self._batches.get(batch_id)
         if view is None:
             return "all"
-        verdict = await for_batch(
-            view,
+        policy = WaitPolicy(
             min_num=min_num,
             wait_after_min=self.config.over_rollout.wait_after_min,
             deadline=time.monotonic() + (self.default_timeout if timeout is None else timeout),
-            running=lambda: self.running,
-            count=self.config.min_num_counts,
         )
+        verdict: Verdict | None = None
+        while verdict is None and view.tasks:
+            now = time.monotonic()
+            all_count = self.config.min_num_counts == "ended"
+            verdict = policy.check(len(view.completed) if all_count else view.succeeded, now)
+            if verdict is None and not self.running:
+                verdict = "timeout"
+            elif verdict is None:
+                await view.changed.wait(max(0.0, policy.next_alarm() - now))
+        verdict = verdict or "all"
         if verdict != "all" and clear_timeout_tasks:
             await self.abort_batch(batch_id, return_partial_tasks, restart_runners=verdict == "timeout")
         return verdict
@@ -358,11 +365,17 @@ class Scheduler(Supervision):
             RuntimeError: the scheduler was stopped meanwhile.
         """
         seconds = self.default_timeout if timeout is None else timeout
-        if await for_progress(
-            self._changed, seconds=seconds, unfinished=self._unfinished, running=lambda: self.running
-        ):
+        began = time.monotonic()
+        while left := self._unfinished():
+            if self.running:
+                remaining = max(began, self._changed.run_ended_at) + seconds - time.monotonic()
+                if remaining <= 0:
+                    break
+                await self._changed.wait(remaining)
+            if not self.running:
+                raise RuntimeError("the scheduler was stopped, and had tasks left")
+        if not left:
             return
-        left = self._unfinished()
         tasks = sum(len(view.tasks) for view in left)
         if clear_timeout_tasks:
             await asyncio.gather(*(self.abort_batch(view.batch_id) for view in left))

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import numpy as np
 
-from governor.tasks.trinity.bootstrap import BLOCK, N_BOOTSTRAP, SEED, bootstrap_metric, resamples
+from governor.tasks.trinity.bootstrap import BLOCK, N_BOOTSTRAP, SEED, resamples
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -31,15 +31,6 @@ if TYPE_CHECKING:
     Floats: TypeAlias = npt.NDArray[np.float64]
     RunMetrics: TypeAlias = Mapping[str, Any]
     TaskMetrics: TypeAlias = Mapping[str, float]
-
-__all__ = [
-    "bootstrap_metric",
-    "calculate_task_level_metrics",
-    "eval_prefix",
-    "subset_sizes",
-    "summarise_batch",
-    "summarise_tasks",
-]
 
 _ROWS: Final = 16
 """Rows of a table that share the drawing of resamples too large to be kept."""

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from governor.tasks.api import BatchId
-    from governor.tasks.ports import SlotState
     from governor.tasks.scheduling.events import Waiting
+    from governor.tasks.scheduling.runner_slots import RunnerSlot
     from governor.tasks.trinity.submissions import Submissions
     from governor.tasks.trinity.views import BatchView
 
@@ -41,13 +41,17 @@ class Supervision:
     def running_tasks(self, batch_id: BatchId) -> list[RunningTaskState]:
         """The tasks of a batch that a runner executes now."""
         view = self._batches.get(batch_id)
+        if view is None:
+            return []
+        at_work = {
+            slot_index: slot.last[0].attempt
+            for slot_index, slot in self._plain_slots().items()
+            if slot.last is not None and slot.last[-1] is None
+        }
         return [
-            RunningTaskState(view.tasks[state.task], slot_index)
-            for slot_index, state in self._slot_states().items()
-            if view is not None
-            and state.ended is None
-            and state.batch in view.submissions
-            and state.task in view.tasks
+            RunningTaskState(view.tasks[attempt.task.id], slot_index)
+            for slot_index, attempt in at_work.items()
+            if attempt.batch in view.submissions and attempt.task.id in view.tasks
         ]
 
     def get_runner_state(self, runner_id: int) -> dict[str, Any]:
@@ -63,32 +67,32 @@ class Supervision:
 
     def get_all_state(self) -> dict[int, dict[str, Any]]:
         """The states of all runners that have one, in the order of their numbers."""
-        found = {runner: describe(state) for runner, state in sorted(self._slot_states().items())}
+        found = {runner: describe(slot) for runner, slot in sorted(self._plain_slots().items())}
         return {runner: state for runner, state in found.items() if state}
 
     def print_all_state(self) -> None:
         """Prints `get_all_state` as a table."""
         sys.stdout.write(table(self.get_all_state()) + "\n")
 
-    def _slot_states(self) -> dict[int, SlotState]:
-        return {} if self._submissions is None else self._submissions.driver.engine.slot_states()
+    def _plain_slots(self) -> dict[int, RunnerSlot]:
+        return {} if self._submissions is None else self._submissions.driver.engine.plain_slots()
 
 
-def describe(state: SlotState) -> dict[str, Any]:
+def describe(slot: RunnerSlot) -> dict[str, Any]:
     """``workflow_id`` ("batch/task/run"), ``model_version``, ``begin_time`` and ``terminate_time`` (seconds since the
     epoch, None while it runs), ``running_time`` (seconds), and what tasks have set on this runner.
     """
-    if state.batch is None or state.began is None:
-        return dict(state.user_state)
+    if slot.last is None:
+        return dict(slot.user_state)
+    job, run, began, ended = slot.last
     now_wall, now = time.time(), time.monotonic()
-    ended = state.ended
     return {
-        "workflow_id": f"{state.name}/{state.task}/{state.run}",
+        "workflow_id": f"{job.subtask.node.batch.spec.shown_id}/{job.attempt.task.id}/{run}",
         "model_version": None,
-        "begin_time": now_wall - (now - state.began),
+        "begin_time": now_wall - (now - began),
         "terminate_time": None if ended is None else now_wall - (now - ended),
-        "running_time": (now if ended is None else ended) - state.began,
-        **state.user_state,
+        "running_time": (now if ended is None else ended) - began,
+        **slot.user_state,
     }
 
 

@@ -191,8 +191,9 @@ async def test_lines_tracebacks_and_keys_of_a_task_find_their_way(engine_setup):
         ],
         1.0,
     )
-    state = engine.slot_states()[0]
-    assert (state.state, state.batch, state.task, state.run, state.ended, state.user_state) == (
+    slot = engine.plain_slots()[0]
+    job, run, _, ended = slot.last
+    assert (slot.state, job.attempt.batch, job.attempt.task.id, run, ended, slot.user_state) == (
         "working",
         1,
         "a",
@@ -208,7 +209,7 @@ async def test_lines_tracebacks_and_keys_of_a_task_find_their_way(engine_setup):
         ("failed", "a", None, b""),
         ("end", "tasks_done"),
     ]
-    assert engine.slot_states()[0].ended == 2.0
+    assert engine.plain_slots()[0].last[-1] == 2.0
 
 
 async def test_what_a_killed_attempt_had_half_written_is_removed(engine_setup, tmp_path):
