@@ -41,7 +41,6 @@ from governor.tasks.scheduling.events import BatchSpec
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, Sequence
-    from types import TracebackType
 
     from governor.tasks.driver import Driver
 
@@ -124,9 +123,7 @@ class GraphSession:
         self.open()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     # -- graphs ---------------------------------------------------------------------------------------------

@@ -23,7 +23,6 @@ from governor.messages import TaskRecord
 if TYPE_CHECKING:
     from collections.abc import Collection
     from pathlib import Path
-    from types import TracebackType
 
 NAME: Final = "tasks.jsonl"
 SYNC_SECONDS: Final = 0.1
@@ -58,9 +57,7 @@ class Study:
             raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         try:
             self.sync()
         finally:

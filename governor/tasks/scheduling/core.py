@@ -48,8 +48,7 @@ class Core:
     """Batches of tasks on the runners of one driver.
 
     Args:
-        capacity: how many runners of each shape may work at once; `why_never` holds the reason for shapes that can have
-            none.
+        capacity: how many runners of each shape may work at once.
         age: seconds in the queue after which a sub-task is no longer overtaken.
         grace: seconds from the cancellation of an attempt to the SIGKILL of its runner.
         runner_ids: numbers for new runners.
@@ -59,14 +58,13 @@ class Core:
         self,
         *,
         capacity: Mapping[Shape, int],
-        why_never: Mapping[Shape, str] | None = None,
         age: float = float("inf"),
         grace: float = 0.0,
         runner_ids: Iterator[int] | None = None,
     ) -> None:
         self.slots = RunnerSlots(runner_ids=runner_ids or count())
         self.ready = ReadyQueue(age=age)
-        self.outcomes = Outcomes(ready=self.ready, why_never=why_never or {})
+        self.outcomes = Outcomes(ready=self.ready)
         self.attempts = Attempts(slots=self.slots, outcomes=self.outcomes, grace=grace)
         for shape, number in capacity.items():
             self.slots.open(shape, number)
@@ -262,10 +260,10 @@ class Core:
     def _assign(self, shape: Shape) -> None:
         for slot_index in () if shape else self.ready.pins():
             slot = self.slots.at_index(slot_index)
-            subtask = (
-                self.ready.take_pinned(slot_index) if slot is not None and slot.state == "idle" else None
-            )
-            if slot is not None and subtask is not None:
+            if slot is None or slot.state != "idle":
+                continue
+            subtask = self.ready.take(slot_index, self._now)
+            if subtask is not None:
                 self.attempts.dispatch(slot, [subtask])
         while waiting := self.ready.waiting(shape):
             slot = next((slot for slot in reversed(self.slots.idle(shape)) if not slot.replace), None)

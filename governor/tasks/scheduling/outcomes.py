@@ -23,8 +23,6 @@ from governor.tasks.scheduling.events import (
 from governor.tasks.scheduling.runner_slots import Job, Termination
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from governor.tasks.api import BatchId
     from governor.tasks.protocol.wire import Over
     from governor.tasks.scheduling.ready_queue import ReadyQueue
@@ -36,7 +34,7 @@ LEAST: Final = 0.001
 class Outcomes:
     """All active batches. `pending` counts their runs without an outcome."""
 
-    def __init__(self, *, ready: ReadyQueue, why_never: Mapping[Shape, str]) -> None:
+    def __init__(self, *, ready: ReadyQueue) -> None:
         self.batches: dict[BatchId, Batch] = {}
         self.pending = 0
         self.effects: list[Effect] = []
@@ -45,7 +43,8 @@ class Outcomes:
         self.reached: list[Batch] = []
         """Batches that reached `min_num` since the core last checked."""
         self._ready = ready
-        self._why_never = dict(why_never)
+        self._why_never: dict[Shape, str] = {}
+        """Why there can be no runner of a shape."""
         self._orders = count()
 
     def submit(
@@ -82,11 +81,10 @@ class Outcomes:
 
     def fail_waiting(self, shape: Shape, why: str, now: float) -> None:
         """Fails all sub-tasks that wait for a runner of this shape, without a retry; later ones may get a runner."""
-        for slot_index in () if shape else self._ready.pins():
-            while (subtask := self._ready.take_pinned(slot_index)) is not None:
+        queues: list[Shape | int] = [shape] if shape else [shape, *self._ready.pins()]
+        for queue in queues:
+            while (subtask := self._ready.take(queue, now)) is not None:
                 self._fail_unschedulable(subtask, why)
-        while (subtask := self._ready.take(shape, now)) is not None:
-            self._fail_unschedulable(subtask, why)
 
     # -- one attempt ----------------------------------------------------------------------------------------
 

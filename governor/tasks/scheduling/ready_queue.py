@@ -69,51 +69,51 @@ class _Lanes:
 
 
 class ReadyQueue:
-    """Sub-tasks by shape; pinned ones by their slot index."""
+    """Sub-tasks by their queue: that of their shape, or of the slot index that they are pinned to."""
 
     def __init__(self, *, age: float) -> None:
         self._age = age
-        self._shapes: defaultdict[Shape, _Lanes] = defaultdict(_Lanes)
-        self._pinned: defaultdict[int, deque[SubTask]] = defaultdict(deque)
+        self._queues: defaultdict[Shape | int, _Lanes] = defaultdict(_Lanes)
+        self._pins: set[int] = set()
 
     def push(self, subtask: SubTask, now: float) -> None:
         """To the end of its lane."""
         subtask.ready_at = now
-        pin = subtask.node.batch.spec.pin
-        if pin is None:
-            self._shapes[subtask.node.shape].push(subtask, front=False)
-        else:
-            self._pinned[pin].append(subtask)
+        self._queue_of(subtask).push(subtask, front=False)
 
     def push_front(self, subtask: SubTask) -> None:
         """To the front of its lane; it keeps its age."""
+        self._queue_of(subtask).push(subtask, front=True)
+
+    def _queue_of(self, subtask: SubTask) -> _Lanes:
         pin = subtask.node.batch.spec.pin
         if pin is None:
-            self._shapes[subtask.node.shape].push(subtask, front=True)
-        else:
-            self._pinned[pin].appendleft(subtask)
+            return self._queues[subtask.node.shape]
+        self._pins.add(pin)
+        return self._queues[pin]
 
     def waiting(self, shape: Shape) -> int:
         """The number of waiting sub-tasks, without the pinned ones."""
-        return self._shapes[shape].count
+        return self._queues[shape].count
 
     def pins(self) -> list[int]:
         """Slot indices for which sub-tasks wait."""
-        return [slot_index for slot_index, lane in self._pinned.items() if lane]
+        return [slot_index for slot_index in self._pins if self._queues[slot_index].count]
 
     def urgency(self, shape: Shape, now: float) -> tuple[int, float, LaneKey]:
         """Sort key of the next sub-task for this shape: the smaller one is more urgent."""
-        lanes = self._shapes[shape]
+        lanes = self._queues[shape]
         at, key = lanes.oldest()
         return (0, at, key) if now - at >= self._age else (1, 0.0, lanes.order[0])
 
     def peek(self, shape: Shape, now: float) -> SubTask | None:
         """The sub-task that `take` would return."""
-        lanes = self._shapes[shape]
+        lanes = self._queues[shape]
         return lanes.by_key[self._next(lanes, now)][0] if lanes.count else None
 
-    def take(self, shape: Shape, now: float) -> SubTask | None:
-        lanes = self._shapes[shape]
+    def take(self, queue: Shape | int, now: float) -> SubTask | None:
+        """The next sub-task for runners of a shape, or for the slot with this index."""
+        lanes = self._queues[queue]
         if not lanes.count:
             return None
         key = self._next(lanes, now)
@@ -124,26 +124,20 @@ class ReadyQueue:
             lanes.close(key)
         return subtask
 
-    def take_pinned(self, slot_index: int) -> SubTask | None:
-        lane = self._pinned[slot_index]
-        return lane.popleft() if lane else None
-
     def since(self, order: int) -> dict[str, float]:
         """Since when the tasks of the batch with this order number have waited."""
         found: dict[str, float] = {}
-        lanes = [lane for lanes in self._shapes.values() for lane in lanes.by_key.values()]
-        for lane in [*lanes, *self._pinned.values()]:
-            for subtask in lane:
-                if subtask.lane[3] == order:
-                    name = subtask.node.spec.id
-                    found[name] = min(subtask.ready_at, found.get(name, subtask.ready_at))
+        for lanes in self._queues.values():
+            for subtask in (
+                subtask for key in lanes.order if key[3] == order for subtask in lanes.by_key[key]
+            ):
+                name = subtask.node.spec.id
+                found[name] = min(subtask.ready_at, found.get(name, subtask.ready_at))
         return found
 
     def drop(self, order: int) -> None:
         """Removes the sub-tasks of the batch with this order number."""
-        for pin, lane in self._pinned.items():
-            self._pinned[pin] = deque(subtask for subtask in lane if subtask.lane[3] != order)
-        for lanes in self._shapes.values():
+        for lanes in self._queues.values():
             for key in [key for key in lanes.order if key[3] == order]:
                 lanes.count -= len(lanes.by_key[key])
                 lanes.close(key)

@@ -13,9 +13,8 @@ from __future__ import annotations
 import heapq
 import math
 from collections import deque
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
-
-import msgspec
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -40,7 +39,8 @@ class Termination(NamedTuple):
     seconds: float = 0.0
 
 
-class Job(msgspec.Struct, eq=False):
+@dataclass(slots=True, eq=False)
+class Job:
     """An attempt on a runner, and its sub-task.
 
     `taken`: the runner has reported that it claimed it. `started_at`: start of the attempt's running time; `presumed`
@@ -72,7 +72,8 @@ class Job(msgspec.Struct, eq=False):
         self.started_at = self.deadline = self.run = None
 
 
-class RunnerSlot(msgspec.Struct, eq=False):
+@dataclass(slots=True, eq=False)
+class RunnerSlot:
     """One runner. `jobs[0]` is the running attempt or the next one; the others wait behind it and can be taken back.
 
     `last` is the current run or the one before: job, number, beginning, end. `user_state` are the keys that tasks have set.
@@ -82,14 +83,14 @@ class RunnerSlot(msgspec.Struct, eq=False):
     shape: Shape
     state: Literal["starting", "idle", "working", "ending", "dying"] = "starting"
     index: int | None = None
-    jobs: deque[Job] = msgspec.field(default_factory=deque)
+    jobs: deque[Job] = field(default_factory=deque)
     alarm_at: float | None = None
     replace: bool = False
     last: tuple[Job, int, float, float | None] | None = None
     waits_since: float = 0.0
     revoking: bool = False
     spare_wanted: bool = False
-    user_state: dict[str, Any] = {}
+    user_state: dict[str, Any] = field(default_factory=dict)
 
 
 class _ShapeSlots:
@@ -112,6 +113,12 @@ class _ShapeSlots:
         if slot.index is None and self.free_indices:
             slot.index = heapq.heappop(self.free_indices)
         (self.spares if slot.index is None else self.idle).append(slot)
+
+    def withdraw(self, slot: RunnerSlot) -> None:
+        """It takes no work from now on."""
+        for group in (self.idle, self.spares):
+            if slot in group:
+                group.remove(slot)
 
     def free_index(self, slot_index: int) -> None:
         """Gives the index to a spare, unless it is beyond the capacity by now."""
@@ -235,9 +242,7 @@ class RunnerSlots:
     def mark_dying(self, slot: RunnerSlot) -> None:
         """The runner takes no more work and is about to be killed."""
         of_shape = self._shapes[slot.shape]
-        for group in (of_shape.idle, of_shape.spares):
-            if slot in group:
-                group.remove(slot)
+        of_shape.withdraw(slot)
         slot.state = "dying"
 
     def remove(self, runner: int) -> RunnerSlot | None:
@@ -248,9 +253,7 @@ class RunnerSlots:
         slot.alarm_at = None
         of_shape = self._shapes[slot.shape]
         del of_shape.slots[runner]
-        for group in (of_shape.idle, of_shape.spares):
-            if slot in group:
-                group.remove(slot)
+        of_shape.withdraw(slot)
         if slot.index is not None:
             of_shape.free_index(slot.index)
         return slot

@@ -26,7 +26,6 @@ from governor.tasks.trinity.statistics import summarise_batch
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
-    from types import TracebackType
 
     from governor.tasks.api import BatchId, Task
     from governor.tasks.scheduling.events import Waiting
@@ -127,9 +126,7 @@ class RolloutCoordinator:
         await self.prepare()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.shutdown()
 
     @classmethod

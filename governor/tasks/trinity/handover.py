@@ -80,14 +80,8 @@ def models_of(rollout: Sequence[Any], auxiliary: Sequence[Sequence[Any]]) -> lis
 
 def results_of(batch_id: BatchId, tasks: Sequence[TaskWrapper]) -> list[CompletedTaskResult]:
     """Completed tasks as their user gets them. For a thread: thousands take a second."""
-    metrics: dict[int, dict[str, float]] = {}
-    for is_eval in (False, True):
-        chosen = [task for task in tasks if task.task.is_eval is is_eval]
-        found = summarise_tasks([task.metrics for task in chosen], is_eval=is_eval)
-        metrics |= {id(task): each for task, each in zip(chosen, found, strict=True)}
+    metrics = summarise_tasks([(task.metrics, task.task.is_eval) for task in tasks])
     return [
-        CompletedTaskResult(
-            batch_id, task.task_id, task.status(metrics[id(task)]), list(task.experience_payloads)
-        )
-        for task in tasks
+        CompletedTaskResult(batch_id, task.task_id, task.status(each), list(task.experience_payloads))
+        for task, each in zip(tasks, metrics, strict=True)
     ]

@@ -32,7 +32,6 @@ from governor.tasks.trinity.wakeup import Notifier
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
-    from types import TracebackType
 
     from governor.tasks.api import BatchId, Task
     from governor.tasks.engine import Engine
@@ -181,9 +180,7 @@ class Scheduler(Supervision):
         await self.start()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.stop()
 
     # -- batches --------------------------------------------------------------------------------------------
@@ -304,13 +301,8 @@ class Scheduler(Supervision):
         view = self._batches.get(batch_id)
         if view is None:
             return [], []
-        taken = view.take()
-        try:
+        with view.taken() as taken:
             results = await asyncio.to_thread(results_of, batch_id, taken)
-        except BaseException:
-            view.put_back(taken)
-            raise
-        view.handed_out(taken)
         self._tidy(view)
         payloads = [payload for result in results for payload in result.experience_payloads]
         return [result.status for result in results], payloads
@@ -326,7 +318,8 @@ class Scheduler(Supervision):
         """Drops the results of a batch that were not handed out."""
         view = self._batches.get(batch_id)
         if view is not None:
-            view.handed_out(view.take())
+            with view.taken():
+                pass  # dropped
             self._tidy(view)
 
     async def abort_batch(

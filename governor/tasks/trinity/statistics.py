@@ -48,14 +48,14 @@ def calculate_task_level_metrics(metrics: Sequence[RunMetrics], is_eval: bool) -
     of the key, and where n > 1, for each s of 2, 4, 8, ... below n, and n itself, ``key/best@s`` and ``key/worst@s``:
     the mean of max and min over 1000 resamples of size s (`bootstrap_metric`). Keys ``time/...`` are plain means.
     """
-    return summarise_tasks([metrics], is_eval=is_eval)[0]
+    return summarise_tasks([(metrics, is_eval)])[0]
 
 
-def summarise_tasks(tasks: Iterable[Sequence[RunMetrics]], *, is_eval: bool) -> list[dict[str, float]]:
-    """`calculate_task_level_metrics` of many tasks. Keys with the same number of values share a table."""
+def summarise_tasks(tasks: Iterable[tuple[Sequence[RunMetrics], bool]]) -> list[dict[str, float]]:
+    """`calculate_task_level_metrics` of many tasks, each with its `is_eval`. Keys with the same number of values share a table."""
     results: list[dict[str, float]] = []
     tables: defaultdict[int, list[tuple[dict[str, float], str, list[float]]]] = defaultdict(list)
-    for runs in tasks:
+    for runs, is_eval in tasks:
         results.append(result := {})
         for key, values in _by_key(runs).items():
             if not is_eval or _TIME.search(key):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -17,7 +18,7 @@ from governor.tasks.trinity.statistics import calculate_task_level_metrics
 from governor.tasks.trinity.wakeup import Notifier
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from governor.messages import TaskRecord
     from governor.tasks.api import BatchId, Task
@@ -192,23 +193,21 @@ class BatchView(BatchListener):
         """Whether all that was scheduled has ended and was handed out."""
         return not (self.tasks or self.completed or self._being_returned)
 
-    def take(self) -> list[TaskWrapper]:
-        """Takes the completed tasks out; ends in `handed_out` or `put_back`."""
+    @contextmanager
+    def taken(self) -> Iterator[list[TaskWrapper]]:
+        """Takes the completed tasks out, for their caller; they are put back if it does not get them."""
         taken, self.completed, self.succeeded = self.completed, {}, 0
         self._being_returned |= taken
-        return list(taken.values())
-
-    def handed_out(self, taken: Sequence[TaskWrapper]) -> None:
-        """Forgets tasks that were returned to the caller."""
-        for task in taken:
-            del self._being_returned[task.task_id]
-
-    def put_back(self, taken: Sequence[TaskWrapper]) -> None:
-        """Puts tasks that could not be returned back in front."""
-        self.handed_out(taken)
-        self.completed = {task.task_id: task for task in taken} | self.completed
-        self.succeeded += sum(map(_succeeded, taken))
-        self.wake()
+        try:
+            yield list(taken.values())
+        except BaseException:
+            self.completed = taken | self.completed
+            self.succeeded += sum(map(_succeeded, taken.values()))
+            raise
+        finally:
+            for task_id in taken:
+                del self._being_returned[task_id]
+            self.wake()
 
     def end(self) -> None:
         """The engine is closed: runs without an outcome will have none."""

@@ -23,7 +23,9 @@ def test_runners_with_resources_are_given_back_when_nothing_waits_for_them():
 
 
 def test_what_can_never_be_scheduled_fails_with_the_reason():
-    driver = Driver(task("a", resources={"gpus": 9}, repeat=2), why_never={(("gpus", 9),): "no gpus"})
+    driver, nine = Driver(), (("gpus", 9),)
+    driver.on(Resized({nine: 0}, {nine: "no gpus"}, 0.0))
+    driver.submit(task("a", resources={"gpus": 9}, repeat=2))
     assert [(r.outcome, r.error) for r in driver.records().values()] == [("failed", "no gpus")] * 2
     assert isinstance(driver.effects[-1], BatchEnded)
 

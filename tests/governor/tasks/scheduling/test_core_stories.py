@@ -78,11 +78,12 @@ class Story:
         self.choose = random.Random(seed)
         core = Core(
             capacity={(): 2, GPU: 1},
-            why_never={(("gpus", 9.0),): "too many"},
             grace=grace,
             age=self.choose.choice([0.5, 100.0]),
             runner_ids=count(),
         )
+        nine = (("gpus", 9.0),)
+        core.on(Resized({nine: 0}, {nine: "too many"}, 0.0))
         self.world = World(core, self.choose)
         self.specs = specs
         self.left = list(specs)

@@ -274,11 +274,11 @@ class TestManyTasks:
             runs[0] |= {"time/run": draw.random(), "rare": draw.random(), "text": "x"}
         for is_eval in (True, False):
             expected = [calculate_task_level_metrics(runs, is_eval=is_eval) for runs in tasks]
-            found = summarise_tasks(tasks, is_eval=is_eval)
+            found = summarise_tasks([(runs, is_eval) for runs in tasks])
             assert all(same(*pair) for pair in zip(found, expected, strict=True))
 
     def test_nothing(self):
-        assert summarise_tasks([], is_eval=True) == []
+        assert summarise_tasks([]) == []
 
     @pytest.mark.parametrize(
         ("tasks", "runs", "keys"), [(2200, 16, 4), (2, 4096, 2), (50, 16, 100)], ids=["usual", "long", "wide"]
@@ -299,7 +299,7 @@ class TestManyTasks:
     def test_memory_stays_small(self):
         batch = a_batch(tasks=20, runs=2000, keys=2)
         tracemalloc.start()
-        summarise_tasks(batch, is_eval=True)
+        summarise_tasks([(runs, True) for runs in batch])
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
         assert peak < 2**25 + 16e6, "the cache of resamples, and little more"
