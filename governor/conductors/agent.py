@@ -1,6 +1,6 @@
 """Agent conductor: runs one agent that acts and learns; steps arrive on its direct socket.
 
-The service `agent.<uid>.<name>` answers `control.Join`, `Copy` and `Stuck`. Settings: `entry`, `params`, `state`.
+The service `agent.<uid>.<name>` answers `control.Join`, `Copy` and `ReportHang`. Settings: `entry`, `params`, `state`.
 User code runs in one daemon thread, never in the event loop. The agent's learned state is in ``<run
 folder>/agents/<name>.state``.
 """
@@ -66,12 +66,12 @@ class AgentConductor(Conductor):
         match wanted:
             case control.Join():
                 return await self.while_alive(self._join(wanted))
-            case control.Stuck():
-                return self._answer_stuck(wanted)
+            case control.ReportHang():
+                return self._answer_hang(wanted)
             case control.Copy(path=path):
                 return await self.while_alive(self._copy(Path(path)))
 
-    async def _copy(self, path: Path) -> control.Taken | control.Failed:
+    async def _copy(self, path: Path) -> control.Accepted | control.Failed:
         limit = asyncio.timeout(COPY_SECONDS)
         try:
             async with limit:
@@ -82,7 +82,7 @@ class AgentConductor(Conductor):
             return control.Failed(
                 reason=error.reason if isinstance(error, ConductorError) else one_line(error)
             )
-        return control.Taken()
+        return control.Accepted()
 
     async def _join(self, wanted: control.Join) -> control.Joined | control.Failed:
         client = (wanted.owner, wanted.worker)
@@ -108,17 +108,17 @@ class AgentConductor(Conductor):
         self._sessions[client] = (wanted, session)
         return control.Joined(session=session, endpoint=self.host.endpoint)
 
-    def _answer_stuck(self, stuck: control.Stuck) -> control.Taken | control.NotDue:
+    def _answer_hang(self, hang: control.ReportHang) -> control.Accepted | control.NotExpired:
         """Whether the agent hangs at the very request that is overdue; it may be at another one, or at a slot that
         has time left.
         """
-        ticket = self.host.current_ticket(stuck.session.encode(), stuck.number)
-        if stuck.due and (ticket is None or ticket.slot not in {None, *stuck.due}):
-            return control.NotDue()
+        ticket = self.host.current_ticket(hang.session.encode(), hang.number)
+        if hang.due and (ticket is None or ticket.slot not in {None, *hang.due}):
+            return control.NotExpired()
         if ticket is None:
-            return control.Taken()
+            return control.Accepted()
         self._abandon("no answer by the episode's deadline")
-        return control.Taken(slot=ticket.slot)
+        return control.Accepted(slot=ticket.slot)
 
     def _abandon(self, why: str) -> None:
         self.host.abandon()

@@ -1,7 +1,7 @@
 """The simulation of one phase: assigns episodes to its workers, stores their records, decides when the phase ends.
 
 Rules:
-1. Workers are daemon threads. The steps of each episode and its line are on disk before it is judged and reported, lines in
+1. Workers are daemon threads. The steps of each episode and its line are on disk before it is evaluated and reported, lines in
    the order in which episodes ended; if the disk is full it is `failed`. After the last episode the steps become one table,
    before the end of the part is reported.
 2. A worker continues while the governor acknowledges: at most `reports.UNACKNOWLEDGED` reports of each worker are
@@ -86,12 +86,12 @@ class Simulation:
 
     def next_index(self, *, wait: bool = True) -> int | None:
         """The index of the next episode, None when no episode is left. While none may begin it waits, or raises Paused."""
-        agenda = self._rules.agenda
+        schedule = self._rules.schedule
         with self._condition:
             while not self.stopping:
                 if not self._paused:
-                    index = agenda.next()
-                    if index is not None or agenda.is_last:
+                    index = schedule.next()
+                    if index is not None or schedule.is_last:
                         return index
                 if not wait:
                     raise Paused
@@ -146,7 +146,7 @@ class Simulation:
             return self._rules.may_end(self._rules.marked(record))
 
     def ended(self, *records: EpisodeRecord) -> Future[Acknowledged]:
-        """Writes, judges and reports episodes whose steps are on disk; the future is the acknowledgement of all. A stage of
+        """Writes, evaluates and reports episodes whose steps are on disk; the future is the acknowledgement of all. A stage of
         the phase ends when all of its episodes are stored.
         """
         marked = [self._rules.marked(record) for record in records if not self._is_left_out(record)]
@@ -161,7 +161,7 @@ class Simulation:
             self._records += marked
             self._steps += sum(record.steps for record in marked)
             over = [
-                self._rules.agenda.ended(record.index) for record in marked if record.outcome != "cancelled"
+                self._rules.schedule.ended(record.index) for record in marked if record.outcome != "cancelled"
             ]
             if any(over) and (not self.stopping or self._end == "until"):
                 self._end_stage()
@@ -265,7 +265,7 @@ class Simulation:
             self._rules.open(Path(self.spec.run_folder), copy)
             await self._settle(self._rules.settle_previous())
             self.apply_flow(self._rules.initial_flow, end="until")
-            if self._rules.agenda.stage is not None:  # else no episode is left, and nothing is built
+            if self._rules.schedule.stage is not None:  # else no episode is left, and nothing is built
                 await asyncio.gather(*(self._thread(play, n) for n in range(threads or command.workers)))
             seconds = monotonic() - self._began
             if clock is not None:
@@ -287,17 +287,17 @@ class Simulation:
 
     def _end_stage(self) -> None:
         """With the lock."""
-        stage = self._rules.agenda.stage
+        stage = self._rules.schedule.stage
         if self._rules.keeps and stage is not None:
             self._stage_end = self.ask(self._settle_and_go_on(stage), stoppable=False)
             return
-        self._rules.agenda.advance()
+        self._rules.schedule.advance()
         self._condition.notify_all()
 
     async def _settle_and_go_on(self, stage: Stage) -> None:
         await self._settle(self._rules.settle(stage))
         with self._condition:
-            self._rules.agenda.advance()
+            self._rules.schedule.advance()
             self._stage_end = None
             self._condition.notify_all()
 
@@ -372,8 +372,8 @@ class Simulation:
     async def _report_end(self, seconds: float) -> None:
         """`seconds` is the time during which episodes were played."""
         with self._condition:
-            agenda = self._rules.agenda
-            left = agenda.next() is not None or not agenda.is_last
+            schedule = self._rules.schedule
+            left = schedule.next() is not None or not schedule.is_last
             if left and not self.stopping:
                 self._fault = self._fault or "no worker is left to play the episodes that remain"
                 self._end = "stopped"

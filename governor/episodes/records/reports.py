@@ -2,7 +2,7 @@
 
 Rules:
 1. An episode is reported after its steps are written to the kernel. If they cannot be written, it is `failed`.
-2. It is judged when it is stored. It waits for others only if the last report was less than `linger` seconds ago and the
+2. It is evaluated when it is stored. It waits for others only if the last report was less than `linger` seconds ago and the
    phase does not end with it: a long episode never waits.
 3. At most `most` reports are unacknowledged: their episodes are played again when this process exits.
 """
@@ -29,7 +29,7 @@ log = logs.get_logger()
 
 
 class EpisodeSink(Protocol):
-    """Stores and judges episodes; `simulation.Simulation` implements it."""
+    """Stores and evaluates episodes; `simulation.Simulation` implements it."""
 
     def may_end(self, record: EpisodeRecord) -> bool: ...
 

@@ -58,7 +58,7 @@ class Busy(Control, frozen=True):
 class Release(Control, frozen=True):
     """Ends a lease. With `renew` the environment is built anew; `hung` is the reason why it did not answer, for an environment
     that is to be abandoned and replaced. `due` are the slots of a vector whose deadline has passed: the release takes effect
-    only if the vector runs the code of one of them, else the answer is `NotDue`.
+    only if the vector runs the code of one of them, else the answer is `NotExpired`.
     """
 
     lease: str
@@ -89,7 +89,7 @@ class Joined(Control, frozen=True):
     endpoint: str
 
 
-class Stuck(Control, frozen=True):
+class ReportHang(Control, frozen=True):
     """The agent did not answer request `number` of this session by its deadline. If it still works on it, it hangs; `due` as in
     `Release`.
     """
@@ -105,14 +105,14 @@ class Copy(Control, frozen=True):
     path: str
 
 
-class Taken(Control, frozen=True):
-    """Answer to `Release`, `Stuck` and `Copy`. `slot` is the slot of a vector whose code hangs, if known."""
+class Accepted(Control, frozen=True):
+    """Answer to `Release`, `ReportHang` and `Copy`. `slot` is the slot of a vector whose code hangs, if known."""
 
     slot: int | None = None
 
 
-class NotDue(Control, frozen=True):
-    """Answer to `Release` and `Stuck`: nothing was done, because the code that runs has time left."""
+class NotExpired(Control, frozen=True):
+    """Answer to `Release` and `ReportHang`: nothing was done, because the code that runs has time left."""
 
 
 class Failed(Control, frozen=True):
@@ -122,8 +122,8 @@ class Failed(Control, frozen=True):
 
 
 EnvironmentControl: TypeAlias = Acquire | Release
-AgentControl: TypeAlias = Join | Stuck | Copy
-ControlAnswer: TypeAlias = Leased | Busy | Joined | Taken | NotDue | Failed
+AgentControl: TypeAlias = Join | ReportHang | Copy
+ControlAnswer: TypeAlias = Leased | Busy | Joined | Accepted | NotExpired | Failed
 
 encode = msgspec.msgpack.Encoder().encode
 _environment: msgspec.msgpack.Decoder[EnvironmentControl] = msgspec.msgpack.Decoder(EnvironmentControl)

@@ -17,7 +17,7 @@ from itertools import count
 from typing import TYPE_CHECKING, Any, Final
 
 from governor import logs
-from governor.episodes.remote.control import Acquire, Busy, Failed, Leased, NotDue, Release, Taken
+from governor.episodes.remote.control import Accepted, Acquire, Busy, Failed, Leased, NotExpired, Release
 from governor.episodes.remote.environment_host import EnvironmentHost
 from governor.errors import ConductorError
 
@@ -87,26 +87,26 @@ class EnvironmentPool:
                 await self._changed.wait()
             return self._lease(self._idle.pop(0), request)
 
-    async def release(self, request: Release) -> Taken | NotDue:
+    async def release(self, request: Release) -> Accepted | NotExpired:
         """Releasing an ended lease is no error: the release was sent twice, or its worker has acquired another one."""
         async with self._changed:
             lease = self._leases.get(request.lease)
             if lease is None:
-                return Taken()
+                return Accepted()
             if not request.hung and not request.renew:
                 self._reclaim(request.lease)
                 self._changed.notify_all()
-                return Taken()
+                return Accepted()
             slot = lease.host.current_slot
             if request.due and slot not in request.due:
-                return NotDue()
+                return NotExpired()
             lease.host.lease = None
             del self._leases[request.lease]
             if request.hung:
                 self._quarantine(lease.host, request.hung)
             else:
                 self._start_replacement(lease.host)
-        return Taken(slot=slot)
+        return Accepted(slot=slot)
 
     async def close(self) -> None:
         for replacement in self._replacements:

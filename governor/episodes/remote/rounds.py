@@ -378,9 +378,9 @@ class RemoteVectorWorker(RemoteEpisodeWorker):
         due = tuple(p.slot.number - first for p in asked if p.deadline + SETTLE_SECONDS <= now)
         later = [p.deadline + SETTLE_SECONDS for p in asked if p.deadline + SETTLE_SECONDS > now]
         answer = self._report_hung(channel, due=due if later else ())
-        if isinstance(answer, control.NotDue):
+        if isinstance(answer, control.NotExpired):
             return min(later)
-        slot = answer.slot if isinstance(answer, control.Taken) else None
+        slot = answer.slot if isinstance(answer, control.Accepted) else None
         overdue = [attempt for attempt in asked if attempt.deadline <= now]
         for attempt in [attempt for attempt in overdue if attempt.slot.number - first == slot] or overdue:
             self._end(attempt, "timed_out", f"{self._overdue_reason}, and {channel.name} hangs")

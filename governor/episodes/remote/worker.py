@@ -242,13 +242,13 @@ class RemoteEpisodeWorker:
     def _report_hung(
         self, channel: RequestChannel, *, due: tuple[int, ...] = ()
     ) -> control.ControlAnswer | None:
-        """Reports a hang to the conductor and drops the channel, unless the answer to `due` is `NotDue`."""
+        """Reports a hang to the conductor and drops the channel, unless the answer to `due` is `NotExpired`."""
         if channel is self._environment:
             hung = f"{channel.name} did not answer by the deadline of its episode"
             return self._drop_environment(hung=hung, due=due)
-        stuck = control.Stuck(session=channel.identity, number=channel.number, due=due)
-        answer = self._send(self._agent_service, stuck)
-        if not isinstance(answer, control.NotDue):
+        hang = control.ReportHang(session=channel.identity, number=channel.number, due=due)
+        answer = self._send(self._agent_service, hang)
+        if not isinstance(answer, control.NotExpired):
             self._drop_agent()
         return answer
 
@@ -331,7 +331,7 @@ class RemoteEpisodeWorker:
             return None
         release = control.Release(lease=channel.identity, renew=renew, hung=hung, due=due)
         answer = self._send(self._environment_service, release)
-        if not isinstance(answer, control.NotDue):
+        if not isinstance(answer, control.NotExpired):
             channel.close()
             self._environment = None
         return answer
@@ -368,7 +368,9 @@ class RemoteEpisodeWorker:
                 raise ConductorUnavailable(answer.reason)
             return answer
 
-    def _send(self, service: str, message: control.Release | control.Stuck) -> control.ControlAnswer | None:
+    def _send(
+        self, service: str, message: control.Release | control.ReportHang
+    ) -> control.ControlAnswer | None:
         """The answer, or None if the conductor is unavailable: its successor has no state that the message refers to."""
         if self.simulation.abandoned:
             return None

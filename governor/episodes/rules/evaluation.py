@@ -68,7 +68,7 @@ def stages(episodes: int, evaluate: Evaluate | None, checkpoint: Checkpoint | No
         first = last
 
 
-class Agenda:
+class EpisodeSchedule:
     """Assigns the episodes of a phase, stage by stage, without those that ended in an earlier process (`known`)."""
 
     def __init__(self, planned: Iterable[Stage], *, known: Collection[int]) -> None:
@@ -113,7 +113,7 @@ class Agenda:
             self.behind = stage
 
 
-class Judge:
+class EvaluationResults:
     """The results of the evaluations of a phase, updated with each episode as it ends."""
 
     def __init__(self, evaluate: Evaluate | None) -> None:

@@ -30,18 +30,18 @@ log = logs.get_logger()
 
 
 class PhaseRules:
-    """`agenda` assigns episodes. `seconds_left` is the remaining wall-clock time in seconds, None without a limit."""
+    """`schedule` assigns episodes. `seconds_left` is the remaining wall-clock time in seconds, None without a limit."""
 
     def __init__(self, command: StartSimulation) -> None:
         self._command = command
         self._goal = Goal(command.until)
         self._expected_goal = Goal(command.until)
-        self._judge = evaluation.Judge(command.evaluate)
+        self._evaluation_results = evaluation.EvaluationResults(command.evaluate)
         self._checkpoints: Checkpoints | None = None
         self._since: list[EpisodeRecord] = []
         known = {record.index for record in command.done}
         planned = evaluation.stages(command.episodes, command.evaluate, command.checkpoint)
-        self.agenda = evaluation.Agenda(planned, known=known)
+        self.schedule = evaluation.EpisodeSchedule(planned, known=known)
         self.initial_flow = strongest([self.ended(record) for record in command.done])
         """The flow control that follows from the episodes of an earlier process."""
         for record in command.done:
@@ -67,7 +67,7 @@ class PhaseRules:
         """The flow control that follows from a stored episode."""
         if self._command.checkpoint is not None and not record.evaluation:
             self._since.append(record)
-        return strongest((self._goal.ended(record), self._judge.ended(record)))
+        return strongest((self._goal.ended(record), self._evaluation_results.ended(record)))
 
     def would_end(self, records: Sequence[EpisodeRecord]) -> bool:
         """Whether one of these training episodes would stop the phase if they ended now."""
@@ -75,7 +75,7 @@ class PhaseRules:
 
     @property
     def metrics(self) -> dict[str, float]:
-        return self._judge.metrics
+        return self._evaluation_results.metrics
 
     # # -- checkpoints between two stages -----------------------------------------------------------------------
 
@@ -105,7 +105,7 @@ class PhaseRules:
 
     async def settle_previous(self) -> str:
         """As `settle`, for a stage whose end an earlier process did not finish."""
-        behind = self.agenda.behind
+        behind = self.schedule.behind
         return "" if behind is None else await self.settle(behind)
 
     async def settle_end(self, episodes: int) -> str:
@@ -114,8 +114,8 @@ class PhaseRules:
 
     async def _keep(self, stage: Stage, checkpoints: Checkpoints) -> None:
         if stage.evaluation:
-            value = self._judge.means.get(stage.evaluation)
-            await checkpoints.best(stage.trained, metric=value, sign=self._judge.sign)
+            value = self._evaluation_results.means.get(stage.evaluation)
+            await checkpoints.best(stage.trained, metric=value, sign=self._evaluation_results.sign)
         if stage.keep:
             value = mean((each for each in self._since if each.index in stage.indexes), "return")
             await checkpoints.every(stage.trained, metric=value)

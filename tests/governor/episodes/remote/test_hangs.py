@@ -92,7 +92,7 @@ async def test_an_environment_that_is_at_another_slot_is_not_given_up(held, pool
     stepped = ask(channel, wire.StepManyFrame, [0, 1], np.array([0, 1]))
     assert await asyncio.to_thread(walk.there.wait, 20)
     late = control.Release(lease=lease.lease, hung="late", due=(0,))
-    assert await pool.release(late) == control.NotDue()
+    assert await pool.release(late) == control.NotExpired()
     walk.let_go()
     assert (await stepped).rewards == [0.0, 1.0]
     assert pool.hanging == []
@@ -106,7 +106,7 @@ async def test_an_environment_that_is_at_a_slot_that_is_due_is_given_up(held, po
     stepped = ask(channel, wire.StepManyFrame, [0, 1], np.array([0, 1]))
     assert await asyncio.to_thread(walk.there.wait, 20)
     late = control.Release(lease=lease.lease, hung="late", due=(0, 1))
-    assert await pool.release(late) == control.Taken(slot=1)
+    assert await pool.release(late) == control.Accepted(slot=1)
     assert pool.hanging == ["late"]
     other = await asyncio.wait_for(pool.acquire(acquire(turn=1)), 20)
     assert other.endpoint != lease.endpoint
@@ -116,7 +116,7 @@ async def test_an_environment_that_is_at_a_slot_that_is_due_is_given_up(held, po
 
 @pytest.mark.parametrize(
     ("due", "answer"),
-    [((7,), control.NotDue()), ((7, 8), control.Taken(slot=8)), ((), control.Taken(slot=8))],
+    [((7,), control.NotExpired()), ((7, 8), control.Accepted(slot=8)), ((), control.Accepted(slot=8))],
 )
 async def test_an_agent_is_given_up_only_when_the_slot_that_it_is_at_is_due(
     harness, held, channel_to, due, answer
@@ -131,9 +131,10 @@ async def test_an_agent_is_given_up_only_when_the_slot_that_it_is_at_is_due(
     acted = ask(channel, wire.ActManyFrame, *rows)
     assert await asyncio.to_thread(agent.there.wait, 20)
     assert (
-        conductor._answer_stuck(control.Stuck(session="session-1", number=channel.number, due=due)) == answer
+        conductor._answer_hang(control.ReportHang(session="session-1", number=channel.number, due=due))
+        == answer
     )
-    assert conductor.failed.done() == isinstance(answer, control.Taken)
+    assert conductor.failed.done() == isinstance(answer, control.Accepted)
     agent.let_go()
     await asyncio.gather(acted, return_exceptions=True)
 

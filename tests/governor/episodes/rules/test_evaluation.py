@@ -4,7 +4,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from governor.episodes.rules.evaluation import Agenda, Judge, Stage, entropy, number_of, stages
+from governor.episodes.rules.evaluation import (
+    EpisodeSchedule,
+    EvaluationResults,
+    Stage,
+    entropy,
+    number_of,
+    stages,
+)
 from governor.messages import Checkpoint, EpisodeRecord, Evaluate, Plateau, StartSimulation
 
 EVALUATE = Evaluate(every=2, episodes=3)
@@ -27,11 +34,11 @@ def played(evaluation, *values, outcome="terminated", first=100):
     ]  # fmt: skip
 
 
-def verdicts(judge, *means):
+def verdicts(results, *means):
     """What each evaluation of three episodes with this mean is answered with."""
     found = []
     for number, mean in enumerate(means, start=1):
-        flows = [judge.ended(record) for record in played(number, mean - 1, mean, mean + 1)]
+        flows = [results.ended(record) for record in played(number, mean - 1, mean, mean + 1)]
         assert flows[:2] == ["CONTINUE", "CONTINUE"]
         found.append(flows[2] == "STOP_SIMULATION")
     return found
@@ -92,50 +99,50 @@ def test_each_stage_begins_when_the_one_before_is_over_and_nothing_is_played_twi
     planned = list(stages(episodes, evaluate, Checkpoint(every=kept) if kept else None))
     expected = [index for stage in planned for index in stage.indexes if index not in known]
     stage_of = {index: at for at, stage in enumerate(planned) for index in stage.indexes}
-    agenda = Agenda(planned, known=known)
+    schedule = EpisodeSchedule(planned, known=known)
     running, begun = [], []
     while True:
-        while len(running) < workers and (index := agenda.next()) is not None:
+        while len(running) < workers and (index := schedule.next()) is not None:
             assert all(stage_of[other] == stage_of[index] for other in running)
             running.append(index)
             begun.append(index)
         if not running:
             break
         index = running.pop(draw.draw(st.integers(0, len(running) - 1)))
-        if agenda.ended(index):
+        if schedule.ended(index):
             assert not running
-            agenda.advance()
+            schedule.advance()
     assert begun == expected
-    assert agenda.is_last
+    assert schedule.is_last
 
 
 def test_a_later_life_knows_the_stage_that_was_over():
     planned = list(stages(5, EVALUATE, None))
-    assert Agenda(planned, known=()).behind is None
-    assert Agenda(planned, known={0}).behind is None
-    assert Agenda(planned, known={0, 1}).behind == planned[0]
-    assert Agenda(planned, known={0, 1, 5, 6}).behind == planned[0]
-    assert Agenda(planned, known=range(11)).behind == planned[-1]
+    assert EpisodeSchedule(planned, known=()).behind is None
+    assert EpisodeSchedule(planned, known={0}).behind is None
+    assert EpisodeSchedule(planned, known={0, 1}).behind == planned[0]
+    assert EpisodeSchedule(planned, known={0, 1, 5, 6}).behind == planned[0]
+    assert EpisodeSchedule(planned, known=range(11)).behind == planned[-1]
 
 
 def test_success_needs_so_many_in_a_row():
-    judge = Judge(Evaluate(every=1, episodes=3, at_least=5.0, consecutive=2))
-    assert verdicts(judge, 5.0, 4.9, 5.0, 5.1) == [False, False, False, True]
-    assert judge.metrics == {
+    results = EvaluationResults(Evaluate(every=1, episodes=3, at_least=5.0, consecutive=2))
+    assert verdicts(results, 5.0, 4.9, 5.0, 5.1) == [False, False, False, True]
+    assert results.metrics == {
         "evaluations": 4, "evaluation_return_mean": 5.1, "evaluation_return_best": 5.1
     }  # fmt: skip
 
 
 def test_less_may_be_better():
-    judge = Judge(Evaluate(every=1, episodes=3, at_most=2.0))
-    assert verdicts(judge, 3.0, 2.5, 2.0) == [False, False, True]
-    assert judge.metrics["evaluation_return_best"] == 2.0
+    results = EvaluationResults(Evaluate(every=1, episodes=3, at_most=2.0))
+    assert verdicts(results, 3.0, 2.5, 2.0) == [False, False, True]
+    assert results.metrics["evaluation_return_best"] == 2.0
 
 
 def test_other_metrics():
-    judge = Judge(Evaluate(every=1, episodes=2, metric="steps", at_least=3.0))
-    assert [judge.ended(record) for record in played(1, 0.0, 0.0)][-1] == "STOP_SIMULATION"
-    assert judge.metrics["evaluation_steps_mean"] == 3.0
+    results = EvaluationResults(Evaluate(every=1, episodes=2, metric="steps", at_least=3.0))
+    assert [results.ended(record) for record in played(1, 0.0, 0.0)][-1] == "STOP_SIMULATION"
+    assert results.metrics["evaluation_steps_mean"] == 3.0
 
 
 @pytest.mark.parametrize(
@@ -151,19 +158,19 @@ def test_other_metrics():
     ],
 )
 def test_a_plateau(plateau, means, expected):
-    assert verdicts(Judge(Evaluate(every=1, episodes=3, plateau=plateau)), *means) == expected
+    assert verdicts(EvaluationResults(Evaluate(every=1, episodes=3, plateau=plateau)), *means) == expected
 
 
 def test_an_evaluation_that_says_nothing_ends_a_row_of_successes():
-    judge = Judge(Evaluate(every=1, episodes=2, at_least=5.0, consecutive=2))
+    results = EvaluationResults(Evaluate(every=1, episodes=2, at_least=5.0, consecutive=2))
     for records in (played(1, 5.0, 5.0), played(2, 9.0, 9.0, outcome="failed"), played(3, 5.0, 5.0)):
-        assert [judge.ended(record) for record in records] == ["CONTINUE"] * 2
-    assert [*judge.means] == [1, 3]
-    assert judge.ended(played(4, 5.0)[0]) == "CONTINUE"
-    assert judge.ended(played(4, 5.0)[0]) == "STOP_SIMULATION"
+        assert [results.ended(record) for record in records] == ["CONTINUE"] * 2
+    assert [*results.means] == [1, 3]
+    assert results.ended(played(4, 5.0)[0]) == "CONTINUE"
+    assert results.ended(played(4, 5.0)[0]) == "STOP_SIMULATION"
 
 
 def test_what_was_cancelled_is_no_evaluation():
-    judge = Judge(Evaluate(every=1, episodes=2, at_least=0.0))
-    assert [judge.ended(record) for record in played(1, 5.0, 5.0, outcome="cancelled")] == ["CONTINUE"] * 2
-    assert judge.metrics == {}
+    results = EvaluationResults(Evaluate(every=1, episodes=2, at_least=0.0))
+    assert [results.ended(record) for record in played(1, 5.0, 5.0, outcome="cancelled")] == ["CONTINUE"] * 2
+    assert results.metrics == {}

@@ -333,7 +333,7 @@ class Away:
         self.asked.append((service, control.decode_agent_control(body), idempotent))
         if len(self.asked) == 1:
             raise ServiceNotFound(service, "nobody serves it")
-        return [control.encode(control.Taken())]
+        return [control.encode(control.Accepted())]
 
 
 async def test_a_service_that_is_gone_is_asked_again(tmp_path):
