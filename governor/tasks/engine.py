@@ -294,7 +294,7 @@ class Engine:
         self._alarm = None
         self._handle(Tick(time.monotonic()))
 
-    def _apply(self, effect: Effect) -> None:
+    def _apply(self, effect: Effect) -> None:  # noqa: C901  # one answer for each kind of effect
         """Performs an effect. An exception of a listener is logged, and the engine goes on."""
         try:
             match effect:
@@ -315,8 +315,14 @@ class Engine:
                 case BatchEnded(batch):
                     listener, _ = self._batches.pop(batch)
                     listener.batch_ended(effect)
-                case _:
-                    self._command_runner(effect)
+                case StartRunner(runner, shape):
+                    self._runners.start(runner, shape)
+                case Revoke(runner):
+                    self._runners.revoke(runner)
+                case CancelAttempt(runner, ticket):
+                    self._runners.cancel(runner, ticket)
+                case KillRunner(runner, reason):
+                    self._runners.kill(runner, reason)
         except Exception:
             log.exception("engine.effect_failed", effect=type(effect).__name__)
 
@@ -329,18 +335,6 @@ class Engine:
             self._runners.kill(
                 effect.runner, f"its work items cannot be sent: {type(error).__name__}: {error}"
             )
-
-    def _command_runner(self, effect: Effect) -> None:
-        """Effects that are commands to runners, other than `Dispatch`."""
-        match effect:
-            case StartRunner(runner, shape):
-                self._runners.start(runner, shape)
-            case Revoke(runner):
-                self._runners.revoke(runner)
-            case CancelAttempt(runner, ticket):
-                self._runners.cancel(runner, ticket)
-            case KillRunner(runner, reason):
-                self._runners.kill(runner, reason)
 
     def _work_item(self, attempt: Attempt, slot_index: int) -> WorkItem:
         batch = self._core.batches[attempt.batch]

@@ -20,13 +20,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from governor import logs
-from governor.tasks.agentlab.experiments import specs_of
+from governor.messages import TaskSpec
 from governor.tasks.agentlab.foreign import Foreign, elapsed_of, end_of
 from governor.tasks.agentlab.session import GraphSession
 from governor.tasks.agentlab.task_ref import TaskRef
 from governor.tasks.api import SchedulerConfig, TaskContext
-from governor.tasks.errors import TaskFailed
+from governor.tasks.errors import GraphError, TaskFailed
 from governor.tasks.runner_process import calls
+from governor.tasks.scheduling import graph
+from governor.tasks.scheduling.graph import GraphFault
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -123,9 +125,34 @@ def execute_task_graph(
     experiments = list(exp_args_list)
     if not experiments:
         return {}
-    specs = specs_of(experiments, [_episode_timeout(each, avg_step_timeout) for each in experiments])
+    specs = _specs_of(experiments, [_episode_timeout(each, avg_step_timeout) for each in experiments])
     with GraphSession(config or SchedulerConfig(), folder=folder) as session:
         return session.run_graph(experiments, specs)
+
+
+def _specs_of(experiments: Sequence[Any], timeouts: Sequence[float]) -> list[TaskSpec]:
+    """Tasks without their calls. Ids may be anything that a dict takes as a key; the engine knows them by their text, so 1
+    and "1" are one id. Raises GraphError with all faults.
+    """
+    found: list[GraphFault] = []
+    specs: list[TaskSpec] = []
+    for index, (each, timeout) in enumerate(zip(experiments, timeouts, strict=True)):
+        name = getattr(each, "exp_id", None)
+        if name is None:
+            message = f"experiments[{index}] has no exp_id"
+            found.append(GraphFault(task_index=index, field="id", message=message))
+            continue
+        needs = getattr(each, "depends_on", None) or ()
+        if isinstance(needs, str):
+            message = f'experiment "{name}" has depends_on={needs!r}, which is a text and not a list of ids'
+            found.append(GraphFault(task_index=index, field="depends_on", message=message))
+            needs = ()
+        specs.append(TaskSpec(id=str(name), call="", depends_on=tuple(map(str, needs)), timeout=timeout))
+    if not found:
+        found = graph.faults(specs, noun="experiment")
+    if found:
+        raise GraphError(found)
+    return specs
 
 
 def poll_for_timeout(tasks: Mapping[str, Any], timeout: float, poll_interval: float = 1.0) -> dict[str, Any]:
@@ -199,15 +226,3 @@ def _resources(options: Mapping[str, Any]) -> dict[str, float]:
         **(options.get("resources") or {}),
     }
     return {name: float(amount) for name, amount in wanted.items() if amount}
-
-
-__all__ = [
-    "TaskFailed",
-    "TaskRef",
-    "_episode_timeout",
-    "execute_task_graph",
-    "get_elapsed_time",
-    "parse_and_truncate_error",
-    "poll_for_timeout",
-    "run_exp",
-]

@@ -28,7 +28,6 @@ import msgspec
 from governor import logs
 from governor.errors import ConductorError
 from governor.messages import TaskRecord, TaskSpec
-from governor.tasks.agentlab import experiments as exp
 from governor.tasks.agentlab.listeners import GraphListener
 from governor.tasks.agentlab.study import Study
 from governor.tasks.agentlab.task_ref import TaskRef
@@ -129,7 +128,7 @@ class GraphSession:
     # -- graphs ---------------------------------------------------------------------------------------------
 
     def run_graph(self, experiments: Sequence[Any], specs: Sequence[TaskSpec]) -> dict[Any, Any]:
-        """Runs experiments, of which `experiments.specs_of` has made the specs, and gives results or TaskFailed by
+        """Runs experiments, with their specs, and gives results or TaskFailed by
         `exp_id`, in the order given. Raises TypeError before anything runs, and OSError when results cannot be kept.
         """
         done = [] if self._study is None else self._study.succeeded({spec.id for spec in specs})
@@ -160,7 +159,7 @@ class GraphSession:
     ) -> TaskRef:
         """Runs one experiment, with their results, once those that it comes after have succeeded. Raises TypeError."""
         reference = TaskRef(self, name, str(experiment.exp_id))
-        (call,) = self._opened().pickle_store.name_many([experiment], [exp.label(name)])
+        (call,) = self._opened().pickle_store.name_many([experiment], [f'experiment "{name}"'])
         spec = TaskSpec(id=name, call=call, timeout=timeout, retries=retries, resources=dict(resources))
         self.call(lambda: self._when_ready(spec, reference, after))
         return reference
@@ -259,7 +258,7 @@ class GraphSession:
         wanted = [(spec, each) for spec, each in zip(specs, experiments, strict=True) if spec.id not in done]
         names = iter(
             self._opened().pickle_store.name_many(
-                [each for _, each in wanted], [exp.label(spec.id) for spec, _ in wanted]
+                [each for _, each in wanted], [f'experiment "{spec.id}"' for spec, _ in wanted]
             )
         )
         return [

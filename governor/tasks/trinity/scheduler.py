@@ -26,8 +26,7 @@ from governor.tasks.trinity.handover import models_of, results_of
 from governor.tasks.trinity.result_store import ResultStore
 from governor.tasks.trinity.submissions import Submissions
 from governor.tasks.trinity.supervision import Supervision
-from governor.tasks.trinity.views import BatchView
-from governor.tasks.trinity.wakeup import Notifier
+from governor.tasks.trinity.views import BatchView, Notifier
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

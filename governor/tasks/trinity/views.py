@@ -5,6 +5,7 @@ The names are those of Trinity-RFT's scheduler, so that its users find their way
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections import Counter
 from contextlib import contextmanager
@@ -15,7 +16,6 @@ from governor import logs
 from governor.tasks.api import Status
 from governor.tasks.ports import LEVELS, BatchListener
 from governor.tasks.trinity.statistics import calculate_task_level_metrics
-from governor.tasks.trinity.wakeup import Notifier
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -121,6 +121,29 @@ class RunningTaskState:
     task: TaskWrapper
     runner_id: int
     restart_runner_on_cancel: bool = True
+
+
+class Notifier:
+    """Wakes its waiters. `run_ended_at` is when a run last ended, in monotonic seconds."""
+
+    def __init__(self) -> None:
+        self.run_ended_at = float("-inf")
+        self._waiting: set[asyncio.Future[None]] = set()
+
+    def notify(self) -> None:
+        """Wakes all waiters."""
+        for future in self._waiting:
+            if not future.done():
+                future.set_result(None)
+
+    async def wait(self, seconds: float | None = None) -> None:
+        """Returns after the next `notify`, or after `seconds`."""
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.add(future)
+        try:
+            await asyncio.wait({future}, timeout=seconds)
+        finally:
+            self._waiting.discard(future)
 
 
 class BatchView(BatchListener):
