@@ -184,18 +184,8 @@ class SchedulerConfig:
                 _seconds("stop_timeout", self.stop_timeout),
                 _whole("num_cpus", self.num_cpus, 1, or_none=True),
                 _seconds("over_rollout.wait_after_min", rollout.wait_after_min),
-                (
-                    "over_rollout.ratio",
-                    rollout.ratio,
-                    _is_number(rollout.ratio) and 0 <= rollout.ratio <= 1,
-                    "from 0 to 1",
-                ),
-                (
-                    "min_num_counts",
-                    self.min_num_counts,
-                    self.min_num_counts in COUNTED,
-                    " or ".join(map(repr, COUNTED)),
-                ),
+                _share("over_rollout.ratio", rollout.ratio),
+                _one_of("min_num_counts", self.min_num_counts, COUNTED),
             )
             if not right
         ]
@@ -216,6 +206,14 @@ def _whole(name: str, value: object, least: int, *, or_none: bool = False) -> tu
 def _seconds(name: str, value: float, *, positive: bool = False) -> tuple[str, object, bool, str]:
     right = _is_number(value) and (value > 0 if positive else value >= 0)
     return name, value, right, f"seconds, {'more than 0' if positive else '0 or more'}"
+
+
+def _share(name: str, value: float) -> tuple[str, object, bool, str]:
+    return name, value, _is_number(value) and 0 <= value <= 1, "from 0 to 1"
+
+
+def _one_of(name: str, value: str, known: Sequence[str]) -> tuple[str, object, bool, str]:
+    return name, value, value in known, " or ".join(map(repr, known))
 
 
 @dataclass(frozen=True, slots=True)

@@ -160,15 +160,11 @@ def end_of(dependency: Any) -> Future[TaskRecord]:
 
     def note(outcome: Future[Any]) -> None:
         error = outcome.exception()
-        ended.set_result(
-            TaskRecord(
-                task=name,
-                run=0,
-                outcome="succeeded" if error is None else "failed",
-                attempts=1,
-                error="" if error is None else f"{type(error).__name__}: {error}",
-            )
-        )
+        record = TaskRecord(task=name, run=0, outcome="succeeded", attempts=1)
+        if error is not None:
+            reason = f"{type(error).__name__}: {error}"
+            record = TaskRecord(task=name, run=0, outcome="failed", attempts=1, error=reason)
+        ended.set_result(record)
 
     dependency.future().add_done_callback(note)
     return ended

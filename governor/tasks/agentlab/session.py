@@ -132,7 +132,13 @@ class GraphSession:
         `exp_id`, in the order given. Raises TypeError before anything runs, and OSError when results cannot be kept.
         """
         done = [] if self._study is None else self._study.succeeded({spec.id for spec in specs})
-        named = self._named(specs, experiments, {record.task for record in done})
+        kept = {record.task for record in done}
+        wanted = {spec.id: each for spec, each in zip(specs, experiments, strict=True) if spec.id not in kept}
+        labels = [f'experiment "{name}"' for name in wanted]
+        calls = dict(
+            zip(wanted, self._opened().pickle_store.name_many([*wanted.values()], labels), strict=True)
+        )
+        named = [msgspec.structs.replace(spec, call=calls.get(spec.id, "")) for spec in specs]
         number = next(self._batches)
         batch = BatchSpec(id=number, tasks=tuple(named), done=tuple(done))
         cancel = partial(self.cancel, number)
@@ -253,17 +259,6 @@ class GraphSession:
         if self._process != os.getpid():
             raise RuntimeError("this process was forked from one that uses Ray: spawn it instead")
         return self._driver is not None and self._connection == worker_id()
-
-    def _named(self, specs: Sequence[TaskSpec], experiments: Sequence[Any], done: set[str]) -> list[TaskSpec]:
-        wanted = [(spec, each) for spec, each in zip(specs, experiments, strict=True) if spec.id not in done]
-        names = iter(
-            self._opened().pickle_store.name_many(
-                [each for _, each in wanted], [f'experiment "{spec.id}"' for spec, _ in wanted]
-            )
-        )
-        return [
-            spec if spec.id in done else msgspec.structs.replace(spec, call=next(names)) for spec in specs
-        ]
 
     # -- in the engine's thread -----------------------------------------------------------------------------
 

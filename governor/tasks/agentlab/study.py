@@ -75,11 +75,9 @@ class Study:
             except ValueError as error:
                 log.warning("study.line_skipped", path=str(self._path), line=number, reason=str(error))
                 continue
-            if (
-                record.task in tasks
-                and record.outcome == "succeeded"
-                and _has_value(record, root or self.folder)
-            ):
+            if record.task not in tasks or record.outcome != "succeeded":
+                continue
+            if record.value_file is None or ((root or self.folder) / record.value_file).is_file():
                 found[record.task, record.run] = record
         return list(found.values())
 
@@ -102,7 +100,3 @@ class Study:
         size = os.fstat(self._file).st_size
         if size and os.pread(self._file, 1, size - 1) != b"\n":
             os.write(self._file, b"\n")
-
-
-def _has_value(record: TaskRecord, root: Path) -> bool:
-    return record.value_file is None or (root / record.value_file).is_file()

@@ -95,16 +95,19 @@ class Core:
         match event:
             case RunnerReported():
                 self.attempts.on_reported(event)
-            case RunnerReady():
-                self._runner_ready(event.runner)
+            case RunnerReady(runner):
+                slot = self.slots.get(runner)
+                if slot is not None and slot.state == "starting":
+                    self.slots.ready(slot)
             case RunnerGone():
                 self.attempts.on_gone(event)
             case Revoked():
                 self.attempts.on_revoked(event)
             case BatchSubmitted():
-                self._submitted(event)
+                self.outcomes.submit(event.batch, event.limits, self._now, held=event.held)
             case Released():
-                self._released(event)
+                if event.batch in self.batches:
+                    self.outcomes.release(self.batches[event.batch], self._now, error=event.error)
             case Cancelled():
                 self._cancelled(event)
             case Replaced():
@@ -125,17 +128,6 @@ class Core:
         self.outcomes.effects.append(effect)
 
     # -- batches --------------------------------------------------------------------------------------------
-
-    def _released(self, event: Released) -> None:
-        batch = self.batches.get(event.batch)
-        if batch is not None:
-            self.outcomes.release(batch, self._now, error=event.error)
-
-    def _submitted(self, event: BatchSubmitted) -> None:
-        batch = self.outcomes.submit(event.batch, event.limits, self._now, held=event.held)
-        for node in batch.nodes.values():
-            if not self.slots.knows(node.shape):
-                self.slots.open(node.shape, 0)
 
     def _cancelled(self, event: Cancelled) -> None:
         batch = self.batches.get(event.batch)
@@ -177,11 +169,6 @@ class Core:
             self._withdraw(batch, "enough tasks of the batch have succeeded", gentle=False)
 
     # -- runners --------------------------------------------------------------------------------------------
-
-    def _runner_ready(self, runner: int) -> None:
-        slot = self.slots.get(runner)
-        if slot is not None and slot.state == "starting":
-            self.slots.ready(slot)
 
     def _replaced(self, event: Replaced) -> None:
         slot = self.slots.at_index(event.slot_index)

@@ -76,7 +76,7 @@ def _waiting(core: Core, batch: Batch, node: TaskNode, runs: tuple[int, ...], si
         return Waiting(task=name, runs=runs, state="blocked", why=why)
     shape = node.shape
     ahead = core.ready.waiting(shape)
-    runners = core.slots.capacity(shape) if core.slots.knows(shape) else 0
+    runners = core.slots.capacity(shape)
     what = ", ".join(f"{key} {amount:g}" for key, amount in shape) or "plain"
     why = f"waits for one of {runners} {what} runners, {ahead} sub-tasks in the queue"
     if batch.spec.pin is not None:

@@ -47,9 +47,7 @@ class Outcomes:
         """Why there can be no runner of a shape."""
         self._orders = count()
 
-    def submit(
-        self, spec: BatchSpec, limits: SchedulingLimits | None, now: float, *, held: bool = False
-    ) -> Batch:
+    def submit(self, spec: BatchSpec, limits: SchedulingLimits | None, now: float, *, held: bool) -> None:
         batch = Batch(spec, order=next(self._orders), limits=limits)
         self.batches[batch.id] = batch
         self.pending += batch.left
@@ -60,7 +58,6 @@ class Outcomes:
         else:
             self._enqueue(subtasks, now)
         self._check_end(batch)
-        return batch
 
     def release(self, batch: Batch, now: float, *, error: str) -> None:
         """Enqueues the held sub-tasks of the batch; with an error, they fail."""

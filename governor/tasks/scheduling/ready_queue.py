@@ -13,6 +13,7 @@ from __future__ import annotations
 import heapq
 from bisect import bisect_left, insort
 from collections import defaultdict, deque
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from governor.tasks.scheduling.events import Shape
 
 
+@dataclass(slots=True, eq=False)
 class _Lanes:
     """The queue of one shape. A lane holds sub-tasks of one batch and priority; it is never empty.
 
@@ -27,13 +29,10 @@ class _Lanes:
     to a removed lane; it is corrected when it reaches the top.
     """
 
-    __slots__ = ("ages", "by_key", "count", "order")
-
-    def __init__(self) -> None:
-        self.by_key: dict[LaneKey, deque[SubTask]] = {}
-        self.order: list[LaneKey] = []
-        self.ages: list[tuple[float, LaneKey]] = []
-        self.count = 0
+    by_key: dict[LaneKey, deque[SubTask]] = field(default_factory=dict)
+    order: list[LaneKey] = field(default_factory=list)
+    ages: list[tuple[float, LaneKey]] = field(default_factory=list)
+    count: int = 0
 
     def push(self, subtask: SubTask, *, front: bool) -> None:
         lane = self.by_key.get(subtask.lane)

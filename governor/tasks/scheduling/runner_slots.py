@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections import deque
+from collections import defaultdict, deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
@@ -93,19 +93,17 @@ class RunnerSlot:
     user_state: dict[str, Any] = field(default_factory=dict)
 
 
+@dataclass(slots=True, eq=False)
 class _ShapeSlots:
     """All runners of one shape. No runner is started before `next_start`."""
 
-    __slots__ = ("capacity", "failed_starts", "free_indices", "idle", "next_start", "slots", "spares")
-
-    def __init__(self, capacity: int) -> None:
-        self.capacity = capacity
-        self.free_indices = list(range(capacity))
-        self.slots: dict[int, RunnerSlot] = {}
-        self.idle: list[RunnerSlot] = []
-        self.spares: list[RunnerSlot] = []
-        self.failed_starts = 0
-        self.next_start = 0.0
+    capacity: int = 0
+    free_indices: list[int] = field(default_factory=list)
+    slots: dict[int, RunnerSlot] = field(default_factory=dict)
+    idle: list[RunnerSlot] = field(default_factory=list)
+    spares: list[RunnerSlot] = field(default_factory=list)
+    failed_starts: int = 0
+    next_start: float = 0.0
 
     def admit(self, slot: RunnerSlot) -> None:
         """Gives a ready runner a slot index, or makes it a spare."""
@@ -156,21 +154,15 @@ class RunnerSlots:
         """Once set, no runner is started."""
         self._ids = runner_ids
         self._slots: dict[int, RunnerSlot] = {}
-        self._shapes: dict[Shape, _ShapeSlots] = {}
+        self._shapes: defaultdict[Shape, _ShapeSlots] = defaultdict(_ShapeSlots)
 
     def open(self, shape: Shape, capacity: int) -> None:
         """Sets how many runners of this shape may work at once."""
-        known = self._shapes.get(shape)
-        if known is None:
-            self._shapes[shape] = _ShapeSlots(capacity)
-        elif known.capacity != capacity:
-            known.resize(capacity)
+        if self._shapes[shape].capacity != capacity:
+            self._shapes[shape].resize(capacity)
 
     def shapes(self) -> list[Shape]:
         return list(self._shapes)
-
-    def knows(self, shape: Shape) -> bool:
-        return shape in self._shapes
 
     def capacity(self, shape: Shape) -> int:
         return self._shapes[shape].capacity
@@ -183,9 +175,7 @@ class RunnerSlots:
 
     def at_index(self, slot_index: int) -> RunnerSlot | None:
         """The plain runner with this slot index."""
-        plain = self._shapes.get(())
-        slots = plain.slots.values() if plain is not None else ()
-        return next((slot for slot in slots if slot.index == slot_index), None)
+        return next((slot for slot in self._shapes[()].slots.values() if slot.index == slot_index), None)
 
     def add(self, runner: int, shape: Shape) -> RunnerSlot:
         """Adds a runner that is starting."""
