@@ -358,7 +358,7 @@ class Scheduler(Supervision):
         """
         seconds = self.default_timeout if timeout is None else timeout
         began = time.monotonic()
-        while left := self._unfinished():
+        while left := [view for view in self._batches.values() if view.tasks]:
             if self.running:
                 remaining = max(began, self._changed.run_ended_at) + seconds - time.monotonic()
                 if remaining <= 0:
@@ -381,9 +381,6 @@ class Scheduler(Supervision):
         return self._timeout_estimator.limit(self.default_timeout if timeout is None else timeout)
 
     # -- inside ---------------------------------------------------------------------------------------------
-
-    def _unfinished(self) -> list[BatchView]:
-        return [view for view in self._batches.values() if view.tasks]
 
     def _tidy(self, view: BatchView) -> None:
         if view.is_empty and self._batches.get(view.batch_id) is view:

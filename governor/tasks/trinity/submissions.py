@@ -105,7 +105,8 @@ class Submissions:
 
     def _ended(self, number: int) -> None:
         """Removes the pickles of its tasks, and the values that they have stored for each other."""
-        self._finish(number)
+        if number in self._over:
+            self._over.pop(number).set()
         folder = self.driver.folder / _folder_of(number)
         if folder.exists():
             asyncio.get_running_loop().run_in_executor(
@@ -114,12 +115,7 @@ class Submissions:
 
     def close(self) -> None:
         """No submission begins from now on."""
-        for number in list(self._over):
-            self._finish(number)
-
-    def _finish(self, number: int) -> None:
-        over = self._over.pop(number, None)
-        if over is not None:
+        for over in self._over.values():
             over.set()
 
     async def _store_and_release(self, number: int, named: NamedTasks, over: asyncio.Event) -> None:
