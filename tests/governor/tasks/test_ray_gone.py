@@ -25,8 +25,7 @@ from governor.tasks.driver import Driver
 import ray._private.worker as worker
 
 async def main():
-    driver = Driver(SchedulerConfig(), capacity=1)
-    await driver.open()
+    driver = await Driver.open(SchedulerConfig(), capacity=1)
     ray.shutdown()
     started = []
     worker.init = ray.init = lambda *_, **__: started.append(1)
