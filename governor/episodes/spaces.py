@@ -92,6 +92,17 @@ def describe(space: object, *, role: str) -> SpaceSpec:
             raise ConductorError(f"{role} is a {type(space).__name__}, not a gymnasium space")
 
 
+def of_environment(environment: Any, *, entry: str) -> tuple[SpaceSpec, SpaceSpec]:
+    """Its spaces of observations and actions; `entry` is for the message of the ConductorError."""
+    try:
+        return (
+            describe(environment.observation_space, role="observation_space"),
+            describe(environment.action_space, role="action_space"),
+        )
+    except ConductorError as error:
+        raise ConductorError(f"environment {entry!r}: {error.reason}") from error
+
+
 def summary(spec: SpaceSpec) -> str:
     """A short text for messages, also for a Box whose elements have bounds of their own."""
     match spec:

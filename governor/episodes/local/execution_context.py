@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import dataclass, field
 from math import inf
 from time import monotonic
 from typing import TYPE_CHECKING, Final
@@ -26,6 +27,7 @@ class WrittenOff(Exception):
     """The worker came back after it had been declared hung: its episode is recorded already, or another process plays it."""
 
 
+@dataclass(slots=True, eq=False)
 class ExecutionContext:
     """The state of an episode, for the watch: whose code runs (`where`), since when, until when at most, how far.
 
@@ -34,36 +36,19 @@ class ExecutionContext:
     return so far, `values` the returns by player.
     """
 
-    __slots__ = (
-        "_lock",
-        "agent",
-        "began",
-        "busy",
-        "deadline",
-        "index",
-        "number",
-        "owner",
-        "seed",
-        "steps",
-        "value",
-        "values",
-        "where",
-    )
-
-    def __init__(self, number: int, *, owner: int, agent: str) -> None:
-        self.number = number
-        self.owner = owner
-        self.agent = agent
-        self.where = ""
-        self.busy = False
-        self.index: int | None = None
-        self.seed = 0
-        self.began = 0.0
-        self.deadline = inf
-        self.value = 0.0
-        self.values: dict[str, float] = {}
-        self.steps = 0
-        self._lock = threading.Lock()
+    number: int
+    owner: int
+    agent: str
+    where: str = ""
+    busy: bool = False
+    index: int | None = None
+    seed: int = 0
+    began: float = 0.0
+    deadline: float = inf
+    value: float = 0.0
+    values: dict[str, float] = field(default_factory=dict)
+    steps: int = 0
+    _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
 
     def enter(self, where: str, *, seconds: float | None, index: int | None = None, seed: int = 0) -> float:
         """User code begins: an episode or, without an index, something around episodes. Returns its deadline."""
@@ -89,18 +74,16 @@ class ExecutionContext:
             self.busy = self.busy and not still
             return still
 
-
-def record(context: ExecutionContext, outcome: EpisodeOutcome, reason: str) -> EpisodeRecord:
-    """The record of an episode that ends now. Raises WrittenOff."""
-    context.leave()
-    return EpisodeRecord(
-        index=context.index or 0,
-        worker=context.number,
-        seed=context.seed,
-        outcome=outcome,
-        value=context.value,
-        steps=context.steps,
-        seconds=monotonic() - context.began,
-        reason=reason,
-        values=context.values,
-    )
+    def record(self, outcome: EpisodeOutcome, reason: str) -> EpisodeRecord:
+        """The record of its episode, if it ended now."""
+        return EpisodeRecord(
+            index=self.index or 0,
+            worker=self.number,
+            seed=self.seed,
+            outcome=outcome,
+            value=self.value,
+            steps=self.steps,
+            seconds=monotonic() - self.began,
+            reason=reason,
+            values=dict(self.values),
+        )

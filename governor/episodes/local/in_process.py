@@ -26,16 +26,15 @@ from governor.episodes.local.execution_context import BUILD, JOIN, SAVE, Executi
 from governor.episodes.local.local_agent import LocalAgent
 from governor.episodes.local.parallel import ParallelWorker
 from governor.episodes.local.stepping import CLOSE_SECONDS, LocalEpisodeWorker, SeveralPlayers
-from governor.episodes.local.vector import LocalVectorWorker
 from governor.episodes.records.checkpoints import COPY_SECONDS
 from governor.episodes.rules.seeds import agent_seed
 from governor.errors import ConductorError
-from governor.messages import EpisodeRecord
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from governor.episodes.simulation import Simulation
+    from governor.messages import EpisodeRecord
 
 GRACE_SECONDS: Final = 0.5
 LEAVE_SECONDS: Final = 5.0
@@ -110,21 +109,18 @@ class InProcess:
         contexts = self._contexts[number * self._vector : (number + 1) * self._vector]
         exits.set_description(partial(_describe_current, contexts))
         agent = next(iter(self._agents.values()))
-        worker: LocalEpisodeWorker
-        if len(self._agents) > 1 or simulation.command.players:
-            worker = ParallelWorker(simulation, contexts[0], self._agents, self._made)
-        elif len(contexts) > 1:
-            worker = LocalVectorWorker(simulation, contexts, agent, self._made)
-        else:
-            worker = LocalEpisodeWorker(simulation, contexts[0], agent, self._made)
+        built = None
         try:
-            try:
-                self._run_worker(simulation, worker, contexts[0])
-            except SeveralPlayers as found:
-                worker = ParallelWorker(
-                    simulation, contexts[0], self._agents, self._made, built=found.environment
-                )
-                self._run_worker(simulation, worker, contexts[0])
+            if len(self._agents) == 1 and not simulation.command.players:
+                try:
+                    alone = LocalEpisodeWorker(simulation, contexts, agent, self._made)
+                    self._run_worker(simulation, alone, contexts[0])
+                except SeveralPlayers as found:
+                    built = found.environment
+                else:
+                    return
+            several = ParallelWorker(simulation, contexts[0], self._agents, self._made, built=built)
+            self._run_worker(simulation, several, contexts[0])
         except WrittenOff:
             log.info("simulation.worker_came_back", worker=number)
 
@@ -237,17 +233,7 @@ class InProcess:
 
     def _timed_out(self, context: ExecutionContext) -> EpisodeRecord:
         timeout = self._simulation.command.episode_timeout
-        return EpisodeRecord(
-            index=context.index or 0,
-            worker=context.number,
-            seed=context.seed,
-            outcome="timed_out",
-            value=context.value,
-            values=dict(context.values),
-            steps=context.steps,
-            seconds=monotonic() - context.began,
-            reason=f"longer than {timeout:g} s, and {self._culprit(context)} hangs",
-        )
+        return context.record("timed_out", f"longer than {timeout:g} s, and {self._culprit(context)} hangs")
 
     def _hang_reason(self, context: ExecutionContext) -> str:
         if context.index is None:

@@ -25,11 +25,12 @@ from governor.episodes.transition import Transition
 from governor.errors import ConductorError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Generator, Iterable, Mapping
 
     from governor.episodes.conforming import Observer
     from governor.episodes.local.execution_context import ExecutionContext
     from governor.episodes.local.local_agent import Calls, LocalAgent
+    from governor.episodes.local.stepping import LocalSlot
     from governor.episodes.simulation import Simulation
     from governor.episodes.spaces import SpaceSpec
     from governor.messages import EpisodeOutcome, Made
@@ -71,7 +72,8 @@ class ParallelWorker(LocalEpisodeWorker):
         *,
         built: Any = None,
     ) -> None:
-        super().__init__(simulation, context, next(iter(agents.values())), made)
+        super().__init__(simulation, [context], next(iter(agents.values())), made)
+        self._context = context
         self._agents = agents
         self._built = built
         self._recorder_of = simulation.recorder_of
@@ -79,10 +81,11 @@ class ParallelWorker(LocalEpisodeWorker):
 
     # -- building -------------------------------------------------------------------------------------------
 
-    def _build(self) -> None:
+    def _build(self, slot: LocalSlot) -> None:
         from governor.episodes.records.recording import Columns  # noqa: PLC0415  # Arrow: not for the forkserver
 
-        context, made = self._context, self._made
+        context, made = slot.context, self._made
+        slot.resets = self._simulation.resets
         context.enter(BUILD, seconds=self._simulation.command.build_seconds)
         environment, self._built = self._built, None
         if environment is None:
@@ -99,8 +102,8 @@ class ParallelWorker(LocalEpisodeWorker):
             player: self._join(player, assignment[player], *known[player]) for player in assignment
         }
         context.leave()
-        self._environment = environment
-        self._recorder = self._recorder_of(self._number, columns)
+        slot.environment = environment
+        slot.recorder = self._recorder_of(self._number, columns)
 
     def _assign_agents(self, players: list[str]) -> dict[str, str]:
         """The agent of each player. Raises ConductorError."""
@@ -147,16 +150,13 @@ class ParallelWorker(LocalEpisodeWorker):
             plain=isinstance(action, spaces.Discrete),
         )
 
-    def _renew(self) -> None:
-        self.close()
-        if self._simulation.take_restart():
-            for agent in self._agents.values():
-                agent.renew()
-        self._build()
+    def _renew_agents(self) -> None:
+        for agent in self._agents.values():
+            agent.renew()
 
     # -- one episode ----------------------------------------------------------------------------------------
 
-    def _end_training_episode(self) -> None:
+    def _end_training_episode(self, context: ExecutionContext) -> None:  # noqa: ARG002  # its only one
         for name, agent in self._agents.items():
             self._enter_agent(name, SAVE)
             agent.episode_ended()
@@ -166,20 +166,23 @@ class ParallelWorker(LocalEpisodeWorker):
         self._context.agent = name
         self._context.where = where
 
-    def _loop(self, seed: int, deadline: float, *, explore: bool) -> EpisodeOutcome:
-        context, simulation = self._context, self._simulation
+    def _steps(
+        self, slot: LocalSlot, seed: int, deadline: float, *, explore: bool
+    ) -> Generator[tuple[Any, Any], Any, EpisodeOutcome]:
+        yield from ()  # it never waits for actions: it asks its agents itself
+        context, simulation, environment = slot.context, self._simulation, slot.environment
         limit = simulation.command.max_steps or sys.maxsize
         calls = self._calls_of_players(explore=explore)
         finished_players: set[str] = set()
         all_terminated = True
-        seen = self._reset(seed)
+        seen = self._reset(environment, seed)
         context.values = dict.fromkeys(seen, 0.0)
         while True:
             chosen = {
                 name: self._act(name, calls[name], observation) for name, (observation, _) in seen.items()
             }
             actions = {name: action for name, (action, _) in chosen.items()}
-            step = self._step_with(actions, finished_players)
+            step = self._step_with(environment, actions, finished_players)
             if monotonic() >= deadline:
                 return "timed_out"
             context.steps += 1
@@ -187,7 +190,7 @@ class ParallelWorker(LocalEpisodeWorker):
                 step = step._replace(truncated=dict.fromkeys(actions, True))
             self._add_rewards(step.rewards)
             try:
-                self._recorder.step_players(self._rows(seen, chosen, step))
+                slot.recorder.step_players(self._rows(seen, chosen, step))
             except OSError as error:
                 raise NotRecorded(one_line(error)) from error
             leaving = step.leaving_players()
@@ -212,14 +215,14 @@ class ParallelWorker(LocalEpisodeWorker):
             for name, player in self._players.items()
         }
 
-    def _reset(self, seed: int) -> dict[str, tuple[Any, Any]]:
+    def _reset(self, environment: Any, seed: int) -> dict[str, tuple[Any, Any]]:
         """The observation of each player, and its encoding for the recorder. Raises ValueError and what the environment raises."""
-        returned = self._environment.reset(seed=seed)
+        returned = environment.reset(seed=seed)
         try:
             observations, _ = returned
         except (TypeError, ValueError):
             raise ValueError("it did not return (observations, infos)") from None
-        live = list(self._environment.agents)
+        live = list(environment.agents)
         if not live:
             raise ValueError("it has no player")
         return self._observed_by(live, observations)
@@ -229,12 +232,12 @@ class ParallelWorker(LocalEpisodeWorker):
         self._enter_agent(self._players[name].agent.name, f"{ACT} of {name}")
         return calls.act(observation), calls.weights.version
 
-    def _step_with(self, actions: dict[str, Any], finished_players: set[str]) -> _Step:
+    def _step_with(self, environment: Any, actions: dict[str, Any], finished_players: set[str]) -> _Step:
         self._context.where = STEP
         given = {
             name: action if self._players[name].plain else action.copy() for name, action in actions.items()
         }
-        returned = self._environment.step(given)
+        returned = environment.step(given)
         try:
             observations, rewards, terminations, truncations, _ = returned
         except (TypeError, ValueError):
@@ -243,7 +246,7 @@ class ParallelWorker(LocalEpisodeWorker):
             ) from None
         terminated = {name: flag(_of(terminations, name, "termination"), "termination") for name in actions}
         truncated = {name: flag(_of(truncations, name, "truncation"), "truncation") for name in actions}
-        live = [name for name in self._environment.agents if name not in finished_players]
+        live = [name for name in environment.agents if name not in finished_players]
         for name in actions:
             if name not in live and not (terminated[name] or truncated[name]):
                 raise ValueError(

@@ -7,30 +7,24 @@ Rules:
 3. Ended episodes are reported while the next ones are played: up to `UNACKNOWLEDGED` reports for each worker. Episodes that
    the governor has not acknowledged when this process exits are played again.
 4. Short episodes are written and reported together: those that end within `REPORT_DELAY_SECONDS`.
-5. User code that hangs ends the whole process: `in_process.InProcess` watches the `ExecutionContext` of each worker.
+5. In a vector the `where` of a context is empty while another slot has its turn.
+6. User code that hangs ends the whole process: `in_process.InProcess` watches the `ExecutionContext` of each worker.
 """
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Generator
+from dataclasses import dataclass, field
 from time import monotonic
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 
 from governor import logs
 from governor.episodes import spaces
 from governor.episodes.conforming import first_observation, observer, stepper
 from governor.episodes.entries import make_environment, one_line
-from governor.episodes.local.execution_context import (
-    ACT,
-    BUILD,
-    CLOSE,
-    JOIN,
-    LEARN,
-    RESET,
-    SAVE,
-    STEP,
-    record,
-)
+from governor.episodes.local import vector
+from governor.episodes.local.execution_context import ACT, BUILD, CLOSE, JOIN, LEARN, RESET, SAVE, STEP
 from governor.episodes.records.reports import EpisodeReports
 from governor.episodes.simulation import Paused
 from governor.episodes.transition import Transition
@@ -38,8 +32,10 @@ from governor.errors import ConductorError
 from governor.messages import COMPLETE
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
     from concurrent.futures import Future
 
+    from governor.episodes.conforming import Stepper
     from governor.episodes.local.execution_context import ExecutionContext
     from governor.episodes.local.local_agent import Calls, LocalAgent
     from governor.episodes.records.recording import StepRecorder
@@ -51,6 +47,11 @@ REPORT_DELAY_SECONDS: Final = (0.03, 0.1)
 """For each worker of the phase, and at most."""
 CLOSE_SECONDS: Final = 5.0
 """How long the `close` of an environment may take."""
+
+Episode: TypeAlias = Generator[tuple[Any, Any], Any, tuple["EpisodeOutcome", str]]
+"""An episode that is played; its result is the outcome and the reason. In a vector it yields each observation, also as it is
+recorded, and is sent the action, the version of the weights and the agent's `learn`; or the agent's error is thrown into it.
+"""
 
 log = logs.get_logger()
 
@@ -89,19 +90,38 @@ class EpisodeSource(Protocol):
     def ended(self, *records: EpisodeRecord) -> Future[Acknowledged]: ...
 
 
+@dataclass(slots=True, eq=False)
+class LocalSlot:
+    """One environment and its current episode. `resets` are those of the part when it was built; `observation` and `encoded`, as
+    it is recorded, are the last ones of an episode that waits for its action.
+    """
+
+    context: ExecutionContext
+    environment: Any = None
+    step: Stepper = field(init=False)
+    recorder: StepRecorder = field(init=False)
+    resets: int = 0
+    episode: Episode = field(init=False)
+    observation: Any = None
+    encoded: Any = None
+
+
 class LocalEpisodeWorker:
-    """One worker, in a thread of its own."""
+    """One worker, in a thread of its own, with a slot for each of its contexts: several are a vector (`vector`)."""
 
     def __init__(
-        self, simulation: EpisodeSource, context: ExecutionContext, agent: LocalAgent, made: Made
+        self,
+        simulation: EpisodeSource,
+        contexts: Sequence[ExecutionContext],
+        agent: LocalAgent,
+        made: Made,
     ) -> None:
         self._simulation = simulation
-        self._context = context
-        self._number = context.owner
+        self._slots = [LocalSlot(context) for context in contexts]
+        self._alone = len(contexts) == 1
+        self._number = contexts[0].owner
         self._agent = agent
         self._made = made
-        self._environment: Any = None
-        self._resets = simulation.resets
         self._calls: Calls | None = None
         self._calls_of: tuple[int, bool] | None = None
         linger = min(REPORT_DELAY_SECONDS[0] * simulation.command.workers, REPORT_DELAY_SECONDS[1])
@@ -117,19 +137,29 @@ class LocalEpisodeWorker:
         self.reports.drain()
 
     def _play_on(self) -> None:
-        simulation = self._simulation
+        idle, active = list(self._slots), list[LocalSlot]()
+        more = True
         while True:
-            if self._environment is None:
-                self._build()
-            index = self._next_index()
-            if index is None:
+            while more and idle:
+                slot = idle[-1]
+                if slot.environment is None:
+                    self._build(slot)
+                try:
+                    index = self._next_index(wait=not active)
+                except Paused:
+                    break
+                if index is None:
+                    more = False
+                elif self._begin(slot, index):
+                    active.append(idle.pop())
+            if not active:
                 break
-            if self._resets != simulation.resets:
-                self._resets = simulation.resets
-                self._renew()
-            self._report_end(self._recorder, self._play(index))
+            ended = self._play_round(active)
+            if ended:
+                active = [slot for slot in active if slot not in ended]
+                idle += ended
 
-    def _next_index(self, *, wait: bool = True) -> int | None:
+    def _next_index(self, *, wait: bool) -> int | None:
         """As `Simulation.next_index`; all reports are sent before a pause."""
         try:
             return self._simulation.next_index(wait=False)
@@ -141,57 +171,56 @@ class LocalEpisodeWorker:
         recorder.end(outcome=ended.outcome, flush=False)
         self.reports.add(ended, recorder)
 
-    def recorder_for(self, context: ExecutionContext) -> StepRecorder:  # noqa: ARG002  # there is only one
+    def recorder_for(self, context: ExecutionContext) -> StepRecorder:
         """The recorder of this context; also for the watch, which may have declared the worker hung."""
-        return self._recorder
+        return next(slot.recorder for slot in self._slots if slot.context is context)
 
     def close(self) -> None:
-        """Closes the environment."""
-        environment, self._environment = self._environment, None
-        self._close(environment, self._context)
+        """Closes the environments."""
+        for slot in self._slots:
+            self._close(slot)
 
-    def _close(self, environment: Any, context: ExecutionContext) -> None:
+    def _close(self, slot: LocalSlot) -> None:
         """An error of its `close` has no effect on episodes: it is logged."""
+        environment, slot.environment = slot.environment, None
         close = getattr(environment, "close", None)
         if close is not None:
-            context.enter(CLOSE, seconds=CLOSE_SECONDS)
+            slot.context.enter(CLOSE, seconds=CLOSE_SECONDS)
             try:
                 close()
             except BaseException as error:  # noqa: BLE001  # user code, which may also exit
                 log.info("environment.close_failed", reason=one_line(error))
-            context.leave()
+            slot.context.leave()
 
     # -- building -------------------------------------------------------------------------------------------
 
-    def _build(self) -> None:
-        self._environment = self._make(self._context)
-        self._step = stepper(self._environment, self._observed, plain=self._plain)
-        self._recorder = self._simulation.recorder(self._number, self._observation, self._action)
-
-    def _make(self, context: ExecutionContext) -> Any:
+    def _build(self, slot: LocalSlot) -> None:
         """Builds an environment, describes its spaces, and joins the agent."""
+        context = slot.context
+        slot.resets = self._simulation.resets
         context.enter(BUILD, seconds=self._simulation.command.build_seconds)
         environment: Any = make_environment(self._made.entry, self._made.params)
         if hasattr(environment, "possible_agents"):
             raise SeveralPlayers(environment)
-        try:
-            self._observation = spaces.describe(environment.observation_space, role="observation_space")
-            self._action = spaces.describe(environment.action_space, role="action_space")
-        except ConductorError as error:
-            raise ConductorError(f"environment {self._made.entry!r}: {error.reason}") from error
+        self._observation, action = spaces.of_environment(environment, entry=self._made.entry)
         context.where = JOIN
-        self._agent.join(self._number, self._observation, self._action)
-        self._plain = isinstance(self._action, spaces.Discrete)
+        self._agent.join(self._number, self._observation, action)
+        self._plain = isinstance(action, spaces.Discrete)
         self._observed = observer(self._observation)
         context.leave()
-        return environment
+        slot.environment = environment
+        slot.step = stepper(environment, self._observed, plain=self._plain)
+        slot.recorder = self._simulation.recorder(context.number, self._observation, action)
 
-    def _renew(self) -> None:
+    def _renew(self, slot: LocalSlot) -> None:
         """Builds the environment anew; one of the workers also renews the agent, if asked to."""
-        self.close()
+        self._close(slot)
         if self._simulation.take_restart():
-            self._agent.renew()
-        self._build()
+            self._renew_agents()
+        self._build(slot)
+
+    def _renew_agents(self) -> None:
+        self._agent.renew()
 
     def _calls_for(self, *, explore: bool) -> Calls:
         """Cached calls; evaluation episodes need others than training episodes."""
@@ -204,53 +233,85 @@ class LocalEpisodeWorker:
 
     # -- one episode ----------------------------------------------------------------------------------------
 
-    def _play(self, index: int) -> EpisodeRecord:
-        """Raises WrittenOff."""
-        context, recorder = self._context, self._recorder
+    def _begin(self, slot: LocalSlot, index: int) -> bool:
+        """Whether the episode waits for its first action; else it has ended."""
+        if slot.resets != self._simulation.resets:
+            self._renew(slot)
         seed = self._simulation.seed_of(index)
         timeout = self._simulation.command.episode_timeout
-        recorder.begin(episode=index, seed=seed)
-        deadline = context.enter(RESET, seconds=timeout, index=index, seed=seed)
-        outcome, reason = self._play_through(seed, deadline)
-        return record(context, outcome, reason)
+        slot.recorder.begin(episode=index, seed=seed)
+        deadline = slot.context.enter(RESET, seconds=timeout, index=index, seed=seed)
+        slot.episode = self._play(slot, seed, deadline)
+        return self._continue(slot, slot.episode.send, None)
 
-    def _play_through(self, seed: int, deadline: float) -> tuple[EpisodeOutcome, str]:
-        context = self._context
+    def _continue(self, slot: LocalSlot, resume: Callable[[Any], tuple[Any, Any]], value: Any) -> bool:
+        """Resumes the episode; whether it waits for its next action. Raises WrittenOff."""
+        try:
+            slot.observation, slot.encoded = resume(value)
+        except StopIteration as ended:
+            slot.context.leave()
+            self._report_end(slot.recorder, slot.context.record(*ended.value))
+            return False
+        return True
+
+    def _play_round(self, active: list[LocalSlot]) -> list[LocalSlot]:
+        """One step of all; the slots whose episode is over."""
+        calls = self._calls_for(explore=self._simulation.trains(active[0].context.index or 0))
+        ended = []
+        for slot, (action, version) in zip(
+            active, vector.choose(calls, active, self._observation), strict=True
+        ):
+            if isinstance(action, BaseException):
+                slot.context.where = ACT
+                waits = self._continue(slot, slot.episode.throw, action)
+            else:
+                waits = self._continue(slot, slot.episode.send, (action, version, calls.learn))
+            if not waits:
+                ended.append(slot)
+        return ended
+
+    def _play(self, slot: LocalSlot, seed: int, deadline: float) -> Episode:
+        context = slot.context
         try:
             trains = self._simulation.trains(context.index or 0)
-            outcome = self._loop(seed, deadline, explore=trains)
+            outcome = yield from self._steps(slot, seed, deadline, explore=trains)
             if outcome in COMPLETE and trains:
-                self._end_training_episode()
+                self._end_training_episode(context)
         except NotRecorded as error:
             return "failed", f"cannot record its steps: {error}"
         except BaseException as error:  # noqa: BLE001  # user code: any error is this episode's fault
             return "failed", f"{context.where}: {one_line(error)}"
         if outcome in COMPLETE and monotonic() >= deadline:
             outcome = "timed_out"
-        return outcome, self._reason(outcome)
+        timeout = self._simulation.command.episode_timeout
+        return outcome, f"longer than {timeout:g} s" if outcome == "timed_out" else ""
 
-    def _end_training_episode(self) -> None:
+    def _end_training_episode(self, context: ExecutionContext) -> None:
         """Tells the agent that a training episode has ended."""
-        self._context.where = SAVE
+        context.where = SAVE
         self._agent.episode_ended()
 
-    def _reason(self, outcome: EpisodeOutcome) -> str:
-        return f"longer than {self._simulation.command.episode_timeout:g} s" if outcome == "timed_out" else ""
-
-    def _loop(self, seed: int, deadline: float, *, explore: bool) -> EpisodeOutcome:
+    def _steps(
+        self, slot: LocalSlot, seed: int, deadline: float, *, explore: bool
+    ) -> Generator[tuple[Any, Any], Any, EpisodeOutcome]:
         """It appends to the recorder itself: one more call is a hundredth of a step."""
-        simulation, context, recorder, plain = self._simulation, self._context, self._recorder, self._plain
-        command = simulation.command
+        simulation, context, recorder, plain = self._simulation, slot.context, slot.recorder, self._plain
+        command, alone = simulation.command, self._alone
         act, learn, _, weights = self._calls_for(explore=explore)
-        step = self._step
+        step = slot.step
         rows, most = recorder.steps, recorder.most
         limit = command.max_steps or sys.maxsize
         now = monotonic
         value, steps = 0.0, 0
-        observation, encoded = first_observation(self._environment, seed, self._observed)
+        observation, encoded = first_observation(slot.environment, seed, self._observed)
         while True:
-            context.where = ACT
-            action = act(observation)
+            if alone:
+                context.where = ACT
+                action = act(observation)
+                version = weights.version
+            else:
+                context.where = ""
+                action, version, learn = yield observation, encoded
             context.where = STEP
             following, next_encoded, reward, terminated, truncated = step(action)
             if now() >= deadline:
@@ -260,7 +321,7 @@ class LocalEpisodeWorker:
             if steps >= limit:
                 truncated = True
             encoded_action = action if plain else action.tobytes()
-            rows.append((encoded, encoded_action, reward, terminated, truncated, weights.version))
+            rows.append((encoded, encoded_action, reward, terminated, truncated, version))
             if len(rows) >= most:
                 flush(recorder)
             over = terminated or truncated

@@ -133,7 +133,7 @@ class Player:
         self._folder = folder
         self._agent = _Actor(name=name, made=made, seed=command.seed, state_path=state_path)
         context = ExecutionContext(chunk.worker, owner=chunk.worker, agent=name)
-        self._worker = LocalEpisodeWorker(self, context, self._agent, command.made_environment)
+        self._worker = LocalEpisodeWorker(self, [context], self._agent, command.made_environment)
 
     def make(self) -> None:
         """Builds environment and agent. Raises ConductorError."""
