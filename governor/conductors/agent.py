@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from governor import logs
 from governor.conductors.conductor import Conductor
+from governor.episodes.agents import AgentSource
 from governor.episodes.entries import one_line
 from governor.episodes.records.checkpoints import COPY_SECONDS
 from governor.episodes.remote import control
@@ -34,15 +35,15 @@ class AgentConductor(Conductor):
     def __init__(self, *, spec: ConductorSpec, link: Link) -> None:
         super().__init__(spec=spec, link=link)
         self._agent_name = spec.name.removeprefix("agent.")
-        self.host = AgentHost(
+        source = AgentSource(
             entry=spec.settings["entry"],
             params=spec.settings.get("params", {}),
             seed=spec.seed,
             state_path=Path(spec.run_folder) / "agents" / f"{self._agent_name}.state",
-            name=spec.name,
-            path=Path(spec.socket_folder) / f"{spec.name}.{spec.incarnation}",
             first_state=spec.settings.get("state"),
         )
+        socket = Path(spec.socket_folder) / f"{spec.name}.{spec.incarnation}"
+        self.host = AgentHost(source, name=spec.name, path=socket)
         self._sessions: dict[tuple[str, int], tuple[control.Join, str]] = {}
         self._serial = count()
 
@@ -112,13 +113,13 @@ class AgentConductor(Conductor):
         """Whether the agent hangs at the very request that is overdue; it may be at another one, or at a slot that
         has time left.
         """
-        ticket = self.host.current_ticket(hang.session.encode(), hang.number)
-        if hang.due and (ticket is None or ticket.slot not in {None, *hang.due}):
+        work = self.host.current_work(hang.session.encode(), hang.number)
+        if hang.due and (work is None or work.slot not in {None, *hang.due}):
             return control.NotExpired()
-        if ticket is None:
+        if work is None:
             return control.Accepted()
         self._abandon("no answer by the episode's deadline")
-        return control.Accepted(slot=ticket.slot)
+        return control.Accepted(slot=work.slot)
 
     def _abandon(self, why: str) -> None:
         self.host.abandon()

@@ -5,16 +5,21 @@ It runs user code: call it from a separate thread, never from the one that sends
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+import numpy as np
+
 from governor.episodes import spaces
-from governor.episodes.entries import one_line
+from governor.episodes.entries import Abandoned, load, one_line
+from governor.episodes.learned import Learned
 from governor.episodes.records import state_file
 from governor.errors import ConductorError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
+
+    from numpy.typing import NDArray
 
 
 class Agent(Protocol):
@@ -29,38 +34,75 @@ class Agent(Protocol):
     def act(self, observation: Any, *, explore: bool) -> Any: ...
 
 
-def make_agent(
-    factory: Callable[..., Any],
-    *,
-    entry: str,
-    params: dict[str, Any],
-    seed: int,
-    observation: spaces.SpaceSpec,
-    action: spaces.SpaceSpec,
-    state_path: Path,
-    first_state: str | None = None,
-) -> Agent:
-    """Raises ConductorError with one line, whatever the user's code raises. `factory` is what `entry` names; the files are
-    as in `state_file.initial_state`.
+@dataclass(frozen=True, kw_only=True)
+class AgentSource:
+    """What an agent is made of. It begins from its saved state in `state_path`, else from the file `first_state`, as in
+    `state_file.initial_state`. The methods raise ConductorError with one line, whatever the user's code raises.
     """
-    try:
-        agent = factory(
-            observation_space=spaces.build(observation, seed=seed),
-            action_space=spaces.build(action, seed=seed),
-            seed=seed,
-            **params,
-        )
-    except BaseException as error:  # user code, which may also exit
-        raise ConductorError(f"agent {entry!r} does not start: {one_line(error)}") from error
-    if not hasattr(agent, "act"):
-        raise ConductorError(f"agent {entry!r} has no act")
-    state = state_file.initial_state(state_path, first_state)
-    if first_state is not None and not hasattr(agent, "load_state_dict"):
-        raise ConductorError(f"agent {entry!r} has no load_state_dict: it cannot begin from {first_state}")
-    if state is not None and hasattr(agent, "load_state_dict"):
+
+    entry: str
+    params: dict[str, Any]
+    seed: int
+    state_path: Path
+    first_state: str | None = None
+
+    def make(self, observation: spaces.SpaceSpec, action: spaces.SpaceSpec) -> Agent:
+        factory = load(self.entry)
         try:
-            agent.load_state_dict(state)
-        except BaseException as error:  # likewise
-            raise ConductorError(f"agent {entry!r}: load_state_dict: {one_line(error)}") from error
-    made: Agent = agent
-    return made
+            agent = factory(
+                observation_space=spaces.build(observation, seed=self.seed),
+                action_space=spaces.build(action, seed=self.seed),
+                seed=self.seed,
+                **self.params,
+            )
+        except BaseException as error:  # user code, which may also exit
+            raise ConductorError(f"agent {self.entry!r} does not start: {one_line(error)}") from error
+        if not hasattr(agent, "act"):
+            raise ConductorError(f"agent {self.entry!r} has no act")
+        state = state_file.initial_state(self.state_path, self.first_state)
+        if self.first_state is not None and not hasattr(agent, "load_state_dict"):
+            raise ConductorError(
+                f"agent {self.entry!r} has no load_state_dict: it cannot begin from {self.first_state}"
+            )
+        if state is not None and hasattr(agent, "load_state_dict"):
+            try:
+                agent.load_state_dict(state)
+            except BaseException as error:  # likewise
+                raise ConductorError(f"agent {self.entry!r}: load_state_dict: {one_line(error)}") from error
+        made: Agent = agent
+        return made
+
+    def build(self, observation: spaces.SpaceSpec, action: spaces.SpaceSpec) -> Learned:
+        """The agent that learns."""
+        agent = self.make(observation, action)
+        try:
+            return Learned(agent, self.state_path, given=self.first_state)
+        except Exception as error:
+            raise ConductorError(f"agent {self.entry!r}: weight_version: {one_line(error)}") from error
+
+
+def act_many(
+    agent: Any, conform: spaces.Conformer, observations: NDArray[Any], *, explore: bool
+) -> list[Any]:
+    """For each observation a copy of the action, because the agent may reuse its array, or the exception of that row."""
+    try:
+        actions = agent.act_many(observations, explore=explore)
+        if len(actions) != len(observations):
+            raise ValueError(f"{len(actions)} actions for {len(observations)} observations")  # noqa: TRY301  # one handler for a fault of all rows
+    except Abandoned:
+        raise
+    except BaseException as error:  # noqa: BLE001  # user code: any error is the fault of each episode
+        return [error] * len(observations)
+    if type(actions) is np.ndarray and actions.ndim == 1:
+        actions = actions.tolist()
+    try:
+        return [conform(action) for action in actions]
+    except BaseException:  # noqa: BLE001  # likewise, of one of them at least
+        return [_conform_or_fault(conform, action) for action in actions]
+
+
+def _conform_or_fault(conform: spaces.Conformer, action: Any) -> Any:
+    try:
+        return conform(action)
+    except BaseException as error:  # noqa: BLE001  # as above
+        return error

@@ -21,6 +21,10 @@ T = TypeVar("T")
 REASON_LENGTH: Final = 300
 
 
+class Abandoned(BaseException):
+    """Raised inside an abandoned thread (`remote.thread_host`); no `except Exception` of user code catches it."""
+
+
 class Environment(Protocol):
     """The protocol of an environment: Gymnasium's own.
 
@@ -100,22 +104,35 @@ async def in_daemon_thread(work: Callable[[], T], *, name: str) -> T:
 
 def answer(loop: asyncio.AbstractEventLoop, ended: asyncio.Future[T], work: Callable[[], T]) -> None:
     """Runs `work` in this thread; `ended`, a future of `loop`, gets its result or exception."""
-    result: Any = None
-    failure: Exception | None = None
     try:
         result = work()
+    except Abandoned:
+        raise
     except BaseException as error:  # noqa: BLE001  # also SystemExit of user code: the waiting task gets it
         failure = error if isinstance(error, Exception) else ConductorError(one_line(error))
+        settle(loop, ended, failure=failure)
+    else:
+        settle(loop, ended, result)
 
-    def settle() -> None:
-        if ended.done():
+
+def settle(
+    loop: asyncio.AbstractEventLoop,
+    future: asyncio.Future[Any],
+    result: object = None,
+    *,
+    failure: Exception | None = None,
+) -> None:
+    """Sets the result or the exception of a future of `loop` from a thread; one that is cancelled stays so."""
+
+    def call() -> None:
+        if future.done():
             return
         if failure is not None:
-            ended.set_exception(failure)
+            future.set_exception(failure)
         else:
-            ended.set_result(result)
+            future.set_result(result)
 
-    call_in_loop(loop, settle)
+    call_in_loop(loop, call)
 
 
 def call_in_loop(loop: asyncio.AbstractEventLoop, call: Callable[[], None]) -> None:

@@ -33,7 +33,7 @@ class Learned:
     def __init__(self, agent: Any, path: Path, *, given: str | None = None) -> None:
         """`agent` has the state of `path`, else of the file `given`. Raises what its `weight_version` raises."""
         self.learn = self._learn if getattr(agent, "learn", None) is not None else None
-        self._agent = agent
+        self.agent = agent
         self._path = path
         self._state_dict: Callable[[], dict[str, Any]] | None = getattr(agent, "state_dict", None)
         self._has_version = hasattr(agent, "weight_version")
@@ -66,10 +66,10 @@ class Learned:
     def _learn(self, transition: Transition, player: str | None = None) -> None:
         """`player` is passed to an agent whose `learn` has that parameter."""
         if player is None:
-            self._agent.learn(transition)
+            self.agent.learn(transition)
         else:
-            self._agent.learn(transition, player=player)
-        self.version = int(self._agent.weight_version) if self._has_version else self.version + 1
+            self.agent.learn(transition, player=player)
+        self.version = int(self.agent.weight_version) if self._has_version else self.version + 1
 
     def _save_state(self, *, sync: bool) -> None:
         if self._state_dict is None:

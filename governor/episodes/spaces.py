@@ -117,6 +117,12 @@ def summary(spec: SpaceSpec) -> str:
             return repr(spec)
 
 
+def require_same(built: tuple[SpaceSpec, SpaceSpec], given: tuple[SpaceSpec, SpaceSpec], *, of: str) -> None:
+    """Raises ConductorError if the agent `of` that name was built for other spaces, (observation, action), than it is given."""
+    if built != given:
+        raise ConductorError(f"{of} was built for other spaces: {difference(built, given)}")
+
+
 def difference(built: tuple[SpaceSpec, SpaceSpec], given: tuple[SpaceSpec, SpaceSpec]) -> str:
     """The difference between the spaces that an agent was built for and those that it is given, as (observation, action)."""
     parts = []

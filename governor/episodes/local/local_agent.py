@@ -14,13 +14,9 @@ import threading
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
-
-from governor.episodes import spaces
-from governor.episodes.agents import Agent, make_agent
+from governor.episodes import agents, spaces
+from governor.episodes.agents import AgentSource
 from governor.episodes.conforming import copier
-from governor.episodes.entries import load
-from governor.episodes.learned import Learned
 from governor.episodes.records import state_file
 from governor.errors import ConductorError
 
@@ -30,7 +26,9 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from governor.episodes.spaces import Conformer
+    from governor.episodes.agents import Agent
+    from governor.episodes.learned import Learned
+    from governor.episodes.spaces import Conformer, SpaceSpec
     from governor.episodes.transition import Transition
     from governor.messages import Made
 
@@ -58,58 +56,45 @@ class LocalAgent:
 
     def __init__(self, *, name: str, made: Made, seed: int, state_path: Path) -> None:
         self.name = name
-        self.made = made
         self.holder: int | None = None
         self.builds = 0
         """How often it has been built; `calls` are valid for one build."""
-        self.spaces: tuple[spaces.SpaceSpec, spaces.SpaceSpec] | None = None
-        self._seed = seed
-        self._path = state_path
-        self._agent: Agent | None = None
+        self._source = AgentSource(
+            entry=made.entry, params=made.params, seed=seed, state_path=state_path, first_state=made.state
+        )
+        self._spaces: tuple[SpaceSpec, SpaceSpec]
         self._learned: Learned | None = None
+        """The agent, if it is built."""
         self._player_methods: frozenset[str] = frozenset()
         self._conform: Conformer
         self._lock = threading.Lock()
 
-    def join(self, number: int, observation: spaces.SpaceSpec, action: spaces.SpaceSpec) -> None:
+    def join(self, number: int, observation: SpaceSpec, action: SpaceSpec) -> None:
         """Raises ConductorError with one line."""
         with self._lock:
             self.holder = number
             try:
-                if self.spaces is None:
-                    self._build(observation, action)
-                    self.spaces = (observation, action)
-                    self.builds += 1
-                elif self.spaces != (observation, action):
-                    other = spaces.difference(self.spaces, (observation, action))
-                    raise ConductorError(f"agent {self.name} was built for other spaces: {other}")
+                if self._learned is not None:
+                    spaces.require_same(self._spaces, (observation, action), of=f"agent {self.name}")
+                    return
+                self._learned = self._source.build(observation, action)
+                self._spaces = (observation, action)
+                self._player_methods = frozenset(
+                    name for name in ("act", "learn") if _accepts_player(self._learned.agent, name)
+                )
+                self._conform = copier(action)
+                self.builds += 1
             finally:
                 self.holder = None
-
-    def _build(self, observation: spaces.SpaceSpec, action: spaces.SpaceSpec) -> None:
-        self._agent = make_agent(
-            load(self.made.entry),
-            entry=self.made.entry,
-            params=self.made.params,
-            seed=self._seed,
-            observation=observation,
-            action=action,
-            state_path=self._path,
-            first_state=self.made.state,
-        )
-        self._learned = Learned(self._agent, self._path, given=self.made.state)
-        self._player_methods = frozenset(
-            name for name in ("act", "learn") if _accepts_player(self._agent, name)
-        )
-        self._conform = copier(action)
 
     def calls(self, number: int, *, alone: bool, explore: bool = True, player: str | None = None) -> Calls:
         """The methods for worker `number`, valid for one of the agent's `builds`. A worker that does not explore does not learn.
         `player` is passed to an agent whose methods have that parameter.
         """
-        agent, learned = self._agent, self._learned
-        if agent is None or learned is None:
+        learned = self._learned
+        if learned is None:
             raise ConductorError(f"no worker has joined agent {self.name}")
+        agent = learned.agent
         player_argument = {} if player is None else {"player": player}
         act = _conforming(
             agent,
@@ -122,7 +107,7 @@ class LocalAgent:
             learn = partial(learn, **player_argument)
         act_many = None
         if getattr(agent, "act_many", None) is not None:
-            act_many = _conforming_many(agent, self._conform, explore=explore)
+            act_many = partial(agents.act_many, agent, self._conform, explore=explore)
         if alone:
             return Calls(act, learn, act_many, learned)
         weights = ActedWeights()
@@ -137,7 +122,7 @@ class LocalAgent:
         """The next join builds it from its saved state. Raises what `save` raises."""
         self.save()
         with self._lock:
-            self.spaces = self._agent = self._learned = None
+            self._learned = None
 
     def episode_ended(self) -> None:
         """The end of an episode in train mode. Raises what its `state_dict` raises, TypeError and OSError."""
@@ -158,7 +143,7 @@ class LocalAgent:
             if self._learned is not None:
                 self._learned.copy(path, name=name)
             else:
-                state_file.copy(path, saved=self._path, name=name)
+                state_file.copy(path, saved=self._source.state_path, name=name)
 
     def _with_lock(
         self, call: Callable[[Any], Any], number: int, weights: ActedWeights | None = None
@@ -197,28 +182,3 @@ def _conforming(
         return conform(agent.act(observation, explore=explore, **player_argument))
 
     return act_as if player_argument else act
-
-
-def _conforming_many(agent: Any, conform: Conformer, *, explore: bool) -> Callable[[NDArray[Any]], list[Any]]:
-    def act_many(observations: NDArray[Any]) -> list[Any]:
-        try:
-            actions = agent.act_many(observations, explore=explore)
-            if len(actions) != len(observations):
-                raise ValueError(f"{len(actions)} actions for {len(observations)} observations")  # noqa: TRY301  # one handler for a fault of all rows
-        except BaseException as error:  # noqa: BLE001  # user code: any error is the fault of each episode
-            return [error] * len(observations)
-        if type(actions) is np.ndarray and actions.ndim == 1:
-            actions = actions.tolist()
-        try:
-            return [conform(action) for action in actions]
-        except BaseException:  # noqa: BLE001  # likewise, of one of them at least
-            return [_conform_or_fault(conform, action) for action in actions]
-
-    return act_many
-
-
-def _conform_or_fault(conform: Conformer, action: Any) -> Any:
-    try:
-        return conform(action)
-    except BaseException as error:  # noqa: BLE001  # as above
-        return error

@@ -1,162 +1,327 @@
-"""The agent's objects: the one that acts, the one that learns, and how far the first may be behind.
+"""An agent in its process: what it is asked, by which object, and when it learns. All methods run user code.
 
-Without `max_staleness` both are one object, and a step is learned when `learn` returns. With it they are two
-(`async_learner`). All methods run user code.
+There are two strategies. `LearnInStep`: one object acts and learns, and a step is learned when `learn` returns. `LearnBeside`,
+for `max_staleness`: the actor uses a snapshot of the weights while the learner learns. Its rules:
+1. The learner runs in a thread of its own and learns from one transition at a time, in the order of their arrival.
+2. The actor is a second instance of the agent. While it acts it is never more than `bound` versions behind the learner:
+   a learner that would exceed the bound during an action waits for its end, an actor that is too far behind waits for a
+   snapshot. A call of `learn` counts as one version: an agent whose own `weight_version` grows by more in one call exceeds
+   the bound by that much while an action runs.
+3. An error of the learner is the fault of the episode of that transition; later transitions of that episode are not learned.
+4. A snapshot is serialized to bytes, because the learner may write to its arrays at any time. The actor loads it with
+   `load_weights`, if it has that method: `load_state_dict` would also reset the actor's random generator.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeVar
+import queue
+import threading
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
-from governor.episodes.entries import one_line
-from governor.episodes.learned import Learned
-from governor.episodes.remote.async_learner import AsyncLearner, EpisodeTicket
-from governor.episodes.remote.thread_host import Abandoned
+import numpy as np
+
+from governor.episodes import agents, exits
+from governor.episodes.conforming import copier
+from governor.episodes.entries import Abandoned, one_line
+from governor.episodes.records import state_file
+from governor.episodes.transition import Transition
 from governor.errors import ConductorError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from governor.episodes.agents import Agent
-    from governor.episodes.transition import Transition
+    from governor.episodes.agents import AgentSource
+    from governor.episodes.learned import Learned
+    from governor.episodes.spaces import SpaceSpec
 
-T = TypeVar("T")
+
+@dataclass(slots=True, eq=False)
+class AgentEpisode:
+    """An episode that the agent plays for a session, in one of its slots; without a slot, other work for that session.
+
+    `explore` and `learn` hold for all of its steps, `observation` and `action` are the last ones. `fault` is (where, reason) once
+    a call for it has failed. `number` is its number in the phase, negative if unknown.
+    """
+
+    session: bytes
+    slot: int | None = None
+    number: int = -1
+    observation: Any = None
+    explore: bool = False
+    learn: bool = False
+    action: Any = None
+    fault: tuple[str, str] | None = None
+
+    def attempt(self, where: str, call: Callable[..., object], *args: Any) -> None:
+        """Runs user code: whatever it raises is this episode's fault."""
+        try:
+            call(*args)
+        except Abandoned:
+            raise
+        except BaseException as error:  # noqa: BLE001  # as above
+            self.fault = where, one_line(error)
+
+
+class LearnInStep:
+    """`actor` is the object that acts. `current` is the episode that is learned beside others, for any thread."""
+
+    current: AgentEpisode | None = None
+
+    def __init__(self, learned: Learned) -> None:
+        self.actor: Any = learned.agent
+        self._learned = learned
+
+    def act(self, call: Callable[[], object], *, latest: bool) -> int:  # noqa: ARG002  # there is only one
+        """Runs `call`, which asks the actor; returns the version of the weights that it used: the `latest`, or at most `bound`
+        versions older. Raises what `call` raises.
+        """
+        call()
+        return self._learned.version
+
+    def learn(self, episode: AgentEpisode, transition: Transition) -> None:
+        """Sets `episode.fault` if it fails: at once, or when the learner reaches the transition."""
+        episode.attempt("agent.learn", self._learned.learn, transition)  # type: ignore[arg-type]  # it has `learn`
+
+    def when_learned(self, session: bytes, answer: Callable[[], bytes]) -> bytes | None:  # noqa: ARG002  # for `LearnBeside`
+        """The answer to the session, made when all transitions so far are learned; None if it is sent later."""
+        return answer()
+
+    def close(self) -> None:
+        """Learns what is queued. For any thread but the learner's."""
+
+
+class LearnBeside(LearnInStep):
+    """`reply` sends an answer to a session later; for any thread."""
+
+    def __init__(
+        self,
+        learned: Learned,
+        actor: Any,
+        *,
+        bound: int,
+        name: str,
+        reply: Callable[[bytes, bytes], None],
+    ) -> None:
+        """Raises what the learner's `state_dict` and the actor's `load_state_dict` raise."""
+        super().__init__(learned)
+        self.actor = actor
+        self._bound = bound
+        self._reply = reply
+        self._queue: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._condition = threading.Condition()
+        self._learning = self._acting = self._wanted = False
+        self._load: Callable[[dict[str, Any]], Any] = getattr(actor, "load_weights", actor.load_state_dict)
+        self._refresh()
+        self._thread = threading.Thread(target=self._run, name=f"{name}.learner", daemon=True)
+        self._thread.start()
+
+    def act(self, call: Callable[[], object], *, latest: bool) -> int:
+        with self._condition:
+            if self._versions_ahead() > (0 if latest else self._bound):
+                self._wanted = True
+                self._condition.wait_for(lambda: not self._learning)
+                try:
+                    self._refresh()
+                finally:
+                    self._wanted = False
+                    self._condition.notify_all()
+            self._acting = True
+        try:
+            call()
+        finally:
+            with self._condition:
+                self._acting = False
+                self._condition.notify_all()
+        return self.version
+
+    def learn(self, episode: AgentEpisode, transition: Transition) -> None:
+        self._queue.put(partial(self._learn, episode, transition))
+
+    def when_learned(self, session: bytes, answer: Callable[[], bytes]) -> bytes | None:
+        """`answer` runs in the learner's thread, as work for this session; it must not raise."""
+
+        def work() -> None:
+            self.current = AgentEpisode(session)
+            self._reply(session, answer())
+            self.current = None
+
+        self._queue.put(work)
+        return None
+
+    def close(self) -> None:
+        self._queue.put(None)
+        self._thread.join()
+
+    def _versions_ahead(self) -> int:
+        """By how many versions the learner is ahead, its current transition included."""
+        return self._learned.version + self._learning - self.version
+
+    def _refresh(self) -> None:
+        self._load(state_file.loads(state_file.dumps(self._learned.agent.state_dict())))
+        self.version: int = self._learned.version
+
+    def _run(self) -> None:
+        exits.set_description(lambda: _describe("agent.learn", [self.current] if self.current else []))
+        while (work := self._queue.get()) is not None:
+            work()
+
+    def _learn(self, episode: AgentEpisode, transition: Transition) -> None:
+        if episode.fault is not None:
+            return
+        with self._condition:
+            self._condition.wait_for(
+                lambda: not self._wanted and (not self._acting or self._versions_ahead() < self._bound)
+            )
+            self._learning = True
+        self.current = episode
+        super().learn(episode, transition)
+        self.current = None
+        with self._condition:
+            self._learning = False
+            self._condition.notify_all()
 
 
 class AgentRuntime:
-    """`make` builds an agent from its saved state. `ask` and `ask_many` are the `act` and `act_many` of the acting object;
-    `ask_many` is None for an agent without `act_many`.
-    """
+    """One agent, built for these `spaces`. `learns`: it has `learn`. `working_on` are the episodes for which its code runs."""
 
     def __init__(
-        self, make: Callable[[], Agent], *, state_path: Path, first_state: str | None, entry: str, name: str
+        self,
+        source: AgentSource,
+        *,
+        spaces: tuple[SpaceSpec, SpaceSpec],
+        name: str,
+        reply: Callable[[bytes, bytes], None],
     ) -> None:
-        """Raises ConductorError with one line, as all methods but `act` do."""
-        self.agent: Any = make()
-        self._make = make
-        self._entry = entry
+        """`reply` as in `LearnBeside`. Raises ConductorError with one line, as `bind` and `close` do."""
+        self.spaces = spaces
+        self.working_on: Sequence[AgentEpisode] = ()
+        self._method = ""
+        self._source = source
         self._name = name
-        self._async_learner: AsyncLearner | None = None
-        self._bound = 0
-        try:
-            self._learned = Learned(self.agent, state_path, given=first_state)
-        except Exception as error:
-            raise ConductorError(f"agent {entry!r}: weight_version: {one_line(error)}") from error
+        self._reply = reply
+        self._learned = source.build(*spaces)
         self.learns = self._learned.learn is not None
-        self._use(self.agent)
+        self._conform = copier(spaces[1])  # an agent may write its next action over the last one
+        self._strategy = LearnInStep(self._learned)
+        self._bound = 0
 
     def bind(self, max_staleness: int) -> None:
         """Sets the bound of staleness, in versions of the weights; all transitions so far are learned first."""
         if max_staleness == self._bound:
             return
-        self._close_learner()
+        self._strategy.close()
+        self._strategy, self._bound = LearnInStep(self._learned), 0
         if max_staleness:
-            if not all(getattr(self.agent, name, None) for name in ("state_dict", "load_state_dict")):
+            entry = self._source.entry
+            if not all(
+                getattr(self._learned.agent, name, None) for name in ("state_dict", "load_state_dict")
+            ):
                 raise ConductorError(
-                    f"agent {self._entry!r} has no state_dict and load_state_dict: max_staleness needs both"
+                    f"agent {entry!r} has no state_dict and load_state_dict: max_staleness needs both"
                 )
-            actor = self._make()
+            actor = self._source.make(*self.spaces)
             try:
-                self._async_learner = AsyncLearner(
-                    learner=self.agent,
-                    learned=self._learned,
-                    actor=actor,
-                    bound=max_staleness,
-                    name=self._name,
+                self._strategy = LearnBeside(
+                    self._learned, actor, bound=max_staleness, name=self._name, reply=self._reply
                 )
             except Exception as error:
-                raise ConductorError(f"agent {self._entry!r}: no snapshot: {one_line(error)}") from error
-            self._use(actor)
+                raise ConductorError(f"agent {entry!r}: no snapshot: {one_line(error)}") from error
         self._bound = max_staleness
 
     @property
-    def current(self) -> EpisodeTicket | None:
-        """The episode that the asynchronous learner works on; for any thread."""
-        learner = self._async_learner
-        return None if learner is None else learner.current
+    def learning(self) -> AgentEpisode | None:
+        """The episode that is learned beside others; for any thread."""
+        return self._strategy.current
 
-    def act(self, call: Callable[[], T], *, explore: bool) -> tuple[T, int]:
-        """The result of `call`, which calls `ask` or `ask_many`, and the version of the weights that it used: the latest one,
-        unless `explore` is true. Raises what `call` raises.
+    def describe(self) -> str:
+        """What its code is doing, as in `exits`."""
+        return _describe(self._method, self.working_on)
+
+    def act(self, episodes: Sequence[AgentEpisode], *, explore: bool, at_once: bool = False) -> int:
+        """Sets the action of each of these episodes, or its fault; returns the version of the weights. `at_once` asks `act_many`, if
+        the agent has it.
         """
-        if self._async_learner is None:
-            return call(), self._learned.version
-        result = self._async_learner.act(call, latest=not explore)
-        return result, self._async_learner.version
-
-    def learn(self, ticket: EpisodeTicket, transition: Transition) -> None:
-        """Sets `ticket.fault` if it fails: at once, or when the asynchronous learner reaches the transition."""
-        if self._async_learner is not None:
-            self._async_learner.learn(ticket, transition)
-            return
+        many = at_once and getattr(self._strategy.actor, "act_many", None) is not None
+        call = partial(self._act_at_once if many else self._act_in_turn, episodes, explore=explore)
         try:
-            self._learned.learn(transition)  # type: ignore[misc]  # called only if it `learns`
+            return self._strategy.act(call, latest=not explore)
         except Abandoned:
             raise
-        except BaseException as error:  # noqa: BLE001  # user code: whatever it raises is this episode's fault
-            ticket.fault = "agent.learn", one_line(error)
+        except BaseException as error:  # noqa: BLE001  # no snapshot, from user code
+            for episode in episodes:
+                episode.fault = "agent.act", one_line(error)
+            return 0
 
-    def end_episodes(
-        self,
-        tickets: Sequence[EpisodeTicket],
-        answer: Callable[[], bytes],
-        reply: Callable[[bytes, bytes], None],
-        *,
-        session: bytes,
+    def learn(
+        self, episode: AgentEpisode, observation: Any, reward: float, *, ends: tuple[bool, bool]
+    ) -> None:
+        """Learns the step that led to `observation`; `ends`: whether it is terminated and truncated. As `LearnInStep.learn`."""
+        transition = Transition(
+            observation=episode.observation,
+            action=episode.action,
+            reward=reward,
+            next_observation=observation,
+            terminated=ends[0],
+            truncated=ends[1],
+        )
+        self._enter("agent.learn", (episode,))
+        self._strategy.learn(episode, transition)
+
+    def end(
+        self, episodes: Sequence[AgentEpisode], answer: Callable[[], bytes], *, session: bytes
     ) -> bytes | None:
-        """Learns these episodes to their end and saves the state as `learned` says. Returns the answer for the `session`, or
-        None if the learner's thread replies later.
-        """
-        if self._async_learner is None:
-            self._end_episodes(tickets)
+        """Ends these episodes when they are learned, and saves the state as `learned` says. As `LearnInStep.when_learned`."""
+        self._enter("agent.state_dict", episodes)
+
+        def end() -> bytes:
+            for episode in episodes:
+                if episode.fault is None:
+                    episode.attempt("agent.state_dict", self._learned.episode_ended)
             return answer()
 
-        def finish() -> None:
-            self._end_episodes(tickets)
-            reply(session, answer())
+        return self._strategy.when_learned(session, end)
 
-        self._async_learner.call_when_learned(finish, session=session)
-        return None
+    def save(self, work: AgentEpisode) -> None:
+        """Writes what was learned in ended episodes to disk; sets the fault of `work` if that fails."""
+        work.attempt("agent.state_dict", self._learned.save)
 
     def copy(self, path: Path) -> None:
         """As `Learned.copy`; to be called while no episode is being learned."""
         self._learned.copy(path, name=self._name)
 
-    def save(self, ticket: EpisodeTicket) -> None:
-        """Writes what was learned in ended episodes to disk; sets `ticket.fault` if that fails."""
-        try:
-            self._learned.save()
-        except Abandoned:
-            raise
-        except BaseException as error:  # noqa: BLE001  # as in `learn`
-            ticket.fault = "agent.state_dict", one_line(error)
-
     def close(self) -> None:
         """Learns all queued transitions and writes the state to disk; no other call may follow."""
-        self._close_learner()
-        last = EpisodeTicket(b"")
+        self._strategy.close()
+        last = AgentEpisode(b"")
         self.save(last)
         if last.fault is not None:
-            raise ConductorError(f"agent {self._entry!r} cannot be saved: {last.fault[1]}")
+            raise ConductorError(f"agent {self._source.entry!r} cannot be saved: {last.fault[1]}")
 
-    def _end_episodes(self, tickets: Sequence[EpisodeTicket]) -> None:
-        for ticket in tickets:
-            if ticket.fault is None:
-                try:
-                    self._learned.episode_ended()
-                except Abandoned:
-                    raise
-                except BaseException as error:  # noqa: BLE001  # as in `learn`
-                    ticket.fault = "agent.state_dict", one_line(error)
+    def _enter(self, method: str, episodes: Sequence[AgentEpisode]) -> None:
+        """Notes that the agent's code begins to run."""
+        self._method, self.working_on = method, episodes
 
-    def _close_learner(self) -> None:
-        if self._async_learner is not None:
-            self._async_learner.close()
-            self._async_learner = None
-            self._bound = 0
-            self._use(self.agent)
+    def _act_in_turn(self, episodes: Sequence[AgentEpisode], *, explore: bool) -> None:
+        for episode in episodes:
+            self._enter("agent.act", (episode,))
+            episode.attempt("agent.act", self._act_for, episode, explore)
 
-    def _use(self, actor: Any) -> None:
-        self.ask: Callable[..., Any] = actor.act
-        self.ask_many: Callable[..., Any] | None = getattr(actor, "act_many", None)
+    def _act_for(self, episode: AgentEpisode, explore: bool) -> None:  # noqa: FBT001  # for `attempt`
+        episode.action = self._conform(self._strategy.actor.act(episode.observation, explore=explore))
+
+    def _act_at_once(self, episodes: Sequence[AgentEpisode], *, explore: bool) -> None:
+        self._enter("agent.act", episodes)
+        observations = np.array([episode.observation for episode in episodes])
+        actions = agents.act_many(self._strategy.actor, self._conform, observations, explore=explore)
+        for episode, action in zip(episodes, actions, strict=True):
+            if isinstance(action, BaseException):
+                episode.fault = "agent.act", one_line(action)
+            else:
+                episode.action = action
+
+
+def _describe(method: str, episodes: Sequence[AgentEpisode]) -> str:
+    return exits.describe(method, [episode.number for episode in episodes if episode.number >= 0])

@@ -13,10 +13,10 @@ import numpy as np
 
 from governor.episodes import exits, spaces
 from governor.episodes.arrays import WireError
-from governor.episodes.entries import Environment, make_environment, one_line
+from governor.episodes.conforming import first_observation, observer, stepper
+from governor.episodes.entries import Abandoned, Environment, make_environment, one_line
 from governor.episodes.remote import wire
-from governor.episodes.remote.thread_host import Abandoned, ThreadHost
-from governor.errors import ConductorError
+from governor.episodes.remote.thread_host import ThreadHost
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -45,15 +45,15 @@ class EnvironmentHost(ThreadHost):
     def _prepare(self) -> None:
         exits.set_description(self._describe_current)
         self._environments = [make_environment(self._entry, self._params) for _ in range(self._vector)]
-        environment = self._environments[0]
-        try:
-            self.observation_space = spaces.describe(environment.observation_space, role="observation_space")
-            self.action_space = spaces.describe(environment.action_space, role="action_space")
-        except ConductorError as error:
-            raise ConductorError(f"environment {self._entry!r}: {error.reason}") from error
-        self._conform = spaces.conformer(self.observation_space)
+        self.observation_space, self.action_space = spaces.of_environment(
+            self._environments[0], entry=self._entry
+        )
         self._blank = spaces.blank(self.observation_space)
         self._plain = isinstance(self.action_space, spaces.Discrete)
+        self._observed = observer(self.observation_space)
+        self._steppers = [
+            stepper(environment, self._observed, plain=self._plain) for environment in self._environments
+        ]
 
     def _answer(self, peer: bytes, data: bytes) -> bytes | None:
         try:
@@ -106,36 +106,16 @@ class EnvironmentHost(ThreadHost):
 
     def _reset(self, slot: int, seed: int) -> Any:
         self._method = "reset"
-        returned: Any = self._environments[slot].reset(seed=seed)
-        try:
-            observation, _ = returned
-        except (TypeError, ValueError):
-            raise ValueError("it did not return (observation, info)") from None
-        return self._observation(observation)
+        return first_observation(self._environments[slot], seed, self._observed)[0]
 
     def _step(self, slot: int, action: Any) -> tuple[Any, float, bool, bool]:
         self._method = "step"
-        returned: Any = self._environments[slot].step(action)
-        try:
-            observation, reward, terminated, truncated, _ = returned
-        except (TypeError, ValueError):
-            raise ValueError("it did not return (observation, reward, terminated, truncated, info)") from None
-        return (
-            self._observation(observation),
-            spaces.finite_reward(reward),
-            spaces.flag(terminated, "terminated"),
-            spaces.flag(truncated, "truncated"),
-        )
+        observation, _, reward, terminated, truncated = self._steppers[slot](action)
+        return observation, reward, terminated, truncated
 
     def _describe_current(self) -> str:
         slot = self.current_slot
         return "" if slot is None else f"environment.{self._method} of episode {self._episodes.get(slot)}"
-
-    def _observation(self, value: Any) -> Any:
-        try:
-            return self._conform(value)
-        except ValueError as error:
-            raise ValueError(f"observation: {error}") from None
 
     def _finish(self) -> None:
         for environment in self._environments:

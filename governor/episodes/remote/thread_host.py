@@ -21,10 +21,10 @@ import socket
 import threading
 from abc import ABC, abstractmethod
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from governor import logs
-from governor.episodes.entries import call_in_loop, one_line
+from governor.episodes.entries import Abandoned, answer, call_in_loop, one_line, settle
 from governor.errors import ConductorError
 from governor.message_stream import MessageStream, StreamClosed
 
@@ -38,10 +38,6 @@ BACKLOG: Final = 1024
 """The most workers that a phase may have: they connect while the thread runs user code."""
 
 log = logs.get_logger()
-
-
-class Abandoned(BaseException):
-    """Raised inside an abandoned thread; no `except Exception` of user code catches it."""
 
 
 class ThreadHost(ABC):
@@ -117,19 +113,7 @@ class ThreadHost(ABC):
         """Runs `work` in the thread, after its current request; raises what `work` raises."""
         loop = asyncio.get_running_loop()
         done: asyncio.Future[T] = loop.create_future()
-
-        def call() -> None:
-            try:
-                result = work()
-            except Abandoned:
-                raise
-            except BaseException as error:  # noqa: BLE001  # user code: the caller gets whatever it raises
-                wrapped = error if isinstance(error, Exception) else ConductorError(one_line(error))
-                call_in_loop(loop, partial(_set_exception, done, wrapped))
-            else:
-                call_in_loop(loop, partial(_set_result, done, result))
-
-        self._call_soon(call)
+        self._call_soon(partial(answer, loop, done, work))
         return await done
 
     async def close(self, *, seconds: float) -> None:
@@ -178,16 +162,15 @@ class ThreadHost(ABC):
                 try:
                     self._prepare()
                     listener = self._bind()
-                except ConductorError as error:
-                    call_in_loop(loop, partial(_set_exception, started, error))
-                    return
                 except BaseException as error:  # noqa: BLE001  # user code may raise anything, SystemExit too
-                    call_in_loop(
-                        loop,
-                        partial(_set_exception, started, ConductorError(f"{self.name}: {one_line(error)}")),
+                    failure = (
+                        error
+                        if isinstance(error, ConductorError)
+                        else ConductorError(f"{self.name}: {one_line(error)}")
                     )
+                    settle(loop, started, failure=failure)
                     return
-                call_in_loop(loop, partial(_set_result, started, None))
+                settle(loop, started)
                 with listener:
                     self._serve(listener, woken)
         except Abandoned:
@@ -272,13 +255,3 @@ class _Peer:
         self.stream = stream
         self.name = b""
         self.backlogged = False
-
-
-def _set_result(future: asyncio.Future[Any], result: Any) -> None:
-    if not future.done():
-        future.set_result(result)
-
-
-def _set_exception(future: asyncio.Future[Any], error: Exception) -> None:
-    if not future.done():
-        future.set_exception(error)

@@ -238,4 +238,4 @@ async def test_a_restarted_agent_conductor_continues_from_its_state(harness):
     second = await harness.start("agent.walker", incarnation=2, **settings)
     records, _ = await harness.play(episodes=1, phase=1, name="more", incarnation=2)
     assert outcomes(records) == ["terminated"]
-    assert second.host._runtime.agent.learned == 20
+    assert second.host._runtime._learned.agent.learned == 20

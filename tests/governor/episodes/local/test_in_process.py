@@ -154,7 +154,7 @@ async def test_an_agent_lives_on_in_the_next_phase(harness):
         await controller.perform(command)
         await harness.links["simulation"].next(PartEndedReport, after=4 * phase)
     assert [record.value for record in episodes(harness.links["simulation"])] == [5, 5, 5, 5, 5, 5]
-    assert len(controller._agents["walker"]._agent.phases) == 6
+    assert len(controller._agents["walker"]._learned.agent.phases) == 6
 
 
 async def test_a_command_that_does_not_say_what_to_build_is_refused(harness):

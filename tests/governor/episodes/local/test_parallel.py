@@ -299,9 +299,9 @@ async def test_what_the_others_have_learned_is_kept_when_one_hangs(harness, monk
     monkeypatch.setattr("governor.episodes.learned.SPARING", 10**9)
     await controller.perform(harness.command(phase=0, episodes=4, name="a", **parallel()))
     await harness.end()
-    controller._agents["juliet"]._agent.fault = "sleep"
+    controller._agents["juliet"]._learned.agent.fault = "sleep"
     controller._agents["romeo"]._learned._unsaved = True
-    controller._agents["romeo"]._agent.learned = 99
+    controller._agents["romeo"]._learned.agent.learned = 99
     await controller.perform(harness.command(phase=1, name="b", episode_timeout=1.0, **parallel()))
     assert await asyncio.wait_for(controller.failed, 20) == "agent 'juliet' hangs in episode 0"
     assert state(harness, "romeo") == {"learned": 99}

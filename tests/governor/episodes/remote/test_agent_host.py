@@ -7,6 +7,7 @@ from importlib import import_module
 import numpy as np
 import pytest
 
+from governor.episodes.agents import AgentSource
 from governor.episodes.remote import wire
 from governor.episodes.remote.agent_host import AgentHost
 from governor.episodes.remote.request_channel import RequestChannel
@@ -18,14 +19,8 @@ SPACES = {"observation": Discrete(n=1000, start=0), "action": Discrete(n=2, star
 @pytest.fixture
 async def host(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(os.path.dirname(os.path.dirname(__file__)))  # noqa: PTH120  # a text for the path
-    made = AgentHost(
-        entry="walk_world:Agent",
-        params={},
-        seed=7,
-        state_path=tmp_path / "walker.state",
-        name="agent.walker",
-        path=tmp_path / "s",
-    )
+    source = AgentSource(entry="walk_world:Agent", params={}, seed=7, state_path=tmp_path / "walker.state")
+    made = AgentHost(source, name="agent.walker", path=tmp_path / "s")
     await made.start()
     yield made
     await made.close(seconds=5)
@@ -98,14 +93,10 @@ async def echo(tmp_path, monkeypatch):
     async def channel_to(agent, session):
         host = hosts.get(agent)
         if host is None:
-            host = hosts[agent] = AgentHost(
-                entry=f"conductor_world:{agent}",
-                params={},
-                seed=7,
-                state_path=tmp_path / "echo.state",
-                name="agent.echo",
-                path=tmp_path / "e",
+            source = AgentSource(
+                entry=f"conductor_world:{agent}", params={}, seed=7, state_path=tmp_path / "echo.state"
             )
+            host = hosts[agent] = AgentHost(source, name="agent.echo", path=tmp_path / "e")
             await host.start()
         await host.run_in_thread(
             lambda: host.open_session(

@@ -1,0 +1,129 @@
+"""The episodes that one worker plays with the agent: as many at once as it has environments, each in a slot with a number.
+
+Rules:
+1. A session stores the last observation and action of each slot, so the next observation completes a transition.
+2. A step is learned before the next action is chosen, in the order of the requests and of their rows; with
+   `max_staleness` it is learned asynchronously. The end of an episode in train mode is answered after all of it is learned.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from governor.episodes.remote import wire
+from governor.episodes.remote.agent_runtime import AgentEpisode
+from governor.episodes.spaces import Discrete
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from governor.episodes.remote.agent_runtime import AgentRuntime
+
+
+class AgentSession:
+    """`name` is the identity of the worker's channel."""
+
+    def __init__(self, name: bytes) -> None:
+        self._name = name
+        self._episodes: dict[int, AgentEpisode] = {}
+
+    def answer(self, runtime: AgentRuntime, request: wire.AgentRequest) -> bytes | None:
+        """None if the answer is sent later."""
+        match request:
+            case wire.ActFrame():
+                episode = self._learn(runtime, 0, request.observation, request.reward, 0)
+                episode.observation = request.observation
+                return self._act(runtime, episode, request.number)
+            case wire.BeginFrame():
+                episode = self._begin(runtime, 0, request.episode, request.observation, train=request.train)
+                return self._act(runtime, episode, request.number)
+            case wire.FinishFrame():
+                end = wire.TERMINATED * request.terminated | wire.TRUNCATED * request.truncated
+                episode = self._learn(runtime, 0, request.observation, request.reward, end)
+                del self._episodes[0]
+                return runtime.end([episode], lambda: _finished(request.number, episode), session=self._name)
+            case wire.SaveFrame():
+                return self._save(runtime, request.number)
+            case wire.ActManyFrame():
+                return self._act_many(runtime, request)
+
+    def _begin(
+        self, runtime: AgentRuntime, slot: int, number: int, observation: Any, *, train: bool
+    ) -> AgentEpisode:
+        episode = self._episodes[slot] = AgentEpisode(
+            self._name, slot, number, observation, explore=train, learn=train and runtime.learns
+        )
+        return episode
+
+    def _learn(
+        self, runtime: AgentRuntime, slot: int, observation: Any, reward: float, end: int
+    ) -> AgentEpisode:
+        """The episode in this slot; it has a fault, if learning failed."""
+        episode = self._episodes.get(slot)
+        if episode is None or episode.action is None:
+            episode = self._episodes[slot] = AgentEpisode(self._name)
+            episode.fault = "agent.learn", "ValueError: a step without an action before it"
+        elif episode.learn:
+            ends = bool(end & wire.TERMINATED), bool(end & wire.TRUNCATED)
+            runtime.learn(episode, observation, reward, ends=ends)
+        return episode
+
+    def _act(self, runtime: AgentRuntime, episode: AgentEpisode, number: int) -> bytes:
+        version = 0 if episode.fault else runtime.act((episode,), explore=episode.explore)
+        if episode.fault is not None:
+            return wire.encode(wire.FaultFrame(number, *episode.fault))
+        return wire.encode(wire.ActedFrame(number, episode.action, version))
+
+    def _save(self, runtime: AgentRuntime, number: int) -> bytes | None:
+        work = AgentEpisode(self._name)
+
+        def save() -> bytes:
+            runtime.save(work)
+            return _finished(number, work)
+
+        return runtime.end([], save, session=self._name)
+
+    def _act_many(self, runtime: AgentRuntime, request: wire.ActManyFrame) -> bytes | None:
+        plain = isinstance(runtime.spaces[0], Discrete)
+        observations = request.observations.tolist() if plain else request.observations
+        ended: dict[int, AgentEpisode] = {}
+        acting: dict[int, AgentEpisode] = {}
+        numbers = iter(request.episodes)
+        for row, (slot, kind) in enumerate(zip(request.slots, request.kinds, strict=True)):
+            if kind == wire.FIRST:
+                acting[row] = self._begin(
+                    runtime, slot, next(numbers, -1), observations[row], train=request.train
+                )
+                continue
+            episode = self._learn(runtime, slot, observations[row], request.rewards[row], request.ends[row])
+            episode.observation = observations[row]
+            if kind == wire.LAST:
+                ended[row] = self._episodes.pop(slot)
+            else:
+                acting[row] = episode
+        rows = [row for row, episode in acting.items() if episode.fault is None]
+        version = self._act_all(runtime, [acting[row] for row in rows], explore=request.train)
+        rows = [row for row in rows if acting[row].fault is None]
+        actions = np.array([acting[row].action for row in rows])
+
+        def answer() -> bytes:
+            faults = [
+                wire.RowFault(row, *episode.fault)
+                for row, episode in (acting | ended).items()
+                if episode.fault is not None
+            ]
+            return wire.encode(wire.ActedManyFrame(request.number, rows, actions, version, faults))
+
+        return runtime.end([*ended.values()], answer, session=self._name) if ended else answer()
+
+    @staticmethod
+    def _act_all(runtime: AgentRuntime, episodes: Sequence[AgentEpisode], *, explore: bool) -> int:
+        return runtime.act(episodes, explore=explore, at_once=True) if episodes else 0
+
+
+def _finished(number: int, episode: AgentEpisode) -> bytes:
+    if episode.fault is not None:
+        return wire.encode(wire.FaultFrame(number, *episode.fault))
+    return wire.encode(wire.FinishedFrame(number))

@@ -1,0 +1,88 @@
+import queue
+import threading
+
+import pytest
+
+from governor.episodes.learned import Learned
+from governor.episodes.remote.agent_runtime import AgentEpisode, LearnBeside
+
+
+class Counter:
+    def __init__(self):
+        self.learned = 0
+        self.reached = {n: threading.Event() for n in range(1, 10)}
+
+    def learn(self, transition):
+        self.learned += 1
+        self.reached[self.learned].set()
+
+    def state_dict(self):
+        return {"learned": self.learned}
+
+    def load_state_dict(self, state):
+        self.learned = state["learned"]
+
+
+@pytest.fixture
+def learner():
+    return Counter()
+
+
+@pytest.fixture
+def replies():
+    return queue.SimpleQueue()
+
+
+@pytest.fixture
+def beside(learner, replies, tmp_path):
+    made = LearnBeside(
+        Learned(learner, tmp_path / "state"),
+        Counter(),
+        bound=2,
+        name="walker",
+        reply=lambda session, answer: replies.put((session, answer)),
+    )
+    yield made
+    made.close()
+
+
+def test_the_learner_does_not_get_ahead_of_a_running_action(beside, learner):
+    def act():
+        for _ in range(5):
+            beside.learn(AgentEpisode(b"session"), None)
+        assert learner.reached[2].wait(20)
+        ahead.append(learner.reached[3].wait(0.1))
+
+    ahead = []
+    assert beside.act(act, latest=False) == 0
+    assert ahead == [False]
+    assert learner.reached[5].wait(20)
+    assert beside.version == 0
+
+
+def learn_all(beside, replies, *, transitions):
+    """Returns when they are learned, and the session has its answer."""
+    for _ in range(transitions):
+        beside.learn(AgentEpisode(b"session"), None)
+    assert beside.when_learned(b"session", lambda: b"answer") is None
+    assert replies.get(timeout=20) == (b"session", b"answer")
+
+
+def test_an_actor_that_is_too_far_behind_gets_a_snapshot_first(beside, replies):
+    learn_all(beside, replies, transitions=3)
+    assert beside.act(lambda: None, latest=False) == 3
+    assert beside.actor.learned == 3
+
+
+def test_an_actor_that_does_not_explore_acts_with_all_that_was_learned(beside, replies):
+    learn_all(beside, replies, transitions=1)
+    assert beside.act(lambda: None, latest=False) == 0
+    assert beside.act(lambda: None, latest=True) == 1
+
+
+def test_nothing_more_is_learned_of_an_episode_with_a_fault(beside, learner):
+    beside.learn(AgentEpisode(b"session", fault=("agent.learn", "ZeroDivisionError")), None)
+    beside.learn(AgentEpisode(b"other"), None)
+    assert learner.reached[1].wait(20)
+    beside.close()
+    assert learner.learned == 1
