@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 from functools import partial
 from importlib import import_module
-from time import monotonic
 from typing import TYPE_CHECKING, Any, Final
 
 from governor.conductors.conductor import Conductor
@@ -24,7 +23,6 @@ from governor.episodes.simulation import Simulation
 from governor.episodes.text.entries import is_language_model
 from governor.errors import ConductorError
 from governor.messages import ConductorCommand, ConductorSpec, Done, Refused, StartSimulation, StopPartCommand
-from transport.errors import ConnectionLost, ServiceNotFound, WorkerLost
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
@@ -114,21 +112,13 @@ def copy_through_conductors(link: Link, uid: str) -> Copy:
     """Copies the learned state of an agent, for checkpoints, through its conductor; waits for one that is unavailable."""
 
     async def copy(name: str, path: Path) -> None:
-        asked = control.encode(control.Copy(path=str(path)))
-        deadline = monotonic() + COPY_SECONDS + AWAY_SECONDS
-        while True:
-            left = max(deadline - monotonic(), 0.1)
-            try:
-                body = await link.client.request(
-                    control.agent_service(uid, name), asked, timeout=left, idempotent=True
-                )
-            except (ServiceNotFound, WorkerLost, ConnectionLost):
-                if monotonic() < deadline:
-                    continue
-                raise
-            answer = control.decode_answer(body[0])
-            if isinstance(answer, control.Failed):
-                raise ConductorError(answer.reason)
-            return
+        answer = await control.ask_when_available(
+            link.client,
+            control.agent_service(uid, name),
+            control.Copy(path=str(path)),
+            seconds=COPY_SECONDS + AWAY_SECONDS,
+        )
+        if isinstance(answer, control.Failed):
+            raise ConductorError(answer.reason)
 
     return copy

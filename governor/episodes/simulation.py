@@ -23,16 +23,17 @@ from concurrent.futures import CancelledError, Future
 from functools import partial
 from pathlib import Path
 from time import monotonic
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from governor import logs
-from governor.episodes.entries import call_in_loop, one_line
+from governor.episodes.entries import in_daemon_thread, one_line
 from governor.episodes.records import episode_file
 from governor.episodes.rules.conditions import STRENGTH
 from governor.episodes.rules.evaluation import entropy
 from governor.episodes.rules.phase_rules import PhaseRules
 from governor.episodes.rules.seeds import episode_seed
 from governor.episodes.rules.statistics import summarize
+from governor.errors import ConductorError
 from governor.messages import BAD, Acknowledged, EpisodeEnded, EpisodeRecord, PartEndedReport, StartSimulation
 
 if TYPE_CHECKING:
@@ -44,6 +45,8 @@ if TYPE_CHECKING:
     from governor.episodes.spaces import SpaceSpec
     from governor.messages import ConductorSpec, FlowControl
     from governor.messages.link import Link
+
+T = TypeVar("T")
 
 log = logs.get_logger()
 
@@ -179,7 +182,7 @@ class Simulation:
         """Whether the exit of the process has interrupted it: such an episode is not recorded."""
         return self.abandoned and record.outcome in CUT_SHORT
 
-    def ask(self, question: Coroutine[Any, Any, Any], *, stoppable: bool = True) -> Future[Any]:
+    def ask(self, question: Coroutine[Any, Any, T], *, stoppable: bool = True) -> Future[T]:
         """Runs a coroutine in the event loop. A stop of the part cancels it when it is `stoppable`."""
         future = asyncio.run_coroutine_threadsafe(question, self.loop)
         if stoppable:
@@ -338,22 +341,13 @@ class Simulation:
             )
 
     async def _thread(self, play: Callable[[Simulation, int], None], worker: int) -> None:
-        ended = asyncio.Event()
-
-        def run_thread() -> None:
-            try:
-                play(self, worker)
-            except (
-                BaseException
-            ) as error:  # a worker's own fault ends the part with its reason, not in silence
-                log.exception("simulation.worker_failed", worker=worker)
-                self.break_off(f"worker {worker}: {one_line(error)}")
-            finally:
-                call_in_loop(self.loop, ended.set)
-
         name = f"{self.command.name}.worker.{worker}"
-        threading.Thread(target=run_thread, name=name, daemon=True).start()
-        await ended.wait()
+        try:
+            await in_daemon_thread(partial(play, self, worker), name=name)
+        except Exception as error:  # a worker's own fault ends the part with its reason, not in silence
+            log.exception("simulation.worker_failed", worker=worker)
+            reason = error.reason if isinstance(error, ConductorError) else one_line(error)
+            self.break_off(f"worker {worker}: {reason}")
 
     async def _report_episodes(self) -> Acknowledged:
         """Reports all episodes that have ended before the event loop runs this, so short episodes share a report."""

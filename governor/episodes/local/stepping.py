@@ -25,7 +25,7 @@ from governor.episodes.conforming import first_observation, observer, stepper
 from governor.episodes.entries import make_environment, one_line
 from governor.episodes.local import vector
 from governor.episodes.local.execution_context import ACT, BUILD, CLOSE, JOIN, LEARN, RESET, SAVE, STEP
-from governor.episodes.records.reports import EpisodeReports
+from governor.episodes.records.reports import EpisodeReports, EpisodeSink
 from governor.episodes.simulation import Paused
 from governor.episodes.transition import Transition
 from governor.errors import ConductorError
@@ -33,14 +33,13 @@ from governor.messages import COMPLETE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from concurrent.futures import Future
 
     from governor.episodes.conforming import Stepper
     from governor.episodes.local.execution_context import ExecutionContext
     from governor.episodes.local.local_agent import Calls, LocalAgent
     from governor.episodes.records.recording import StepRecorder
     from governor.episodes.spaces import SpaceSpec
-    from governor.messages import Acknowledged, EpisodeOutcome, EpisodeRecord, Made, StartSimulation
+    from governor.messages import EpisodeOutcome, EpisodeRecord, Made, StartSimulation
 
 UNACKNOWLEDGED: Final = 256
 REPORT_DELAY_SECONDS: Final = (0.03, 0.1)
@@ -68,7 +67,7 @@ class SeveralPlayers(Exception):
         self.environment = environment
 
 
-class EpisodeSource(Protocol):
+class EpisodeSource(EpisodeSink, Protocol):
     """What a worker needs of the part whose episodes it plays; `simulation.Simulation` implements it."""
 
     command: StartSimulation
@@ -84,10 +83,6 @@ class EpisodeSource(Protocol):
     def recorder(self, worker: int, observation: SpaceSpec, action: SpaceSpec) -> StepRecorder: ...
 
     def trains(self, index: int) -> bool: ...
-
-    def may_end(self, record: EpisodeRecord) -> bool: ...
-
-    def ended(self, *records: EpisodeRecord) -> Future[Acknowledged]: ...
 
 
 @dataclass(slots=True, eq=False)

@@ -17,8 +17,6 @@ from governor.episodes.remote.agent_runtime import AgentEpisode
 from governor.episodes.spaces import Discrete
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from governor.episodes.remote.agent_runtime import AgentRuntime
 
 
@@ -104,7 +102,9 @@ class AgentSession:
             else:
                 acting[row] = episode
         rows = [row for row, episode in acting.items() if episode.fault is None]
-        version = self._act_all(runtime, [acting[row] for row in rows], explore=request.train)
+        version = 0
+        if rows:
+            version = runtime.act([acting[row] for row in rows], explore=request.train, at_once=True)
         rows = [row for row in rows if acting[row].fault is None]
         actions = np.array([acting[row].action for row in rows])
 
@@ -117,10 +117,6 @@ class AgentSession:
             return wire.encode(wire.ActedManyFrame(request.number, rows, actions, version, faults))
 
         return runtime.end([*ended.values()], answer, session=self._name) if ended else answer()
-
-    @staticmethod
-    def _act_all(runtime: AgentRuntime, episodes: Sequence[AgentEpisode], *, explore: bool) -> int:
-        return runtime.act(episodes, explore=explore, at_once=True) if episodes else 0
 
 
 def _finished(number: int, episode: AgentEpisode) -> bytes:

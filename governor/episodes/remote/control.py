@@ -11,11 +11,19 @@ Rules:
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from time import monotonic
+from typing import TYPE_CHECKING, TypeAlias
 
 import msgspec
 
 from governor.episodes.spaces import SpaceSpec  # noqa: TC001  # msgspec reads it at run time
+from transport.errors import ConnectionLost, ServiceNotFound, WorkerLost
+
+if TYPE_CHECKING:
+    from transport.client import Client
+
+UNAVAILABLE = (ServiceNotFound, WorkerLost, ConnectionLost)
+"""Errors of a request to a conductor that is being restarted."""
 
 
 def environment_service(uid: str, name: str) -> str:
@@ -69,7 +77,7 @@ class Release(Control, frozen=True):
 
 class Join(Control, frozen=True):
     """Requests a session with the agent, which is built at the first one. With `renew` it is built anew, from its saved
-    state. With `max_staleness` it acts with a snapshot of its weights, at most so many versions old (`async_learner`).
+    state. With `max_staleness` it acts with a snapshot of its weights, at most so many versions old (`agent_runtime`).
     """
 
     owner: str
@@ -132,3 +140,22 @@ _answer: msgspec.msgpack.Decoder[ControlAnswer] = msgspec.msgpack.Decoder(Contro
 decode_environment_control = _environment.decode
 decode_agent_control = _agent.decode
 decode_answer = _answer.decode
+
+
+async def ask(client: Client, service: str, message: Control, *, seconds: float) -> ControlAnswer:
+    """Raises RequestError."""
+    body = await client.request(service, encode(message), timeout=max(seconds, 0.1), idempotent=True)
+    return decode_answer(body[0])
+
+
+async def ask_when_available(
+    client: Client, service: str, message: Control, *, seconds: float
+) -> ControlAnswer:
+    """Repeats the request while the conductor is unavailable, for so many `seconds`; raises its last RequestError."""
+    deadline = monotonic() + seconds
+    while True:
+        try:
+            return await ask(client, service, message, seconds=deadline - monotonic())
+        except UNAVAILABLE:
+            if monotonic() >= deadline:
+                raise

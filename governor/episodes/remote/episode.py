@@ -5,6 +5,7 @@ A fault of either side ends it as `failed`. A `ChannelError` goes to the caller,
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from governor.episodes.entries import one_line
@@ -21,35 +22,23 @@ class _Failed(Exception):
     """The other side answered with a fault; one line."""
 
 
+@dataclass(slots=True, kw_only=True)
 class Episode:
     """Played once. `record` has the signature of `StepRecorder.step`. `value` is the undiscounted return so far, `steps` the
-    number of environment steps; `deadline` is in seconds on the monotonic clock.
+    number of environment steps; `deadline` is in seconds on the monotonic clock; `stopping` is called between two steps.
     """
 
-    def __init__(
-        self,
-        *,
-        environment: RequestChannel,
-        agent: RequestChannel,
-        index: int,
-        seed: int,
-        train: bool,
-        max_steps: int | None,
-        deadline: float | None,
-        record: Callable[..., None],
-        stopping: Callable[[], bool] = lambda: False,
-    ) -> None:
-        self.value = 0.0
-        self.steps = 0
-        self._environment = environment
-        self._agent = agent
-        self._index = index
-        self._seed = seed
-        self._train = train
-        self._max_steps = max_steps
-        self._deadline = deadline
-        self._record = record
-        self._stopping = stopping
+    environment: RequestChannel
+    agent: RequestChannel
+    index: int
+    seed: int
+    train: bool
+    max_steps: int | None
+    deadline: float | None
+    record: Callable[..., None]
+    stopping: Callable[[], bool]
+    value: float = 0.0
+    steps: int = 0
 
     def play(self) -> tuple[EpisodeOutcome, str]:
         """The outcome and, for `failed`, its reason in one line. Raises ChannelError."""
@@ -63,14 +52,14 @@ class Episode:
             return "failed", f"wire: {error}"
 
     def _play(self) -> EpisodeOutcome:
-        environment, agent, deadline = self._environment, self._agent, self._deadline
-        reset = wire.ResetFrame(environment.next_number(), self._seed, self._index)
+        environment, agent, deadline = self.environment, self.agent, self.deadline
+        reset = wire.ResetFrame(environment.next_number(), self.seed, self.index)
         observed = environment.ask(reset, deadline=deadline)
         observation = _expect(observed, wire.ObservedFrame).observation
         request: wire.BeginFrame | wire.ActFrame = wire.BeginFrame(
-            agent.next_number(), observation, self._train, self._index
+            agent.next_number(), observation, self.train, self.index
         )
-        limit = self._max_steps
+        limit = self.max_steps
         while True:
             acted = _expect(agent.ask(request, deadline=deadline), wire.ActedFrame)
             step = _expect(
@@ -80,23 +69,23 @@ class Episode:
             self.value += step.reward
             self.steps += 1
             truncated = step.truncated or (limit is not None and self.steps >= limit)
-            self._record(
+            self.record(
                 observation, acted.action, step.reward, step.terminated, truncated, acted.weight_version
             )
             if step.terminated or truncated:
                 self._finish(step, truncated=truncated)
                 return "terminated" if step.terminated else "truncated"
-            if self._stopping():
+            if self.stopping():
                 return "cancelled"
             observation = step.observation
             request = wire.ActFrame(agent.next_number(), observation, step.reward)
 
     def _finish(self, step: wire.SteppedFrame, *, truncated: bool) -> None:
-        if self._train:
+        if self.train:
             last = wire.FinishFrame(
-                self._agent.next_number(), step.observation, step.reward, step.terminated, truncated
+                self.agent.next_number(), step.observation, step.reward, step.terminated, truncated
             )
-            _expect(self._agent.ask(last, deadline=self._deadline), wire.FinishedFrame)
+            _expect(self.agent.ask(last, deadline=self.deadline), wire.FinishedFrame)
 
 
 def _expect(answer: Any, kind: type[Any]) -> Any:

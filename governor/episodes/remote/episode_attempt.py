@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from math import inf
+from dataclasses import dataclass, field
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
@@ -14,53 +14,41 @@ if TYPE_CHECKING:
     from governor.messages import EpisodeOutcome
 
 
+@dataclass(slots=True, eq=False)
 class VectorSlot:
     """One environment of the vector. `retries` are (episode, attempts so far) to be played again; `recording`: its recorder
     has an unfinished episode.
     """
 
-    __slots__ = ("number", "recorder", "recording", "retries")
-
-    def __init__(self, number: int) -> None:
-        self.number = number
-        self.recorder: StepRecorder
-        self.recording = False
-        self.retries: list[tuple[int, int]] = []
+    number: int
+    recorder: StepRecorder = field(init=False)
+    recording: bool = False
+    retries: list[tuple[int, int]] = field(default_factory=list)
 
 
+@dataclass(slots=True, eq=False)
 class EpisodeAttempt:
     """One attempt at an episode. `reward` and `end` (bits of `wire`) are of its last step; `value` is the undiscounted return
     so far; `began` and `deadline` are in seconds on the monotonic clock; `recorded`: it has begun in the slot's recorder.
     """
 
-    __slots__ = (
-        "action",
-        "began",
-        "deadline",
-        "end",
-        "index",
-        "observation",
-        "recorded",
-        "reward",
-        "seed",
-        "slot",
-        "steps",
-        "tries",
-        "value",
-    )
+    slot: VectorSlot
+    index: int
+    seed: int
+    tries: int
+    began: float
+    deadline: float
+    value: float = 0.0
+    reward: float = 0.0
+    steps: int = 0
+    end: int = 0
+    recorded: bool = False
+    observation: Any = None
+    action: Any = None
 
-    def __init__(self, slot: VectorSlot, index: int, *, seed: int, tries: int, timeout: float | None) -> None:
-        self.slot = slot
-        self.index = index
-        self.seed = seed
-        self.tries = tries
-        self.began = monotonic()
-        self.deadline = inf if timeout is None else self.began + timeout
-        self.value = self.reward = 0.0
-        self.steps = self.end = 0
-        self.recorded = False
-        self.observation: Any = None
-        self.action: Any = None
+    @property
+    def regular_outcome(self) -> EpisodeOutcome:
+        return "terminated" if self.end & wire.TERMINATED else "truncated"
 
     @property
     def kind(self) -> int:
@@ -81,3 +69,11 @@ class EpisodeAttempt:
             seconds=monotonic() - self.began,
             reason=reason,
         )
+
+    def begin_recording(self) -> None:
+        self.slot.recorder.begin(episode=self.index, seed=self.seed)
+        self.recorded = self.slot.recording = True
+
+    def end_recording(self, outcome: EpisodeOutcome) -> None:
+        self.slot.recorder.end(outcome=outcome, flush=False)
+        self.slot.recording = False

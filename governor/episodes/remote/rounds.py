@@ -137,24 +137,21 @@ class RemoteVectorWorker(RemoteEpisodeWorker):
         """Whether the phase will end with the episodes that have taken their last step."""
         if not self.simulation.command.until:
             return False
-        ended = [attempt.record(_regular_outcome(attempt), "") for attempt in self._attempts if attempt.end]
+        ended = [attempt.record(attempt.regular_outcome, "") for attempt in self._attempts if attempt.end]
         return bool(ended) and self.simulation.would_end(ended)
 
     def _next_new(self, *, wait: bool) -> int | None:
-        if wait:
-            index = self._next_index()
-        else:
-            try:
-                index = self.simulation.next_index(wait=False)
-            except Paused:
-                return None
+        try:
+            index = self._next_index(wait=wait)
+        except Paused:
+            return None
         self._more = index is not None
         return index
 
     def _new_attempt(self, slot: VectorSlot, index: int, tries: int) -> EpisodeAttempt:
-        seed = self.simulation.seed_of(index)
-        timeout = self.simulation.command.episode_timeout
-        return EpisodeAttempt(slot, index, seed=seed, tries=tries, timeout=timeout)
+        timeout, now = self.simulation.command.episode_timeout, monotonic()
+        deadline = inf if timeout is None else now + timeout
+        return EpisodeAttempt(slot, index, self.simulation.seed_of(index), tries, now, deadline)
 
     def _reset(self, starting: list[EpisodeAttempt]) -> bool:
         """Whether all environments are ready for their first step."""
@@ -171,9 +168,7 @@ class RemoteVectorWorker(RemoteEpisodeWorker):
             zip(starting, self._observations_of(answer), strict=True)
         ):
             attempt.observation = observation
-            if row in faults:
-                self._release_slot(attempt)
-                self._end(attempt, "failed", f"{faults[row].where}: {faults[row].reason}")
+            self._end_faulty(attempt, faults.get(row))
         return not faults
 
     # -- the agent's part of a round ------------------------------------------------------------------------
@@ -202,11 +197,7 @@ class RemoteVectorWorker(RemoteEpisodeWorker):
         actions = answer.actions.tolist() if self._plain_action else answer.actions
         acting = dict(zip(answer.rows, actions, strict=True))
         for row, attempt in enumerate(attempts):
-            if row in faults:
-                if attempt.kind != wire.LAST:
-                    self._release_slot(attempt)
-                self._end(attempt, "failed", f"{faults[row].where}: {faults[row].reason}")
-            elif attempt.kind == wire.LAST:
+            if not self._end_faulty(attempt, faults.get(row)) and attempt.kind == wire.LAST:
                 self._end_regularly(attempt)
         self._attempts = [attempts[row] for row in acting]
         self._version = answer.weight_version
@@ -215,7 +206,7 @@ class RemoteVectorWorker(RemoteEpisodeWorker):
             attempt = attempts[row]
             attempt.action = action
             if not attempt.recorded:
-                self._record_begin(attempt)
+                attempt.begin_recording()
 
     # -- the environment's ----------------------------------------------------------------------------------
 
@@ -236,10 +227,9 @@ class RemoteVectorWorker(RemoteEpisodeWorker):
         now = monotonic()
         continuing = []
         for row, (attempt, following, reward, end) in enumerate(results):
-            if row in faults:
-                self._release_slot(attempt)
-                self._end(attempt, "failed", f"{faults[row].where}: {faults[row].reason}")
-            elif now >= attempt.deadline:
+            if self._end_faulty(attempt, faults.get(row)):
+                continue
+            if now >= attempt.deadline:
                 self._release_slot(attempt)
                 self._end(attempt, "timed_out", self._overdue_reason)
             elif self._stepped(attempt, following, reward, end):
@@ -278,11 +268,20 @@ class RemoteVectorWorker(RemoteEpisodeWorker):
         """Its slot may begin another episode."""
         self._idle.append(attempt.slot)
 
+    def _end_faulty(self, attempt: EpisodeAttempt, fault: wire.RowFault | None) -> bool:
+        """Whether it has ended with the fault of its row."""
+        if fault is None:
+            return False
+        if attempt.kind != wire.LAST:
+            self._release_slot(attempt)
+        self._end(attempt, "failed", f"{fault.where}: {fault.reason}")
+        return True
+
     def _end_regularly(self, attempt: EpisodeAttempt) -> None:
         if monotonic() >= attempt.deadline:
             self._end(attempt, "timed_out", self._overdue_reason)
         else:
-            self._end(attempt, _regular_outcome(attempt))
+            self._end(attempt, attempt.regular_outcome)
 
     def _end(self, attempt: EpisodeAttempt, outcome: EpisodeOutcome, reason: str = "") -> None:
         """Ends an attempt; it is recorded later if the previous episode of its slot has not ended yet."""
@@ -292,22 +291,14 @@ class RemoteVectorWorker(RemoteEpisodeWorker):
             if slot.recording:
                 self._waiting_ends.append((attempt, outcome, reason))
                 return
-            self._record_begin(attempt)
-        self._record_end(attempt, outcome)
+            attempt.begin_recording()
+        attempt.end_recording(outcome)
         self._reports.add(attempt.record(outcome, reason), slot.recorder)
 
     def _end_waiting(self) -> None:
         waiting, self._waiting_ends = self._waiting_ends, []
         for attempt, outcome, reason in waiting:
             self._end(attempt, outcome, reason)
-
-    def _record_begin(self, attempt: EpisodeAttempt) -> None:
-        attempt.slot.recorder.begin(episode=attempt.index, seed=attempt.seed)
-        attempt.recorded = attempt.slot.recording = True
-
-    def _record_end(self, attempt: EpisodeAttempt, outcome: EpisodeOutcome) -> None:
-        attempt.slot.recorder.end(outcome=outcome, flush=False)
-        attempt.slot.recording = False
 
     def _play_again(self, *, dead: bool) -> None:
         attempts, self._attempts = self._attempts, []
@@ -317,7 +308,7 @@ class RemoteVectorWorker(RemoteEpisodeWorker):
                 self._end(attempt, "crashed", "the conductor of its environment or of its agent exited")
                 continue
             if attempt.recorded:
-                self._record_end(attempt, "crashed")
+                attempt.end_recording("crashed")
             attempt.slot.retries.append((attempt.index, tries))
             self.simulation.played_again()
         self._end_waiting()
@@ -400,7 +391,3 @@ class RemoteVectorWorker(RemoteEpisodeWorker):
         if channel is None:
             raise _RoundLost(dead=False)
         return channel
-
-
-def _regular_outcome(attempt: EpisodeAttempt) -> EpisodeOutcome:
-    return "terminated" if attempt.end & wire.TERMINATED else "truncated"

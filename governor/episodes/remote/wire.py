@@ -13,11 +13,14 @@ of a vector it is an array of shape (rows, *shape of the space); rewards and end
 
 from __future__ import annotations
 
-from typing import Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import msgspec
 
 from governor.episodes.arrays import WireError, decode_hook, encode_hook
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 class WireFrame(msgspec.Struct, frozen=True, array_like=True):
@@ -168,34 +171,21 @@ Answer: TypeAlias = (
 )
 
 encode = msgspec.msgpack.Encoder(enc_hook=encode_hook).encode
-_environment_request: msgspec.msgpack.Decoder[EnvironmentRequest] = msgspec.msgpack.Decoder(
-    EnvironmentRequest, ext_hook=decode_hook
-)
-_agent_request: msgspec.msgpack.Decoder[AgentRequest] = msgspec.msgpack.Decoder(
-    AgentRequest, ext_hook=decode_hook
-)
-_answer: msgspec.msgpack.Decoder[Answer] = msgspec.msgpack.Decoder(Answer, ext_hook=decode_hook)
 
 
-def decode_environment_request(data: bytes) -> EnvironmentRequest:
-    """Raises WireError."""
-    try:
-        return _environment_request.decode(data)
-    except msgspec.MsgspecError as error:
-        raise WireError(str(error)) from error
+def _decoder(kind: Any) -> Callable[[bytes], Any]:
+    """A function that decodes a message of this kind, or raises WireError."""
+    decode_kind = msgspec.msgpack.Decoder(kind, ext_hook=decode_hook).decode
+
+    def decode(data: bytes) -> Any:
+        try:
+            return decode_kind(data)
+        except msgspec.MsgspecError as error:
+            raise WireError(str(error)) from error
+
+    return decode
 
 
-def decode_agent_request(data: bytes) -> AgentRequest:
-    """Raises WireError."""
-    try:
-        return _agent_request.decode(data)
-    except msgspec.MsgspecError as error:
-        raise WireError(str(error)) from error
-
-
-def decode_answer(data: bytes) -> Answer:
-    """Raises WireError."""
-    try:
-        return _answer.decode(data)
-    except msgspec.MsgspecError as error:
-        raise WireError(str(error)) from error
+decode_environment_request: Callable[[bytes], EnvironmentRequest] = _decoder(EnvironmentRequest)
+decode_agent_request: Callable[[bytes], AgentRequest] = _decoder(AgentRequest)
+decode_answer: Callable[[bytes], Answer] = _decoder(Answer)

@@ -13,7 +13,7 @@ from __future__ import annotations
 from concurrent.futures import CancelledError
 from itertools import count
 from time import monotonic
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from governor import logs
 from governor.episodes import spaces
@@ -23,11 +23,9 @@ from governor.episodes.remote.episode import Episode
 from governor.episodes.remote.request_channel import Interrupted, Overdue, PeerLost, RequestChannel
 from governor.episodes.simulation import Paused
 from governor.messages import EpisodeRecord
-from transport.errors import ConnectionLost, RequestError, ServiceNotFound, WorkerLost
+from transport.errors import RequestError
 
 if TYPE_CHECKING:
-    from concurrent.futures import Future
-
     from governor.episodes.records.recording import StepRecorder
     from governor.episodes.simulation import Simulation
     from governor.messages import EpisodeOutcome
@@ -39,6 +37,8 @@ SETTLE_SECONDS: Final = 0.5
 RELEASE_SECONDS: Final = 5.0
 SAVE_SECONDS: Final = 60.0
 """For the agent to save its state, after its pending work for other workers."""
+
+Granted = TypeVar("Granted", control.Leased, control.Joined)
 
 log = logs.get_logger()
 
@@ -104,10 +104,13 @@ class RemoteEpisodeWorker:
         self._drop_environment()
         self._drop_agent()
 
-    def _next_index(self) -> int | None:
+    def _next_index(self, *, wait: bool = True) -> int | None:
+        """As `Simulation.next_index`; all reports are acknowledged before a pause."""
         try:
             return self.simulation.next_index(wait=False)
         except Paused:
+            if not wait:
+                raise
             self._reports.drain()
             return self.simulation.next_index()
 
@@ -263,13 +266,7 @@ class RemoteEpisodeWorker:
         request = control.Acquire(
             owner=spec.name, incarnation=spec.incarnation, worker=self.number, turn=next(_turns)
         )
-        answer = self._request_until_available(self._environment_service, request)
-        if isinstance(answer, control.Busy):
-            raise NoFreeEnvironment(f"all {answer.pool} environments of the pool are in use")
-        if not isinstance(answer, control.Leased):
-            raise ConductorUnavailable(
-                f"{self._environment_service}: unexpected answer {type(answer).__name__}"
-            )
+        answer = self._request_until_available(self._environment_service, request, control.Leased)
         self._lease = answer
         self._plain_observation = isinstance(answer.observation_space, spaces.Discrete)
         self._plain_action = isinstance(answer.action_space, spaces.Discrete)
@@ -292,9 +289,7 @@ class RemoteEpisodeWorker:
             renew=renew,
             max_staleness=command.max_staleness if command.mode == "train" else 0,
         )
-        answer = self._request_until_available(self._agent_service, request)
-        if not isinstance(answer, control.Joined):
-            raise ConductorUnavailable(f"{self._agent_service}: unexpected answer {type(answer).__name__}")
+        answer = self._request_until_available(self._agent_service, request, control.Joined)
         self._agent = self._open_channel(f"agent {command.agents[0]!r}", answer.endpoint, answer.session)
         return self._agent
 
@@ -344,29 +339,31 @@ class RemoteEpisodeWorker:
     # -- the control plane ----------------------------------------------------------------------------------
 
     def _request_until_available(
-        self, service: str, request: control.Acquire | control.Join
-    ) -> control.ControlAnswer:
-        """Repeats the request while the conductor is unavailable. Raises Stopped, ConductorUnavailable."""
+        self, service: str, request: control.Acquire | control.Join, kind: type[Granted]
+    ) -> Granted:
+        """Repeats the request while the conductor is unavailable. Raises NoFreeEnvironment, Stopped, ConductorUnavailable."""
         self._reports.send()  # it may be long; and another environment may have other spaces, so another recorder
-        deadline = monotonic() + RETURN_SECONDS
-        while True:
-            left = deadline - monotonic()
-            try:
-                body = self._request(service, request, seconds=left).result()
-            except CancelledError:
-                raise Stopped(service) from None
-            except (ServiceNotFound, WorkerLost, ConnectionLost) as error:
-                if monotonic() < deadline:
-                    continue
-                raise ConductorUnavailable(
-                    f"{service} is not back after {RETURN_SECONDS:g} s: {error}"
-                ) from error
-            except RequestError as error:
-                raise ConductorUnavailable(str(error)) from error
-            answer = control.decode_answer(body[0])
-            if isinstance(answer, control.Failed):
+        client = self.simulation.link.client
+        asked = control.ask_when_available(client, service, request, seconds=RETURN_SECONDS)
+        try:
+            answer = self.simulation.ask(asked).result()
+        except CancelledError:
+            raise Stopped(service) from None
+        except control.UNAVAILABLE as error:
+            raise ConductorUnavailable(
+                f"{service} is not back after {RETURN_SECONDS:g} s: {error}"
+            ) from error
+        except RequestError as error:
+            raise ConductorUnavailable(str(error)) from error
+        match answer:
+            case kind():
+                return answer
+            case control.Busy():
+                raise NoFreeEnvironment(f"all {answer.pool} environments of the pool are in use")
+            case control.Failed():
                 raise ConductorUnavailable(answer.reason)
-            return answer
+            case _:
+                raise ConductorUnavailable(f"{service}: unexpected answer {type(answer).__name__}")
 
     def _send(
         self, service: str, message: control.Release | control.ReportHang
@@ -374,21 +371,12 @@ class RemoteEpisodeWorker:
         """The answer, or None if the conductor is unavailable: its successor has no state that the message refers to."""
         if self.simulation.abandoned:
             return None
+        asked = control.ask(self.simulation.link.client, service, message, seconds=RELEASE_SECONDS)
         try:
-            body = self._request(service, message, seconds=RELEASE_SECONDS, stoppable=False).result()
+            return self.simulation.ask(asked, stoppable=False).result()
         except RequestError as error:
             log.info("simulation.notification_failed", service=service, reason=str(error))
             return None
-        return control.decode_answer(body[0])
-
-    def _request(
-        self, service: str, message: control.Control, *, seconds: float, stoppable: bool = True
-    ) -> Future[list[bytes]]:
-        body = control.encode(message)
-        request = self.simulation.link.client.request(
-            service, body, timeout=max(seconds, 0.1), idempotent=True
-        )
-        return self.simulation.ask(request, stoppable=stoppable)
 
 
 _turns = count()
