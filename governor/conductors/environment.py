@@ -6,11 +6,13 @@ The service `environment.<uid>.<name>` answers `control.Acquire` and `control.Re
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from governor.conductors.conductor import Conductor
 from governor.episodes.remote import control
+from governor.episodes.remote.environment_host import EnvironmentHost
 from governor.episodes.remote.environment_pool import EnvironmentPool
 
 if TYPE_CHECKING:
@@ -22,14 +24,18 @@ class EnvironmentConductor(Conductor):
     def __init__(self, *, spec: ConductorSpec, link: Link) -> None:
         super().__init__(spec=spec, link=link)
         settings = spec.settings
-        self.pool = EnvironmentPool(
+        new_host = partial(
+            EnvironmentHost,
             entry=settings["entry"],
             params=settings.get("params", {}),
+            vector=settings.get("vector", 1),
+        )
+        self.pool = EnvironmentPool(
+            new_host,
             size=settings.get("pool", 1),
             name=f"{spec.name}.{spec.incarnation}",
             folder=Path(spec.socket_folder),
             on_lost=self.fail,
-            vector=settings.get("vector", 1),
         )
 
     async def prepare(self) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass
 from time import monotonic
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from governor.episodes import spaces
 from governor.episodes.conforming import observer
@@ -25,7 +25,7 @@ from governor.episodes.transition import Transition
 from governor.errors import ConductorError
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterable, Mapping
+    from collections.abc import Generator, Iterable, Mapping, Sequence
 
     from governor.episodes.conforming import Observer
     from governor.episodes.local.execution_context import ExecutionContext
@@ -46,18 +46,23 @@ class _Player:
     plain: bool
 
 
-class _Step(NamedTuple):
-    """The result of a step by player: rewards and flags of the players that acted, observations also of new players, each
-    as (value, encoded for the recorder).
-    """
+@dataclass(slots=True, kw_only=True)
+class _Turn:
+    """One step of a player: what it saw, as value and encoded for the recorder, what it did, and what came of it."""
 
-    observations: dict[str, tuple[Any, Any]]
-    rewards: dict[str, float]
-    terminated: dict[str, bool]
-    truncated: dict[str, bool]
+    player: _Player
+    observation: Any
+    encoded: Any
+    action: Any
+    version: int
+    reward: float = 0.0
+    terminated: bool = False
+    truncated: bool = False
 
-    def leaving_players(self) -> set[str]:
-        return {name for name in self.rewards if self.terminated[name] or self.truncated[name]}
+    def row(self) -> tuple[Any, ...]:
+        """As it is recorded."""
+        action = self.action if self.player.plain else self.action.tobytes()
+        return self.encoded, action, self.reward, self.terminated, self.truncated, self.version
 
 
 class ParallelWorker(LocalEpisodeWorker):
@@ -178,34 +183,31 @@ class ParallelWorker(LocalEpisodeWorker):
         seen = self._reset(environment, seed)
         context.values = dict.fromkeys(seen, 0.0)
         while True:
-            chosen = {
-                name: self._act(name, calls[name], observation) for name, (observation, _) in seen.items()
-            }
-            actions = {name: action for name, (action, _) in chosen.items()}
-            step = self._step_with(environment, actions, finished_players)
+            turns = [self._act(calls[name], self._players[name], *seen[name]) for name in seen]
+            following = self._step_with(environment, turns, finished_players)
             if monotonic() >= deadline:
                 return "timed_out"
             context.steps += 1
-            if context.steps >= limit:
-                step = step._replace(truncated=dict.fromkeys(actions, True))
-            self._add_rewards(step.rewards)
+            for turn in turns:
+                turn.truncated = turn.truncated or context.steps >= limit
+                name = turn.player.name
+                context.values[name] = context.values.get(name, 0.0) + turn.reward
+            context.value = sum(context.values.values())
             try:
-                slot.recorder.step_players(self._rows(seen, chosen, step))
+                slot.recorder.step_players({turn.player.name: turn.row() for turn in turns})
             except OSError as error:
                 raise NotRecorded(one_line(error)) from error
-            leaving = step.leaving_players()
-            finished_players |= leaving
-            all_terminated = all_terminated and all(step.terminated[name] for name in leaving)
-            following = {
-                name: value for name, value in step.observations.items() if name not in finished_players
-            }
-            over = not following or context.steps >= limit
+            leaving = [turn for turn in turns if turn.terminated or turn.truncated]
+            finished_players.update(turn.player.name for turn in leaving)
+            all_terminated = all_terminated and all(turn.terminated for turn in leaving)
+            seen = {name: value for name, value in following.items() if name not in finished_players}
+            over = not seen or context.steps >= limit
             if not over and simulation.stopping:
                 return "cancelled"
-            self._learn(calls, seen, actions, step)
+            for turn in turns:
+                self._learn(turn, calls[turn.player.name], following[turn.player.name][0])
             if over:
                 return "terminated" if all_terminated else "truncated"
-            seen = following
 
     def _calls_of_players(self, *, explore: bool) -> dict[str, Calls]:
         """By player."""
@@ -227,37 +229,45 @@ class ParallelWorker(LocalEpisodeWorker):
             raise ValueError("it has no player")
         return self._observed_by(live, observations)
 
-    def _act(self, name: str, calls: Calls, observation: Any) -> tuple[Any, int]:
-        """The action, and the version of the weights that chose it."""
-        self._enter_agent(self._players[name].agent.name, f"{ACT} of {name}")
-        return calls.act(observation), calls.weights.version
+    def _act(self, calls: Calls, player: _Player, observation: Any, encoded: Any) -> _Turn:
+        self._enter_agent(player.agent.name, f"{ACT} of {player.name}")
+        return _Turn(
+            player=player,
+            observation=observation,
+            encoded=encoded,
+            action=calls.act(observation),
+            version=calls.weights.version,
+        )
 
-    def _step_with(self, environment: Any, actions: dict[str, Any], finished_players: set[str]) -> _Step:
+    def _step_with(
+        self, environment: Any, turns: Sequence[_Turn], finished_players: set[str]
+    ) -> dict[str, tuple[Any, Any]]:
+        """Steps the environment with these turns, and notes what came of them; the observations, as of `_reset`."""
         self._context.where = STEP
-        given = {
-            name: action if self._players[name].plain else action.copy() for name, action in actions.items()
-        }
-        returned = environment.step(given)
+        returned = environment.step(
+            {turn.player.name: turn.action if turn.player.plain else turn.action.copy() for turn in turns}
+        )
         try:
             observations, rewards, terminations, truncations, _ = returned
         except (TypeError, ValueError):
             raise ValueError(
                 "it did not return (observations, rewards, terminations, truncations, infos)"
             ) from None
-        terminated = {name: flag(_of(terminations, name, "termination"), "termination") for name in actions}
-        truncated = {name: flag(_of(truncations, name, "truncation"), "truncation") for name in actions}
+        for turn in turns:
+            turn.terminated = flag(_of(terminations, turn.player.name, "termination"), "termination")
+        for turn in turns:
+            turn.truncated = flag(_of(truncations, turn.player.name, "truncation"), "truncation")
         live = [name for name in environment.agents if name not in finished_players]
-        for name in actions:
-            if name not in live and not (terminated[name] or truncated[name]):
+        for turn in turns:
+            if turn.player.name not in live and not (turn.terminated or turn.truncated):
                 raise ValueError(
-                    f"player {name!r} is not in agents any more, but neither terminated nor truncated"
+                    f"player {turn.player.name!r} is not in agents any more, but neither terminated nor truncated"
                 )
-        return _Step(
-            self._observed_by(dict.fromkeys([*actions, *live]), observations),
-            {name: _reward(name, _of(rewards, name, "reward")) for name in actions},
-            terminated,
-            truncated,
-        )
+        acted = [turn.player.name for turn in turns]
+        observed = self._observed_by(dict.fromkeys([*acted, *live]), observations)
+        for turn in turns:
+            turn.reward = _reward(turn.player.name, _of(rewards, turn.player.name, "reward"))
+        return observed
 
     def _observed_by(self, names: Iterable[str], observations: Any) -> dict[str, tuple[Any, Any]]:
         found = {}
@@ -272,48 +282,19 @@ class ParallelWorker(LocalEpisodeWorker):
                 raise ValueError(f"player {name!r}: observation: {error}") from None
         return found
 
-    def _add_rewards(self, rewards: Mapping[str, float]) -> None:
-        values = self._context.values
-        for name, reward in rewards.items():
-            values[name] = values.get(name, 0.0) + reward
-        self._context.value = sum(values.values())
-
-    def _rows(
-        self, seen: Mapping[str, tuple[Any, Any]], chosen: Mapping[str, tuple[Any, int]], step: _Step
-    ) -> dict[str, tuple[Any, ...]]:
-        return {
-            name: (
-                seen[name][1],
-                action if self._players[name].plain else action.tobytes(),
-                step.rewards[name],
-                step.terminated[name],
-                step.truncated[name],
-                version,
-            )
-            for name, (action, version) in chosen.items()
-        }
-
-    def _learn(
-        self,
-        calls: Mapping[str, Calls],
-        seen: Mapping[str, tuple[Any, Any]],
-        actions: Mapping[str, Any],
-        step: _Step,
-    ) -> None:
-        for name, action in actions.items():
-            learn = calls[name].learn
-            if learn is not None:
-                self._enter_agent(self._players[name].agent.name, f"{LEARN} of {name}")
-                learn(
-                    Transition(
-                        observation=seen[name][0],
-                        action=action,
-                        reward=step.rewards[name],
-                        next_observation=step.observations[name][0],
-                        terminated=step.terminated[name],
-                        truncated=step.truncated[name],
-                    )
+    def _learn(self, turn: _Turn, calls: Calls, following: Any) -> None:
+        if calls.learn is not None:
+            self._enter_agent(turn.player.agent.name, f"{LEARN} of {turn.player.name}")
+            calls.learn(
+                Transition(
+                    observation=turn.observation,
+                    action=turn.action,
+                    reward=turn.reward,
+                    next_observation=following,
+                    terminated=turn.terminated,
+                    truncated=turn.truncated,
                 )
+            )
 
 
 def _players_of(environment: Any) -> list[str]:

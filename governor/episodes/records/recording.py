@@ -55,9 +55,35 @@ class RecordingSlot:
         ]
 
     @cached_property
+    def columns(self) -> tuple[_Column, _Column]:
+        """Of observations and actions."""
+        return _Column(self.observation), _Column(self.action)
+
+    @cached_property
     def row_bytes(self) -> int:
         sides = (storage(self.observation), storage(self.action))
         return sum(dtype.itemsize * prod(shape) for dtype, shape in sides) + 18
+
+    def arrays(self, rows: Sequence[tuple[Any, ...]]) -> list[pa.Array]:
+        observed, acted = self.columns
+        columns = zip(*rows, strict=True) if rows else [()] * len(self.fields)
+        observations, actions, rewards, terminated, truncated, versions = columns
+        return [
+            observed.arrow(observations),
+            acted.arrow(actions),
+            array(np.fromiter(rewards, np.float64, len(rows))),
+            array(np.fromiter(terminated, np.bool_, len(rows))),
+            array(np.fromiter(truncated, np.bool_, len(rows))),
+            array(np.fromiter(versions, np.int64, len(rows))),
+        ]
+
+    def struct(self, rows: Sequence[tuple[Any, ...] | None]) -> pa.Array:
+        """None is the row of a player that did not act."""
+        absent = np.fromiter((row is None for row in rows), np.bool_, len(rows))
+        observed, acted = self.columns
+        blank = (observed.blank, acted.blank, 0.0, False, False, 0)
+        values = self.arrays([row or blank for row in rows])
+        return pa.StructArray.from_arrays(values, fields=self.fields, mask=array(absent))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,10 +136,9 @@ class StepRecorder:
         """`folder` is the run's. The file is made with the first write."""
         self.columns = columns
         self._stream = Stream(folder, phase=phase, worker=worker, schema=columns.schema)
-        self._players = [(name, _Table(slot)) for name, slot in columns.players]
-        self._alone = _Table(columns.alone) if columns.alone is not None else None
-        self._plain_observation = self._alone is not None and self._alone.observation.plain
-        self._plain_action = self._alone is not None and self._alone.action.plain
+        alone = columns.alone
+        self._plain_observation = alone is not None and isinstance(alone.observation, Discrete)
+        self._plain_action = alone is not None and isinstance(alone.action, Discrete)
         self.steps: list[tuple[Any, ...]] = []
         """Rows that wait for `flush`, which is due at `most` rows: a fast loop appends its rows here instead of calling `step`."""
         self.most = columns.rows
@@ -172,7 +197,7 @@ class StepRecorder:
 
     def step_players(self, rows: Mapping[str, tuple[Any, ...]]) -> None:
         """As `step`, for an environment of several agents: the row of each that took part, arrays as bytes."""
-        self.steps.append(tuple(rows.get(name) for name, _ in self._players))
+        self.steps.append(tuple(rows.get(name) for name, _ in self.columns.players))
         if len(self.steps) >= self.most:
             self.flush()
 
@@ -219,11 +244,12 @@ class StepRecorder:
         )
 
     def _batch(self, steps: list[Any]) -> pa.RecordBatch:
-        if self._alone is not None:
-            arrays = self._alone.arrays(steps)
+        alone, players = self.columns.alone, self.columns.players
+        if alone is not None:
+            arrays = alone.arrays(steps)
         else:
-            by_player = zip(*steps, strict=True) if steps else [()] * len(self._players)
-            arrays = [table.struct(rows) for (_, table), rows in zip(self._players, by_player, strict=True)]
+            by_player = zip(*steps, strict=True) if steps else [()] * len(players)
+            arrays = [slot.struct(rows) for (_, slot), rows in zip(players, by_player, strict=True)]
         return pa.RecordBatch.from_arrays(arrays, schema=self.columns.schema)
 
 
@@ -247,33 +273,6 @@ class _Column:
         if flat.size != rows * self._kind.list_size:
             raise ValueError(f"values that are no arrays of {self._dtype} in the shape of their space")
         return pa.Array.from_buffers(self._kind, rows, [None], children=[array(flat)])
-
-
-class _Table:
-    """The columns of one slot."""
-
-    def __init__(self, slot: RecordingSlot) -> None:
-        self.observation, self.action = _Column(slot.observation), _Column(slot.action)
-        self._fields = slot.fields
-        self._blank = (self.observation.blank, self.action.blank, 0.0, False, False, 0)
-
-    def arrays(self, rows: Sequence[tuple[Any, ...]]) -> list[pa.Array]:
-        columns = zip(*rows, strict=True) if rows else [()] * len(self._blank)
-        observations, actions, rewards, terminated, truncated, versions = columns
-        return [
-            self.observation.arrow(observations),
-            self.action.arrow(actions),
-            array(np.fromiter(rewards, np.float64, len(rows))),
-            array(np.fromiter(terminated, np.bool_, len(rows))),
-            array(np.fromiter(truncated, np.bool_, len(rows))),
-            array(np.fromiter(versions, np.int64, len(rows))),
-        ]
-
-    def struct(self, rows: Sequence[tuple[Any, ...] | None]) -> pa.Array:
-        """None is the row of a player that did not act."""
-        absent = np.fromiter((row is None for row in rows), np.bool_, len(rows))
-        values = self.arrays([row or self._blank for row in rows])
-        return pa.StructArray.from_arrays(values, fields=self._fields, mask=array(absent))
 
 
 def _field(name: str, spec: SpaceSpec) -> pa.Field:

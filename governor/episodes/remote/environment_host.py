@@ -30,7 +30,7 @@ class EnvironmentHost(ThreadHost):
     observation_space: spaces.SpaceSpec
     action_space: spaces.SpaceSpec
 
-    def __init__(self, *, entry: str, params: dict[str, Any], name: str, path: Path, vector: int = 1) -> None:
+    def __init__(self, name: str, path: Path, *, entry: str, params: dict[str, Any], vector: int = 1) -> None:
         super().__init__(name=name, path=path)
         self.lease: bytes | None = None
         self.current_slot: int | None = None

@@ -14,16 +14,17 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 from itertools import count
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from governor import logs
 from governor.episodes.remote.control import Accepted, Acquire, Busy, Failed, Leased, NotExpired, Release
-from governor.episodes.remote.environment_host import EnvironmentHost
 from governor.errors import ConductorError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
+
+    from governor.episodes.remote.environment_host import EnvironmentHost
 
 MAX_HUNG_PER_SLOT: Final = 4
 CLOSE_SECONDS: Final = 2.0
@@ -40,26 +41,22 @@ class EnvironmentLease:
 
 
 class EnvironmentPool:
-    """To be used in one event loop. `on_lost` is called with a reason, in one line, when the pool cannot continue."""
+    """To be used in one event loop. `new_host` makes an environment by its name and socket; `on_lost` is called with a reason, in one line, when the pool cannot continue."""
 
     def __init__(
         self,
+        new_host: Callable[[str, Path], EnvironmentHost],
         *,
-        entry: str,
-        params: dict[str, Any],
         size: int,
         name: str,
         folder: Path,
         on_lost: Callable[[str], None],
-        vector: int = 1,
     ) -> None:
         self.size = size
-        self._entry = entry
-        self._params = params
+        self._new_host = new_host
         self._name = name
         self._folder = folder
         self._on_lost = on_lost
-        self._vector = vector
         self._serial = count()
         self._idle: list[EnvironmentHost] = []
         self._leases: dict[str, EnvironmentLease] = {}
@@ -69,7 +66,7 @@ class EnvironmentPool:
 
     async def start(self) -> None:
         """Starts all environments concurrently. Raises ConductorError with one line."""
-        self._idle = await asyncio.gather(*(self._new_host() for _ in range(self.size)))
+        self._idle = await asyncio.gather(*(self._start_host() for _ in range(self.size)))
 
     async def acquire(self, request: Acquire) -> Leased | Busy | Failed:
         async with self._changed:
@@ -159,7 +156,7 @@ class EnvironmentPool:
         if old is not None:
             await old.close(seconds=CLOSE_SECONDS)
         try:
-            host = await self._new_host()
+            host = await self._start_host()
         except ConductorError as error:
             self._on_lost(f"no new environment for one that is gone: {error.reason}")
             return
@@ -167,15 +164,9 @@ class EnvironmentPool:
             self._idle.append(host)
             self._changed.notify_all()
 
-    async def _new_host(self) -> EnvironmentHost:
-        serial = next(self._serial)
-        host = EnvironmentHost(
-            entry=self._entry,
-            params=self._params,
-            name=f"{self._name}.{serial}",
-            path=self._folder / f"{self._name}.{serial}",
-            vector=self._vector,
-        )
+    async def _start_host(self) -> EnvironmentHost:
+        name = f"{self._name}.{next(self._serial)}"
+        host = self._new_host(name, self._folder / name)
         await host.start()
         return host
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+from functools import partial
 from importlib import import_module
 from time import monotonic
 
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 
 from governor.episodes.remote import control, wire
+from governor.episodes.remote.environment_host import EnvironmentHost
 from governor.episodes.remote.environment_pool import EnvironmentPool
 from governor.episodes.remote.request_channel import RequestChannel
 from governor.episodes.rules.seeds import episode_seed
@@ -52,13 +54,11 @@ def channel_to():
 async def pool(harness):
     lost = []
     made = EnvironmentPool(
-        entry="conductor_world:HeldWalk",
-        params={},
+        partial(EnvironmentHost, entry="conductor_world:HeldWalk", params={}, vector=2),
         size=1,
         name="lake",
         folder=harness.folder,
         on_lost=lost.append,
-        vector=2,
     )
     await made.start()
     yield made
