@@ -1,96 +1,72 @@
-"""One episode over two channels, to an environment and to an agent, from reset to its end.
-
-A fault of either side ends it as `failed`. A `ChannelError` goes to the caller, who reads the return and the steps so far here.
-"""
+"""A worker with one environment: its episodes cross one step a message, because a vector of one costs half as much again."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-from governor.episodes.entries import one_line
 from governor.episodes.remote import wire
+from governor.episodes.remote.episode_worker import EpisodeWorker
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
+    from governor.episodes.remote.episode_attempt import EpisodeAttempt
     from governor.episodes.remote.request_channel import RequestChannel
-    from governor.messages import EpisodeOutcome
 
 
-class _Failed(Exception):
-    """The other side answered with a fault; one line."""
+class SingleWorker(EpisodeWorker):
+    def _play_round(self) -> bool:
+        """One episode."""
+        self._idle = list(self._slots)
+        starting = self._assign_idle_slots()
+        if not starting:
+            return False
+        (attempt,) = starting
+        if self._resets != self.simulation.resets:  # the reset came while it waited for its index
+            attempt.slot.retries.append((attempt.index, attempt.tries, attempt.began))
+            return True
+        self._attempts = starting
+        self._train = self.simulation.trains(attempt.index)
+        attempt.begin_recording()
+        self._play(attempt)
+        return True
 
-
-@dataclass(slots=True, kw_only=True)
-class Episode:
-    """Played once. `record` has the signature of `StepRecorder.step`. `value` is the undiscounted return so far, `steps` the
-    number of environment steps; `deadline` is in seconds on the monotonic clock; `stopping` is called between two steps.
-    """
-
-    environment: RequestChannel
-    agent: RequestChannel
-    index: int
-    seed: int
-    train: bool
-    max_steps: int | None
-    deadline: float | None
-    record: Callable[..., None]
-    stopping: Callable[[], bool]
-    value: float = 0.0
-    steps: int = 0
-
-    def play(self) -> tuple[EpisodeOutcome, str]:
-        """The outcome and, for `failed`, its reason in one line. Raises ChannelError."""
-        try:
-            return self._play(), ""
-        except _Failed as fault:
-            return "failed", str(fault)
-        except OSError as error:  # from the recorder alone: an ended channel raises ChannelError
-            return "failed", f"cannot record its steps: {one_line(error)}"
-        except TypeError as error:  # a value that msgpack cannot carry, from an encoder hook
-            return "failed", f"wire: {error}"
-
-    def _play(self) -> EpisodeOutcome:
-        environment, agent, deadline = self.environment, self.agent, self.deadline
-        reset = wire.ResetFrame(environment.next_number(), self.seed, self.index)
-        observed = environment.ask(reset, deadline=deadline)
-        observation = _expect(observed, wire.ObservedFrame).observation
+    def _play(self, attempt: EpisodeAttempt) -> None:
+        environment, agent = self._connected(self._environment), self._connected(self._agent)
+        reset = wire.ResetFrame(environment.next_number(), attempt.seed, attempt.index)
+        observed = self._ask(environment, reset, attempt, wire.ObservedFrame)
+        if observed is None:
+            return
+        attempt.observation = observed.observation
         request: wire.BeginFrame | wire.ActFrame = wire.BeginFrame(
-            agent.next_number(), observation, self.train, self.index
+            agent.next_number(), attempt.observation, self._train, attempt.index
         )
-        limit = self.max_steps
         while True:
-            acted = _expect(agent.ask(request, deadline=deadline), wire.ActedFrame)
-            step = _expect(
-                environment.ask(wire.StepFrame(environment.next_number(), acted.action), deadline=deadline),
-                wire.SteppedFrame,
-            )
-            self.value += step.reward
-            self.steps += 1
-            truncated = step.truncated or (limit is not None and self.steps >= limit)
-            self.record(
-                observation, acted.action, step.reward, step.terminated, truncated, acted.weight_version
-            )
-            if step.terminated or truncated:
-                self._finish(step, truncated=truncated)
-                return "terminated" if step.terminated else "truncated"
-            if self.stopping():
-                return "cancelled"
-            observation = step.observation
-            request = wire.ActFrame(agent.next_number(), observation, step.reward)
+            acted = self._ask(agent, request, attempt, wire.ActedFrame)
+            if acted is None:
+                return
+            attempt.action, self._version = acted.action, acted.weight_version
+            step = wire.StepFrame(environment.next_number(), attempt.action)
+            stepped = self._ask(environment, step, attempt, wire.SteppedFrame)
+            if stepped is None:
+                return
+            end = wire.TERMINATED * stepped.terminated | wire.TRUNCATED * stepped.truncated
+            if not self._stepped(attempt, stepped.observation, stepped.reward, end):
+                return
+            if attempt.end:
+                break
+            self._reports.send_due()
+            request = wire.ActFrame(agent.next_number(), attempt.observation, attempt.reward)
+        truncated = bool(attempt.end & wire.TRUNCATED)
+        finish = wire.FinishFrame(
+            agent.next_number(), attempt.observation, attempt.reward, stepped.terminated, truncated
+        )
+        if self._ask(agent, finish, attempt, wire.FinishedFrame) is not None:
+            self._end_regularly(attempt)
 
-    def _finish(self, step: wire.SteppedFrame, *, truncated: bool) -> None:
-        if self.train:
-            last = wire.FinishFrame(
-                self.agent.next_number(), step.observation, step.reward, step.terminated, truncated
-            )
-            _expect(self.agent.ask(last, deadline=self.deadline), wire.FinishedFrame)
-
-
-def _expect(answer: Any, kind: type[Any]) -> Any:
-    if type(answer) is kind:
+    def _ask(self, channel: RequestChannel, request: Any, attempt: EpisodeAttempt, kind: type[Any]) -> Any:
+        """The answer; None if the attempt has ended instead. Raises RoundLost."""
+        answer = self._answer(channel, request, [attempt], kind)
+        if answer is not None and monotonic() >= attempt.deadline:
+            self._end(attempt, "timed_out", self._overdue_reason)
+            return None
         return answer
-    if type(answer) is wire.FaultFrame:
-        raise _Failed(f"{answer.where}: {answer.reason}")
-    raise _Failed(f"wire: {type(answer).__name__} where {kind.__name__} was due")

@@ -1,4 +1,4 @@
-"""The slots of a vector worker, and the attempts at episodes that run in them."""
+"""The slots of a worker, and the attempts at episodes that run in them."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ if TYPE_CHECKING:
 
 
 @dataclass(slots=True, eq=False)
-class VectorSlot:
-    """One environment of the vector. `retries` are (episode, attempts so far) to be played again; `recording`: its recorder
-    has an unfinished episode.
+class WorkerSlot:
+    """One environment. `retries` are (episode, attempts so far, `began`) to be played again; `recording`: its recorder has an
+    unfinished episode.
     """
 
     number: int
     recorder: StepRecorder = field(init=False)
     recording: bool = False
-    retries: list[tuple[int, int]] = field(default_factory=list)
+    retries: list[tuple[int, int, float]] = field(default_factory=list)
 
 
 @dataclass(slots=True, eq=False)
 class EpisodeAttempt:
     """One attempt at an episode. `reward` and `end` (bits of `wire`) are of its last step; `value` is the undiscounted return
-    so far; `began` and `deadline` are in seconds on the monotonic clock; `recorded`: it has begun in the slot's recorder.
+    so far; `began`, of the first attempt, and `deadline` are in seconds on the monotonic clock; `recorded`: it has begun in the slot's recorder.
     """
 
-    slot: VectorSlot
+    slot: WorkerSlot
     index: int
     seed: int
     tries: int

@@ -1,15 +1,14 @@
-"""A worker of a simulation: a thread that leases one environment, has a session with the agent, and plays episodes.
+"""A worker of a simulation: a thread that leases one environment, or a vector of them, and has a session with the agent.
 
 Rules:
-1. Every episode that began is recorded once, with its outcome; a channel's error determines the outcome (`_run_episode`).
-2. If the conductor of its environment or agent exits, an episode is played again after the restart, with the same index
-   and seed: at most `MAX_ATTEMPTS` times, then it is `crashed`. Such an exit alone is not a failure.
-3. After a deadline or a stop, a pending answer may take `SETTLE_SECONDS` more; after that the environment is released as
-   hung, or the agent's conductor is notified.
+1. If the conductor of its environment or agent exits, the worker asks for another one: for `RETURN_SECONDS`.
+2. After a deadline or a stop, a pending answer may take `SETTLE_SECONDS` more (`episode_worker`); after that the environment
+   is released as hung, or the agent's conductor is notified.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from concurrent.futures import CancelledError
 from itertools import count
 from time import monotonic
@@ -19,16 +18,13 @@ from governor import logs
 from governor.episodes import spaces
 from governor.episodes.records.reports import LINGER_SECONDS, EpisodeReports
 from governor.episodes.remote import control, wire
-from governor.episodes.remote.episode import Episode
 from governor.episodes.remote.request_channel import Interrupted, Overdue, PeerLost, RequestChannel
 from governor.episodes.simulation import Paused
-from governor.messages import EpisodeRecord
 from transport.errors import RequestError
 
 if TYPE_CHECKING:
     from governor.episodes.records.recording import StepRecorder
     from governor.episodes.simulation import Simulation
-    from governor.messages import EpisodeOutcome
 
 MAX_ATTEMPTS: Final = 3
 RETURN_SECONDS: Final = 60.0
@@ -55,7 +51,7 @@ class Stopped(Exception):
     """The part was stopped during a request to a conductor."""
 
 
-def run(worker: RemoteEpisodeWorker) -> None:
+def run(worker: RemoteWorker) -> None:
     """Runs a worker from its first episode to the end of the part."""
     simulation, number = worker.simulation, worker.number
     try:
@@ -70,7 +66,9 @@ def run(worker: RemoteEpisodeWorker) -> None:
         worker.close()
 
 
-class RemoteEpisodeWorker:
+class RemoteWorker(ABC):
+    """Its channels to an environment and to the agent, and what it asks their conductors."""
+
     def __init__(self, simulation: Simulation, number: int, *, linger: float = LINGER_SECONDS) -> None:
         command = simulation.command
         self.simulation = simulation
@@ -83,17 +81,9 @@ class RemoteEpisodeWorker:
         self._environment_service = control.environment_service(simulation.spec.uid, command.environment)
         self._agent_service = control.agent_service(simulation.spec.uid, command.agents[0])
 
+    @abstractmethod
     def play_all(self) -> None:
         """Plays until no episode is left. Raises NoFreeEnvironment, Stopped, ConductorUnavailable."""
-        while True:
-            self._connect()
-            index = self._next_index()
-            if index is None:
-                break
-            self._apply_resets()
-            record = self._play(index)
-            self._reports.add(record, self._recorder if self._lease is not None else None)
-        self._reports.drain()
 
     def close(self) -> None:
         """Saves what was learned and releases the lease; the session remains, the next phase takes it over."""
@@ -142,105 +132,10 @@ class RemoteEpisodeWorker:
             return f"it takes longer than {SAVE_SECONDS:g} s"
         return answer.reason if isinstance(answer, wire.FaultFrame) else ""
 
-    # -- one episode ----------------------------------------------------------------------------------------
-
-    def _play(self, index: int) -> EpisodeRecord:
-        began = monotonic()
-        seed = self.simulation.seed_of(index)
-        value, steps = 0.0, 0
-        outcome: EpisodeOutcome = "crashed"
-        reason = ""
-        for attempt in range(1, MAX_ATTEMPTS + 1):
-            try:
-                episode = self._begin(index, seed)
-            except Stopped:
-                outcome = "cancelled"
-                break
-            except (ConductorUnavailable, NoFreeEnvironment) as error:
-                self.simulation.break_off(str(error))
-                reason = str(error)
-                break
-            outcome, reason = self._play_once(episode, index=index, seed=seed)
-            value, steps = episode.value, episode.steps
-            if outcome != "crashed":
-                break
-            log.warning("episode.crashed", index=index, attempt=attempt, reason=reason)
-            if attempt < MAX_ATTEMPTS:
-                self.simulation.played_again()
-        return EpisodeRecord(
-            index=index,
-            worker=self.number,
-            seed=seed,
-            outcome=outcome,
-            value=value,
-            steps=steps,
-            seconds=monotonic() - began,
-            reason=reason,
-        )
-
-    def _begin(self, index: int, seed: int) -> Episode:
-        environment, agent = self._connect()
-        command = self.simulation.command
-        timeout = command.episode_timeout
-        return Episode(
-            environment=environment,
-            agent=agent,
-            index=index,
-            seed=seed,
-            train=self.simulation.trains(index),
-            max_steps=command.max_steps,
-            record=self._recorder.step,
-            deadline=None if timeout is None else monotonic() + timeout,
-            stopping=self._stopping,
-        )
-
-    def _play_once(self, episode: Episode, *, index: int, seed: int) -> tuple[EpisodeOutcome, str]:
-        recorder = self._recorder
-        recorder.begin(episode=index, seed=seed)
-        outcome, reason = self._run_episode(episode)
-        recorder.end(outcome=outcome, flush=False)
-        return outcome, reason
-
-    @property
-    def _recorder(self) -> StepRecorder:
-        return self._recorder_of(self.number)
-
     def _recorder_of(self, number: int) -> StepRecorder:
         if self._lease is None:
             raise ConductorUnavailable("steps cannot be recorded without an environment")
         return self.simulation.recorder(number, self._lease.observation_space, self._lease.action_space)
-
-    def _stopping(self) -> bool:
-        """Called between two steps."""
-        self._reports.send_due()
-        return self.simulation.stopping
-
-    def _run_episode(self, episode: Episode) -> tuple[EpisodeOutcome, str]:
-        try:
-            return episode.play()
-        except PeerLost as lost:
-            self._drop_lost(lost.channel)
-            return "crashed", f"the conductor of {lost.channel.name} exited"
-        except Overdue as overdue:
-            timeout = self.simulation.command.episode_timeout
-            reason = f"longer than {timeout:g} s"
-            if not self._await_late_answer(overdue.channel):
-                reason = f"{reason}, and {overdue.channel.name} hangs"
-            return "timed_out", reason
-        except Interrupted as interrupted:
-            self._await_late_answer(interrupted.channel)
-            return "cancelled", ""
-
-    def _await_late_answer(self, channel: RequestChannel) -> bool:
-        """Whether the peer answered within its grace; if not, it is reported as hung."""
-        try:
-            if channel.wait_late(seconds=SETTLE_SECONDS) is not None:
-                return True
-        except PeerLost:
-            self._drop_lost(channel)
-            return True
-        self._report_hung(channel)
-        return False
 
     def _report_hung(
         self, channel: RequestChannel, *, due: tuple[int, ...] = ()
