@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote
 
 import numpy as np
@@ -118,19 +118,19 @@ def read(run_folder: Path, phase: str | None = None) -> pa.Table:
     )
 
 
-class _Index:
-    """Selects the valid rows, their order and their location."""
+class _Index(ExitStack):
+    """Selects the valid rows, their order and their location. It holds the files open until it is closed."""
 
     def __init__(self, run_folder: Path, phase: str) -> None:
+        super().__init__()
         self._phase = phase
-        self._open = ExitStack()
         self._ends: dict[tuple[str, str], int] = {("", ""): 0}
         self._batches: list[Callable[[int], pa.RecordBatch]] = []
         self._at: tuple[int, int] | None = None
         self._rows_schema: pa.Schema | None = None
         self._found: list[NDArray[np.void]] = []
         with ExitStack() as unless_whole:
-            unless_whole.callback(self._open.close)
+            unless_whole.callback(self.close)
             path = parquet_of(run_folder, phase)
             if path.exists():
                 self._add_parquet(path)
@@ -138,15 +138,6 @@ class _Index:
                 self._add_stream(stream, worker=worker, incarnation=incarnation)
             unless_whole.pop_all()
         self.schema: pa.Schema | None = None if self._rows_schema is None else _schema(self._rows_schema)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        self._open.close()
 
     def tables(self, episodes: Collection[int] | None = None, *, close: bool = False) -> Iterator[pa.Table]:
         """In order; each at most about a row group."""
@@ -217,7 +208,7 @@ class _Index:
 
     def _add_stream(self, path: Path, *, worker: int, incarnation: int) -> None:
         reader = StreamReader(path)
-        self._open.callback(reader.close)
+        self.callback(reader.close)
         if reader.schema is None:
             return
         source = self._add(reader.schema, reader.batch)
@@ -236,7 +227,7 @@ class _Index:
     def _add_parquet(self, path: Path) -> None:
         """Adds it as the oldest source: a stream that still exists is as new or newer."""
         file = pq.ParquetFile(path)
-        self._open.callback(file.close)
+        self.callback(file.close)
         marks = (
             ("started",) if _is_text(file.schema_arrow) else ("worker", "episode", "attempt", "seed", "step")
         )

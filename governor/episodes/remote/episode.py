@@ -61,11 +61,11 @@ class SingleWorker(EpisodeWorker):
             agent.next_number(), attempt.observation, attempt.reward, stepped.terminated, truncated
         )
         if self._ask(agent, finish, attempt, wire.FinishedFrame) is not None:
-            self._end_regularly(attempt)
+            self._end_in_time(attempt, attempt.regular_outcome)
 
     def _ask(self, channel: RequestChannel, request: Any, attempt: EpisodeAttempt, kind: type[Any]) -> Any:
         """The answer; None if the attempt has ended instead. Raises RoundLost."""
-        answer = self._answer(channel, request, [attempt], kind)
+        answer = self._answer(channel, request, self._attempts, kind)
         if answer is not None and monotonic() >= attempt.deadline:
             self._end(attempt, "timed_out", self._overdue_reason)
             return None

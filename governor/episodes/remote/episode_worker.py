@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import sys
 from abc import abstractmethod
-from functools import partial
 from math import inf
 from time import monotonic
 from typing import TYPE_CHECKING, Any
@@ -36,7 +35,7 @@ from governor.episodes.remote.worker import (
 from governor.episodes.simulation import Paused
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from governor.episodes.remote.request_channel import RequestChannel
     from governor.episodes.simulation import Simulation
@@ -163,7 +162,7 @@ class EpisodeWorker(RemoteWorker):
             return True
         self._release_slot(attempt)
         if not self._train:
-            self._end_regularly(attempt)
+            self._end_in_time(attempt, attempt.regular_outcome)
         return self._train
 
     # -- ends -----------------------------------------------------------------------------------------------
@@ -181,11 +180,11 @@ class EpisodeWorker(RemoteWorker):
         self._end(attempt, "failed", f"{fault.where}: {fault.reason}")
         return True
 
-    def _end_regularly(self, attempt: EpisodeAttempt) -> None:
+    def _end_in_time(self, attempt: EpisodeAttempt, outcome: EpisodeOutcome, reason: str = "") -> None:
+        """Ends it; as timed out, if its deadline has passed."""
         if monotonic() >= attempt.deadline:
-            self._end(attempt, "timed_out", self._overdue_reason)
-        else:
-            self._end(attempt, attempt.regular_outcome)
+            outcome, reason = "timed_out", self._overdue_reason
+        self._end(attempt, outcome, reason)
 
     def _end(self, attempt: EpisodeAttempt, outcome: EpisodeOutcome, reason: str = "") -> None:
         """Ends an attempt; it is recorded later if the previous episode of its slot has not ended yet."""
@@ -240,7 +239,7 @@ class EpisodeWorker(RemoteWorker):
         if type(answer) is wire.FaultFrame:
             where, reason = answer.where, answer.reason
         for attempt in list(asked):
-            self._end(attempt, "failed", f"{where}: {reason}")
+            self._end_in_time(attempt, "failed", f"{where}: {reason}")
         self._end_waiting()
         self._idle = [
             slot for slot in self._slots if all(attempt.slot is not slot for attempt in self._attempts)
@@ -249,16 +248,17 @@ class EpisodeWorker(RemoteWorker):
 
     def _wait_for_answer(self, channel: RequestChannel, request: Any, asked: Sequence[EpisodeAttempt]) -> Any:
         """The answer. Raises PeerLost, and RoundLost when the attempt that hangs has been ended."""
-        until = min(attempt.deadline for attempt in asked) + SETTLE_SECONDS
-        wait: Callable[..., wire.Answer] = partial(channel.ask, request)
+        until = min([attempt.deadline for attempt in asked]) + SETTLE_SECONDS
+        again = False
         while True:
+            deadline = None if until == inf else until
             try:
-                return wait(deadline=None if until == inf else until)
+                return channel.wait(deadline=deadline) if again else channel.ask(request, deadline=deadline)
             except Interrupted:
                 return self._answer_after_stop(channel)
             except Overdue:
                 until = self._extended_deadline(channel, asked, now=max(until, monotonic()))
-                wait = channel.wait
+                again = True
 
     def _answer_after_stop(self, channel: RequestChannel) -> Any:
         """The late answer. Raises PeerLost, and RoundLost when all attempts have been cancelled."""

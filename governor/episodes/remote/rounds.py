@@ -96,7 +96,7 @@ class VectorWorker(EpisodeWorker):
         acting = dict(zip(answer.rows, actions, strict=True))
         for row, attempt in enumerate(attempts):
             if not self._end_faulty(attempt, faults.get(row)) and attempt.kind == wire.LAST:
-                self._end_regularly(attempt)
+                self._end_in_time(attempt, attempt.regular_outcome)
         self._attempts = [attempts[row] for row in acting]
         self._version = answer.weight_version
         self._end_waiting()
