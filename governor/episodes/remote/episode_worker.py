@@ -83,7 +83,9 @@ class EpisodeWorker(RemoteWorker):
         """Plays on with all attempts, and begins others; whether there was any. Raises RoundLost."""
 
     def _prepare(self) -> None:
+        """Its environments and its agent, as the last reset wants them."""
         try:
+            self._apply_resets()
             self._connect()
         except (ConductorUnavailable, NoFreeEnvironment, Stopped) as error:
             outcome: EpisodeOutcome = "cancelled" if isinstance(error, Stopped) else "crashed"
@@ -94,7 +96,6 @@ class EpisodeWorker(RemoteWorker):
                     if reason:
                         self.simulation.break_off(reason)
             raise
-        self._apply_resets()
         for slot in self._slots:
             slot.recorder = self._recorder_of(slot.number)
 

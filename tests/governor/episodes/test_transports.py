@@ -161,6 +161,7 @@ async def test_reset_and_restart_build_anew_and_go_on(harness, monkeypatch, tran
     assert harness.state()["learned"] == 200, "a new agent has loaded what the old one learned"
     assert walk_world.Built.times > 2
     assert (walk_world.BuiltAgent.times > 1) is anew
+    assert "episodes_played_again" not in end.metrics
 
 
 @ALONE
