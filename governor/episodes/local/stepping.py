@@ -32,7 +32,7 @@ from governor.errors import ConductorError
 from governor.messages import COMPLETE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from governor.episodes.conforming import Stepper
     from governor.episodes.local.execution_context import ExecutionContext
@@ -237,31 +237,31 @@ class LocalEpisodeWorker:
         slot.recorder.begin(episode=index, seed=seed)
         deadline = slot.context.enter(RESET, seconds=timeout, index=index, seed=seed)
         slot.episode = self._play(slot, seed, deadline)
-        return self._continue(slot, slot.episode.send, None)
-
-    def _continue(self, slot: LocalSlot, resume: Callable[[Any], tuple[Any, Any]], value: Any) -> bool:
-        """Resumes the episode; whether it waits for its next action. Raises WrittenOff."""
         try:
-            slot.observation, slot.encoded = resume(value)
-        except StopIteration as ended:
-            slot.context.leave()
-            self._report_end(slot.recorder, slot.context.record(*ended.value))
+            slot.observation, slot.encoded = next(slot.episode)
+        except StopIteration as over:
+            self._end(slot, *over.value)
             return False
         return True
+
+    def _end(self, slot: LocalSlot, outcome: EpisodeOutcome, reason: str) -> None:
+        """Raises WrittenOff."""
+        slot.context.leave()
+        self._report_end(slot.recorder, slot.context.record(outcome, reason))
 
     def _play_round(self, active: list[LocalSlot]) -> list[LocalSlot]:
         """One step of all; the slots whose episode is over."""
         calls = self._calls_for(explore=self._simulation.trains(active[0].context.index or 0))
         ended = []
-        for slot, (action, version) in zip(
-            active, vector.choose(calls, active, self._observation), strict=True
-        ):
-            if isinstance(action, BaseException):
-                slot.context.where = ACT
-                waits = self._continue(slot, slot.episode.throw, action)
-            else:
-                waits = self._continue(slot, slot.episode.send, (action, version, calls.learn))
-            if not waits:
+        for slot, chosen in zip(active, vector.choose(calls, active, self._observation), strict=True):
+            try:
+                if isinstance(chosen[0], BaseException):
+                    slot.context.where = ACT
+                    slot.observation, slot.encoded = slot.episode.throw(chosen[0])
+                else:
+                    slot.observation, slot.encoded = slot.episode.send(chosen)
+            except StopIteration as over:
+                self._end(slot, *over.value)
                 ended.append(slot)
         return ended
 

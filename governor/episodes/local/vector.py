@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from governor.episodes.spaces import SpaceSpec
 
 
-def choose(calls: Calls, slots: Sequence[LocalSlot], observed: SpaceSpec) -> list[tuple[Any, int]]:
-    """For each slot the action, or its fault, and the version of the weights."""
+def choose(calls: Calls, slots: Sequence[LocalSlot], observed: SpaceSpec) -> list[tuple[Any, ...]]:
+    """For each slot the action, or its fault, the version of the weights, and the agent's `learn`."""
     if calls.act_many is None:
         return [_act(calls, slot) for slot in slots]
     if isinstance(observed, Discrete):
@@ -40,16 +40,16 @@ def choose(calls: Calls, slots: Sequence[LocalSlot], observed: SpaceSpec) -> lis
     actions = calls.act_many(observations)
     for slot in slots:
         slot.context.where = ""
-    version = calls.weights.version
-    return [(action, version) for action in actions]
+    version, learn = calls.weights.version, calls.learn
+    return [(action, version, learn) for action in actions]
 
 
-def _act(calls: Calls, slot: LocalSlot) -> tuple[Any, int]:
+def _act(calls: Calls, slot: LocalSlot) -> tuple[Any, ...]:
     context = slot.context
     context.where = ACT
     try:
-        return calls.act(slot.observation), calls.weights.version
+        return calls.act(slot.observation), calls.weights.version, calls.learn
     except BaseException as error:  # noqa: BLE001  # user code: any error is this episode's fault
-        return error, 0
+        return error, 0, None
     finally:
         context.where = ""
