@@ -24,7 +24,7 @@ from hypothesis import settings
 from governor.logs import TolerantStream
 
 RAY_HEADS = 2
-os.environ["RAY_worker_niceness"] = "0"  # read by each raylet that a test starts
+os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112  # as Ray spells it; read by each raylet that a test starts
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
