@@ -188,7 +188,7 @@ class World:
                 yield "read", runner
             if body.dead:
                 if not body.unread:
-                    yield "bury", runner
+                    yield "forget", runner
             elif not body.ready:
                 yield "boot", runner
             elif body.busy():
@@ -237,7 +237,7 @@ class World:
                 runner
             ].unread  # read before the runner is gone, in any case
 
-    def do_bury(self, runner):
+    def do_forget(self, runner):
         del self.bodies[runner]
         self.dying.pop(runner, None)
         self.revoking.discard(runner)

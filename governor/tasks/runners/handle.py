@@ -95,8 +95,8 @@ class RunnerHandle:
             case Action.KILL:
                 self._kill_reason = reason
                 self._ending = self.track(self._kill(), "kill")
-            case Action.BURY:
-                self._ending = self.track(self._bury(), "crash")
+            case Action.CLEAN_UP:
+                self._ending = self.track(self._clean_up_after_exit(), "crash")
             case Action.ANNOUNCE:
                 if self.process is not None:
                     self.process.close()
@@ -144,7 +144,7 @@ class RunnerHandle:
             await self._kill_by_ray()
         await self._clean_up()
 
-    async def _bury(self) -> None:
+    async def _clean_up_after_exit(self) -> None:
         """Waits for the reason from Ray; messages sent before the exit are read meanwhile."""
         await asyncio.wait({self._call}, timeout=RAY_REASON_SECONDS)
         await self._clean_up()

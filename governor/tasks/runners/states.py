@@ -52,7 +52,7 @@ class Action(Enum):
     WAIT_FOR_EXIT = auto()
     KILL = auto()
     """Kills its process and all that its tasks have started."""
-    BURY = auto()
+    CLEAN_UP = auto()
     """It has exited by itself: finds out why, and kills what it has left behind."""
     ANNOUNCE = auto()
 
@@ -60,7 +60,7 @@ class Action(Enum):
 Step: TypeAlias = tuple[State, Action]
 
 _KILL: Final[Step] = (State.DYING, Action.KILL)
-_BURY: Final[Step] = (State.DYING, Action.BURY)
+_CLEAN_UP: Final[Step] = (State.DYING, Action.CLEAN_UP)
 _ANNOUNCE: Final[Step] = (State.GONE, Action.ANNOUNCE)
 _UNWANTED: Final[Mapping[Cause, Step]] = {Cause.KILLED: _KILL, Cause.TASK_FAILED: _KILL}
 
@@ -68,16 +68,16 @@ TABLE: Final[Mapping[State, Mapping[Cause, Step]]] = {
     State.STARTING: {
         **_UNWANTED,
         Cause.NOT_CREATED: _ANNOUNCE,
-        Cause.EXITED: _BURY,
-        Cause.CALL_ENDED: _BURY,
+        Cause.EXITED: _CLEAN_UP,
+        Cause.CALL_ENDED: _CLEAN_UP,
     },
     State.LOCAL: {
         **_UNWANTED,
-        Cause.EXITED: _BURY,
+        Cause.EXITED: _CLEAN_UP,
         Cause.STREAM_ENDED: (State.CUT_OFF, Action.WAIT_FOR_EXIT),
     },
-    State.CUT_OFF: {**_UNWANTED, Cause.EXITED: _BURY, Cause.STILL_RUNNING: _KILL},
-    State.REMOTE: {**_UNWANTED, Cause.STREAM_ENDED: _BURY, Cause.CALL_ENDED: _BURY},
+    State.CUT_OFF: {**_UNWANTED, Cause.EXITED: _CLEAN_UP, Cause.STILL_RUNNING: _KILL},
+    State.REMOTE: {**_UNWANTED, Cause.STREAM_ENDED: _CLEAN_UP, Cause.CALL_ENDED: _CLEAN_UP},
     State.DYING: {Cause.NOT_CREATED: _ANNOUNCE, Cause.CLEANED_UP: _ANNOUNCE},
     State.GONE: {},
 }

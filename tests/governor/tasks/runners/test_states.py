@@ -22,7 +22,7 @@ def test_every_pair_has_an_answer_and_an_action_goes_with_its_state(state, cause
         Action.NONE: state,
         Action.WAIT_FOR_EXIT: State.CUT_OFF,
         Action.KILL: State.DYING,
-        Action.BURY: State.DYING,
+        Action.CLEAN_UP: State.DYING,
         Action.ANNOUNCE: State.GONE,
     }
     assert after is leads_to[action]
@@ -46,7 +46,9 @@ def test_a_runner_that_is_gone_stays_gone(cause):
 
 
 @pytest.mark.parametrize(
-    "cause", set(Cause) - {Cause.NOT_CREATED, Cause.CLEANED_UP}, ids=lambda each: each.name
+    "cause",
+    [each for each in Cause if each not in {Cause.NOT_CREATED, Cause.CLEANED_UP}],
+    ids=lambda each: each.name,
 )
 def test_nothing_but_its_own_end_hurries_a_runner_that_is_dying(cause):
     assert step(State.DYING, cause) == (State.DYING, Action.NONE)
@@ -56,14 +58,14 @@ def test_a_runner_here_is_known_by_its_process_alone_one_elsewhere_by_its_stream
     assert step(State.LOCAL, Cause.CALL_ENDED)[1] is Action.NONE
     assert step(State.LOCAL, Cause.STREAM_ENDED) == (State.CUT_OFF, Action.WAIT_FOR_EXIT)
     assert step(State.CUT_OFF, Cause.STILL_RUNNING)[1] is Action.KILL
-    assert step(State.CUT_OFF, Cause.EXITED)[1] is Action.BURY
+    assert step(State.CUT_OFF, Cause.EXITED)[1] is Action.CLEAN_UP
     assert step(State.LOCAL, Cause.STILL_RUNNING)[1] is Action.NONE
     for cause in (Cause.CALL_ENDED, Cause.STREAM_ENDED):
-        assert step(State.REMOTE, cause)[1] is Action.BURY
+        assert step(State.REMOTE, cause)[1] is Action.CLEAN_UP
 
 
-def test_a_runner_that_never_connected_is_buried_when_its_call_ends_and_told_at_once_when_none_was_made():
-    assert step(State.STARTING, Cause.CALL_ENDED) == (State.DYING, Action.BURY)
+def test_a_runner_that_never_connected_is_cleaned_up_when_its_call_ends_and_announced_at_once_when_none_was_made():
+    assert step(State.STARTING, Cause.CALL_ENDED) == (State.DYING, Action.CLEAN_UP)
     assert step(State.STARTING, Cause.NOT_CREATED) == (State.GONE, Action.ANNOUNCE)
     assert step(State.DYING, Cause.NOT_CREATED) == (State.GONE, Action.ANNOUNCE)
 
@@ -84,4 +86,4 @@ def test_whatever_happens_a_runner_is_ended_at_most_once_and_announced_once(stat
     actions.append(action)
     assert state is State.GONE
     assert actions.count(Action.ANNOUNCE) == 1
-    assert actions.count(Action.KILL) + actions.count(Action.BURY) <= 1
+    assert actions.count(Action.KILL) + actions.count(Action.CLEAN_UP) <= 1
