@@ -97,6 +97,8 @@ def act_many(
         actions = actions.tolist()
     try:
         return [conform(action) for action in actions]
+    except Abandoned:
+        raise
     except BaseException:  # noqa: BLE001  # likewise, of one of them at least
         return [_conform_or_fault(conform, action) for action in actions]
 
@@ -104,5 +106,7 @@ def act_many(
 def _conform_or_fault(conform: spaces.Conformer, action: Any) -> Any:
     try:
         return conform(action)
+    except Abandoned:
+        raise
     except BaseException as error:  # noqa: BLE001  # as above
         return error

@@ -169,7 +169,7 @@ class LearnBeside(LearnInStep):
             work()
 
     def _learn(self, episode: AgentEpisode, transition: Transition) -> None:
-        if episode.fault is not None:
+        if episode.fault is not None and episode.fault[0] == "agent.learn":
             return
         with self._condition:
             self._condition.wait_for(
@@ -244,6 +244,7 @@ class AgentRuntime:
         """Sets the action of each of these episodes, or its fault; returns the version of the weights. `at_once` asks `act_many`, if
         the agent has it.
         """
+        self._enter("agent.act", episodes)  # it may wait for the learner, and load a snapshot
         many = at_once and getattr(self._strategy.actor, "act_many", None) is not None
         call = partial(self._act_at_once if many else self._act_in_turn, episodes, explore=explore)
         try:
@@ -294,7 +295,7 @@ class AgentRuntime:
 
     def close(self) -> None:
         """Learns all queued transitions and writes the state to disk; no other call may follow."""
-        self._strategy.close()
+        self.bind(0)
         last = AgentEpisode(b"")
         self.save(last)
         if last.fault is not None:

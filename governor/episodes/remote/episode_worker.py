@@ -93,7 +93,7 @@ class EpisodeWorker(RemoteWorker):
                 for again in slot.retries:
                     reason = "" if outcome == "cancelled" else str(error)
                     self._end(self._new_attempt(slot, *again), outcome, reason)
-                    if reason:
+                    if reason and len(self._slots) == 1:
                         self.simulation.break_off(reason)
             raise
         for slot in self._slots:

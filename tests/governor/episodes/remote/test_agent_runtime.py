@@ -3,8 +3,13 @@ import threading
 
 import pytest
 
+from governor.episodes.agents import AgentSource
 from governor.episodes.learned import Learned
-from governor.episodes.remote.agent_runtime import AgentEpisode, LearnBeside
+from governor.episodes.remote.agent_runtime import AgentEpisode, AgentRuntime, LearnBeside
+from governor.episodes.spaces import Discrete
+from governor.errors import ConductorError
+
+SPACE = Discrete(n=2, start=0)
 
 
 class Counter:
@@ -21,6 +26,14 @@ class Counter:
 
     def load_state_dict(self, state):
         self.learned = state["learned"]
+
+
+class Actor(Counter):
+    def __init__(self, **_):
+        super().__init__()
+
+    def act(self, observation, *, explore):
+        return 0
 
 
 @pytest.fixture
@@ -86,3 +99,33 @@ def test_nothing_more_is_learned_of_an_episode_with_a_fault(beside, learner):
     assert learner.reached[1].wait(20)
     beside.close()
     assert learner.learned == 1
+
+
+def test_an_agent_that_cannot_be_saved_answers_although_nothing_is_learned_beside_any_more(tmp_path):
+    """A reset that fails keeps the runtime which it has closed."""
+    source = AgentSource(entry=f"{__name__}:Actor", params={}, seed=1, state_path=tmp_path / "a.state")
+    spaces = (SPACE, SPACE)
+    runtime = AgentRuntime(source, spaces=spaces, name="walker", reply=lambda *_: None)
+    runtime.bind(2)
+    assert runtime.end([AgentEpisode(b"one")], lambda: b"later", session=b"one") is None
+    source.state_path.mkdir()
+    with pytest.raises(ConductorError, match="cannot be saved"):
+        runtime.close()
+    assert runtime.end([AgentEpisode(b"one")], lambda: b"now", session=b"one") == b"now"
+
+
+def test_a_snapshot_that_hangs_is_that_of_the_episodes_that_act(tmp_path):
+    source = AgentSource(entry=f"{__name__}:Actor", params={}, seed=1, state_path=tmp_path / "a.state")
+    runtime = AgentRuntime(source, spaces=(SPACE, SPACE), name="walker", reply=lambda *_: None)
+    runtime.bind(1)
+    learned, acting = AgentEpisode(b"one", number=1), AgentEpisode(b"one", number=2)
+    loading, all_learned = [], threading.Event()
+    runtime._strategy._load = lambda _: loading.append(runtime.describe())
+    learned.action = acting.observation = 0
+    for _ in range(2):
+        runtime.learn(learned, 0, 0.0, ends=(False, False))
+    runtime.end([learned], lambda: all_learned.set() or b"", session=b"one")
+    assert all_learned.wait(20)
+    runtime.act([acting], explore=False)
+    assert loading == ["agent.act of episode 2"]
+    runtime.close()
