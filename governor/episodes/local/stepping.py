@@ -275,7 +275,7 @@ class LocalEpisodeWorker:
         except NotRecorded as error:
             return "failed", f"cannot record its steps: {error}"
         except BaseException as error:  # noqa: BLE001  # user code: any error is this episode's fault
-            return "failed", f"{context.where}: {one_line(error)}"
+            return "failed", f"{context.where}: {one_line(_raised(error))}"
         if outcome in COMPLETE and monotonic() >= deadline:
             outcome = "timed_out"
         timeout = self._simulation.command.episode_timeout
@@ -337,6 +337,12 @@ class LocalEpisodeWorker:
             if over:
                 return "terminated" if terminated else "truncated"
             observation, encoded = following, next_encoded
+
+
+def _raised(error: BaseException) -> BaseException:
+    """What user code has raised: a StopIteration leaves a generator as the cause of a RuntimeError (PEP 479)."""
+    cause = error.__cause__
+    return cause if isinstance(error, RuntimeError) and isinstance(cause, StopIteration) else error
 
 
 def flush(recorder: StepRecorder) -> None:

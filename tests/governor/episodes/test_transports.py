@@ -69,6 +69,7 @@ async def test_eval_neither_explores_nor_learns(harness, transport):
         ("reset", "environment.reset: RuntimeError: no floor"),
         ("step", "environment.step: ValueError: leg broken"),
         ("exit", "environment.step: SystemExit: 3"),
+        ("next", "environment.step: StopIteration"),
         ("nan", "environment.step: ValueError: the reward is nan"),
         ("shape", "environment.step: ValueError: observation: array([0., 0., 0.]) is no integer"),
         (
