@@ -326,7 +326,7 @@ class Daemon:
     def _on_hangup(self) -> None:
         """SIGHUP: reloads the configuration. All or nothing: one setting that needs a restart refuses the whole."""
         self._notifier.reloading()
-        with suppress(ConfigError):  # it is in the log and the status
+        with suppress(ConfigError, UsageError):  # it is in the log and the status
             self.reload()
         self._notifier.ready()
 

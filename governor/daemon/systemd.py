@@ -74,12 +74,12 @@ class SystemdNotifier:
             return False
         # A leading "@" stands for the NUL byte of the abstract namespace.
         address = "\0" + self.address[1:] if self.address.startswith("@") else self.address
-        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
-            sender.setblocking(False)
-            try:
+        try:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+                sender.setblocking(False)
                 sender.sendto("\n".join(assignments).encode(), address)
-            except OSError:
-                return False
+        except OSError:
+            return False
         return True
 
 

@@ -140,7 +140,13 @@ def kill_tree(pid: int, handle: int | None, mark: int = UNMARKED) -> list[int]:
     Blocks up to `KILL_SECONDS` until all are stopped, and as long again until they are dead. Raises OSError when no
     descriptors are left to watch them; those that were found are killed nevertheless.
     """
-    handles = stop_and_kill({} if handle is None else {pid: os.dup(handle)}, marks=(mark,))
+    try:
+        roots = {} if handle is None else {pid: os.dup(handle)}
+    except OSError:
+        if handle is not None:
+            send(handle, signal.SIGKILL)
+        raise
+    handles = stop_and_kill(roots, marks=(mark,))
     try:
         alive = list(await_deaths(handles, seconds=KILL_SECONDS))
     finally:

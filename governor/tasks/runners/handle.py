@@ -98,9 +98,11 @@ class RunnerHandle:
             case Action.CLEAN_UP:
                 self._ending = self.track(self._clean_up_after_exit(), "crash")
             case Action.ANNOUNCE:
-                if self.process is not None:
-                    self.process.close()
-                self.on_gone(self, reason)
+                try:
+                    if self.process is not None:
+                        self.process.close()
+                finally:
+                    self.on_gone(self, reason)
 
     def track(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
         """Runs a coroutine for the runner; if it fails, the runner is ended."""
