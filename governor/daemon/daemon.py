@@ -325,8 +325,11 @@ class Daemon:
 
     def _on_hangup(self) -> None:
         """SIGHUP: reloads the configuration. All or nothing: one setting that needs a restart refuses the whole."""
+        if self._reload is None:
+            self._on_signal(signal.SIGHUP)
+            return
         self._notifier.reloading()
-        with suppress(ConfigError, UsageError):  # it is in the log and the status
+        with suppress(ConfigError):  # it is in the log and the status
             self.reload()
         self._notifier.ready()
 

@@ -352,8 +352,7 @@ class ActorPool:
             raise
 
     def _close_soon(self, endpoint: EnvironmentEndpoint) -> None:
-        if hasattr(endpoint.local_env, "aclose"):
-            self._run_closing(_close(endpoint.local_env))
+        self._run_closing(_close(endpoint.local_env))
 
     def _run_closing(self, closing: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(closing, name="actor_pool.close")
@@ -368,6 +367,8 @@ async def _close_late(making: asyncio.Future[EnvironmentEndpoint]) -> None:
 
 
 async def _close(environment: Any) -> None:
+    if not hasattr(environment, "aclose"):
+        return
     closing = asyncio.ensure_future(environment.aclose())
     done, _ = await asyncio.wait({closing}, timeout=CLOSE_SECONDS)
     if not done:

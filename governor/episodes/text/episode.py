@@ -28,7 +28,7 @@ from governor.episodes.text.environments.process import TextProcess
 from governor.errors import GovernorError, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable
+    from collections.abc import Awaitable, Callable
 
     from governor.episodes.text.actor_pool import ActorHandle
     from governor.episodes.text.chat_model import Answer
@@ -185,7 +185,7 @@ class TextEpisode:
         environment = self._environment = await self._open()
         reset = getattr(environment, "reset", None)
         if seed is not None and reset is not None:
-            await self._called(reset(seed=seed, timeout=context.environment_timeout))
+            await self._called(reset, seed=seed, timeout=context.environment_timeout)
         for number in range(1, context.max_steps + 1):
             prompt = await self._prompt(environment, number)
             if not prompt:
@@ -224,15 +224,15 @@ class TextEpisode:
             base_url=actor.base_url, env_name=actor.env_name, env_id=actor.env_id, headers=actor.headers
         )
 
-    async def _called(self, call: Awaitable[Any]) -> Any:
+    async def _called(self, method: Callable[..., Awaitable[Any]], *args: Any, **named: Any) -> Any:
         self._at, self._in_call = "environment", True
-        value = await call
+        value = await method(*args, **named)
         self._in_call = False
         return value
 
     async def _prompt(self, environment: TextEnvironment, number: int) -> list[Message]:
         context = self._context
-        prompt = await self._called(environment.get_task_prompt(timeout=context.environment_timeout))
+        prompt = await self._called(environment.get_task_prompt, timeout=context.environment_timeout)
         self._at = "handler"
         prompt = await self._hook("handle", prompt, self.actor.env_name, self.actor.env_id, number, prompt)
         if not isinstance(prompt, list):
@@ -241,9 +241,8 @@ class TextEpisode:
 
     async def _step(self, environment: TextEnvironment, number: int, action: str) -> TextStep:
         timeout = self._context.environment_timeout
-        step: TextStep = await self._called(
-            environment.step(action, key=f"{self._key}.{number}", timeout=timeout)
-        )
+        key = f"{self._key}.{number}"
+        step: TextStep = await self._called(environment.step, action, key=key, timeout=timeout)
         if not math.isfinite(step.reward):
             raise EnvironmentFault(f"the reward is {step.reward}")
         self.record.steps, self._info = number, step.info

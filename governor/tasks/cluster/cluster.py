@@ -340,7 +340,8 @@ class Cluster:
             if node["Alive"]
         )
         alive = {node.id for node in self._alive}
-        self._agents = {node_id: agent for node_id, agent in self._agents.items() if node_id in alive}
+        for gone in self._agents.keys() - alive:  # in Ray's thread: the loop may change it meanwhile
+            self._agents.pop(gone, None)
         self.own = next((node for node in self._alive if node.id == here), None)
 
 

@@ -174,7 +174,9 @@ class RayHead:
         if self._stderr_lines is None:
             return []
         done, _ = await asyncio.wait({self._stderr_lines}, timeout=LAST_ERROR_SECONDS)
-        return self._stderr_lines.result()[-1:] if done else []
+        if not done or self._stderr_lines.cancelled() or self._stderr_lines.exception() is not None:
+            return []
+        return self._stderr_lines.result()[-1:]
 
     async def stop(self) -> None:
         """Terminates the head; idempotent, may be called at any time. Raises ProcessError if a process survives."""

@@ -93,13 +93,14 @@ class Chunk(BatchListener):
         self._command = command
         self._id = f"episodes {command.phase}.{wanted.number}"
         self._alarm: asyncio.TimerHandle | None = None
+        self._args = wanted.args()  # here, in the thread of a worker: the state of an agent may be large
 
     def begin(self) -> None:
         command = self._command
         task = TaskSpec(
             id=f"{command.name}.{self.wanted.number}",
             call=episodes.CALL,
-            args=self.wanted.args(),
+            args=self._args,
             repeat=len(self.wanted.indices) + 1,
             is_eval=command.mode == "eval",
         )

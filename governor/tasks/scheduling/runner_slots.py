@@ -240,7 +240,9 @@ class RunnerSlots:
         slot = self._slots.pop(runner, None)
         if slot is None:
             return None
-        slot.alarm_at = None
+        slot.alarm_at = slot.last = (
+            None  # an alarm that is still to come has the slot, not the batch of its last job
+        )
         of_shape = self._shapes[slot.shape]
         del of_shape.slots[runner]
         of_shape.withdraw(slot)

@@ -68,19 +68,15 @@ class BatchState:
     statuses: dict[str, Status] = field(default_factory=dict)
     min_wait_num: int | None = None
     state: BatchLifecycleState = BatchLifecycleState.PENDING
+    final_result: dict[str, Any] | None = None
+    """What finalize returns, once it is known."""
     pipeline_metrics: dict[str, float] | None = None
     """What the pipeline has made of the payloads, once it has."""
     abortion: asyncio.Task[None] | None = None
     finishing: asyncio.Task[None] | None = None
     """What makes the result, while it does."""
-    result: asyncio.Future[dict[str, Any]] = field(
-        default_factory=lambda: asyncio.get_running_loop().create_future()
-    )
-
-    @property
-    def final_result(self) -> dict[str, Any] | None:
-        """What finalize returns, once it is known."""
-        return self.result.result() if self.result.done() else None
+    result: asyncio.Future[dict[str, Any]] = field(init=False)
+    """Of `final_result`; the coordinator makes it."""
 
     @property
     def completed_task_count(self) -> int:
@@ -162,6 +158,7 @@ class RolloutCoordinator:
         if batch_id in self.batches:
             raise ValueError(f"batch {batch_id!r} is active already")
         state = BatchState(batch_id, batch_type, len(tasks), min_wait_num=min_wait_num)
+        state.result = asyncio.get_running_loop().create_future()
         if batch_type == "train" and min_wait_num is None and self.config.over_rollout.ratio:
             state.min_wait_num = min_wait_num_of(len(tasks), self.config.over_rollout.ratio)
         if batch_type == "eval":
@@ -356,6 +353,7 @@ class RolloutCoordinator:
         if not state.result.done():
             result = await self._summarise(state)
             if not state.result.done():
+                state.final_result = result
                 state.result.set_result(result)
 
     def _close(self, state: BatchState, end: BatchLifecycleState) -> None:
