@@ -26,7 +26,6 @@ M = TypeVar("M", bound=BaseModel)
 
 _SHAPES: Final = {
     "string_type": "must be a text",
-    "string_too_short": "must not be empty",
     "int_type": "must be a whole number",
     "float_type": "must be a number",
     "finite_number": "must be a finite number",
