@@ -44,7 +44,8 @@ class AgentConductor(Conductor):
         )
         socket = Path(spec.socket_folder) / f"{spec.name}.{spec.incarnation}"
         self.host = AgentHost(source, name=spec.name, path=socket)
-        self._sessions: dict[tuple[str, int], tuple[control.Join, str]] = {}
+        self._sessions: dict[control.Join, str] = {}
+        self._joining = asyncio.Lock()
         self._serial = count()
 
     async def prepare(self) -> dict[str, Any]:
@@ -86,28 +87,37 @@ class AgentConductor(Conductor):
         return control.Accepted()
 
     async def _join(self, wanted: control.Join) -> control.Joined | control.Failed:
-        client = (wanted.owner, wanted.worker)
-        before, old = self._sessions.get(client, (None, None))
-        if before == wanted and old is not None:
-            return control.Joined(session=old, endpoint=self.host.endpoint)
+        async with self._joining:
+            session = self._sessions.get(wanted)
+            refused = control.refusal(wanted, self._sessions)
+            if refused is not None:
+                return refused
+            try:
+                session = session or await self._open_session(wanted)
+            except ConductorError as error:
+                return control.Failed(reason=error.reason)
+        return control.Joined(session=session, endpoint=self.host.endpoint)
+
+    async def _open_session(self, wanted: control.Join) -> str:
+        """Opens a session in place of those that it supersedes; its name. Raises ConductorError."""
         # Late messages can't be taken for those of a later incarnation.
         session = f"session-{self.spec.incarnation}-{next(self._serial)}"
-        try:
-            await self.host.run_in_thread(
-                partial(
-                    self.host.open_session,
-                    session.encode(),
-                    observation=wanted.observation_space,
-                    action=wanted.action_space,
-                    renew=wanted.renew,
-                    old=None if old is None else old.encode(),
-                    max_staleness=wanted.max_staleness,
-                )
+        old = [held for held in self._sessions if control.supersedes(wanted, held)]
+        await self.host.run_in_thread(
+            partial(
+                self.host.open_session,
+                session.encode(),
+                observation=wanted.observation_space,
+                action=wanted.action_space,
+                renew=wanted.renew,
+                old=[self._sessions[held].encode() for held in old],
+                max_staleness=wanted.max_staleness,
             )
-        except ConductorError as error:
-            return control.Failed(reason=error.reason)
-        self._sessions[client] = (wanted, session)
-        return control.Joined(session=session, endpoint=self.host.endpoint)
+        )
+        for held in old:
+            del self._sessions[held]
+        self._sessions[wanted] = session
+        return session
 
     def _answer_hang(self, hang: control.ReportHang) -> control.Accepted | control.NotExpired:
         """Whether the agent hangs at the very request that is overdue; it may be at another one, or at a slot that

@@ -19,6 +19,7 @@ from governor.episodes.remote.thread_host import ThreadHost
 from governor.errors import ConductorError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     from governor.episodes.agents import AgentSource
@@ -58,7 +59,7 @@ class AgentHost(ThreadHost):
         observation: spaces.SpaceSpec,
         action: spaces.SpaceSpec,
         renew: bool,
-        old: bytes | None,
+        old: Sequence[bytes],
         max_staleness: int = 0,
     ) -> None:
         """Opens a session, which replaces `old`; builds the agent if there is none or with `renew`. Raises ConductorError
@@ -72,8 +73,8 @@ class AgentHost(ThreadHost):
             self._runtime = runtime
         spaces.require_same(runtime.spaces, given, of=self.name)
         runtime.bind(max_staleness)
-        if old is not None:
-            self._sessions.pop(old, None)
+        for name in old:
+            self._sessions.pop(name, None)
         self._sessions[session] = AgentSession(session)
 
     def copy(self, path: Path) -> None:

@@ -6,7 +6,7 @@ Rules:
 2. `Acquire` and `Join` are idempotent by (owner, incarnation, worker, turn): a repeated request gets the same lease or
    session.
 3. A worker holds one lease and one session: a new request ends those of an earlier turn and of an older incarnation of
-   its owner.
+   its owner. A request that arrives after a later one is refused.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from governor.episodes.spaces import SpaceSpec  # noqa: TC001  # msgspec reads i
 from transport.errors import ConnectionLost, ServiceNotFound, WorkerLost
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from transport.client import Client
 
 UNAVAILABLE = (ServiceNotFound, WorkerLost, ConnectionLost)
@@ -140,6 +142,22 @@ _answer: msgspec.msgpack.Decoder[ControlAnswer] = msgspec.msgpack.Decoder(Contro
 decode_environment_control = _environment.decode
 decode_agent_control = _agent.decode
 decode_answer = _answer.decode
+
+
+def supersedes(request: Acquire | Join, held: Acquire | Join) -> bool:
+    """Whether the request is from a later turn or incarnation of the holder."""
+    if request.owner != held.owner:
+        return False
+    if request.incarnation != held.incarnation:
+        return request.incarnation > held.incarnation
+    return request.worker == held.worker and request.turn > held.turn
+
+
+def refusal(request: Acquire | Join, held: Iterable[Acquire | Join]) -> Failed | None:
+    """The answer to a request that arrives after a later one of its worker or owner."""
+    if any(supersedes(later, request) for later in held):
+        return Failed(reason=f"{request.owner!r} has sent a later request already")
+    return None
 
 
 async def ask(client: Client, service: str, message: Control, *, seconds: float) -> ControlAnswer:

@@ -17,6 +17,7 @@ from itertools import count
 from typing import TYPE_CHECKING, Final
 
 from governor import logs
+from governor.episodes.remote import control
 from governor.episodes.remote.control import Accepted, Acquire, Busy, Failed, Leased, NotExpired, Release
 from governor.errors import ConductorError
 
@@ -73,16 +74,20 @@ class EnvironmentPool:
             for key, lease in list(self._leases.items()):
                 if lease.holder == request:
                     return lease.answer
-                if _supersedes(request, lease.holder):
+                if control.supersedes(request, lease.holder):
                     self._reclaim(key)
             for dead in [host for host in self._idle if host.closed]:
                 self._idle.remove(dead)
                 self._start_replacement(dead)
-            while not self._idle:
+            while (
+                refused := control.refusal(request, [lease.holder for lease in self._leases.values()])
+            ) is None:
+                if self._idle:
+                    return self._lease(self._idle.pop(0), request)
                 if not self._replacements:
                     return Busy(pool=self.size)
                 await self._changed.wait()
-            return self._lease(self._idle.pop(0), request)
+            return refused
 
     async def release(self, request: Release) -> Accepted | NotExpired:
         """Releasing an ended lease is no error: the release was sent twice, or its worker has acquired another one."""
@@ -169,12 +174,3 @@ class EnvironmentPool:
         host = self._new_host(name, self._folder / name)
         await host.start()
         return host
-
-
-def _supersedes(request: Acquire, held: Acquire) -> bool:
-    """Whether the request is from a later turn or incarnation of the holder."""
-    if request.owner != held.owner:
-        return False
-    if request.incarnation != held.incarnation:
-        return request.incarnation > held.incarnation
-    return request.worker == held.worker and request.turn > held.turn

@@ -145,3 +145,27 @@ async def test_names_of_sessions_and_leases_are_of_one_incarnation(harness):
         await agent.close()
         await lake.close()
     assert len(given) == 4
+
+
+async def test_a_request_that_arrives_after_a_later_one_is_refused_and_ends_nothing(harness):
+    agent = await harness.start("agent.walker", entry="walk_world:Agent")
+    lake = await harness.start("environment.lake", entry="walk_world:Walk", pool=2)
+    later = {"owner": "simulation", "incarnation": 2, "worker": 0, "turn": 5}
+    joined = await agent._join(control.Join(**later, **SPACES))
+    leased = await lake.pool.acquire(control.Acquire(**later))
+    for late in ({"incarnation": 1, "worker": 1, "turn": 9}, {"turn": 4}):
+        refused = control.Failed(reason="'simulation' has sent a later request already")
+        assert await agent._join(control.Join(**later | late, **SPACES)) == refused
+        assert await lake.pool.acquire(control.Acquire(**later | late)) == refused
+    assert await agent._join(control.Join(**later, **SPACES)) == joined
+    assert await lake.pool.acquire(control.Acquire(**later)) == leased
+    assert [*agent.host._sessions] == [joined.session.encode()]
+
+
+async def test_a_later_incarnation_ends_the_sessions_of_all_workers_of_the_one_before(harness):
+    agent = await harness.start("agent.walker", entry="walk_world:Agent")
+    asker = {"owner": "simulation", "incarnation": 1, "turn": 0}
+    for worker in range(3):
+        await agent._join(control.Join(**asker, worker=worker, **SPACES))
+    last = await agent._join(control.Join(**asker | {"incarnation": 2}, worker=0, **SPACES))
+    assert [*agent.host._sessions] == [last.session.encode()]
