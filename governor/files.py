@@ -1,4 +1,4 @@
-"""Files of runs: atomic writes, appends that succeed or change nothing, and names for files.
+"""Files: atomic writes, appends that succeed or change nothing, names for files, and whether one is still in place.
 
 Rules:
 1. A file that is written whole has a temporary name until it is on disk, and its folder is synced before anything that it
@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING, Final
 from urllib.parse import quote
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
 SAFE: Final = " !#$&()+,;=@[]^{}~"
+_UNKNOWN: Final = (-1, -1)
 
 
 def name_of(text: str) -> str:
@@ -70,3 +72,35 @@ def append(file: int, data: bytes | bytearray | memoryview) -> None:
         except OSError:
             os.ftruncate(file, size)
             raise
+
+
+class WatchedFiles:
+    """Remembers the identity of files at construction; of those in `later`, when they first exist."""
+
+    def __init__(self, *paths: Path, later: Sequence[Path] = ()) -> None:
+        self._seen = {path: _identity(path) for path in (*paths, *later)}
+        self._late = {path for path in later if self._seen[path] is None}
+
+    def removed(self) -> list[Path]:
+        """Paths that no longer exist, or that another file has replaced."""
+        now = {path: _identity(path) for path in self._seen}
+        for path in [path for path in self._late if now[path] is not None]:
+            self._late.remove(path)
+            self._seen[path] = now[path]
+        return [
+            path
+            for path, seen in self._seen.items()
+            if path not in self._late
+            and _UNKNOWN not in (seen, now[path])
+            and (now[path] is None or now[path] != seen)
+        ]
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    try:
+        found = path.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError:  # a failing disk or server is reported elsewhere
+        return _UNKNOWN
+    return found.st_dev, found.st_ino

@@ -2,7 +2,7 @@
 
 On a terminal lines are formatted for people, elsewhere each line is one JSON object. Lines go to standard error: standard
 output is for the results of the command line. A line and its newline are written together, since all processes of a
-daemon share the file.
+daemon share the file. structlog is imported with the first line: it takes 60 ms, in which the forkserver imports too.
 """
 
 from __future__ import annotations
@@ -10,19 +10,13 @@ from __future__ import annotations
 import contextlib
 import logging
 import sys
-from typing import TYPE_CHECKING, Literal, TextIO, cast
-
-import structlog
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Literal, TextIO, cast
 
 if TYPE_CHECKING:
     from structlog.typing import FilteringBoundLogger, Processor
 
 LogFormat = Literal["console", "json"]
-_TRACEBACKS = structlog.processors.ExceptionRenderer(
-    structlog.tracebacks.ExceptionDictTransformer(
-        show_locals=False
-    )  # they may contain users' data, and tokens
-)
 
 
 class TolerantStream:
@@ -55,6 +49,8 @@ def configure(*, log_format: LogFormat, level: str = "info", **bound: object) ->
 
     Records of the standard library's logging (from other libraries) are logged too, from warnings up.
     """
+    import structlog  # noqa: PLC0415  # as above
+
     structlog.contextvars.clear_contextvars()
     structlog.contextvars.bind_contextvars(**bound)
     shared: list[Processor] = [
@@ -62,6 +58,9 @@ def configure(*, log_format: LogFormat, level: str = "info", **bound: object) ->
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
     ]
+    tracebacks = structlog.tracebacks.ExceptionDictTransformer(
+        show_locals=False  # they may contain users' data, and tokens
+    )
     renderer: list[Processor] = (
         [
             structlog.dev.ConsoleRenderer(
@@ -70,7 +69,7 @@ def configure(*, log_format: LogFormat, level: str = "info", **bound: object) ->
             )
         ]
         if log_format == "console"
-        else [_TRACEBACKS, structlog.processors.JSONRenderer()]
+        else [structlog.processors.ExceptionRenderer(tracebacks), structlog.processors.JSONRenderer()]
     )
     stream = cast("TextIO", TolerantStream(sys.stderr))
     structlog.configure(
@@ -91,6 +90,8 @@ def configure(*, log_format: LogFormat, level: str = "info", **bound: object) ->
 
 def default() -> None:
     """For a process of a user that has not set structlog up: lines from info up go to standard error."""
+    import structlog  # noqa: PLC0415  # as above
+
     if not structlog.is_configured():
         structlog.configure(
             wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
@@ -98,10 +99,20 @@ def default() -> None:
         )
 
 
+class _Logger:
+    @cached_property
+    def _logger(self) -> Any:
+        import structlog  # noqa: PLC0415  # as above
+
+        return structlog.get_logger()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._logger, name)
+
+
 def get_logger() -> FilteringBoundLogger:
     """A logger whose first argument is the event's dotted name."""
-    logger: FilteringBoundLogger = structlog.get_logger()
-    return logger
+    return cast("FilteringBoundLogger", _Logger())
 
 
 def _on_terminal() -> bool:

@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Final
 
 from governor import logs
 from governor.errors import FilesRemoved, ProcessError
+from governor.files import WatchedFiles
 from governor.messages import SERVICE
 from governor.processes import process
 from governor.processes.kill_ladder import GracePeriods, terminate
 from governor.processes.restart_policy import RestartPolicy
 from governor.processes.silence import TICK_SECONDS, SilenceTimer
-from governor.runs.file_watch import Files
 from transport import endpoints
 from transport.access import Access
 from transport.client import Client
@@ -164,7 +164,7 @@ class BrokerProcess:
         """
         loop = asyncio.get_running_loop()
         silence_limit = max(self._silence, ANSWER_SECONDS)
-        sockets: Files | None = None
+        sockets: WatchedFiles | None = None
         modes = dict(self._sockets)
         client = Client(self._endpoint)
         try:
@@ -180,8 +180,8 @@ class BrokerProcess:
                             return silence.seconds
                     if asked.exception() is None and sockets is None:
                         silence_limit = self._silence
-                        sockets = Files(*self._sockets)
-                        folders = Files(*(path.parent for path in self._sockets))
+                        sockets = WatchedFiles(*self._sockets)
+                        folders = WatchedFiles(*(path.parent for path in self._sockets))
                         self._sockets_restored()
                 finally:
                     asked.cancel()

@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Final
 from governor import logs
 from governor.daemon.state_lock import runtime_lock, state_lock
 from governor.errors import ConfigError, NotPermitted
+from governor.files import WatchedFiles
 from governor.journal import disk_reserve
 from governor.processes import leftovers, open_files, process
-from governor.runs.file_watch import Files
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -117,7 +117,7 @@ def cleared(runtime_dir: Path) -> Iterator[None]:
     because then it is another daemon's.
     """
     _clear(runtime_dir)
-    ours = Files(runtime_dir)
+    ours = WatchedFiles(runtime_dir)
     try:
         yield
     finally:

@@ -21,52 +21,19 @@ from typing import TYPE_CHECKING, Final
 
 from governor import logs
 from governor.errors import FilesRemoved
+from governor.files import WatchedFiles
 from states import Running, Starting
 from states.events import FolderLost
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator
 
     from governor.runs.active_run import ActiveRun
 
 CHECK_SECONDS: Final = 1.0
 """Between two checks."""
 
-_UNKNOWN: Final = (-1, -1)
-
 log = logs.get_logger()
-
-
-class Files:
-    """Remembers the identity of files at construction; of those in `later`, when they first exist."""
-
-    def __init__(self, *paths: Path, later: Sequence[Path] = ()) -> None:
-        self._seen = {path: _identity(path) for path in (*paths, *later)}
-        self._late = {path for path in later if self._seen[path] is None}
-
-    def removed(self) -> list[Path]:
-        """Paths that no longer exist, or that another file has replaced."""
-        now = {path: _identity(path) for path in self._seen}
-        for path in [path for path in self._late if now[path] is not None]:
-            self._late.remove(path)
-            self._seen[path] = now[path]
-        return [
-            path
-            for path, seen in self._seen.items()
-            if path not in self._late
-            and _UNKNOWN not in (seen, now[path])
-            and (now[path] is None or now[path] != seen)
-        ]
-
-
-def _identity(path: Path) -> tuple[int, int] | None:
-    try:
-        found = path.lstat()
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except OSError:  # a failing disk or server is reported elsewhere
-        return _UNKNOWN
-    return found.st_dev, found.st_ino
 
 
 class FileWatch:
@@ -76,15 +43,15 @@ class FileWatch:
 
     def __init__(self, journal: Path, *, runtime: Path, on_lost: Callable[[FilesRemoved], None]) -> None:
         self._on_lost = on_lost
-        self._journal_files = Files(journal, later=[journal.with_name(f"{journal.name}-wal")])
-        self._runtime_files = Files(runtime, Path(util.get_temp_dir()))
+        self._journal_files = WatchedFiles(journal, later=[journal.with_name(f"{journal.name}-wal")])
+        self._runtime_files = WatchedFiles(runtime, Path(util.get_temp_dir()))
         self._lost: FilesRemoved | None = None
-        self._runs: dict[ActiveRun, Files] = {}
+        self._runs: dict[ActiveRun, WatchedFiles] = {}
 
     @contextmanager
     def watched(self, run: ActiveRun) -> Iterator[None]:
         """Watches the folders of the run, which exist; the run gets an event when one is removed."""
-        self._runs[run] = Files(run.folder, run.socket_folder)
+        self._runs[run] = WatchedFiles(run.folder, run.socket_folder)
         try:
             yield
         finally:

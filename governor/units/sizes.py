@@ -8,8 +8,6 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from states.amounts import amount
-
 _UNITS: Final = {
     "B": 1,
     **{f"{prefix}iB": 1024 ** (power + 1) for power, prefix in enumerate("KMGT")},
@@ -37,6 +35,8 @@ def in_bytes(value: object) -> int:
 
 def text(size: float) -> str:
     """For a reader: ``2.35 GiB``."""
+    from states.amounts import amount  # noqa: PLC0415  # all of `states`: 30 ms, which no conductor needs
+
     return amount("disk", int(size))
 
 

@@ -39,6 +39,11 @@ def test_a_client_verb_loads_nothing_heavy():
     assert not loaded & {"pydantic", "ray", "rich", "gymnasium", "numpy", "aiomultiprocess", "yaml"}
 
 
+def test_the_forkserver_starts_before_the_daemon_loads_what_is_heavy():
+    loaded = loaded_by("import governor.cli.serve, governor.config, governor.daemon.folders")
+    assert not loaded & {"structlog", "states", "rich", "numpy", "ray", "zmq", "yaml"}
+
+
 def test_the_guard_stands_before_click():
     assert "click" not in loaded_by("import governor.__main__, governor.processes.guard")
 

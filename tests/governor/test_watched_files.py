@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from governor.runs.file_watch import Files
+from governor.files import WatchedFiles
 
 
 def test_a_removed_or_replaced_file_is_reported_and_a_written_one_is_not(tmp_path):
@@ -10,7 +10,7 @@ def test_a_removed_or_replaced_file_is_reported_and_a_written_one_is_not(tmp_pat
     for path in (one, two):
         path.touch()
     folder.mkdir()
-    files = Files(one, two, folder)
+    files = WatchedFiles(one, two, folder)
     one.write_text("more")
     one.chmod(0o600)
     (folder / "x").touch()
@@ -24,12 +24,12 @@ def test_a_removed_or_replaced_file_is_reported_and_a_written_one_is_not(tmp_pat
 
 
 def test_one_that_was_never_there_is_missing(tmp_path):
-    assert Files(tmp_path / "x").removed() == [tmp_path / "x"]
+    assert WatchedFiles(tmp_path / "x").removed() == [tmp_path / "x"]
 
 
 def test_a_file_that_comes_later_is_watched_from_then_on(tmp_path):
     late = tmp_path / "late"
-    files = Files(later=[late])
+    files = WatchedFiles(later=[late])
     assert files.removed() == []
     late.touch()
     assert files.removed() == []
