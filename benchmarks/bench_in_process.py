@@ -164,7 +164,6 @@ class Instance:
         self._client = await stack.enter_async_context(Client(ends["client_endpoint"]))
         spec = ConductorSpec(
             uid=UID,
-            run_name="bench",
             name="simulation",
             kind="simulation",
             incarnation=1,

@@ -67,7 +67,7 @@ class Balancing:
 
 def spec(kind: str, folder: Path, **settings: Any) -> ConductorSpec:
     return ConductorSpec(
-        uid="bench", run_name="bench", name=kind, kind=kind, incarnation=1, client_endpoint="", worker_endpoint="",
+        uid="bench", name=kind, kind=kind, incarnation=1, client_endpoint="", worker_endpoint="",
         secret=Secret.new(), run_folder=str(folder), socket_folder=str(folder), import_folder=str(HERE), seed=0, settings=settings,
     )  # fmt: skip
 

@@ -126,7 +126,6 @@ async def conducted(
         ):
             spec = ConductorSpec(
                 uid=UID,
-                run_name="bench",
                 name=name,
                 kind=name.partition(".")[0],
                 incarnation=1,

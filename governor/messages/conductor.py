@@ -143,7 +143,6 @@ class ConductorSpec(Message, frozen=True):
     """
 
     uid: str
-    run_name: str
     name: str
     kind: ConductorKind
     incarnation: int

@@ -101,7 +101,6 @@ class ConductorProcess:
             settings = {**settings, "ray": await context.ray.settings()}
         spec = ConductorSpec(
             uid=run.uid,
-            run_name=run.assignment.run.name,
             name=effect.conductor,
             kind=effect.kind,
             incarnation=effect.incarnation,

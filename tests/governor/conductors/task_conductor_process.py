@@ -39,7 +39,6 @@ class PrintingLink(RecordingLink):
 async def main(address: str, token: str, run_folder: str, import_folder: str) -> None:
     spec = ConductorSpec(
         uid="life",
-        run_name="life",
         name="tasks",
         kind="task",
         incarnation=1,

@@ -34,7 +34,6 @@ async def post():
         client_end, worker_end = f"ipc://{name}/c", f"ipc://{name}/w"
         spec = ConductorSpec(
             uid="r1",
-            run_name="r",
             name="simulation",
             kind="simulation",
             incarnation=1,

@@ -124,7 +124,7 @@ async def test_a_conductor_killed_outright_leaves_no_runner(head, conductor):
 )
 async def test_no_ray_is_one_line(tmp_path, address, reason):
     spec = ConductorSpec(
-        uid="u", run_name="n", name="tasks", kind="task", incarnation=1, client_endpoint="", worker_endpoint="", secret=Secret.new(),
+        uid="u", name="tasks", kind="task", incarnation=1, client_endpoint="", worker_endpoint="", secret=Secret.new(),
         run_folder=str(tmp_path), socket_folder="", import_folder="", seed=0,
         settings={"ray": {"address": address, "token_path": None}},
     )  # fmt: skip

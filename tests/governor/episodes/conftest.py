@@ -38,7 +38,6 @@ class Harness:
     def spec(self, name, *, incarnation=1, seed=7, **settings):
         return ConductorSpec(
             uid="u1",
-            run_name="r",
             name=name,
             kind=name.partition(".")[0],
             incarnation=incarnation,

@@ -36,7 +36,6 @@ async def harness(ray_head, tmp_path_factory):
     folder = tmp_path_factory.mktemp("run")
     spec = ConductorSpec(
         uid="test-run",
-        run_name="test",
         name="tasks",
         kind="task",
         incarnation=1,
