@@ -77,8 +77,6 @@ class Outbox:
             batch = [self._waiting.popleft() for _ in range(min(len(self._waiting), BATCH))]
             if not self._waiting:
                 self._arrived.clear()
-            if not batch:
-                continue
             await self._deliver(batch)
 
     async def _deliver(self, batch: list[_Waiting]) -> None:
@@ -92,20 +90,22 @@ class Outbox:
             events=tuple(event for event, _ in batch),
         )
         try:
-            answer = await self._until_answered(encode(report))
-        except (TooLarge, ValueError, TypeError, OverflowError, RecursionError) as error:
+            answer = await self._until_answered(_encoded(report))
+        except (TooLarge, ConductorError) as error:
             if len(batch) > 1:
                 middle = len(batch) // 2
                 await self._deliver(batch[:middle])
                 await self._deliver(batch[middle:])
-                return
-            _resolve(batch, ConductorError(f"an event can't be sent: {error}"))
-            return
-        self._next_seq += len(batch)
-        if isinstance(answer, Refused):
-            _resolve(batch, ConductorError(f"the governor refused an event: {answer.message}"))
+            else:
+                _resolve(batch, ConductorError(f"an event can't be sent: {error}"))
+        except Exception as error:  # noqa: BLE001  # a bug: its reporters raise it, and the conductor fails
+            _resolve(batch, error)
         else:
-            _resolve(batch, answer)
+            self._next_seq += len(batch)
+            if isinstance(answer, Refused):
+                _resolve(batch, ConductorError(f"the governor refused an event: {answer.message}"))
+            else:
+                _resolve(batch, answer)
 
     async def _until_answered(self, body: bytes) -> Acknowledged | Refused:
         service = run_service(self._spec.uid)
@@ -122,11 +122,19 @@ class Outbox:
                 await asyncio.sleep(BACK_OFF_SECONDS)
 
 
-def _resolve(batch: list[_Waiting], answer: Acknowledged | ConductorError) -> None:
+def _encoded(report: Report) -> bytes:
+    """Raises ConductorError."""
+    try:
+        return encode(report)
+    except (ValueError, TypeError, OverflowError, RecursionError) as error:
+        raise ConductorError(str(error)) from error
+
+
+def _resolve(batch: list[_Waiting], answer: Acknowledged | Exception) -> None:
     for _, future in batch:
         if future.cancelled():
             continue
-        if isinstance(answer, ConductorError):
+        if isinstance(answer, Exception):
             future.set_exception(answer)
         else:
             future.set_result(answer)

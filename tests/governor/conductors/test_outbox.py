@@ -148,6 +148,21 @@ async def test_an_event_that_cannot_travel_is_its_reporters_error_and_the_others
     assert [event.event for event in told] == ["e0", "e1", "e3", "e4", "later"]
 
 
+async def test_a_fault_of_the_transport_is_told_as_it_is_and_the_next_event_arrives(post, monkeypatch):
+    async def broken(*_arguments, **_options):
+        raise TypeError("a body is a sequence of bytes")
+
+    async def take(_request):
+        return [encode(Acknowledged())]
+
+    async with post.serve(take), asyncio.timeout(10):
+        with monkeypatch.context() as patch:
+            patch.setattr(post.client, "request", broken)
+            answers = await asyncio.gather(*map(post.report, lines(2)), return_exceptions=True)
+        assert [repr(answer) for answer in answers] == ["TypeError('a body is a sequence of bytes')"] * 2
+        assert await post.report(lines(1)[0]) == Acknowledged()
+
+
 async def test_an_answer_that_says_nothing_is_no_acknowledgement(post, monkeypatch):
     monkeypatch.setattr(outbox, "BACK_OFF_SECONDS", 0.01)
     answers = [[], [b"\xff"], [encode(Acknowledged())]]
