@@ -127,7 +127,7 @@ class BrokerProcess:
         try:
             return await self._watch(child)
         except asyncio.CancelledError:
-            await terminate(child, grace=IN_ORDER)
+            await terminate(child, None, IN_ORDER)
             raise
 
     async def _watch(self, child: ChildProcess) -> str:
@@ -141,12 +141,12 @@ class BrokerProcess:
             match probe.result():
                 case float(seconds):
                     log.error("broker.silent", pid=child.pid, seconds=round(seconds, 1))
-                    await terminate(child, grace=AT_ONCE)
+                    await terminate(child, None, AT_ONCE)
                     return f"silent for {seconds:.0f} s"
                 case removed:
                     self._removed = ", ".join(map(str, removed))
                     log.error("broker.sockets_removed", pid=child.pid, sockets=self._removed)
-                    await terminate(child, grace=IN_ORDER)
+                    await terminate(child, None, IN_ORDER)
                     return ""
         finally:
             for task in (exited, probe):

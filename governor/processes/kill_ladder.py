@@ -16,7 +16,7 @@ import contextlib
 import signal
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Literal, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from governor import logs
 from governor.errors import ProcessError, text_of
@@ -45,7 +45,6 @@ class Child(Protocol):
     def signal(self, number: int) -> bool: ...
 
 
-Rung = Literal["none", "message", "SIGTERM", "SIGKILL"]
 RETRY_SECONDS: Final = 0.5
 """Pause after a process could not be watched."""
 
@@ -63,67 +62,37 @@ class GracePeriods:
     kill: float = 5.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChildExit:
-    """How a child ended: on which rung ("none": it had ended before), after how many seconds, and which other pids were
-    killed.
-    """
-
-    exit_code: int
-    rung: Rung
-    seconds: float
-    killed: tuple[int, ...] = ()
-
-
 async def terminate(
     child: Child,
-    ask: Callable[[], Awaitable[object]] | None = None,
-    grace: GracePeriods | None = None,
+    ask: Callable[[], Awaitable[object]] | None,
+    grace: GracePeriods,
     *,
     on_stuck: Callable[[ProcessError], None] | None = None,
-) -> ChildExit:
+) -> None:
     """Terminates `child` and all its descendants, within the sum of the grace periods and the time to find them.
 
     `ask` sends the message that asks it to close; its time counts as grace. If a process survives the last rung, this
     raises ProcessError with its pid; or, where `on_stuck` is given, calls it with that error and waits until the process
     is dead.
     """
-    grace = grace or GracePeriods()
-    loop = asyncio.get_running_loop()
-    begin = loop.time()
-    rung: Rung = "none"
-    killed: set[int] = set()
-    try:
-        if child.exit_code is None and ask is not None:
-            rung = "message"
-            await _ask(child, ask, grace.ask)
-        if child.exit_code is None and grace.terminate > 0:
-            rung = "SIGTERM"
+    if child.exit_code is None and ask is not None:
+        await _ask(child, ask, grace.ask)
+    if child.exit_code is None and grace.terminate > 0:
+        with contextlib.suppress(
+            OSError
+        ):  # also TimeoutError; without a descriptor to wait by, SIGKILL follows at once
             child.signal(signal.SIGTERM)
             child.signal(signal.SIGCONT)  # a stopped process handles SIGTERM only when it continues
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(grace.terminate):
-                    await child.wait()
-        if child.exit_code is None:
-            rung = "SIGKILL"
-        await _end(child, grace.kill, killed)
-    except (ProcessError, OSError) as error:
-        stuck = error
-        if not isinstance(stuck, ProcessError):
-            stuck = ProcessError(
-                f"{child.name} (pid {child.pid}) was not seen dead: {text_of(error)}", pid=child.pid
-            )
+            async with asyncio.timeout(grace.terminate):
+                await child.wait()
+    try:
+        await _end(child, grace.kill)
+    except ProcessError as error:
         if on_stuck is None:
-            raise stuck from error
-        on_stuck(stuck)
+            raise
+        on_stuck(error)
         child.signal(signal.SIGKILL)
-        await _end(child, None, killed)
-    return ChildExit(
-        exit_code=await child.wait(),
-        rung=rung,
-        seconds=loop.time() - begin,
-        killed=tuple(sorted(killed)),
-    )
+        await _end(child, None)
 
 
 async def _ask(child: Child, ask: Callable[[], Awaitable[object]], grace: float) -> None:
@@ -143,24 +112,25 @@ async def _ask(child: Child, ask: Callable[[], Awaitable[object]], grace: float)
         await asyncio.gather(message, exit_, return_exceptions=True)
 
 
-async def _end(child: Child, grace: float | None, killed: set[int]) -> None:
-    """Kills all that is left, the child too if it runs, and waits for their deaths; adds the pids of the others to `killed`.
-
-    Raises ProcessError, with the pid, when a process is alive after the grace; OSError when it could not be watched.
+async def _end(child: Child, grace: float | None) -> None:
+    """Kills all that is left, the child too if it runs, and waits for their deaths. Raises ProcessError, with the pid, when
+    a process is alive after the grace, or could not be watched.
     """
     loop = asyncio.get_running_loop()
     begun = loop.time()
     while True:
         try:
-            return await _end_once(child, grace, killed)
+            return await _end_once(child, grace)
         except OSError as error:  # no descriptor is left to watch it by, for one
-            log.warning("process.not_watched", pid=child.pid, reason=text_of(error))
+            reason = text_of(error)
+            log.warning("process.not_watched", pid=child.pid, reason=reason)
             if grace is not None and loop.time() - begun + RETRY_SECONDS > grace:
-                raise
+                text = f"{child.name} (pid {child.pid}) was not seen dead: {reason}"
+                raise ProcessError(text, pid=child.pid) from error
         await asyncio.sleep(RETRY_SECONDS)
 
 
-async def _end_once(child: Child, grace: float | None, killed: set[int]) -> None:
+async def _end_once(child: Child, grace: float | None) -> None:
     if child.exit_code is not None and child.mark == kill_tree.UNMARKED:
         return  # nothing identifies its descendants any more
     loop = asyncio.get_running_loop()
@@ -173,7 +143,6 @@ async def _end_once(child: Child, grace: float | None, killed: set[int]) -> None
     child.signal(signal.SIGKILL)  # its whole group
     deadline = None if grace is None else loop.time() + grace
     try:
-        killed |= handles.keys() - {child.pid}
         for pid, handle in handles.items():
             if is_readable(handle):
                 continue  # dead, whether or not time is left

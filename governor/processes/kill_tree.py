@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from governor.processes import cgroups
+from governor.processes.readiness import is_readable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping
@@ -146,13 +147,9 @@ def kill_tree(pid: int, handle: int | None, mark: int = UNMARKED) -> list[int]:
         if handle is not None:
             send(handle, signal.SIGKILL)
         raise
-    handles = stop_and_kill(roots, marks=(mark,))
-    try:
-        alive = list(await_deaths(handles, seconds=KILL_SECONDS))
-    finally:
-        close(handles)
-    remove_group(mark)
-    return alive
+    alive = finish(stop_and_kill(roots, marks=(mark,)), marks=(mark,))
+    close(alive)
+    return list(alive)
 
 
 def stop_and_kill(
@@ -188,6 +185,17 @@ def stop_and_kill(
     return handles
 
 
+def finish(handles: Mapping[int, int], *, marks: Iterable[int]) -> dict[int, int]:
+    """Waits for the deaths of what `stop_and_kill` has found by these marks, for `KILL_SECONDS` at most, and removes the
+    cgroups of the marks. Returns the pidfds of survivors, which the caller closes; the others are closed. Blocks.
+    """
+    alive = await_deaths(handles, seconds=KILL_SECONDS)
+    close(handles, keep=alive)
+    for mark in () if alive else marks:
+        remove_group(mark)
+    return alive
+
+
 def await_deaths(handles: Mapping[int, int], *, seconds: float) -> dict[int, int]:
     """Blocks until these are dead, or for `seconds`; returns the survivors."""
     waiting = {handle: pid for pid, handle in handles.items()}
@@ -218,9 +226,7 @@ def send(handle: int, number: signal.Signals) -> None:
 
 def is_dead(handle: int) -> bool:
     """Whether the process of this pidfd is dead; another process may have its pid by now."""
-    poll = select.poll()
-    poll.register(handle, select.POLLIN)
-    return bool(poll.poll(0))
+    return is_readable(handle)
 
 
 def descendants(*roots: int) -> set[int]:

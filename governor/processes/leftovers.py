@@ -95,10 +95,7 @@ def kill_leftovers(
         spared=spared,
         on_stopped=lambda pid: commands.setdefault(pid, _command(pid)),
     )
-    alive = kill_tree.await_deaths(handles, seconds=kill_tree.KILL_SECONDS)
-    kill_tree.close(handles, keep=alive)
-    for mark in marks if not alive else ():
-        kill_tree.remove_group(mark)
+    alive = kill_tree.finish(handles, marks=marks)
     cgroups.clear()
     found = [Leftover(pid=pid, command=command, handle=handles[pid]) for pid, command in commands.items()]
     return [it for it in found if it.pid not in alive], [it for it in found if it.pid in alive]

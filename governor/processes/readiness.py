@@ -1,8 +1,7 @@
-"""Waiting for file descriptors: sentinels and pidfds are events, so nothing has to poll."""
+"""Waiting for file descriptors: sentinels and pidfds are events, so nothing has to poll. Stdlib only: the guard uses it."""
 
 from __future__ import annotations
 
-import asyncio
 import os
 import select
 
@@ -17,6 +16,8 @@ def is_readable(*fds: int, timeout: float | None = 0) -> bool:
 
 async def readable(*fds: int) -> None:
     """Returns when any of `fds` is readable. Any number of waiters may wait for the same one."""
+    import asyncio  # noqa: PLC0415  # the guard must not hold it
+
     loop = asyncio.get_running_loop()
     event = asyncio.Event()
     # A loop has one callback for each descriptor: each waiter waits for a duplicate of its own.

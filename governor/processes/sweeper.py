@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
 import signal
 from pathlib import Path
 from typing import Final
 
 from governor.processes import cgroups, kill_tree, prctl
+from governor.processes.readiness import is_readable
 
 NAME: Final = "gov-sweeper"
 _HIGHEST: Final = os.sysconf("SC_OPEN_MAX")
@@ -61,10 +61,7 @@ def _prepare(kept: int) -> None:
 
 
 def _sweep(daemon: int, mark: int) -> None:
-    poll = select.poll()
-    poll.register(daemon, select.POLLIN)
-    poll.poll()
+    is_readable(daemon, timeout=None)
     with contextlib.suppress(OSError):  # all that was found is killed nevertheless
         handles = kill_tree.stop_and_kill({}, marks=(mark,), spared={os.getpid()})
-        kill_tree.await_deaths(handles, seconds=kill_tree.KILL_SECONDS)
-        kill_tree.remove_group(mark)
+        kill_tree.finish(handles, marks=(mark,))
