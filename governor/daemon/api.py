@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from governor import clock, logs
+from governor import logs
 from governor.daemon.queries import RunQueries
 from governor.errors import (
     AlreadyEnded,
@@ -43,7 +43,6 @@ from governor.messages import (
     Reload,
     Results,
     Resume,
-    RunResult,
     Submit,
     Submitted,
     Watch,
@@ -56,7 +55,7 @@ from governor.processes import kill_tree
 from governor.run_file.load import digest, parse
 from governor.runs import resume
 from governor.runs.assignment import Assignment
-from governor.runs.result import result_of_damaged, whole_result
+from governor.runs.result import record_result, result_of_damaged, whole_result
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -273,33 +272,41 @@ class DaemonApi:
             await governor.abort(row.uid, reason)
         elif (assignment := self._daemon.queue.remove(row.uid)) is not None:
             try:
-                await self._end_unstarted(row, reason, damage)
+                await self._end_queued(assignment, row, reason, damage)
             except GovernorError:
                 self._daemon.queue.append(assignment)
                 raise
         elif row.uid in self._daemon.damaged:
-            await self._end_unstarted(row, reason, damage)
+            await self._end_damaged(row, reason, damage)
         else:
             raise TryAgain(f"run {row.uid} is between queue and slot, try again")
         return Done()
 
-    async def _end_unstarted(self, row: RunRow, reason: str, damage: str) -> None:
-        folder, file = self._context.run_folder(row.uid), None
+    async def _end_queued(self, assignment: Assignment, row: RunRow, reason: str, damage: str) -> None:
+        """Its result has the work of earlier invocations of the daemon, and of the run that it resumes."""
+        folder = self._context.run_folder(row.uid)
+        try:
+            if not damage:
+                await record_result(
+                    self._journal, assignment, outcome="aborted", reason=reason, folder=folder, ended_by=BY
+                )
+                log.info("run.ended", run=row.uid, outcome="aborted", reason=reason)
+        except RecordDamaged as error:
+            damage = f"{error.place}: {error.what}"
+        except OSError as error:
+            raise TryAgain(f"the result of run {row.uid} can't be written: {error}") from error
         if damage:
-            reason = f"{reason}; its record was damaged ({damage})"
-            result, file = await asyncio.to_thread(
-                result_of_damaged, self._journal, row, reason=reason, folder=folder
-            )
-        else:
-            result = _never_started(row, reason, folder=str(folder))
+            await self._end_damaged(row, reason, damage)
 
-        def change(transaction: Transaction) -> None:
-            if damage:
-                transaction.end_damaged(row, result, file=file, by=BY)
-            else:
-                _end(transaction, result)
-
-        await self._journal.write(change)
+    async def _end_damaged(self, row: RunRow, reason: str, damage: str) -> None:
+        result, file = await asyncio.to_thread(
+            result_of_damaged,
+            self._journal,
+            row,
+            reason=f"{reason}; its record was damaged ({damage})",
+            folder=self._context.run_folder(row.uid),
+        )
+        await self._journal.write(lambda transaction: transaction.end_damaged(row, result, file=file, by=BY))
         self._daemon.damaged.pop(row.uid, None)
         log.info("run.ended", run=row.uid, outcome=result.outcome, reason=result.reason)
 
@@ -316,26 +323,3 @@ class DaemonApi:
 
 def _refused(error: GovernorError, *, faults: tuple[Fault, ...] = ()) -> Refused:
     return Refused(code=error.code, message=str(error), exit_code=int(error.exit_code), faults=faults)
-
-
-def _never_started(row: RunRow, reason: str, *, folder: str) -> RunResult:
-    return RunResult(
-        uid=row.uid,
-        name=row.name,
-        outcome="aborted",
-        reason=reason,
-        submitted_at=row.submitted_at,
-        started_at=row.started_at,
-        ended_at=clock.wall(),
-        phases=(),
-        folder=folder,
-        parent=row.parent,
-        seconds=0.0,
-    )
-
-
-def _end(transaction: Transaction, result: RunResult) -> None:
-    transaction.outcome(result)
-    ended = {"outcome": result.outcome, "reason": result.reason, "by": BY}
-    transaction.event(result.uid, "run.ended", ended)
-    transaction.ended(result.uid)

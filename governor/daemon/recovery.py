@@ -26,7 +26,7 @@ from governor.processes.identity import ProcessIdentity
 from governor.processes.readiness import readable
 from governor.runs import history, resume
 from governor.runs.assignment import Assignment
-from governor.runs.result import build_result, save_result
+from governor.runs.result import record_result
 from governor.tasks.cluster import head
 
 if TYPE_CHECKING:
@@ -178,7 +178,14 @@ class Recovery:
             await asyncio.to_thread(_remove_half_written, folder)
             end = _decided(journal, row) or _verdict(run, past)
             if end is not None:
-                await _close(journal, assignment, end, folder=folder)
+                await record_result(
+                    journal,
+                    assignment,
+                    outcome=end.outcome,
+                    reason=end.reason,
+                    folder=folder,
+                    ended_by="recovery",
+                )
                 log.info("run.closed", run=row.uid, outcome=end.outcome, reason=end.reason)
                 continue
             if run.resume == "restart" and row.started_at is not None:
@@ -251,22 +258,6 @@ def _last_incarnations(journal: Journal, uid: str) -> tuple[tuple[str, int], ...
         conductor, incarnation = event.data["conductor"], event.data["incarnation"]
         last[conductor] = max(incarnation, last.get(conductor, 0))
     return tuple(sorted(last.items()))
-
-
-async def _close(journal: Journal, assignment: Assignment, end: _End, *, folder: Path) -> None:
-    """Makes the outcome durable and records the end."""
-    uid = assignment.uid
-    result = build_result(
-        journal=journal, assignment=assignment, outcome=end.outcome, reason=end.reason, folder=folder
-    )
-    file = await asyncio.to_thread(save_result, result, folder)
-
-    def change(transaction: Transaction) -> None:
-        kept = transaction.outcome(result, file=file)
-        transaction.event(uid, "run.ended", {"outcome": kept, "reason": end.reason, "by": "recovery"})
-        transaction.ended(uid)
-
-    await journal.write(change)
 
 
 def _remove_half_written(folder: Path) -> None:

@@ -16,7 +16,7 @@ from governor import logs
 from governor.errors import JournalError
 from governor.messages import ConductorCommand, Refused, StopPartCommand
 from governor.runs.conductor_process import ConductorProcess
-from governor.runs.result import build_result, save_result
+from governor.runs.result import record_result
 from states import events
 from states.effects import (
     BeginPhase,
@@ -173,17 +173,8 @@ class EffectRunner:
     async def _write_result(self, effect: WriteResult) -> None:
         run, journal = self._run, self._run.context.journal
         try:
-            result = await asyncio.to_thread(
-                build_result,
-                journal=journal,
-                assignment=run.assignment,
-                outcome=effect.outcome,
-                reason=effect.reason,
-                folder=run.folder,
-            )
-            file = await asyncio.to_thread(save_result, result, run.folder)
-            outcome = await journal.write(
-                lambda transaction: transaction.outcome(result, file=file), run=run.uid
+            outcome = await record_result(
+                journal, run.assignment, outcome=effect.outcome, reason=effect.reason, folder=run.folder
             )
         except (JournalError, OSError) as error:
             journal.make_room(error)

@@ -5,6 +5,7 @@ It is stored in the journal, and as `result.json` in the run's folder for use wi
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, get_args
@@ -25,9 +26,40 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from governor.journal.journal import Journal
-    from governor.journal.tables import RunRow
+    from governor.journal.tables import RunRow, Transaction
     from governor.messages import EpisodeRecord
     from governor.runs.assignment import Assignment
+
+
+async def record_result(
+    journal: Journal,
+    assignment: Assignment,
+    *,
+    outcome: RunOutcome,
+    reason: str,
+    folder: Path,
+    ended_by: str = "",
+) -> RunOutcome:
+    """Makes outcome and result durable; returns the outcome on record: the first one counts. `ended_by`: the author of the
+    end of a run that is not in work. Raises LookupError, JournalError, OSError.
+    """
+
+    def build_and_save() -> tuple[RunResult, str | None]:
+        result = build_result(
+            journal=journal, assignment=assignment, outcome=outcome, reason=reason, folder=folder
+        )
+        return result, save_result(result, folder)
+
+    result, file = await asyncio.to_thread(build_and_save)
+
+    def change(transaction: Transaction) -> RunOutcome:
+        kept = transaction.outcome(result, file=file)
+        if ended_by:
+            transaction.event(result.uid, "run.ended", {"outcome": kept, "reason": reason, "by": ended_by})
+            transaction.ended(result.uid)
+        return kept
+
+    return await journal.write(change, run=None if ended_by else assignment.uid)
 
 
 def build_result(

@@ -26,8 +26,13 @@ from governor.messages import (
     encode,
 )
 from governor.run_file.load import parse
+from governor.runs import result
 from tests.support.api_world import RUN, TWO, done, open_api
 from tests.support.run_results import run_result
+
+
+def full(*_):
+    raise OSError(errno.ENOSPC, "No space left on device")
 
 
 @pytest.fixture
@@ -219,9 +224,6 @@ async def test_a_run_continues_where_something_is_missing_and_one_that_failed_wi
 async def test_without_room_for_files_or_record_there_is_no_run_and_no_files(daemon, monkeypatch):
     await ended(daemon, done("t", value="y" * 200_000))
 
-    def full(*_):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
     with monkeypatch.context() as disk:
         disk.setattr(shutil, "copy2", full)
         with pytest.raises(TryAgain, match="No space left") as caught:
@@ -251,6 +253,44 @@ async def test_a_queued_run_that_is_aborted_ends_once_with_a_result(daemon):
     assert watching.end.outcome == "aborted"
     with pytest.raises(AlreadyEnded):
         await daemon.executor.abort(uid)
+
+
+async def test_a_queued_run_that_is_aborted_keeps_the_work_of_earlier_invocations(daemon):
+    uid = await daemon.executor.submit(TWO)
+
+    def begin(tx):
+        tx.event(uid, "phase.started", {"phase": "p", "index": 0})
+        tx.tasks(uid, 0, [done("t", value=7)])
+
+    await daemon.journal.write(begin)
+    await daemon.executor.abort(uid)
+    [phase] = (await daemon.executor.result(uid)).phases
+    assert (phase.name, phase.end, [(task.task, task.value) for task in phase.tasks]) == (
+        "p",
+        "aborted",
+        [("t", 7)],
+    )
+
+
+@pytest.mark.parametrize("fault", ["UPDATE events SET data = x'c1'", "UPDATE runs SET name = x'ff'"])
+async def test_a_queued_run_whose_record_is_damaged_meanwhile_can_be_aborted(daemon, fault):
+    uid = await daemon.executor.submit(RUN)
+    await daemon.journal.write(lambda tx: tx.event(uid, "phase.started", {"phase": "p", "index": 0}))
+    daemon.journal._writing.execute(fault)
+    await daemon.executor.abort(uid, reason="enough")
+    [run] = (await daemon.executor.list()).runs
+    assert (run.state, run.outcome) == ("ended", "aborted")
+    assert run.reason.startswith("enough; its record was damaged (")
+
+
+async def test_a_queued_run_whose_result_finds_no_room_stays_queued(daemon, monkeypatch):
+    uid = await daemon.executor.submit(RUN)
+    with monkeypatch.context() as disk:
+        disk.setattr(result, "save_result", full)
+        with pytest.raises(TryAgain, match=f"the result of run {uid} can't be written"):
+            await daemon.executor.abort(uid)
+    assert daemon.queue.uids() == [uid]
+    await daemon.executor.abort(uid)
 
 
 async def test_a_refused_configuration_is_answered_with_all_its_faults(daemon):
