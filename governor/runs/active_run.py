@@ -25,7 +25,6 @@ from governor.runs.liveness_probe import LivenessProbe
 from governor.runs.progress import Progress
 from governor.runs.report_handler import ReportHandler
 from governor.runs.resource_usage import Meter
-from states.events import LimitExceeded
 from transport.worker import Worker
 
 if TYPE_CHECKING:
@@ -134,13 +133,6 @@ class ActiveRun:
             idempotent=True,
         )
         return decode_command_reply(answer[0])
-
-    def limit_exceeded(self) -> LimitExceeded | None:
-        """The event that reports the first limit that is exceeded; None later on."""
-        if (exceeded := self.limits.exceeded()) is None:
-            return None
-        limit, value, reached = exceeded
-        return LimitExceeded(*self.stamp, limit=limit, value=value, reached=reached)
 
     async def is_out_of_room(self) -> bool:
         """Whether the disk is full, which may have caused a failure. Writes a file, which takes some milliseconds."""

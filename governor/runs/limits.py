@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 
 from governor.messages import EpisodeEnded, TaskAttemptEnded, TaskEnded, TaskStarted
 from governor.run_file.model import TASKS
-from states.amounts import Limit
+from states.events import LimitExceeded
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from governor.run_file.model import LimitsSection
     from governor.runs.assignment import Assignment
 
-Exceeded: TypeAlias = tuple[Limit, int, int]
-"""The limit, its value, and the amount reached."""
 Recorded: TypeAlias = EpisodeEnded | TaskStarted | TaskAttemptEnded | TaskEnded
 OF_ATTEMPTS: Final = ("conductor.ready", "task.started", "task.attempt_ended", "task.ended")
 """The events that count attempts."""
@@ -73,18 +71,13 @@ class RunLimits:
             elif data["conductor"] == TASKS:
                 self.task_conductor_ready()
 
-    def exceeded(self) -> Exceeded | None:
-        """The first limit that is exceeded, its value, and the amount reached; reported once."""
-        if self._reported:
-            return None
-        exceeded = (
-            (name, allowed, self.used[name])
-            for name, allowed in self._limits.amounts
-            if self.used.get(name, 0) > allowed
-        )
-        first = next(exceeded, None)
-        self._reported = first is not None
-        return first
+    def exceeded(self, run: str, at: float) -> LimitExceeded | None:
+        """The event of `run` that reports the first limit that is exceeded; None later on."""
+        for name, allowed in self._limits.amounts:
+            if not self._reported and (reached := self.used.get(name, 0)) > allowed:
+                self._reported = True
+                return LimitExceeded(run, at, limit=name, value=allowed, reached=reached)
+        return None
 
     def _count_attempt(
         self, run: tuple[int, str, int], attempt: int, *, began: bool = False, over: bool = False

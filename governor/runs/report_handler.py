@@ -172,7 +172,7 @@ class ReportHandler:
         for event in new:
             run.progress.count(event)
         run.limits.count(new)
-        if (exceeded := run.limit_exceeded()) is not None:
+        if (exceeded := run.limits.exceeded(*run.stamp)) is not None:
             # The governor has answered before the reply: its flow control then prevents further episodes.
             await run.governor.handle(exceeded)
 

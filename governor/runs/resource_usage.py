@@ -66,7 +66,7 @@ class Meter:
                 else:
                     failed = False
                     self._run.limits.used |= measured
-                    if (exceeded := self._run.limit_exceeded()) is not None:
+                    if (exceeded := self._run.limits.exceeded(*self._run.stamp)) is not None:
                         self._run.post(exceeded)
                 await asyncio.sleep(max(EVERY_SECONDS, SHARE * (time.monotonic() - begin)))
         finally:

@@ -11,6 +11,7 @@ from governor.run_file.model import LimitsSection
 from governor.runs.assignment import Assignment
 from governor.runs.limits import RunLimits, limits_of
 from governor.runs.report_handler import record_all
+from states.events import LimitExceeded
 
 RUN = {"name": "r", "phases": [{"name": "p", "tasks": [{"id": "t", "call": "m:f"}]}]}
 
@@ -62,11 +63,11 @@ def test_the_limit_is_exceeded_by_the_attempt_beyond_it_and_that_is_reported_onc
 
     def after(*events):
         limits.count(events)
-        return limits.exceeded()
+        return limits.exceeded("r1", 5.0)
 
     assert after(began("a"), over("b")) is None
     assert after(over("a")) is None
-    assert after(began("c"), began("d")) == ("tasks", 2, 4)
+    assert after(began("c"), began("d")) == LimitExceeded("r1", 5.0, limit="tasks", value=2, reached=4)
     assert after(began("e")) is None
 
 

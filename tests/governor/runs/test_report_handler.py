@@ -29,7 +29,6 @@ from governor.messages import (
 )
 from governor.run_file.load import parse
 from governor.run_file.model import LimitsSection
-from governor.runs.active_run import ActiveRun
 from governor.runs.assignment import Assignment
 from governor.runs.limits import RunLimits
 from governor.runs.progress import Progress
@@ -82,8 +81,6 @@ class Run:
         self.progress = Progress(Assignment(uid="r1", run=RUN, folder="/"))
         self.limits = RunLimits(LimitsSection())
         self.handler = ReportHandler(self)
-
-    limit_exceeded = ActiveRun.limit_exceeded
 
     async def is_out_of_room(self):
         return self.journal.is_out_of_room

@@ -162,7 +162,7 @@ async def metered(folder, *pids, **limits):
         folder=folder,
         effects=conductors,
         limits=counted,
-        limit_exceeded=counted.exceeded,
+        stamp=("r1", 5.0),
         post=posted.put_nowait,
     )
     measuring = asyncio.create_task(Meter(run).run())
@@ -178,7 +178,8 @@ async def test_a_meter_tells_the_first_limit_that_is_exceeded_once(tmp_path, chi
     (tmp_path / "file").write_bytes(b"x" * 2 * MIB)
     limits = {"memory": 30 * MIB, "disk": MIB, "tasks": 5}
     async with metered(tmp_path, process.pid, **limits) as (counted, posted, rounds), asyncio.timeout(20):
-        assert (await posted.get())[:2] == ("memory", 30 * MIB)
+        exceeded = await posted.get()
+        assert (exceeded.limit, exceeded.value) == ("memory", 30 * MIB)
         (tmp_path / "more").write_bytes(b"x" * MIB)
         for _ in range(rounds.qsize() + 2):  # one that may have begun before, and a whole one after it
             await rounds.get()
@@ -201,7 +202,7 @@ async def test_a_measurement_that_fails_is_logged_and_is_not_the_last(tmp_path, 
 
     monkeypatch.setattr(resource_usage, "disk_of", fails_once)
     async with metered(tmp_path, disk=MIB) as (_, posted, _), asyncio.timeout(20):
-        assert (await posted.get())[0] == "disk"
+        assert (await posted.get()).limit == "disk"
 
 
 async def test_without_a_limit_nothing_is_measured(tmp_path):
