@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from states import at_work, base, events, finalizing, pristine, running, starting, stopping
 from states.base import Answer, Dropped, Rejected, RunInWork, State, Step
-from states.errors import UndeclaredTransition
 from states.finalizing import Finalizing
 from states.pristine import Pristine
 from states.running import Running
@@ -24,6 +23,10 @@ if TYPE_CHECKING:
     from states.events import Event
 
 Handler: TypeAlias = Callable[[Any, Any], Answer]
+
+
+class UndeclaredTransition(Exception):
+    """A handler led to a state that its row of the table does not name: a bug of the machine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +139,9 @@ def advance(state: State, event: Event) -> Answer:
     if isinstance(answer, Step):
         target = type(answer.state)
         if target is not type(state) and target not in rule.to:
-            raise UndeclaredTransition(state.name, event.kind, answer.state.name)
+            raise UndeclaredTransition(
+                f"{state.name} answered {event.kind} with {answer.state.name}, which the table does not declare"
+            )
     return answer
 
 

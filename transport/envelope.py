@@ -37,12 +37,6 @@ _STREAM: Final = 2
 _HEAD: Final = MAGIC + bytes([VERSION])
 
 
-class Kind(IntEnum):
-    REQUEST = 1
-    REPLY = 2
-    CANCEL = 3
-
-
 class ReplyStatus(IntEnum):
     """The end of a request. All but OK and REMOTE_ERROR are sent by the broker; CANCELLED is never delivered."""
 
@@ -57,7 +51,8 @@ class ReplyStatus(IntEnum):
     NOT_PERMITTED = 8
 
 
-_REQUEST, _CANCEL, _REPLY = int(Kind.REQUEST), int(Kind.CANCEL), int(Kind.REPLY)
+_REQUEST, _REPLY, _CANCEL = 1, 2, 3
+"""Kinds of envelopes."""
 _STATUSES: Final = frozenset(int(status) for status in ReplyStatus)
 
 

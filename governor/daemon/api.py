@@ -64,7 +64,7 @@ if TYPE_CHECKING:
     from governor.daemon.queries import DaemonState
     from governor.journal.journal import Journal
     from governor.journal.tables import RunRow, Transaction
-    from governor.runs.run_context import RunContext
+    from governor.runs.active_run import RunContext
     from transport.worker import Request
 
 KEEP_ALIVE_SECONDS: Final = 5.0

@@ -40,8 +40,8 @@ from governor.journal.journal import Journal
 from governor.journal.retention import Pruner, RetentionPolicy, requested_policy
 from governor.messages import SERVICE, Reloaded
 from governor.processes import leftovers, process
+from governor.runs.active_run import RunContext
 from governor.runs.file_watch import FileWatch
-from governor.runs.run_context import RunContext
 from governor.runs.run_governor import RunGovernor
 from transport.access import Secret
 from transport.broker import BrokerSettings

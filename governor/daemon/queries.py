@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from governor.daemon.run_queue import RunQueue
     from governor.journal.tables import RunRow
     from governor.messages import Prune, Pruned, Reloaded, RunResult
-    from governor.runs.run_context import RunContext
+    from governor.runs.active_run import RunContext
     from governor.runs.run_governor import RunGovernor
 
 LIST_LIMIT: Final = 10_000

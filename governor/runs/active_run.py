@@ -12,7 +12,8 @@ from __future__ import annotations
 import asyncio
 import time
 from contextlib import AsyncExitStack
-from typing import TYPE_CHECKING, Any, Final, Self
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, Protocol, Self
 
 import msgspec
 
@@ -29,17 +30,63 @@ from transport.worker import Worker
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
+    from pathlib import Path
 
+    from governor.journal.journal import Journal
+    from governor.logs import LogFormat
     from governor.messages import Alive, Done, Refused
     from governor.runs.assignment import Assignment
-    from governor.runs.run_context import RunContext
+    from governor.runs.file_watch import FileWatch
     from governor.runs.run_governor import RunGovernor
     from states import State
     from states.events import Event
+    from transport.access import Secret
+    from transport.client import Client
 
 REQUEST_CREDIT: Final = 64
 
 log = logs.get_logger()
+
+
+class RayProvider(Protocol):
+    """Provides a Ray cluster to the task conductors."""
+
+    async def settings(self) -> dict[str, Any]:
+        """``{"address": "host:port", "token_path": path or None}``, once Ray can be reached. Raises ProcessError."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunContext:
+    """What the daemon provides to its runs; it makes it once, and passes it to its governors.
+
+    `client` is the daemon's client of its broker, at the private endpoint. `secret` is new at each start of the
+    daemon. The folders exist and only the daemon can access them.
+    """
+
+    client_endpoint: str
+    private_endpoint: str
+    worker_endpoint: str
+    secret: Secret
+    client: Client
+    journal: Journal
+    files: FileWatch
+    ray: RayProvider
+    runs_folder: Path
+    runtime_folder: Path
+    log_format: LogFormat
+    log_level: str
+
+    def run_secret(self, uid: str) -> Secret:
+        """The secret shared by the run's conductors and the daemon."""
+        return self.secret.of(uid.encode())
+
+    def run_folder(self, uid: str) -> Path:
+        """The folder of the run's files."""
+        return self.runs_folder / uid
+
+    def socket_folder(self, uid: str) -> Path:
+        """The folder of the run's sockets while it is in work."""
+        return self.runtime_folder / uid
 
 
 class ActiveRun:

@@ -15,6 +15,7 @@ import msgspec
 
 from governor import logs
 from governor.messages import Alive, Ping
+from governor.processes.kill_tree import read_stat
 from governor.runs import liveness
 from states import Finalizing, Running, Starting, events
 from transport.errors import TransportError
@@ -127,8 +128,4 @@ class LivenessProbe:
 
 def _is_stopped(pid: int | None) -> bool:
     """Whether /proc says stopped (T), by SIGSTOP or a similar signal; a traced process (t) depends on its tracer."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return False
-    return stat.rpartition(")")[2].split()[:1] == ["T"]
+    return read_stat(Path(f"/proc/{pid}"))[:1] == ["T"]

@@ -9,7 +9,6 @@ import pytest
 from states import TABLE, Dropped, Pristine, Rejected, Step, advance, events, table
 from states.base import State
 from states.effects import Effect
-from states.errors import UndeclaredTransition
 from states.table import Rule
 from tests.states.state_scenes import (
     LAKE,
@@ -252,7 +251,9 @@ def test_every_arrow_of_the_table_is_walked():
 def test_a_transition_that_is_not_declared_is_a_fault_of_the_machine(monkeypatch):
     rows = {**TABLE[Pristine], events.StopRequested: Rule(lambda state, event: Step(running().state))}
     monkeypatch.setattr(table, "TABLE", {**TABLE, Pristine: rows})
-    with pytest.raises(UndeclaredTransition, match=r"pristine answered run.stop_requested with running"):
+    with pytest.raises(
+        table.UndeclaredTransition, match=r"pristine answered run.stop_requested with running"
+    ):
         advance(Pristine(), stop())
 
 

@@ -17,7 +17,7 @@ from governor.messages import (
     SERVICE,
     TaskRecord,
 )
-from governor.runs.run_context import RunContext
+from governor.runs.active_run import RunContext
 from transport.access import Secret
 from transport.broker import Broker, BrokerSettings
 from transport.client import Client
