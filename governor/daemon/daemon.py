@@ -203,9 +203,9 @@ class Daemon:
         runs = config.state_dir / "runs"
         folders.make_private(runs)
         ray = RayService(config.ray, state_folder=config.state_dir, runtime_folder=config.runtime_dir)
-        report = await process.warm()
-        if report.failures:
-            log.warning("forkserver.not_preloaded", failures=report.failures)
+        forkserver = await process.warm()
+        if forkserver.failures:
+            log.warning("forkserver.not_preloaded", failures=forkserver.failures)
         secret = Secret.new()
         broker = BrokerProcess(
             BrokerSettings(

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, Final
 from governor import logs
 from governor.errors import ForkserverDied, ProcessError
 from governor.processes import open_files
-from governor.processes.preload import ORDER_VARIABLE, Order, PreloadReport
+from governor.processes.preload import ORDER_VARIABLE, Order, read_report
 from governor.processes.readiness import is_readable, readable
 from governor.processes.silence import TICK_SECONDS, SilenceTimer
 
@@ -74,7 +74,8 @@ class Forkserver:
 
     def __init__(self, *, pid: int, receiver: socket.socket, secret: str) -> None:
         self.pid = pid
-        self.report: PreloadReport | None = None
+        self.failures: dict[str, str] | None = None
+        """The modules that it could not import, with their errors; None until it has reported."""
         self._receiver = receiver
         self._secret = secret
         self._pidfd = os.pidfd_open(pid)
@@ -82,7 +83,7 @@ class Forkserver:
         self._lock = threading.Lock()
 
     def __repr__(self) -> str:
-        state = "dead" if self.dead else "warm" if self.report else "cold"
+        state = "dead" if self.dead else "cold" if self.failures is None else "warm"
         return f"Forkserver(pid={self.pid}, {state})"
 
     def __del__(self) -> None:
@@ -93,29 +94,28 @@ class Forkserver:
     def dead(self) -> bool:
         return is_readable(self._pidfd)
 
-    def collect(self) -> PreloadReport | None:
-        """Reads the report if it has arrived; raises ForkserverDied if the process died before it sent one."""
-        while self.report is None:
-            try:
-                datagram = self._receiver.recv(1 << 20)
-            except BlockingIOError:
-                break
-            self.report = PreloadReport.load(datagram, self._secret)
-        if self.report is None and self.dead:
-            raise self._error("while it loaded its modules; its stderr tells why")
-        return self.report
-
-    async def reported(self, *, within: float) -> PreloadReport:
+    async def warm(self, *, within: float) -> None:
         """Waits for its report, and kills it after `within` seconds without one. Raises ForkserverDied."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(within):
-                while self.collect() is None:
+                while not self._has_reported():
                     await readable(self._receiver.fileno(), self._pidfd)
-        if (report := self.collect()) is None:
+        if not self._has_reported():
             why = f"not ready within {within:g} s; its imports hang, or it cannot import {Order.__module__}"
             await self._kill(why)
             raise self._error()
-        return report
+
+    def _has_reported(self) -> bool:
+        """Reads the report if it has arrived. Raises ForkserverDied if the process died before it sent one."""
+        while self.failures is None:
+            try:
+                datagram = self._receiver.recv(1 << 20)
+            except BlockingIOError:
+                if self.dead:
+                    raise self._error("while it loaded its modules; its stderr tells why") from None
+                return False
+            self.failures = read_report(datagram, self._secret)
+        return True
 
     async def fork(self, order: Callable[[], object]) -> None:
         """Runs `order`, which blocks until this forkserver has answered it, in a thread; one order after the other.
@@ -204,19 +204,14 @@ def warm_up(*, preload: bool | Sequence[str] = True, folder: Path | None = None)
     _ensure_server()
 
 
-async def warm(*, timeout: float = WARM_SECONDS) -> PreloadReport:  # noqa: ASYNC109 - one deadline, owned here
-    """Waits, without blocking the loop, until children can be started in milliseconds; the forkserver's report.
+async def warm(*, timeout: float = WARM_SECONDS) -> Forkserver:  # noqa: ASYNC109 - one deadline, owned here
+    """Waits, without blocking the loop, until children can be started in milliseconds; the forkserver.
 
     Starts a new forkserver if the last one died. Raises ForkserverDied if it dies, or is killed after `timeout` seconds;
     ProcessError when it cannot be started.
     """
-    return await _ensure_server().reported(within=timeout)
-
-
-async def warm_server() -> Forkserver:
-    """As `warm`; the forkserver itself."""
     server = _ensure_server()
-    await server.reported(within=WARM_SECONDS)
+    await server.warm(within=timeout)
     return server
 
 

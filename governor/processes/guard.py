@@ -126,11 +126,11 @@ def _guard(child: int, *, is_second: bool) -> int:
     while status is None:
         number = signal.sigwaitinfo(_TAKEN).si_signo
         if number == _GUARD_DIED:
-            _forward(child, signal.SIGKILL)  # first, so that it records none of the others' deaths
+            os.kill(child, signal.SIGKILL)  # first, so that it records none of the others' deaths
             status = signal.SIGKILL
             break
         if number != signal.SIGCHLD:
-            _forward(child, number)
+            os.kill(child, number)  # not reaped yet, so the pid still belongs to it
         if number == signal.SIGTSTP and not is_second:
             os.kill(os.getpid(), signal.SIGSTOP)
         status = reap().get(child)
@@ -143,11 +143,6 @@ def _guard(child: int, *, is_second: bool) -> int:
         sys.stderr.flush()
     code = os.waitstatus_to_exitcode(status)
     return code if code >= 0 else 128 - code
-
-
-def _forward(child: int, number: int) -> None:
-    # Not reaped yet, so the pid still belongs to the child.
-    os.kill(child, number)
 
 
 def reap() -> dict[int, int]:

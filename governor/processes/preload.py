@@ -3,8 +3,8 @@
 Importing this module does nothing, except in the process that `process.warm_up` started with an order in its
 environment. Rules:
 * PDEATHSIG first: nothing below may outlive the daemon, not even an import that hangs.
-* Modules are named by the order, so this one imports no Ray. A module that fails is recorded in `report`, which each
-  child inherits and the daemon gets: multiprocessing swallows the ImportErrors of a preload.
+* Modules are named by the order, so this one imports no Ray. A module that fails is reported to the daemon:
+  multiprocessing swallows the ImportErrors of a preload.
 * A direct child of the forkserver is tied to it, and leads its process group, before it runs anything else.
 """
 
@@ -19,10 +19,8 @@ import resource
 import signal
 import socket
 import sys
-import time
 from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from governor.processes import prctl
 
@@ -56,42 +54,24 @@ class Order:
         return json.dumps(asdict(self))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PreloadReport:
-    """The result of the imports: `failures` maps a module's name to its error, `seconds` is their total time.
-
-    `threads` counts the forkserver's threads: those beyond the first are lost in every child.
+def read_report(datagram: bytes, secret: str) -> dict[str, str] | None:
+    """The modules that a forkserver could not import, with their errors; None for a datagram from another process: others
+    can find the address, but not the secret.
     """
+    try:
+        report = json.loads(datagram)
+        failures: dict[str, str] = report["failures"]
+        return failures if report["secret"] == secret else None
+    except (ValueError, KeyError, TypeError):
+        return None
 
-    pid: int
-    loaded: tuple[str, ...]
-    failures: dict[str, str]
-    seconds: float
-    threads: int
-
-    def dump(self, secret: str) -> bytes:
-        return json.dumps({"secret": secret, **asdict(self)}).encode()
-
-    @classmethod
-    def load(cls, datagram: bytes, secret: str) -> PreloadReport | None:
-        """None for a datagram from another process: others can find the address, but not the secret."""
-        try:
-            fields: dict[str, Any] = json.loads(datagram)
-            if fields.pop("secret") != secret:
-                return None
-            return cls(**{**fields, "loaded": tuple(fields["loaded"])})
-        except (ValueError, KeyError, TypeError, AttributeError):
-            return None
-
-
-report: PreloadReport | None = None
-"""The forkserver's report, in the forkserver and its children; None in any other process."""
 
 _forkserver = 0
 _in_conductor = False
 
 
-def _prepare(order: Order) -> PreloadReport:
+def _prepare(order: Order) -> dict[str, str]:
+    """Returns the modules that can't be imported, with their errors."""
     prctl.die_with_parent(expected=order.daemon)
     prctl.name_process("gov-forkserver")
     _reset_signals()
@@ -105,24 +85,16 @@ def _prepare(order: Order) -> PreloadReport:
             os.environ[name] = value
     sys.path[:] = order.sys_path
     _mark_main_as_done(order)
-    begin = time.monotonic()
     failures = {}
     for name in order.modules:
         try:
             importlib.import_module(name)
         except Exception as error:  # noqa: BLE001 - an import can raise anything; it is recorded and reported
             failures[name] = f"{type(error).__name__}: {error}"
-    seconds = time.monotonic() - begin
     # Loaded modules stay for ever: a collection in a child must not touch, and so copy, their pages.
     gc.collect()
     gc.freeze()
-    return PreloadReport(
-        pid=os.getpid(),
-        loaded=tuple(name for name in order.modules if name not in failures),
-        failures=failures,
-        seconds=seconds,
-        threads=sum(1 for _ in Path("/proc/self/task").iterdir()),
-    )
+    return failures
 
 
 def _reset_signals() -> None:
@@ -153,17 +125,18 @@ def _after_fork() -> None:
     os.setpgid(0, 0)
 
 
-def _send(order: Order, message: bytes) -> None:
+def _report(order: Order, failures: dict[str, str]) -> None:
     with (
         socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender,
         contextlib.suppress(ConnectionRefusedError),  # the daemon is dead, and PDEATHSIG ends this process
     ):
-        sender.sendto(message, "\0" + order.address)
+        message = json.dumps({"secret": order.secret, "failures": failures})
+        sender.sendto(message.encode(), "\0" + order.address)
 
 
 if ORDER_VARIABLE in os.environ:
     _order = Order(**json.loads(os.environ.pop(ORDER_VARIABLE)))
-    report = _prepare(_order)
-    _forkserver = report.pid
+    _failures = _prepare(_order)
+    _forkserver = os.getpid()
     os.register_at_fork(after_in_child=_after_fork)
-    _send(_order, report.dump(_order.secret))
+    _report(_order, _failures)

@@ -151,7 +151,7 @@ async def start(*, name: str, target: str, payload: bytes) -> ChildProcess:
     Takes some milliseconds when the forkserver is warm (`warm`). Raises ForkserverDied, ProcessError off the main thread or when
     no child can be started. A start that is cancelled leaves no child behind.
     """
-    server = await forkserver.warm_server()
+    server = await warm()
     starting = asyncio.create_task(_spawn(server, name, target, payload), name=f"start {name}")
     try:
         return await asyncio.shield(starting)

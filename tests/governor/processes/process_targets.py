@@ -47,10 +47,7 @@ def send_report(address: str, what: object) -> None:
 
 
 async def answer(payload: bytes) -> None:
-    from governor.processes import preload
-
-    failures = preload.report.failures if preload.report else None
-    send_report(payload.decode(), {**describe(), "preload_failures": failures})
+    send_report(payload.decode(), describe())
 
 
 async def leave(payload: bytes) -> int:

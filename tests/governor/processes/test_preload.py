@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from governor.processes import preload, process
-from governor.processes.preload import Order, PreloadReport
+from governor.processes.preload import Order
 from governor.processes.readiness import is_readable, readable
 
 HERE = Path(__file__).parent
@@ -32,23 +32,21 @@ def receiver(tmp_path):
         yield receiver
 
 
-async def test_a_module_that_fails_is_in_the_report_and_in_every_child(tmp_path, monkeypatch, receiver):
+async def test_a_module_that_fails_is_reported_and_the_others_are_loaded(tmp_path, monkeypatch, receiver):
     monkeypatch.syspath_prepend(str(HERE))
     monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "broken_module.py").write_text("1 / 0")
     process.shut_down()
-    process.warm_up(preload=("no_such_module", "broken_module", "json"))
-    report = await process.warm()
-    assert report.failures == {
+    process.warm_up(preload=("no_such_module", "broken_module", "colorsys"))
+    assert (await process.warm()).failures == {
         "no_such_module": "ModuleNotFoundError: No module named 'no_such_module'",
         "broken_module": "ZeroDivisionError: division by zero",
     }
-    assert report.loaded[-1] == "json"
     child = await process.start(
         name="c", target="process_targets:answer", payload=str(tmp_path / "news").encode()
     )
     await readable(receiver.fileno())
-    assert json.loads(receiver.recv(1 << 20))["preload_failures"] == report.failures
+    assert "colorsys" in json.loads(receiver.recv(1 << 20))["modules"]
     assert await child.wait() == 0
 
 
@@ -56,16 +54,14 @@ async def test_a_module_that_fails_is_in_the_report_and_in_every_child(tmp_path,
 async def test_everything_that_children_need_loads():
     process.shut_down()
     process.warm_up()
-    report = await process.warm()
-    assert report.failures == {}
-    assert set(process.PRELOAD) <= set(report.loaded)
+    assert (await process.warm()).failures == {}
 
 
 def test_the_import_does_nothing_without_an_order():
     code = (
         "import signal, sys; before = len(sys.path)\n"
         "from governor.processes import preload\n"
-        "assert preload.report is None\n"
+        "assert preload._forkserver == 0\n"
         "assert signal.getsignal(signal.SIGINT) is signal.default_int_handler\n"
         "assert 'numpy' not in sys.modules and len(sys.path) == before"
     )
@@ -132,7 +128,9 @@ async def test_a_fork_of_a_conductors_own_stays_in_its_group(tmp_path, monkeypat
     assert await (await process.start(name="c", target="forking:main", payload=b"")).wait() == 0
 
 
-def test_a_report_is_read_back_as_it_was_written():
-    report = PreloadReport(pid=3, loaded=("a", "b"), failures={"c": "E: x"}, seconds=0.5, threads=2)
-    assert PreloadReport.load(report.dump("s"), "s") == report
-    assert PreloadReport.load(report.dump("s"), "t") is None
+@pytest.mark.parametrize(
+    "datagram", [b"\xff", b"7", b"{}", b'{"secret": "s"}', b'{"secret": "t", "failures": {}}']
+)
+def test_a_datagram_of_another_process_is_no_report(datagram):
+    assert preload.read_report(b'{"secret": "s", "failures": {"c": "E: x"}}', "s") == {"c": "E: x"}
+    assert preload.read_report(datagram, "s") is None
