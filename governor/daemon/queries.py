@@ -7,6 +7,8 @@ import time
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, Protocol
 
+import msgspec
+
 from governor import clock
 from governor.errors import BadRequest, NoSuchRun, RecordDamaged
 from governor.messages import Explanation, RunList, RunStatus, StatusReport
@@ -130,8 +132,21 @@ class RunQueries:
         return {slot.uid: slot.quarantine for slot in self._daemon.governors if slot.quarantine}
 
     def describe(self, row: RunRow, marked: Mapping[int, Sequence[int]] = _NOT_ASKED) -> RunStatus:
+        status = RunStatus(
+            uid=row.uid,
+            name=row.name,
+            state="interrupted",
+            outcome=row.outcome,
+            reason=row.reason,
+            waits_for=self._daemon.held.get(row.uid, "the next start of the daemon"),
+            submitted_at=row.submitted_at,
+            started_at=row.started_at,
+            ended_at=row.ended_at,
+            phases=len(row.spec.get("phases", ())),
+            parent=row.parent,
+        )
         if (governor := self._in_work(row)) is not None:
-            return governor.status(row, marked)
+            return governor.status(status, marked)
         result, damage = self._result(row)
         if damage:
             state, waits_for = "damaged", f"an abort, or a journal that this daemon can read: {damage}"
@@ -142,22 +157,14 @@ class RunQueries:
             state, waits_for = "queued", f"a free slot ({before} run{'' if before == 1 else 's'} before it)"
             waits_for += "".join(f"; {slot}: {waits}" for slot, waits in self._quarantined().items())
         else:
-            state = "interrupted"
-            waits_for = self._daemon.held.get(row.uid, "the next start of the daemon")
+            state, waits_for = status.state, status.waits_for
         last = next((phase for phase in reversed(result.phases) if phase.metrics), None) if result else None
-        return RunStatus(
-            uid=row.uid,
-            name=row.name,
+        return msgspec.structs.replace(
+            status,
             state=state,
-            outcome=row.outcome,
             reason=f"its record is damaged ({damage})" if damage else row.reason,
             waits_for=waits_for,
-            submitted_at=row.submitted_at,
-            started_at=row.started_at,
-            ended_at=row.ended_at,
-            phases=len(row.spec.get("phases", ())),
             metrics=last.metrics if last else {},
-            parent=row.parent,
             seconds=result.seconds if result else None,
         )
 

@@ -6,12 +6,13 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, Final
 
+import msgspec
+
 from governor import clock
 from governor.messages import (
     ConductorStatus,
     EpisodeEnded,
     LimitUse,
-    RunStatus,
     TaskAttemptEnded,
     TaskEnded,
     TaskStarted,
@@ -23,8 +24,7 @@ from states.base import RunInWork
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from governor.journal.tables import RunRow
-    from governor.messages import EpisodeRecord, TaskRecord
+    from governor.messages import EpisodeRecord, RunStatus, TaskRecord
     from governor.runs.active_run import ActiveRun
     from governor.runs.assignment import Assignment
     from governor.runs.limits import Recorded
@@ -44,8 +44,9 @@ class Progress:
         self._assignment = assignment
         self._returns: deque[float] = deque(maxlen=WINDOW)
         self.phase_index: int | None = None
-        self.episodes_ended = 0
-        self.tasks_ended = 0
+        self.phase: str | None = None
+        self.episodes_ended = self.episodes_total = 0
+        self.tasks_ended = self.tasks_total = 0
         self._running: dict[str, float] = {}
         self._began = time.monotonic()
         self.changes = 0
@@ -54,6 +55,9 @@ class Progress:
         """Begins a phase; episodes and tasks that ended in an earlier invocation count."""
         self.changes += 1
         self.phase_index = phase
+        self.phase = self._assignment.run.phases[phase].name
+        self.episodes_total = self._assignment.episodes_of(phase)
+        self.tasks_total = self._assignment.tasks_of(phase)
         episodes = [episode for episode in episodes if not episode.evaluation]
         self.episodes_ended = len(episodes)
         self.tasks_ended = len(tasks)
@@ -90,25 +94,13 @@ class Progress:
         return ", ".join(oldest) + (f" and {more} more" if more else "")
 
     @property
-    def phase(self) -> str | None:
-        return None if self.phase_index is None else self._assignment.run.phases[self.phase_index].name
-
-    @property
-    def episodes_total(self) -> int:
-        return 0 if self.phase_index is None else self._assignment.episodes_of(self.phase_index)
-
-    @property
-    def tasks_total(self) -> int:
-        return 0 if self.phase_index is None else self._assignment.tasks_of(self.phase_index)
-
-    @property
     def metrics(self) -> dict[str, float]:
         """`return_mean`: over the last 50 episodes of this phase."""
         return {"return_mean": sum(self._returns) / len(self._returns)} if self._returns else {}
 
 
-def status_of(run: ActiveRun, row: RunRow, marked: Mapping[int, Sequence[int]]) -> RunStatus:
-    """The status of a run in work. `row` is its entry in the journal, `marked` the result of `kill_tree.marked`."""
+def status_of(run: ActiveRun, known: RunStatus, marked: Mapping[int, Sequence[int]]) -> RunStatus:
+    """The status of a run in work: what is `known` from the journal, and the progress. `marked`: from `kill_tree.marked`."""
     state, progress, section = run.state, run.progress, run.assignment.run
     used = run.limits.used
     started = {
@@ -120,16 +112,10 @@ def status_of(run: ActiveRun, row: RunRow, marked: Mapping[int, Sequence[int]]) 
     if isinstance(state, Running) and state.stalled is not None:
         stalled = time.monotonic() - state.stalled
         waits_for += f"; no progress for {durations.text(stalled)}"
-    return RunStatus(
-        uid=row.uid,
-        name=row.name,
+    return msgspec.structs.replace(
+        known,
         state=state.name,
-        outcome=row.outcome,
-        reason=row.reason,
         waits_for=waits_for,
-        submitted_at=row.submitted_at,
-        started_at=row.started_at,
-        ended_at=row.ended_at,
         phase=progress.phase,
         phase_index=progress.phase_index,
         phases=len(section.phases),
@@ -138,7 +124,6 @@ def status_of(run: ActiveRun, row: RunRow, marked: Mapping[int, Sequence[int]]) 
         tasks_ended=progress.tasks_ended,
         tasks_total=progress.tasks_total,
         metrics=progress.metrics,
-        parent=row.parent,
         conductors=tuple(
             ConductorStatus(
                 name=m.name,

@@ -42,7 +42,7 @@ from states.stopping import Stopping
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
 
-    from governor.journal.tables import RunRow, Transaction
+    from governor.journal.tables import Transaction
     from governor.messages import FlowControl, RunStatus
     from governor.processes.process import ChildProcess
     from governor.run_file.model import Run
@@ -165,13 +165,11 @@ class RunGovernor:
         log.error("journal.failed", run=self.experiment_run_id, reason=str(error))
         self._on_journal_failure(error)
 
-    def status(self, row: RunRow, marked: Mapping[int, Sequence[int]]) -> RunStatus:
-        """The status of the run in work. `row` is its entry in the journal, `marked` the result of
-        `kill_tree.marked`.
-        """
+    def status(self, known: RunStatus, marked: Mapping[int, Sequence[int]]) -> RunStatus:
+        """The status of the run in work; see `status_of`."""
         if self._active is None:
             raise LookupError("no run is in work")
-        return status_of(self._active, row, marked)
+        return status_of(self._active, known, marked)
 
     @property
     def deadlines(self) -> dict[tuple[str, str], float]:
