@@ -13,14 +13,15 @@ import asyncio
 import os
 import shutil
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import msgspec
 
 from governor import logs
 from governor.daemon.heartbeat import DaemonHeartbeat
 from governor.errors import RecordDamaged, RunFileError
+from governor.journal.tables import RECORD_OF
 from governor.processes import leftovers
 from governor.processes.identity import ProcessIdentity
 from governor.processes.readiness import readable
@@ -51,10 +52,8 @@ NOT_ON_RECORD: Final = "the daemon shut down in order, but could not record it"
 log = logs.get_logger()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _End:
-    outcome: RunOutcome
-    reason: str
+_End: TypeAlias = "tuple[RunOutcome, str]"
+"""Outcome and reason."""
 
 
 class Recovery:
@@ -173,20 +172,16 @@ class Recovery:
             assignment = Assignment.of(row)
             run, folder = assignment.run, runs_folder / row.uid
             # With `restart` all work is repeated, so its new records are not progress.
-            last_record = 0 if run.resume == "restart" else journal.last_record(row.uid)
+            last_record = 0 if run.resume == "restart" else journal.last_event(row.uid, *RECORD_OF)
             past = self._history(row.uid, last_record=last_record)
             await asyncio.to_thread(_remove_half_written, folder)
             end = _decided(journal, row) or _verdict(run, past)
             if end is not None:
+                outcome, reason = end
                 await record_result(
-                    journal,
-                    assignment,
-                    outcome=end.outcome,
-                    reason=end.reason,
-                    folder=folder,
-                    ended_by="recovery",
+                    journal, assignment, outcome=outcome, reason=reason, folder=folder, ended_by="recovery"
                 )
-                log.info("run.closed", run=row.uid, outcome=end.outcome, reason=end.reason)
+                log.info("run.closed", run=row.uid, outcome=outcome, reason=reason)
                 continue
             if run.resume == "restart" and row.started_at is not None:
                 await _begin_anew(journal, row.uid, past, folder=folder)
@@ -220,20 +215,20 @@ def _verdict(run: Run, past: History) -> _End | None:
     """The end of a run that must not continue."""
     if past.deaths >= DEATHS:
         reason = f"the daemon crashed {past.deaths} times in a row with it, without a new record in between"
-        return _End(outcome="failed", reason=reason)
+        return "failed", reason
     if past.begun and run.resume == "never":
         reason = "the daemon ended while it was in work, and its run file says resume: never"
-        return _End(outcome="failed", reason=reason)
+        return "failed", reason
     return None
 
 
 def _decided(journal: Journal, row: RunRow) -> _End | None:
-    """Outcome and reason of a run that was being finalized when the daemon ended."""
+    """The end of a run that was being finalized when the daemon ended."""
     if row.outcome is not None:
-        return _End(outcome=row.outcome, reason=row.reason)
+        return row.outcome, row.reason
     transitions = journal.events_of(row.uid, ("run.transition",))
     last = next((event.data for event in reversed(transitions) if event.data["to"] == "finalizing"), None)
-    return None if last is None else _End(outcome=last["outcome"], reason=last["reason"])
+    return None if last is None else (last["outcome"], last["reason"])
 
 
 async def _begin_anew(journal: Journal, uid: str, past: History, *, folder: Path) -> None:

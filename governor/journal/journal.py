@@ -31,7 +31,6 @@ from governor.journal.readers import Readers
 from governor.journal.tables import (
     EVENTS_OF_RUN,
     PRUNED,
-    RECORD_OF,
     RECORDS_OF_PHASE,
     RunRow,
     Transaction,
@@ -341,10 +340,6 @@ class Journal:
         of_kinds = f" AND kind IN ({', '.join('?' * len(kinds))})" if kinds else ""
         question = f"SELECT max(last) FROM runs JOIN events ON run = position WHERE uid = ?{of_kinds}"  # noqa: S608
         return int(self._value(question, uid, *kinds) or 0)
-
-    def last_record(self, uid: str) -> int:
-        """The number of the last event of an ended episode or task; 0 where there is none."""
-        return self.last_event(uid, *RECORD_OF)
 
     def episodes(self, uid: str, phase: int) -> list[EpisodeRecord]:
         """The ended episodes of a phase, in the order in which they ended."""

@@ -198,27 +198,24 @@ class Transaction:
         ).fetchone()
         return str(row[0]) if row else None
 
-    def event(self, uid: str, kind: str, data: dict[str, Any]) -> RunEvent:
+    def event(self, uid: str, kind: str, data: dict[str, Any]) -> None:
         """Records the next event of a run."""
-        at = self.events(uid, kind, [data])
-        return RunEvent(uid=uid, seq=self._known[uid].last, at=at, kind=kind, data=data)
+        self.events(uid, kind, [data])
 
-    def events(self, uid: str, kind: str, data: Sequence[dict[str, Any]]) -> float:
-        """Records the next events of a run, all of one kind, in one row; returns the time."""
-        return self._insert_events(uid, kind, len(data), packed=msgspec.msgpack.encode(data))
+    def events(self, uid: str, kind: str, data: Sequence[dict[str, Any]]) -> None:
+        """Records the next events of a run, all of one kind, in one row."""
+        self._insert_events(uid, kind, len(data), packed=msgspec.msgpack.encode(data))
 
     def _insert_events(
         self, uid: str, kind: str, number: int, *, packed: bytes | None = None, records: int | None = None
-    ) -> float:
+    ) -> None:
         numbers = self._numbers(uid)
-        at = clock.wall()
         self._connection.execute(
             "INSERT INTO events (run, last, number, at, kind, data, records) VALUES (?, ?, ?, ?, ?, ?, ?)",
-            (numbers.run, numbers.last + number, number, at, kind, packed, records),
+            (numbers.run, numbers.last + number, number, clock.wall(), kind, packed, records),
         )
         numbers.last += number
         self.touched.add(uid)
-        return at
 
     def _numbers(self, uid: str) -> _Numbers:
         """Raises LookupError for a run that is not on record."""
