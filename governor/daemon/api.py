@@ -142,11 +142,9 @@ class DaemonApi:
 
         with self._daemon.queue.place():
             recorded = await self._journal.write(change)
-            if recorded == uid:
-                self._daemon.queue.append(Assignment(uid=uid, run=run, folder=asked.folder))
-            else:
-                self._find_known(asked.key, this)
-        return self._accepted(uid, recorded, name=run.name, key=asked.key)
+        if recorded != uid:
+            self._find_known(asked.key, this)
+        return self._accepted(Assignment(uid=uid, run=run, folder=asked.folder), recorded, key=asked.key)
 
     async def _resume(self, asked: Resume) -> Submitted:
         row = self._queries.find_sound(asked.uid)
@@ -174,11 +172,8 @@ class DaemonApi:
 
         with self._daemon.queue.place():
             recorded = await self._record_with_files(uid, change, old=old)
-            if recorded == uid:
-                self._daemon.queue.append(
-                    Assignment(uid=uid, run=run, folder=row.folder, first_phase=kept.first_phase)
-                )
-        return self._accepted(uid, recorded, name=run.name, key=asked.key, parent=row.uid)
+        assignment = Assignment(uid=uid, run=run, folder=row.folder, first_phase=kept.first_phase)
+        return self._accepted(assignment, recorded, key=asked.key, parent=row.uid)
 
     async def _record_with_files(self, uid: str, change: Callable[[Transaction], str], *, old: Path) -> str:
         """Writes to the journal; the recorded run has the files of the old one."""
@@ -227,11 +222,14 @@ class DaemonApi:
             raise GoingDown("the daemon is shutting down and accepts no more runs")
         return None
 
-    def _accepted(self, uid: str, recorded: str, **about: object) -> Submitted:
-        if recorded == uid:
-            log.info("run.accepted", run=uid, **about)
+    def _accepted(self, assignment: Assignment, recorded: str, **about: object) -> Submitted:
+        """Queues the run, unless its key was used at the same time for the `recorded` one."""
+        known = recorded != assignment.uid
+        if not known:
+            log.info("run.accepted", run=recorded, name=assignment.run.name, **about)
+            self._daemon.queue.append(assignment)
             self._daemon.dispatch()
-        return Submitted(uid=recorded, known=recorded != uid)
+        return Submitted(uid=recorded, known=known)
 
     async def _watch(self, request: Request, asked: Watch) -> WatchEnd:
         uid = self._queries.find(asked.uid).uid
