@@ -64,17 +64,9 @@ def access_of(secret: Secret) -> Access:
 class BrokerProcess:
     """`run` keeps the broker alive until it is cancelled, and stops the broker before it returns."""
 
-    def __init__(
-        self,
-        settings: BrokerSettings,
-        *,
-        silence: float = SILENT_SECONDS,
-        most_deaths: int = MOST_DEATHS,
-    ) -> None:
+    def __init__(self, settings: BrokerSettings) -> None:
         self._endpoint = settings.private_endpoint or settings.client_endpoint
         self._payload = settings.encode()
-        self._silence = silence
-        self._most_deaths = most_deaths
         shared = settings.client_endpoint if settings.client_group is not None else None
         self._sockets = {
             path: 0o660 if endpoint == shared else 0o600
@@ -92,7 +84,7 @@ class BrokerProcess:
         """
         exits, removals = (
             RestartPolicy(
-                most=self._most_deaths, steady=STEADY_SECONDS, first=FIRST_BACK_OFF, longest=BACK_OFF_LIMIT
+                most=MOST_DEATHS, steady=STEADY_SECONDS, first=FIRST_BACK_OFF, longest=BACK_OFF_LIMIT
             )
             for _ in range(2)
         )
@@ -163,7 +155,7 @@ class BrokerProcess:
         existing clients continue, new ones can't connect.
         """
         loop = asyncio.get_running_loop()
-        silence_limit = max(self._silence, ANSWER_SECONDS)
+        silence_limit = max(SILENT_SECONDS, ANSWER_SECONDS)
         sockets: WatchedFiles | None = None
         modes = dict(self._sockets)
         client = Client(self._endpoint)
@@ -179,7 +171,7 @@ class BrokerProcess:
                             )  # the reason for the silence
                             return silence.seconds
                     if asked.exception() is None and sockets is None:
-                        silence_limit = self._silence
+                        silence_limit = SILENT_SECONDS
                         sockets = WatchedFiles(*self._sockets)
                         folders = WatchedFiles(*(path.parent for path in self._sockets))
                         self._sockets_restored()

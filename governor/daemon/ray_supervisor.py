@@ -44,24 +44,15 @@ class _RunningHead:
 class RayService:
     """Implements `RayProvider`."""
 
-    def __init__(
-        self,
-        config: RayConfig,
-        *,
-        state_folder: Path,
-        runtime_folder: Path,
-        most_deaths: int = MOST_DEATHS,
-        try_again: float = TRY_AGAIN_SECONDS,
-    ) -> None:
+    def __init__(self, config: RayConfig, *, state_folder: Path, runtime_folder: Path) -> None:
         self._config = config
         self._state_folder = state_folder
         self._runtime_folder = runtime_folder
         self._lock = asyncio.Lock()
         self._running: _RunningHead | None = None
         self._exits = RestartPolicy(
-            most=most_deaths, steady=STEADY_SECONDS, first=FIRST_BACK_OFF, longest=BACK_OFF_LIMIT
+            most=MOST_DEATHS, steady=STEADY_SECONDS, first=FIRST_BACK_OFF, longest=BACK_OFF_LIMIT
         )
-        self._try_again = try_again
         self._last_exit = 0.0
 
     def __str__(self) -> str:
@@ -90,8 +81,8 @@ class RayService:
     async def _start(self) -> _RunningHead:
         loop = asyncio.get_running_loop()
         since = loop.time() - self._last_exit
-        if self._exits.exhausted and since < self._try_again:
-            wait = self._try_again - since
+        if self._exits.exhausted and since < TRY_AGAIN_SECONDS:
+            wait = TRY_AGAIN_SECONDS - since
             raise ProcessError(f"Ray's head {self._exits.summary}; the next one may be tried in {wait:.0f} s")
         await asyncio.sleep(self._exits.delay - since)
         head = RayHead(

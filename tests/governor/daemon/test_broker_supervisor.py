@@ -31,11 +31,14 @@ SILENCE = 2.0
 
 @asynccontextmanager
 async def keeping(folder, *, silence=SILENCE, most_deaths=broker_supervisor.MOST_DEATHS, **settings):
+    patch = pytest.MonkeyPatch()
+    patch.setattr(broker_supervisor, "SILENT_SECONDS", silence)
+    patch.setattr(broker_supervisor, "MOST_DEATHS", most_deaths)
     process.shut_down()
     process.warm_up(preload=False)
     endpoint = f"ipc://{folder}/c"
     settings = BrokerSettings(client_endpoint=endpoint, worker_endpoint=f"ipc://{folder}/w", **settings)
-    broker = BrokerProcess(settings, silence=silence, most_deaths=most_deaths)
+    broker = BrokerProcess(settings)
     broker.folder = folder
     async with Client(endpoint) as broker.client:
         broker.running = asyncio.create_task(broker.run())
@@ -44,6 +47,7 @@ async def keeping(folder, *, silence=SILENCE, most_deaths=broker_supervisor.MOST
         finally:
             broker.running.cancel()
             await asyncio.wait({broker.running})
+            patch.undo()
     with contextlib.suppress(ProcessLookupError):
         os.kill(broker.pid, 0)
         pytest.fail("the broker outlived what keeps it alive")

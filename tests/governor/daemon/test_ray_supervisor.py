@@ -10,6 +10,7 @@ import psutil
 import pytest
 
 from governor.config import RayConfig
+from governor.daemon import ray_supervisor
 from governor.daemon.ray_supervisor import RayService
 from governor.errors import ProcessError
 from governor.tasks.cluster import liveness
@@ -123,14 +124,12 @@ async def test_a_part_that_is_frozen_for_a_moment_is_waited_for(service):
 
 @pytest.mark.long
 @pytest.mark.ray
-async def test_after_consecutive_exits_the_error_lists_them_until_the_next_attempt_is_due(tmp_path):
-    service = RayService(
-        RayConfig(num_cpus=1),
-        state_folder=tmp_path / "s",
-        runtime_folder=tmp_path / "r",
-        most_deaths=2,
-        try_again=3600.0,
-    )
+async def test_after_consecutive_exits_the_error_lists_them_until_the_next_attempt_is_due(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(ray_supervisor, "MOST_DEATHS", 2)
+    monkeypatch.setattr(ray_supervisor, "TRY_AGAIN_SECONDS", 3600.0)
+    service = RayService(RayConfig(num_cpus=1), state_folder=tmp_path / "s", runtime_folder=tmp_path / "r")
     try:
         for _ in range(2):
             await service.settings()
@@ -146,7 +145,7 @@ async def test_after_consecutive_exits_the_error_lists_them_until_the_next_attem
             await service.settings()
         assert re.fullmatch(told, str(caught.value))
         assert str(service).startswith("not started: its head died 2 times in a row")
-        service._try_again = 0.0
+        monkeypatch.setattr(ray_supervisor, "TRY_AGAIN_SECONDS", 0.0)
         assert await service.settings()
     finally:
         await service.aclose()
