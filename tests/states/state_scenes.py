@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from states import Dropped, Pristine, Rejected, Step, advance
 from states import events as e
+from states.effects import StartPart
 from states.plan import ConductorPlan, Deadlines, PhasePlan, RunPlan
 
 LAKE, SIMULATION, TASKS = "environment.lake", "simulation", "tasks"
@@ -180,3 +181,12 @@ def stopping(plan=PLAN, *, at=0.0):
     slot = finalizing(plan, at=at)
     slot.send(written("finished", at=at))
     return slot
+
+
+def begin(part, phase, incarnation=1):
+    """The effect that begins a part whose conductor has its name."""
+    return StartPart(phase=phase, part=part, conductor=part, incarnation=incarnation)
+
+
+def kinds(effects):
+    return [type(effect) for effect in effects]
