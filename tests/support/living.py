@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
 from pathlib import Path
 
 import psutil
+
+from governor.processes.readiness import readable
+
+SECONDS = 20
 
 
 def lives(pid):
@@ -12,6 +18,19 @@ def lives(pid):
         return psutil.Process(pid).status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
     except psutil.NoSuchProcess:
         return False
+
+
+async def gone(pid):
+    """Returns when the process is dead: an event, within the test's time."""
+    try:
+        pidfd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    try:
+        async with asyncio.timeout(SECONDS):
+            await readable(pidfd)
+    finally:
+        os.close(pidfd)
 
 
 def first_child(parent: psutil.Process) -> psutil.Process:

@@ -21,8 +21,7 @@ from governor.episodes.text.environments.environment import (
 )
 from governor.episodes.text.environments.process import TextProcess
 from governor.processes.kill_ladder import GracePeriods
-from governor.processes.readiness import readable
-from tests.support.living import lives
+from tests.support.living import gone, lives
 from tests.support.user_code import text_worlds
 
 SECONDS = 20
@@ -41,19 +40,6 @@ async def start():
     async with asyncio.TaskGroup() as group:
         for environment in made:
             group.create_task(environment.aclose())
-
-
-async def gone(pid):
-    """Returns when the process is dead: an event, within the test's time."""
-    try:
-        pidfd = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return
-    try:
-        async with asyncio.timeout(SECONDS):
-            await readable(pidfd)
-    finally:
-        os.close(pidfd)
 
 
 async def test_an_episode_after_another_in_one_process(start):

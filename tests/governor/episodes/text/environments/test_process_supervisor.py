@@ -13,22 +13,10 @@ import pytest
 
 from governor.episodes.text.environments.environment import EnvironmentCrashed, EnvironmentHung
 from governor.episodes.text.environments.process import TextProcess
-from governor.processes.readiness import readable
+from tests.support.living import gone
 
 SECONDS = 20
 ROOT = Path(__file__).parents[5]
-
-
-async def gone(pid):
-    try:
-        pidfd = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return
-    try:
-        async with asyncio.timeout(SECONDS):
-            await readable(pidfd)
-    finally:
-        os.close(pidfd)
 
 
 @pytest.fixture
