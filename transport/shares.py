@@ -22,10 +22,6 @@ class Shares:
         self.taken = 0
         self._by_peer: dict[Hashable, int] = {}
 
-    def __len__(self) -> int:
-        """The number of peers that have taken some."""
-        return len(self._by_peer)
-
     def fits(self, peer: Hashable, amount: int = 1, *, reserved: int = 0) -> bool:
         """Whether `peer` may take `amount` while `reserved` units are not for peers."""
         free = self.limit - self.taken - reserved

@@ -29,9 +29,6 @@ class SystemdNotifier:
         self.address = address
         self.watchdog_interval = watchdog_interval if address else None
 
-    def __repr__(self) -> str:
-        return f"SystemdNotifier(address={self.address!r}, watchdog_interval={self.watchdog_interval})"
-
     @classmethod
     def from_environ(cls, environ: MutableMapping[str, str] = os.environ) -> SystemdNotifier:
         """Removes NOTIFY_SOCKET, WATCHDOG_* and LISTEN_* from `environ`; call it before any child starts."""

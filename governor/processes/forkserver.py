@@ -56,21 +56,16 @@ FORK_SECONDS: Final = 5.0
 """How long it may take to fork when it is warm: a matter of milliseconds."""
 
 
-class _Internals:
-    """Private parts of multiprocessing that this module needs: the pids of its two helpers, and how to end them."""
-
-    forkserver: Any = forkserver._forkserver  # noqa: SLF001
-    tracker: Any = resource_tracker._resource_tracker  # noqa: SLF001
-
-
 log = logs.get_logger()
-_internals = _Internals()
+_helper: Any = forkserver._forkserver  # noqa: SLF001
+_tracker: Any = resource_tracker._resource_tracker  # noqa: SLF001
+"""Private parts of multiprocessing that this module needs: the pids of its two helpers, and how to end them."""
 _server: Forkserver | None = None
 _modules: tuple[str, ...] = PRELOAD
 
 
 class Forkserver:
-    """One forkserver process: its pid, its exit, its report."""
+    """One forkserver process: its pid, its exit, what it could not import."""
 
     def __init__(self, *, pid: int, receiver: socket.socket, secret: str) -> None:
         self.pid = pid
@@ -218,14 +213,14 @@ async def warm(*, timeout: float = WARM_SECONDS) -> Forkserver:  # noqa: ASYNC10
 def shut_down() -> None:
     """Ends the forkserver, with every child that still runs, and multiprocessing's resource tracker; reaps both."""
     global _server  # noqa: PLW0603 - see warm_up
-    for pid in (_internals.forkserver._forkserver_pid, _internals.tracker._pid):  # noqa: SLF001 - see _Internals
+    for pid in (_helper._forkserver_pid, _tracker._pid):  # noqa: SLF001 - see _helper
         if pid is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-    vars(_internals.forkserver).pop("ensure_running", None)
+    vars(_helper).pop("ensure_running", None)
     with contextlib.suppress(FileNotFoundError):  # its socket was removed by another process
-        _internals.forkserver._stop()  # noqa: SLF001 - closes its fds, reaps it, removes its socket
-    _internals.tracker._stop()  # noqa: SLF001
+        _helper._stop()  # noqa: SLF001 - closes its fds, reaps it, removes its socket
+    _tracker._stop()  # noqa: SLF001
     if _server is not None:
         _server.close()
         _server = None
@@ -270,8 +265,8 @@ def _launch() -> Forkserver:
         with _environment({**changes, ORDER_VARIABLE: order.dump()}):
             forkserver.set_forkserver_preload([Order.__module__])
             forkserver.ensure_running()
-        _internals.forkserver.ensure_running = _do_nothing  # a fork must not start another forkserver
-        pid: int = _internals.forkserver._forkserver_pid  # noqa: SLF001 - see _Internals
+        _helper.ensure_running = _do_nothing  # a fork must not start another forkserver
+        pid: int = _helper._forkserver_pid  # noqa: SLF001 - see _helper
         return Forkserver(pid=pid, receiver=receiver, secret=secret)
     except OSError as error:
         receiver.close()

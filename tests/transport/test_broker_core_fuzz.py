@@ -176,7 +176,7 @@ class AnyOrder(RuleBasedStateMachine):
             self.now += 1.0
             self.take(self.core.tick(self.now))
         assert self.open <= self.cancelled, "never answered"
-        assert not len(self.core._dispatcher._held)
+        assert not self.core._dispatcher._held._by_peer
         assert not self.core._dispatcher._streams
         assert self.core.gauges == {"services": 0, "workers": 0, "queued": 0, "in_flight": 0, "held_bytes": 0}
 
