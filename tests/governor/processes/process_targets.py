@@ -28,6 +28,7 @@ def describe() -> dict:
         "pid": os.getpid(),
         "ppid": os.getppid(),
         "pgid": os.getpgrp(),
+        "ticks": int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19]),
         "comm": Path("/proc/self/comm").read_text().strip(),
         "fds": fds,
         "modules": sorted(sys.modules),

@@ -17,7 +17,7 @@ import pytest
 
 from governor.errors import ProcessError
 from governor.processes import process
-from governor.processes.identity import ProcessIdentity
+from governor.processes.identity import ProcessIdentity, boot_id
 from governor.processes.readiness import is_readable
 from tests.governor.processes.conftest import start
 
@@ -134,7 +134,7 @@ class TestChild:
         assert found["pid"] == found["pgid"] == child.pid
         assert found["ppid"] == report.pid
         assert found["comm"] == "environment.lake"[:15]
-        assert child.identity == ProcessIdentity.of(child.pid)
+        assert child.identity == ProcessIdentity(pid=child.pid, ticks=found["ticks"], boot=boot_id())
         await child.wait()
 
     async def test_it_ignores_ctrl_c_alone(self, news):
