@@ -253,7 +253,7 @@ async def pending_memory() -> Row:
     tracemalloc.start()
     before = tracemalloc.get_traced_memory()[0]
     batch = BatchSpec(id=0, tasks=tuple(specs(number)), split=1)
-    core.on(BatchSubmitted(batch, 0.0))
+    core.on(BatchSubmitted(0.0, batch))
     size = (tracemalloc.get_traced_memory()[0] - before) / number
     tracemalloc.stop()
     return Row(what="memory of the driver for a pending task", figure=size / 1000, unit="kB", at_most=2.0)

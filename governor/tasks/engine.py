@@ -163,15 +163,15 @@ class Engine:
             raise QueueFull(pending=pending, new=new, limit=self._max_pending)
         self.resize({shape_of(task) for task in batch.tasks if task.resources})
         self._batches[batch.id] = (listener, self._folder / batch.folder)
-        self._handle(BatchSubmitted(batch, time.monotonic(), limits, held))
+        self._handle(BatchSubmitted(time.monotonic(), batch, limits, held))
 
     def release(self, batch: BatchId, *, error: str = "") -> None:
         """A held batch may begin; or, with an error, it fails."""
-        self._handle(Released(batch, time.monotonic(), error))
+        self._handle(Released(time.monotonic(), batch, error))
 
     def cancel(self, batch: BatchId, *, reason: str, gentle: bool = False) -> None:
         """What has not ended of the batch ends as `cancelled`."""
-        self._handle(Cancelled(batch, time.monotonic(), reason, gentle))
+        self._handle(Cancelled(time.monotonic(), batch, reason, gentle))
 
     def explain(self, batch: BatchId) -> list[Waiting]:
         """What every task that has not ended waits for. Raises KeyError for a batch that is not active."""
@@ -185,7 +185,7 @@ class Engine:
         }
         if slots:
             set_unschedulable = {shape: self._cluster.why_never(shape) for shape in slots if not slots[shape]}
-            self._handle(Resized(slots, set_unschedulable, time.monotonic()))
+            self._handle(Resized(time.monotonic(), slots, set_unschedulable))
 
     def shapes(self) -> list[Shape]:
         """What runners have been asked for so far."""
@@ -214,7 +214,7 @@ class Engine:
         old = self._core.slots.at_index(slot_index)
         if old is None:
             raise KeyError(slot_index)
-        self._handle(Replaced(slot_index, time.monotonic()))
+        self._handle(Replaced(time.monotonic(), slot_index))
         while self._core.slots.get(old.runner) is not None and (old.replace or old.state == "dying"):
             await self._wait_for_change()
 
@@ -244,10 +244,10 @@ class Engine:
                     aside = LogLine(message.ticket, message.run, "traceback", message.traceback)
                     self._on_log_or_state(runner, aside)
             reports.append(message)
-        self._handle(RunnerReported(runner, reports, now))
+        self._handle(RunnerReported(now, runner, reports))
 
     def runner_revoked(self, runner: int, tickets: tuple[int, ...]) -> None:
-        self._handle(Revoked(runner, tickets, time.monotonic()))
+        self._handle(Revoked(time.monotonic(), runner, tickets))
 
     def _on_log_or_state(self, runner: int, message: LogLine | StateUpdate) -> None:
         slot = self._core.slots.get(runner)

@@ -43,7 +43,7 @@ class Driver:
             self.submit(*tasks, **(batch or {}))
 
     def submit(self, *tasks, batch="b", now=0.0, limits=None, **fields):
-        return self.on(BatchSubmitted(BatchSpec(id=batch, tasks=tasks, **fields), now, limits))
+        return self.on(BatchSubmitted(now, BatchSpec(id=batch, tasks=tasks, **fields), limits))
 
     def on(self, event):
         new = self.core.on(event)
@@ -60,14 +60,14 @@ class Driver:
 
     def ready(self, runner, now=0.0):
         """Reports a ready runner. Returns the dispatch that follows, or None."""
-        sent = self.of(Dispatch, self.on(RunnerReady(runner, now)))
+        sent = self.of(Dispatch, self.on(RunnerReady(now, runner)))
         return sent[0] if sent else None
 
     def begin(self, sent, now, run=None, index=0):
         attempt = sent.attempts[index]
         return self.on(
             RunnerReported(
-                sent.runner, [Begun(attempt.ticket, attempt.runs[0] if run is None else run, now)], now
+                now, sent.runner, [Begun(attempt.ticket, attempt.runs[0] if run is None else run, now)]
             )
         )
 
@@ -75,7 +75,7 @@ class Driver:
         attempt = sent.attempts[index]
         run = attempt.runs[0] if run is None else run
         over = Over(attempt.ticket, run, now, seconds, error=error, value=value, **fields)
-        return self.on(RunnerReported(sent.runner, [over], now))
+        return self.on(RunnerReported(now, sent.runner, [over]))
 
     def do(self, sent, now, **fields):
         """Starts and ends a run at the same time."""
@@ -83,19 +83,19 @@ class Driver:
         return self.end(sent, now, **fields)
 
     def import_(self, sent, now, index=0):
-        return self.on(RunnerReported(sent.runner, [Loading(sent.attempts[index].ticket)], now))
+        return self.on(RunnerReported(now, sent.runner, [Loading(sent.attempts[index].ticket)]))
 
     def revoked(self, sent, now, *indices):
-        return self.on(Revoked(sent.runner, tuple(sent.attempts[index].ticket for index in indices), now))
+        return self.on(Revoked(now, sent.runner, tuple(sent.attempts[index].ticket for index in indices)))
 
     def gone(self, runner, now, reason="dead", *, node_lost=False):
-        return self.on(RunnerGone(runner, now, reason, node_lost))
+        return self.on(RunnerGone(now, runner, reason, node_lost))
 
     def tick(self, now):
         return self.on(Tick(now))
 
     def cancel(self, now, reason="enough", **fields):
-        return self.on(Cancelled("b", now, reason, **fields))
+        return self.on(Cancelled(now, "b", reason, **fields))
 
 
 class Body:
@@ -219,7 +219,7 @@ class World:
             self.bodies[runner].dead = True
             return
         self.bodies[runner].ready = True
-        self.feed(RunnerReady(runner, self.now))
+        self.feed(RunnerReady(self.now, runner))
 
     def do_revoke(self, runner):
         """The core gets back the work that the runner has not claimed."""
@@ -227,7 +227,7 @@ class World:
         body = self.bodies[runner]
         back = tuple(attempt.ticket for attempt in body.queue)
         body.queue.clear()
-        self.feed(Revoked(runner, back, self.now))
+        self.feed(Revoked(self.now, runner, back))
 
     def do_die(self, runner):
         self.bodies[runner].dead = True
@@ -241,13 +241,13 @@ class World:
         del self.bodies[runner]
         self.dying.pop(runner, None)
         self.revoking.discard(runner)
-        self.feed(RunnerGone(runner, self.now, "dead", self.choose.random() < 0.2))
+        self.feed(RunnerGone(self.now, runner, "dead", self.choose.random() < 0.2))
 
     def do_read(self, runner):
         body = self.bodies[runner]
         some = self.choose.randint(1, len(body.unread))
         reports, body.unread = body.unread[:some], body.unread[some:]
-        self.feed(RunnerReported(runner, reports, self.now))
+        self.feed(RunnerReported(self.now, runner, reports))
 
     def do_work(self, runner):
         body = self.bodies[runner]

@@ -18,7 +18,7 @@ from governor.message_stream import LENGTH
 from governor.processes.identity import ProcessIdentity  # noqa: TC001  # msgspec reads the annotation
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
 LARGEST: Final = 2**31
 """Bytes of one document."""
@@ -93,26 +93,28 @@ class Hello(_Message, frozen=True, kw_only=True):
         return self.identity.pid
 
 
-class Loading(_Message, frozen=True):
+class _AttemptReport(_Message, frozen=True):
+    """A message about the attempt with this ticket."""
+
+    ticket: int
+
+
+class Loading(_AttemptReport, frozen=True):
     """The attempt was claimed, and its module is being imported."""
 
-    ticket: int
 
-
-class Begun(_Message, frozen=True):
+class Begun(_AttemptReport, frozen=True):
     """The callable is called next for this run; `at` is the runner's monotonic clock."""
 
-    ticket: int
     run: int
     at: float
 
 
-class Over(_Message, frozen=True):
+class Over(_AttemptReport, frozen=True):
     """The callable has returned or raised; `error` is one line and empty for a success. `at` is the runner's clock.
     `dropped`: the attempt was cancelled, and its other runs are not executed.
     """
 
-    ticket: int
     run: int
     at: float
     seconds: float
@@ -131,19 +133,17 @@ class Leaving(_Message, frozen=True):
     exit_code: int
 
 
-class LogLine(_Message, frozen=True):
+class LogLine(_AttemptReport, frozen=True):
     """User code has logged something."""
 
-    ticket: int
     run: int
     level: str
     text: str
 
 
-class StateUpdate(_Message, frozen=True):
+class StateUpdate(_AttemptReport, frozen=True):
     """User code has set keys of its runner's state; all values are plain data."""
 
-    ticket: int
     state: dict[str, Any]
 
 
@@ -160,10 +160,8 @@ REPORTS: Final = frozenset(get_args(Report))
 FromRunner: TypeAlias = Hello | Report | Leaving | File
 
 _encoder = msgspec.msgpack.Encoder()
-_from_runner: msgspec.msgpack.Decoder[FromRunner] = msgspec.msgpack.Decoder(FromRunner)
-_bundle: msgspec.msgpack.Decoder[Bundle] = msgspec.msgpack.Decoder(Bundle)
-decode_from_runner = _from_runner.decode
-decode_bundle = _bundle.decode
+decode_from_runner: Callable[[memoryview], FromRunner] = msgspec.msgpack.Decoder(FromRunner).decode
+decode_bundle = msgspec.msgpack.Decoder(Bundle).decode
 
 
 def frames(messages: Iterable[Bundle | FromRunner]) -> bytearray:

@@ -200,27 +200,21 @@ class Runners:
             connection.close()
             return
         process: RunnerProcess
+        known: dict[str, Any] = {
+            "connection": connection,
+            "hello": hello,
+            "track": handle.track,
+            "on_revoked": partial(self._revoked, handle.id),
+        }
         if connection.local and connection.peer_pid() == hello.pid:
             try:
-                process = LocalProcess(
-                    connection=connection,
-                    hello=hello,
-                    track=handle.track,
-                    on_revoked=partial(self._revoked, handle.id),
-                    on_exit=partial(handle.end, Cause.EXITED),
-                )
+                process = LocalProcess(**known, on_exit=partial(handle.end, Cause.EXITED))
             except OSError:
                 connection.close()
                 handle.end(Cause.EXITED)
                 return
         else:
-            process = RemoteProcess(
-                connection=connection,
-                hello=hello,
-                track=handle.track,
-                on_revoked=partial(self._revoked, handle.id),
-                cluster=self._cluster,
-            )
+            process = RemoteProcess(**known, cluster=self._cluster)
             self._watch_node(hello.node)
         if not hello.shares_folder:
             process.file_receiver = remote_files.FileReceiver(
@@ -233,7 +227,7 @@ class Runners:
         if hello.mark == kill_tree.UNMARKED:
             log.warning("runner.unmarked", runner=handle.id, node=hello.host)
         if handle.connect(process):
-            self.listener.runner_changed(RunnerReady(handle.id, time.monotonic()))
+            self.listener.runner_changed(RunnerReady(time.monotonic(), handle.id))
 
     def _watch_node(self, node: str) -> None:
         if node not in self._node_watches:
@@ -255,7 +249,7 @@ class Runners:
 
     def _gone(self, handle: RunnerHandle, reason: str) -> None:
         del self._handles[handle.id]
-        self.listener.runner_changed(RunnerGone(handle.id, time.monotonic(), reason, handle.lost))
+        self.listener.runner_changed(RunnerGone(time.monotonic(), handle.id, reason, handle.lost))
 
     # -- messages -------------------------------------------------------------------------------------------
 

@@ -88,12 +88,15 @@ class Attempts:
         self.outcomes = outcomes
         self.bundles = Bundles()
         self.alarms = Alarms()
-        self.now = 0.0
         self._grace = grace
         self._tickets = count(1)
         self._unannounced: list[RunnerSlot] = []
 
-    def _emit(self, effect: Effect) -> None:
+    @property
+    def now(self) -> float:
+        return self.outcomes.now
+
+    def emit(self, effect: Effect) -> None:
         self.outcomes.effects.append(effect)
 
     def announce_started(self) -> None:
@@ -102,7 +105,7 @@ class Attempts:
             job = slot.jobs[0] if slot.jobs else None
             if job is not None and job.unannounced and job.run is not None:
                 job.unannounced = False
-                self._emit(AttemptStarted(job.attempt, job.run, slot.runner, job.run_at))
+                self.emit(AttemptStarted(job.attempt, job.run, slot.runner, job.run_at))
                 self.check(slot)
         self._unannounced.clear()
 
@@ -164,18 +167,16 @@ class Attempts:
             self._failed(job, report)
         else:
             self.bundles.observe(attempt.task.call, report.seconds)
-            self.outcomes.succeed(job, report, self.now)
+            self.outcomes.succeed(job, report)
         if report.dropped or job.position == len(attempt.runs):
             if subtask.node.batch.limits is not None and not subtask.missing:
                 self.observe(job, report.at)
-            self.outcomes.retry_missing(subtask, self.now, attempts=attempt.number)
+            self.outcomes.retry_missing(subtask, attempts=attempt.number)
             self._next_job(slot, report.at)
 
     def _failed(self, job: Job, report: Over) -> None:
         """A run raised an exception."""
-        self.outcomes.fail(
-            job, report.run, Termination("failed", report.error, seconds=report.seconds), self.now
-        )
+        self.outcomes.fail(job, report.run, Termination("failed", report.error, seconds=report.seconds))
         if report.run in job.subtask.missing:
             job.failed |= {report.run}
 
@@ -191,7 +192,7 @@ class Attempts:
         """A run ended before the kill: it counts if it was in time, or if it succeeded and was only cancelled."""
         late = termination.outcome == "timed_out" and (job.deadline is None or report.at > job.deadline)
         if not late and not report.error:
-            self.outcomes.succeed(job, report, self.now)
+            self.outcomes.succeed(job, report)
         elif not late and termination.outcome != "cancelled":
             self._failed(job, report)
         over = report.dropped or job.position == len(job.attempt.runs)
@@ -200,7 +201,7 @@ class Attempts:
         in_time = termination.outcome == "timed_out" and not late
         if in_time or termination.keep_runner or not job.subtask.missing or len(slot.jobs) > 1:
             # The attempt behind it may have begun and must not be killed.
-            self.outcomes.close(job, termination, self.now)
+            self.outcomes.close(job, termination)
             self._next_job(slot, report.at)
         else:
             self.kill(slot, termination)
@@ -230,7 +231,7 @@ class Attempts:
         if grace == 0:
             self.revoke(slot)
         else:
-            self._emit(CancelAttempt(slot.runner, job.attempt.ticket))
+            self.emit(CancelAttempt(slot.runner, job.attempt.ticket))
 
     def _grace_of(self, slot: RunnerSlot) -> float:
         own = slot.jobs[0].subtask.node.batch.spec.grace
@@ -242,7 +243,7 @@ class Attempts:
         self.slots.mark_dying(slot)
         if slot.jobs:
             slot.jobs[0].termination = termination
-        self._emit(KillRunner(slot.runner, termination.error))
+        self.emit(KillRunner(slot.runner, termination.error))
 
     def on_gone(self, event: RunnerGone) -> None:
         slot = self.slots.remove(event.runner)
@@ -254,31 +255,31 @@ class Attempts:
             return
         head = slot.jobs.popleft()
         while slot.jobs:
-            self.outcomes.requeue(slot.jobs.pop().subtask, self.now)
+            self.outcomes.requeue(slot.jobs.pop().subtask)
         if head.termination is not None:
-            self.outcomes.close(head, head.termination, self.now)
+            self.outcomes.close(head, head.termination)
             return
         crashed = Termination(
             "crashed", event.reason, seconds=0.0 if head.run is None else event.now - head.run_at
         )
         if (head.taken and not event.node_lost) or head.subtask.misfires >= MISFIRES:
-            self.outcomes.close(head, crashed, self.now)
+            self.outcomes.close(head, crashed)
             return
         head.subtask.misfires += 1
         if head.run is not None and not head.unannounced:
-            self._emit(AttemptEnded(head.attempt, head.run, crashed.outcome, crashed.error, crashed.seconds))
-        self.outcomes.requeue(head.subtask, self.now)
+            self.emit(AttemptEnded(head.attempt, head.run, crashed.outcome, crashed.error, crashed.seconds))
+        self.outcomes.requeue(head.subtask)
 
     def _starts_failed(self, shape: Shape, reason: str) -> None:
         """Starts are retried after a pause; without another usable runner, all waiting sub-tasks fail."""
         self.alarms.set(self.slots.next_start(shape), None)
         if not self.slots.has_usable(shape):
-            self.outcomes.fail_waiting(shape, f"no runner can be started: {reason}", self.now)
+            self.outcomes.fail_waiting(shape, f"no runner can be started: {reason}")
 
     def revoke(self, slot: RunnerSlot) -> None:
         if not slot.revoking:
             slot.revoking = True
-            self._emit(Revoke(slot.runner))
+            self.emit(Revoke(slot.runner))
 
     def on_revoked(self, event: Revoked) -> None:
         slot = self.slots.get(event.runner)
@@ -289,7 +290,7 @@ class Attempts:
         back = [job for job in slot.jobs if job.attempt.ticket in tickets]
         for job in reversed(back):
             slot.jobs.remove(job)
-            self.outcomes.requeue(job.subtask, self.now)
+            self.outcomes.requeue(job.subtask)
         if back and not slot.jobs and slot.state in ("working", "ending"):
             self.slots.release(slot)
         elif slot.state == "ending" and self._grace_of(slot) == 0 and slot.jobs[0].termination is not None:
@@ -365,4 +366,4 @@ class Attempts:
         slot.waits_since = self.now
         self._set_alarm(slot, self.now + START_PRESUMED_AFTER)
         attempts = tuple(job.attempt for job in slot.jobs)
-        self._emit(Dispatch(slot.runner, slot.index or 0, attempts))
+        self.emit(Dispatch(slot.runner, slot.index or 0, attempts))

@@ -80,9 +80,9 @@ class Core:
 
     def warm(self, now: float) -> list[Effect]:
         """Starts a runner for every plain slot; an idle one that exits is replaced from now on."""
-        self.attempts.now = now
+        self.outcomes.now = now
         self.slots.keep_warm = True
-        new = self.slots.scale_up((), waiting=self.slots.capacity(()), now=self._now)
+        new = self.slots.scale_up((), waiting=self.slots.capacity(()), now=self.outcomes.now)
         return [StartRunner(runner, ()) for runner in new]
 
     def close(self) -> None:
@@ -91,12 +91,12 @@ class Core:
 
     def on(self, event: Event) -> list[Effect]:  # noqa: C901  # one answer for each kind of event
         """The effects of the event; none for one that comes too late."""
-        self.attempts.now = max(self.attempts.now, event.now)
+        self.outcomes.now = max(self.outcomes.now, event.now)
         match event:
             case RunnerReported():
                 self.attempts.on_reported(event)
-            case RunnerReady(runner):
-                slot = self.slots.get(runner)
+            case RunnerReady():
+                slot = self.slots.get(event.runner)
                 if slot is not None and slot.state == "starting":
                     self.slots.ready(slot)
             case RunnerGone():
@@ -104,10 +104,10 @@ class Core:
             case Revoked():
                 self.attempts.on_revoked(event)
             case BatchSubmitted():
-                self.outcomes.submit(event.batch, event.limits, self._now, held=event.held)
+                self.outcomes.submit(event.batch, event.limits, held=event.held)
             case Released():
                 if event.batch in self.batches:
-                    self.outcomes.release(self.batches[event.batch], self._now, error=event.error)
+                    self.outcomes.release(self.batches[event.batch], error=event.error)
             case Cancelled():
                 self._cancelled(event)
             case Replaced():
@@ -119,13 +119,6 @@ class Core:
         self._reconcile()
         effects, self.outcomes.effects = self.outcomes.effects, []
         return effects
-
-    @property
-    def _now(self) -> float:
-        return self.attempts.now
-
-    def _emit(self, effect: Effect) -> None:
-        self.outcomes.effects.append(effect)
 
     # -- batches --------------------------------------------------------------------------------------------
 
@@ -148,9 +141,9 @@ class Core:
                 kept.update((node, run) for run in job.subtask.missing)
                 job.subtask.withdrawn = error
                 if slot.state == "working" and position == 0:
-                    seconds = job.elapsed(self._now)
+                    seconds = job.elapsed(self.outcomes.now)
                     if batch.end == "enough":
-                        self.attempts.observe(job, self._now)
+                        self.attempts.observe(job, self.outcomes.now)
                     termination = Termination(
                         "cancelled", error, retry=False, keep_runner=gentle, seconds=seconds
                     )
@@ -162,9 +155,9 @@ class Core:
     def _minimum_reached(self, batch: Batch) -> None:
         """`min_num` tasks have succeeded: the others have `wait_after_min` seconds left."""
         if batch.enough_at is None:
-            batch.enough_at = self._now + batch.spec.wait_after_min
+            batch.enough_at = self.outcomes.now + batch.spec.wait_after_min
             self.attempts.alarms.set(batch.enough_at, batch)
-        if batch.enough_at <= self._now and batch.end == "tasks_done":
+        if batch.enough_at <= self.outcomes.now and batch.end == "tasks_done":
             batch.end = "enough"
             self._withdraw(batch, "enough tasks of the batch have succeeded", gentle=False)
 
@@ -185,16 +178,16 @@ class Core:
     def _resized(self, event: Resized) -> None:
         for shape, number in event.slots.items():
             self.slots.open(shape, number)
-            self.outcomes.set_unschedulable(shape, event.why_never.get(shape), self._now)
+            self.outcomes.set_unschedulable(shape, event.why_never.get(shape))
 
     # -- time ----------------------------------------------------------------------------------------------
 
     def _tick(self) -> None:
-        for target in self.attempts.alarms.due(self._now):
+        for target in self.attempts.alarms.due(self.outcomes.now):
             if isinstance(target, Batch):
                 if self.batches.get(target.id) is target:
                     self._minimum_reached(target)
-            elif target is not None and target.alarm_at is not None and target.alarm_at <= self._now:
+            elif target is not None and target.alarm_at is not None and target.alarm_at <= self.outcomes.now:
                 target.alarm_at = None
                 self.attempts.check(target)
 
@@ -203,9 +196,11 @@ class Core:
     def _reconcile(self) -> None:
         """Announces started runs, ends batches that reached `min_num`, assigns sub-tasks and scales runners."""
         self.attempts.announce_started()
-        for batch in self._drain(self.outcomes.reached):
+        reached, self.outcomes.reached = self.outcomes.reached, []
+        for batch in reached:
             self._minimum_reached(batch)
-        for batch in self._drain(self.outcomes.ended):
+        ended, self.outcomes.ended = self.outcomes.ended, []
+        for batch in ended:
             if batch.limits is not None and batch.end != "stopped":
                 batch.limits.step_done(batch.id)
         self._replace()
@@ -214,16 +209,16 @@ class Core:
             self._assign(shape)
             waiting = self.ready.waiting(shape) + (0 if shape else len(self.ready.pins()))
             for slot in self.slots.scale_down(shape, waiting=waiting):
-                self._emit(KillRunner(slot.runner, "not needed any more"))
-            for runner in self.slots.scale_up(shape, waiting=waiting, now=self._now):
-                self._emit(StartRunner(runner, shape))
+                self.attempts.emit(KillRunner(slot.runner, "not needed any more"))
+            for runner in self.slots.scale_up(shape, waiting=waiting, now=self.outcomes.now):
+                self.attempts.emit(StartRunner(runner, shape))
 
     def _preempt_idle(self, shape: Shape) -> None:
         """Kills as many idle runners as needed, where a more urgent sub-task of another shape needs their resources."""
         idle = self.slots.idle(shape)
         if not shape or not idle or not self.ready.waiting(shape):
             return
-        own = self.ready.urgency(shape, self._now)
+        own = self.ready.urgency(shape, self.outcomes.now)
         for other in self.slots.shapes():
             needed = holders(shape, other) - self.slots.dying(shape)
             if (
@@ -233,23 +228,19 @@ class Core:
                 or not self.slots.all_starting(other)
             ):
                 continue
-            if self.ready.urgency(other, self._now) < own:
+            if self.ready.urgency(other, self.outcomes.now) < own:
                 for slot in idle[:needed]:
                     self.slots.mark_dying(slot)
-                    self._emit(KillRunner(slot.runner, "its resources are needed for something more urgent"))
-
-    @staticmethod
-    def _drain(batches: list[Batch]) -> list[Batch]:
-        taken = batches[:]
-        batches.clear()
-        return taken
+                    self.attempts.emit(
+                        KillRunner(slot.runner, "its resources are needed for something more urgent")
+                    )
 
     def _assign(self, shape: Shape) -> None:
         for slot_index in () if shape else self.ready.pins():
             slot = self.slots.at_index(slot_index)
             if slot is None or slot.state != "idle":
                 continue
-            subtask = self.ready.take(slot_index, self._now)
+            subtask = self.ready.take(slot_index, self.outcomes.now)
             if subtask is not None:
                 self.attempts.dispatch(slot, [subtask])
         while waiting := self.ready.waiting(shape):
@@ -257,4 +248,6 @@ class Core:
             if slot is None:
                 return
             fair = max(1, waiting // max(1, self.slots.capacity(shape)))
-            self.attempts.dispatch(slot, self.attempts.bundles.take(self.ready, shape, self._now, most=fair))
+            self.attempts.dispatch(
+                slot, self.attempts.bundles.take(self.ready, shape, self.outcomes.now, most=fair)
+            )

@@ -87,103 +87,83 @@ class Attempt(msgspec.Struct, frozen=True, gc=False):
 # -- events -------------------------------------------------------------------------------------------------
 
 
-class _Event(msgspec.Struct, frozen=True, gc=False):
-    """Root of all of them."""
+class Event(msgspec.Struct, frozen=True, gc=False):
+    """Something that has happened, at `now`."""
+
+    now: float
 
 
-class BatchSubmitted(_Event, frozen=True):
+class BatchSubmitted(Event, frozen=True):
     """A batch whose graph has no faults, under an id that no active batch has. `held`: it is not dispatched before
     `Released`.
     """
 
     batch: BatchSpec
-    now: float
     limits: SchedulingLimits | None = None
     held: bool = False
 
 
-class Released(_Event, frozen=True):
+class Released(Event, frozen=True):
     """A held batch may be dispatched; with `error`, it fails with this reason instead."""
 
     batch: BatchId
-    now: float
     error: str = ""
 
 
-class Cancelled(_Event, frozen=True):
+class Cancelled(Event, frozen=True):
     """All runs of the batch that have not ended are to end as `cancelled`. `gentle`: a runner whose task ends within its
     grace is not killed.
     """
 
     batch: BatchId
-    now: float
     reason: str
     gentle: bool = False
 
 
-class RunnerReady(_Event, frozen=True):
+class RunnerReady(Event, frozen=True):
     runner: int
-    now: float
 
 
-class RunnerGone(_Event, frozen=True):
+class RunnerGone(Event, frozen=True):
     """The runner's process has exited, killed by us or not, for `reason`. `node_lost`: its node was lost, so its attempt
     is repeated without being counted.
     """
 
     runner: int
-    now: float
     reason: str
     node_lost: bool = False
 
 
-class RunnerReported(_Event, frozen=True):
+class RunnerReported(Event, frozen=True):
     """Messages of a runner since the last event, in order."""
 
     runner: int
     messages: Sequence[Loading | Begun | Over]
-    now: float
 
 
-class Revoked(_Event, frozen=True):
+class Revoked(Event, frozen=True):
     """These attempts were taken back: their runner will not begin them."""
 
     runner: int
     tickets: tuple[int, ...]
-    now: float
 
 
-class Replaced(_Event, frozen=True):
+class Replaced(Event, frozen=True):
     """The runner of this slot is to be replaced by a new one."""
 
     slot_index: int
-    now: float
 
 
-class Resized(_Event, frozen=True):
+class Resized(Event, frozen=True):
     """Nodes joined or left: how many runners of each shape may work at once; for 0, the reason."""
 
     slots: dict[Shape, int]
     why_never: dict[Shape, str]
-    now: float
 
 
-class Tick(_Event, frozen=True):
-    now: float
+class Tick(Event, frozen=True):
+    """Time has passed."""
 
-
-Event: TypeAlias = (
-    BatchSubmitted
-    | Released
-    | Cancelled
-    | RunnerReady
-    | RunnerGone
-    | RunnerReported
-    | Revoked
-    | Replaced
-    | Resized
-    | Tick
-)
 
 # -- effects ------------------------------------------------------------------------------------------------
 
@@ -192,38 +172,38 @@ class Effect(msgspec.Struct, frozen=True, gc=False):
     """What is to be done."""
 
 
-class StartRunner(Effect, frozen=True):
-    """Ends in RunnerReady or RunnerGone."""
+class RunnerEffect(Effect, frozen=True):
+    """What is to be done with a runner."""
 
     runner: int
+
+
+class StartRunner(RunnerEffect, frozen=True):
+    """Ends in RunnerReady or RunnerGone."""
+
     shape: Shape
 
 
-class Dispatch(Effect, frozen=True):
+class Dispatch(RunnerEffect, frozen=True):
     """Attempts for an idle runner, to be executed in this order. `slot_index` is that of the runner, from 0."""
 
-    runner: int
     slot_index: int
     attempts: tuple[Attempt, ...]
 
 
-class Revoke(Effect, frozen=True):
+class Revoke(RunnerEffect, frozen=True):
     """Take back the attempts that the runner has not begun. Ends in Revoked."""
 
-    runner: int
 
-
-class CancelAttempt(Effect, frozen=True):
+class CancelAttempt(RunnerEffect, frozen=True):
     """Take back the attempts that the runner has not begun, then cancel this one, if it is still running."""
 
-    runner: int
     ticket: int
 
 
-class KillRunner(Effect, frozen=True):
+class KillRunner(RunnerEffect, frozen=True):
     """Ends in RunnerGone, once the process and its descendants have exited."""
 
-    runner: int
     reason: str
 
 

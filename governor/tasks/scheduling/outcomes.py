@@ -37,6 +37,8 @@ class Outcomes:
     def __init__(self, *, ready: ReadyQueue) -> None:
         self.batches: dict[BatchId, Batch] = {}
         self.pending = 0
+        self.now = 0.0
+        """Of the event that is handled; the caller sets it."""
         self.effects: list[Effect] = []
         self.ended: list[Batch] = []
         """Batches that ended since the core last checked."""
@@ -47,7 +49,7 @@ class Outcomes:
         """Why there can be no runner of a shape."""
         self._orders = count()
 
-    def submit(self, spec: BatchSpec, limits: SchedulingLimits | None, now: float, *, held: bool) -> None:
+    def submit(self, spec: BatchSpec, limits: SchedulingLimits | None, *, held: bool) -> None:
         batch = Batch(spec, order=next(self._orders), limits=limits)
         self.batches[batch.id] = batch
         self.pending += batch.left
@@ -56,36 +58,36 @@ class Outcomes:
         if held:
             batch.held = subtasks
         else:
-            self._enqueue(subtasks, now)
+            self._enqueue(subtasks)
         self._check_end(batch)
 
-    def release(self, batch: Batch, now: float, *, error: str) -> None:
+    def release(self, batch: Batch, *, error: str) -> None:
         """Enqueues the held sub-tasks of the batch; with an error, they fail."""
         subtasks, batch.held = batch.held, []
         if not error:
-            self._enqueue(subtasks, now)
+            self._enqueue(subtasks)
             return
         for subtask in subtasks:
             self._fail_unschedulable(subtask, error)
 
-    def set_unschedulable(self, shape: Shape, why: str | None, now: float) -> None:
+    def set_unschedulable(self, shape: Shape, why: str | None) -> None:
         """Records why there can be no runner of this shape; None: there can be one again."""
         if why is None:
             self._why_never.pop(shape, None)
             return
         self._why_never[shape] = why
-        self.fail_waiting(shape, why, now)
+        self.fail_waiting(shape, why)
 
-    def fail_waiting(self, shape: Shape, why: str, now: float) -> None:
+    def fail_waiting(self, shape: Shape, why: str) -> None:
         """Fails all sub-tasks that wait for a runner of this shape, without a retry; later ones may get a runner."""
         queues: list[Shape | int] = [shape] if shape else [shape, *self._ready.pins()]
         for queue in queues:
-            while (subtask := self._ready.take(queue, now)) is not None:
+            while (subtask := self._ready.take(queue, self.now)) is not None:
                 self._fail_unschedulable(subtask, why)
 
     # -- one attempt ----------------------------------------------------------------------------------------
 
-    def succeed(self, job: Job, report: Over, now: float) -> None:
+    def succeed(self, job: Job, report: Over) -> None:
         """Records the result of a run."""
         attempt, subtask = job.attempt, job.subtask
         subtask.done(report.run)
@@ -99,42 +101,42 @@ class Outcomes:
             value_file=report.value_file,
             metrics=report.metrics,
         )
-        self._record(subtask.node, record, now, report.payload)
+        self._record(subtask.node, record, report.payload)
 
-    def fail(self, job: Job, run: int, termination: Termination, now: float) -> None:
+    def fail(self, job: Job, run: int, termination: Termination) -> None:
         """A run did not succeed: it is retried with the next attempt, or this is its outcome."""
         attempt, subtask = job.attempt, job.subtask
-        retry_missing = attempt.number <= attempt.task.retries and subtask.left(now) > LEAST
+        retry_missing = attempt.number <= attempt.task.retries and subtask.left(self.now) > LEAST
         if termination.retry and not subtask.withdrawn and retry_missing:
             self.effects.append(
                 AttemptEnded(attempt, run, termination.outcome, termination.error, termination.seconds)
             )
         else:
-            self._end(subtask, run, termination, attempts=attempt.number, now=now)
+            self._end(subtask, run, termination, attempts=attempt.number)
 
-    def close(self, job: Job, termination: Termination, now: float) -> None:
+    def close(self, job: Job, termination: Termination) -> None:
         """An attempt was ended by a decision, or by the exit of its runner."""
         subtask = job.subtask
         for run in subtask.missing:
             if run not in job.failed:
-                self.fail(job, run, termination, now)
-        self.retry_missing(subtask, now, attempts=job.attempt.number)
+                self.fail(job, run, termination)
+        self.retry_missing(subtask, attempts=job.attempt.number)
 
-    def retry_missing(self, subtask: SubTask, now: float, *, attempts: int) -> None:
+    def retry_missing(self, subtask: SubTask, *, attempts: int) -> None:
         """After an attempt: runs without an outcome are retried, or cancelled."""
         if not subtask.missing:
             return
         if subtask.withdrawn:
-            self._cancel_missing(subtask, now, attempts=attempts)
+            self._cancel_missing(subtask, attempts=attempts)
         else:
             subtask.number += 1
-            subtask.spend(now)
-            self._ready.push(subtask, now)
+            subtask.spend(self.now)
+            self._ready.push(subtask, self.now)
 
-    def requeue(self, subtask: SubTask, now: float) -> None:
+    def requeue(self, subtask: SubTask) -> None:
         """An attempt that is not counted: its sub-task goes to the front of its lane, with the same number."""
         if subtask.withdrawn:
-            self._cancel_missing(subtask, now, attempts=subtask.number - 1)
+            self._cancel_missing(subtask, attempts=subtask.number - 1)
         else:
             self._ready.push_front(subtask)
 
@@ -147,13 +149,11 @@ class Outcomes:
         self._report(batch, records)
         self._check_end(batch)
 
-    def _cancel_missing(self, subtask: SubTask, now: float, *, attempts: int) -> None:
+    def _cancel_missing(self, subtask: SubTask, *, attempts: int) -> None:
         for run in subtask.missing:
-            self._end(subtask, run, Termination("cancelled", subtask.withdrawn), attempts=attempts, now=now)
+            self._end(subtask, run, Termination("cancelled", subtask.withdrawn), attempts=attempts)
 
-    def _end(
-        self, subtask: SubTask, run: int, termination: Termination, *, attempts: int, now: float
-    ) -> None:
+    def _end(self, subtask: SubTask, run: int, termination: Termination, *, attempts: int) -> None:
         subtask.done(run)
         record = TaskRecord(
             task=subtask.node.spec.id,
@@ -163,9 +163,9 @@ class Outcomes:
             seconds=termination.seconds,
             error=termination.error,
         )
-        self._record(subtask.node, record, now)
+        self._record(subtask.node, record)
 
-    def _record(self, node: TaskNode, record: TaskRecord, now: float, payload: bytes = b"") -> None:
+    def _record(self, node: TaskNode, record: TaskRecord, payload: bytes = b"") -> None:
         batch = node.batch
         self.effects.append(RunEnded(batch.id, record, payload))
         self.pending -= 1
@@ -173,15 +173,15 @@ class Outcomes:
         if records:
             self._report(batch, records)
         if subtasks:
-            self._enqueue(subtasks, now)
+            self._enqueue(subtasks)
         if node.left == 0 or records:
             self._check_end(batch)
 
-    def _enqueue(self, subtasks: list[SubTask], now: float) -> None:
+    def _enqueue(self, subtasks: list[SubTask]) -> None:
         for subtask in subtasks:
             why = self._why_never.get(subtask.node.shape)
             if why is None:
-                self._ready.push(subtask, now)
+                self._ready.push(subtask, self.now)
             else:
                 self._fail_unschedulable(subtask, why)
 
@@ -189,13 +189,7 @@ class Outcomes:
         """Fails a sub-task for which there can be no runner, without a retry."""
         for run in subtask.missing:
             if not subtask.node.ended(run):
-                self._end(
-                    subtask,
-                    run,
-                    Termination("failed", why),
-                    attempts=subtask.number - 1,
-                    now=subtask.ready_at,
-                )
+                self._end(subtask, run, Termination("failed", why), attempts=subtask.number - 1)
 
     def _report(self, batch: Batch, records: list[TaskRecord]) -> None:
         self.pending -= len(records)

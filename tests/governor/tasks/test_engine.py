@@ -55,7 +55,7 @@ class Pool:
     async def close(self):
         self.told.append(("close",))
         for runner in [told[1] for told in self.told if told[0] == "start"]:
-            self.listener.runner_changed(RunnerGone(runner, time.monotonic(), "the end"))
+            self.listener.runner_changed(RunnerGone(time.monotonic(), runner, "the end"))
 
 
 class Nodes:
@@ -117,7 +117,7 @@ async def test_a_batch_runs_and_its_listener_hears_of_it_in_order(engine_setup):
     engine, pool, listener = engine_setup
     submit(engine, listener, task("a", args={"x": 1}), task("b", "a"), name="7/train", folder="results/p")
     assert pool.told == [("start", 0, ())]
-    engine.runner_changed(RunnerReady(0, 0.0))
+    engine.runner_changed(RunnerReady(0.0, 0))
     [work] = pool.sent[0]
     assert (work.batch, work.task, work.args, work.model, work.stem) == (
         "7/train",
@@ -145,7 +145,7 @@ async def test_what_a_listener_raises_harms_no_other_batch(engine_setup):
 
     submit(engine, Broken(), task("a"), number=1)
     submit(engine, listener, task("b"), number=2)
-    engine.runner_changed(RunnerReady(0, 0.0))
+    engine.runner_changed(RunnerReady(0.0, 0))
     do(engine, pool)
     do(engine, pool)
     assert listener.heard[-1] == ("end", "tasks_done")
@@ -180,7 +180,7 @@ async def test_what_no_node_can_hold_fails_at_once_with_the_reason(engine_setup)
 async def test_lines_tracebacks_and_keys_of_a_task_find_their_way(engine_setup):
     engine, pool, listener = engine_setup
     submit(engine, listener, task("a"))
-    engine.runner_changed(RunnerReady(0, 0.0))
+    engine.runner_changed(RunnerReady(0.0, 0))
     [work] = pool.sent[0]
     engine.runner_reported(
         0,
@@ -215,13 +215,13 @@ async def test_lines_tracebacks_and_keys_of_a_task_find_their_way(engine_setup):
 async def test_what_a_killed_attempt_had_half_written_is_removed(engine_setup, tmp_path):
     engine, pool, listener = engine_setup
     submit(engine, listener, task("a"))
-    engine.runner_changed(RunnerReady(0, 0.0))
+    engine.runner_changed(RunnerReady(0.0, 0))
     [work] = pool.sent[0]
     engine.runner_reported(0, [Begun(work.ticket, 0, 1.0)], 1.0)
     part = tmp_path / "results" / ".a-0.json.part"
     part.parent.mkdir()
     part.touch()
-    engine.runner_changed(RunnerGone(0, 2.0, "dead"))
+    engine.runner_changed(RunnerGone(2.0, 0, "dead"))
     assert listener.heard[-1] == ("end", "tasks_done")
     assert not part.exists()
 
@@ -230,10 +230,10 @@ async def test_an_outcome_is_told_also_when_nothing_can_be_removed(engine_setup,
     engine, pool, listener = engine_setup
     (tmp_path / "results").write_text("no folder")
     submit(engine, listener, task("a"))
-    engine.runner_changed(RunnerReady(0, 0.0))
+    engine.runner_changed(RunnerReady(0.0, 0))
     [work] = pool.sent[0]
     engine.runner_reported(0, [Begun(work.ticket, 0, 1.0)], 1.0)
-    engine.runner_changed(RunnerGone(0, 2.0, "dead"))
+    engine.runner_changed(RunnerGone(2.0, 0, "dead"))
     assert listener.heard == [
         ("started", 0, 1000, "here"),
         ("crashed", "a", None, b""),
@@ -248,9 +248,9 @@ async def test_work_that_cannot_be_sent_costs_its_runner_and_not_the_batch(engin
     for runner in range(9):
         if listener.heard:
             break
-        engine.runner_changed(RunnerReady(runner, 0.0))
+        engine.runner_changed(RunnerReady(0.0, runner))
         assert pool.told[-1][:2] == ("kill", runner)
-        engine.runner_changed(RunnerGone(runner, 0.0, pool.told[-1][2]))
+        engine.runner_changed(RunnerGone(0.0, runner, pool.told[-1][2]))
     assert listener.heard == [("crashed", "a", None, b""), ("end", "tasks_done")]
 
 
@@ -258,7 +258,7 @@ async def test_a_line_that_nobody_takes_costs_no_result(engine_setup, monkeypatc
     engine, pool, listener = engine_setup
     monkeypatch.setattr(listener, "line", fails)
     submit(engine, listener, task("a"))
-    engine.runner_changed(RunnerReady(0, 0.0))
+    engine.runner_changed(RunnerReady(0.0, 0))
     [work] = pool.sent[0]
     said = [
         Begun(work.ticket, 0, 1.0),
@@ -275,7 +275,7 @@ async def test_a_place_without_hope_is_said_to_have_none(engine_setup):
     while not waiting.done():
         await asyncio.sleep(0)
         if not waiting.done() and pool.told[-1][0] == "start":
-            engine.runner_changed(RunnerGone(pool.told[-1][1], time.monotonic(), "no python"))
+            engine.runner_changed(RunnerGone(time.monotonic(), pool.told[-1][1], "no python"))
     with pytest.raises(RuntimeError, match="no runner can be started for slot 0"):
         waiting.result()
 
@@ -290,7 +290,7 @@ def test_any_text_is_a_file_name(name):
 async def test_close_cancels_and_sees_the_runners_dead(engine_setup):
     engine, pool, listener = engine_setup
     engine.warm()
-    engine.runner_changed(RunnerReady(0, 0.0))
+    engine.runner_changed(RunnerReady(0.0, 0))
     submit(engine, listener, task("a"), task("b", "a"))
     await engine.close()
     assert {heard[0] for heard in listener.heard} == {"cancelled", "end"}
@@ -305,7 +305,7 @@ async def test_explain_names_what_is_waited_for(engine_setup):
     assert rows["a"].state == "queued"
     assert before <= rows["a"].since <= time.monotonic()
     assert (rows["b"].state, rows["b"].why) == ("blocked", "waits for a")
-    engine.runner_changed(RunnerReady(0, 0.0))
+    engine.runner_changed(RunnerReady(0.0, 0))
     [work] = pool.sent[0]
     now = time.monotonic()
     engine.runner_reported(0, [Begun(work.ticket, 0, now)], now)

@@ -56,7 +56,7 @@ def test_what_ended_before_its_deadline_counts_however_late_it_is_heard():
     sent = driver.ready(0)
     driver.begin(sent, 0.0)
     driver.tick(5.0)
-    driver.on(RunnerReported(0, [Over(sent.attempts[0].ticket, 0, 4.99, 4.99, value=7)], 5.1))
+    driver.on(RunnerReported(5.1, 0, [Over(sent.attempts[0].ticket, 0, 4.99, 4.99, value=7)]))
     driver.gone(0, 5.2)
     assert (driver.records()["a", 0].outcome, driver.records()["a", 0].value) == ("succeeded", 7)
 
@@ -254,7 +254,7 @@ def test_a_start_is_told_unless_its_end_came_with_it():
     driver = Driver(task("a"), task("b"), slots=1)
     sent = driver.ready(0)
     ticket = sent.attempts[0].ticket
-    driver.on(RunnerReported(0, [Begun(ticket, 0, 0.5), Over(ticket, 0, 0.6, 0.1)], 0.7))
+    driver.on(RunnerReported(0.7, 0, [Begun(ticket, 0, 0.5), Over(ticket, 0, 0.6, 0.1)]))
     assert not driver.of(AttemptStarted)
     driver.begin(driver.of(Dispatch)[-1], 1.0)
     assert [(e.attempt.task.id, e.at) for e in driver.of(AttemptStarted)] == [("b", 1.0)]
@@ -263,12 +263,12 @@ def test_a_start_is_told_unless_its_end_came_with_it():
 @pytest.mark.parametrize(
     "event",
     [
-        RunnerReady(99, 1.0),
-        RunnerGone(99, 1.0, ""),
-        RunnerReported(99, [Begun(1, 0, 1.0)], 1.0),
-        Revoked(99, (1,), 1.0),
-        Replaced(99, 1.0),
-        Cancelled("nothing", 1.0, ""),
+        RunnerReady(1.0, 99),
+        RunnerGone(1.0, 99, ""),
+        RunnerReported(1.0, 99, [Begun(1, 0, 1.0)]),
+        Revoked(1.0, 99, (1,)),
+        Replaced(1.0, 99),
+        Cancelled(1.0, "nothing", ""),
         Tick(1.0),
     ],
 )

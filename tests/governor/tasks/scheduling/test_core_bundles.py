@@ -28,7 +28,7 @@ def test_small_tasks_travel_in_bundles_and_each_has_its_own_end():
     driver, sent = bundled()
     tickets = [attempt.ticket for attempt in sent.attempts]
     for ticket in tickets:
-        driver.on(RunnerReported(0, [Begun(ticket, 0, 0.1), Over(ticket, 0, 0.1, 0.0)], 0.1))
+        driver.on(RunnerReported(0.1, 0, [Begun(ticket, 0, 0.1), Over(ticket, 0, 0.1, 0.0)]))
     assert len(driver.records()) == 1 + len(tickets)
 
 
@@ -68,7 +68,7 @@ def test_the_next_of_a_bundle_that_has_begun_meanwhile_is_not_harmed():
     driver.begin(sent, 0.5)
     driver.tick(0.51)
     first, second = sent.attempts[:2]
-    driver.on(RunnerReported(0, [Over(first.ticket, 0, 0.52, 0.02), Begun(second.ticket, 0, 0.52)], 0.52))
+    driver.on(RunnerReported(0.52, 0, [Over(first.ticket, 0, 0.52, 0.02), Begun(second.ticket, 0, 0.52)]))
     assert not driver.of(KillRunner, driver.revoked(sent, 0.52, *range(2, len(sent.attempts))))
     assert driver.records()[first.task.id, 0].outcome == "timed_out"
     driver.end(sent, 0.525, index=1)
@@ -97,10 +97,10 @@ def test_a_cancelled_task_that_begins_before_it_was_taken_back_is_ended():
     driver.submit(task("d"), batch="e", rank=(2.0, 0))
     [sent] = driver.of(Dispatch, driver.do(first, 0.0, seconds=0.0))
     head, tail = sent.attempts
-    driver.on(Cancelled(tail.batch, 0.2, "enough"))
+    driver.on(Cancelled(0.2, tail.batch, "enough"))
     effects = driver.on(
         RunnerReported(
-            0, [Begun(head.ticket, 0, 0.3), Over(head.ticket, 0, 0.3, 0.0), Begun(tail.ticket, 0, 0.3)], 0.3
+            0.3, 0, [Begun(head.ticket, 0, 0.3), Over(head.ticket, 0, 0.3, 0.0), Begun(tail.ticket, 0, 0.3)]
         )
     )
     assert driver.of(KillRunner, effects)
@@ -152,7 +152,7 @@ def test_what_waits_on_a_runner_is_taken_back_and_cancelled_with_its_batch():
     driver.submit(task("d"), batch="e", rank=(2.0, 0))
     [sent] = driver.of(Dispatch, driver.do(first, 0.0, seconds=0.0))
     driver.begin(sent, 0.5)
-    assert driver.on(Cancelled("e", 0.6, "enough")) == [Revoke(0)], "its neighbour at work is not harmed"
+    assert driver.on(Cancelled(0.6, "e", "enough")) == [Revoke(0)], "its neighbour at work is not harmed"
     driver.revoked(sent, 0.6, 1)
     record = driver.records("e")["d", 0]
     assert (record.outcome, record.attempts) == ("cancelled", 0)

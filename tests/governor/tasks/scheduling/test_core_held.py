@@ -16,14 +16,14 @@ from tests.support.core_world import Driver, task
 
 def held(*tasks):
     driver = Driver()
-    driver.on(BatchSubmitted(BatchSpec(id="b", tasks=tasks), 0.0, held=True))
+    driver.on(BatchSubmitted(0.0, BatchSpec(id="b", tasks=tasks), held=True))
     return driver
 
 
 def test_nothing_of_a_held_batch_begins_before_it_is_released():
     driver = held(task("a"), task("b", "a"))
     assert not driver.of(Dispatch)
-    driver.on(Released("b", 1.0))
+    driver.on(Released(1.0, "b"))
     sent = driver.ready(0, 1.0)
     assert [attempt.task.id for attempt in sent.attempts] == ["a"]
     (after,) = driver.of(Dispatch, driver.do(sent, 2.0))
@@ -32,7 +32,7 @@ def test_nothing_of_a_held_batch_begins_before_it_is_released():
 
 def test_what_never_comes_fails_it():
     driver = held(task("a", retries=3), task("b", "a"))
-    driver.on(Released("b", 1.0, "no room"))
+    driver.on(Released(1.0, "b", "no room"))
     records = driver.records()
     assert (records["a", 0].outcome, records["a", 0].error) == ("failed", "no room")
     assert records["b", 0].outcome == "upstream_failed"
@@ -42,7 +42,7 @@ def test_what_never_comes_fails_it():
 def test_what_was_cancelled_meanwhile_stays_so(error):
     driver = held(task("a"), task("b"))
     driver.cancel(1.0)
-    driver.on(Released("b", 2.0, error))
+    driver.on(Released(2.0, "b", error))
     assert {record.outcome for record in driver.records().values()} == {"cancelled"}
     assert driver.ready(0, 2.0) is None
 
@@ -50,7 +50,7 @@ def test_what_was_cancelled_meanwhile_stays_so(error):
 def test_an_attempt_gets_what_is_left_of_the_budget_and_none_without():
     driver = Driver()
     tasks = (task("a", timeout=4.0, retries=9),)
-    driver.on(BatchSubmitted(BatchSpec(id="b", tasks=tasks, budget=10.0), 0.0))
+    driver.on(BatchSubmitted(0.0, BatchSpec(id="b", tasks=tasks, budget=10.0)))
     sent, limits, now = driver.ready(0), [], 0.0
     for runner in range(3):
         limits.append(sent.attempts[0].limit)

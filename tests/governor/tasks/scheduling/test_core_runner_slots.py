@@ -24,7 +24,7 @@ def test_runners_with_resources_are_given_back_when_nothing_waits_for_them():
 
 def test_what_can_never_be_scheduled_fails_with_the_reason():
     driver, nine = Driver(), (("gpus", 9),)
-    driver.on(Resized({nine: 0}, {nine: "no gpus"}, 0.0))
+    driver.on(Resized(0.0, {nine: 0}, {nine: "no gpus"}))
     driver.submit(task("a", resources={"gpus": 9}, repeat=2))
     assert [(r.outcome, r.error) for r in driver.records().values()] == [("failed", "no gpus")] * 2
     assert isinstance(driver.effects[-1], BatchEnded)
@@ -40,9 +40,9 @@ def test_runners_that_cannot_start_are_given_up():
 def test_nodes_that_come_bring_places_and_nodes_that_go_take_them():
     driver = Driver(*(task(f"t{n}") for n in range(4)), slots=1)
     driver.ready(0)
-    assert driver.on(Resized({(): 2}, {}, 1.0)) == [StartRunner(1, ())]
+    assert driver.on(Resized(1.0, {(): 2}, {})) == [StartRunner(1, ())]
     assert driver.ready(1, 2.0).slot_index == 1
-    driver.on(Resized({(): 1}, {}, 3.0))
+    driver.on(Resized(3.0, {(): 1}, {}))
     second = driver.of(Dispatch)[1]
     assert not driver.of(Dispatch, driver.do(second, 4.0, seconds=1.0)), "there is no such place any more"
 
@@ -50,10 +50,10 @@ def test_nodes_that_come_bring_places_and_nodes_that_go_take_them():
 def test_a_runner_is_replaced_on_request_once_the_new_one_is_ready():
     driver = Driver(task("a"), slots=1)
     driver.do(driver.ready(0), 1.0)
-    assert driver.on(Replaced(0, 2.0)) == [StartRunner(1, ())]
+    assert driver.on(Replaced(2.0, 0)) == [StartRunner(1, ())]
     driver.submit(task("c"), batch="c", now=2.5)
     assert len(driver.of(Dispatch)) == 1, "no new work for a runner that is to go"
-    assert driver.of(KillRunner, driver.on(RunnerReady(1, 3.0)))
+    assert driver.of(KillRunner, driver.on(RunnerReady(3.0, 1)))
     [sent] = driver.of(Dispatch, driver.gone(0, 3.1))
     assert (sent.runner, sent.slot_index) == (1, 0)
 
@@ -89,11 +89,11 @@ def test_places_that_are_no_more_are_not_taken_again():
     driver = Driver(*(task(f"t{n}") for n in range(9)), slots=3)
     for runner in range(3):
         driver.begin(driver.ready(runner), 0.0)
-    driver.on(Resized({(): 1}, {}, 1.0))
+    driver.on(Resized(1.0, {(): 1}, {}))
     for runner in range(3):
         driver.gone(runner, 2.0)
     for number in range(3, 6):
-        driver.on(RunnerReady(number, 3.0))
+        driver.on(RunnerReady(3.0, number))
     assert [sent.runner for sent in driver.of(Dispatch)] == [0, 1, 2, 3]
     assert driver.of(Dispatch)[-1].slot_index == 0
 
@@ -103,7 +103,7 @@ def test_of_runners_without_a_place_one_spare_is_kept():
     sent = [driver.ready(runner) for runner in range(3)]
     for each in sent:
         driver.do(each, 1.0, seconds=1.0)
-    effects = driver.on(Resized({(): 1}, {}, 2.0))
+    effects = driver.on(Resized(2.0, {(): 1}, {}))
     assert [effect.reason for effect in driver.of(KillRunner, effects)] == ["not needed any more"]
 
 
@@ -187,8 +187,8 @@ def test_places_that_go_and_come_again_are_given_once():
     driver = Driver(*(task(f"t{n}") for n in range(4)), slots=4)
     sent = [driver.ready(runner) for runner in range(4)]
     assert sorted(each.slot_index for each in sent) == [0, 1, 2, 3]
-    driver.on(Resized({(): 2}, {}, 1.0))
-    driver.on(Resized({(): 4}, {}, 2.0))
+    driver.on(Resized(1.0, {(): 2}, {}))
+    driver.on(Resized(2.0, {(): 4}, {}))
     driver.submit(*(task(f"u{n}") for n in range(4)), batch="u", now=3.0)
     assert not driver.of(StartRunner, driver.tick(3.0)), "four are at work on four places"
     indices = [driver.of(Dispatch, driver.do(each, 4.0))[0].slot_index for each in sent]
@@ -200,7 +200,7 @@ CPU, CPUS = (("cpus", 1.0),), (("cpus", 2.0),)
 
 def test_runners_make_room_for_what_is_more_urgent_and_needs_what_they_hold():
     driver = Driver(slots=1)
-    driver.on(Resized({CPU: 2, CPUS: 1}, {}, 0.0))
+    driver.on(Resized(0.0, {CPU: 2, CPUS: 1}, {}))
     driver.submit(*(task(f"t{n}", resources={"cpus": 1.0}) for n in range(20)))
     sent = [driver.ready(start.runner) for start in driver.of(StartRunner)]
     big = task("big", resources={"cpus": 2.0}, priority=1)
@@ -210,13 +210,13 @@ def test_runners_make_room_for_what_is_more_urgent_and_needs_what_they_hold():
         assert [kill.runner for kill in driver.of(KillRunner, effects)] == [each.runner]
         assert not driver.of(Dispatch, effects)
         driver.gone(each.runner, 2.1)
-    [dispatched] = driver.of(Dispatch, driver.on(RunnerReady(start.runner, 3.0)))
+    [dispatched] = driver.of(Dispatch, driver.on(RunnerReady(3.0, start.runner)))
     assert dispatched.attempts[0].task.id == "big"
 
 
 def test_what_is_less_urgent_has_its_turn_once_it_has_waited_long():
     driver = Driver(slots=1, age=100.0)
-    driver.on(Resized({CPU: 1, CPUS: 1}, {}, 0.0))
+    driver.on(Resized(0.0, {CPU: 1, CPUS: 1}, {}))
     driver.submit(task("first", resources={"cpus": 1.0}))
     [start] = driver.of(StartRunner)
     sent = driver.ready(start.runner)
@@ -232,7 +232,7 @@ def test_what_is_less_urgent_has_its_turn_once_it_has_waited_long():
 
 def test_runners_of_other_resources_make_no_room():
     driver = Driver(slots=1)
-    driver.on(Resized({CPU: 1, GPU: 1}, {}, 0.0))
+    driver.on(Resized(0.0, {CPU: 1, GPU: 1}, {}))
     driver.submit(*(task(f"t{n}", resources={"cpus": 1.0}) for n in range(2)))
     [start] = driver.of(StartRunner)
     sent = driver.ready(start.runner)

@@ -83,7 +83,7 @@ class Story:
             runner_ids=count(),
         )
         nine = (("gpus", 9.0),)
-        core.on(Resized({nine: 0}, {nine: "too many"}, 0.0))
+        core.on(Resized(0.0, {nine: 0}, {nine: "too many"}))
         self.world = World(core, self.choose)
         self.specs = specs
         self.left = list(specs)
@@ -94,29 +94,29 @@ class Story:
         for _ in range(steps):
             luck = self.choose.random()
             if self.left and (luck < 0.1 or not list(world.moves())):
-                world.feed(BatchSubmitted(self.left.pop(0), world.now))
+                world.feed(BatchSubmitted(world.now, self.left.pop(0)))
             elif luck < 0.11 and world.core.batches:
                 self.cancel(self.choose.choice(list(world.core.batches)))
             elif luck < 0.12:
-                world.feed(Replaced(self.choose.randrange(2), world.now))
+                world.feed(Replaced(world.now, self.choose.randrange(2)))
             elif luck < 0.125:
-                world.feed(Resized({(): self.choose.choice([1, 2, 3])}, {}, world.now))
+                world.feed(Resized(world.now, {(): self.choose.choice([1, 2, 3])}, {}))
             elif not world.step() and not self.left:
                 break
-        world.feed(Resized({(): 2}, {}, world.now))
+        world.feed(Resized(world.now, {(): 2}, {}))
 
     def cancel(self, batch):
         self.cancelled.add(batch)
-        self.world.feed(Cancelled(batch, self.world.now, "no more", gentle=self.choose.random() < 0.5))
+        self.world.feed(Cancelled(self.world.now, batch, "no more", gentle=self.choose.random() < 0.5))
 
     def finish(self):
         """Whatever hangs for ever is cancelled."""
         world = self.world
         for spec in self.left:
-            world.feed(BatchSubmitted(spec, world.now))
+            world.feed(BatchSubmitted(world.now, spec))
         for _ in range(3):
             for batch in list(world.core.batches):
-                world.feed(Cancelled(batch, world.now, "the end"))
+                world.feed(Cancelled(world.now, batch, "the end"))
             for _ in range(3000):
                 if not world.core.batches:
                     return
