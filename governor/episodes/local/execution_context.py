@@ -6,12 +6,9 @@ import threading
 from dataclasses import dataclass, field
 from math import inf
 from time import monotonic
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from governor.messages import EpisodeRecord
-
-if TYPE_CHECKING:
-    from governor.messages import EpisodeOutcome
+from governor.episodes.progress import EpisodeProgress
 
 RESET: Final = "environment.reset"
 STEP: Final = "environment.step"
@@ -27,30 +24,20 @@ class WrittenOff(Exception):
     """The worker came back after it had been declared hung: its episode is recorded already, or another process plays it."""
 
 
-@dataclass(slots=True, eq=False)
-class ExecutionContext:
+@dataclass(slots=True, eq=False, kw_only=True)
+class ExecutionContext(EpisodeProgress):
     """The state of an episode, for the watch: whose code runs (`where`), since when, until when at most, how far.
 
-    `owner` is the worker's number, `number` the slot among all that the phase plays at once, `agent` the name of the
-    agent that `where` refers to. `began` and `deadline` are in seconds on the monotonic clock. `value` is the undiscounted
-    return so far, `values` the returns by player.
+    `owner` is the worker's number, `agent` the name of the agent that `where` refers to.
     """
 
-    number: int
     owner: int
     agent: str
     where: str = ""
     busy: bool = False
-    index: int | None = None
-    seed: int = 0
-    began: float = 0.0
-    deadline: float = inf
-    value: float = 0.0
-    values: dict[str, float] = field(default_factory=dict)
-    steps: int = 0
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
 
-    def enter(self, where: str, *, seconds: float | None, index: int | None = None, seed: int = 0) -> float:
+    def enter(self, where: str, *, seconds: float | None, index: int = -1, seed: int = 0) -> float:
         """User code begins: an episode or, without an index, something around episodes. Returns its deadline."""
         with self._lock:
             self.where, self.index, self.seed = where, index, seed
@@ -73,17 +60,3 @@ class ExecutionContext:
             still = self.busy and self.began == began
             self.busy = self.busy and not still
             return still
-
-    def record(self, outcome: EpisodeOutcome, reason: str) -> EpisodeRecord:
-        """The record of its episode, if it ended now."""
-        return EpisodeRecord(
-            index=self.index or 0,
-            worker=self.number,
-            seed=self.seed,
-            outcome=outcome,
-            value=self.value,
-            steps=self.steps,
-            seconds=monotonic() - self.began,
-            reason=reason,
-            values=dict(self.values),
-        )

@@ -208,7 +208,7 @@ class InProcess:
         for context in hung:
             worker = self._workers[context.owner]
             with contextlib.suppress(OSError):  # the disk is full: the next incarnation plays it again
-                timed_out = context.index is not None and not simulation.stopping
+                timed_out = context.index >= 0 and not simulation.stopping
                 if timed_out:
                     worker.recorder_for(context).end(outcome="timed_out", flush=False)
                 reported.append(asyncio.wrap_future(worker.reports.write_and_report()))
@@ -236,7 +236,7 @@ class InProcess:
         return context.record("timed_out", f"longer than {timeout:g} s, and {self._culprit(context)} hangs")
 
     def _hang_reason(self, context: ExecutionContext) -> str:
-        if context.index is None:
+        if context.index < 0:
             key = " (deadlines.start)" if context.where in {BUILD, JOIN} else ""
             took = f"{monotonic() - context.began:.1f} s{key}"
             return f"{self._culprit(context)} hangs: it has not come back from {context.where} for {took}"
@@ -251,4 +251,4 @@ class InProcess:
 def _describe_current(contexts: list[ExecutionContext]) -> str:
     """Describes whose code a worker runs, if it plays an episode: several episodes during `act_many`."""
     at = [(context.where, context.index) for context in contexts if context.busy and context.where]
-    return exits.describe(at[0][0], [index for _, index in at if index is not None]) if at else ""
+    return exits.describe(at[0][0], [index for _, index in at if index >= 0]) if at else ""

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from governor.episodes.local.local_agent import Calls, LocalAgent
     from governor.episodes.records.recording import StepRecorder
     from governor.episodes.spaces import SpaceSpec
-    from governor.messages import EpisodeOutcome, EpisodeRecord, Made, StartSimulation
+    from governor.messages import EpisodeOutcome, Made, StartSimulation
 
 UNACKNOWLEDGED: Final = 256
 REPORT_DELAY_SECONDS: Final = (0.03, 0.1)
@@ -162,10 +162,6 @@ class LocalEpisodeWorker:
             self.reports.send()
             return self._simulation.next_index(wait=wait)
 
-    def _report_end(self, recorder: StepRecorder, ended: EpisodeRecord) -> None:
-        recorder.end(outcome=ended.outcome, flush=False)
-        self.reports.add(ended, recorder)
-
     def recorder_for(self, context: ExecutionContext) -> StepRecorder:
         """The recorder of this context; also for the watch, which may have declared the worker hung."""
         return next(slot.recorder for slot in self._slots if slot.context is context)
@@ -247,11 +243,12 @@ class LocalEpisodeWorker:
     def _end(self, slot: LocalSlot, outcome: EpisodeOutcome, reason: str) -> None:
         """Raises WrittenOff."""
         slot.context.leave()
-        self._report_end(slot.recorder, slot.context.record(outcome, reason))
+        slot.recorder.end(outcome=outcome, flush=False)
+        self.reports.add(slot.context.record(outcome, reason), slot.recorder)
 
     def _play_round(self, active: list[LocalSlot]) -> list[LocalSlot]:
         """One step of all; the slots whose episode is over."""
-        calls = self._calls_for(explore=self._simulation.trains(active[0].context.index or 0))
+        calls = self._calls_for(explore=self._simulation.trains(active[0].context.index))
         ended = []
         for slot, chosen in zip(active, vector.choose(calls, active, self._observation), strict=True):
             try:
@@ -268,7 +265,7 @@ class LocalEpisodeWorker:
     def _play(self, slot: LocalSlot, seed: int, deadline: float) -> Episode:
         context = slot.context
         try:
-            trains = self._simulation.trains(context.index or 0)
+            trains = self._simulation.trains(context.index)
             outcome = yield from self._steps(slot, seed, deadline, explore=trains)
             if outcome in COMPLETE and trains:
                 self._end_training_episode(context)

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from time import monotonic
 from typing import TYPE_CHECKING, Any
 
+from governor.episodes.progress import EpisodeProgress
 from governor.episodes.remote import wire
-from governor.messages import EpisodeRecord
 
 if TYPE_CHECKING:
     from governor.episodes.records.recording import StepRecorder
@@ -26,21 +25,15 @@ class WorkerSlot:
     retries: list[tuple[int, int, float]] = field(default_factory=list)
 
 
-@dataclass(slots=True, eq=False)
-class EpisodeAttempt:
-    """One attempt at an episode. `reward` and `end` (bits of `wire`) are of its last step; `value` is the undiscounted return
-    so far; `began`, of the first attempt, and `deadline` are in seconds on the monotonic clock; `recorded`: it has begun in the slot's recorder.
+@dataclass(slots=True, eq=False, kw_only=True)
+class EpisodeAttempt(EpisodeProgress):
+    """One attempt at an episode, which `began` with the first attempt. `reward` and `end` (bits of `wire`) are of its last
+    step; `recorded`: it has begun in the slot's recorder.
     """
 
     slot: WorkerSlot
-    index: int
-    seed: int
     tries: int
-    began: float
-    deadline: float
-    value: float = 0.0
     reward: float = 0.0
-    steps: int = 0
     end: int = 0
     recorded: bool = False
     observation: Any = None
@@ -56,19 +49,6 @@ class EpisodeAttempt:
         if not self.steps:
             return wire.FIRST
         return wire.LAST if self.end else wire.NEXT
-
-    def record(self, outcome: EpisodeOutcome, reason: str) -> EpisodeRecord:
-        """The record, if it ended now."""
-        return EpisodeRecord(
-            index=self.index,
-            worker=self.slot.number,
-            seed=self.seed,
-            outcome=outcome,
-            value=self.value,
-            steps=self.steps,
-            seconds=monotonic() - self.began,
-            reason=reason,
-        )
 
     def begin_recording(self) -> None:
         self.slot.recorder.begin(episode=self.index, seed=self.seed)

@@ -124,7 +124,7 @@ class EpisodeWorker(RemoteWorker):
         """Whether the phase will end with the episodes that have taken their last step."""
         if not self.simulation.command.until:
             return False
-        ended = [attempt.record(attempt.regular_outcome, "") for attempt in self._attempts if attempt.end]
+        ended = [attempt.record(attempt.regular_outcome) for attempt in self._attempts if attempt.end]
         return bool(ended) and self.simulation.would_end(ended)
 
     def _next_new(self, *, wait: bool) -> int | None:
@@ -138,7 +138,8 @@ class EpisodeWorker(RemoteWorker):
     def _new_attempt(self, slot: WorkerSlot, index: int, tries: int, began: float) -> EpisodeAttempt:
         timeout = self.simulation.command.episode_timeout
         deadline = inf if timeout is None else monotonic() + timeout
-        return EpisodeAttempt(slot, index, self.simulation.seed_of(index), tries, began, deadline)
+        seed = self.simulation.seed_of(index)
+        return EpisodeAttempt(slot.number, index, seed, began, deadline, slot=slot, tries=tries)
 
     def _stepped(self, attempt: EpisodeAttempt, following: Any, reward: float, end: int) -> bool:
         """Whether it is still in play: it continues, or the agent must learn its last step."""
@@ -152,32 +153,28 @@ class EpisodeWorker(RemoteWorker):
         try:
             attempt.slot.recorder.step(*values)
         except OSError as error:
-            self._release_slot(attempt)
+            self._idle.append(attempt.slot)
             self._end(attempt, "failed", f"cannot record its steps: {one_line(error)}")
             return False
         if not end:
             if self.simulation.stopping:
-                self._release_slot(attempt)
+                self._idle.append(attempt.slot)
                 self._end(attempt, "cancelled")
                 return False
             return True
-        self._release_slot(attempt)
+        self._idle.append(attempt.slot)
         if not self._train:
             self._end_in_time(attempt, attempt.regular_outcome)
         return self._train
 
     # -- ends -----------------------------------------------------------------------------------------------
 
-    def _release_slot(self, attempt: EpisodeAttempt) -> None:
-        """Its slot may begin another episode."""
-        self._idle.append(attempt.slot)
-
     def _end_faulty(self, attempt: EpisodeAttempt, fault: wire.RowFault | None) -> bool:
         """Whether it has ended with the fault of its row."""
         if fault is None:
             return False
         if attempt.kind != wire.LAST:
-            self._release_slot(attempt)
+            self._idle.append(attempt.slot)
         self._end(attempt, "failed", f"{fault.where}: {fault.reason}")
         return True
 

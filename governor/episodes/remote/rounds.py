@@ -1,6 +1,6 @@
-"""A worker with a vector of environments: each slot plays its own episodes, one message carries the steps of all slots.
+"""The two kinds of workers: with one environment, and with a vector of them, where one message carries the steps of all slots.
 
-Rules:
+Rules of a vector:
 1. The episodes, their order and the order of act and learn are those of `local.stepping`: a slot whose episode has ended
    begins its next one at once, the slot that ended last first. If that end may end the phase, the slot waits for it.
 2. A round is two round trips: the agent learns from the last step of each slot and acts for those that continue, then the
@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from governor.episodes.remote import wire
-from governor.episodes.remote.episode import SingleWorker
 from governor.episodes.remote.episode_worker import EpisodeWorker
 from governor.episodes.remote.worker import run
 
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from governor.episodes.remote.episode_attempt import EpisodeAttempt
+    from governor.episodes.remote.request_channel import RequestChannel
     from governor.episodes.simulation import Simulation
 
 LINGER_SECONDS: Final = 0.05
@@ -35,6 +35,67 @@ def run_worker(simulation: Simulation, number: int) -> None:
         run(SingleWorker(simulation, number))
     else:
         run(VectorWorker(simulation, number, linger=LINGER_SECONDS))
+
+
+class SingleWorker(EpisodeWorker):
+    """Its episodes cross one step a message, because a vector of one costs half as much again."""
+
+    def _play_round(self) -> bool:
+        """One episode."""
+        self._idle = list(self._slots)
+        starting = self._assign_idle_slots()
+        if not starting:
+            return False
+        (attempt,) = starting
+        if self._resets != self.simulation.resets:  # the reset came while it waited for its index
+            attempt.slot.retries.append((attempt.index, attempt.tries, attempt.began))
+            return True
+        self._attempts = starting
+        self._train = self.simulation.trains(attempt.index)
+        attempt.begin_recording()
+        self._play(attempt)
+        return True
+
+    def _play(self, attempt: EpisodeAttempt) -> None:
+        environment, agent = self._connected(self._environment), self._connected(self._agent)
+        reset = wire.ResetFrame(environment.next_number(), attempt.seed, attempt.index)
+        observed = self._ask(environment, reset, attempt, wire.ObservedFrame)
+        if observed is None:
+            return
+        attempt.observation = observed.observation
+        request: wire.BeginFrame | wire.ActFrame = wire.BeginFrame(
+            agent.next_number(), attempt.observation, self._train, attempt.index
+        )
+        while True:
+            acted = self._ask(agent, request, attempt, wire.ActedFrame)
+            if acted is None:
+                return
+            attempt.action, self._version = acted.action, acted.weight_version
+            step = wire.StepFrame(environment.next_number(), attempt.action)
+            stepped = self._ask(environment, step, attempt, wire.SteppedFrame)
+            if stepped is None:
+                return
+            end = wire.TERMINATED * stepped.terminated | wire.TRUNCATED * stepped.truncated
+            if not self._stepped(attempt, stepped.observation, stepped.reward, end):
+                return
+            if attempt.end:
+                break
+            self._reports.send_due()
+            request = wire.ActFrame(agent.next_number(), attempt.observation, attempt.reward)
+        truncated = bool(attempt.end & wire.TRUNCATED)
+        finish = wire.FinishFrame(
+            agent.next_number(), attempt.observation, attempt.reward, stepped.terminated, truncated
+        )
+        if self._ask(agent, finish, attempt, wire.FinishedFrame) is not None:
+            self._end_in_time(attempt, attempt.regular_outcome)
+
+    def _ask(self, channel: RequestChannel, request: Any, attempt: EpisodeAttempt, kind: type[Any]) -> Any:
+        """The answer; None if the attempt has ended instead. Raises RoundLost."""
+        answer = self._answer(channel, request, self._attempts, kind)
+        if answer is not None and monotonic() >= attempt.deadline:
+            self._end(attempt, "timed_out", self._overdue_reason)
+            return None
+        return answer
 
 
 class VectorWorker(EpisodeWorker):
@@ -128,7 +189,7 @@ class VectorWorker(EpisodeWorker):
             if self._end_faulty(attempt, faults.get(row)):
                 continue
             if now >= attempt.deadline:
-                self._release_slot(attempt)
+                self._idle.append(attempt.slot)
                 self._end(attempt, "timed_out", self._overdue_reason)
             elif self._stepped(attempt, following, reward, end):
                 continuing.append(attempt)

@@ -28,11 +28,12 @@ import msgspec
 
 from governor import logs
 from governor.episodes.entries import one_line
+from governor.episodes.progress import EpisodeProgress
 from governor.episodes.records.episode_file import as_not_recorded
 from governor.episodes.remote.worker import MAX_ATTEMPTS
 from governor.episodes.rules.conditions import faults
 from governor.episodes.simulation import Paused, Simulation
-from governor.messages import EpisodeRecord, TaskRecord, TaskSpec, encode
+from governor.messages import TaskRecord, TaskSpec, encode
 from governor.tasks.phases.sent_steps import SentSteps
 from governor.tasks.ports import BatchListener
 from governor.tasks.protocol import episodes
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
     from concurrent.futures import Future
 
-    from governor.messages import Acknowledged, EpisodeOutcome, StartSimulation
+    from governor.messages import Acknowledged, EpisodeOutcome, EpisodeRecord, StartSimulation
     from governor.tasks.engine import Engine
     from governor.tasks.scheduling.events import (
         Attempt,
@@ -334,10 +335,8 @@ class RaySimulation:
         index = chunk.wanted.indices[run - 1]
         outcome: EpisodeOutcome
         if chunk.overdue == run:
-            outcome, reason = (
-                "timed_out",
-                f"longer than {simulation.command.episode_timeout:g} s, and its runner hangs",
-            )
+            outcome = "timed_out"
+            reason = f"longer than {simulation.command.episode_timeout:g} s, and its runner hangs"
         elif lost is not None and lost.outcome == "crashed":
             self._tries[index] += 1
             log.warning("episode.crashed", index=index, attempt=self._tries[index], reason=lost.error)
@@ -348,16 +347,8 @@ class RaySimulation:
             outcome, reason = "cancelled", ""
         else:
             return None
-        return EpisodeRecord(
-            index=index,
-            worker=chunk.wanted.worker,
-            seed=simulation.seed_of(index),
-            outcome=outcome,
-            value=0.0,
-            steps=0,
-            seconds=monotonic() - chunk.began,
-            reason=reason,
-        )
+        seed = simulation.seed_of(index)
+        return EpisodeProgress(chunk.wanted.worker, index, seed, chunk.began).record(outcome, reason)
 
     def _not_built(self, lost: TaskRecord | None, *, overdue: bool) -> None:
         """The runner has not built environment and agent, and has given no reason."""

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from governor.episodes import trajectories
-from governor.episodes.local.stepping import LocalEpisodeWorker
+from governor.episodes.records.reports import EpisodeReports
 from tests.support.in_process_commands import episodes, inside, outcomes, parallel, vector
 
 
@@ -47,14 +47,14 @@ async def test_whatever_ends_a_worker_its_environment_is_closed_and_its_agent_ke
     monkeypatch.setattr("governor.episodes.learned.SPARING", 10**9)
     ends = []
 
-    def ended(self, recorder, record):
+    def add(self, record, recorder):
         ends.append(record)
         if len(ends) == 3:
             raise RuntimeError("a fault of ours")
-        real(self, recorder, record)
+        real(self, record, recorder)
 
-    real = LocalEpisodeWorker._report_end
-    monkeypatch.setattr(LocalEpisodeWorker, "_report_end", ended)
+    real = EpisodeReports.add
+    monkeypatch.setattr(EpisodeReports, "add", add)
     closed = harness.folder / "closed"
     _, end = await harness.play(episodes=9, **made(entry="leaving_world:Closes", path=str(closed)))
     assert (end.end, end.first_failure) == ("stopped", "worker 0: RuntimeError: a fault of ours")
