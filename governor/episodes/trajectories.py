@@ -21,17 +21,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from governor.episodes.records.stream import (
-    SUFFIX,
-    StreamReader,
-    array,
-    folder_of,
-    stem_of,
-    streams_of,
-    texts,
-)
+from governor.episodes.records.stream import SUFFIX, StreamReader, array, folder_of, streams_of, texts
 from governor.errors import UsageError
-from governor.files import put_in_place
+from governor.files import name_of, put_in_place
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Sequence
@@ -54,7 +46,7 @@ PIECE: Final = np.dtype(
 
 
 def parquet_of(run_folder: Path, phase: str) -> Path:
-    return folder_of(run_folder) / f"{stem_of(phase)}.parquet"
+    return folder_of(run_folder) / f"{name_of(phase)}.parquet"
 
 
 def phases_of(run_folder: Path) -> list[str]:
@@ -97,7 +89,12 @@ def tables(run_folder: Path, phase: str) -> tuple[pa.Schema, Iterator[pa.Table]]
     if index.schema is None:
         index.close()
         return None
-    return index.schema, index.tables(close=True)
+    return index.schema, _closing(index)
+
+
+def _closing(index: _Index) -> Iterator[pa.Table]:
+    with index:
+        yield from index.tables()
 
 
 def read(run_folder: Path, phase: str | None = None) -> pa.Table:
@@ -139,23 +136,19 @@ class _Index(ExitStack):
             unless_whole.pop_all()
         self.schema: pa.Schema | None = None if self._rows_schema is None else _schema(self._rows_schema)
 
-    def tables(self, episodes: Collection[int] | None = None, *, close: bool = False) -> Iterator[pa.Table]:
+    def tables(self, episodes: Collection[int] | None = None) -> Iterator[pa.Table]:
         """In order; each at most about a row group."""
-        try:
-            pieces = self._in_order(episodes)
-            at = 0
-            while at < len(pieces):
-                slices: list[pa.RecordBatch] = []
-                rows = size = 0
-                first = at
-                while at < len(pieces) and rows < ROWS and size < BYTES:
-                    piece = self._slice(pieces[at])
-                    slices.append(piece)
-                    rows, size, at = rows + piece.num_rows, size + piece.nbytes, at + 1
-                yield self._table(slices, pieces[first:at])
-        finally:
-            if close:
-                self.close()
+        pieces = self._in_order(episodes)
+        at = 0
+        while at < len(pieces):
+            slices: list[pa.RecordBatch] = []
+            rows = size = 0
+            first = at
+            while at < len(pieces) and rows < ROWS and size < BYTES:
+                piece = self._slice(pieces[at])
+                slices.append(piece)
+                rows, size, at = rows + piece.num_rows, size + piece.nbytes, at + 1
+            yield self._table(slices, pieces[first:at])
 
     def _in_order(self, episodes: Collection[int] | None) -> NDArray[np.void]:
         found = np.concatenate([np.empty(0, PIECE), *self._found])
@@ -186,19 +179,18 @@ class _Index(ExitStack):
         rows = pa.Table.from_batches(slices).combine_chunks()
         counts = pieces["rows"]
 
-        def repeated(name: str, kind: str) -> pa.Array:
-            return array(np.repeat(pieces[name].astype(kind), counts))
+        def repeated(name: str) -> pa.Array:
+            return array(np.repeat(pieces[name], counts))
 
         ends = list(self._ends)
         end = np.repeat(pieces["end"], counts)
         first = {"phase": _dictionary(np.zeros(len(end), np.int32), [self._phase])}
         last = {"outcome": _dictionary(end, [outcome for outcome, _ in ends])}
         if _is_text(rows.schema):
-            first["started"] = repeated("episode", "i8").cast(_STARTED)
+            first["started"] = repeated("episode").cast(_STARTED)
             last["reason"] = _dictionary(end, [reason for _, reason in ends])
         else:
-            first |= {"worker": repeated("worker", "i4"), "episode": repeated("episode", "i8")}
-            first |= {"attempt": repeated("attempt", "i4"), "seed": repeated("seed", "i8")}
+            first |= {name: repeated(name) for name in _MARKS}
             before = np.repeat(np.cumsum(counts) - counts, counts)
             first["step"] = array(np.repeat(pieces["step"], counts) + np.arange(len(end)) - before)
         columns = dict(zip(rows.schema.names, rows.columns, strict=True))
@@ -228,9 +220,7 @@ class _Index(ExitStack):
         """Adds it as the oldest source: a stream that still exists is as new or newer."""
         file = pq.ParquetFile(path)
         self.callback(file.close)
-        marks = (
-            ("started",) if _is_text(file.schema_arrow) else ("worker", "episode", "attempt", "seed", "step")
-        )
+        marks = ["started"] if _is_text(file.schema_arrow) else [*_MARKS]
         fields = [field for field in file.schema_arrow if field.name not in {"phase", *marks, *_LAST}]
         schema = pa.schema(fields, file.schema_arrow.metadata)
         source = self._add(schema, partial(_row_group, file, schema))
@@ -272,6 +262,14 @@ class _Index(ExitStack):
         pieces.clear()
 
 
+_MARKS: Final = {
+    "worker": pa.int32(),
+    "episode": pa.int64(),
+    "attempt": pa.int32(),
+    "seed": pa.int64(),
+    "step": pa.int64(),
+}
+"""Columns of the rows of an attempt, and their types."""
 _LAST: Final = ("outcome", "reason")
 _WORDS: Final = pa.dictionary(pa.int32(), pa.string())
 _STARTED: Final = pa.timestamp("us", "UTC")
@@ -286,14 +284,7 @@ def _schema(rows: pa.Schema) -> pa.Schema:
         first.append(pa.field("started", _STARTED))
         last.append(pa.field("reason", _WORDS))
     else:
-        kinds = {
-            "worker": pa.int32(),
-            "episode": pa.int64(),
-            "attempt": pa.int32(),
-            "seed": pa.int64(),
-            "step": pa.int64(),
-        }
-        first += [pa.field(name, kind) for name, kind in kinds.items()]
+        first += [pa.field(name, kind) for name, kind in _MARKS.items()]
     return pa.schema([*first, *rows, *last], rows.metadata)
 
 

@@ -13,6 +13,8 @@ Rules:
 from __future__ import annotations
 
 import os
+from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -54,14 +56,10 @@ def folder_of(run_folder: Path) -> Path:
     return run_folder / "episodes"
 
 
-def stem_of(phase: str) -> str:
-    return files.name_of(phase)
-
-
 def streams_of(run_folder: Path, phase: str) -> list[tuple[int, int, Path]]:
     """Incarnation, worker and path of each stream of a phase, oldest first."""
     found = []
-    folder, stem = folder_of(run_folder), stem_of(phase)
+    folder, stem = folder_of(run_folder), files.name_of(phase)
     for path in folder.iterdir() if folder.is_dir() else ():
         parts = path.name.removesuffix(SUFFIX).rsplit(".", 2)
         if path.suffix == SUFFIX and parts[0] == stem and len(parts) == 3:
@@ -69,13 +67,29 @@ def streams_of(run_folder: Path, phase: str) -> list[tuple[int, int, Path]]:
     return sorted(found)
 
 
+def next_incarnation(run_folder: Path, phase: str) -> int:
+    """That of streams which take precedence over all existing ones."""
+    before = streams_of(run_folder, phase)
+    return before[-1][0] + 1 if before else 1
+
+
+def create(run_folder: Path, phase: str, worker: int, incarnation: int) -> int:
+    """The descriptor of a new file, for a stream of this incarnation, or a higher one if there is that already."""
+    folder = folder_of(run_folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
+    while True:
+        try:
+            return os.open(folder / f"{files.name_of(phase)}.{worker}.{incarnation}{SUFFIX}", flags, 0o644)
+        except FileExistsError:
+            incarnation += 1
+
+
 class Stream:
     """The file is made with the first batch. Not for several threads at once."""
 
     def __init__(self, run_folder: Path, *, phase: str, worker: int, schema: pa.Schema) -> None:
-        before = streams_of(run_folder, phase)
-        self._incarnation = before[-1][0] + 1 if before else 1
-        self._base = folder_of(run_folder) / f"{stem_of(phase)}.{worker}"
+        self._create = partial(create, run_folder, phase, worker, next_incarnation(run_folder, phase))
         self._schema = schema
         self._head = schema.serialize().size
         self._file = -1
@@ -84,7 +98,7 @@ class Stream:
     def append(self, batch: pa.RecordBatch, runs: Sequence[StreamedRun]) -> None:
         """Raises OSError, and nothing of this batch is in the file then."""
         if self._file < 0:
-            self._open()
+            self._file = self._create()
         made = pa.BufferOutputStream()
         # Made anew each time, and never closed: the file has one schema, and no end but where it ends.
         pa.ipc.new_stream(made, self._schema).write_batch(batch, custom_metadata={_RUNS: _encode(runs)})
@@ -98,16 +112,6 @@ class Stream:
             os.close(self._file)
             self._file = -1
             self._has_head = False
-
-    def _open(self) -> None:
-        self._base.parent.mkdir(parents=True, exist_ok=True)
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
-        while self._file < 0:
-            path = f"{self._base}.{self._incarnation}{SUFFIX}"
-            try:
-                self._file = os.open(path, flags, 0o644)
-            except FileExistsError:
-                self._incarnation += 1
 
 
 def array(values: NDArray[Any], *, valid: NDArray[np.bool_] | None = None) -> pa.Array:
@@ -144,10 +148,8 @@ class StreamReader:
         """Raises OSError."""
         self._file = pa.OSFile(str(path), "rb")
         self.schema: pa.Schema | None = None
-        try:
+        with suppress(pa.ArrowInvalid, OSError, EOFError):
             self.schema = pa.ipc.open_stream(self._file).schema
-        except (pa.ArrowInvalid, OSError, EOFError):
-            self.schema = None
 
     def close(self) -> None:
         self._file.close()

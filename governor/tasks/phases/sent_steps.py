@@ -43,15 +43,6 @@ class SentSteps:
         self._files.clear()
 
     def _create(self, worker: int) -> int:
-        """Creates a file with a higher incarnation than all existing ones."""
-        from governor.episodes.records.stream import SUFFIX, folder_of, stem_of, streams_of  # noqa: PLC0415  # Arrow: only where steps come
+        from governor.episodes.records.stream import create, next_incarnation  # noqa: PLC0415  # Arrow: only where steps come
 
-        before = streams_of(self._run_folder, self._phase)
-        incarnation = before[-1][0] + 1 if before else 1
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
-        while True:
-            name = f"{stem_of(self._phase)}.{worker}.{incarnation}{SUFFIX}"
-            try:
-                return os.open(folder_of(self._run_folder) / name, flags, 0o644)
-            except FileExistsError:
-                incarnation += 1
+        return create(self._run_folder, self._phase, worker, next_incarnation(self._run_folder, self._phase))

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from governor.episodes import trajectories
-from governor.episodes.records.stream import streams_of
+from governor.episodes.records.stream import create, streams_of
 from governor.messages import Made, StartSimulation, encode
 from governor.tasks.protocol.episodes import (
     READY,
@@ -75,7 +76,7 @@ def test_it_builds_once_for_all_chunks_of_a_phase_and_anew_after_a_reset(runner)
 def test_what_is_played_again_is_newer_than_what_the_crash_has_left(runner):
     runner.play(0)
     left = recorder(runner.folder, worker=9, phase="p")
-    left._stream._incarnation = 5
+    left._stream._create = partial(create, runner.folder, "p", 9, 5)
     record(left, 1, steps=77, outcome="")
     runner.play(1, replays=1)
     assert max(streams_of(runner.folder, "p"))[:2] == (6, 2)
