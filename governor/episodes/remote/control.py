@@ -20,7 +20,7 @@ from governor.episodes.spaces import SpaceSpec  # noqa: TC001  # msgspec reads i
 from transport.errors import ConnectionLost, ServiceNotFound, WorkerLost
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from transport.client import Client
 
@@ -41,13 +41,17 @@ class Control(msgspec.Struct, frozen=True, kw_only=True, tag=True, tag_field="ty
     """Root of the control plane."""
 
 
-class Acquire(Control, frozen=True):
-    """Requests an environment of the pool. `owner` is a simulation controller, `turn` counts the requests of its workers."""
+class WorkerRequest(Control, frozen=True):
+    """A request of a worker. `owner` is its simulation controller, `turn` counts the requests of the owner's workers."""
 
     owner: str
     incarnation: int
     worker: int
     turn: int
+
+
+class Acquire(WorkerRequest, frozen=True):
+    """Requests an environment of the pool."""
 
 
 class Leased(Control, frozen=True):
@@ -77,15 +81,11 @@ class Release(Control, frozen=True):
     due: tuple[int, ...] = ()
 
 
-class Join(Control, frozen=True):
+class Join(WorkerRequest, frozen=True):
     """Requests a session with the agent, which is built at the first one. With `renew` it is built anew, from its saved
     state. With `max_staleness` it acts with a snapshot of its weights, at most so many versions old (`agent_runtime`).
     """
 
-    owner: str
-    incarnation: int
-    worker: int
-    turn: int
     observation_space: SpaceSpec
     action_space: SpaceSpec
     renew: bool = False
@@ -136,15 +136,14 @@ AgentControl: TypeAlias = Join | ReportHang | Copy
 ControlAnswer: TypeAlias = Leased | Busy | Joined | Accepted | NotExpired | Failed
 
 encode = msgspec.msgpack.Encoder().encode
-_environment: msgspec.msgpack.Decoder[EnvironmentControl] = msgspec.msgpack.Decoder(EnvironmentControl)
-_agent: msgspec.msgpack.Decoder[AgentControl] = msgspec.msgpack.Decoder(AgentControl)
-_answer: msgspec.msgpack.Decoder[ControlAnswer] = msgspec.msgpack.Decoder(ControlAnswer)
-decode_environment_control = _environment.decode
-decode_agent_control = _agent.decode
-decode_answer = _answer.decode
+decode_environment_control: Callable[[bytes], EnvironmentControl] = msgspec.msgpack.Decoder(
+    EnvironmentControl
+).decode
+decode_agent_control: Callable[[bytes], AgentControl] = msgspec.msgpack.Decoder(AgentControl).decode
+decode_answer: Callable[[bytes], ControlAnswer] = msgspec.msgpack.Decoder(ControlAnswer).decode
 
 
-def supersedes(request: Acquire | Join, held: Acquire | Join) -> bool:
+def supersedes(request: WorkerRequest, held: WorkerRequest) -> bool:
     """Whether the request is from a later turn or incarnation of the holder."""
     if request.owner != held.owner:
         return False
@@ -153,7 +152,7 @@ def supersedes(request: Acquire | Join, held: Acquire | Join) -> bool:
     return request.worker == held.worker and request.turn > held.turn
 
 
-def refusal(request: Acquire | Join, held: Iterable[Acquire | Join]) -> Failed | None:
+def refusal(request: WorkerRequest, held: Iterable[WorkerRequest]) -> Failed | None:
     """The answer to a request that arrives after a later one of its worker or owner."""
     if any(supersedes(later, request) for later in held):
         return Failed(reason=f"{request.owner!r} has sent a later request already")
