@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any, Final
 from governor import logs
 from governor.messages import TaskSpec
 from governor.tasks.agentlab.foreign import Foreign, elapsed_of, end_of
+from governor.tasks.agentlab.listeners import TaskRef
 from governor.tasks.agentlab.session import GraphSession
-from governor.tasks.agentlab.task_ref import TaskRef
 from governor.tasks.api import SchedulerConfig, TaskContext
 from governor.tasks.errors import GraphError, TaskFailed
 from governor.tasks.runner_process import calls

@@ -28,9 +28,8 @@ import msgspec
 from governor import logs
 from governor.errors import ConductorError
 from governor.messages import TaskRecord, TaskSpec
-from governor.tasks.agentlab.listeners import GraphListener
+from governor.tasks.agentlab.listeners import GraphListener, TaskRef
 from governor.tasks.agentlab.study import Study
-from governor.tasks.agentlab.task_ref import TaskRef
 from governor.tasks.api import SchedulerConfig
 from governor.tasks.cluster.joining import worker_id
 from governor.tasks.errors import TaskFailed
