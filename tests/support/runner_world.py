@@ -75,6 +75,9 @@ class World:
         assert isinstance(event, RunnerReady), event.reason
         return runner
 
+    def node_of(self, runner):
+        return self.runners._handles[runner].node
+
     def give_back(self, runner):
         self._idle.append(runner)
 

@@ -10,29 +10,15 @@ import socket
 import struct
 import tempfile
 import time
-from collections import deque
 from pathlib import Path
 
 import msgspec
 import pytest
 
-from governor.processes.identity import ProcessIdentity
-from governor.tasks.protocol.wire import (
-    Begun,
-    Bundle,
-    Hello,
-    Input,
-    Over,
-    WorkItem,
-    decode_bundle,
-    frames,
-)
+from governor.tasks.protocol.wire import Begun, Bundle, Input, Over, frames
 from governor.tasks.runners import channel
-from governor.tasks.runners.channel import RunnerListener
+from tests.support.channel_world import SECRET, Driver, Peer, hello, receive_two, send_all, small_work
 from tests.support.turns import Turns
-
-SECRET = b"s" * 32
-
 
 TRIES = 3
 HOLD = 0.08
@@ -46,88 +32,6 @@ def touched_memory():
     """The host has given this machine the pages that the test is about to use."""
     for _ in range(2):
         bytearray(b"\1") * 400_000_000
-
-
-def hello(**fields):
-    fields = {
-        "secret": SECRET,
-        "runner": 0,
-        "identity": ProcessIdentity(pid=1, ticks=0, boot="b"),
-        "node": "n",
-        "host": "h",
-        **fields,
-    }
-    return Hello(mark=5, ticket_pipe=3, cancel_pipe=4, shares_folder=True, **fields)
-
-
-class Driver:
-    """A listener and everything that it received."""
-
-    def __init__(self, folder):
-        self.listener = RunnerListener(
-            folder=folder, host="127.0.0.1", secret=SECRET, on_runner=self.accept_runner
-        )
-        self.guests = []
-        self.received = []
-        self.reads = []
-        self.ended = []
-        self.news = asyncio.Event()
-
-    def accept_runner(self, connection, first):
-        self.guests.append((connection, first))
-        connection.on_documents = self.receive
-        connection.on_closed = lambda: (self.ended.append(first.runner), self.news.set())
-        self.news.set()
-
-    def receive(self, documents):
-        self.reads.append(len(documents))
-        self.received += documents
-        self.news.set()
-
-    async def until(self, condition, seconds=10):
-        async with asyncio.timeout(seconds):
-            while not condition():
-                self.news.clear()
-                await self.news.wait()
-
-
-class Peer:
-    """The other end, as a blocking socket that this test drives from the loop."""
-
-    def __init__(self, driver, *, tcp=False):
-        self.loop = asyncio.get_running_loop()
-        self.sock = socket.socket(socket.AF_INET if tcp else socket.AF_UNIX)
-        self.sock.setblocking(False)
-        self.to = driver.listener.address if tcp else driver.listener.path
-
-    async def connect(self):
-        await self.loop.sock_connect(self.sock, self.to)
-        return self
-
-    async def say(self, data):
-        await self.loop.sock_sendall(self.sock, data)
-
-    async def is_shut(self, seconds=5):
-        """Whether the driver ends the connection."""
-        try:
-            async with asyncio.timeout(seconds):
-                return await self.loop.sock_recv(self.sock, 1) == b""
-        except ConnectionResetError:
-            return True
-
-    async def receive(self, size):
-        data = bytearray(size)
-        view = memoryview(data)
-        while view:
-            view = view[await self.loop.sock_recv_into(self.sock, view) :]
-        return bytes(data)
-
-    async def bundle(self):
-        (length,) = struct.unpack("<I", await self.receive(4))
-        return decode_bundle(await self.receive(length))
-
-    def close(self):
-        self.sock.close()
 
 
 @pytest.fixture
@@ -178,10 +82,6 @@ async def runner(driver, connect):
 
 def is_empty(folder):
     return not list(Path(folder).iterdir())
-
-
-def small_work(**fields):
-    return WorkItem(batch=1, task="t", runs=(0,), attempt=1, call="a:b", **{"ticket": 1, **fields})
 
 
 def nested(depth):
@@ -342,7 +242,7 @@ async def test_large_documents_come_whole_and_the_loop_turns_meanwhile(driver, c
     for ticket in range(TRIES):
         said = frames([Over(ticket, 0, 1.0, 1.0, payload=payload), Begun(100 + ticket, 0, 2.0)])
         async with Turns() as turns:
-            await asyncio.to_thread(_send_all, peer.sock, said)
+            await asyncio.to_thread(send_all, peer.sock, said)
             await driver.until(
                 lambda ticket=ticket: driver.received and driver.received[-1].ticket == 100 + ticket
             )
@@ -361,7 +261,7 @@ async def test_large_bundles_go_out_while_the_loop_turns(driver, runner):
         async with Turns() as turns:
             driver.guests[0][0].send([Bundle([work])])
             driver.guests[0][0].send([Bundle([])])
-            received = await asyncio.to_thread(_receive_two, runner.sock)
+            received = await asyncio.to_thread(receive_two, runner.sock)
         assert received[0].work_items == [work]
         assert received[1] == Bundle([])
         longest.append(turns.longest)
@@ -374,7 +274,7 @@ async def test_a_burst_of_reports_is_taken_in_portions(driver, runner):
         [Over(n, 0, 1.0, 1.0, value={"reward": 0.5}, metrics={"reward": 0.5}) for n in range(100_000)]
     )
     async with Turns() as turns:
-        await asyncio.to_thread(_send_all, runner.sock, said)
+        await asyncio.to_thread(send_all, runner.sock, said)
         await driver.until(lambda: driver.received and driver.received[-1].ticket == 99_999)
     assert [each.ticket for each in driver.received[-100_000:]] == list(range(100_000))
     assert max(driver.reads) < 1000
@@ -404,20 +304,3 @@ async def test_sending_to_one_who_is_gone_or_does_not_read_neither_waits_nor_rai
     connection.send([large])
     connection.close()
     await runner.still_works()
-
-
-def _send_all(sock, data):
-    sock.setblocking(True)
-    sock.sendall(data)
-    sock.setblocking(False)
-
-
-def _receive_two(sock):
-    sock.setblocking(True)
-    found = deque()
-    with sock.makefile("rb") as file:
-        for _ in range(2):
-            (length,) = struct.unpack("<I", file.read(4))
-            found.append(decode_bundle(file.read(length)))
-    sock.setblocking(False)
-    return found
