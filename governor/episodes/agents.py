@@ -95,18 +95,12 @@ def act_many(
         return [error] * len(observations)
     if type(actions) is np.ndarray and actions.ndim == 1:
         actions = actions.tolist()
-    try:
-        return [conform(action) for action in actions]
-    except Abandoned:
-        raise
-    except BaseException:  # noqa: BLE001  # likewise, of one of them at least
-        return [_conform_or_fault(conform, action) for action in actions]
-
-
-def _conform_or_fault(conform: spaces.Conformer, action: Any) -> Any:
-    try:
-        return conform(action)
-    except Abandoned:
-        raise
-    except BaseException as error:  # noqa: BLE001  # as above
-        return error
+    found: list[Any] = []
+    for action in actions:
+        try:
+            found.append(conform(action))
+        except Abandoned:
+            raise
+        except BaseException as error:  # noqa: BLE001  # likewise, of this one
+            found.append(error)
+    return found

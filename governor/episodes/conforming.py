@@ -45,10 +45,8 @@ def copier(spec: SpaceSpec) -> Conformer:
 
 def observer(spec: SpaceSpec) -> Observer:
     """As `copier`, for observations."""
-    return _number_observer(spec) if isinstance(spec, Discrete) else _array_observer(spec)
-
-
-def _number_observer(spec: Discrete) -> Observer:
+    if not isinstance(spec, Discrete):
+        return _array_observer(spec)
     conform = conformer(spec)
 
     def observe(value: Any) -> tuple[int, int]:

@@ -100,17 +100,14 @@ class SingleWorker(EpisodeWorker):
 
 class VectorWorker(EpisodeWorker):
     def _play_round(self) -> bool:
-        self._begin_all()
+        # Every idle slot gets an episode, while episodes are left, and its environment is reset.
+        while (starting := self._assign_idle_slots()) and not self._reset(starting):
+            pass
         if not self._attempts:
             return False
         self._act()
         self._step()
         return True
-
-    def _begin_all(self) -> None:
-        """Assigns an episode to every idle slot, while episodes are left, and resets their environments."""
-        while (starting := self._assign_idle_slots()) and not self._reset(starting):
-            pass
 
     def _reset(self, starting: list[EpisodeAttempt]) -> bool:
         """Whether all environments are ready for their first step."""

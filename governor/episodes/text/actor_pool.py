@@ -255,7 +255,7 @@ class ActorPool:
             slot.actor = None
             self._idle.append(slot)
         else:
-            self._close_soon(slot.endpoint)
+            self._run_closing(_close(slot.endpoint.local_env))
             if self._task_left():
                 self._start_slot(slot.number)
         self._wake()
@@ -267,7 +267,7 @@ class ActorPool:
         """
         self._closed = True
         for slot in (*self._idle, *self._leases.values()):
-            self._close_soon(slot.endpoint)
+            self._run_closing(_close(slot.endpoint.local_env))
         self._idle.clear()
         self._leases.clear()
         self._wake()
@@ -350,9 +350,6 @@ class ActorPool:
             making.cancel()
             self._run_closing(_close_late(making))
             raise
-
-    def _close_soon(self, endpoint: EnvironmentEndpoint) -> None:
-        self._run_closing(_close(endpoint.local_env))
 
     def _run_closing(self, closing: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(closing, name="actor_pool.close")

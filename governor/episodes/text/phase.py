@@ -103,7 +103,8 @@ class TextPhase:
         name = self._agent.entry.removeprefix(LANGUAGE_MODEL)
         settings = LanguageModelParams.model_validate(self._agent.params)
         server = HTTPEnvironmentParams.model_validate(made.params if over_http else {})
-        key = _key(settings.api_key_env)
+        variable = settings.api_key_env
+        key = "EMPTY" if variable is None else _value_of(variable, "the key of the model")
         provider = _provider(settings)
         async with AsyncExitStack() as stack:
             model = ChatModel(
@@ -179,10 +180,6 @@ class TextPhase:
                 raise
         finally:
             loop.remove_reader(stop_signal)
-
-
-def _key(variable: str | None) -> str:
-    return "EMPTY" if variable is None else _value_of(variable, "the key of the model")
 
 
 def _headers(server: HTTPEnvironmentParams) -> dict[str, str]:

@@ -169,7 +169,7 @@ class _PackBuilder:
         if id(call) in known:
             return known[id(call)]
         calls.require_callable(call)
-        if not _is_code(call):
+        if not isinstance(call, type | FunctionType | BuiltinFunctionType):
             return self.add(DATA, call)
         position = known[id(call)] = self.add(CODE, call)
         return position
@@ -265,14 +265,7 @@ def cloudpickle_of(thing: Any) -> bytes:
 
 def fetch(name: str) -> Any:
     """The object with this name, on the runner's side. Raises LookupError, or any error of its unpickling."""
-    if f"/{CODE}/" in name:
-        return _fetch_code(name)
-    return _fetch_data(name)
-
-
-@lru_cache(maxsize=CACHED_CODE)
-def _fetch_code(name: str) -> Any:
-    return _fetch_data(name)
+    return _fetch_code(name) if f"/{CODE}/" in name else _fetch_data(name)
 
 
 def _fetch_data(name: str) -> Any:
@@ -280,6 +273,9 @@ def _fetch_data(name: str) -> Any:
         return _unpickled(_pickles.fetch(name))
     _, pack, position = name.split("#")
     return _unpickled(_pickles.fetch(f"{pack}#")[int(position)])
+
+
+_fetch_code = lru_cache(maxsize=CACHED_CODE)(_fetch_data)
 
 
 def _read(name: str) -> bytes:
@@ -313,10 +309,6 @@ def _kind(thing: Any) -> str:
         return f"{thing.__module__}.{thing.__qualname__}:{thing.__code__.co_firstlineno}".replace("#", "")
     kind = thing if isinstance(thing, type) else type(thing)
     return f"{kind.__module__}.{kind.__qualname__}".replace("#", "")
-
-
-def _is_code(thing: Any) -> bool:
-    return isinstance(thing, type | FunctionType | BuiltinFunctionType)
 
 
 def _is_of_script(kind: type) -> bool:

@@ -92,10 +92,6 @@ class Attempts:
         self._tickets = count(1)
         self._unannounced: list[RunnerSlot] = []
 
-    @property
-    def now(self) -> float:
-        return self.outcomes.now
-
     def emit(self, effect: Effect) -> None:
         self.outcomes.effects.append(effect)
 
@@ -131,8 +127,8 @@ class Attempts:
         elif job.taken:
             return
         job.taken = True
-        slot.waits_since = self.now
-        self._set_alarm(slot, self.now + IMPORT_LIMIT)
+        slot.waits_since = self.outcomes.now
+        self._set_alarm(slot, self.outcomes.now + IMPORT_LIMIT)
         if len(slot.jobs) > 1:
             self.revoke(slot)
 
@@ -226,7 +222,7 @@ class Attempts:
         slot.state = "ending"
         job = slot.jobs[0]
         job.termination = termination
-        job.kill_at = self.now + (grace or REVOKE_TIMEOUT)
+        job.kill_at = self.outcomes.now + (grace or REVOKE_TIMEOUT)
         self._set_alarm(slot, job.kill_at)
         if grace == 0:
             self.revoke(slot)
@@ -249,8 +245,8 @@ class Attempts:
         slot = self.slots.remove(event.runner)
         if slot is None:
             return
-        if slot.state == "starting" and not event.node_lost and self.slots.start_failed(slot.shape, self.now):
-            self._starts_failed(slot.shape, event.reason)
+        if slot.state == "starting" and not event.node_lost:
+            self._start_failed(slot.shape, event.reason)
         if not slot.jobs:
             return
         head = slot.jobs.popleft()
@@ -270,8 +266,10 @@ class Attempts:
             self.emit(AttemptEnded(head.attempt, head.run, crashed.outcome, crashed.error, crashed.seconds))
         self.outcomes.requeue(head.subtask)
 
-    def _starts_failed(self, shape: Shape, reason: str) -> None:
-        """Starts are retried after a pause; without another usable runner, all waiting sub-tasks fail."""
+    def _start_failed(self, shape: Shape, reason: str) -> None:
+        """After some in a row, starts are retried after a pause; without another usable runner, all waiting sub-tasks fail."""
+        if not self.slots.start_failed(shape, self.outcomes.now):
+            return
         self.alarms.set(self.slots.next_start(shape), None)
         if not self.slots.has_usable(shape):
             self.outcomes.fail_waiting(shape, f"no runner can be started: {reason}")
@@ -314,24 +312,24 @@ class Attempts:
             else:
                 self._check_run(slot, job, job.started_at)
         elif job.kill_at is not None and job.termination is not None:
-            if self.now >= job.kill_at:
+            if self.outcomes.now >= job.kill_at:
                 self.kill(slot, job.termination)
             else:
                 self._set_alarm(slot, job.kill_at)
 
     def _check_run(self, slot: RunnerSlot, job: Job, started_at: float) -> None:
         if job.run is not None and len(slot.jobs) > 1:
-            if self.now >= job.run_at + REVOKE_AFTER:
+            if self.outcomes.now >= job.run_at + REVOKE_AFTER:
                 self.revoke(slot)
             else:
                 self._set_alarm(slot, job.run_at + REVOKE_AFTER)
         if job.deadline is None:
             return
-        if self.now >= job.deadline:
+        if self.outcomes.now >= job.deadline:
             error = f"ran longer than its timeout of {job.deadline - started_at:.6g} s"
-            self.observe(job, self.now)
-            self.terminate(slot, Termination("timed_out", error, seconds=self.now - started_at))
-        elif self.now >= job.deadline - SPARE_LEAD:
+            self.observe(job, self.outcomes.now)
+            self.terminate(slot, Termination("timed_out", error, seconds=self.outcomes.now - started_at))
+        elif self.outcomes.now >= job.deadline - SPARE_LEAD:
             slot.spare_wanted = True
             self._set_alarm(slot, job.deadline)
         else:
@@ -340,7 +338,7 @@ class Attempts:
     def _check_unstarted(self, slot: RunnerSlot, job: Job) -> None:
         """The runner has work and has not reported its start."""
         timeout = IMPORT_LIMIT if job.taken else START_PRESUMED_AFTER
-        if self.now < slot.waits_since + timeout:
+        if self.outcomes.now < slot.waits_since + timeout:
             self._set_alarm(slot, slot.waits_since + timeout)
         elif job.taken:
             error = f'the import of "{job.attempt.task.call}" took longer than {IMPORT_LIMIT:g} s'
@@ -359,11 +357,11 @@ class Attempts:
             if limits is not None and not task.is_eval:
                 limit = limits.limit(limit)
             subtask.began = None
-            limit = min(math.inf if limit is None else limit, subtask.left(self.now))
+            limit = min(math.inf if limit is None else limit, subtask.left(self.outcomes.now))
             subtask.limit = limit = None if limit == math.inf else limit
             attempt = Attempt(next(self._tickets), batch, task, subtask.missing, subtask.number, limit)
             slot.jobs.append(Job(attempt, subtask))
-        slot.waits_since = self.now
-        self._set_alarm(slot, self.now + START_PRESUMED_AFTER)
+        slot.waits_since = self.outcomes.now
+        self._set_alarm(slot, self.outcomes.now + START_PRESUMED_AFTER)
         attempts = tuple(job.attempt for job in slot.jobs)
         self.emit(Dispatch(slot.runner, slot.index or 0, attempts))

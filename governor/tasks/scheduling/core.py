@@ -65,14 +65,11 @@ class Core:
         self.slots = RunnerSlots(runner_ids=runner_ids or count())
         self.ready = ReadyQueue(age=age)
         self.outcomes = Outcomes(ready=self.ready)
+        self.batches: Mapping[BatchId, Batch] = self.outcomes.batches
+        """Those that have not ended."""
         self.attempts = Attempts(slots=self.slots, outcomes=self.outcomes, grace=grace)
         for shape, number in capacity.items():
             self.slots.open(shape, number)
-
-    @property
-    def batches(self) -> Mapping[BatchId, Batch]:
-        """Batches that have not ended."""
-        return self.outcomes.batches
 
     def next_alarm(self) -> float | None:
         """When the next `Tick` is due; one too early is harmless."""

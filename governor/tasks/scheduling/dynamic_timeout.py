@@ -105,18 +105,17 @@ class TimeoutEstimator:
 
 
 def _check(config: DynamicTimeout, max_timeout: float) -> None:
-    faults: list[str] = []
-    if not max_timeout > 0:
-        faults.append(f"max_timeout must be above 0 s, not {max_timeout!r}")
-    if not 0 < config.ratio < math.inf:
-        faults.append(f"ratio must be above 0, not {config.ratio!r}")
-    if config.warmup_min_steps < 0:
-        faults.append(f"warmup_min_steps must be 0 or more, not {config.warmup_min_steps}")
-    if config.percentile is not None and not 0 <= config.percentile <= 100:
-        faults.append(f"percentile must lie between 0 and 100, not {config.percentile!r}")
-    if not 0 <= config.floor < math.inf:
-        faults.append(f"floor must be 0 s or more, not {config.floor!r}")
-    if config.window < 1:
-        faults.append(f"window must be 1 or more, not {config.window}")
+    checks = (
+        (max_timeout > 0, f"max_timeout must be above 0 s, not {max_timeout!r}"),
+        (0 < config.ratio < math.inf, f"ratio must be above 0, not {config.ratio!r}"),
+        (config.warmup_min_steps >= 0, f"warmup_min_steps must be 0 or more, not {config.warmup_min_steps}"),
+        (
+            config.percentile is None or 0 <= config.percentile <= 100,
+            f"percentile must lie between 0 and 100, not {config.percentile!r}",
+        ),
+        (0 <= config.floor < math.inf, f"floor must be 0 s or more, not {config.floor!r}"),
+        (config.window >= 1, f"window must be 1 or more, not {config.window}"),
+    )
+    faults = [fault for is_right, fault in checks if not is_right]
     if faults:
         raise ValueError(f"dynamic_timeout: {'; '.join(faults)}")

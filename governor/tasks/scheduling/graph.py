@@ -85,11 +85,9 @@ def _cycles(tasks: Sequence[TaskSpec], first: dict[str, int], noun: str) -> list
 
 
 def _cycle_fault(tasks: Sequence[TaskSpec], index: int, cycle_ids: list[str], noun: str) -> GraphFault:
-    names = (
-        [*cycle_ids[:MOST_NAMES], f"... ({len(cycle_ids)} tasks)"]
-        if len(cycle_ids) > MOST_NAMES
-        else cycle_ids
-    )
+    names = cycle_ids[:MOST_NAMES]
+    if len(cycle_ids) > MOST_NAMES:
+        names.append(f"... ({len(cycle_ids)} tasks)")
     cycle = " -> ".join([*names, cycle_ids[0]])
     place = tasks[index].depends_on.index(cycle_ids[1]) if cycle_ids[1] in tasks[index].depends_on else 0
     return GraphFault(

@@ -21,6 +21,7 @@ import socket
 import sys
 import threading
 from contextlib import suppress
+from functools import cache
 from multiprocessing import spawn
 from typing import Any, Final
 
@@ -128,14 +129,11 @@ def _finished(value: Any) -> Any:
     return asyncio.run_coroutine_threadsafe(wait(), _loop()).result()
 
 
-_running: list[asyncio.AbstractEventLoop] = []
-
-
+@cache
 def _loop() -> asyncio.AbstractEventLoop:
-    if not _running:
-        _running.append(asyncio.new_event_loop())
-        threading.Thread(target=_running[0].run_forever, name="event loop", daemon=True).start()
-    return _running[0]
+    loop = asyncio.new_event_loop()
+    threading.Thread(target=loop.run_forever, name="event loop", daemon=True).start()
+    return loop
 
 
 def _plain(value: Any) -> Any:

@@ -17,6 +17,7 @@ import signal
 import socket
 import subprocess
 import sys
+from functools import partial
 from multiprocessing import spawn
 from typing import TYPE_CHECKING, Any, Final, Self
 
@@ -131,7 +132,7 @@ class TextProcess:
 
     async def _terminate(self) -> None:
         try:
-            await kill_ladder.terminate(self._child, self._ask_to_close, GRACE)
+            await kill_ladder.terminate(self._child, partial(self._send, pickle.dumps(("close",))), GRACE)
         finally:
             self._child.signal(signal.SIGKILL)  # alive only if this failed
             self._writer.transport.abort()
@@ -139,9 +140,6 @@ class TextProcess:
                 await self._writer.wait_closed()
             self._watch.cancel()
             self._child.release()
-
-    async def _ask_to_close(self) -> None:
-        await self._send(pickle.dumps(("close",)))
 
     async def _send(self, request: bytes) -> None:
         self._writer.write(framed(request))
