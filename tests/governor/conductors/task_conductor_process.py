@@ -13,7 +13,6 @@ import ray  # noqa: F401  # before its variables are set, as in a fork of the fo
 from governor.conductors.conductor import CLOSE_SECONDS
 from governor.conductors.task import TaskConductor
 from governor.messages import (
-    ConductorSpec,
     Done,
     PartEndedReport,
     StartSimulation,
@@ -22,7 +21,7 @@ from governor.messages import (
     TaskSpec,
 )
 from governor.messages.link import RecordingLink
-from transport.access import Secret
+from tests.support.conductor_specs import conductor_spec
 
 
 def show(**line_data):
@@ -37,19 +36,8 @@ class PrintingLink(RecordingLink):
 
 
 async def main(address: str, token: str, run_folder: str, import_folder: str) -> None:
-    spec = ConductorSpec(
-        uid="life",
-        name="tasks",
-        kind="task",
-        incarnation=1,
-        client_endpoint="",
-        worker_endpoint="",
-        secret=Secret.new(),
-        run_folder=run_folder,
-        socket_folder=run_folder,
-        import_folder=import_folder,
-        seed=0,
-        settings={"ray": {"address": address, "token_path": token}},
+    spec = conductor_spec(
+        run_folder, import_folder=import_folder, settings={"ray": {"address": address, "token_path": token}}
     )
     link = PrintingLink()
     conductor = TaskConductor(spec=spec, link=link)

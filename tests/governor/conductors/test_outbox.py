@@ -13,15 +13,14 @@ from governor.conductors.outbox import Outbox
 from governor.errors import ConductorError
 from governor.messages import (
     Acknowledged,
-    ConductorSpec,
     Log,
     Refused,
     decode_report,
     encode,
     run_service,
 )
+from tests.support.conductor_specs import conductor_spec
 from transport import frames
-from transport.access import Secret
 from transport.broker import Broker, BrokerSettings
 from transport.client import Client
 from transport.worker import Worker
@@ -32,18 +31,13 @@ async def post():
     """An outbox, and `serve(handler)` for the governor's side of it."""
     with tempfile.TemporaryDirectory(prefix="ob-", dir="/tmp") as name:
         client_end, worker_end = f"ipc://{name}/c", f"ipc://{name}/w"
-        spec = ConductorSpec(
+        spec = conductor_spec(
+            name,
             uid="r1",
             name="simulation",
             kind="simulation",
-            incarnation=1,
             client_endpoint=client_end,
             worker_endpoint=worker_end,
-            secret=Secret.new(),
-            run_folder=name,
-            socket_folder=name,
-            import_folder=name,
-            seed=0,
         )
         async with (
             Broker(BrokerSettings(client_endpoint=client_end, worker_endpoint=worker_end)),

@@ -15,10 +15,9 @@ import pytest
 
 from governor.conductors.task import TaskConductor
 from governor.errors import ConductorError
-from governor.messages import ConductorSpec
 from governor.messages.link import RecordingLink
 from governor.tasks.cluster.head import RayHead
-from transport.access import Secret
+from tests.support.conductor_specs import conductor_spec
 
 PROGRAM = Path(__file__).parent / "task_conductor_process.py"
 ROOT = Path(__file__).parents[3]
@@ -123,11 +122,7 @@ async def test_a_conductor_killed_outright_leaves_no_runner(head, conductor):
     ("address", "reason"), [("127.0.0.1:1", "no Ray at 127.0.0.1:1"), ("ray", "no Ray address")]
 )
 async def test_no_ray_is_one_line(tmp_path, address, reason):
-    spec = ConductorSpec(
-        uid="u", name="tasks", kind="task", incarnation=1, client_endpoint="", worker_endpoint="", secret=Secret.new(),
-        run_folder=str(tmp_path), socket_folder="", import_folder="", seed=0,
-        settings={"ray": {"address": address, "token_path": None}},
-    )  # fmt: skip
+    spec = conductor_spec(tmp_path, settings={"ray": {"address": address, "token_path": None}})
     conductor = TaskConductor(spec=spec, link=RecordingLink())
     with pytest.raises(ConductorError, match=reason):
         await conductor.prepare()

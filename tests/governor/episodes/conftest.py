@@ -14,8 +14,9 @@ from governor.conductors.agent import AgentConductor
 from governor.conductors.environment import EnvironmentConductor
 from governor.conductors.simulation import SimulationController
 from governor.episodes.records import state_file
-from governor.messages import ConductorSpec, Done, EpisodeEnded, PartEndedReport, StartSimulation, encode
+from governor.messages import Done, EpisodeEnded, PartEndedReport, StartSimulation, encode
 from governor.messages.link import RecordingLink
+from tests.support.conductor_specs import conductor_spec
 from tests.support.in_process_commands import inside, vector
 from transport.access import Secret
 from transport.broker import Broker, BrokerSettings
@@ -36,7 +37,8 @@ class Harness:
         self._stack = contextlib.AsyncExitStack()
 
     def spec(self, name, *, incarnation=1, seed=7, **settings):
-        return ConductorSpec(
+        return conductor_spec(
+            self.folder,
             uid="u1",
             name=name,
             kind=name.partition(".")[0],
@@ -45,7 +47,6 @@ class Harness:
             worker_endpoint=f"ipc://{self.folder}/w",
             secret=SECRET,
             run_folder=str(self.folder / "run"),
-            socket_folder=str(self.folder),
             import_folder=str(HERE),
             seed=seed,
             settings=settings,

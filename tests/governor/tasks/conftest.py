@@ -15,7 +15,7 @@ import pytest_asyncio
 from governor.messages import ConductorSpec, PartEndedReport, StartTasks, TaskEnded, TaskSpec
 from governor.messages.link import RecordingLink
 from governor.tasks.cluster.head import RayHead
-from transport.access import Secret
+from tests.support.conductor_specs import conductor_spec
 
 USER_CODE = Path(__file__).parent / "user_code"
 
@@ -34,19 +34,7 @@ async def harness(ray_head, tmp_path_factory):
     from governor.tasks.cluster.cluster import Cluster
 
     folder = tmp_path_factory.mktemp("run")
-    spec = ConductorSpec(
-        uid="test-run",
-        name="tasks",
-        kind="task",
-        incarnation=1,
-        client_endpoint="",
-        worker_endpoint="",
-        secret=Secret.new(),
-        run_folder=str(folder),
-        socket_folder=str(folder),
-        import_folder=str(USER_CODE),
-        seed=0,
-    )
+    spec = conductor_spec(folder, import_folder=str(USER_CODE))
     cluster = Cluster(address=ray_head.address, token_path=str(ray_head.token_path), namespace=spec.uid)
     await cluster.connect()
     from governor.tasks.engine import Engine

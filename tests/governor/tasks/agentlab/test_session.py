@@ -15,6 +15,7 @@ import pytest
 
 from governor.tasks import SchedulerConfig, TaskFailed, poll_for_timeout, run_exp
 from governor.tasks.agentlab.session import GraphSession
+from tests.support.living import lives
 from tests.support.user_code.experiments import Exp, LaterSums, Sums, story_of
 
 
@@ -45,14 +46,6 @@ def program(text, *arguments, **more):
 
 def descendants(pid):
     return psutil.Process(pid).children(recursive=True)
-
-
-def is_alive(pid):
-    """Whoever has died may wait for init to hear of it."""
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
 
 
 def pids(path):
@@ -217,13 +210,14 @@ def test_at_exit_nothing_is_left():
     (line,) = [line for line in out.splitlines() if line.startswith("pids ")]
     left = [int(pid) for pid in line.split()[1:]]
     assert len(left) > 3
-    assert not [pid for pid in left if is_alive(pid)]
+    assert not [pid for pid in left if lives(pid)]
     assert ray.is_initialized()
 
 
 INTERRUPTED = """
 import os, sys
 from pathlib import Path
+from tests.support.living import lives
 from tests.support.user_code.experiments import Exp
 from governor.tasks import SchedulerConfig, execute_task_graph
 exps = [Exp(n, "hold_gil", story=Path(sys.argv[1])) for n in range(3)]
@@ -242,11 +236,12 @@ def test_ctrl_c_ends_it_and_leaves_nothing(tmp_path):
     assert caller.returncode == 0, err
     assert "interrupted" in out.splitlines()
     assert len(pids(tmp_path / "story")) == 2, "what waited has begun"
-    assert not [pid for pid in pids(tmp_path / "story") if is_alive(pid)]
+    assert not [pid for pid in pids(tmp_path / "story") if lives(pid)]
 
 
 OPENING = """
 from governor.tasks import execute_task_graph
+from tests.support.living import lives
 from tests.support.user_code.experiments import Exp
 execute_task_graph([Exp("a", "sleep", 600)])
 """
@@ -260,13 +255,14 @@ def test_ctrl_c_while_it_opens_leaves_nothing():
     _, err = caller.communicate(timeout=30)
     assert caller.returncode != 0
     assert "KeyboardInterrupt" in err
-    until(lambda: not [child for child in children if is_alive(child.pid)], 5)
+    until(lambda: not [child for child in children if lives(child.pid)], 5)
 
 
 SHUT_DOWN = """
 import os, ray, ray._private.services
 from governor.tasks import execute_task_graph, run_exp
 from governor.tasks.agentlab.session import GraphSession
+from tests.support.living import lives
 from tests.support.user_code.experiments import Exp
 ray._private.services.resolve_ip_for_localhost = lambda host: host
 ray.init(os.environ["RAY"], log_to_driver=False)
@@ -294,6 +290,7 @@ def test_rays_end_below_a_session_is_no_trouble():
 
 TOO_SLOW = """
 import os, time
+from tests.support.living import lives
 from tests.support.user_code.experiments import Exp
 from governor.tasks import SchedulerConfig
 from governor.tasks.agentlab.session import GraphSession

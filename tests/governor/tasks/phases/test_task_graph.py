@@ -8,24 +8,17 @@ import signal
 import time
 from pathlib import Path
 
-import psutil
 import pytest
 
 from governor.errors import ConductorError
 from governor.messages import Log, PartEndedReport, TaskAttemptEnded, TaskEnded, TaskRecord, TaskStarted
 from governor.tasks.phases.task_graph import LINES_WAITING, REPORTS_AT_ONCE
+from tests.support.living import lives
 
 GRACE = 0.4
 """Not that of the engine in conftest.py."""
 
 pytestmark = [pytest.mark.ray, pytest.mark.asyncio(loop_scope="session")]
-
-
-def gone(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
-    except psutil.NoSuchProcess:
-        return True
 
 
 async def test_results_flow_along_dependencies_and_repeats_arrive_as_lists(harness, task):
@@ -142,7 +135,7 @@ async def test_a_task_past_its_deadline_is_seen_dead(harness, task, deed):
     assert result["hung"].error == "ran longer than its timeout of 0.3 s"
     assert 0.3 <= result["hung"].seconds < 3
     [started] = [event for event in result.of(TaskStarted) if event.task == "hung"]
-    assert gone(started.pid)
+    assert not lives(started.pid)
     assert result["fine"].outcome == "succeeded"
 
 
@@ -151,7 +144,7 @@ async def test_no_descendant_survives_a_deadline(harness, task, deed, tmp_path):
     note = tmp_path / "pid"
     result = await harness.run(task("parent", deed, args={"note": str(note)}, timeout=1))
     assert result["parent"].outcome == "timed_out"
-    assert gone(int(note.read_text()))
+    assert not lives(int(note.read_text()))
 
 
 async def test_neither_cold_start_nor_import_nor_queue_is_running_time(harness, task):
@@ -206,7 +199,7 @@ async def test_stop_in_the_middle_cancels_everything_and_leaves_no_process(harne
     assert link.events[-1].end == "stopped"
     for event in link.events:
         if isinstance(event, TaskStarted) and event.task == "hung":
-            assert gone(event.pid)
+            assert not lives(event.pid)
 
 
 async def test_done_runs_are_kept_and_their_values_are_inputs(harness, task):

@@ -25,6 +25,7 @@ from governor.tasks.protocol.wire import (
     StateUpdate,
 )
 from governor.tasks.scheduling.events import RunnerGone
+from tests.support.living import lives
 from tests.support.runner_world import open_world
 
 pytestmark = [pytest.mark.ray, pytest.mark.asyncio(loop_scope="session")]
@@ -34,13 +35,6 @@ pytestmark = [pytest.mark.ray, pytest.mark.asyncio(loop_scope="session")]
 async def world(harness, tmp_path_factory):
     async with open_world(harness.cluster, tmp_path_factory.mktemp("run")) as world:
         yield world
-
-
-def dead(pid):
-    try:
-        return psutil.Process(pid).status() in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
-    except psutil.NoSuchProcess:
-        return True
 
 
 def holders(path):
@@ -150,7 +144,7 @@ async def test_a_forked_child_that_leaves_the_task_does_not_act_as_the_runner(wo
     note = tmp_path / "note"
     (over,) = await world.run("fork_and_return", args={"note": str(note)})
     assert over.value == "parent"
-    assert dead(int(note.read_text()))
+    assert not lives(int(note.read_text()))
     assert (await world.run("give", args={"value": 1}))[0].value == 1
 
 
@@ -199,7 +193,7 @@ async def test_what_a_runner_has_not_claimed_is_taken_back_while_it_holds_the_gi
     killed = time.monotonic()
     world.runners.kill(runner, "enough")
     gone = await world.gone(runner)
-    assert dead(pid)
+    assert not lives(pid)
     assert gone.reason == "enough"
     assert gone.now - killed < 0.3
     assert not world.heard.all(runner, Over, first.ticket)
@@ -261,7 +255,7 @@ async def test_a_runner_that_is_dead_is_told_once_with_the_reason(world, call, r
     world.runners.send(runner, [work, after])
     gone = await world.gone(runner)
     assert reason in gone.reason or "connection was closed" in gone.reason
-    assert dead(pid)
+    assert not lives(pid)
     assert not world.heard.all(runner, Over, after.ticket)
     world.runners.kill(runner, "again")
     world.runners.revoke(runner)
@@ -300,7 +294,7 @@ async def test_a_kill_takes_the_whole_tree(world):
     family = process.children(recursive=True)
     world.runners.kill(runner, "enough")
     await world.gone(runner)
-    assert all(dead(child.pid) for child in [process, *family])
+    assert not any(lives(child.pid) for child in [process, *family])
 
 
 async def test_nothing_of_a_crashed_runner_lives_when_its_end_is_told(world, tmp_path):
@@ -310,7 +304,7 @@ async def test_nothing_of_a_crashed_runner_lives_when_its_end_is_told(world, tmp
     assert "was killed by a signal" in gone.reason
     left = [int(pid) for pid in (tmp_path / "note").read_text().split()]
     assert len(left) == 2
-    assert all(map(dead, left))
+    assert not any(map(lives, left))
 
 
 async def test_a_close_while_runners_start_waits_for_nobody_and_nothing_is_started_after_it(
@@ -345,7 +339,7 @@ async def test_a_task_of_ours_that_fails_ends_the_runner_that_it_was_for(world, 
         world.runners.send(runner, [work])
         gone = await world.gone(runner)
     assert "MemoryError: no room" in gone.reason
-    assert dead(pid)
+    assert not lives(pid)
     assert [line["step"] for line in lines if line["event"] == "runner.failed"] == [f"runner.{runner}.inputs"]
 
 
