@@ -45,6 +45,7 @@ from governor.messages import (
     decode_spec,
     encode,
 )
+from governor.processes import user_folder
 from transport.client import Client
 from transport.connection import flush_closed
 from transport.worker import Worker
@@ -253,8 +254,7 @@ async def _get_ready(conductor: Conductor, worker: Worker, outbox: Outbox) -> No
 
 
 def _build(spec: ConductorSpec, link: Link) -> Conductor:
-    if spec.import_folder not in sys.path:
-        sys.path.insert(0, spec.import_folder)
+    user_folder.enter(spec.import_folder)
     module, _, name = CLASSES[spec.kind].partition(":")
     conductor: Conductor = getattr(import_module(module), name)(spec=spec, link=link)
     return conductor

@@ -68,7 +68,8 @@ class TaskConductor(Conductor):
             run=self.spec.uid,
             run_folder=Path(self.spec.run_folder),
             socket_folder=Path(self.spec.socket_folder),
-            import_path=[self.spec.import_folder],
+            import_path=[],
+            working_folder=self.spec.import_folder,
             mark=kill_tree.own_mark(),
         )
         self._engine = Engine(

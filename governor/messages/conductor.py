@@ -138,7 +138,7 @@ class ConductorSpec(Message, frozen=True):
     """All that a conductor needs when it starts.
 
     `run_folder` keeps files of the run (``runs/<uid>/``), `socket_folder` its sockets; `import_folder` goes to
-    the front of ``sys.path``. `secret` is the run's: it goes with each report, as a frame of its own, and comes with each
+    the front of ``sys.path``, and is the working directory. `secret` is the run's: it goes with each report, as a frame of its own, and comes with each
     command. `settings` is the conductor's own section of the run file.
     """
 

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from types import ModuleType
 
 from governor.episodes.entries import one_line
+from governor.errors import ConductorError
+from governor.processes import user_folder
 from governor.run_file.shadowing import Shadowing
 from governor.tasks.runner_process import calls
 
@@ -31,10 +33,16 @@ def main() -> None:
     folder = Path(sys.argv[2])
     shadowing = Shadowing(folder)
     shadowing.watch()
-    sys.path.insert(0, sys.argv[2])
+    gone = ""
+    try:
+        user_folder.enter(sys.argv[2])
+    except ConductorError as error:
+        gone = error.reason
     answers.send_bytes(b'""')
     for kind, target in json.loads(sys.argv[3]):
-        verdict = _check_state(folder / target) if kind == "state" else _verdict(kind, target, shadowing)
+        verdict = gone or (
+            _check_state(folder / target) if kind == "state" else _verdict(kind, target, shadowing)
+        )
         answers.send_bytes(json.dumps(verdict).encode())
     os._exit(0)
 
@@ -74,7 +82,6 @@ def _load(kind: str, module_name: str, attribute: str) -> str:
 def _check_state(path: Path) -> str:
     """The fault of the file of an agent's state, or ""."""
     from governor.episodes.records import state_file  # noqa: PLC0415  # numpy, for this kind alone
-    from governor.errors import ConductorError  # noqa: PLC0415  # as above
 
     try:
         return "" if state_file.load(path) is not None else f"the agent's state {path} is not there"

@@ -123,7 +123,7 @@ def hide(runners):
 
 
 @asynccontextmanager
-async def open_world(cluster, folder, *, unix=True):
+async def open_world(cluster, folder, *, unix=True, working_folder=None):
     """Without `unix`, runners find no socket file and connect by TCP, as from another machine."""
     from governor.tasks.runners.pool import Runners
 
@@ -134,6 +134,7 @@ async def open_world(cluster, folder, *, unix=True):
         run_folder=folder,
         socket_folder=sockets,
         import_path=[str(USER_CODE)],
+        working_folder=working_folder,
     )
     if not unix:
         hide(runners)

@@ -26,8 +26,9 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeAlias
 import msgspec
 import ray
 
+from governor.errors import ConductorError
 from governor.message_stream import MessageStream
-from governor.processes import kill_tree, prctl
+from governor.processes import kill_tree, prctl, user_folder
 from governor.processes.identity import ProcessIdentity
 from governor.tasks.api import TaskCancelled, TaskContext
 from governor.tasks.protocol import values
@@ -74,10 +75,19 @@ class Runner:
 class Serving:
     """The runner's loop; `serve` never returns."""
 
-    def __init__(self, *, run: str, run_folder: str, import_path: list[str]) -> None:
+    def __init__(
+        self, *, run: str, run_folder: str, import_path: list[str], working_folder: str | None
+    ) -> None:
+        """`working_folder` is the run file's: a machine that does not have it works in its own; None: there is no run file."""
         self._run = run
         self._folder = Path(run_folder)
         sys.path[:0] = [folder for folder in import_path if folder not in sys.path]
+        self._without_folder = ""
+        if working_folder is not None:
+            try:
+                user_folder.enter(working_folder)
+            except ConductorError as error:
+                self._without_folder = error.reason
         self._pid = os.getpid()
         self._forked = False
         self._loaded: set[tuple[str, bool]] = set()
@@ -102,6 +112,8 @@ class Serving:
         os._exit = self._announced_exit  # type: ignore[assignment]
         os.register_at_fork(after_in_child=self._after_fork)
         self._shares_folder = (self._folder / marker).exists()
+        if sock.family != socket.AF_UNIX:  # another machine
+            self._without_folder = ""
         try:
             self._reports.send(
                 Hello(
@@ -164,6 +176,8 @@ class Serving:
 
     def _load(self, work: WorkItem, over: list[FromRunner]) -> Loaded:
         """The callable and its arguments; sends `Loading` first if that may take long."""
+        if self._without_folder:
+            raise FileNotFoundError(self._without_folder)
         if work.args_key or work.call.startswith(PREFIX):
             # objects in one pack, and arguments of the same call, need the same modules
             pack = work.call.partition("#")[0], bool(work.args_key)

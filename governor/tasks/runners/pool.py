@@ -60,6 +60,7 @@ class Runners:
     Args:
         run: uid of the run, for user code. run_folder: its files. socket_folder: of the unix socket.
         import_path: folders that runners put in front of ``sys.path``.
+        working_folder: where runners work, on machines that have it, in front of ``sys.path`` too; None: where Ray starts them.
         mark: process mark of the daemon's child that owns them; their own marks are derived from it.
     """
 
@@ -71,6 +72,7 @@ class Runners:
         run_folder: Path,
         socket_folder: Path,
         import_path: Sequence[str],
+        working_folder: str | None = None,
         mark: int = kill_tree.UNMARKED,
     ) -> None:
         self.ids = count()
@@ -80,6 +82,7 @@ class Runners:
         self._mark = mark or kill_tree.new_child_mark()
         self._folder = run_folder
         self._import_path = list(import_path)
+        self._working_folder = working_folder
         self._handles: dict[int, RunnerHandle] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._node_watches: dict[str, asyncio.Task[None]] = {}
@@ -181,7 +184,10 @@ class Runners:
         """The actor, and its one call. In Ray's thread."""
         options = ray_options(handle.shape, planned=handle.planned, nodes=len(self._cluster.nodes))
         actor = self._actor.options(**options).remote(
-            run=self._run, run_folder=str(self._folder), import_path=self._import_path
+            run=self._run,
+            run_folder=str(self._folder),
+            import_path=self._import_path,
+            working_folder=self._working_folder,
         )
         serving = actor.serve.remote(
             path=self._connections.path,

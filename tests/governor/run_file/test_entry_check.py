@@ -253,3 +253,14 @@ def test_the_current_folder_is_not_on_the_path(folder, tmp_path, monkeypatch):
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(folder)
     assert "no module named 'good'" in verdicts(tmp_path / "elsewhere", "good:f")["good:f"]
+
+
+def test_entries_are_imported_in_the_run_files_folder(folder):
+    (folder / "places.py").write_text("import os\nopen('place', 'w').write(os.getcwd())\ndef f(): ...\n")
+    assert verdicts(folder, "places:f") == {}
+    assert (folder / "place").read_text() == str(folder)
+
+
+def test_a_folder_that_is_gone_is_the_reason(folder):
+    gone = folder / "gone"
+    assert f"folder {gone} cannot be entered (No such file" in verdicts(gone, "json:dumps")["json:dumps"]

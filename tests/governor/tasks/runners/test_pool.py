@@ -390,3 +390,30 @@ async def test_no_descriptor_is_left_of_runners_that_are_gone(world):
         world.runners.kill(runner, "enough")
         await world.gone(runner)
     assert psutil.Process().num_fds() <= before + 1
+
+
+# -- the run file's folder ----------------------------------------------------------------------------------
+
+
+async def where_a_runner_works(harness, tmp_path, working_folder, **world):
+    (tmp_path / "run").mkdir()
+    async with open_world(
+        harness.cluster, tmp_path / "run", working_folder=str(working_folder), **world
+    ) as opened:
+        [over] = await opened.run("os:getcwd")
+    return over
+
+
+async def test_a_runner_works_in_the_run_files_folder(harness, tmp_path):
+    assert (await where_a_runner_works(harness, tmp_path, tmp_path)).value == str(tmp_path)
+
+
+async def test_without_that_folder_tasks_fail_with_the_reason(harness, tmp_path):
+    over = await where_a_runner_works(harness, tmp_path, tmp_path / "gone")
+    assert f"the run file's folder {tmp_path / 'gone'} cannot be entered (No such file" in over.error
+
+
+async def test_a_runner_on_another_machine_without_it_works_in_its_own(harness, tmp_path):
+    over = await where_a_runner_works(harness, tmp_path, tmp_path / "gone", unix=False)
+    assert over.error == ""
+    assert over.value != str(tmp_path / "gone")

@@ -299,3 +299,10 @@ async def test_no_descriptor_and_no_task_is_left(start):
         await world.aclose()
     assert descriptors() <= before
     assert len(asyncio.all_tasks()) <= tasks
+
+
+async def test_it_works_in_the_folder_of_the_process_that_starts_it(start, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    world = await start()
+    [worker] = psutil.Process(world.pid).children()
+    assert Path(worker.cwd()) == tmp_path
