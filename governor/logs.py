@@ -8,7 +8,9 @@ daemon share the file. structlog is imported with the first line: it takes 60 ms
 from __future__ import annotations
 
 import contextlib
+import io
 import logging
+import os
 import sys
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, TextIO, cast
@@ -37,6 +39,34 @@ class TolerantStream:
         with contextlib.suppress(OSError, ValueError):
             if self._stream is not None:
                 self._stream.flush()
+
+
+class TolerantOutput(io.TextIOWrapper):
+    """Standard output or error of user code: a closed terminal, a full disk or a reader that is gone is not its fault."""
+
+    def write(self, text: str) -> int:
+        with contextlib.suppress(OSError):
+            return super().write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with contextlib.suppress(OSError):
+            super().flush()
+
+
+_replaced: list[object] = []
+"""Streams that would close their descriptor if they were collected."""
+
+
+def share_output(descriptor: int) -> None:
+    """What this process prints, and what it starts, goes to this file from now on, line by line."""
+    for stream, number in (("stdout", 1), ("stderr", 2)):
+        if number != descriptor:
+            os.dup2(descriptor, number)
+        raw = os.fdopen(number, "wb", closefd=False)
+        _replaced.append(getattr(sys, stream))
+        output = TolerantOutput(raw, encoding="utf-8", errors="backslashreplace", line_buffering=True)
+        setattr(sys, stream, output)
 
 
 def choose_format() -> LogFormat:

@@ -147,7 +147,7 @@ def refused(reason: str) -> Refused:
 async def main(payload: bytes) -> int:
     """Runs a conductor process, from its `ConductorSpec` to its exit code."""
     spec = decode_spec(payload)
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # standard output is for the command line's results
+    logs.share_output(sys.stderr.fileno())  # standard output is for the command line's results
     logs.configure(
         log_format=spec.log_format,
         level=spec.log_level,

@@ -88,3 +88,35 @@ def test_a_closed_log_loses_its_lines_and_raises_nothing(redirection, closed):
     command = ["sh", "-c", f'exec "$0" -c "$1" {redirection}', sys.executable, UNHEARD.format(closed=closed)]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
     assert done.stdout == "went on\n"
+
+
+SHARED = """
+import os, sys
+from governor import logs
+logs.share_output(int(sys.argv[1]))
+print("printed")
+os.write(1, b"written\\n")
+sys.stderr.write("\\udcff told\\n")
+os.system("echo started")
+os._exit(0)
+"""
+
+
+def test_what_a_process_prints_goes_to_one_file_line_by_line(tmp_path):
+    with (tmp_path / "out").open("wb") as file:
+        subprocess.run(
+            [sys.executable, "-c", SHARED, "2"], stderr=file, stdout=subprocess.DEVNULL, check=True
+        )
+    said = (tmp_path / "out").read_text().splitlines()
+    assert said == ["printed", "written", "\\udcff told", "started"]
+
+
+def test_printing_to_a_terminal_that_is_gone_is_no_fault():
+    reading, writing = os.pipe()
+    os.close(reading)
+    program = SHARED.replace('os.write(1, b"written\\n")', "").replace("os._exit(0)", "os._exit(5)")
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(writing)], pass_fds=[writing], capture_output=True, check=False
+    )
+    os.close(writing)
+    assert (done.returncode, done.stdout, done.stderr) == (5, b"", b"")

@@ -1,4 +1,4 @@
-"""User code works in the run file's folder: in each kind of process, after restarts, wherever the daemon was started."""
+"""User code works in the run file's folder, and prints where the daemon logs: in each kind of process, after restarts."""
 
 import asyncio
 import shutil
@@ -41,11 +41,13 @@ class Agent:
     def __init__(self, observation_space, action_space, seed, name):
         self.name = name
     def act(self, observation, *, explore):
+        print("printed by", self.name)
         note(f"{self.name}.act")
         return 0
 
 
 def task():
+    print("printed by the task")
     if note("task"):
         os._exit(3)  # its runner is replaced
     subprocess.run([sys.executable, "-c", "import places; places.note('child')"], check=True,
@@ -94,6 +96,11 @@ async def test_every_process_with_user_code_works_in_the_run_files_folder(instan
     assert len(noted["conductors.built"]) > 1
     assert len(noted["task"]) == 2
     assert not list(instance.folder.glob("*.cwd"))
+    log = (instance.folder / "log").read_text().splitlines()
+    assert {line for line in log if line.startswith("printed by ")} == {
+        "printed by the task",
+        *(f"printed by {name}" for name in TRANSPORTS),
+    }
 
 
 async def test_a_folder_that_is_gone_is_the_reason(instance, code, walk):

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeAlias
 import msgspec
 import ray
 
+from governor import logs
 from governor.errors import ConductorError
 from governor.message_stream import MessageStream
 from governor.processes import kill_tree, prctl, user_folder
@@ -128,6 +129,8 @@ class Serving:
                     shares_folder=self._shares_folder,
                 )
             )
+            if sock.family == socket.AF_UNIX:
+                _take_output(sock)
             while True:
                 self._execute(bundles.wait_message(decode_bundle))
         except OSError:  # the scheduler is gone, or user code has closed our descriptors
@@ -319,6 +322,16 @@ def _connect(path: str, address: tuple[str, int]) -> socket.socket:
     remote.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     keep_alive(remote)
     return remote
+
+
+def _take_output(sock: socket.socket) -> None:
+    """Receives the standard error of the scheduler: prints in Ray's own files would be gone with Ray. Raises OSError."""
+    said, descriptors, *_ = socket.recv_fds(sock, 1, 1)
+    if not said:
+        raise ConnectionResetError
+    for descriptor in descriptors:
+        logs.share_output(descriptor)
+        os.close(descriptor)
 
 
 def _copy(plain: Any) -> Any:

@@ -205,6 +205,8 @@ class Runners:
         if handle is None or handle.process is not None:
             connection.close()
             return
+        if connection.local:
+            connection.share_output()
         process: RunnerProcess
         known: dict[str, Any] = {
             "connection": connection,

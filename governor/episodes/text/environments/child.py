@@ -38,6 +38,7 @@ _FOR_SUPERVISOR: Final = frozenset({signal.SIGCHLD, signal.SIGTERM, KILL_ALL})
 
 def main() -> None:
     """Serves until the socket ends, or `close`."""
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # to a file it would come in blocks
     _fork_below_supervisor(parent=int(sys.argv[2]), descriptor=int(sys.argv[1]))
     with socket.socket(fileno=int(sys.argv[1])) as sock:
         sock.set_inheritable(False)
