@@ -25,6 +25,7 @@ from governor.version import __version__
 VERBS: Final = {
     "run": "run:command",
     "check": "check:command",
+    "try": "trial:command",
     "serve": "serve:command",
     "submit": "submit:submit",
     "watch": "watch:command",

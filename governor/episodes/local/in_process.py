@@ -22,17 +22,17 @@ from typing import TYPE_CHECKING, Any, Final
 from governor import logs
 from governor.episodes import exits
 from governor.episodes.entries import in_daemon_thread, one_line
+from governor.episodes.local import local_agent
 from governor.episodes.local.execution_context import BUILD, JOIN, SAVE, ExecutionContext, WrittenOff
-from governor.episodes.local.local_agent import LocalAgent
 from governor.episodes.local.parallel import ParallelWorker
 from governor.episodes.local.stepping import CLOSE_SECONDS, LocalEpisodeWorker, SeveralPlayers
 from governor.episodes.records.checkpoints import COPY_SECONDS
-from governor.episodes.rules.seeds import agent_seed
 from governor.errors import ConductorError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from governor.episodes.local.local_agent import LocalAgent
     from governor.episodes.simulation import Simulation
     from governor.messages import EpisodeRecord
 
@@ -56,12 +56,10 @@ class InProcess:
         command = simulation.command
         if command.made_environment is None:
             raise ConductorError("the command does not say what its environment is made of")
-        run_seed, several = simulation.spec.seed, len(command.agents) > 1
-        for name, made in zip(command.agents, command.made_agents, strict=True):
-            if name not in agents:
-                path = Path(simulation.spec.run_folder) / "agents" / f"{name}.state"
-                seed = agent_seed(run_seed, name) if several else run_seed
-                agents[name] = LocalAgent(name=name, made=made, seed=seed, state_path=path)
+        spec = simulation.spec
+        made = local_agent.of_phase(command, run_seed=spec.seed, run_folder=Path(spec.run_folder))
+        for name, agent in made.items():
+            agents.setdefault(name, agent)
         self._agents = {name: agents[name] for name in command.agents}
         self._made = command.made_environment
         self._simulation = simulation

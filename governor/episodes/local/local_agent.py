@@ -18,6 +18,7 @@ from governor.episodes import agents, spaces
 from governor.episodes.agents import AgentSource
 from governor.episodes.conforming import copier
 from governor.episodes.records import state_file
+from governor.episodes.rules.seeds import agent_seed
 from governor.errors import ConductorError
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from governor.episodes.learned import Learned
     from governor.episodes.spaces import Conformer, SpaceSpec
     from governor.episodes.transition import Transition
-    from governor.messages import Made
+    from governor.messages import Made, StartSimulation
 
 
 class ActedWeights:
@@ -161,6 +162,20 @@ class LocalAgent:
                     self.holder = None
 
         return locked_call
+
+
+def of_phase(command: StartSimulation, *, run_seed: int, run_folder: Path) -> dict[str, LocalAgent]:
+    """The agents of a phase by name, not built yet."""
+    several = len(command.agents) > 1
+    return {
+        name: LocalAgent(
+            name=name,
+            made=made,
+            seed=agent_seed(run_seed, name) if several else run_seed,
+            state_path=run_folder / "agents" / f"{name}.state",
+        )
+        for name, made in zip(command.agents, command.made_agents, strict=True)
+    }
 
 
 def _accepts_player(agent: Any, name: str) -> bool:

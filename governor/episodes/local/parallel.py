@@ -13,13 +13,13 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from governor.episodes import spaces
 from governor.episodes.conforming import observer
 from governor.episodes.entries import make_environment, one_line
 from governor.episodes.local.execution_context import ACT, BUILD, JOIN, LEARN, SAVE, STEP
-from governor.episodes.local.stepping import LocalEpisodeWorker, NotRecorded
+from governor.episodes.local.stepping import EpisodeSource, LocalEpisodeWorker, NotRecorded
 from governor.episodes.spaces import finite_reward, flag
 from governor.episodes.transition import Transition
 from governor.errors import ConductorError
@@ -31,9 +31,15 @@ if TYPE_CHECKING:
     from governor.episodes.local.execution_context import ExecutionContext
     from governor.episodes.local.local_agent import Calls, LocalAgent
     from governor.episodes.local.stepping import LocalSlot
-    from governor.episodes.simulation import Simulation
+    from governor.episodes.records.recording import Columns, StepRecorder
     from governor.episodes.spaces import SpaceSpec
     from governor.messages import EpisodeOutcome, Made
+
+
+class PlayersSource(EpisodeSource, Protocol):
+    """What the worker needs of the part whose episodes it plays; `simulation.Simulation` implements it."""
+
+    def recorder_of(self, worker: int, columns: Columns) -> StepRecorder: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +76,7 @@ class ParallelWorker(LocalEpisodeWorker):
 
     def __init__(
         self,
-        simulation: Simulation,
+        simulation: PlayersSource,
         context: ExecutionContext,
         agents: Mapping[str, LocalAgent],
         made: Made,

@@ -103,26 +103,14 @@ class TextPhase:
         name = self._agent.entry.removeprefix(LANGUAGE_MODEL)
         settings = LanguageModelParams.model_validate(self._agent.params)
         server = HTTPEnvironmentParams.model_validate(made.params if over_http else {})
-        variable = settings.api_key_env
-        key = "EMPTY" if variable is None else _value_of(variable, "the key of the model")
-        provider = _provider(settings)
         async with AsyncExitStack() as stack:
-            model = ChatModel(
-                model=name,
-                base_url_provider=provider,
-                api_key=key,
-                temperature=settings.temperature,
-                timeout=settings.timeout,
-                retries=settings.retries,
-                concurrency=settings.concurrency or min(command.workers, MOST_CONCURRENT),
-                extra=settings.extra | ({"max_tokens": settings.max_tokens} if settings.max_tokens else {}),
-            )
+            model = make_model(name, settings, workers=command.workers)
             stack.push_async_callback(model.aclose)
             usage = StoredUsage(self._folder, command.name)
             model.usage = usage.sums
             pool = PhasePool(
                 self._simulation,
-                http_endpoints(made.entry, headers=_headers(server))
+                http_endpoints(made.entry, headers=headers_of(server))
                 if over_http
                 else process_endpoints(made.entry, made.params, reuse=None),
                 episodes=self._episodes_left(),
@@ -139,8 +127,8 @@ class TextPhase:
             stack.callback(manager.close)
             interactor = Interactor(
                 pool,
-                provider,
-                key,
+                _provider(settings),
+                "",
                 name,
                 manager,
                 max_steps=command.max_steps or MAX_STEPS,
@@ -182,7 +170,23 @@ class TextPhase:
             loop.remove_reader(stop_signal)
 
 
-def _headers(server: HTTPEnvironmentParams) -> dict[str, str]:
+def make_model(name: str, settings: LanguageModelParams, *, workers: int) -> ChatModel:
+    """The model of an agent, for so many episodes at once. Raises ConductorError without its key."""
+    variable = settings.api_key_env
+    return ChatModel(
+        model=name,
+        base_url_provider=_provider(settings),
+        api_key="EMPTY" if variable is None else _value_of(variable, "the key of the model"),
+        temperature=settings.temperature,
+        timeout=settings.timeout,
+        retries=settings.retries,
+        concurrency=settings.concurrency or min(workers, MOST_CONCURRENT),
+        extra=settings.extra | ({"max_tokens": settings.max_tokens} if settings.max_tokens else {}),
+    )
+
+
+def headers_of(server: HTTPEnvironmentParams) -> dict[str, str]:
+    """The headers of each request to an environment. Raises ConductorError without the values that are secret."""
     secret = {
         name: _value_of(variable, f"the header {name}") for name, variable in server.headers_env.items()
     }

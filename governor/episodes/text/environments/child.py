@@ -52,8 +52,8 @@ def main() -> None:
                         environment = _make(*order)
                         answer: Any = {"value": callable(getattr(environment, "reset", None))}
                     else:
-                        answer = {"value": _call(environment, *order)}
-                    data = json.dumps(answer, default=_plain).encode()
+                        answer = {"value": call(environment, *order)}
+                    data = json.dumps(answer, default=plain).encode()
                 except BaseException as error:  # noqa: BLE001 - user code: whatever it raises is its fault, SystemExit too
                     data = json.dumps({"fault": one_line(error)}).encode()
                 sock.sendall(framed(data))
@@ -98,7 +98,11 @@ def _end_as(code: int) -> None:
 def _make(pickled: bytes, script: dict[str, Any]) -> Any:
     if script:
         spawn.prepare(script)
-    made, params = pickle.loads(pickled)  # noqa: S301 - from the parent
+    return make(*pickle.loads(pickled))  # noqa: S301 - from the parent
+
+
+def make(made: Any, params: dict[str, Any]) -> Any:
+    """The environment, as `TextProcess.started` has it. Raises what its code raises, ConductorError if that does not load, and TypeError."""
     if isinstance(made, str):
         made = load(made)
     if isinstance(made, type) or not hasattr(made, "step"):
@@ -109,7 +113,8 @@ def _make(pickled: bytes, script: dict[str, Any]) -> Any:
     return made
 
 
-def _call(environment: Any, name: str, *arguments: Any) -> Any:
+def call(environment: Any, name: str, *arguments: Any) -> Any:
+    """The result of its method, sync or async; of a step as a mapping. Raises what the method raises."""
     if name == "reset":
         _finished(environment.reset(seed=arguments[0]))
         return None
@@ -137,7 +142,7 @@ def _loop() -> asyncio.AbstractEventLoop:
     return loop
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """Converts values that JSON does not know: numpy's and torch's to Python's, the rest to text."""
     if hasattr(value, "tolist"):
         return value.tolist()

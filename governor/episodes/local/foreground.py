@@ -1,0 +1,184 @@
+"""One episode in the caller's thread, for a person who looks at it: prints, breakpoints and tracebacks of user code are as in a script.
+
+Rules:
+1. Seed, values, the checks of values and the order of act and learn are those of the run, with a single worker and without a vector.
+2. What user code raises leaves `play` as it is: here it is not the end of an episode among others.
+3. Nothing has a deadline: a debugger takes the time that it takes.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
+import numpy as np
+
+from governor.episodes.local import local_agent
+from governor.episodes.local.execution_context import ExecutionContext
+from governor.episodes.local.parallel import ParallelWorker
+from governor.episodes.local.stepping import LocalEpisodeWorker, SeveralPlayers
+from governor.episodes.records.recording import Columns, StepRecorder
+from governor.episodes.rules.evaluation import entropy
+from governor.episodes.rules.seeds import episode_seed
+from governor.episodes.spaces import Discrete, storage
+from governor.errors import ConductorError
+from governor.messages import COMPLETE, Acknowledged
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator
+    from pathlib import Path
+
+    from governor.episodes.local.stepping import LocalSlot
+    from governor.episodes.spaces import SpaceSpec
+    from governor.messages import EpisodeOutcome, EpisodeRecord, StartSimulation
+
+
+class Step(NamedTuple):
+    """One step of a player (``""`` if there is only one); observation and action as user code gets them."""
+
+    number: int
+    player: str
+    observation: Any
+    action: Any
+    reward: float
+    terminated: bool
+    truncated: bool
+
+
+class ForegroundEpisode:
+    """One episode of the command's phase; the `stepping.EpisodeSource` of its worker. `where` tells whose code runs, as
+    ``environment.step``. `show` gets each step as soon as the environment has returned.
+    """
+
+    stopping = False
+    resets = 0
+
+    def __init__(
+        self, command: StartSimulation, index: int, *, folder: Path, show: Callable[[Step], None]
+    ) -> None:
+        """`folder` gets the states that agents save."""
+        made = command.made_environment
+        if made is None:
+            raise ConductorError("the command does not say what its environment is made of")
+        self._made = msgspec.structs.replace(made, vector=1)
+        self.command = msgspec.structs.replace(command, workers=1, vector=1, episode_timeout=None)
+        self.seed = episode_seed(command.seed, *entropy(index, command))
+        self._index: int | None = index
+        self._folder = folder
+        self._show = show
+        self._agents = local_agent.of_phase(command, run_seed=command.seed, run_folder=folder)
+        self._context = ExecutionContext(number=0, owner=0, agent=command.agents[0])
+        self._record: EpisodeRecord | None = None
+
+    @property
+    def where(self) -> str:
+        return self._context.where
+
+    @property
+    def steps(self) -> int:
+        """Steps that are over."""
+        return self._context.steps
+
+    def play(self) -> EpisodeRecord:
+        """Raises what user code raises, and ConductorError for what cannot be built, with that as its cause."""
+        built = None
+        if len(self._agents) == 1 and not self.command.players:
+            try:
+                return self._play(
+                    _Worker(self, [self._context], next(iter(self._agents.values())), self._made)
+                )
+            except SeveralPlayers as found:
+                built = found.environment
+        return self._play(_PlayersWorker(self, self._context, self._agents, self._made, built=built))
+
+    def _play(self, worker: LocalEpisodeWorker) -> EpisodeRecord:
+        worker.play_all()
+        where = self._context.where
+        worker.close()
+        self._context.where = where
+        if self._record is None:
+            raise ConductorError("the episode was not played")
+        return self._record
+
+    # -- EpisodeSource ----------------------------------------------------------------------------------------
+
+    def next_index(self, *, wait: bool = True) -> int | None:
+        del wait
+        index, self._index = self._index, None
+        return index
+
+    def seed_of(self, index: int) -> int:  # noqa: ARG002  # its only one
+        return self.seed
+
+    def take_restart(self) -> bool:
+        return False
+
+    def recorder(self, worker: int, observation: SpaceSpec, action: SpaceSpec) -> StepRecorder:
+        return self.recorder_of(worker, Columns.of(observation, action))
+
+    def recorder_of(self, worker: int, columns: Columns) -> StepRecorder:
+        return _ShownSteps(
+            self._folder, phase=self.command.name, worker=worker, columns=columns, show=self._show
+        )
+
+    def trains(self, index: int) -> bool:
+        return self.command.mode == "train" and index < self.command.episodes
+
+    def may_end(self, record: EpisodeRecord) -> bool:  # noqa: ARG002  # the phase is not played
+        return False
+
+    def ended(self, *records: EpisodeRecord) -> Future[Acknowledged]:
+        self._record = records[-1]
+        acknowledged: Future[Acknowledged] = Future()
+        acknowledged.set_result(Acknowledged())
+        return acknowledged
+
+
+class _Worker(LocalEpisodeWorker):
+    """Rule 2."""
+
+    def _play(
+        self, slot: LocalSlot, seed: int, deadline: float
+    ) -> Generator[tuple[Any, Any], Any, tuple[EpisodeOutcome, str]]:
+        trains = self._simulation.trains(slot.context.index or 0)
+        outcome = yield from self._steps(slot, seed, deadline, explore=trains)
+        if outcome in COMPLETE and trains:
+            self._end_training_episode(slot.context)
+        return outcome, ""
+
+
+class _PlayersWorker(_Worker, ParallelWorker):
+    """Likewise, of several players."""
+
+
+class _ShownSteps(StepRecorder):
+    """Shows each step instead of recording it."""
+
+    def __init__(self, folder: Path, *, show: Callable[[Step], None], **settings: Any) -> None:
+        super().__init__(folder, **settings)
+        self.most = 1
+        self._show = show
+        self._number = 0
+
+    def flush(self) -> None:
+        rows = list(self.steps)
+        del self.steps[:]
+        alone = self.columns.alone
+        slots = self.columns.players if alone is None else (("", alone),)
+        for row in rows:
+            self._number += 1
+            by_player = row if alone is None else (row,)
+            for (name, slot), values in zip(slots, by_player, strict=True):
+                if values is not None:  # else the player did not act
+                    observation, action, reward, terminated, truncated, _ = values
+                    shown = _value(slot.observation, observation), _value(slot.action, action)
+                    self._show(Step(self._number, name, *shown, reward, terminated, truncated))
+
+
+def _value(spec: SpaceSpec, encoded: Any) -> Any:
+    """The value of which the recorder has this encoding."""
+    if isinstance(spec, Discrete):
+        return encoded
+    dtype, shape = storage(spec)
+    return np.frombuffer(encoded, dtype).reshape(shape)

@@ -1,0 +1,195 @@
+"""One episode of a language model in the caller's process, for a person who looks at it.
+
+Rules:
+1. An environment in Python is called in this process and thread: its prints and breakpoints are as in a script, and what it raises
+   leaves `play` as it is.
+2. Prompts are shown before the model is asked, its answers before the environment's step.
+3. Calls of the environment have no deadline; those of the model and of environments over HTTP have their own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from typing import TYPE_CHECKING, Any, Protocol
+
+from governor.episodes.rules.evaluation import entropy
+from governor.episodes.rules.seeds import episode_seed
+from governor.episodes.text.actor_pool import ActorHandle
+from governor.episodes.text.entries import LANGUAGE_MODEL, is_over_http
+from governor.episodes.text.environments import child
+from governor.episodes.text.environments.environment import EnvironmentFault, decoded, prompt_of, step_of
+from governor.episodes.text.interactor import Interactor
+from governor.episodes.text.params import MAX_STEPS, HTTPEnvironmentParams, LanguageModelParams
+from governor.episodes.text.phase import headers_of, make_model
+from governor.episodes.text.sessions import TextSession
+from governor.errors import ConductorError
+
+if TYPE_CHECKING:
+    from governor.episodes.text.chat_model import Answer, ChatModel
+    from governor.episodes.text.environments.environment import Message, TextStep
+    from governor.episodes.text.episode import TextEpisodeRecord
+    from governor.messages import StartSimulation
+
+
+class Show(Protocol):
+    """Shows the conversation as it goes on."""
+
+    def message(self, message: Message) -> None: ...
+
+    def step(self, number: int, reward: float) -> None: ...
+
+
+def seed_of(command: StartSimulation, index: int) -> int:
+    """That of the run."""
+    return episode_seed(command.seed, *entropy(index, command))
+
+
+def play(command: StartSimulation, index: int, *, show: Show) -> TextEpisodeRecord:
+    """Raises what an environment in Python raises, and ConductorError for what cannot be built, with that as its cause."""
+    made = command.made_environment
+    if made is None or not command.made_agents:
+        raise ConductorError("the command does not say what its environment and agent are made of")
+    environment = None if is_over_http(made.entry) else _Environment(child.make(made.entry, made.params))
+    loop = asyncio.new_event_loop()  # not asyncio.run, which would hold Ctrl-C back from user code
+    try:
+        record = loop.run_until_complete(_play(command, index, environment, show))
+    finally:
+        loop.close()
+    if environment is not None and environment.raised is not None:
+        raise environment.raised
+    return record
+
+
+async def _play(
+    command: StartSimulation, index: int, environment: _Environment | None, show: Show
+) -> TextEpisodeRecord:
+    made, agent = command.made_environment, command.made_agents[0]
+    assert made is not None  # noqa: S101  # `play` has looked
+    name = agent.entry.removeprefix(LANGUAGE_MODEL)
+    settings = LanguageModelParams.model_validate(agent.params)
+    server = HTTPEnvironmentParams.model_validate({} if environment else made.params)
+    model = make_model(name, settings, workers=1)
+    actor = ActorHandle(
+        env_name=server.name or command.environment,
+        env_id=server.id_of(index),
+        group_id="",
+        transport="inproc" if environment else "http",
+        base_url=None if environment else made.entry,
+        local_env=environment,
+        episode=index,
+        seed=seed_of(command, index),
+        headers=headers_of(server),
+    )
+    interactor = Interactor(
+        _Pool(actor),
+        None,  # type: ignore[arg-type]  # only for a model of its own
+        "",
+        name,
+        _Sessions(show),
+        max_steps=command.max_steps or MAX_STEPS,
+        message_cut=settings.message_cut,
+        env_http_timeout_s=server.timeout,
+        http_retries=server.retries,
+        episode_timeout=None,
+        chat_model=_Model(model, show),
+    )
+    try:
+        await interactor.run_all_environments()
+    finally:
+        await interactor.aclose()
+        await model.aclose()
+        if environment is not None:
+            await environment.aclose()
+    return interactor.episodes[0]
+
+
+class _Environment:
+    """A user's environment as a `TextEnvironment`; `raised` is what its code has raised."""
+
+    def __init__(self, environment: Any) -> None:
+        self.raised: BaseException | None = None
+        self._environment = environment
+
+    async def reset(self, *, seed: int, timeout: float) -> None:  # noqa: ARG002, ASYNC109  # rule 3
+        if callable(getattr(self._environment, "reset", None)):
+            self._call("reset", seed)
+
+    async def get_task_prompt(self, *, timeout: float) -> list[Message]:  # noqa: ARG002, ASYNC109  # rule 3
+        return prompt_of(self._call("get_task_prompt"))
+
+    async def step(self, action: str, *, key: str, timeout: float) -> TextStep:  # noqa: ARG002, ASYNC109  # rule 3
+        return step_of(self._call("step", action))
+
+    async def aclose(self) -> None:
+        if callable(getattr(self._environment, "close", None)) and self.raised is None:
+            self._call("close")
+
+    def _call(self, name: str, *arguments: Any) -> Any:
+        """Through JSON, as from a process of its own."""
+        try:
+            data = json.dumps(child.call(self._environment, name, *arguments), default=child.plain).encode()
+        except BaseException as error:
+            self.raised = error
+            raise EnvironmentFault(f"{name}: {type(error).__name__}") from error
+        return decoded(data, where=name)
+
+
+class _Model:
+    """Shows what each prompt has behind the last answer, or all of it, and the answer."""
+
+    def __init__(self, model: ChatModel, show: Show) -> None:
+        self._model = model
+        self._show = show
+        self._said: Message | None = None
+
+    async def answer(self, messages: list[Message], *, session: Any) -> Answer:
+        known = [place for place, message in enumerate(messages) if message == self._said]
+        for message in messages[known[-1] + 1 if known else 0 :]:
+            self._show.message(message)
+        answer = await self._model.answer(messages, session=session)
+        self._said = {"role": "assistant", "content": answer.text}
+        self._show.message(self._said)
+        return answer
+
+
+class _Sessions:
+    """The data manager: nothing is stored."""
+
+    def __init__(self, show: Show) -> None:
+        self._show = show
+
+    async def create_session(
+        self, *, env_id: str, env_name: str, llm_model: str, group_id: str, episode: int
+    ) -> TextSession:
+        return TextSession(
+            env_name=env_name,
+            env_id=env_id,
+            group_id=group_id,
+            llm_model=llm_model,
+            started=time.time_ns() // 1000,
+            episode=episode,
+        )
+
+    async def record_step(self, *, step_id: int, step_reward: float, **_: Any) -> None:
+        self._show.step(step_id, step_reward)
+
+
+class _Pool:
+    """One environment, leased once."""
+
+    pool_size = 1
+
+    def __init__(self, actor: ActorHandle) -> None:
+        self._actor: ActorHandle | None = actor
+
+    async def start(self) -> None:
+        """It is there."""
+
+    async def acquire(self) -> ActorHandle | None:
+        actor, self._actor = self._actor, None
+        return actor
+
+    async def done(self, actor: ActorHandle) -> None:
+        """It is closed at the end."""
