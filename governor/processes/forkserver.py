@@ -233,6 +233,10 @@ def _ensure_server() -> Forkserver:
             "child processes are started from the main thread only: the kernel kills them when the thread ends "
             f"that forked them, and this is thread {threading.current_thread().name!r}"
         )
+    try:
+        os.getcwd()  # noqa: PTH109  # as multiprocessing does, to tell a child
+    except FileNotFoundError:  # the daemon was started in a folder that has been removed since
+        os.chdir("/")
     if _server is not None and _server.dead:
         _server.close()
         _server = None

@@ -243,6 +243,14 @@ class TestStart:
         for child in psutil.Process(report.pid).children():
             assert is_readable(os.pidfd_open(child.pid), timeout=5)
 
+    async def test_a_daemon_whose_own_folder_has_been_removed_goes_on(self, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)  # and back
+        folder = tmp_path / "gone"
+        folder.mkdir()
+        os.chdir(folder)
+        folder.rmdir()
+        assert await (await start("leave", b"3")).wait() == 3
+
     async def test_a_real_255_is_no_dead_forkserver(self):
         assert await (await start("leave", b"255")).wait() == 255
 
