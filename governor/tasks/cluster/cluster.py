@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import math
+import socket
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -318,6 +320,18 @@ class Cluster:
         self.ray = join(self.address, token_path=self._token_path, namespace=self.namespace)
         self._worker = worker_id()
         self._ask_nodes()
+        self._require_own_node()
+
+    def _require_own_node(self) -> None:
+        """Ray takes a driver on a machine that is no node for one on another node: runners would not find it."""
+        own = self.own
+        if own is None or _is_here(own.host):
+            return
+        raise ConductorError(
+            f"this machine is no node of the Ray cluster at {self.address} (its nodes: "
+            f"{', '.join(sorted({node.host for node in self._alive}))}): a driver needs one here; "
+            f"`ray start --address={self.address} --num-cpus=0` makes one that executes nothing"
+        )
 
     def _use_existing(self) -> None:
         import ray  # noqa: PLC0415  # the caller has imported it
@@ -358,6 +372,15 @@ def demand(shape: Shape) -> dict[str, float]:
 def _fits(node: RayNode, wanted: Mapping[str, float]) -> int:
     rooms = [math.floor(node.resources.get(name, 0.0) / amount + 1e-9) for name, amount in wanted.items()]
     return min(rooms, default=0)
+
+
+def _is_here(host: str) -> bool:
+    """Whether an address is one of this machine."""
+    try:
+        with socket.create_server((host, 0)):
+            return True
+    except OSError as error:
+        return error.errno != errno.EADDRNOTAVAIL
 
 
 def _drop_result(called: asyncio.Future[Any]) -> None:

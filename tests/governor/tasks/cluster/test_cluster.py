@@ -83,6 +83,19 @@ async def test_plain_runners_go_where_the_most_cpus_are_free():
     assert taken == {"small": 2, "large": 6}
 
 
+async def test_a_machine_that_is_no_node_is_told_how_to_become_one():
+    cluster = Cluster(address="203.0.113.9:6379", token_path=None, namespace="x")
+    here, elsewhere = (
+        RayNode(id=host, host=host, port=1, resources={}) for host in ("127.0.0.1", "203.0.113.9")
+    )
+    cluster._alive = (elsewhere,)
+    cluster.own = here
+    cluster._require_own_node()
+    cluster.own = elsewhere
+    with pytest.raises(ConductorError, match=r"ray start --address=203\.0\.113\.9:6379 --num-cpus=0"):
+        cluster._require_own_node()
+
+
 async def test_ray_that_hangs_is_not_waited_for(monkeypatch):
     monkeypatch.setattr("governor.tasks.cluster.cluster.CONNECT_SECONDS", 0.2)
     monkeypatch.setattr("governor.tasks.cluster.cluster.LEAVE_SECONDS", 0.2)
