@@ -146,6 +146,11 @@ def _by_transport(one: Simulated) -> Iterator[tuple[Path, str]]:
                 )
     elif one.simulate.get("chunk") is not None:
         yield (*one.path, "chunk"), "has no meaning without 'transport: ray'"
+    if one.simulate.get("max_staleness") and one.transport in ("in_process", "ray"):
+        yield (
+            (*one.path, "max_staleness"),
+            f"has no meaning with 'transport: {one.transport}', where no agent acts while it learns (if it is inherited, say 'max_staleness: null')",
+        )
 
 
 def _graph(tasks: Sequence[Any], path: Path) -> Iterator[tuple[Path, str]]:

@@ -88,6 +88,14 @@ def test_workers_in_process_need_no_pool():
     assert [spell(path) for path, _ in faults_in(many)] == ["phases[0].simulate.workers"]
 
 
+def test_staleness_is_for_conductors():
+    for text in (IN_PROCESS, ON_RAY):
+        data = yaml.safe_load(text.replace("transport:", "max_staleness: 3, transport:"))
+        [(path, said)] = faults_in(data)
+        assert spell(path) == "phases[0].simulate.max_staleness"
+        assert said.startswith("has no meaning with 'transport: ")
+
+
 def test_a_vector_plays_on_either_transport():
     many = yaml.safe_load(IN_PROCESS.replace("pool: 4", "vector: 16"))
     assert faults_in(many) == []
