@@ -80,6 +80,7 @@ class Interactor:
         """
         if max_steps < 1 or (max_workers is not None and max_workers < 1):
             raise UsageError("max_steps and max_workers must be at least 1")
+        logs.default()
         self.pool = pool
         self.model = model
         self.episodes: list[TextEpisodeRecord] = []

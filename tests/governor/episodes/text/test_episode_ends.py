@@ -8,6 +8,7 @@ from governor.episodes import trajectories
 from governor.episodes.text import episode
 from governor.episodes.text.actor_pool import ActorHandle
 from governor.episodes.text.sessions import DataManager
+from tests.support.recorded_steps import run_code
 from tests.support.text_stage import SECONDS, Parrot, Walk, text_stage
 
 
@@ -89,3 +90,29 @@ async def test_a_pool_that_never_takes_back_holds_up_nothing_for_long(stage, mon
     monkeypatch.setattr(episode, "END_SECONDS", 0.2)
     result, _ = await stage.play(pool=OwnPool("0", "1", held=True), chat_model=Parrot())
     assert result == {"lake_0": 3.0, "lake_1": 3.0}
+
+
+PLAYED = """
+import asyncio
+from governor.episodes import ActorPool, Interactor, StaticBaseURLProvider
+from governor.episodes.text.actor_pool import EnvironmentEndpoint
+from tests.support.text_stage import Parrot, Walk
+from tests.support.text_world import Notes
+
+async def endpoint():
+    return EnvironmentEndpoint("inproc", None, Walk())
+
+async def main():
+    pool = ActorPool([("walk", "1", "g")], endpoint)
+    interactor = Interactor(pool, StaticBaseURLProvider("http://x"), "k", "m", Notes(), chat_model=Parrot())
+    await interactor.run_all_environments()
+    await pool.aclose()
+    print(interactor.episodes[0].outcome)
+
+asyncio.run(main())
+"""
+
+
+def test_the_standard_output_of_a_script_is_its_own(capfd):
+    assert run_code(PLAYED) == 0
+    assert capfd.readouterr().out == "terminated\n"
