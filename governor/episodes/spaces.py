@@ -216,9 +216,15 @@ def _array(dtype: np.dtype[Any], shape: tuple[int, ...]) -> Conformer:
 
 
 def _cast(array: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
-    if array.dtype.kind == "f" and dtype.kind in "iub" and not np.equal(array, np.trunc(array)).all():
-        raise ValueError(f"an array of {array.dtype} with fractions where the space has {dtype}")
-    return array.astype(dtype, casting="unsafe" if array.dtype.kind in "biuf" else "same_kind")
+    if array.dtype.kind not in "biuf":
+        return array.astype(dtype, casting="same_kind")
+    with np.errstate(invalid="ignore"):
+        cast: NDArray[Any] = array.astype(dtype, casting="unsafe")
+    if dtype.kind in "iub" and not np.equal(cast, array).all():
+        raise ValueError(
+            f"an array of {array.dtype} with fractions, or beyond the range, where the space has {dtype}"
+        )
+    return cast
 
 
 def _short(value: Any) -> str:

@@ -49,6 +49,9 @@ def test_other_spaces_are_named_in_the_refusal(space):
         (gym.Box(-1, 1, (2,)), ["a", "b"], "no array"),
         (gym.Box(-1, 1, (2,)), None, "no array|shape"),
         (gym.MultiDiscrete([2, 2]), [0.5, 1.0], "fractions"),
+        (gym.MultiDiscrete([2, 2]), [float("nan"), 1.0], "fractions"),
+        (gym.Box(0, 255, (2,), np.uint8), [300, 1], "beyond the range"),
+        (gym.Box(0, 255, (2,), np.uint8), np.array([-1, 1]), "beyond the range"),
     ],
 )
 def test_a_value_of_another_kind_is_refused_in_one_line(space, value, message):
@@ -61,6 +64,8 @@ def test_plain_lists_and_numpy_scalars_are_brought_into_form():
     assert type(spaces.conformer(spaces.Discrete(n=4, start=0))(np.int64(3))) is int
     box = spaces.conformer(spaces.describe(gym.Box(-1, 1, (2,)), role="x"))
     assert box([0, 1]).dtype == np.float32
+    image = spaces.conformer(spaces.describe(gym.Box(0, 255, (2,), np.uint8), role="x"))
+    assert image([255.0, 0.0]).tolist() == [255, 0]
 
 
 @pytest.mark.parametrize(
