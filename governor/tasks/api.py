@@ -1,6 +1,6 @@
 """The API of the task engine: tasks, settings, results. Light to import: user code imports it, in runners too.
 
-All times are in seconds. Names, arguments and defaults are those of Trinity-RFT's scheduler; docs/tasks.md lists the
+All times are in seconds. Names, arguments and defaults are those of Trinity-RFT's scheduler; docs/migrating.md lists the
 differences.
 """
 
