@@ -63,30 +63,98 @@ FilePath: TypeAlias = Annotated[Path, BeforeValidator(_path)]
 
 
 class RayConfig(Section):
-    """`address` is ``local`` (a head of our own) or ``host:port`` of a cluster; `token_path` holds its token."""
+    """The Ray cluster that runs with tasks use."""
 
-    address: Annotated[str, AfterValidator(_ray_address)] = "local"
-    num_cpus: Annotated[int, Field(ge=1, le=4096)] = 2
-    token_path: FilePath | None = None
+    address: Annotated[
+        str,
+        AfterValidator(_ray_address),
+        Field(
+            description="`local`: a Ray head is started for the runs of this daemon; `host:port`: the GCS of a cluster that "
+            "exists."
+        ),
+    ] = "local"
+    num_cpus: Annotated[int, Field(ge=1, le=4096, description="CPUs that the local head offers.")] = 2
+    token_path: Annotated[
+        FilePath | None,
+        Field(
+            description="File with the cluster's token; a local head makes its own, in the state folder.",
+            examples=["/etc/run-governor/ray.token"],
+        ),
+    ] = None
 
 
 class Config(Section):
-    """Settings of the daemon. `slots`: runs in work at once; `stop_grace` in seconds; `disk_reserve` in bytes. Ended runs
-    beyond both `keep_runs` and `keep_days` are pruned; None keeps all.
-    """
+    """Settings of the daemon."""
 
-    state_dir: FilePath
-    runtime_dir: Annotated[FilePath, AfterValidator(_short)]
-    slots: Annotated[int, Field(ge=1, le=64)] = 1
-    queue_limit: Annotated[int, Field(ge=1, le=1_000_000)] = 1000
-    ray: RayConfig = RayConfig()
-    socket_group: Annotated[str, Field(min_length=1)] | None = None
-    log_format: Literal["console", "json"] | None = None
-    log_level: Literal["debug", "info", "warning", "error"] = "info"
-    stop_grace: AnyDuration = 20.0
-    disk_reserve: Annotated[int, BeforeValidator(sizes.in_bytes)] = 64 << 20
-    keep_runs: Annotated[int, Field(ge=0, le=1_000_000_000)] | None = None
-    keep_days: Annotated[float, Field(ge=0, le=100_000)] | None = None
+    state_dir: Annotated[
+        FilePath,
+        Field(
+            description="Folder of the journal and of all runs. Default: `$STATE_DIRECTORY`, else "
+            "`$XDG_STATE_HOME/run-governor`, else `~/.local/state/run-governor`.",
+            examples=["/var/lib/run-governor"],
+        ),
+    ]
+    runtime_dir: Annotated[
+        FilePath,
+        AfterValidator(_short),
+        Field(
+            description="Folder of the sockets. Default: `$RUNTIME_DIRECTORY`, else `$XDG_RUNTIME_DIR/run-governor`, else "
+            "`/run/run-governor` for root, else `run` below the state folder.",
+            examples=["/run/run-governor"],
+        ),
+    ]
+    slots: Annotated[int, Field(ge=1, le=64, description="Runs in work at the same time.")] = 1
+    queue_limit: Annotated[
+        int,
+        Field(
+            ge=1,
+            le=1_000_000,
+            description="Runs that may wait for a slot; beyond them a submit is refused (75).",
+        ),
+    ] = 1000
+    ray: Annotated[RayConfig, Field(description="The Ray cluster.")] = RayConfig()
+    socket_group: Annotated[
+        Annotated[str, Field(min_length=1)] | None,
+        Field(
+            description="Group whose members may use the client socket; null: the daemon's user alone.",
+            examples=["researchers"],
+        ),
+    ] = None
+    log_format: Annotated[
+        Literal["console", "json"] | None,
+        Field(
+            description="Format of the log; null: `console` on a terminal, else `json`.", examples=["json"]
+        ),
+    ] = None
+    log_level: Annotated[
+        Literal["debug", "info", "warning", "error"],
+        Field(description="The least severe events that are logged."),
+    ] = "info"
+    stop_grace: Annotated[
+        AnyDuration, Field(description="Time that runs get to stop in order when the daemon stops.")
+    ] = 20.0
+    disk_reserve: Annotated[
+        int,
+        BeforeValidator(sizes.in_bytes),
+        Field(
+            description="With less than this left on the disk of the state folder no run is accepted (75)."
+        ),
+    ] = 64 << 20
+    keep_runs: Annotated[
+        Annotated[int, Field(ge=0, le=1_000_000_000)] | None,
+        Field(
+            description="The newest so many ended runs are kept, besides those that `keep_days` keeps; null: no such bound.",
+            examples=[1000],
+        ),
+    ] = None
+    keep_days: Annotated[
+        Annotated[float, Field(ge=0, le=100_000)] | None,
+        Field(
+            description="Runs that ended within so many days are kept, besides those that `keep_runs` keeps; null: no such "
+            "bound.",
+            examples=[30],
+        ),
+    ] = None
 
     @property
     def client_endpoint(self) -> str:

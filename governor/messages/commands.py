@@ -18,16 +18,34 @@ from governor.units.sections import Section
 
 
 class Until(Section):
-    """One condition that ends the simulation: the mean of `metric` over the last `average_over` episodes is `at_least` or
-    `at_most` this value; its episodes have taken so many `steps`; or its `wall_clock` time is up.
-    """
+    """One condition that ends the simulation: on a `metric`, on `steps`, or on `wall_clock`."""
 
-    metric: Name | None = None
-    at_least: float | None = None
-    at_most: float | None = None
-    average_over: Count = 1
-    steps: Annotated[int, Field(ge=1, lt=2**63)] | None = None
-    wall_clock: Duration | None = None
+    metric: Annotated[
+        Name | None, Field(description="Of an episode: `return`, `steps`, `seconds`, or `return.PLAYER`.")
+    ] = None
+    at_least: Annotated[float | None, Field(description="Holds when the metric's mean is this or more.")] = (
+        None
+    )
+    at_most: Annotated[
+        float | None, Field(description="Holds when the metric's mean is this or less.", examples=[20])
+    ] = None
+    average_over: Annotated[
+        Count, Field(description="Episodes, the last ones, that the mean is taken of.")
+    ] = 1
+    steps: Annotated[
+        Annotated[int, Field(ge=1, lt=2**63)] | None,
+        Field(
+            description="Holds when the phase's training episodes have taken so many steps.",
+            examples=[1000000],
+        ),
+    ] = None
+    wall_clock: Annotated[
+        Duration | None,
+        Field(
+            description="Holds after this time of playing; episodes that run then are cancelled.",
+            examples=["30min"],
+        ),
+    ] = None
 
     @model_validator(mode="after")
     def _is_one(self) -> Self:
@@ -51,29 +69,36 @@ def _one_bound(section: Until | Evaluate, *, needed: bool) -> None:
 
 
 class Plateau(Section):
-    """Met after `patience` evaluations in a row whose metric, as the mean of the last `window`, was not better than the
-    best earlier one by more than `min_delta`.
-    """
+    """Met when evaluations no longer improve."""
 
-    patience: Count
-    min_delta: Annotated[float, Field(ge=0)] = 0.0
-    direction: Literal["max", "min"] = "max"
-    window: Count = 1
+    patience: Annotated[
+        Count, Field(description="Evaluations in a row that were not better than the best earlier one.")
+    ]
+    min_delta: Annotated[float, Field(ge=0, description="How much better counts as better.")] = 0.0
+    direction: Annotated[
+        Literal["max", "min"], Field(description="Whether more or less of the metric is better.")
+    ] = "max"
+    window: Annotated[Count, Field(description="Evaluations, the last ones, whose mean is compared.")] = 1
 
 
 class Evaluate(Section):
-    """After each `every` training episodes, training pauses for `episodes` that neither explore nor learn. The simulation
-    ends once the mean of their `metric` was `at_least` (or `at_most`) this value in `consecutive` evaluations, or on a
-    `plateau`.
-    """
+    """Evaluations: training pauses for episodes that neither explore nor learn."""
 
-    every: Count
-    episodes: Count = 10
-    metric: Name = "return"
-    at_least: float | None = None
-    at_most: float | None = None
-    consecutive: Count = 1
-    plateau: Plateau | None = None
+    every: Annotated[Count, Field(description="Training episodes between two evaluations.")]
+    episodes: Annotated[Count, Field(description="Episodes of one evaluation.")] = 10
+    metric: Annotated[Name, Field(description="What is looked at: as in `until`.")] = "return"
+    at_least: Annotated[
+        float | None, Field(description="The phase ends when the metric's mean is this or more.")
+    ] = None
+    at_most: Annotated[
+        float | None,
+        Field(description="The phase ends when the metric's mean is this or less.", examples=[20]),
+    ] = None
+    consecutive: Annotated[Count, Field(description="Evaluations in a row that must reach the bound.")] = 1
+    plateau: Annotated[
+        Plateau | None,
+        Field(description="The phase ends when evaluations no longer improve; null: it does not."),
+    ] = None
 
     @model_validator(mode="after")
     def _has_one_direction(self) -> Self:
@@ -85,27 +110,36 @@ class Evaluate(Section):
 
 
 class Checkpoint(Section):
-    """States of the agents: one after each `every` episodes (the last `keep` are kept; null: all), the `best` by the
-    evaluation's metric, or else by the mean return since the previous one, and the `last` one of the phase.
-    """
+    """States of the agents that are kept, in `checkpoints/PHASE/` of the run's folder."""
 
-    every: Count | None = None
-    keep: Count | None = None
-    best: bool = False
-    last: bool = False
+    every: Annotated[
+        Count | None, Field(description="Training episodes between two of them; null: none between.")
+    ] = None
+    keep: Annotated[Count | None, Field(description="So many of the last ones stay; null: all.")] = None
+    best: Annotated[
+        bool,
+        Field(
+            description="Keep the best one by the evaluation's metric, else by the mean return since the last."
+        ),
+    ] = False
+    last: Annotated[bool, Field(description="Keep the one at the end of the phase.")] = False
 
 
 class DynamicTimeoutSpec(Section):
-    """``min(timeout, ratio * mean)`` of the wall times of sub-tasks in train phases with the same settings, once
-    `warmup_min_steps` such phases are over. `percentile` uses that percentile of the last `window` instead of the mean. The
-    result is at least `floor`.
-    """
+    """Attempts get ``min(timeout, ratio * mean)``, of the wall times of train phases with the same settings."""
 
-    ratio: Annotated[float, Field(gt=0)] = 3.0
-    warmup_min_steps: Annotated[int, Field(ge=0, le=1_000_000)] = 1
-    percentile: Annotated[float, Field(ge=0, le=100)] | None = None
-    window: Count = 256
-    floor: AnyDuration = 1.0
+    ratio: Annotated[float, Field(gt=0, description="Factor on the mean wall time.")] = 3.0
+    warmup_min_steps: Annotated[
+        int, Field(ge=0, le=1_000_000, description="Train phases that must be over before it applies.")
+    ] = 1
+    percentile: Annotated[
+        Annotated[float, Field(ge=0, le=100)] | None,
+        Field(
+            description="This percentile of the last `window` wall times counts in place of the mean; null: the mean."
+        ),
+    ] = None
+    window: Annotated[Count, Field(description="Wall times that the percentile is taken of.")] = 256
+    floor: Annotated[AnyDuration, Field(description="What an attempt gets at least.")] = 1.0
 
 
 class Made(msgspec.Struct, frozen=True, kw_only=True):

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from governor.messages import TaskSpec
 from governor.run_file import check_language_models, check_rules
-from governor.run_file.model import Phase, Run
+from governor.run_file.model import Run
 from governor.run_file.phase_inheritance import PhaseInheritance
+from governor.run_file.phase_model import Phase
 from governor.run_file.plain_data import is_count, items, mapping, simulations
 from governor.tasks.scheduling import graph
 from governor.units.sections import shown, suggestion, validated

@@ -1,6 +1,6 @@
 """The run as a person describes it: frozen pydantic models, one for each section of the run file.
 
-Those that conductors get are in `governor.messages.commands`. Run files use pydantic because it reports every fault at once and gives editors a JSON schema; in messages a run is the
+The phases are in `phase_model`, those that conductors get in `governor.messages.commands`. Run files use pydantic because it reports every fault at once and gives editors a JSON schema; in messages a run is the
 plain data of `Run.raw`.
 
 A model validates its section alone; `governor.run_file.check` checks sections against each other.
@@ -13,13 +13,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from governor.episodes.text.entries import is_language_model, is_over_http
-from governor.messages import Checkpoint, DynamicTimeoutSpec, Evaluate, Until
 from governor.run_file import phase_inheritance
+from governor.run_file.phase_model import Phase
 from governor.units.fields import (
-    MAX_COUNT,
-    Agents,
-    AnyDuration,
-    Count,
     Duration,
     Entry,
     Models,
@@ -33,7 +29,6 @@ from states.plan import ConductorPlan, Deadlines, OnStall, PhasePlan, RunPlan
 
 if TYPE_CHECKING:
     from states.amounts import Limit
-    from states.plan import Part
 
 SIMULATION = "simulation"
 TASKS = "tasks"
@@ -42,118 +37,97 @@ SHORTEST_LIVENESS = 5.0
 
 
 class EnvironmentSection(Section):
-    """An environment conductor: `pool` environments of one kind. `entry` is ``gymnasium:ID`` or ``module:Class``, or the
-    address of text environments, ``http://host:port/base``. Each worker steps `vector` of them together.
-    """
+    """An environment conductor: a pool of environments of one kind."""
 
-    entry: Entry
-    params: Params = {}
-    pool: Annotated[int, Field(ge=1, le=1024)] = 1
-    vector: Annotated[int, Field(ge=1, le=1024)] = 1
+    entry: Annotated[
+        Entry,
+        Field(
+            description="What builds it: `gymnasium:ID`, `module:Class`, or the address of text environments, "
+            "`http://host:port/base`."
+        ),
+    ]
+    params: Annotated[
+        Params,
+        Field(description="Keyword arguments of the constructor; of text environments their own keys."),
+    ] = {}
+    pool: Annotated[
+        int,
+        Field(
+            ge=1,
+            le=1024,
+            description="Environments in its conductor: so many workers can play at once. Counts with "
+            "`transport: conductors` alone.",
+        ),
+    ] = 1
+    vector: Annotated[
+        int,
+        Field(
+            ge=1,
+            le=1024,
+            description="Environments that each worker steps together. Not with `transport: ray`.",
+        ),
+    ] = 1
 
 
 class AgentSection(Section):
-    """An agent conductor: `entry` is ``module:Class``. Or a language model: ``openai:MODEL``. `state` is a file with its
-    initial state, such as a checkpoint of another run; a relative path begins at the run file's folder.
-    """
+    """An agent conductor, or a language model."""
 
-    entry: Entry
-    params: Params = {}
-    state: Annotated[str, Field(min_length=1, max_length=4096)] | None = None
+    entry: Annotated[
+        Entry, Field(description="What builds it: `module:Class`, or `openai:MODEL` for a language model.")
+    ]
+    params: Annotated[
+        Params, Field(description="Keyword arguments of the constructor; of a language model its own keys.")
+    ] = {}
+    state: Annotated[
+        Annotated[str, Field(min_length=1, max_length=4096)] | None,
+        Field(
+            description="File with its initial state, such as a checkpoint of another run. A relative path begins at "
+            "the run file's folder.",
+            examples=["checkpoints/walker.best.state"],
+        ),
+    ] = None
 
 
 class ConductorsSection(Section):
-    environments: dict[ShortName, EnvironmentSection] = {}
-    agents: dict[ShortName, AgentSection] = {}
+    """Environments and agents, by names that the phases use."""
 
-
-class Simulate(Section):
-    """`workers` episodes at a time. `max_steps` truncates an episode; `episode_timeout` is in seconds. With the transport
-    ``in_process`` the simulation builds environment and agent itself: faster steps, no processes of their own. With ``ray``
-    runners on the cluster build them; each gets `chunk` episodes at a time, by default as many as take about a second. In an
-    environment of several players `agents` are one for all of them, one for each in their order, or {player: agent}. With
-    `max_staleness` the agent acts while it learns, with weights that are at most so many versions old.
-    """
-
-    environment: str
-    agents: Agents
-    episodes: Count
-    workers: Annotated[int, Field(ge=1, le=1024)] = 1
-    max_steps: Count | None = None
-    episode_timeout: Duration | None = None
-    transport: Literal["conductors", "in_process", "ray"] = "conductors"
-    chunk: Count | None = None
-    max_staleness: Annotated[int, Field(ge=0, le=MAX_COUNT)] = 0
-
-    @property
-    def agent_names(self) -> tuple[str, ...]:
-        """Each agent once."""
-        return tuple(dict.fromkeys(self.players.values())) or tuple(self.agents)
-
-    @property
-    def players(self) -> dict[str, str]:
-        """Player to agent, where the run file names players."""
-        return self.agents if isinstance(self.agents, dict) else {}
-
-
-class TaskSection(Section):
-    """One node of the graph. `call` is ``module:attribute``; `timeout` (seconds) bounds the running time of an attempt."""
-
-    id: Name
-    call: Entry
-    args: Params = {}
-    depends_on: Annotated[tuple[str, ...], Field(strict=False)] = ()
-    repeat: Annotated[int, Field(ge=1, le=100_000)] = 1
-    timeout: Duration | None = None
-    retries: Annotated[int, Field(ge=0, le=1000)] = 0
-    resources: dict[str, Annotated[float, Field(ge=0)]] = {}
-    priority: Annotated[int, Field(ge=-1_000_000, le=1_000_000)] = 0
-
-
-class Phase(Section):
-    """`simulate`, `tasks`, or both. The keys from `min_num` to `grace` apply to the tasks: once `min_num` of them have
-    succeeded, or all but the part `over_rollout`, the others have `wait_after_min` seconds left. One runner executes
-    `max_repeat_per_runner` runs of a task in a row (null: all of them). A task is killed `grace` seconds after its
-    deadline. Missing keys are taken from the earlier phase that it `inherits`; a validated run has that resolved.
-    """
-
-    name: Name
-    inherits: Name | None = None
-    mode: Literal["train", "eval"] = "train"
-    simulate: Simulate | None = None
-    tasks: Annotated[tuple[TaskSection, ...], Field(strict=False)] = ()
-    min_num: Count | None = None
-    over_rollout: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    wait_after_min: Duration | None = None
-    max_repeat_per_runner: Count | None = 1
-    dynamic_timeout: DynamicTimeoutSpec | None = None
-    grace: AnyDuration = 1.0
-    until: Annotated[tuple[Until, ...], Field(strict=False)] = ()
-    evaluate: Evaluate | None = None
-    checkpoint: Checkpoint | None = None
-    on_failure: Literal["fail", "continue"] = "fail"
-
-    @property
-    def parts(self) -> frozenset[Part]:
-        given: dict[Part, object] = {"simulation": self.simulate, "tasks": self.tasks}
-        return frozenset(part for part, section in given.items() if section)
+    environments: Annotated[
+        dict[ShortName, EnvironmentSection], Field(description="Environments: name and section.")
+    ] = {}
+    agents: Annotated[dict[ShortName, AgentSection], Field(description="Agents: name and section.")] = {}
 
 
 class LimitsSection(Section):
-    """A run that exceeds one of them fails. `steps` and `episodes` count those of all phases, including evaluation; `tasks`
-    counts the started attempts of runs of tasks. `memory` is that of its processes on the daemon's machine, `disk` that of
-    its folder. After `stall_timeout` seconds without progress in a phase the run reports that (`report`), its conductors
-    are replaced (`restart`), or it fails.
-    """
+    """A run that exceeds one of them fails."""
 
-    wall_clock: Duration | None = None
-    steps: Annotated[int, Field(ge=1, lt=2**63)] | None = None
-    episodes: Annotated[int, Field(ge=1, lt=2**63)] | None = None
-    tasks: Annotated[int, Field(ge=1, lt=2**63)] | None = None
-    memory: Size | None = None
-    disk: Size | None = None
-    stall_timeout: Duration | None = 600.0
-    on_stall: OnStall = "report"
+    wall_clock: Annotated[Duration | None, Field(description="Time that the run takes.")] = None
+    steps: Annotated[
+        Annotated[int, Field(ge=1, lt=2**63)] | None,
+        Field(description="Steps of all phases, including evaluation."),
+    ] = None
+    episodes: Annotated[
+        Annotated[int, Field(ge=1, lt=2**63)] | None,
+        Field(description="Episodes of all phases, including evaluation."),
+    ] = None
+    tasks: Annotated[
+        Annotated[int, Field(ge=1, lt=2**63)] | None,
+        Field(description="Started attempts of runs of tasks, including those of `repeat` and `retries`."),
+    ] = None
+    memory: Annotated[
+        Size | None, Field(description="Memory (PSS) of all processes of the run on the daemon's machine.")
+    ] = None
+    disk: Annotated[Size | None, Field(description="Size of the run's folder.")] = None
+    stall_timeout: Annotated[
+        Duration | None,
+        Field(description="Time without progress in a phase after which `on_stall` applies; null: never."),
+    ] = 600.0
+    on_stall: Annotated[
+        OnStall,
+        Field(
+            description="`report`: the run goes on and says so; `restart`: its conductors are replaced, within "
+            "`restart.conductors`; `fail`: it fails."
+        ),
+    ] = "report"
 
     @property
     def amounts(self) -> list[tuple[Limit, int]]:
@@ -163,37 +137,63 @@ class LimitsSection(Section):
 
 
 class Restart(Section):
-    """How many restarts of conductors the whole run may use."""
+    """What the run may use to recover."""
 
-    conductors: Annotated[int, Field(ge=0, le=1000)] = 2
+    conductors: Annotated[
+        int, Field(ge=0, le=1000, description="Restarts of conductors that the whole run may use.")
+    ] = 2
 
 
 class RunDeadlines(Section):
-    """Seconds: until all conductors are ready, until the result is durable, until the last process is gone; and `liveness`:
-    a conductor that does not answer for so long is replaced.
-    """
+    """Deadlines of the run's own steps."""
 
-    start: Duration = 60.0
-    finalize: Duration = 60.0
-    stop: Duration = 20.0
-    liveness: Annotated[Duration, Field(ge=SHORTEST_LIVENESS)] = 10.0
+    start: Annotated[
+        Duration, Field(description="Until all conductors are ready, and what they build is built.")
+    ] = 60.0
+    finalize: Annotated[Duration, Field(description="Until the result is durable.")] = 60.0
+    stop: Annotated[Duration, Field(description="Until the last process is gone.")] = 20.0
+    liveness: Annotated[
+        Duration,
+        Field(
+            ge=SHORTEST_LIVENESS,
+            description="Silence after which a conductor is killed and replaced; 5 seconds at least.",
+        ),
+    ] = 10.0
 
 
 class Run(Section):
-    """One experiment run: build one in Python, or `governor.run_file.load.load` a file. `models` are the model endpoints of
-    its tasks: each runner uses one of them, ``context.model``. `resume` decides whether it is continued after the daemon
-    has gone down.
-    """
+    """One experiment run: build one in Python, or `governor.run_file.load.load` a file."""
 
-    name: Name
-    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
-    conductors: ConductorsSection = ConductorsSection()
-    phases: Annotated[tuple[Phase, ...], Field(strict=False, min_length=1)]
-    limits: LimitsSection = LimitsSection()
-    restart: Restart = Restart()
-    models: Models = ()
-    deadlines: RunDeadlines = RunDeadlines()
-    resume: Literal["continue", "restart", "never"] = "continue"
+    name: Annotated[Name, Field(description="Name of the run, for people; it need not be unique.")]
+    seed: Annotated[
+        int, Field(ge=0, lt=2**63, description="Seed of the episodes and of the agents' random numbers.")
+    ] = 0
+    conductors: Annotated[ConductorsSection, Field(description="Environments and agents.")] = (
+        ConductorsSection()
+    )
+    phases: Annotated[
+        tuple[Phase, ...],
+        Field(strict=False, min_length=1, description="Phases, one after the other; at least one."),
+    ]
+    limits: Annotated[LimitsSection, Field(description="What the run may use at most.")] = LimitsSection()
+    restart: Annotated[Restart, Field(description="How often its processes may be replaced.")] = Restart()
+    models: Annotated[
+        Models,
+        Field(
+            description="Model endpoints of its tasks, texts or mappings: runner i uses number i mod their count, "
+            "`context.model`."
+        ),
+    ] = ()
+    deadlines: Annotated[RunDeadlines, Field(description="Deadlines of starting, ending and answering.")] = (
+        RunDeadlines()
+    )
+    resume: Annotated[
+        Literal["continue", "restart", "never"],
+        Field(
+            description="After the daemon has gone down: `continue` where it was, `restart` from the beginning, or "
+            "`never`: it has failed."
+        ),
+    ] = "continue"
 
     @model_validator(mode="before")
     @classmethod

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from governor.messages import LimitUse, RunStatus
-    from governor.run_file.model import Phase
+    from governor.run_file.phase_model import Phase
 
 KINDS: Final = ("run.transition", "phase.started", "conductor.started", "conductor.ready", "conductor.exited")
 """The kinds of events that `explain` needs."""

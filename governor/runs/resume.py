@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from governor.journal.journal import Journal
     from governor.journal.tables import RunRow, Transaction
     from governor.messages import EpisodeRecord, TaskRecord
-    from governor.run_file.model import Phase, Run
+    from governor.run_file.model import Run
+    from governor.run_file.phase_model import Phase
 
 CUT_SHORT: Final = frozenset({"failed", "aborted"})
 """Ends of a phase that ended with its run."""

@@ -9,7 +9,7 @@ import yaml
 from governor import Run
 from governor.errors import RunFileError
 from governor.run_file import load
-from governor.run_file.model import Phase, Simulate
+from governor.run_file.phase_model import Phase, Simulate
 from tests.support.run_files import faults_in
 
 CONDUCTORS = """\
