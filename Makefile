@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # Where it is set each process compiles all its modules anew: 1.4 s of CPU instead of 1.0 s for a daemon that starts and stops.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: run check test test-all lint types imports faults bench clean
+.PHONY: run check test test-all lint types imports docs site faults bench clean
 
 run: $(VENV)/.run
 	$(BIN)/governor run examples/frozen_lake/run.yaml
@@ -13,13 +13,15 @@ run: $(VENV)/.run
 # What is over within a minute: the pure parts, the run file, the command line.
 PURE := tests/states tests/transport/test_broker_*.py tests/transport/test_frames.py tests/transport/test_envelope.py \
 	tests/governor/cli tests/governor/run_file tests/governor/units \
-	tests/governor/tasks/scheduling tests/governor/episodes/rules
-check: lint types imports
+	tests/governor/tasks/scheduling tests/governor/episodes/rules \
+	tests/docs/test_pages.py tests/docs/test_matching.py tests/docs/test_fragments.py tests/docs/test_links.py \
+	tests/docs/test_generated.py
+check: lint types imports site
 	$(BIN)/python -m pytest -q -n 2 -m "not long" $(PURE)
 
 # Four at a time on two cores: much of a test is waiting for another process.
 WORKERS ?= 4
-test: lint types imports
+test: lint types imports site
 	$(BIN)/python -m pytest -q -n $(WORKERS) -m "not long"
 
 # What takes long: rare faults of whole process trees, large graphs, random stories by the thousand, foreign counterparts, the
@@ -37,6 +39,15 @@ types: $(VENV)/.dev
 imports: $(VENV)/.dev
 	$(BIN)/lint-imports
 
+# Writes the generated parts of the pages, and builds the site. Any warning fails it (never with --quiet: then none
+# is counted).
+docs: $(VENV)/.dev
+	$(BIN)/python docs/tools/generate.py
+	$(MAKE) site
+
+site: $(VENV)/.dev
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
 # FAULTS="--seed 4 --count 50" plays others, --fault "kill guards" those alone; what was played is in faults.sqlite and is
 # not played again.
 FAULTS ?= --seed 3 --count 500 --instances 3 --table docs/faults.md
@@ -47,8 +58,8 @@ bench: $(VENV)/.dev
 	$(BIN)/python benchmarks/run_all.py
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
-	find governor states transport tests examples benchmarks -name __pycache__ -prune -exec rm -rf {} +
+	rm -rf $(VENV) build dist site *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find governor states transport tests examples benchmarks docs -name __pycache__ -prune -exec rm -rf {} +
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
@@ -58,5 +69,5 @@ $(VENV)/.run: $(VENV)/bin/python setup.cfg pyproject.toml
 	touch $@
 
 $(VENV)/.dev: $(VENV)/bin/python setup.cfg pyproject.toml
-	$(BIN)/python -m pip install --quiet --editable '.[test,dev]'
+	$(BIN)/python -m pip install --quiet --editable '.[test,dev,docs]'
 	touch $@

@@ -38,11 +38,11 @@ def _section_faults(data):
     if not isinstance(data, dict):
         return ["a fragment is a mapping, or a list of mappings"]
     keys = {key for key in data if not key.startswith("x-")}
-    candidates = [model for model in _sections(Run) if keys <= set(model.model_fields)]
+    candidates = [model for model in sections_of(Run) if keys <= set(model.model_fields)]
     if Run in candidates:
         candidates = [Run]
     if not candidates:
-        candidates = [max(_sections(Run), key=lambda model: len(keys & set(model.model_fields)))]
+        candidates = [max(sections_of(Run), key=lambda model: len(keys & set(model.model_fields)))]
     return min((_counted(data, model) for model in candidates), key=len)
 
 
@@ -68,14 +68,14 @@ def _without_foreign_bases(phases):
     ]
 
 
-def _sections(model, found=None):
+def sections_of(model, found=None):
     """`model` and all sections below it."""
     found = {} if found is None else found
     found[model] = None
     for field in model.model_fields.values():
         for section in _models(field.annotation):
             if section not in found:
-                _sections(section, found)
+                sections_of(section, found)
     return list(found)
 
 

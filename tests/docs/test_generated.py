@@ -1,0 +1,61 @@
+"""The generated parts of the pages are those that the code of today makes, and they say all that there is to say."""
+
+import re
+import subprocess
+import sys
+import tomllib
+
+import pytest
+import yaml
+
+from governor.config import Config
+from governor.errors import ExitCode
+from governor.run_file.model import Run
+from tests.docs.fragments import sections_of
+from tests.docs.pages import ROOT, read
+
+GENERATE = [sys.executable, str(ROOT / "docs" / "tools" / "generate.py")]
+
+
+def test_the_committed_pages_are_those_that_are_made():
+    done = subprocess.run([*GENERATE, "--check"], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("root", [Run, Config])
+def test_every_key_has_a_description(root):
+    keys = {
+        f"{section.__name__}.{key}": field.description
+        for section in sections_of(root)
+        for key, field in section.model_fields.items()
+    }
+    assert [key for key, text in keys.items() if not text] == []
+    assert [key for key, text in keys.items() if text and not text.endswith(".")] == []
+
+
+@pytest.mark.parametrize(
+    ("page", "root", "parse"), [("run-file", Run, yaml.safe_load), ("configuration", Config, tomllib.loads)]
+)
+def test_every_key_has_an_example(page, root, parse):
+    example = next(block for block in read(ROOT / "docs" / f"{page}.md").blocks if block.title)
+    shown = set(_keys(parse(example.content)))
+    missing = [
+        f"{section.__name__}.{key}"
+        for section in sections_of(root)
+        for key, field in section.model_fields.items()
+        if key not in shown and not field.examples
+    ]
+    assert missing == []
+
+
+def _keys(data):
+    for item in data.values() if isinstance(data, dict) else data if isinstance(data, list) else ():
+        yield from _keys(item)
+    if isinstance(data, dict):
+        yield from data
+
+
+def test_the_page_has_every_exit_code():
+    page = (ROOT / "docs" / "cli.md").read_text()
+    table = page.partition("## Exit codes")[2].partition("\n## ")[0]
+    assert [int(code) for code in re.findall(r"^\| (\d+) \|", table, re.MULTILINE)] == [*ExitCode]
