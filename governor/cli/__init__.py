@@ -10,6 +10,7 @@ Rules:
 
 from __future__ import annotations
 
+import difflib
 import os
 import sys
 import traceback
@@ -54,6 +55,14 @@ class Verbs(click.Group):
         module, _, name = VERBS[cmd_name].partition(":")
         command: click.Command = getattr(import_module(f"governor.cli.{module}"), name)
         return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args[0] not in VERBS and not args[0].startswith("-"):
+            near = difflib.get_close_matches(args[0], VERBS, n=1)
+            ctx.fail(f"no such verb {args[0]!r}{f'; did you mean {near[0]!r}?' if near else ''}")
+        return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
         try:

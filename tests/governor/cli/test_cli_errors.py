@@ -74,6 +74,22 @@ def test_usage():
     assert "Exit codes:" in invoke("--help").output
 
 
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["sumbit", "x"], "no such verb 'sumbit'; did you mean 'submit'?"),
+        (["--broker", "x", "statuss"], "no such verb 'statuss'; did you mean 'status'?"),
+        (["frobnicate"], "no such verb 'frobnicate'\n"),
+        (["submit", "--wach", "x"], "--watch"),
+        (["--brokr", "x", "status"], "--broker"),
+    ],
+)
+def test_a_misspelling_is_told_the_nearest_right_word(arguments, said):
+    done = invoke(*arguments)
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert said in done.stderr
+
+
 def test_a_run_to_resume_is_found_by_the_unique_beginning_of_its_id(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     monkeypatch.delenv("STATE_DIRECTORY", raising=False)
