@@ -101,19 +101,14 @@ class _Builder:
         self._document = document
         self._built: set[int] = set()
         """Nodes, by identity: a node that is built again was reached by an alias."""
+        self._faulty: set[int] = set()
         self._copies = 0
 
     def build(self, node: yaml.Node, path: Path) -> Any:
         if len(path) > _MAX_DEPTH:
             raise _TooMuch(f"is nested deeper than {_MAX_DEPTH} levels", node)
-        self._copies += id(node) in self._built
+        self._count(id(node) in self._built, node)
         self._built.add(id(node))
-        if self._copies > _MAX_COPIES:
-            raise _TooMuch(
-                f"has aliases that stand for more than {_MAX_COPIES} values: write less of it twice, or hand the run in from "
-                "Python, as plain data",
-                node,
-            )
         self._document.lines.setdefault(path, node.start_mark.line + 1)
         if isinstance(node, yaml.MappingNode | yaml.SequenceNode):
             if node.tag not in _COLLECTIONS:
@@ -126,9 +121,16 @@ class _Builder:
         return self._scalar(node)
 
     def _mapping(self, node: yaml.MappingNode, path: Path) -> dict[str, Any]:
-        own: dict[str, Any] = {}
-        merged: dict[str, Any] = {}
-        first: dict[str, int] = {}
+        made = {}
+        for key, (line, value_node) in self._items(node, path).items():
+            self._document.lines[*path, key] = line
+            made[key] = self.build(value_node, (*path, key))
+        return made
+
+    def _items(self, node: yaml.MappingNode, path: Path) -> dict[str, tuple[int, yaml.Node]]:
+        """The line and the value of each key; the mapping's own keys win over merged ones."""
+        own: dict[str, tuple[int, yaml.Node]] = {}
+        merged: dict[str, tuple[int, yaml.Node]] = {}
         for key_node, value_node in node.value:
             line = key_node.start_mark.line + 1
             if key_node.tag == _MERGE:
@@ -137,24 +139,32 @@ class _Builder:
             key = self._scalar(key_node) if isinstance(key_node, yaml.ScalarNode) else None
             if not isinstance(key, str):
                 shown = f"the key {key_node.value}" if isinstance(key_node, yaml.ScalarNode) else "a key"
-                self._fault(path, line, f"{shown} must be a text: put it in quotes")
-                continue
-            if key in own:
-                self._fault((*path, key), line, f"key {key!r} stands twice (first in line {first[key]})")
-                continue
-            first[key] = line
-            self._document.lines[*path, key] = line
-            own[key] = self.build(value_node, (*path, key))
+                self._fault(path, key_node, f"{shown} must be a text: put it in quotes")
+            elif key in own:
+                text = f"key {key!r} stands twice (first in line {own[key][0]})"
+                self._fault((*path, key), key_node, text)
+            else:
+                own[key] = line, value_node
         return {**merged, **own}
 
-    def _merge(self, node: yaml.Node, path: Path, into: dict[str, Any]) -> None:
-        """``<<: *base`` or ``<<: [*a, *b]``: the first one wins, and the mapping's own keys over both."""
+    def _merge(self, node: yaml.Node, path: Path, into: dict[str, tuple[int, yaml.Node]]) -> None:
+        """``<<: *base`` or ``<<: [*a, *b]``: the first one wins."""
         for source in node.value if isinstance(node, yaml.SequenceNode) else [node]:
             if not isinstance(source, yaml.MappingNode):
-                self._fault(path, source.start_mark.line + 1, "'<<' merges mappings only")
+                self._fault(path, source, "'<<' merges mappings only")
                 continue
-            for key, value in self._mapping(source, path).items():
-                into.setdefault(key, value)
+            self._count(1 + len(source.value), source)
+            for key, item in self._items(source, path).items():
+                into.setdefault(key, item)
+
+    def _count(self, copies: int, node: yaml.Node) -> None:
+        self._copies += copies
+        if self._copies > _MAX_COPIES:
+            raise _TooMuch(
+                f"has aliases that stand for more than {_MAX_COPIES} values: write less of it twice, or hand the run in from "
+                "Python, as plain data",
+                node,
+            )
 
     def _scalar(self, node: yaml.Node) -> Any:
         try:
@@ -169,5 +179,8 @@ class _Builder:
         )
         raise yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark)
 
-    def _fault(self, path: Path, line: int, message: str) -> None:
-        self._document.faults.append((path, line, message))
+    def _fault(self, path: Path, node: yaml.Node, message: str) -> None:
+        """Reports a fault of `node` once, however many aliases lead to it."""
+        if id(node) not in self._faulty:
+            self._faulty.add(id(node))
+            self._document.faults.append((path, node.start_mark.line + 1, message))

@@ -290,6 +290,33 @@ def test_sizes_of_limits_are_bytes(tmp_path):
         jsonschema.validate(yaml.safe_load(file.read_text().replace("1.5GiB", "1.5 gigs")), load.schema())
 
 
+ANCHORS = """\
+name: anchors
+x-task: &task {timeout: 10s, retries: soon}
+x-notes: anything
+phases:
+  - name: one
+    tasks:
+      - {<<: *task, id: a, call: "json:dumps", retries: 1}
+      - <<: *task
+        id: b
+        call: "json:dumps"
+"""
+
+
+def test_keys_that_begin_with_x_are_ignored_and_hold_anchors(tmp_path):
+    [fault] = faults_of(tmp_path, ANCHORS)
+    assert (fault.path, fault.line) == ("phases[0].tasks[1].retries", 2), "the line of the anchor"
+    text = ANCHORS.replace("soon", "3")
+    (tmp_path / "run.yaml").write_text(text)
+    run, _ = load.load(tmp_path / "run.yaml")
+    assert [(task.timeout, task.retries) for task in run.phases[0].tasks] == [(10, 1), (10, 3)]
+    assert not [key for key in run.raw() if key.startswith("x-")]
+    jsonschema.validate(yaml.safe_load(text), load.schema())
+    [fault] = faults_of(tmp_path, text.replace("    tasks:", "    x-b: 1\n    tasks:"))
+    assert (fault.path, fault.line) == ("phases[0].x-b", 6), "only at the top level"
+
+
 def test_the_schema_takes_what_the_models_take():
     schema = load.schema()
     jsonschema.Draft202012Validator.check_schema(schema)

@@ -31,9 +31,29 @@ def test_merge_keys_give_way_to_own_keys():
     assert yaml_lines.read("x: &x {p: 1, q: 2}\ny: {<<: *x, q: 3}").data["y"] == {"p": 1, "q": 3}
 
 
+def test_each_value_of_a_merged_mapping_has_the_line_where_it_is_written():
+    document = yaml_lines.read(
+        "x: &x\n  p: 1\n  q: {r: 2}\nz: &z {p: 8, s: 9}\ny:\n  q: {t: 3}\n  <<: [*x, *z]\n"
+    )
+    assert document.data["y"] == {"p": 1, "q": {"t": 3}, "s": 9}
+    lines = [document.line(("y", *path)) for path in (["p"], ["q"], ["q", "t"], ["s"])]
+    assert lines == [2, 6, 6, 4]
+    assert document.line(("y", "q", "r")) == 6, "its own value replaces the merged one"
+
+
+def test_a_fault_below_an_anchor_is_told_once():
+    text = "x: &x {a: 1, a: 2, 3: b}\ny: {<<: *x}\nz: [*x, {<<: 7}]\n"
+    assert yaml_lines.read(text).faults == [
+        (("x", "a"), 1, "key 'a' stands twice (first in line 1)"),
+        (("x",), 1, "the key 3 must be a text: put it in quotes"),
+        (("z", 1), 3, "'<<' merges mappings only"),
+    ]
+
+
 @pytest.mark.parametrize(
     ("text", "line", "said"),
     [
+        ("a: &a {<<: *a}", 1, "nested deeper"),
         ("a: [1,\nb: }", 2, "is not YAML"),
         ("a: 1\n\tb: 2", 2, "is not YAML"),
         ("a: 1\n---\nb: 2", 2, "another document"),
@@ -57,6 +77,14 @@ def test_aliases_do_not_grow_without_bound():
     rows += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 9)]
     (fault,) = yaml_lines.read("\n".join(rows)).faults
     assert fault[2].startswith("has aliases that stand for more than 100000 values: write less of it twice")
+
+
+@pytest.mark.parametrize("pairs", ["", "k: 1"])
+def test_merged_mappings_do_not_grow_without_bound(pairs):
+    rows = [f"a0: &a0 {{{pairs}}}"]
+    rows += [f"a{n}: &a{n} {{<<: [{', '.join([f'*a{n - 1}'] * 30)}]}}" for n in range(1, 9)]
+    (fault,) = yaml_lines.read("\n".join(rows)).faults
+    assert fault[2].startswith("has aliases that stand for more than 100000 values")
 
 
 def test_data_in_the_file_is_bounded_by_the_size_of_the_file_alone(monkeypatch):
