@@ -95,7 +95,9 @@ def _no_room(error: OSError) -> GovernorError | None:
 
 def print_error(message: str) -> None:
     """Prints one error for a person, to standard error."""
-    click.echo(f"governor: error: {message}", err=True)
+    from governor.cli.lines import say  # noqa: PLC0415  # this module is imported by every verb, `lines` by those that print
+
+    say(f"governor: error: {message}", err=True)
 
 
 def drop_output() -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import click
 
+from governor.cli.lines import say
 from governor.cli.view import RunView
 from governor.errors import ExitCode
 
@@ -61,7 +62,7 @@ def finish(ctx: click.Context, uid: str, end: WatchEnd | None) -> None:
     """Exits with the exit code for the end of a followed run. If the daemon goes down, the run does not end with it."""
     code = exit_code(end)
     if code == ExitCode.TRY_AGAIN:
-        click.echo(
+        say(
             f"governor: the daemon is going down; run {uid} goes on when it is started again "
             f"(`governor watch {uid}`)",
             err=True,
@@ -71,7 +72,7 @@ def finish(ctx: click.Context, uid: str, end: WatchEnd | None) -> None:
 
 def detach(ctx: click.Context, uid: str) -> None:
     """Exits after Ctrl-C, which ended only this client."""
-    click.echo(
+    say(
         f"governor: detached; run {uid} goes on. `governor watch {uid}` comes back to it, "
         f"`governor abort {uid}` ends it",
         err=True,

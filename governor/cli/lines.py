@@ -1,8 +1,13 @@
-"""One plain line for each event of a run, for logs, pipes and terminals without a cursor."""
+"""Plain lines: of an event, of a run's progress; and how lines are printed."""
 
 from __future__ import annotations
 
+import os
+import sys
+import textwrap
 from typing import TYPE_CHECKING, Any
+
+import click
 
 from governor.units import durations
 
@@ -14,6 +19,27 @@ if TYPE_CHECKING:
 def clean(text: object) -> str:
     """One line without control characters: a message of user code must not control the terminal."""
     return "".join(character if character.isprintable() else " " for character in str(text)).strip()
+
+
+def say(text: str, *, err: bool = False) -> None:
+    """Prints `text`. On a terminal its lines are wrapped at words, and what follows is indented."""
+    try:
+        width = os.get_terminal_size((sys.stderr if err else sys.stdout).fileno()).columns
+    except (OSError, ValueError):
+        width = 0
+    click.echo(wrapped(text, width) if width else text, err=err)
+
+
+def wrapped(text: str, width: int) -> str:
+    """Each line of `text` in lines of at most `width` cells; a longer word, as a path, stays whole."""
+    return "\n".join(_wrapped(one, width) for one in text.split("\n"))
+
+
+def _wrapped(text: str, width: int) -> str:
+    indent = " " * (len(text) - len(text.lstrip()) + 2)
+    return textwrap.fill(
+        text, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    )
 
 
 def number(value: object) -> str:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from governor.cli import ask, display
-from governor.cli.lines import clean
+from governor.cli.lines import clean, say
 from governor.messages import Done
 from governor.units import durations
 
@@ -40,9 +40,9 @@ def explain(broker: str | None, *, uid: str, as_json: bool) -> None:
     if as_json:
         display.print_json(found)
         return
-    click.echo(clean(f"run {found.uid} ({found.name})"))
+    say(clean(f"run {found.uid} ({found.name})"))
     for line in found.lines:
-        click.echo(f"  {_text_of(line, now=found.at)}")
+        say(f"  {_text_of(line, now=found.at)}")
 
 
 def _text_of(line: ExplainedLine, *, now: float) -> str:
@@ -79,7 +79,7 @@ def abort(broker: str | None, *, uid: str, reason: str, as_json: bool) -> None:
     if as_json:
         display.print_json(Done())
     else:
-        click.echo(f"run {uid} is being aborted; `governor watch {uid}` waits for its end")
+        say(f"run {uid} is being aborted; `governor watch {uid}` waits for its end")
 
 
 @click.command("reload")
@@ -91,4 +91,4 @@ def reload(broker: str | None, *, as_json: bool) -> None:
     if as_json:
         display.print_json(found)
     else:
-        click.echo(f"{', '.join(found.changed) or 'nothing'} changed")
+        say(f"{', '.join(found.changed) or 'nothing'} changed")

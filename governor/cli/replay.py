@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from governor.cli import ask, display
+from governor.cli.lines import say
 from governor.errors import ExitCode
 
 if TYPE_CHECKING:
@@ -28,11 +29,11 @@ def command(ctx: click.Context, *, uid: str, as_json: bool) -> None:
         display.print_json(found)
     else:
         far = "" if found.ended else f", now {found.state}"
-        click.echo(
+        say(
             f"run {found.uid}: {found.events} events, {found.steps} steps of the machine, "
             f"{found.invocations} invocations of the daemon{far}"
         )
-        click.echo(_verdict(found))
+        say(_verdict(found))
     ctx.exit(ExitCode.DONE if found.difference is None else ExitCode.RUN_ENDED_BADLY)
 
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
-from rich import box
 from rich.console import Console, Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
+from governor.cli.columns import Columns
 from governor.cli.lines import clean, number
 from governor.runs.explain import used
 from governor.units import durations
@@ -38,7 +37,7 @@ def console() -> Console:
 
 def show(renderable: RenderableType) -> None:
     """Prints to standard output."""
-    console().print(renderable)
+    console().print(renderable, crop=False)
 
 
 def result(found: RunResult) -> Group:
@@ -56,13 +55,13 @@ def result(found: RunResult) -> Group:
     if found.phases:
         parts += ["", _phases(found.phases)]
     parts += [part for phase in found.phases if phase.tasks for part in ("", _tasks(phase))]
-    parts += ["", Text(f"Files of the run: {found.folder}", style="dim", overflow="fold")]
+    parts += ["", _unbroken(f"Files of the run: {found.folder}")]
     return Group(*parts)
 
 
 def of_rows(rows: Sequence[dict[str, Any]], *, more: str) -> Group:
     """A table of rows with the same keys; `more` is a note about further rows."""
-    table = _table(*(clean(name) for name in rows[0]))
+    table = Columns(*(clean(name) for name in rows[0]))
     for row in rows:
         _row(table, *(_cell(name, value) for name, value in row.items()))
     return Group(table, *([Text(more, style="dim")] if more else []))
@@ -78,7 +77,7 @@ def rendered(renderable: RenderableType) -> str:
     """As `show` would print it."""
     out = console()
     with out.capture() as printed:
-        out.print(renderable)
+        out.print(renderable, crop=False)
     return printed.get()
 
 
@@ -90,7 +89,7 @@ def status(report: StatusReport, *, conductors: bool) -> Group:
     )
     parts: list[RenderableType] = [
         Text(clean(head), style="bold"),
-        Text(clean(report.endpoint), style="dim", overflow="fold"),
+        _unbroken(report.endpoint),
     ]
     for slot, waits_for in report.quarantined.items():
         parts.append(Text(clean(f"{slot} accepts no run, and waits for {waits_for}"), style="red"))
@@ -102,7 +101,7 @@ def status(report: StatusReport, *, conductors: bool) -> Group:
             parts += ["", Text(clean(f"{run.uid} has used: {used(run.limits)}"))]
         if run.conductors:
             children = any(one.started for one in run.conductors)
-            table = _table(
+            table = Columns(
                 "conductor", "kind", "state", "pid", "incarnation", *(["has started"] if children else [])
             )
             for one in run.conductors:
@@ -117,7 +116,7 @@ def runs(found: RunList) -> RenderableType:
     if not found.runs:
         return Text("no runs")
     resumes = ["resumes"] if any(run.parent for run in found.runs) else []
-    table = _table("run", "name", "outcome", "submitted", "took", *resumes, "reason")
+    table = Columns("run", "name", "outcome", "submitted", "took", *resumes, "reason")
     for run in found.runs:
         took = _took(run.seconds, run.started_at, run.ended_at)
         submitted = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(run.submitted_at))
@@ -134,8 +133,8 @@ def _took(seconds: float | None, started_at: float | None, ended_at: float | Non
     return "-" if seconds is None else durations.text(max(seconds, 0))
 
 
-def _runs(found: Sequence[RunStatus]) -> Table:
-    table = _table("run", "name", "state", "phase", "episodes", "tasks", "return", "waits for")
+def _runs(found: Sequence[RunStatus]) -> Columns:
+    table = Columns("run", "name", "state", "phase", "episodes", "tasks", "return", "waits for")
     for run in found:
         phase = f"{(run.phase_index or 0) + 1}/{run.phases} {run.phase}" if run.phase else "-"
         mean = run.metrics.get("return_mean")
@@ -153,8 +152,8 @@ def _runs(found: Sequence[RunStatus]) -> Table:
     return table
 
 
-def _phases(found: Sequence[PhaseResult]) -> Table:
-    table = _table("phase", "mode", "end", "episodes", "return", "steps", "tasks")
+def _phases(found: Sequence[PhaseResult]) -> Columns:
+    table = Columns("phase", "mode", "end", "episodes", "return", "steps", "tasks")
     for phase in found:
         succeeded = sum(task.outcome == "succeeded" for task in phase.tasks)
         tasks = f"{succeeded} of {len(phase.tasks)} succeeded" if phase.tasks else "-"
@@ -186,8 +185,8 @@ def _by_player(metrics: dict[str, float]) -> str:
     return f"; {_metrics(players)}" if players else ""
 
 
-def _tasks(phase: PhaseResult) -> Table:
-    table = _table(f"{clean(phase.name)}: task", "outcome", "attempts", "took", "result")
+def _tasks(phase: PhaseResult) -> Columns:
+    table = Columns(f"{clean(phase.name)}: task", "outcome", "attempts", "took", "result")
     repeated = {task.task for task in phase.tasks if task.run > 0}
     for task in phase.tasks:
         name = f"{task.task}[{task.run}]" if task.task in repeated else task.task
@@ -224,13 +223,11 @@ def _outcome(outcome: str) -> Text:
     return Text(outcome, style=_STYLES.get(outcome, "red"))
 
 
-def _table(*columns: str) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, header_style="bold")
-    for column in columns:
-        table.add_column(column, overflow="fold")
-    return table
+def _unbroken(text: str) -> Text:
+    """A line with a path: the terminal itself breaks it, so that it can be copied."""
+    return Text(clean(text), style="dim", no_wrap=True, overflow="ignore")
 
 
-def _row(table: Table, *cells: object) -> None:
+def _row(table: Columns, *cells: object) -> None:
     """Cells are text, never markup: names and reasons come from users."""
-    table.add_row(*(cell if isinstance(cell, Text) else Text(clean(cell)) for cell in cells))
+    table.add(*(cell if isinstance(cell, Text) else Text(clean(cell)) for cell in cells))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from governor.cli import ask, display
+from governor.cli.lines import say
 
 
 @click.command("watch")
@@ -29,5 +30,5 @@ def command(ctx: click.Context, *, uid: str, after: int, as_json: bool) -> None:
     if as_json and end is not None:
         display.print_json(end)
     elif end is not None and end.outcome != "interrupted":
-        click.echo(f"run {uid} {end.outcome}; `governor results {uid}` shows its result")
+        say(f"run {uid} {end.outcome}; `governor results {uid}` shows its result")
     ask.finish(ctx, uid, end)

@@ -1,0 +1,93 @@
+"""A table that fits its terminal and breaks no word.
+
+Rules:
+1. Where all columns fit, each row is one line. The last column may wrap at words, as long as it keeps `PROSE` cells.
+2. Where they do not, columns without a value are dropped, and the last ones stand below their row, as ``name value``.
+   So the columns are given in the order of their worth.
+"""
+
+from __future__ import annotations
+
+from itertools import zip_longest
+from typing import TYPE_CHECKING, Final
+
+from rich.text import Text
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from rich.console import Console, ConsoleOptions
+
+PROSE: Final = 40
+"""The last column wraps down to so many cells; below that it stands below its row."""
+NOTHING: Final = ("-", "")
+"""What cells without a value show."""
+_INDENT: Final = "  "
+_WIDE_GAP: Final = 3
+_NARROW_GAP: Final = 2
+
+
+class Columns:
+    """A renderable of rich. Cells are text, never markup."""
+
+    def __init__(self, *names: str) -> None:
+        self._names = names
+        self._rows: list[tuple[Text, ...]] = []
+
+    def add(self, *cells: Text) -> None:
+        """A row: one cell for each name."""
+        self._rows.append(cells)
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
+        width = options.max_width
+        shown = list(range(len(self._names)))
+        gap = _WIDE_GAP
+        widths = self._fitting(shown, width, gap)
+        if len(widths) < len(shown):
+            gap = _NARROW_GAP
+            shown = [at for at in shown if any(row[at].plain not in NOTHING for row in self._rows)]
+            widths = self._fitting(shown, width, gap)
+        beside, below = shown[: len(widths)], shown[len(widths) :]
+        names = [Text(self._names[at], style="bold") for at in beside]
+        yield from _lines(console, names, widths, gap)
+        yield Text("─" * (sum(widths) + gap * (len(widths) - 1)))
+        for row in self._rows:
+            yield from _lines(console, [row[at] for at in beside], widths, gap)
+            values = [(self._names[at], row[at]) for at in below if row[at].plain not in NOTHING]
+            if values:
+                for line in _joined(values).wrap(console, max(width - len(_INDENT), 1), overflow="fold"):
+                    yield Text.assemble(_INDENT, line)
+
+    def _fitting(self, columns: Sequence[int], width: int, gap: int) -> list[int]:
+        """The widths of those first `columns` that fit beside each other; of one at least."""
+        natural = [max([len(self._names[at]), *(row[at].cell_len for row in self._rows)]) for at in columns]
+        for count in range(len(natural), 1, -1):
+            others = sum(natural[: count - 1]) + gap * (count - 1)
+            last = min(natural[count - 1], width - others)
+            if last == natural[count - 1] or (columns[count - 1] == len(self._names) - 1 and last >= PROSE):
+                return [*natural[: count - 1], last]
+        return [min(natural[0], width)]
+
+
+def _lines(console: Console, cells: Sequence[Text], widths: Sequence[int], gap: int) -> Iterator[Text]:
+    wrapped = [
+        cell.wrap(console, width, overflow="fold") if cell.cell_len > width else [cell]
+        for cell, width in zip(cells, widths, strict=True)
+    ]
+    for parts in zip_longest(*wrapped, fillvalue=Text()):
+        yield _beside(parts, widths, gap)
+
+
+def _beside(parts: Iterable[Text], widths: Sequence[int], gap: int) -> Text:
+    line, wanted = Text(), 0
+    for part, width in zip(parts, widths, strict=True):
+        if part.plain:
+            line.append(" " * (wanted - line.cell_len))
+            line.append_text(part)
+        wanted += width + gap
+    line.rstrip()
+    return line
+
+
+def _joined(values: Iterable[tuple[str, Text]]) -> Text:
+    return Text(" · ").join(Text.assemble((f"{name} ", "dim"), value) for name, value in values)
