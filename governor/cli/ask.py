@@ -12,7 +12,7 @@ from governor.cli.view import RunView
 from governor.errors import ExitCode
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import AsyncIterator, Awaitable, Callable
 
     from governor.cli.display import Display
     from governor.executor import Executor
@@ -44,11 +44,32 @@ async def follow(executor: Executor, uid: str, *, display: Display, after: int =
     view = RunView.of(report.runs[0]) if report.runs else RunView(uid=uid)
     events = executor.watch(view.uid)
     with display as show:
-        async for event in events:
-            view.on(event)
-            if event.seq > after:
+        async for event in _with_pauses(events):
+            if event is not None:
+                view.on(event)
+            if event is None or event.seq > after:
                 show(event, view)
     return events.end
+
+
+async def _with_pauses(events: AsyncIterator[T], seconds: float = 1.0) -> AsyncIterator[T | None]:
+    """The events as they come, and None for each time that `seconds` pass without one."""
+    coming = asyncio.ensure_future(anext(events))
+    try:
+        while True:
+            await asyncio.wait({coming}, timeout=seconds)
+            if not coming.done():
+                yield None
+                continue
+            try:
+                event = coming.result()
+            except StopAsyncIteration:
+                return
+            coming = asyncio.ensure_future(anext(events))
+            yield event
+    finally:
+        coming.cancel()
+        await asyncio.wait({coming})
 
 
 def exit_code(end: WatchEnd | None) -> ExitCode:

@@ -1,27 +1,39 @@
-"""Displays of a followed run: live on a terminal, lines in a pipe, JSON for scripts, or none."""
+"""Displays of a followed run: live on a terminal, lines in a pipe, JSON for scripts, or none.
+
+In a pipe there is a line for each state and phase, for failures, and each `PROGRESS_SECONDS` one with the run's progress.
+"""
 
 from __future__ import annotations
 
+import time
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 import click
 import msgspec
 
-from governor.cli.lines import clean, line, number
+from governor.cli.lines import clean, line, note, progress, say
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from rich.console import Console, Group
     from rich.progress import Progress
+    from rich.text import Text
 
     from governor.cli.view import RunView
     from governor.messages import RunEvent, RunResult
 
+PROGRESS_SECONDS: Final = 5.0
+UNCHANGED_SECONDS: Final = 60.0
+"""Between two lines of a progress that has not changed."""
+FAILURES: Final = 5
+"""The failures of a phase that have a line each. Further ones are counted: a phase may have thousands, all for one reason."""
+WIDE: Final = 96
+"""A terminal of so many columns has room for a bar's note beside it."""
 
-Show: TypeAlias = "Callable[[RunEvent, RunView], None]"
-"""Shows an event; the view includes it already."""
+Show: TypeAlias = "Callable[[RunEvent | None, RunView], None]"
+"""Shows an event; the view includes it already. It is called without one (None) where none came for a second."""
 Display: TypeAlias = AbstractContextManager[Show]
 """Entered before the first event, left after the last one."""
 
@@ -30,42 +42,70 @@ Display: TypeAlias = AbstractContextManager[Show]
 def terminal(console: Console) -> Iterator[Show]:
     """Ended phases and failures are printed as lines; below them is one live panel."""
     from rich.live import Live  # noqa: PLC0415  # 50 ms, on a terminal only
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn  # noqa: PLC0415
 
-    bars = Progress(
-        TextColumn("{task.description:<9}", markup=False),
-        BarColumn(bar_width=32),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[note]}", markup=False),
-        TimeElapsedColumn(),
-        console=console,
-    )
+    panel = Panel(console)
     with Live(console=console, refresh_per_second=8, transient=True) as live:
 
-        def show(event: RunEvent, view: RunView) -> None:
-            if _is_worth_a_line(event):
-                console.print(line(event, view), style=_style(event), markup=False, highlight=False)
-            if event.kind == "phase.started":
-                for old in bars.task_ids:
-                    bars.remove_task(old)
-                for what, total in (("episodes", view.episodes), ("tasks", view.tasks)):
-                    if total:
-                        bars.add_task(what, total=total, note="")
-            for bar in bars.tasks:
-                done = view.episodes_ended if bar.description == "episodes" else view.tasks_ended
-                bars.update(bar.id, completed=done, note=note(bar.description, view))
-            live.update(_panel(view, bars))
+        def show(event: RunEvent | None, view: RunView) -> None:
+            if event is None:
+                return
+            if (text := printed(event, view)) is not None:
+                console.print(text)
+            panel.update(event, view)
+            live.update(panel.of(view))
 
         yield show
 
 
-def _panel(view: RunView, bars: Progress) -> Group:
-    from rich.console import Group  # noqa: PLC0415  # as above
-    from rich.text import Text  # noqa: PLC0415
+def printed(event: RunEvent, view: RunView) -> Text | None:
+    """The line that stays on a terminal above the live panel, for the events that have one."""
+    from rich.text import Text  # noqa: PLC0415  # as above
 
-    head = Text(headline(view), style="bold")
-    waits = [Text(f"waits for {clean(view.waits_for)}", style="dim")] if view.waits_for else []
-    return Group(head, *([bars] if bars.tasks and view.state == "running" else []), *waits)
+    if event.kind == "phase.ended":
+        return Text(line(event, view), style="green")
+    return Text(_text(event, view), style="yellow") if _is_failure(event, view) else None
+
+
+class Panel:
+    """The live part: the run's state, bars of episodes and tasks, and what it waits for."""
+
+    def __init__(self, console: Console) -> None:
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn  # noqa: PLC0415  # as above
+
+        self._is_wide = console.width >= WIDE
+        self._bars = Progress(
+            TextColumn("{task.description:<9}", markup=False),
+            BarColumn(bar_width=min(32, max(console.width - 34, 8))),
+            MofNCompleteColumn(),
+            *([TextColumn("{task.fields[note]}", markup=False)] if self._is_wide else []),
+            TimeElapsedColumn(),
+            console=console,
+        )
+
+    def update(self, event: RunEvent, view: RunView) -> None:
+        """Sets the bars; a phase that begins has bars of its own."""
+        if event.kind == "phase.started":
+            for old in self._bars.task_ids:
+                self._bars.remove_task(old)
+            for what, total in (("episodes", view.episodes), ("tasks", view.tasks)):
+                if total:
+                    self._bars.add_task(what, total=total, note="")
+        for bar in self._bars.tasks:
+            done = view.episodes_ended if bar.description == "episodes" else view.tasks_ended
+            self._bars.update(bar.id, completed=done, note=note(bar.description, view))
+
+    def of(self, view: RunView) -> Group:
+        """What is shown for `view`."""
+        from rich.console import Group  # noqa: PLC0415  # as above
+        from rich.text import Text  # noqa: PLC0415
+
+        parts: list[Text | Progress] = [Text(headline(view), style="bold")]
+        if self._bars.tasks and view.state == "running":
+            parts.append(self._bars)
+            notes = [] if self._is_wide else [bar.fields["note"] for bar in self._bars.tasks]
+            parts += [Text(one) for one in notes if one]
+        parts += [Text(f"waits for {clean(view.waits_for)}", style="dim")] if view.waits_for else []
+        return Group(*parts)
 
 
 def headline(view: RunView) -> str:
@@ -77,19 +117,10 @@ def headline(view: RunView) -> str:
     return clean(" · ".join(parts))
 
 
-def note(what: str, view: RunView) -> str:
-    """The text behind a bar: the mean return of the last episodes, and the number of failures."""
-    bad = view.episodes_bad if what == "episodes" else view.tasks_bad
-    parts = [f"{bad} ended badly"] if bad else []
-    if what == "episodes" and view.mean_return is not None:
-        parts.insert(0, f"return {number(view.mean_return)} (last {len(view.returns)})")
-    return ", ".join(parts)
-
-
 def choose(*, as_json: bool, quiet: bool = False) -> Display:
     """The display for the options and for the kind of standard output."""
     if as_json:
-        return nullcontext(lambda event, _: print_json(event))
+        return nullcontext(lambda event, _: None if event is None else print_json(event))
     if quiet:
         return nullcontext(lambda *_: None)
     from governor.cli.tables import console  # noqa: PLC0415  # rich: not for --json
@@ -98,9 +129,20 @@ def choose(*, as_json: bool, quiet: bool = False) -> Display:
     return terminal(out) if out.is_terminal and not out.is_dumb_terminal else lines()
 
 
-def lines() -> Display:
-    """One line for each event."""
-    return nullcontext(lambda event, view: click.echo(line(event, view)))
+def lines(*, clock: Callable[[], float] = time.monotonic) -> Display:
+    """Lines as above; `clock` gives seconds."""
+    told_at, told = clock(), 0
+
+    def show(event: RunEvent | None, view: RunView) -> None:
+        nonlocal told_at, told
+        if event is not None and _is_news(event, view):
+            say(_text(event, view))
+        passed = clock() - told_at
+        if view.outcome is None and passed >= (PROGRESS_SECONDS if view.seq > told else UNCHANGED_SECONDS):
+            say(progress(view))
+            told_at, told = clock(), view.seq
+
+    return nullcontext(show)
 
 
 def print_json(message: msgspec.Struct) -> None:
@@ -118,17 +160,23 @@ def show_result(found: RunResult, *, as_json: bool) -> None:
         tables.show(tables.result(found))
 
 
-def _is_worth_a_line(event: RunEvent) -> bool:
+def _is_news(event: RunEvent, view: RunView) -> bool:
+    """Whether `event` has a line in a pipe: those of the run, its phases and their parts, and failures."""
+    return event.kind.startswith(("run.", "phase.", "part.")) or _is_failure(event, view)
+
+
+def _is_failure(event: RunEvent, view: RunView) -> bool:
+    """Whether `event` tells of a failure that has a line of its own."""
+    if event.kind.startswith("conductor."):
+        unexpected_exit = event.kind == "conductor.exited" and not event.data.get("expected", False)
+        return unexpected_exit or event.kind in {"conductor.failed", "conductor.silent"}
     bad_episode = event.data.get("episode", {}).get("outcome") in ("failed", "timed_out", "crashed")
     bad_task = event.data.get("record", {}).get("outcome", "succeeded") != "succeeded"
-    unexpected_exit = event.kind == "conductor.exited" and not event.data.get("expected", False)
-    return (
-        bad_episode
-        or bad_task
-        or unexpected_exit
-        or event.kind in ("phase.ended", "task.attempt_ended", "conductor.failed")
+    return (bad_episode or bad_task or event.kind == "task.attempt_ended") and view.failures <= FAILURES
+
+
+def _text(event: RunEvent, view: RunView) -> str:
+    is_last = (
+        _is_failure(event, view) and not event.kind.startswith("conductor.") and view.failures == FAILURES
     )
-
-
-def _style(event: RunEvent) -> str:
-    return "green" if event.kind == "phase.ended" else "yellow"
+    return line(event, view) + ("; further failures of this phase are only counted" if is_last else "")

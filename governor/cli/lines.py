@@ -54,6 +54,33 @@ def line(event: RunEvent, view: RunView) -> str:
     return clean(f"{event.kind:<18} {_words(event.kind, event.data, view)}")
 
 
+def note(what: str, view: RunView) -> str:
+    """What is told beside the number of ended `what` ("episodes", "tasks"): the mean return of the last episodes, failures."""
+    bad = view.episodes_bad if what == "episodes" else view.tasks_bad
+    parts = [f"{bad} ended badly"] if bad else []
+    if what == "episodes" and view.mean_return is not None:
+        parts.insert(0, f"return {number(view.mean_return)} (last {len(view.returns)})")
+    return ", ".join(parts)
+
+
+def progress(view: RunView) -> str:
+    """How far the run is, as one line."""
+    parts = [view.state]
+    if view.phase is not None and view.state == "running":
+        counts = {
+            "episodes": (view.episodes_ended, view.episodes),
+            "tasks": (view.tasks_ended, view.tasks),
+        }
+        work = [
+            ", ".join(filter(None, [f"{ended} of {total} {what}", note(what, view)]))
+            for what, (ended, total) in counts.items()
+            if total
+        ]
+        parts = [f"{view.phase}: {'; '.join(work)}"]
+    parts += [f"waits for {view.waits_for}"] if view.waits_for else []
+    return clean(f"{'progress':<18} {'; '.join(parts)}")
+
+
 def _words(kind: str, data: dict[str, Any], view: RunView) -> str:  # noqa: C901, PLR0911, PLR0912  # one case for each kind
     match kind:
         case "run.accepted":

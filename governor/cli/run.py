@@ -152,7 +152,7 @@ def _tolerant_display(inner: display.Display) -> Iterator[display.Show]:
     with contextlib.ExitStack() as stack:
         show = stack.enter_context(inner)
 
-        def show_if_read(event: RunEvent, view: RunView) -> None:
+        def show_if_read(event: RunEvent | None, view: RunView) -> None:
             with _tolerant():
                 show(event, view)
 

@@ -38,6 +38,8 @@ class RunView:
     tasks: int = 0
     tasks_ended: int = 0
     tasks_bad: int = 0
+    failures: int = 0
+    """Events of this phase that tell of a failed episode, task or attempt."""
     running: dict[tuple[str, int], int] = field(default_factory=dict)
     starting: dict[str, None] = field(default_factory=dict)
     names: dict[int, str] = field(default_factory=dict)
@@ -88,6 +90,7 @@ class RunView:
                 self.running[data.get("task", "?"), data.get("run", 0)] = data.get("attempt", 1)
             case "task.attempt_ended":
                 self.running.pop((data.get("task", "?"), data.get("run", 0)), None)
+                self.failures += 1
             case "task.ended":
                 self._task(data.get("record", {}))
             case "run.ended":
@@ -129,14 +132,16 @@ class RunView:
         self.names[self.index] = str(self.phase)
         self.episodes, self.tasks = data.get("episodes", 0), data.get("tasks", 0)
         self.episodes_ended, self.tasks_ended = self.earlier.get(self.index, (0, 0))
-        self.episodes_bad = self.tasks_bad = 0
+        self.episodes_bad = self.tasks_bad = self.failures = 0
         self.returns.clear()
         self.running.clear()
         self.stalled = False
 
     def _episode(self, episode: dict[str, Any]) -> None:
         """Evaluation episodes are not among the `episodes` of a phase."""
-        self.episodes_bad += episode.get("outcome") in _BAD_EPISODES
+        is_bad = episode.get("outcome") in _BAD_EPISODES
+        self.episodes_bad += is_bad
+        self.failures += is_bad
         if episode.get("evaluation"):
             return
         self.episodes_ended += 1
@@ -148,7 +153,9 @@ class RunView:
     def _task(self, record: dict[str, Any]) -> None:
         self.tasks_ended += 1
         self.earlier[self.index] = (self.episodes_ended, self.tasks_ended)
-        self.tasks_bad += record.get("outcome") != "succeeded"
+        is_bad = record.get("outcome") != "succeeded"
+        self.tasks_bad += is_bad
+        self.failures += is_bad
         self.running.pop((record.get("task", "?"), record.get("run", 0)), None)
 
 
