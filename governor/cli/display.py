@@ -40,7 +40,7 @@ Display: TypeAlias = AbstractContextManager[Show]
 
 @contextmanager
 def terminal(console: Console) -> Iterator[Show]:
-    """Ended phases and failures are printed as lines; below them is one live panel."""
+    """Ended parts of phases and failures are printed as lines; below them is one live panel."""
     from rich.live import Live  # noqa: PLC0415  # 50 ms, on a terminal only
 
     panel = Panel(console)
@@ -61,8 +61,8 @@ def printed(event: RunEvent, view: RunView) -> Text | None:
     """The line that stays on a terminal above the live panel, for the events that have one."""
     from rich.text import Text  # noqa: PLC0415  # as above
 
-    if event.kind == "phase.ended":
-        return Text(line(event, view), style="green")
+    if event.kind == "part.ended":
+        return Text(line(event, view), style="yellow" if event.data.get("failures") else "green")
     return Text(_text(event, view), style="yellow") if _is_failure(event, view) else None
 
 
@@ -113,7 +113,8 @@ def headline(view: RunView) -> str:
     parts = [f"{view.name} {view.uid}".strip(), view.state]
     if view.phase is not None and view.state == "running":
         total = f"/{view.phases}" if view.phases else ""
-        parts.append(f"phase {view.index + 1}{total} {view.phase} ({view.mode})")
+        mode = f" ({view.mode})" if view.episodes else ""
+        parts.append(f"phase {view.index + 1}{total} {view.phase}{mode}")
     return clean(" · ".join(parts))
 
 

@@ -109,7 +109,8 @@ def _words(kind: str, data: dict[str, Any], view: RunView) -> str:  # noqa: C901
         case "phase.started":
             total = f" of {view.phases}" if view.phases else ""
             work = [f"{data[what]} {what}" for what in ("episodes", "tasks") if data.get(what)]
-            return f"{data.get('phase')} ({data.get('index', 0) + 1}{total}, {data.get('mode')}): {', '.join(work)}"
+            mode = f", {data.get('mode')}" if data.get("episodes") else ""
+            return f"{data.get('phase')} ({data.get('index', 0) + 1}{total}{mode}): {', '.join(work)}"
         case "phase.ended":
             return f"{data.get('phase')}: {data.get('end')}{_metrics(data)}"
         case "part.ended":

@@ -38,7 +38,7 @@ def test_lines():
         "episode.ended      train episode 1: return 0, 6 steps, 12ms, failed: ValueError:  [31mred",
         "part.ended         train simulation: max_episodes, 1 ended badly, return_mean 0.5: ValueError",
         "phase.ended        train: max_episodes",
-        "phase.started      analyse (2 of 2, train): 2 tasks",
+        "phase.started      analyse (2 of 2): 2 tasks",
         "task.started       analyse fit[0] attempt 1",
         "task.started       analyse fit[1] attempt 1",
         "task.attempt_ended analyse fit[1] attempt 1: crashed: killed",
@@ -171,7 +171,7 @@ async def test_the_terminal_shows_a_panel_and_prints_failures():
     assert printed(panel.of(view := RunView.of(STATUS)))[0] == display.headline(view) == "lake u1 · running"
     text = out.getvalue()
     assert "train episode 1: return 0" in text
-    assert "phase.ended        train: max_episodes" in text
+    assert "part.ended         train simulation: max_episodes, 1 ended badly, return_mean 0.5" in text
     assert "train episode 0: return 1" not in text
     assert "\x1b[31m" not in text
 
