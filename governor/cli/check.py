@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from governor.cli.ask import json_option
-from governor.cli.lines import say
+from governor.cli.lines import counted, say
 from governor.errors import ExitCode, RunFileError
 
 if TYPE_CHECKING:
@@ -63,7 +63,9 @@ def command(ctx: click.Context, *, file: Path | None, schema: bool, as_json: boo
         _document(file, ())
         return
     plan = run.to_plan("")
-    say(f"{file}: no faults; {len(plan.phases)} phases, {len(plan.conductors)} conductors")
+    say(
+        f"{file}: no faults; {counted(len(plan.phases), 'phase')}, {counted(len(plan.conductors), 'conductor')}"
+    )
 
 
 def _document(file: Path, faults: tuple[Fault, ...]) -> None:

@@ -49,6 +49,11 @@ def number(value: object) -> str:
     return str(value) if isinstance(value, int) else f"{value:.4g}"
 
 
+def counted(number: int, noun: str) -> str:
+    """``1 phase``, ``2 phases``."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
 def line(event: RunEvent, view: RunView) -> str:
     """`event` as one line; `view` includes it already."""
     return clean(f"{event.kind:<18} {_words(event.kind, event.data, view)}")

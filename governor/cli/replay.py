@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from governor.cli import ask, display
-from governor.cli.lines import say
+from governor.cli.lines import counted, say
 from governor.errors import ExitCode
 
 if TYPE_CHECKING:
@@ -30,8 +30,8 @@ def command(ctx: click.Context, *, uid: str, as_json: bool) -> None:
     else:
         far = "" if found.ended else f", now {found.state}"
         say(
-            f"run {found.uid}: {found.events} events, {found.steps} steps of the machine, "
-            f"{found.invocations} invocations of the daemon{far}"
+            f"run {found.uid}: {counted(found.events, 'event')}, {counted(found.steps, 'step')} of the machine, "
+            f"{counted(found.invocations, 'invocation')} of the daemon{far}"
         )
         say(_verdict(found))
     ctx.exit(ExitCode.DONE if found.difference is None else ExitCode.RUN_ENDED_BADLY)

@@ -208,8 +208,11 @@ def _two_signals(executor: Executor, uid: str, folder: Path) -> Iterator[None]:
 def _new_state_dir(file: Path) -> Path:
     from governor.locations import default_state_dir  # noqa: PLC0415  # as in command
 
+    state_dir = default_state_dir()
+    with contextlib.suppress(OSError):  # told where the run's own folder is made
+        state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     stamp = time.strftime("%Y%m%d-%H%M%S")
-    return default_state_dir() / "single" / f"{file.resolve().parent.name}-{stamp}-{os.getpid()}"
+    return state_dir / "single" / f"{file.resolve().parent.name}-{stamp}-{os.getpid()}"
 
 
 def _state_dir_of(uid: str) -> Path:

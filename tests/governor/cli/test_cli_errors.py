@@ -7,7 +7,7 @@ from click.testing import CliRunner
 
 from governor import cli as package
 from governor.cli import cli
-from governor.cli.run import _state_dir_of
+from governor.cli.run import _new_state_dir, _state_dir_of
 from governor.errors import NoSuchRun, TryAgain
 from governor.locations import default_state_dir
 
@@ -102,6 +102,13 @@ def test_a_run_to_resume_is_found_by_the_unique_beginning_of_its_id(monkeypatch,
         done = invoke("run", "--resume", uid)
         assert done.exit_code == 4
         assert said in done.stderr
+
+
+def test_the_state_folder_is_private_where_a_run_makes_it(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.delenv("STATE_DIRECTORY", raising=False)
+    assert _new_state_dir(tmp_path / "run.yaml").parents[1] == default_state_dir()
+    assert default_state_dir().stat().st_mode & 0o777 == 0o700
 
 
 def test_check_lists_all_faults_also_of_entries(tmp_path):
