@@ -1,6 +1,6 @@
 """Every error of the governor: one root; each names the cause, with ids as attributes.
 
-Each has the exit code of the command line (README, "Exit codes"). A message tells what is wrong, where, and what to do.
+Each has the exit code of the command line (docs/cli.md). A message tells what is wrong, where, and what to do.
 """
 
 from __future__ import annotations

@@ -141,19 +141,21 @@ def test_the_unit_fits_the_daemon():
 
 async def test_the_backup_that_is_documented_copies_a_journal_at_work(tmp_path):
     """A plain copy of the file would have nothing: all of it is in the write-ahead log."""
-    [_, code] = (DEPLOY / "README.md").read_text().split('bin/python -c "\n')
-    code = code.partition('"\n')[0].replace("/var/lib/run-governor", str(tmp_path))
+    page = (DEPLOY.parent / "docs" / "operations.md").read_text()
+    code = page.partition('title="backup.py"\n')[2].partition("```")[0]
+    (tmp_path / "runs").mkdir()
     journal = Journal(tmp_path / "governor.db")
     try:
         await journal.write(
             lambda tx: tx.submit(uid="r1", key=None, name="n", spec={"name": "n"}, folder="/")
         )
-        done = await asyncio.to_thread(subprocess.run, [sys.executable, "-c", code], check=False)
+        done = await asyncio.to_thread(
+            subprocess.run, [sys.executable, "-c", code, tmp_path, tmp_path / "copy"], check=False
+        )
         assert done.returncode == 0
     finally:
         await journal.close()
-    (tmp_path / "governor.db.copy").rename(tmp_path / "back.db")
-    back = Journal(tmp_path / "back.db")
+    back = Journal(tmp_path / "copy" / "governor.db")
     try:
         assert back.run("r1") is not None
     finally:

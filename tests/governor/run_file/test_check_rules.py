@@ -1,9 +1,6 @@
 """What `governor check` says of the rules of a phase."""
 
-from pathlib import Path
-
 import pytest
-import yaml
 
 from governor.messages import Checkpoint, Evaluate, Made, Plateau, Until
 from governor.run_file.load import parse
@@ -118,16 +115,3 @@ def test_rules_are_about_a_simulation(key):
 def test_limits_are_whole_numbers_from_1(limits):
     [(path, _)] = faults_in({**run({}), "limits": limits})
     assert path[:1] == ("limits",)
-
-
-def test_the_run_file_of_the_readme_has_no_faults():
-    section = (Path(__file__).parents[3] / "README.md").read_text().partition("### Rules of a phase")[2]
-    data = yaml.safe_load(section.partition("```yaml\n")[2].partition("```")[0])
-    conductors = {
-        "environments": {"lake": {"entry": "m:E", "pool": 4}},
-        "agents": {"walker": {"entry": "m:A"}},
-    }
-    made = parse({"name": "r", "conductors": conductors, **data})
-    train, check = made.phases
-    assert (check.simulate.workers, check.simulate.episodes, check.until) == (4, 100, ())
-    assert (train.evaluate.episodes, made.limits.episodes) == (20, 50_000)

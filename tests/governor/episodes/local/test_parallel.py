@@ -373,6 +373,6 @@ def test_records_of_an_older_journal_have_no_values():
 
 
 async def test_a_game_in_turns_cannot_be_wrapped(harness):
-    """As README says of tictactoe and connect_four: the refusal is PettingZoo's."""
+    """As docs/environments-and-agents.md says of tictactoe and connect_four: the refusal is PettingZoo's."""
     _, end = await harness.play(episodes=1, **parallel(env="wrapped"))
     assert "not generally safe" in end.first_failure
