@@ -83,7 +83,7 @@ def main() -> None:
     for event in told:
         now[0] = event.at
         view.on(event)
-        if (line := display.printed(event, view)) is not None:
+        if (line := display.printed(event, view, COLUMNS)) is not None:
             console.print(line)
         panel.update(event, view)
         if (view.phase, view.episodes_ended) == MOMENT:

@@ -38,7 +38,7 @@ def checked(file: Path, *, here: bool = True) -> Examined:
     return examined
 
 
-@click.command("check")
+@click.command("check", short_help="List every fault of a run file.")
 @click.argument("file", type=click.Path(path_type=Path), required=False)
 @click.option("--schema", is_flag=True, help="Print the JSON schema of run files, for editors, instead.")
 @json_option

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 import click
 import msgspec
 
-from governor.cli.lines import clean, line, note, progress, say
+from governor.cli.lines import clean, line, note, progress, say, wrapped
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -49,7 +49,7 @@ def terminal(console: Console) -> Iterator[Show]:
         def show(event: RunEvent | None, view: RunView) -> None:
             if event is None:
                 return
-            if (text := printed(event, view)) is not None:
+            if (text := printed(event, view, console.width)) is not None:
                 console.print(text)
             panel.update(event, view)
             live.update(panel.of(view))
@@ -57,13 +57,15 @@ def terminal(console: Console) -> Iterator[Show]:
         yield show
 
 
-def printed(event: RunEvent, view: RunView) -> Text | None:
+def printed(event: RunEvent, view: RunView, width: int) -> Text | None:
     """The line that stays on a terminal above the live panel, for the events that have one."""
     from rich.text import Text  # noqa: PLC0415  # as above
 
     if event.kind == "part.ended":
-        return Text(line(event, view), style="yellow" if event.data.get("failures") else "green")
-    return Text(_text(event, view), style="yellow") if _is_failure(event, view) else None
+        return Text(
+            wrapped(line(event, view), width), style="yellow" if event.data.get("failures") else "green"
+        )
+    return Text(wrapped(_text(event, view), width), style="yellow") if _is_failure(event, view) else None
 
 
 class Panel:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from governor.messages import Pruned
 
 
-@click.command("prune")
+@click.command("prune", short_help="Remove ended runs.")
 @click.option("--keep-runs", type=click.IntRange(min=0), metavar="N", help="Keep the newest N ended runs.")
 @click.option(
     "--keep-days",

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from governor.messages import ExplainedLine
 
 
-@click.command("status")
+@click.command("status", short_help="Show the daemon and its runs, or one run.")
 @click.argument("uid", metavar="[RUN]", required=False)
 @ask.json_option
 @click.pass_obj
@@ -30,7 +30,7 @@ def status(broker: str | None, *, uid: str | None, as_json: bool) -> None:
     tables.show(tables.status(report, conductors=uid is not None))
 
 
-@click.command("explain")
+@click.command("explain", short_help="Show what a run waits for, and how long.")
 @ask.run_argument
 @ask.json_option
 @click.pass_obj
@@ -51,7 +51,7 @@ def _text_of(line: ExplainedLine, *, now: float) -> str:
     return f"{clean(line.what)}{since}{until}"
 
 
-@click.command("list")
+@click.command("list", short_help="List all runs.")
 @click.option(
     "--limit", type=click.IntRange(min=1, max=10_000), default=100, show_default=True, help="At most so many."
 )
@@ -68,7 +68,7 @@ def list_runs(broker: str | None, *, limit: int, as_json: bool) -> None:
     tables.show(tables.runs(found))
 
 
-@click.command("abort")
+@click.command("abort", short_help="End a run in order.")
 @ask.run_argument
 @click.option("--reason", default="", help="Kept in the run's record.")
 @ask.json_option
@@ -82,7 +82,7 @@ def abort(broker: str | None, *, uid: str, reason: str, as_json: bool) -> None:
         say(f"run {uid} is being aborted; `governor watch {uid}` waits for its end")
 
 
-@click.command("reload")
+@click.command("reload", short_help="Have the daemon read its configuration.")
 @ask.json_option
 @click.pass_obj
 def reload(broker: str | None, *, as_json: bool) -> None:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from governor.runs.replay import Replayed
 
 
-@click.command("replay")
+@click.command("replay", short_help="Check a record against the state machine.")
 @ask.run_argument
 @ask.json_option
 @click.pass_context

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from governor.cli.exports import Format, Rows
 
 
-@click.command("results")
+@click.command("results", short_help="Show results, export episodes and steps.")
 @ask.run_argument
 @ask.json_option
 @click.option(

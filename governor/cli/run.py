@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from governor.messages import RunEvent, WatchEnd
 
 
-@click.command("run")
+@click.command("run", short_help="Run FILE to its end, without a daemon.")
 @click.argument("file", type=click.Path(path_type=Path), required=False)
 @click.option(
     "--resume",

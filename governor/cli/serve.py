@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 
-@click.command("serve")
+@click.command("serve", short_help="Start the daemon.")
 @click.option(
     "--config", "config_file", type=click.Path(path_type=Path), help="TOML file; options override it."
 )

@@ -36,7 +36,7 @@ def _options(command: F) -> F:
     return command
 
 
-@click.command("submit")
+@click.command("submit", short_help="Hand in a run, and print its id.")
 @click.argument("file", type=click.Path(path_type=Path))
 @_options
 @click.pass_context
@@ -48,7 +48,7 @@ def submit(ctx: click.Context, /, *, file: Path, key: str | None, **how: bool) -
     _hand_in(ctx, lambda executor: executor.submit(run, key=key), **how)
 
 
-@click.command("resume")
+@click.command("resume", short_help="Do what is missing of an earlier run.")
 @ask.run_argument
 @_options
 @click.pass_context

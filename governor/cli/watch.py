@@ -8,7 +8,7 @@ from governor.cli import ask, display
 from governor.cli.lines import say
 
 
-@click.command("watch")
+@click.command("watch", short_help="Follow a run to its end.")
 @ask.run_argument
 @click.option(
     "--after",
