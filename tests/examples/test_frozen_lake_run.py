@@ -96,7 +96,7 @@ def test_one_signal_aborts_in_order_and_a_second_one_exits_at_once(
     (tmp_path / "q_learner.py").write_text((EXAMPLE / "q_learner.py").read_text())
     process = governor("run", tmp_path / "run.yaml")
     for row in process.stdout:
-        if row.startswith("episode.ended"):
+        if row.startswith("run.transition") and "-> running" in row:
             break
     process.send_signal(number)
     if interrupts == 2:
