@@ -103,7 +103,11 @@ def parse(data: object, source: str = "run") -> Run:
 def schema() -> dict[str, Any]:
     """The JSON schema of a run file, for editors."""
     made = phase_inheritance.schema(Run.model_json_schema())
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **made}
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        **made,
+        "patternProperties": {"^x-": {}},
+    }
 
 
 def _text(file: Path) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from governor.episodes.text.entries import is_language_model, is_over_http
 from governor.run_file import phase_inheritance
@@ -162,11 +162,7 @@ class RunDeadlines(Section):
 
 
 class Run(Section):
-    """One experiment run: build one in Python, or `governor.run_file.load.load` a file. Keys that begin with ``x-`` are
-    ignored: they hold YAML anchors, for example.
-    """
-
-    model_config = ConfigDict(json_schema_extra={"patternProperties": {"^x-": {}}})
+    """One experiment run: build one in Python, or `governor.run_file.load.load` a file."""
 
     name: Annotated[Name, Field(description="Name of the run, for people; it need not be unique.")]
     seed: Annotated[
@@ -202,7 +198,9 @@ class Run(Section):
     @model_validator(mode="before")
     @classmethod
     def _inherit(cls, data: Any) -> Any:
-        if isinstance(data, dict):
+        if isinstance(
+            data, dict
+        ):  # a key that begins with x- is for what a person likes, such as YAML anchors
             data = {key: value for key, value in data.items() if not str(key).startswith("x-")}
         resolved = phase_inheritance.PhaseInheritance(data)
         if resolved.faults:
