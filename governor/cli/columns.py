@@ -2,8 +2,8 @@
 
 Rules:
 1. Where all columns fit, each row is one line. The last column may wrap at words, as long as it keeps `PROSE` cells.
-2. Where they do not, columns without a value are dropped, and the last ones stand below their row, as ``name value``.
-   So the columns are given in the order of their worth.
+2. Where they do not, columns without a value are dropped, and those that find no room stand below their row, as
+   ``name value``. So the columns are given in the order of their worth.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console, ConsoleOptions
 
-PROSE: Final = 40
+PROSE: Final = 48
 """The last column wraps down to so many cells; below that it stands below its row."""
 NOTHING: Final = ("-", "")
 """What cells without a value show."""
@@ -40,33 +40,34 @@ class Columns:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
         width = options.max_width
-        shown = list(range(len(self._names)))
-        gap = _WIDE_GAP
-        widths = self._fitting(shown, width, gap)
-        if len(widths) < len(shown):
+        shown, gap = list(range(len(self._names))), _WIDE_GAP
+        fitting = self._fitting(shown, width, gap)
+        if len(fitting) < len(shown):
             gap = _NARROW_GAP
             shown = [at for at in shown if any(row[at].plain not in NOTHING for row in self._rows)]
-            widths = self._fitting(shown, width, gap)
-        beside, below = shown[: len(widths)], shown[len(widths) :]
-        names = [Text(self._names[at], style="bold") for at in beside]
-        yield from _lines(console, names, widths, gap)
+            fitting = self._fitting(shown, width, gap)
+        widths, below = list(fitting.values()), [at for at in shown if at not in fitting]
+        yield from _lines(console, [Text(self._names[at], style="bold") for at in fitting], widths, gap)
         yield Text("─" * (sum(widths) + gap * (len(widths) - 1)))
         for row in self._rows:
-            yield from _lines(console, [row[at] for at in beside], widths, gap)
+            yield from _lines(console, [row[at] for at in fitting], widths, gap)
             values = [(self._names[at], row[at]) for at in below if row[at].plain not in NOTHING]
             if values:
                 for line in _joined(values).wrap(console, max(width - len(_INDENT), 1), overflow="fold"):
+                    line.rstrip()
                     yield Text.assemble(_INDENT, line)
 
-    def _fitting(self, columns: Sequence[int], width: int, gap: int) -> list[int]:
-        """The widths of those first `columns` that fit beside each other; of one at least."""
-        natural = [max([len(self._names[at]), *(row[at].cell_len for row in self._rows)]) for at in columns]
-        for count in range(len(natural), 1, -1):
-            others = sum(natural[: count - 1]) + gap * (count - 1)
-            last = min(natural[count - 1], width - others)
-            if last == natural[count - 1] or (columns[count - 1] == len(self._names) - 1 and last >= PROSE):
-                return [*natural[: count - 1], last]
-        return [min(natural[0], width)]
+    def _fitting(self, columns: Sequence[int], width: int, gap: int) -> dict[int, int]:
+        """The widths of those `columns` that fit beside each other; of the first one at least."""
+        fitting: dict[int, int] = {}
+        left = width
+        for at in columns:
+            natural = max([len(self._names[at]), *(row[at].cell_len for row in self._rows)])
+            wraps = at == len(self._names) - 1 and len(fitting) == len(columns) - 1 and left >= PROSE
+            if natural <= left or not fitting or wraps:
+                fitting[at] = min(natural, left)
+                left -= fitting[at] + gap
+        return fitting
 
 
 def _lines(console: Console, cells: Sequence[Text], widths: Sequence[int], gap: int) -> Iterator[Text]:

@@ -51,10 +51,11 @@ def test_where_all_fits_a_row_is_a_line():
 
 
 def test_the_last_column_wraps_at_words():
-    rows = printed(
-        table("run", "reason", rows=[("u1", "the first words of it and then the second ones")]), 47
-    )
-    assert rows[2:] == ["u1    the first words of it and then the second", "      ones"]
+    reason = "the first words of a long reason, and then also the second ones"
+    assert printed(table("run", "reason", rows=[("u1", reason)]), 57)[2:] == [
+        "u1    the first words of a long reason, and then also the",
+        "      second ones",
+    ]
 
 
 def test_columns_that_do_not_fit_stand_below_their_row():
@@ -65,6 +66,17 @@ def test_columns_that_do_not_fit_stand_below_their_row():
         "u1   xxxxxxxxxxxxxxxxxxxx  finished",
         "u2   y                     failed",
         "  reason because of all that",
+    ]
+
+
+def test_a_wide_column_among_narrow_ones_stands_below_alone():
+    rows = [("1", "[0.25, 0.75, 0.5, 0.125, 0.625]", "2", "True")]
+    assert printed(table("step", "observation", "action", "done", rows=rows), 30) == [
+        "step  action  done",
+        "──────────────────",
+        "1     2       True",
+        "  observation [0.25, 0.75,",
+        "  0.5, 0.125, 0.625]",
     ]
 
 
