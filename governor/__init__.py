@@ -11,15 +11,21 @@ from governor.version import __version__
 
 if TYPE_CHECKING:
     from governor.executor import Executor
+    from governor.result import Result
     from governor.run_file.load import Run
     from governor.runs.run_governor import RunGovernor
+    from governor.script import run, submit, wait
 
-__all__ = ["Executor", "Run", "RunGovernor", "__version__"]
+__all__ = ["Executor", "Result", "Run", "RunGovernor", "__version__", "run", "submit", "wait"]
 
 _HOME = {
     "Executor": "governor.executor",
+    "Result": "governor.result",
     "Run": "governor.run_file.load",
     "RunGovernor": "governor.runs.run_governor",
+    "run": "governor.script",
+    "submit": "governor.script",
+    "wait": "governor.script",
 }
 
 

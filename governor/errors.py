@@ -115,6 +115,18 @@ class AlreadyEnded(UsageError):
         super().__init__(message or f"run {uid} has ended already: {outcome}")
 
 
+class RunEndedBadly(GovernorError):
+    """A run failed or was aborted, and the caller asked for an error then. `outcome` is its outcome."""
+
+    exit_code = ExitCode.RUN_ENDED_BADLY
+    code = "run_ended_badly"
+
+    def __init__(self, uid: str, outcome: str, reason: str) -> None:
+        self.uid = uid
+        self.outcome = outcome
+        super().__init__(f"run {uid} {outcome}{f': {reason}' if reason else ''}")
+
+
 class TryAgain(GovernorError):
     """Refused now: draining, stopping, full; the same call may succeed later."""
 
@@ -245,6 +257,14 @@ class RecordDamaged(GovernorError):
             f"the record of run {uid} is damaged ({place}: {what}); put a copy of the journal back, or submit its run file "
             "again"
         )
+
+
+def refusal_of(error: GovernorError) -> Refused:
+    """The message for this error; `from_refusal` makes an error of it again."""
+    from governor.messages import Refused  # noqa: PLC0415  # an error alone needs no messages
+
+    faults = error.faults if isinstance(error, RunFileError) else ()
+    return Refused(code=error.code, message=str(error), exit_code=int(error.exit_code), faults=faults)
 
 
 def from_refusal(refused: Refused, *, source: str) -> GovernorError:

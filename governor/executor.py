@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
 import msgspec
@@ -70,7 +69,9 @@ from transport.errors import (
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
+    from pathlib import Path
 
+    from governor.result import Result
     from governor.run_file.load import Examined, Run
 
 IDLE_SECONDS: Final = 15.0
@@ -88,9 +89,11 @@ R = TypeVar("R", bound=ExecutorReply)
 
 
 class Watching:
-    """The events of one run as they come: an async iterator; close it with `aclose` when you leave it early.
+    """The events of one run as they come: an async iterator of `RunEvent`.
 
-    `end` is set after the last event: the outcome of the run, or ``interrupted`` when its daemon did not come back.
+    Attributes:
+        end: set after the last event; ``end.outcome`` is the outcome of the run, or ``interrupted`` when its daemon went down
+            and did not come back.
     """
 
     def __init__(self, messages: AsyncGenerator[RunEvent | WatchEnd, None]) -> None:
@@ -108,13 +111,26 @@ class Watching:
         return message
 
     async def aclose(self) -> None:
+        """Call it when you leave the events early."""
         await self._messages.aclose()
 
 
 class Executor:
-    """An async context manager. `timeout` is the deadline of each call in seconds; for `patience` seconds it tries again to
-    reach a daemon that is gone or unreachable. Without `awaits_restart` it does not wait when the daemon shuts down in
-    order: a `watch` ends then, and a run that is no longer accepted is refused.
+    """The client of a daemon: an async context manager, ``async with Executor() as executor: ...``.
+
+    Each call may raise Unreachable (there is no daemon), NoAnswer (no reply within `timeout`) and NotPermitted.
+
+    Args:
+        broker: the daemon's endpoint, or the path of its socket. By default ``$GOVERNOR_BROKER``, else the socket in the first
+            runtime folder that has one.
+        timeout: the deadline of each call, in seconds.
+        patience: for so many seconds a call tries again to reach a daemon that is gone, as one that is restarted.
+        awaits_restart: if not, a daemon that shuts down in order is not waited for: a `watch` ends then, and a run that
+            is no longer accepted is refused.
+
+    Raises:
+        Unreachable: no broker is given, and there is no socket.
+        UsageError: the endpoint makes no sense.
     """
 
     def __init__(
@@ -150,31 +166,43 @@ class Executor:
         *,
         folder: str | Path | None = None,
     ) -> str:
-        """Submits a run and returns its uid, once it is in the daemon's journal.
+        """Submits a run and returns its id, once it is in the daemon's journal.
 
-        `run`: a `Run`, plain data, the path of a run file, or such a file that has been examined. The same `key` gives the same run. `folder` is the import
-        folder of its code: by default the run file's folder, else the current one.
-        Raises RunFileError with all faults, UsageError for a key of more than 256 characters, TryAgain when the daemon accepts no run now, Unreachable.
+        Args:
+            run: the path of a run file, a `Run`, or the same as plain data (a dict).
+            key: the same key gives the same run, so that it may be submitted again; 256 characters at most.
+            folder: the folder from which its code is imported. By default that of the run file, else the current one.
+
+        Raises RunFileError with all faults, UsageError for a key that is too long or that of another run file, TryAgain when
+        the daemon takes no run now (its queue or its disk is full, or it is going down).
         """
-        raw, home, source = await asyncio.to_thread(_plain, run, folder)
+        from governor.run_file.load import in_plain  # noqa: PLC0415  # pydantic is slow; other verbs do without
+
+        raw, home, source = await asyncio.to_thread(in_plain, run, folder)
         asked = Submit(run=raw, folder=home, key=key or secrets.token_hex(16))
         return (await self._ask(asked, Submitted, source=source)).uid
 
     async def resume(self, uid: str, key: str | None = None) -> str:
-        """A new run that keeps what the run `uid` has finished, and does the rest; returns its uid, as `submit` does.
+        """Submits a new run that keeps what the run `uid` has finished, and does the rest; returns its id, as `submit` does.
 
         Raises NotEnded (also when another run resumes it right now), AlreadyEnded when nothing of it is missing,
-        NoSuchRun, TryAgain, UsageError when its files are gone, Unreachable.
+        NoSuchRun, TryAgain, UsageError when its files are gone.
         """
         asked = Resume(uid=uid, key=key or secrets.token_hex(16))
         answer = await self._ask(asked, Submitted, source=uid, seconds=max(self.timeout, RESUME_SECONDS))
         return answer.uid
 
     def watch(self, uid: str, after: int = 0, *, follow: bool = True) -> Watching:
-        """The events of a run with a number above `after`, until it has ended, or the daemon went down and did not come back.
+        """The events of a run, numbered without gaps, until it has ended; also over a restart of the daemon.
 
-        Without `follow` those that are on record now. Iterating raises Unreachable for a daemon that disappeared without
-        an end of the watch and did not come back, NoSuchRun.
+        ``async for event in executor.watch(uid)`` gives each event once: its `seq`, `at` (seconds since 1970), `kind` and `data`.
+
+        Args:
+            uid: the id of a run, or a unique beginning of it.
+            after: only events with a number above this.
+            follow: if not, only the events that are on record now.
+
+        The iteration raises NoSuchRun, and Unreachable for a daemon that died and did not come back.
         """
         return Watching(self._messages(uid, after, follow=follow))
 
@@ -219,39 +247,55 @@ class Executor:
                 if reply is None or isinstance(reply, RunEvent | WatchEnd):
                     yield reply
 
+    async def wait(self, uid: str) -> Result:
+        """Waits until a run has ended, also over a restart of the daemon, and returns its result.
+
+        Raises NoSuchRun, and where the daemon does not come back within `patience` GoingDown (it was stopped; the run goes on
+        with its next start) or Unreachable (it died).
+        """
+        from governor.result import Result  # noqa: PLC0415  # not for the command line
+
+        [run] = (await self.status(uid)).runs
+        events = self.watch(run.uid, after=2**62)  # after every event: of a long run the end alone
+        async for _ in events:
+            pass
+        if events.end is None or events.end.outcome == "interrupted":
+            raise GoingDown(f"the daemon went down; run {run.uid} goes on when it is started again")
+        return Result.of(await self.result(run.uid))
+
     async def status(self, uid: str | None = None) -> StatusReport:
-        """The daemon and its runs in work or queued; with a uid that run alone. Raises NoSuchRun."""
+        """The daemon, and its runs in work or queued; with the id of a run that run alone, also if it has ended. Raises NoSuchRun."""
         return await self._ask(GetStatus(uid=uid), StatusReport, source=uid or "")
 
     async def explain(self, uid: str) -> Explanation:
-        """The activities and waits of a run, since when, and until when at most. Raises NoSuchRun."""
+        """What a run does and waits for, since when, and until when at most (seconds since 1970). Raises NoSuchRun."""
         return await self._ask(Explain(uid=uid), Explanation, source=uid)
 
     async def list(self, limit: int = 100) -> RunList:
-        """The newest runs, newest first."""
+        """The newest `limit` runs, newest first."""
         return await self._ask(ListRuns(limit=limit), RunList)
 
     async def abort(self, uid: str, reason: str = "") -> None:
-        """Requests the abort of a run; its end is an event. Raises NoSuchRun, AlreadyEnded, TryAgain."""
+        """Asks for the end of a run, in order; `wait` waits for it. Its result has the `reason`. Raises NoSuchRun, AlreadyEnded, TryAgain."""
         await self._ask(Abort(uid=uid, reason=reason), Done, source=uid)
 
     async def prune(
         self, keep_runs: int | None = None, keep_days: float | None = None, *, dry_run: bool = False
     ) -> Pruned:
-        """Removes ended runs, except the newest `keep_runs` and those that ended within the last `keep_days`; with neither,
-        by the daemon's configuration. Raises UsageError when that has no bounds either.
+        """Removes ended runs with their files, except the newest `keep_runs` and those that ended within the last `keep_days`;
+        with neither, by the daemon's configuration. Raises UsageError when that has no bounds either.
         """
         asked = Prune(keep_runs=keep_runs, keep_days=keep_days, dry_run=dry_run)
         return await self._ask(asked, Pruned, seconds=max(self.timeout, PRUNE_SECONDS))
 
     async def reload(self) -> Reloaded:
-        """The daemon reads its configuration again and applies it. Raises GovernorError (exit code 78) with all faults: then
+        """Has the daemon read its configuration again and apply it. Raises GovernorError (exit code 78) with all faults: then
         nothing is changed.
         """
         return await self._ask(Reload(), Reloaded)
 
     async def result(self, uid: str) -> RunResult:
-        """The result of a run that has ended. Raises NotEnded, NoSuchRun."""
+        """The result of a run that has ended, as the daemon sends it. Raises NotEnded, NoSuchRun."""
         return await self._ask(Results(uid=uid), RunResult, source=uid, send=self._gather)
 
     async def _refuse_stale_socket(self) -> None:
@@ -354,19 +398,3 @@ class Executor:
             raise BadRequest(
                 f"the answer was not understood, is the daemon of another version? ({error})"
             ) from error
-
-
-def _plain(
-    run: Run | Examined | Mapping[str, Any] | str | Path, folder: str | Path | None
-) -> tuple[dict[str, Any], str, str]:
-    """The run as plain data, its import folder, and its name in errors."""
-    from governor.run_file import load  # noqa: PLC0415  # pydantic is slow; other verbs do without
-
-    here = str(Path(folder or ".").resolve())
-    if isinstance(run, str | Path):
-        run = load.examine(run)
-    if isinstance(run, load.Examined):
-        return run.run().raw(), here if folder else str(run.folder), run.source
-    if isinstance(run, load.Run):
-        return run.raw(), here, run.name
-    return load.parse(dict(run)).raw(), here, "run"

@@ -11,7 +11,8 @@ from governor.cli import ask, display
 from governor.errors import UsageError
 
 if TYPE_CHECKING:
-    from governor.cli.exports import Format, Rows
+    from governor.cli.exports import Format
+    from governor.rows import Rows
 
 
 @click.command("results", short_help="Show results, export episodes and steps.")

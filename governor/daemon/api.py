@@ -25,9 +25,9 @@ from governor.errors import (
     GovernorError,
     NotEnded,
     RecordDamaged,
-    RunFileError,
     TryAgain,
     UsageError,
+    refusal_of,
 )
 from governor.journal.tables import LARGEST
 from governor.messages import (
@@ -35,11 +35,9 @@ from governor.messages import (
     Done,
     ExecutorReply,
     Explain,
-    Fault,
     GetStatus,
     ListRuns,
     Prune,
-    Refused,
     Reload,
     Results,
     Resume,
@@ -94,10 +92,8 @@ class DaemonApi:
         """Handles one request to the service `governor`."""
         try:
             return [encode(await self._answer(request))]
-        except RunFileError as error:
-            return [encode(_refused(error, faults=error.faults))]
         except GovernorError as error:
-            return [encode(_refused(error))]
+            return [encode(refusal_of(error))]
 
     async def _answer(self, request: Request) -> ExecutorReply:  # noqa: C901, PLR0911  # one for each verb
         try:
@@ -317,7 +313,3 @@ class DaemonApi:
         for part in slices(encode(result)):
             await request.partial(part)
         return Done()
-
-
-def _refused(error: GovernorError, *, faults: tuple[Fault, ...] = ()) -> Refused:
-    return Refused(code=error.code, message=str(error), exit_code=int(error.exit_code), faults=faults)

@@ -23,7 +23,7 @@ from governor.units.fields import without_numpy
 from governor.units.sections import spell
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from governor.run_file.yaml_lines import Document
     from governor.units.sections import Path as Place
@@ -98,6 +98,20 @@ def parse(data: object, source: str = "run") -> Run:
     if run is None:
         raise RunFileError(source, [Fault(path=spell(path), message=message) for path, message in found])
     return run
+
+
+def in_plain(
+    run: Run | Examined | Mapping[str, Any] | str | Path, folder: str | Path | None
+) -> tuple[dict[str, Any], str, str]:
+    """The run as plain data, its import folder, and its name in errors. Raises RunFileError."""
+    here = str(Path(folder or ".").resolve())
+    if isinstance(run, str | Path):
+        run = examine(run)
+    if isinstance(run, Examined):
+        return run.run().raw(), here if folder else str(run.folder), run.source
+    if isinstance(run, Run):
+        return run.raw(), here, run.name
+    return parse(dict(run)).raw(), here, "run"
 
 
 def schema() -> dict[str, Any]:

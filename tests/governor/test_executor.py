@@ -10,14 +10,26 @@ from types import SimpleNamespace
 import pytest
 
 from governor import executor as module
-from governor.errors import ExitCode, GovernorError, NoAnswer, NotPermitted, TryAgain, Unreachable, UsageError
+from governor.errors import (
+    ExitCode,
+    GoingDown,
+    GovernorError,
+    NoAnswer,
+    NotPermitted,
+    TryAgain,
+    Unreachable,
+    UsageError,
+)
 from governor.executor import Executor
 from governor.messages import (
     SERVICE,
     Done,
     Refused,
     RunEvent,
+    RunStatus,
+    StatusReport,
     Submitted,
+    Watch,
     WatchEnd,
     decode_request,
     encode,
@@ -222,6 +234,23 @@ async def test_a_watch_continues_with_the_next_daemon(line):
     assert [event.seq for event in [first, *rest]] == [1, 2]
     assert asked == [0, 1]
     assert events.end.outcome == "finished"
+
+
+async def test_waiting_for_a_run_of_a_daemon_that_goes_down_ends(line):
+    executor = await line.open(awaits_restart=False)
+
+    async def stopping(request):
+        if isinstance(decode_request(request.body[0]), Watch):
+            return [encode(WatchEnd(outcome="interrupted"))]
+        run = RunStatus(
+            uid="abc", name="n", state="running", outcome=None, reason="", waits_for="", submitted_at=0
+        )
+        head = {"pid": 1, "version": "0", "endpoint": "", "uptime": 0, "slots": 1, "state": "stopping"}
+        return [encode(StatusReport(runs=(run,), **head))]
+
+    async with line.serve(stopping, credit=2), asyncio.timeout(20):
+        with pytest.raises(GoingDown, match="run abc goes on when it is started again"):
+            await executor.wait("ab")
 
 
 @pytest.mark.parametrize("awaits_restart", [True, False])

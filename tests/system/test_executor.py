@@ -8,6 +8,8 @@ import signal
 
 import pytest
 
+import governor
+from governor.errors import NoSuchRun
 from governor.executor import Executor
 
 pytestmark = pytest.mark.system
@@ -28,6 +30,7 @@ async def test_a_watch_continues_after_a_daemon_restart(instance, walk, end):
         uid = await tree.executor.submit(walk(), folder=instance.folder)
         async with Executor(tree.executor.endpoint, patience=60) as follower:
             watching = asyncio.create_task(watch(follower, uid))
+            waiting = asyncio.create_task(follower.wait(uid))
             await tree.until(uid, "episode.ended")
             os.kill(tree.daemon.pid, end)
             await tree.gone()
@@ -35,8 +38,22 @@ async def test_a_watch_continues_after_a_daemon_restart(instance, walk, end):
                 events, _ = await other.end(uid)
                 async with asyncio.timeout(60):
                     last = await watching
+                    result = await waiting
     assert seen == [event.seq for event in events]
     assert last.outcome == "finished"
+    assert (result.uid, result.outcome) == (uid, "finished")
+    assert result.phases["train"].episodes == {"terminated": 600}
+
+
+async def test_a_script_submits_and_waits_without_an_event_loop_of_its_own(instance, walk):
+    async with instance.serve() as tree:
+        broker = tree.executor.endpoint
+        uid = governor.submit(walk(episodes=5), "key", folder=instance.folder, broker=broker)
+        result = governor.wait(uid[:6], broker=broker)
+        assert governor.submit(walk(episodes=5), "key", folder=instance.folder, broker=broker) == uid
+        assert (result.uid, result.outcome, result.episodes().num_rows) == (uid, "finished", 5)
+        with pytest.raises(NoSuchRun):
+            governor.wait("absent", broker=broker)
 
 
 @pytest.mark.long

@@ -1,0 +1,43 @@
+"""The process of `governor.run`: the verb `run`, whose caller is a program. `python -m governor.script_process PARENT ARGUMENTS`.
+
+Rules:
+1. When the thread that called dies, SIGTERM comes, which aborts the run in order.
+2. An error is the last line of standard output, a message as all others.
+3. As in `__main__` the guard stands first, and nothing happens at import.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+from pathlib import Path
+
+from governor.processes import prctl
+from governor.processes.guard import start_guard
+
+
+def main() -> None:
+    """Runs the verb with the arguments of the command line, and exits with its exit code."""
+    prctl.die_with_parent(expected=int(sys.argv[1]), number=signal.SIGTERM)
+    start_guard(makes_folder=True)
+    signal.signal(
+        signal.SIGINT, signal.SIG_DFL
+    )  # until the run has begun there is nothing that an order would help
+    from governor.cli import display, run  # noqa: PLC0415  # after the guard, which must hold nothing that it does not need
+    from governor.errors import GovernorError, refusal_of  # noqa: PLC0415  # as above
+    from governor.journal import disk_reserve  # noqa: PLC0415  # as above
+
+    try:
+        code = run.command.main(sys.argv[2:], prog_name="governor run", standalone_mode=False)
+    except (GovernorError, OSError) as error:
+        place = Path(getattr(error, "filename", None) or "a file")
+        known = disk_reserve.no_room(place, error) if isinstance(error, OSError) else error
+        if known is None:
+            raise
+        display.print_json(refusal_of(known))
+        code = known.exit_code
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    main()
