@@ -24,6 +24,7 @@ from governor.errors import ExitCode, GovernorError
 from governor.version import __version__
 
 VERBS: Final = {
+    "init": "init:command",
     "run": "run:command",
     "check": "check:command",
     "try": "trial:command",
