@@ -28,7 +28,7 @@ RUN: Final = {
 TEMPLATES: Final = Path(__file__).parent / "templates"
 
 
-@click.command("init")
+@click.command("init", short_help="Write a project that runs.")
 @click.argument("folder", type=click.Path(path_type=Path), default=".")
 @click.option(
     "--with",

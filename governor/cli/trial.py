@@ -36,7 +36,7 @@ OURS: Final = f"{Path(__file__).parents[1]}{os.sep}"
 _Failure = tuple[str, BaseException]
 
 
-@click.command("try")
+@click.command("try", short_help="Run one task or episode in the foreground.")
 @click.argument("file", type=click.Path(path_type=Path))
 @click.option("--task", metavar="ID", help="Run this task; what it depends on runs before.")
 @click.option(
@@ -82,6 +82,8 @@ def command(
     from governor.processes import user_folder  # noqa: PLC0415  # as above
     from governor.run_file import check_language_models, load  # noqa: PLC0415  # as above
 
+    if os.environ.get("PYTHONBREAKPOINT", "").startswith("ray."):
+        del os.environ["PYTHONBREAKPOINT"]  # of a notebook that has used Ray, whose debugger needs a cluster
     examined = load.examine(file)
     run, home = examined.run(), str(examined.folder)
     if task is None and phase is None:

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from governor.messages import StartSimulation, StartTasks
-    from governor.run_file.model import Phase, Run, TaskSection
+    from governor.run_file.model import Run
+    from governor.run_file.phase_model import Phase, TaskSection
 
 UID: Final = "try"
 SHOWN: Final = 12

@@ -227,7 +227,9 @@ class TestTask:
         _, err = trial.governor("--task", "odd", code=1)
         assert "the returned generator cannot be serialised" in err
 
-    def test_a_breakpoint(self, trial):
+    @pytest.mark.parametrize("debugger", ["", "ray.util.rpdb.set_trace"])
+    def test_a_breakpoint(self, trial, monkeypatch, debugger):
+        monkeypatch.setenv("PYTHONBREAKPOINT", debugger)  # Ray sets it for what its user starts later
         said, code = trial.on_terminal("--task", "asks", typed="p answer\nanswer = 7\nc\n")
         assert code == 0
         assert "(Pdb) " in said
