@@ -267,8 +267,9 @@ class DaemonApi:
         elif (assignment := self._daemon.queue.remove(row.uid)) is not None:
             try:
                 await self._end_queued(assignment, row, reason, damage)
-            except GovernorError:
-                self._daemon.queue.append(assignment)
+            except BaseException:
+                self._daemon.queue.put_back(assignment)
+                self._daemon.dispatch()  # a slot may have become free meanwhile
                 raise
         elif row.uid in self._daemon.damaged:
             await self._end_damaged(row, reason, damage)
@@ -287,6 +288,8 @@ class DaemonApi:
                 log.info("run.ended", run=row.uid, outcome="aborted", reason=reason)
         except RecordDamaged as error:
             damage = f"{error.place}: {error.what}"
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
+            damage = f"{type(error).__name__}: {error}"
         except OSError as error:
             raise TryAgain(f"the result of run {row.uid} can't be written: {error}") from error
         if damage:

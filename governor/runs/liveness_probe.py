@@ -128,4 +128,7 @@ class LivenessProbe:
 
 def _is_stopped(pid: int | None) -> bool:
     """Whether /proc says stopped (T), by SIGSTOP or a similar signal; a traced process (t) depends on its tracer."""
-    return read_stat(Path(f"/proc/{pid}"))[:1] == ["T"]
+    try:
+        return read_stat(Path(f"/proc/{pid}"))[:1] == ["T"]
+    except OSError:  # no free descriptor, for one
+        return False

@@ -272,7 +272,14 @@ async def test_a_queued_run_that_is_aborted_keeps_the_work_of_earlier_invocation
     )
 
 
-@pytest.mark.parametrize("fault", ["UPDATE events SET data = x'c1'", "UPDATE runs SET name = x'ff'"])
+@pytest.mark.parametrize(
+    "fault",
+    [
+        "UPDATE events SET data = x'c1'",
+        "UPDATE events SET data = x'80' WHERE kind = 'phase.started'",
+        "UPDATE runs SET name = x'ff'",
+    ],
+)
 async def test_a_queued_run_whose_record_is_damaged_meanwhile_can_be_aborted(daemon, fault):
     uid = await daemon.executor.submit(RUN)
     await daemon.journal.write(lambda tx: tx.event(uid, "phase.started", {"phase": "p", "index": 0}))
@@ -291,6 +298,19 @@ async def test_a_queued_run_whose_result_finds_no_room_stays_queued(daemon, monk
             await daemon.executor.abort(uid)
     assert daemon.queue.uids() == [uid]
     await daemon.executor.abort(uid)
+
+
+def broken(*_, **__):
+    raise RuntimeError("a bug")
+
+
+async def test_a_queued_run_that_cannot_be_aborted_keeps_its_place(daemon, monkeypatch):
+    first, second = await daemon.executor.submit(RUN), await daemon.executor.submit(RUN)
+    with monkeypatch.context() as bug:
+        bug.setattr(result, "save_result", broken)
+        with pytest.raises(GovernorError, match="the daemon failed at this request"):
+            await daemon.executor.abort(first)
+    assert daemon.queue.uids() == [first, second]
 
 
 async def test_a_refused_configuration_is_answered_with_all_its_faults(daemon):
