@@ -325,3 +325,10 @@ async def test_a_key_has_at_most_256_characters(daemon):
     for ask in (daemon.executor.submit(RUN, key="k" * 257), daemon.executor.resume(uid, key="k" * 100_000)):
         with pytest.raises(UsageError, match=r"at most 256 characters, and 'kkkkkkkkkkkkkkkk'\.\.\. has"):
             await ask
+
+
+async def test_a_queued_run_with_an_event_that_lacks_a_field_can_be_aborted(daemon):
+    uid = await daemon.executor.submit(RUN)
+    await daemon.journal.write(lambda tx: tx.event(uid, "phase.started", {"phase": "p"}))
+    await daemon.executor.abort(uid, reason="enough")
+    assert "its record was damaged (KeyError: 'index')" in (await daemon.executor.result(uid)).reason
