@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rows import Row, p50, spread, table
-from task_deaths import lateness
-from task_finalize import longest_block
-from task_journal import Journaled
-from task_listener import Counting
+from tasks.deaths import lateness
+from tasks.finalize import longest_block
+from tasks.journal import Journaled
+from tasks.listener import Counting
 
 from governor import logs
 from governor.messages import TaskSpec
@@ -100,13 +100,15 @@ class Opened:
 
 
 def specs(number: int, call: str = "nothing", **fields: Any) -> list[TaskSpec]:
-    return [TaskSpec(id=f"t{n}", call=f"task_code:{call}", timeout=DEADLINE, **fields) for n in range(number)]
+    return [
+        TaskSpec(id=f"t{n}", call=f"tasks.code:{call}", timeout=DEADLINE, **fields) for n in range(number)
+    ]
 
 
 def chain(length: int) -> list[TaskSpec]:
     return [
         TaskSpec(
-            id=f"t{n}", call="task_code:nothing", timeout=DEADLINE, depends_on=(f"t{n - 1}",) if n else ()
+            id=f"t{n}", call="tasks.code:nothing", timeout=DEADLINE, depends_on=(f"t{n - 1}",) if n else ()
         )
         for n in range(length)
     ]
@@ -114,12 +116,12 @@ def chain(length: int) -> list[TaskSpec]:
 
 def fan(width: int) -> list[TaskSpec]:
     middle = [
-        TaskSpec(id=f"m{n}", call="task_code:nothing", timeout=DEADLINE, depends_on=("first",))
+        TaskSpec(id=f"m{n}", call="tasks.code:nothing", timeout=DEADLINE, depends_on=("first",))
         for n in range(width)
     ]
-    first = TaskSpec(id="first", call="task_code:nothing", timeout=DEADLINE)
+    first = TaskSpec(id="first", call="tasks.code:nothing", timeout=DEADLINE)
     last = TaskSpec(
-        id="last", call="task_code:nothing", timeout=DEADLINE, depends_on=tuple(spec.id for spec in middle)
+        id="last", call="tasks.code:nothing", timeout=DEADLINE, depends_on=tuple(spec.id for spec in middle)
     )
     return [first, *middle, last]
 

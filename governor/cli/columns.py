@@ -27,7 +27,7 @@ _WIDE_GAP: Final = 3
 _NARROW_GAP: Final = 2
 
 
-class Columns:
+class TableColumns:
     """A renderable of rich. Cells are text, never markup."""
 
     def __init__(self, *names: str) -> None:

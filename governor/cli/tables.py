@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
-from governor.cli.columns import Columns
+from governor.cli.columns import TableColumns
 from governor.cli.lines import clean, number
 from governor.runs.explain import used
 from governor.units import durations
@@ -61,7 +61,7 @@ def result(found: RunResult) -> Group:
 
 def of_rows(rows: Sequence[dict[str, Any]], *, more: str) -> Group:
     """A table of rows with the same keys; `more` is a note about further rows."""
-    table = Columns(*(clean(name) for name in rows[0]))
+    table = TableColumns(*(clean(name) for name in rows[0]))
     for row in rows:
         _row(table, *(_cell(name, value) for name, value in row.items()))
     return Group(table, *([Text(more, style="dim")] if more else []))
@@ -101,7 +101,7 @@ def status(report: StatusReport, *, conductors: bool) -> Group:
             parts += ["", Text(clean(f"{run.uid} has used: {used(run.limits)}"))]
         if run.conductors:
             children = any(one.started for one in run.conductors)
-            table = Columns(
+            table = TableColumns(
                 "conductor", "kind", "state", "pid", "incarnation", *(["has started"] if children else [])
             )
             for one in run.conductors:
@@ -116,7 +116,7 @@ def runs(found: RunList) -> RenderableType:
     if not found.runs:
         return Text("no runs")
     resumes = ["resumes"] if any(run.parent for run in found.runs) else []
-    table = Columns("run", "name", "outcome", "submitted", "took", *resumes, "reason")
+    table = TableColumns("run", "name", "outcome", "submitted", "took", *resumes, "reason")
     for run in found.runs:
         took = _took(run.seconds, run.started_at, run.ended_at)
         submitted = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(run.submitted_at))
@@ -133,8 +133,8 @@ def _took(seconds: float | None, started_at: float | None, ended_at: float | Non
     return "-" if seconds is None else durations.text(max(seconds, 0))
 
 
-def _runs(found: Sequence[RunStatus]) -> Columns:
-    table = Columns("run", "name", "state", "phase", "episodes", "tasks", "return", "waits for")
+def _runs(found: Sequence[RunStatus]) -> TableColumns:
+    table = TableColumns("run", "name", "state", "phase", "episodes", "tasks", "return", "waits for")
     for run in found:
         phase = f"{(run.phase_index or 0) + 1}/{run.phases} {run.phase}" if run.phase else "-"
         mean = run.metrics.get("return_mean")
@@ -152,8 +152,8 @@ def _runs(found: Sequence[RunStatus]) -> Columns:
     return table
 
 
-def _phases(found: Sequence[PhaseResult]) -> Columns:
-    table = Columns("phase", "mode", "end", "episodes", "return", "steps", "tasks")
+def _phases(found: Sequence[PhaseResult]) -> TableColumns:
+    table = TableColumns("phase", "mode", "end", "episodes", "return", "steps", "tasks")
     for phase in found:
         succeeded = sum(task.outcome == "succeeded" for task in phase.tasks)
         tasks = f"{succeeded} of {len(phase.tasks)} succeeded" if phase.tasks else "-"
@@ -185,8 +185,8 @@ def _by_player(metrics: dict[str, float]) -> str:
     return f"; {_metrics(players)}" if players else ""
 
 
-def _tasks(phase: PhaseResult) -> Columns:
-    table = Columns(f"{clean(phase.name)}: task", "outcome", "attempts", "took", "result")
+def _tasks(phase: PhaseResult) -> TableColumns:
+    table = TableColumns(f"{clean(phase.name)}: task", "outcome", "attempts", "took", "result")
     repeated = {task.task for task in phase.tasks if task.run > 0}
     for task in phase.tasks:
         name = f"{task.task}[{task.run}]" if task.task in repeated else task.task
@@ -228,6 +228,6 @@ def _unbroken(text: str) -> Text:
     return Text(clean(text), style="dim", no_wrap=True, overflow="ignore")
 
 
-def _row(table: Columns, *cells: object) -> None:
+def _row(table: TableColumns, *cells: object) -> None:
     """Cells are text, never markup: names and reasons come from users."""
     table.add(*(cell if isinstance(cell, Text) else Text(clean(cell)) for cell in cells))

@@ -33,8 +33,6 @@ from governor.tasks.scheduling.events import (
     CancelAttempt,
     Cancelled,
     Dispatch,
-    Effect,
-    Event,
     KillRunner,
     Released,
     Replaced,
@@ -45,6 +43,8 @@ from governor.tasks.scheduling.events import (
     RunnerGone,
     RunnerReady,
     RunnerReported,
+    SchedulerEffect,
+    SchedulerEvent,
     Shape,
     StartRunner,
     Tick,
@@ -106,7 +106,7 @@ class Engine:
         )
         self._batches: dict[BatchId, tuple[BatchListener, Path]] = {}
         """Listener and folder of each, to the end of its effects."""
-        self._inbox: deque[Event] = deque()
+        self._inbox: deque[SchedulerEvent] = deque()
         self._handling = False
         self._alarm: asyncio.TimerHandle | None = None
         self._loop = asyncio.get_running_loop()
@@ -268,7 +268,7 @@ class Engine:
 
     # -- events in, effects out -----------------------------------------------------------------------------
 
-    def _handle(self, event: Event) -> None:
+    def _handle(self, event: SchedulerEvent) -> None:
         """Handles an event. An effect may cause another event at once: they are handled one after the other."""
         self._inbox.append(event)
         if self._handling:
@@ -294,7 +294,7 @@ class Engine:
         self._alarm = None
         self._handle(Tick(time.monotonic()))
 
-    def _apply(self, effect: Effect) -> None:  # noqa: C901  # one answer for each kind of effect
+    def _apply(self, effect: SchedulerEffect) -> None:  # noqa: C901  # one answer for each kind of effect
         """Performs an effect. An exception of a listener is logged, and the engine goes on."""
         try:
             match effect:

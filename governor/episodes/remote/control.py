@@ -41,7 +41,7 @@ class Control(msgspec.Struct, frozen=True, kw_only=True, tag=True, tag_field="ty
     """Root of the control plane."""
 
 
-class WorkerRequest(Control, frozen=True):
+class TurnRequest(Control, frozen=True):
     """A request of a worker. `owner` is its simulation controller, `turn` counts the requests of the owner's workers."""
 
     owner: str
@@ -50,7 +50,7 @@ class WorkerRequest(Control, frozen=True):
     turn: int
 
 
-class Acquire(WorkerRequest, frozen=True):
+class Acquire(TurnRequest, frozen=True):
     """Requests an environment of the pool."""
 
 
@@ -81,7 +81,7 @@ class Release(Control, frozen=True):
     due: tuple[int, ...] = ()
 
 
-class Join(WorkerRequest, frozen=True):
+class Join(TurnRequest, frozen=True):
     """Requests a session with the agent, which is built at the first one. With `renew` it is built anew, from its saved
     state. With `max_staleness` it acts with a snapshot of its weights, at most so many versions old (`agent_runtime`).
     """
@@ -143,7 +143,7 @@ decode_agent_control: Callable[[bytes], AgentControl] = msgspec.msgpack.Decoder(
 decode_answer: Callable[[bytes], ControlAnswer] = msgspec.msgpack.Decoder(ControlAnswer).decode
 
 
-def supersedes(request: WorkerRequest, held: WorkerRequest) -> bool:
+def supersedes(request: TurnRequest, held: TurnRequest) -> bool:
     """Whether the request is from a later turn or incarnation of the holder."""
     if request.owner != held.owner:
         return False
@@ -152,7 +152,7 @@ def supersedes(request: WorkerRequest, held: WorkerRequest) -> bool:
     return request.worker == held.worker and request.turn > held.turn
 
 
-def refusal(request: WorkerRequest, held: Iterable[WorkerRequest]) -> Failed | None:
+def refusal(request: TurnRequest, held: Iterable[TurnRequest]) -> Failed | None:
     """The answer to a request that arrives after a later one of its worker or owner."""
     if any(supersedes(later, request) for later in held):
         return Failed(reason=f"{request.owner!r} has sent a later request already")

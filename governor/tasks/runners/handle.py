@@ -19,7 +19,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from governor import logs
 from governor.processes import kill_tree
 from governor.tasks.cluster.cluster import demand, when_done
-from governor.tasks.runners.states import Action, Cause, State, step
+from governor.tasks.runners.states import Action, Cause, RunnerState, step
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -53,7 +53,7 @@ class RunnerHandle:
     cluster: Cluster
     tasks: set[asyncio.Task[None]]
     on_gone: Callable[[RunnerHandle, str], None]
-    state: State = State.STARTING
+    state: RunnerState = RunnerState.STARTING
     process: RunnerProcess | None = None
     """Of a runner that has connected."""
     _actor: Any = None
@@ -78,7 +78,7 @@ class RunnerHandle:
     def connect(self, process: RunnerProcess) -> bool:
         """Whether it is ready; else it is to be killed, or has exited."""
         self.process = process
-        if self.state is not State.STARTING:
+        if self.state is not RunnerState.STARTING:
             return False
         self.state = process.state
         return True
@@ -125,7 +125,7 @@ class RunnerHandle:
         loop = asyncio.get_running_loop()
 
         def in_ray() -> None:
-            if self.state is not State.STARTING:
+            if self.state is not RunnerState.STARTING:
                 raise RuntimeError(self._kill_reason)
             self._actor, call = create(self)
             when_done(call, loop, self._call_ended)

@@ -14,7 +14,7 @@ import msgspec
 from governor import logs
 from governor.tasks.protocol.ticket_pipe import RunnerControl
 from governor.tasks.protocol.wire import Begun, Over
-from governor.tasks.runners.states import State
+from governor.tasks.runners.states import RunnerState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -85,7 +85,7 @@ class _ConnectedProcess(ABC):
 class LocalProcess(_ConnectedProcess):
     """A runner on this machine: its pidfd and its ticket pipe. Raises OSError if it has exited."""
 
-    state: ClassVar = State.LOCAL
+    state: ClassVar = RunnerState.LOCAL
     on_exit: Callable[[], None]
     _signalling: asyncio.Task[None] | None = None
 
@@ -141,7 +141,7 @@ class LocalProcess(_ConnectedProcess):
 class RemoteProcess(_ConnectedProcess):
     """A runner on another node, controlled through that node's agent."""
 
-    state: ClassVar = State.REMOTE
+    state: ClassVar = RunnerState.REMOTE
     cluster: Cluster
 
     def __post_init__(self) -> None:

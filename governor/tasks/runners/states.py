@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
-class State(Enum):
+class RunnerState(Enum):
     STARTING = auto()
     """Ray was asked for its actor; no process is known."""
     LOCAL = auto()
@@ -57,32 +57,32 @@ class Action(Enum):
     ANNOUNCE = auto()
 
 
-Step: TypeAlias = tuple[State, Action]
+Step: TypeAlias = tuple[RunnerState, Action]
 
-_KILL: Final[Step] = (State.DYING, Action.KILL)
-_CLEAN_UP: Final[Step] = (State.DYING, Action.CLEAN_UP)
-_ANNOUNCE: Final[Step] = (State.GONE, Action.ANNOUNCE)
+_KILL: Final[Step] = (RunnerState.DYING, Action.KILL)
+_CLEAN_UP: Final[Step] = (RunnerState.DYING, Action.CLEAN_UP)
+_ANNOUNCE: Final[Step] = (RunnerState.GONE, Action.ANNOUNCE)
 _UNWANTED: Final[Mapping[Cause, Step]] = {Cause.KILLED: _KILL, Cause.TASK_FAILED: _KILL}
 
-TABLE: Final[Mapping[State, Mapping[Cause, Step]]] = {
-    State.STARTING: {
+TABLE: Final[Mapping[RunnerState, Mapping[Cause, Step]]] = {
+    RunnerState.STARTING: {
         **_UNWANTED,
         Cause.NOT_CREATED: _ANNOUNCE,
         Cause.EXITED: _CLEAN_UP,
         Cause.CALL_ENDED: _CLEAN_UP,
     },
-    State.LOCAL: {
+    RunnerState.LOCAL: {
         **_UNWANTED,
         Cause.EXITED: _CLEAN_UP,
-        Cause.STREAM_ENDED: (State.CUT_OFF, Action.WAIT_FOR_EXIT),
+        Cause.STREAM_ENDED: (RunnerState.CUT_OFF, Action.WAIT_FOR_EXIT),
     },
-    State.CUT_OFF: {**_UNWANTED, Cause.EXITED: _CLEAN_UP, Cause.STILL_RUNNING: _KILL},
-    State.REMOTE: {**_UNWANTED, Cause.STREAM_ENDED: _CLEAN_UP, Cause.CALL_ENDED: _CLEAN_UP},
-    State.DYING: {Cause.NOT_CREATED: _ANNOUNCE, Cause.CLEANED_UP: _ANNOUNCE},
-    State.GONE: {},
+    RunnerState.CUT_OFF: {**_UNWANTED, Cause.EXITED: _CLEAN_UP, Cause.STILL_RUNNING: _KILL},
+    RunnerState.REMOTE: {**_UNWANTED, Cause.STREAM_ENDED: _CLEAN_UP, Cause.CALL_ENDED: _CLEAN_UP},
+    RunnerState.DYING: {Cause.NOT_CREATED: _ANNOUNCE, Cause.CLEANED_UP: _ANNOUNCE},
+    RunnerState.GONE: {},
 }
 
 
-def step(state: State, cause: Cause) -> Step:
+def step(state: RunnerState, cause: Cause) -> Step:
     """The state after a cause, and what is to be done."""
     return TABLE[state].get(cause, (state, Action.NONE))

@@ -34,10 +34,10 @@ if TYPE_CHECKING:
 
     from governor.tasks.scheduling.batch import Batch, SubTask
     from governor.tasks.scheduling.events import (
-        Effect,
         Revoked,
         RunnerGone,
         RunnerReported,
+        SchedulerEffect,
         Shape,
     )
     from governor.tasks.scheduling.outcomes import Outcomes
@@ -92,7 +92,7 @@ class Attempts:
         self._tickets = count(1)
         self._unannounced: list[RunnerSlot] = []
 
-    def emit(self, effect: Effect) -> None:
+    def emit(self, effect: SchedulerEffect) -> None:
         self.outcomes.effects.append(effect)
 
     def announce_started(self) -> None:

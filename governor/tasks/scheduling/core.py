@@ -19,8 +19,6 @@ from governor.tasks.scheduling.batch import Batch
 from governor.tasks.scheduling.events import (
     BatchSubmitted,
     Cancelled,
-    Effect,
-    Event,
     KillRunner,
     Released,
     Replaced,
@@ -29,6 +27,8 @@ from governor.tasks.scheduling.events import (
     RunnerGone,
     RunnerReady,
     RunnerReported,
+    SchedulerEffect,
+    SchedulerEvent,
     Shape,
     StartRunner,
     Tick,
@@ -75,7 +75,7 @@ class Core:
         """When the next `Tick` is due; one too early is harmless."""
         return self.attempts.alarms.next()
 
-    def warm(self, now: float) -> list[Effect]:
+    def warm(self, now: float) -> list[SchedulerEffect]:
         """Starts a runner for every plain slot; an idle one that exits is replaced from now on."""
         self.outcomes.now = now
         self.slots.keep_warm = True
@@ -86,7 +86,7 @@ class Core:
         """From now on no runner is started."""
         self.slots.is_closed = True
 
-    def on(self, event: Event) -> list[Effect]:  # noqa: C901  # one answer for each kind of event
+    def on(self, event: SchedulerEvent) -> list[SchedulerEffect]:  # noqa: C901  # one answer for each kind of event
         """The effects of the event; none for one that comes too late."""
         self.outcomes.now = max(self.outcomes.now, event.now)
         match event:

@@ -87,13 +87,13 @@ class Attempt(msgspec.Struct, frozen=True, gc=False):
 # -- events -------------------------------------------------------------------------------------------------
 
 
-class Event(msgspec.Struct, frozen=True, gc=False):
+class SchedulerEvent(msgspec.Struct, frozen=True, gc=False):
     """Something that has happened, at `now`."""
 
     now: float
 
 
-class BatchSubmitted(Event, frozen=True):
+class BatchSubmitted(SchedulerEvent, frozen=True):
     """A batch whose graph has no faults, under an id that no active batch has. `held`: it is not dispatched before
     `Released`.
     """
@@ -103,14 +103,14 @@ class BatchSubmitted(Event, frozen=True):
     held: bool = False
 
 
-class Released(Event, frozen=True):
+class Released(SchedulerEvent, frozen=True):
     """A held batch may be dispatched; with `error`, it fails with this reason instead."""
 
     batch: BatchId
     error: str = ""
 
 
-class Cancelled(Event, frozen=True):
+class Cancelled(SchedulerEvent, frozen=True):
     """All runs of the batch that have not ended are to end as `cancelled`. `gentle`: a runner whose task ends within its
     grace is not killed.
     """
@@ -120,11 +120,11 @@ class Cancelled(Event, frozen=True):
     gentle: bool = False
 
 
-class RunnerReady(Event, frozen=True):
+class RunnerReady(SchedulerEvent, frozen=True):
     runner: int
 
 
-class RunnerGone(Event, frozen=True):
+class RunnerGone(SchedulerEvent, frozen=True):
     """The runner's process has exited, killed by us or not, for `reason`. `node_lost`: its node was lost, so its attempt
     is repeated without being counted.
     """
@@ -134,45 +134,45 @@ class RunnerGone(Event, frozen=True):
     node_lost: bool = False
 
 
-class RunnerReported(Event, frozen=True):
+class RunnerReported(SchedulerEvent, frozen=True):
     """Messages of a runner since the last event, in order."""
 
     runner: int
     messages: Sequence[Loading | Begun | Over]
 
 
-class Revoked(Event, frozen=True):
+class Revoked(SchedulerEvent, frozen=True):
     """These attempts were taken back: their runner will not begin them."""
 
     runner: int
     tickets: tuple[int, ...]
 
 
-class Replaced(Event, frozen=True):
+class Replaced(SchedulerEvent, frozen=True):
     """The runner of this slot is to be replaced by a new one."""
 
     slot_index: int
 
 
-class Resized(Event, frozen=True):
+class Resized(SchedulerEvent, frozen=True):
     """Nodes joined or left: how many runners of each shape may work at once; for 0, the reason."""
 
     slots: dict[Shape, int]
     why_never: dict[Shape, str]
 
 
-class Tick(Event, frozen=True):
+class Tick(SchedulerEvent, frozen=True):
     """Time has passed."""
 
 
 # -- effects ------------------------------------------------------------------------------------------------
 
 
-class Effect(msgspec.Struct, frozen=True, gc=False):
+class SchedulerEffect(msgspec.Struct, frozen=True, gc=False):
     """What is to be done."""
 
 
-class RunnerEffect(Effect, frozen=True):
+class RunnerEffect(SchedulerEffect, frozen=True):
     """What is to be done with a runner."""
 
     runner: int
@@ -207,7 +207,7 @@ class KillRunner(RunnerEffect, frozen=True):
     reason: str
 
 
-class AttemptStarted(Effect, frozen=True):
+class AttemptStarted(SchedulerEffect, frozen=True):
     """A run of user code has begun. Not emitted if its end is reported in the same event."""
 
     attempt: Attempt
@@ -216,7 +216,7 @@ class AttemptStarted(Effect, frozen=True):
     at: float
 
 
-class AttemptEnded(Effect, frozen=True):
+class AttemptEnded(SchedulerEffect, frozen=True):
     """A run did not succeed and will be retried."""
 
     attempt: Attempt
@@ -226,7 +226,7 @@ class AttemptEnded(Effect, frozen=True):
     seconds: float
 
 
-class RunEnded(Effect, frozen=True):
+class RunEnded(SchedulerEffect, frozen=True):
     """The final outcome of one run of a task. Emitted once for each run."""
 
     batch: BatchId
@@ -234,7 +234,7 @@ class RunEnded(Effect, frozen=True):
     payload: bytes = b""
 
 
-class BatchEnded(Effect, frozen=True):
+class BatchEnded(SchedulerEffect, frozen=True):
     """Every run of every task has its outcome. Emitted once, as the last effect of its batch.
 
     `end` is ``tasks_done``, ``enough`` (`min_num` was reached) or ``stopped`` (it was cancelled). `failures` counts the

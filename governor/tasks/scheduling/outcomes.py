@@ -15,8 +15,8 @@ from governor.tasks.scheduling.events import (
     AttemptEnded,
     BatchEnded,
     BatchSpec,
-    Effect,
     RunEnded,
+    SchedulerEffect,
     SchedulingLimits,
     Shape,
 )
@@ -39,7 +39,7 @@ class Outcomes:
         self.pending = 0
         self.now = 0.0
         """Of the event that is handled; the caller sets it."""
-        self.effects: list[Effect] = []
+        self.effects: list[SchedulerEffect] = []
         self.ended: list[Batch] = []
         """Batches that ended since the core last checked."""
         self.reached: list[Batch] = []

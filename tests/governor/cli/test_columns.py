@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.text import Text
 
 from governor.cli import tables
-from governor.cli.columns import Columns
+from governor.cli.columns import TableColumns
 from governor.cli.lines import wrapped
 from governor.messages import RunList
 from tests.governor.cli.recorded import REPORT, RESULT, STATUS
@@ -35,7 +35,7 @@ def words(rows):
 
 
 def table(*names, rows):
-    made = Columns(*names)
+    made = TableColumns(*names)
     for row in rows:
         made.add(*map(Text, row))
     return made

@@ -18,7 +18,7 @@ from governor.episodes.text.sessions import DataManager
 from governor.messages import EpisodeRecord
 from tests.governor.cli.recorded import RESULT
 from tests.support.full_disk import full_beyond
-from tests.support.recorded_sessions import record, session
+from tests.support.language_models.recorded_sessions import record, session
 from tests.support.recorded_steps import columns, play, recorder
 
 ROOT = Path(__file__).parents[3]

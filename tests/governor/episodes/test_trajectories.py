@@ -170,7 +170,7 @@ class Without:
 sys.meta_path.insert(0, Without)
 from governor.episodes import trajectories
 from governor.episodes.text.sessions import DataManager
-from tests.support.recorded_sessions import record, session
+from tests.support.language_models.recorded_sessions import record, session
 from tests.support.recorded_steps import play, recorder
 folder = Path(sys.argv[1])
 steps = recorder(folder)

@@ -83,7 +83,7 @@ class Harness:
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def gate():
-    from tests.support.gate import Gate
+    from tests.support.tasks.gate import Gate
 
     async with Gate() as gate:
         yield gate
@@ -92,7 +92,7 @@ async def gate():
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def pool(harness):
     from governor.tasks import Scheduler
-    from tests.support.scheduling import BASE
+    from tests.support.tasks.scheduling import BASE
 
     async with Scheduler(BASE) as scheduler:
         yield scheduler
@@ -101,7 +101,7 @@ async def pool(harness):
 @pytest_asyncio.fixture(loop_scope="session")
 async def scheduler(pool):
     """The scheduler of the test's own module, as new."""
-    from tests.support.scheduling import configured, leave_nothing
+    from tests.support.tasks.scheduling import configured, leave_nothing
 
     yield configured(pool)
     await leave_nothing(pool)
@@ -110,7 +110,7 @@ async def scheduler(pool):
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def coordinator_pool(harness, ray_head):
     from governor.tasks import RolloutCoordinator
-    from tests.support.scheduling import BASE
+    from tests.support.tasks.scheduling import BASE
 
     async with RolloutCoordinator(replace(BASE, address=ray_head.address)) as coordinator:
         yield coordinator
@@ -119,7 +119,7 @@ async def coordinator_pool(harness, ray_head):
 @pytest_asyncio.fixture(loop_scope="session")
 async def coordinator(coordinator_pool):
     """The coordinator of the test's own module, as new."""
-    from tests.support.scheduling import configure, leave_nothing
+    from tests.support.tasks.scheduling import configure, leave_nothing
 
     configure(coordinator_pool)
     coordinator_pool.pipeline = None

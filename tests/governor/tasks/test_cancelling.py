@@ -11,7 +11,7 @@ import pytest_asyncio
 
 from governor.tasks.protocol.wire import Begun, Over, StateUpdate
 from governor.tasks.scheduling.events import RunnerGone
-from tests.support.runner_world import open_world
+from tests.support.tasks.runner_world import open_world
 
 pytestmark = [pytest.mark.ray, pytest.mark.asyncio(loop_scope="session")]
 

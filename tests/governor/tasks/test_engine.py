@@ -19,7 +19,7 @@ from governor.tasks.protocol.wire import (
 )
 from governor.tasks.scheduling.events import BatchSpec, RunnerGone, RunnerReady
 from governor.tasks.work import file_name
-from tests.support.core_world import task
+from tests.support.tasks.core_world import task
 
 
 class Pool:

@@ -8,7 +8,7 @@ import pytest
 from governor.episodes.rules.seeds import episode_seed
 from governor.messages import EpisodeEnded, PartEndedReport, StopPartCommand, Until
 from tests.support.in_process_commands import episodes, outcomes, vector
-from tests.support.scheduling import turns
+from tests.support.tasks.scheduling import turns
 
 
 @pytest.mark.parametrize("agent", ["walk_world:Agent", "walk_world:Many"])

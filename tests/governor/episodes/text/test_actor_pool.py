@@ -7,7 +7,7 @@ import pytest
 
 from governor.episodes.text.actor_pool import ActorHandle, NoEnvironments, PoolBusy
 from governor.errors import UsageError
-from tests.support.pool_world import TASKS, pools, soon, waiting
+from tests.support.language_models.pool_world import TASKS, pools, soon, waiting
 
 
 @pytest.fixture

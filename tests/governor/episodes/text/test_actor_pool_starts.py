@@ -8,7 +8,7 @@ import pytest
 from governor.episodes.text import actor_pool
 from governor.episodes.text.actor_pool import ActorPool, EnvironmentEndpoint, NoEnvironments
 from governor.errors import UsageError
-from tests.support.pool_world import TASKS, Environment, pools, soon
+from tests.support.language_models.pool_world import TASKS, Environment, pools, soon
 
 
 @pytest.fixture

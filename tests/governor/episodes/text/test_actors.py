@@ -6,7 +6,7 @@ import psutil
 import pytest
 
 from governor.episodes.text.actor_pool import ActorHandle, ActorPool, NoEnvironments, process_endpoints
-from tests.support.text_stage import Parrot, text_stage
+from tests.support.language_models.text_stage import Parrot, text_stage
 from tests.support.user_code.text_walks import Walk
 
 

@@ -9,7 +9,7 @@ import pytest
 from governor.episodes.text.base_urls import SessionSuffixBaseURLProvider, StaticBaseURLProvider
 from governor.episodes.text.chat_model import ChatModel, ModelFault
 from governor.errors import UsageError
-from tests.support.text_servers import ChatServer, completion
+from tests.support.language_models.text_servers import ChatServer, completion
 
 MESSAGES = [{"role": "system", "content": "play"}, {"role": "user", "content": "go"}]
 SESSION = SimpleNamespace(id="s1")

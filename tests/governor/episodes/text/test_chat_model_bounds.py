@@ -7,7 +7,7 @@ import pytest
 from governor.episodes.text import chat_model
 from governor.episodes.text.base_urls import StaticBaseURLProvider
 from governor.episodes.text.chat_model import ChatModel, ModelFault
-from tests.support.text_servers import ChatServer, completion
+from tests.support.language_models.text_servers import ChatServer, completion
 
 MESSAGES = [{"role": "user", "content": "go"}]
 LARGEST = 1 << 20

@@ -13,8 +13,8 @@ from governor.episodes.text.environments.environment import (
     EnvironmentUnreachable,
     TextStep,
 )
-from tests.support.text_stage import Parrot, Walk, text_stage
-from tests.support.text_world import SYSTEM
+from tests.support.language_models.text_stage import Parrot, Walk, text_stage
+from tests.support.language_models.text_world import SYSTEM
 
 
 @pytest.fixture

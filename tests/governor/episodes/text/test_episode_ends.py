@@ -8,8 +8,8 @@ from governor.episodes import trajectories
 from governor.episodes.text import episode
 from governor.episodes.text.actor_pool import ActorHandle
 from governor.episodes.text.sessions import DataManager
+from tests.support.language_models.text_stage import SECONDS, Parrot, Walk, text_stage
 from tests.support.recorded_steps import run_code
-from tests.support.text_stage import SECONDS, Parrot, Walk, text_stage
 
 
 @pytest.fixture
@@ -96,8 +96,8 @@ PLAYED = """
 import asyncio
 from governor.episodes import ActorPool, Interactor, StaticBaseURLProvider
 from governor.episodes.text.actor_pool import EnvironmentEndpoint
-from tests.support.text_stage import Parrot, Walk
-from tests.support.text_world import Notes
+from tests.support.language_models.text_stage import Parrot, Walk
+from tests.support.language_models.text_world import Notes
 
 async def endpoint():
     return EnvironmentEndpoint("inproc", None, Walk())

@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from governor.episodes.text.episode_handler import EpisodeHandler
-from tests.support.text_stage import SECONDS, text_stage
+from tests.support.language_models.text_stage import SECONDS, text_stage
 
 
 @pytest.fixture

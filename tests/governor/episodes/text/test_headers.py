@@ -12,9 +12,9 @@ from governor.episodes import ActorPool, Interactor, StaticBaseURLProvider, http
 from governor.episodes.text.environments.http_environment import HTTPEnvironments
 from governor.errors import UsageError
 from governor.messages import Made
-from tests.support.text_servers import ChatServer, EnvironmentServer
-from tests.support.text_stage import SECONDS, Parrot
-from tests.support.text_world import Notes
+from tests.support.language_models.text_servers import ChatServer, EnvironmentServer
+from tests.support.language_models.text_stage import SECONDS, Parrot
+from tests.support.language_models.text_world import Notes
 
 SECRET = "Bearer s3cr3t"
 HEADERS = {"Authorization": SECRET, "X-Team": "a"}

@@ -24,9 +24,9 @@ from governor.episodes.text.base_urls import StaticBaseURLProvider
 from governor.episodes.text.environments.environment import EnvironmentHung
 from governor.episodes.text.interactor import Interactor
 from governor.errors import UsageError
+from tests.support.language_models.text_stage import SECONDS, Parrot, Walk, text_stage
+from tests.support.language_models.text_world import Notes
 from tests.support.recorded_steps import run_code
-from tests.support.text_stage import SECONDS, Parrot, Walk, text_stage
-from tests.support.text_world import Notes
 
 
 @pytest.fixture
@@ -353,7 +353,7 @@ async def test_memory_is_flat_over_many_episodes():
 KILLED = """
 import asyncio, os, signal, sys
 from pathlib import Path
-from tests.support.text_stage import Parrot
+from tests.support.language_models.text_stage import Parrot
 from governor.episodes import ActorPool, DataManager, Interactor, StaticBaseURLProvider
 from governor.episodes.text.actor_pool import process_endpoints
 

@@ -16,11 +16,11 @@ from governor.messages import (
     StopPartCommand,
     Until,
 )
+from tests.support.language_models.text_phases import SECONDS, play, steps_of, talking
+from tests.support.language_models.text_servers import ChatServer, EnvironmentServer
+from tests.support.language_models.text_world import TextWorld
 from tests.support.living import lives
 from tests.support.run_results import run_result
-from tests.support.text_phases import SECONDS, play, steps_of, talking
-from tests.support.text_servers import ChatServer, EnvironmentServer
-from tests.support.text_world import TextWorld
 
 
 @pytest.fixture

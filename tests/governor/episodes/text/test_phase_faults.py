@@ -8,9 +8,9 @@ from structlog.testing import capture_logs
 from governor.messages import EpisodeEnded
 from tests.support.full_disk import full_beyond
 from tests.support.in_process_commands import noted_before
-from tests.support.text_phases import SECONDS, play, steps_of, talking
-from tests.support.text_servers import ChatServer, EnvironmentServer
-from tests.support.text_world import TextWorld
+from tests.support.language_models.text_phases import SECONDS, play, steps_of, talking
+from tests.support.language_models.text_servers import ChatServer, EnvironmentServer
+from tests.support.language_models.text_world import TextWorld
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 
 from governor.messages import Checkpoint, EpisodeEnded, Evaluate, Made, Refused
-from tests.support.text_world import TextWorld
+from tests.support.language_models.text_world import TextWorld
 
 SECONDS = 60
 NAMES = ("tokens_prompt", "tokens_completion", "llm_requests", "llm_retries")

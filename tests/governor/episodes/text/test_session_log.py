@@ -7,8 +7,8 @@ import pytest
 
 from governor.episodes.text.sessions import DataManager
 from governor.episodes.trajectories import finalize, read
-from tests.support.text_stage import SECONDS, text_stage
-from tests.support.text_world import Notes
+from tests.support.language_models.text_stage import SECONDS, text_stage
+from tests.support.language_models.text_world import Notes
 
 
 @pytest.fixture

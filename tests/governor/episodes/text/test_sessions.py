@@ -8,13 +8,13 @@ import pytest
 from governor.episodes import trajectories
 from governor.episodes.text.sessions import DataManager
 from tests.support.full_disk import full_beyond
-from tests.support.recorded_sessions import record, session
+from tests.support.language_models.recorded_sessions import record, session
 from tests.support.recorded_steps import run_code
 
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from tests.support.recorded_sessions import DataManager, record, session
+from tests.support.language_models.recorded_sessions import DataManager, record, session
 manager = DataManager(Path(sys.argv[1]))
 first, second = session(manager), session(manager)
 for number in range(150):

@@ -16,10 +16,10 @@ from governor.messages import TaskSpec
 from governor.tasks.cluster.cluster import Cluster, RayNode
 from governor.tasks.engine import Engine
 from governor.tasks.scheduling.events import BatchSpec, RunnerGone
-from tests.support.ends import Ends
 from tests.support.living import lives
-from tests.support.runner_world import USER_CODE, hide, open_world
-from tests.support.second_node import SecondNode
+from tests.support.tasks.ends import Ends
+from tests.support.tasks.runner_world import USER_CODE, hide, open_world
+from tests.support.tasks.second_node import SecondNode
 
 pytestmark = [pytest.mark.ray, pytest.mark.asyncio(loop_scope="session")]
 

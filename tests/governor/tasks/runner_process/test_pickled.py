@@ -12,7 +12,7 @@ from governor.tasks.protocol.values import DEEPEST
 from governor.tasks.protocol.wire import Loading
 from governor.tasks.runner_process import calls, pickled
 from governor.tasks.runner_process.pickled import CACHE_BYTES, PickleStore, fetch
-from tests.support.runner_world import open_world
+from tests.support.tasks.runner_world import open_world
 
 pytestmark = [pytest.mark.ray, pytest.mark.asyncio(loop_scope="session")]
 

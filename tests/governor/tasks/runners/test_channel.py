@@ -17,7 +17,7 @@ import pytest
 
 from governor.tasks.protocol.wire import Begun, Bundle, Input, Over, frames
 from governor.tasks.runners import channel
-from tests.support.channel_world import SECRET, Driver, Peer, hello, receive_two, send_all, small_work
+from tests.support.tasks.channel_world import SECRET, Driver, Peer, hello, receive_two, send_all, small_work
 from tests.support.turns import Turns
 
 TRIES = 3

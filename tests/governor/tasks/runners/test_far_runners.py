@@ -16,7 +16,7 @@ from governor.files import write_whole
 from governor.tasks.protocol.wire import Begun, Input, Loading, LogLine, Over, StateUpdate
 from governor.tasks.runners.process import RemoteProcess
 from tests.support.living import lives
-from tests.support.runner_world import open_world
+from tests.support.tasks.runner_world import open_world
 
 pytestmark = [pytest.mark.ray, pytest.mark.asyncio(loop_scope="session")]
 

@@ -26,7 +26,7 @@ from governor.tasks.protocol.wire import (
 )
 from governor.tasks.scheduling.events import RunnerGone
 from tests.support.living import lives
-from tests.support.runner_world import open_world
+from tests.support.tasks.runner_world import open_world
 
 pytestmark = [pytest.mark.ray, pytest.mark.asyncio(loop_scope="session")]
 

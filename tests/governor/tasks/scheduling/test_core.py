@@ -24,7 +24,7 @@ from governor.tasks.scheduling.events import (
     StartRunner,
     Tick,
 )
-from tests.support.core_world import GPU, Driver, task
+from tests.support.tasks.core_world import GPU, Driver, task
 
 
 def test_a_task_runs_and_its_value_is_the_input_of_the_next():

@@ -11,7 +11,7 @@ from governor.tasks.scheduling.events import (
     Revoke,
     RunnerReported,
 )
-from tests.support.core_world import Driver, task
+from tests.support.tasks.core_world import Driver, task
 
 
 def bundled(count=40, **fields):

@@ -9,7 +9,7 @@ from governor.tasks.scheduling.events import (
     Dispatch,
     KillRunner,
 )
-from tests.support.core_world import Driver, task
+from tests.support.tasks.core_world import Driver, task
 
 
 def test_cancel_ends_what_waits_at_once_and_what_works_when_it_is_dead():

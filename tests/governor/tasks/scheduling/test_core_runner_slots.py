@@ -13,7 +13,7 @@ from governor.tasks.scheduling.events import (
     StartRunner,
 )
 from governor.tasks.scheduling.runner_slots import START_FAILURES, START_PAUSE
-from tests.support.core_world import GPU, Driver, task
+from tests.support.tasks.core_world import GPU, Driver, task
 
 
 def test_runners_with_resources_are_given_back_when_nothing_waits_for_them():

@@ -17,7 +17,7 @@ from governor.tasks.scheduling.events import (
     Replaced,
     Resized,
 )
-from tests.support.core_world import GPU, World, task
+from tests.support.tasks.core_world import GPU, World, task
 
 
 @st.composite

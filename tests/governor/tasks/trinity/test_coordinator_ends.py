@@ -16,7 +16,7 @@ from governor.tasks import (
     Scheduler,
     Task,
 )
-from tests.support.scheduling import BASE, Pipeline, configure, turns, visitor, within
+from tests.support.tasks.scheduling import BASE, Pipeline, configure, turns, visitor, within
 
 pytestmark = [pytest.mark.ray, pytest.mark.asyncio(loop_scope="session")]
 SCORE = "batch_deeds:score"

@@ -18,7 +18,7 @@ import pytest_asyncio
 from governor.errors import TryAgain
 from governor.tasks import RolloutCoordinator, Scheduler, Task
 from governor.tasks.trinity.result_store import ResultStore
-from tests.support.scheduling import BASE, Pipeline, visitor, within
+from tests.support.tasks.scheduling import BASE, Pipeline, visitor, within
 
 pytestmark = [pytest.mark.ray, pytest.mark.asyncio(loop_scope="session")]
 ROOT = Path(__file__).parents[4]
@@ -27,7 +27,7 @@ PROGRAM = """
 import asyncio, os, sys
 from dataclasses import replace
 from types import SimpleNamespace
-from tests.support.scheduling import BASE, visitor
+from tests.support.tasks.scheduling import BASE, visitor
 from governor.tasks import Scheduler
 
 async def main(folder, gate):

@@ -11,7 +11,7 @@ import pytest
 
 from governor.tasks import RunnerWrapper, Task
 from governor.tasks.scheduling import attempts
-from tests.support.scheduling import turns, visitor, within
+from tests.support.tasks.scheduling import turns, visitor, within
 
 pytestmark = [pytest.mark.ray, pytest.mark.asyncio(loop_scope="session")]
 

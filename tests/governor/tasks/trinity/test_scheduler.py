@@ -26,7 +26,7 @@ from governor.tasks import (
     TaskWrapper,
     sort_batch_id,
 )
-from tests.support.scheduling import BASE, configured, visitor, within
+from tests.support.tasks.scheduling import BASE, configured, visitor, within
 
 pytestmark = [pytest.mark.ray, pytest.mark.asyncio(loop_scope="session")]
 

@@ -12,7 +12,7 @@ import time
 import pytest
 
 from governor.tasks import RunnerWrapper, Task
-from tests.support.scheduling import BASE, configured, is_alive, turns, visitor, within
+from tests.support.tasks.scheduling import BASE, configured, is_alive, turns, visitor, within
 
 pytestmark = [pytest.mark.ray, pytest.mark.asyncio(loop_scope="session")]
 

@@ -12,7 +12,7 @@ import pytest
 from governor.errors import GovernorError
 from governor.tasks import RunnerWrapper, Scheduler, Task, TaskResult
 from governor.tasks.driver import Driver
-from tests.support.scheduling import BASE, is_alive, visitor, within
+from tests.support.tasks.scheduling import BASE, is_alive, visitor, within
 
 pytestmark = [pytest.mark.ray, pytest.mark.asyncio(loop_scope="session")]
 

@@ -14,7 +14,7 @@ from governor.tasks import (
     RunnerWrapper,
     Scheduler,
 )
-from tests.support.scheduling import BASE, configured, turns, visitor, within
+from tests.support.tasks.scheduling import BASE, configured, turns, visitor, within
 
 pytestmark = [pytest.mark.ray, pytest.mark.asyncio(loop_scope="session")]
 

@@ -1,4 +1,4 @@
-"""Tasks of the scheduler's tests. Most of them report to the test and do as they are told (`tests/support/gate.py`)."""
+"""Tasks of the scheduler's tests. Most of them report to the test and do as they are told (`tests/support/tasks/gate.py`)."""
 
 import ctypes
 import json

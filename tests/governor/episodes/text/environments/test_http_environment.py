@@ -13,7 +13,7 @@ from governor.episodes.text.environments.environment import (
 )
 from governor.episodes.text.environments.http_environment import HTTPEnvironments
 from governor.errors import UsageError
-from tests.support.text_servers import EnvironmentServer
+from tests.support.language_models.text_servers import EnvironmentServer
 
 SECONDS = 20
 SHORT = 0.2

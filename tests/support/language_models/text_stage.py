@@ -10,7 +10,7 @@ from governor.episodes.text.base_urls import StaticBaseURLProvider
 from governor.episodes.text.chat_model import Answer
 from governor.episodes.text.environments.environment import TextStep
 from governor.episodes.text.interactor import Interactor
-from tests.support.text_world import Notes, TextWorld
+from tests.support.language_models.text_world import Notes, TextWorld
 
 SECONDS = 30
 

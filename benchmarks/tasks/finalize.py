@@ -18,7 +18,7 @@ async def longest_block() -> Row:
     while it is finalized.
     """
     async with RolloutCoordinator(SchedulerConfig(runner_per_model=2)) as coordinator:
-        tasks = [Task("task_code:score", repeat_times=RUNS, is_eval=True) for _ in range(TASKS)]
+        tasks = [Task("tasks.code:score", repeat_times=RUNS, is_eval=True) for _ in range(TASKS)]
         await coordinator.submit_batch(batch_id="1/large", tasks=tasks, batch_type="eval")
         await coordinator.scheduler.wait_for("1/large", clear_timeout_tasks=False)
         gaps = [0.0]

@@ -13,7 +13,7 @@ from pathlib import Path
 from governor.tasks.protocol.wire import Begun, Over, WorkItem
 from governor.tasks.scheduling.events import RunnerGone, RunnerReady
 
-USER_CODE = Path(__file__).parent.parent / "governor" / "tasks" / "user_code"
+USER_CODE = Path(__file__).parents[2] / "governor" / "tasks" / "user_code"
 SECONDS = 60.0
 """For what hangs: a runner starts in 20 s where eight processes and another Ray keep two cores busy."""
 

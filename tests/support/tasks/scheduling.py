@@ -10,7 +10,7 @@ import psutil
 
 from governor.tasks import OverRollout, SchedulerConfig, Task
 
-USER_CODE = str(Path(__file__).parents[1] / "governor" / "tasks" / "user_code")
+USER_CODE = str(Path(__file__).parents[2] / "governor" / "tasks" / "user_code")
 BASE = SchedulerConfig(
     runner_per_model=2,
     max_timeout=20.0,

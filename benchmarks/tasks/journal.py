@@ -9,7 +9,7 @@ import asyncio
 import time
 from typing import TYPE_CHECKING, Any
 
-from task_listener import Counting
+from tasks.listener import Counting
 
 from governor.journal.journal import Journal
 from governor.messages import TaskEnded

@@ -8,7 +8,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from rows import Row
-from task_listener import Counting
+from tasks.listener import Counting
 
 from governor.messages import TaskSpec
 from governor.tasks.scheduling.events import BatchSpec
@@ -76,7 +76,7 @@ async def lateness(engine: Engine, folder: Path) -> AsyncIterator[Row]:
     for number, (deed, name) in enumerate(DEEDS.items()):
         listener = _Deaths(notes)
         spec = TaskSpec(
-            id=deed, call=f"task_code:{deed}", args={"folder": str(notes)}, timeout=TIMEOUT, repeat=TIMES
+            id=deed, call=f"tasks.code:{deed}", args={"folder": str(notes)}, timeout=TIMEOUT, repeat=TIMES
         )
         engine.submit(BatchSpec(id=-1 - number, tasks=(spec,), split=1, grace=GRACE), listener)
         await listener.ended.wait()

@@ -1,0 +1,1 @@
+"""Of tests with language models; the index is in `tests.support`."""

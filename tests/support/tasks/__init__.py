@@ -1,0 +1,1 @@
+"""Of tests of the task engine; the index is in `tests.support`."""
