@@ -14,7 +14,14 @@ import keys
 import verbs
 
 DOCS = Path(__file__).parents[1]
-KINDS = {"api": api.part, "keys": keys.part, "verbs": verbs.part}
+KINDS = {
+    "api": api.part,
+    "brief": api.brief,
+    "errors": api.errors,
+    "fields": api.fields,
+    "keys": keys.part,
+    "verbs": verbs.part,
+}
 _PART = re.compile(
     r"(?P<begin><!-- generated: (?P<kind>\w+) ?(?P<words>.*?) -->\n).*?(?P<end><!-- end of generated -->)",
     re.DOTALL,

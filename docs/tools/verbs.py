@@ -1,10 +1,12 @@
-"""All verbs with their usage and options, from click's commands: what `governor VERB --help` prints."""
+"""All verbs with their usage and options, from click's commands; rendered here, because click's own words change by version."""
 
 from __future__ import annotations
 
 import click
 
 from governor.cli import VERBS, cli
+
+_TYPES = {"integer": "INTEGER", "float": "NUMBER", "path": "PATH", "file": "FILE", "directory": "DIRECTORY"}
 
 
 def part(words: str, *_: object) -> str:
@@ -29,20 +31,47 @@ def _text(command: click.Command) -> str:
 
 def _verb(verb: str, command: click.Command, root: click.Context) -> str:
     context = click.Context(command, info_name=verb, parent=root)
-    usage = f"governor {verb} {' '.join(command.collect_usage_pieces(context))}"
+    arguments = [_argument(each) for each in command.params if isinstance(each, click.Argument)]
+    usage = " ".join(["governor", verb, "[OPTIONS]", *arguments])
     return (
         f"### `governor {verb}`\n\n```text\n{usage}\n```\n\n{_text(command)}\n\n{_options(command, context)}"
     )
 
 
+def _argument(argument: click.Argument) -> str:
+    name = argument.metavar or str(argument.name).upper()
+    return name if argument.required or name.startswith("[") else f"[{name}]"
+
+
 def _options(command: click.Command, context: click.Context) -> str:
-    records = [found for option in command.get_params(context) if (found := option.get_help_record(context))]
+    options = [each for each in command.get_params(context) if isinstance(each, click.Option)]
     rows = [
-        f"| {_code(names)} | {' '.join(text.split()).replace('|', '&#124;')} |"
-        for names, text in records
-        if text
+        f"| {_code(_names(each))} | {' '.join(_means(each).split()).replace('|', '&#124;')} |"
+        for each in options
+        if not each.hidden
     ]
     return "\n".join(["| option | means |", "|---|---|", *rows]) + "\n"
+
+
+def _names(option: click.Option) -> str:
+    names = ", ".join(sorted(option.opts, key=lambda name: name.startswith("--")))
+    return names if option.is_flag else f"{names} {_value(option)}"
+
+
+def _value(option: click.Option) -> str:
+    if option.metavar:
+        return option.metavar
+    if isinstance(option.type, click.Choice):
+        return f"[{'|'.join(map(str, option.type.choices))}]"
+    return _TYPES.get(option.type.name.removesuffix(" range"), "TEXT")
+
+
+def _means(option: click.Option) -> str:
+    text = str(option.help)
+    if isinstance(option.type, click.IntRange | click.FloatRange):
+        least, most = option.type.min, option.type.max
+        text += f" From {least:,} up." if most is None else f" From {least:,} to {most:,}."
+    return f"{text} Default: {option.default}." if option.show_default and not option.is_flag else text
 
 
 def _code(text: str) -> str:

@@ -195,6 +195,8 @@ class StatusReport(Message, frozen=True):
 
 
 class RunList(Message, frozen=True):
+    """Runs, newest first."""
+
     runs: tuple[RunStatus, ...]
 
 

@@ -46,6 +46,8 @@ class EpisodeRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class PhaseResult(msgspec.Struct, frozen=True, kw_only=True):
+    """A phase that began. `end`: why it ended; `episodes`: how many have ended with each outcome; `metrics` as `return_mean`."""
+
     name: str
     mode: str
     end: str
