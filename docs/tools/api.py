@@ -55,8 +55,10 @@ def fields(words: str, *_: object) -> str:
     for name in listed.split():
         kind = getattr(module, name)
         bases = [base for base in reversed(kind.__mro__) if base.__module__.startswith(_OURS)]
-        types = {key: text for base in bases for key, text in vars(base).get("__annotations__", {}).items()}
-        block = "\n".join([f"class {name}:", *(f"    {key}: {text}" for key, text in types.items())])
+        types = {key: text for base in bases for key, text in inspect.get_annotations(base).items()}
+        block = "\n".join(
+            [f"class {name}:", *(f"    {key}: {_annotation(text)}" for key, text in types.items())]
+        )
         shown.append(
             f"### `{name}`\n\n```py\n{block}\n```\n\n{_markdown(inspect.cleandoc(vars(kind)['__doc__']))}\n"
         )
@@ -157,7 +159,7 @@ def _argument(one: inspect.Parameter) -> str:
 def _annotation(annotation: Any) -> str:
     """As it is written; that of a field of a struct is a type or a text."""
     text = annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
-    return " ".join(text.strip("'\"").split())
+    return " ".join(text.strip("'\"").split()).replace("'", '"')
 
 
 def _default(value: Any) -> str:

@@ -92,21 +92,22 @@ def built(tmp_path):
     return build
 
 
-INDEX = "<!-- test: daemon -->\n# Title\n\n* [A list](page.md#a-page)\n\nThe [first](page.md) sentence: more. Then others.\n"
+TEXT = "# Title\n\n* [A list](page.md#a-page)\n\nThe [first](page.md) sentence: more. Then others.\n"
+INDEX = f"<!-- test: daemon -->\n<!-- generated: keys a:B -->\n\n{TEXT}<!-- end of generated -->\n"
 
 
 def test_each_page_is_there_as_plain_markdown_and_llms_txt_lists_them(built, tmp_path):
     done = built(page="# A page\n\n```text\nblock\n```\n\nThis is `run.yaml`. It is short.\n")
     assert done.returncode == 0, done.stderr
     site = tmp_path / "site"
-    assert (site / "index.md").read_text() == INDEX
+    assert (site / "index.md").read_text() == TEXT
     assert (site / "page.html").exists()
     listed = [line for line in (site / "llms.txt").read_text().splitlines() if line]
     assert listed[0] == "# Run Governor"
     assert listed[1].startswith("> A daemon that takes experiment runs")
-    assert listed[2:] == [
+    assert listed[2:] == [  # that of mkdocs.yml, or the first sentence
         "## Start",
-        "- [Title](index.md): The first sentence: more.",
+        "- [Title](index.md): What Run Governor is, and which page answers which question.",
         "## More",
         "- [A page](page.md): This is `run.yaml`.",
     ]
