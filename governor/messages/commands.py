@@ -159,7 +159,7 @@ class StartSimulation(Message, frozen=True):
     `transport` is ``in_process`` or ``ray``. `players` maps players to agents, where the run file does. `chunk`: episodes
     that a runner gets at a time, None: as many as take about a second. `vector` is the number of environments of each
     worker; `max_staleness` is in versions of the weights. `build_seconds` bounds how long an environment or agent takes
-    to be built here, not in a conductor of its own.
+    to be built here, not in a conductor of its own; `return_seconds`, how long a conductor may be unavailable.
     """
 
     phase: int
@@ -184,6 +184,7 @@ class StartSimulation(Message, frozen=True):
     vector: int = 1
     max_staleness: int = 0
     build_seconds: float = 60.0
+    return_seconds: float = 60.0
 
 
 class StartTasks(Message, frozen=True):

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from governor.messages import Made, StartSimulation, StartTasks, TaskSpec
 from governor.run_file.load import Run, parse
 from governor.run_file.model import TASKS
+from governor.runs.liveness import USER_CODE_SECONDS
 
 if TYPE_CHECKING:
     from governor.journal.tables import RunRow
@@ -78,7 +79,12 @@ class Assignment:
             made_agents=tuple(map(self._made_agent, simulate.agent_names)) if inside else (),
             vector=environment.vector,
             build_seconds=self.run.deadlines.start,
+            return_seconds=self.run.deadlines.start + self._seconds_until_replaced(simulate.episode_timeout),
         )
+
+    def _seconds_until_replaced(self, episode_timeout: float | None) -> float:
+        """How long a conductor whose user code holds Python's lock may take to be killed (`liveness.silence_limit`)."""
+        return self.run.deadlines.liveness + max(episode_timeout or 0.0, USER_CODE_SECONDS)
 
     def tasks(self, phase: int, *, done: list[TaskRecord]) -> StartTasks:
         """The command that begins the task graph of a phase."""

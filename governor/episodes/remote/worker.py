@@ -1,7 +1,8 @@
 """A worker of a simulation: a thread that leases one environment, or a vector of them, and has a session with the agent.
 
 Rules:
-1. If the conductor of its environment or agent exits, the worker asks for another one: for `RETURN_SECONDS`.
+1. If the conductor of its environment or agent exits, or its user code holds Python's lock, the worker asks for another one
+   until it is there: its death, its restart, and the build of its environments or its agent take `return_seconds` at most.
 2. After a deadline or a stop, a pending answer may take `SETTLE_SECONDS` more (`episode_worker`); after that the environment
    is released as hung, or the agent's conductor is notified.
 """
@@ -27,8 +28,6 @@ if TYPE_CHECKING:
     from governor.episodes.simulation import Simulation
 
 MAX_ATTEMPTS: Final = 3
-RETURN_SECONDS: Final = 60.0
-"""How long a conductor may be unavailable: its restart, and the build of its environments or its agent."""
 SETTLE_SECONDS: Final = 0.5
 RELEASE_SECONDS: Final = 5.0
 SAVE_SECONDS: Final = 60.0
@@ -239,15 +238,14 @@ class RemoteWorker(ABC):
         """Repeats the request while the conductor is unavailable. Raises NoFreeEnvironment, Stopped, ConductorUnavailable."""
         self._reports.send()  # it may be long; and another environment may have other spaces, so another recorder
         client = self.simulation.link.client
-        asked = control.ask_when_available(client, service, request, seconds=RETURN_SECONDS)
+        seconds = self.simulation.command.return_seconds
+        asked = control.ask_when_available(client, service, request, seconds=seconds)
         try:
             answer = self.simulation.ask(asked).result()
         except CancelledError:
             raise Stopped(service) from None
         except control.UNAVAILABLE as error:
-            raise ConductorUnavailable(
-                f"{service} is not back after {RETURN_SECONDS:g} s: {error}"
-            ) from error
+            raise ConductorUnavailable(f"{service} is not back after {seconds:g} s: {error}") from error
         except RequestError as error:
             raise ConductorUnavailable(str(error)) from error
         match answer:

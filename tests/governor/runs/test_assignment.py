@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+
 from governor.messages import DynamicTimeoutSpec, StartTasks, TaskSpec
 from governor.run_file.load import parse
 from governor.runs.assignment import Assignment
+from governor.runs.liveness import silence_limit
 
 
 def assignment(phase, **run):
@@ -87,3 +90,15 @@ def test_models_are_a_setting_of_the_task_conductor_alone():
     made = assignment({"tasks": [{"id": "a", "call": "m:f"}]}, models=models)
     assert made.settings("tasks") == {"models": models}
     assert made.settings("simulation") == {}
+
+
+@pytest.mark.parametrize("timeout", [None, 5.0, 300.0])
+def test_a_worker_waits_until_a_conductor_that_hangs_with_the_lock_has_been_replaced(timeout):
+    made = assignment(
+        {"simulate": {"environment": "e", "agents": ["a"], "episodes": 1, "episode_timeout": timeout}},
+        conductors={"environments": {"e": {"entry": "m:E"}}, "agents": {"a": {"entry": "m:A"}}},
+        deadlines={"start": "20s", "liveness": "7s"},
+    )
+    limit = silence_limit(made.run, "environment.e", 0)
+    waits = made.simulation(0, done=[]).return_seconds
+    assert waits == (20 + limit if timeout else 87)
