@@ -8,6 +8,7 @@ Rules:
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import TYPE_CHECKING, Final
 
@@ -32,8 +33,20 @@ def verb_of(arguments: Sequence[str]) -> str | None:
     return None
 
 
+def open_streams() -> None:
+    """Opens /dev/null where standard input, output or error is missing, so that no socket or file gets its number."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            opened = os.open(os.devnull, os.O_RDWR)  # it gets the lowest number that is free: this one
+            os.set_inheritable(opened, True)
+            setattr(sys, name, open(opened, "w" if number else "r", closefd=False))  # noqa: SIM115  # open to the end
+
+
 def main() -> None:
     """Runs the command line of this process and exits with its exit code."""
+    open_streams()
     verb = verb_of(sys.argv[1:])
     if verb in GUARDED:
         from governor.processes.guard import start_guard  # noqa: PLC0415  # the guard must hold nothing that it does not need

@@ -42,16 +42,21 @@ class TolerantStream:
 
 
 class TolerantOutput(io.TextIOWrapper):
-    """Standard output or error of user code: a closed terminal, a full disk or a reader that is gone is not its fault."""
+    """Standard output or error of user code: a closed terminal, a full disk or a reader that is gone is not its fault.
+    What closes it does not take it from what runs after.
+    """
 
     def write(self, text: str) -> int:
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, ValueError):  # ValueError: what is below was closed
             return super().write(text)
         return len(text)
 
     def flush(self) -> None:
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, ValueError):
             super().flush()
+
+    def close(self) -> None:
+        self.flush()
 
 
 _replaced: list[object] = []

@@ -27,7 +27,7 @@ VERBS: Final = {
     "init": "init:command",
     "run": "run:command",
     "check": "check:command",
-    "try": "trial:command",
+    "try": "trial.command:command",
     "serve": "serve:command",
     "submit": "submit:submit",
     "watch": "watch:command",

@@ -4,6 +4,7 @@ Rules:
 1. Seed, values, the checks of values and the order of act and learn are those of the run, with a single worker and without a vector.
 2. What user code raises leaves `play` as it is: here it is not the end of an episode among others.
 3. Nothing has a deadline: a debugger takes the time that it takes.
+4. The environment is there until `close`: a debugger looks at it after the end.
 """
 
 from __future__ import annotations
@@ -70,6 +71,7 @@ class ForegroundEpisode:
         self._agents = local_agent.of_phase(command, run_seed=command.seed, run_folder=folder)
         self._context = ExecutionContext(number=0, owner=0, agent=command.agents[0])
         self._record: EpisodeRecord | None = None
+        self._worker: LocalEpisodeWorker | None = None
 
     @property
     def where(self) -> str:
@@ -93,13 +95,16 @@ class ForegroundEpisode:
         return self._play(_PlayersWorker(self, self._context, self._agents, self._made, built=built))
 
     def _play(self, worker: LocalEpisodeWorker) -> EpisodeRecord:
+        self._worker = worker
         worker.play_all()
-        where = self._context.where
-        worker.close()
-        self._context.where = where
         if self._record is None:
             raise ConductorError("the episode was not played")
         return self._record
+
+    def close(self) -> None:
+        """Closes the environment. Raises what its `close` raises."""
+        if self._worker is not None:
+            self._worker.close()
 
     # -- EpisodeSource ----------------------------------------------------------------------------------------
 
@@ -146,6 +151,12 @@ class _Worker(LocalEpisodeWorker):
         if outcome in COMPLETE and trains:
             self._end_training_episode(slot.context)
         return outcome, ""
+
+    def _close(self, slot: LocalSlot) -> None:
+        environment, slot.environment = slot.environment, None
+        close = getattr(environment, "close", None)
+        if close is not None:
+            close()
 
 
 class _PlayersWorker(_Worker, ParallelWorker):

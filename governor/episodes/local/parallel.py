@@ -101,6 +101,7 @@ class ParallelWorker(LocalEpisodeWorker):
         environment, self._built = self._built, None
         if environment is None:
             environment = make_environment(made.entry, made.params)
+        slot.environment = environment
         try:
             assignment = self._assign_agents(_players_of(environment))
             known = {player: _spaces_of(environment, player) for player in assignment}
@@ -113,7 +114,6 @@ class ParallelWorker(LocalEpisodeWorker):
             player: self._join(player, assignment[player], *known[player]) for player in assignment
         }
         context.leave()
-        slot.environment = environment
         slot.recorder = self._recorder_of(self._number, columns)
 
     def _assign_agents(self, players: list[str]) -> dict[str, str]:

@@ -193,13 +193,13 @@ class LocalEpisodeWorker:
         environment: Any = make_environment(self._made.entry, self._made.params)
         if hasattr(environment, "possible_agents"):
             raise SeveralPlayers(environment)
+        slot.environment = environment
         self._observation, action = spaces.of_environment(environment, entry=self._made.entry)
         context.where = JOIN
         self._agent.join(self._number, self._observation, action)
         self._plain = isinstance(action, spaces.Discrete)
         self._observed = observer(self._observation)
         context.leave()
-        slot.environment = environment
         slot.step = stepper(environment, self._observed, plain=self._plain)
         slot.recorder = self._simulation.recorder(context.number, self._observation, action)
 

@@ -5,14 +5,16 @@ Rules:
    leaves `play` as it is.
 2. Prompts are shown before the model is asked, its answers before the environment's step.
 3. Calls of the environment have no deadline; those of the model and of environments over HTTP have their own.
+4. The environment is there until `close`: a debugger looks at it after the end.
 """
 
 from __future__ import annotations
 
 import asyncio
+import inspect
 import json
 import time
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from governor.episodes.rules.evaluation import entropy
 from governor.episodes.rules.seeds import episode_seed
@@ -27,10 +29,15 @@ from governor.episodes.text.sessions import TextSession
 from governor.errors import ConductorError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from governor.episodes.text.chat_model import Answer, ChatModel
     from governor.episodes.text.environments.environment import Message, TextStep
     from governor.episodes.text.episode import TextEpisodeRecord
     from governor.messages import StartSimulation
+
+CLOSE_SECONDS: Final = 5.0
+"""How long what still runs at the end may take to be cancelled."""
 
 
 class Show(Protocol):
@@ -41,25 +48,51 @@ class Show(Protocol):
     def step(self, number: int, reward: float) -> None: ...
 
 
-def seed_of(command: StartSimulation, index: int) -> int:
-    """That of the run."""
-    return episode_seed(command.seed, *entropy(index, command))
+class ForegroundConversation:
+    """One episode of the command's phase."""
 
+    def __init__(self, command: StartSimulation, index: int, *, show: Show) -> None:
+        self.seed = episode_seed(command.seed, *entropy(index, command))
+        """That of the run."""
+        self._command = command
+        self._index = index
+        self._show = show
+        self._environment: _Environment | None = None
+        self._loop = asyncio.new_event_loop()  # not asyncio.run, which would hold Ctrl-C back from user code
+        self._playing: asyncio.Task[TextEpisodeRecord] | None = None
 
-def play(command: StartSimulation, index: int, *, show: Show) -> TextEpisodeRecord:
-    """Raises what an environment in Python raises, and ConductorError for what cannot be built, with that as its cause."""
-    made = command.made_environment
-    if made is None or not command.made_agents:
-        raise ConductorError("the command does not say what its environment and agent are made of")
-    environment = None if is_over_http(made.entry) else _Environment(child.make(made.entry, made.params))
-    loop = asyncio.new_event_loop()  # not asyncio.run, which would hold Ctrl-C back from user code
-    try:
-        record = loop.run_until_complete(_play(command, index, environment, show))
-    finally:
-        loop.close()
-    if environment is not None and environment.raised is not None:
-        raise environment.raised
-    return record
+    def play(self) -> TextEpisodeRecord:
+        """Raises what an environment in Python raises, and ConductorError for what cannot be built, with that as its cause."""
+        command = self._command
+        made = command.made_environment
+        if made is None or not command.made_agents:
+            raise ConductorError("the command does not say what its environment and agent are made of")
+        if not is_over_http(made.entry):
+            self._environment = _Environment(child.make(made.entry, made.params))
+        self._playing = self._loop.create_task(_play(command, self._index, self._environment, self._show))
+        record = self._loop.run_until_complete(self._playing)
+        if self._environment is not None and self._environment.raised is not None:
+            raise self._environment.raised
+        return record
+
+    def close(self) -> None:
+        """Ends what Ctrl-C has left, and closes the environment. Raises what its `close` raises."""
+        loop = self._loop
+        loop.set_exception_handler(lambda *_: None)  # what is cancelled has no reader
+        try:
+            if self._playing is not None and not self._playing.done():
+                self._cancel([self._playing])
+            if self._environment is not None:
+                loop.run_until_complete(self._environment.close())
+        finally:
+            self._cancel(asyncio.all_tasks(loop))
+            loop.run_until_complete(loop.shutdown_asyncgens())
+            loop.close()
+
+    def _cancel(self, tasks: Iterable[asyncio.Task[Any]]) -> None:
+        cancelled = [task for task in tasks if task.cancel()]
+        if cancelled:
+            self._loop.run_until_complete(asyncio.wait(cancelled, timeout=CLOSE_SECONDS))
 
 
 async def _play(
@@ -79,7 +112,7 @@ async def _play(
         base_url=None if environment else made.entry,
         local_env=environment,
         episode=index,
-        seed=seed_of(command, index),
+        seed=episode_seed(command.seed, *entropy(index, command)),
         headers=headers_of(server),
     )
     interactor = Interactor(
@@ -100,8 +133,6 @@ async def _play(
     finally:
         await interactor.aclose()
         await model.aclose()
-        if environment is not None:
-            await environment.aclose()
     return interactor.episodes[0]
 
 
@@ -114,23 +145,34 @@ class _Environment:
 
     async def reset(self, *, seed: int, timeout: float) -> None:  # noqa: ARG002, ASYNC109  # rule 3
         if callable(getattr(self._environment, "reset", None)):
-            self._call("reset", seed)
+            await self._call("reset", seed)
 
     async def get_task_prompt(self, *, timeout: float) -> list[Message]:  # noqa: ARG002, ASYNC109  # rule 3
-        return prompt_of(self._call("get_task_prompt"))
+        return prompt_of(await self._call("get_task_prompt"))
 
     async def step(self, action: str, *, key: str, timeout: float) -> TextStep:  # noqa: ARG002, ASYNC109  # rule 3
-        return step_of(self._call("step", action))
+        return step_of(await self._call("step", action))
 
     async def aclose(self) -> None:
-        if callable(getattr(self._environment, "close", None)) and self.raised is None:
-            self._call("close")
+        """Rule 4."""
 
-    def _call(self, name: str, *arguments: Any) -> Any:
-        """Through JSON, as from a process of its own."""
+    async def close(self) -> None:
+        """Raises what its `close` raises."""
+        close = getattr(self._environment, "close", None)
+        if callable(close) and inspect.isawaitable(closing := close()):
+            await closing
+
+    async def _call(self, name: str, *arguments: Any) -> Any:
+        """Through JSON, as from a process of its own. An async method runs here, so that its tasks run on between calls."""
         try:
-            data = json.dumps(child.call(self._environment, name, *arguments), default=child.plain).encode()
+            value = child.begun(self._environment, name, *arguments)
+            if inspect.isawaitable(value):
+                value = await value
+            data = json.dumps(child.shaped(name, value), default=child.plain).encode()
         except BaseException as error:
+            task = asyncio.current_task()
+            if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
+                raise
             self.raised = error
             raise EnvironmentFault(f"{name}: {type(error).__name__}") from error
         return decoded(data, where=name)

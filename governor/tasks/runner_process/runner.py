@@ -14,6 +14,7 @@ Rules:
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -214,6 +215,7 @@ class Serving:
                 returned = calls.call_it(target, args=args, offers=offers)
             finally:
                 self._cancellation.ticket = 0
+                _flush_output()
             ended = time.monotonic()
             if self._forked:
                 self._leave(0)
@@ -332,6 +334,13 @@ def _take_output(sock: socket.socket) -> None:
     for descriptor in descriptors:
         logs.share_output(descriptor)
         os.close(descriptor)
+
+
+def _flush_output() -> None:
+    """What a task has printed is in the log before its end is, and apart from the next one's."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            stream.flush()
 
 
 def _copy(plain: Any) -> Any:

@@ -115,10 +115,20 @@ def make(made: Any, params: dict[str, Any]) -> Any:
 
 def call(environment: Any, name: str, *arguments: Any) -> Any:
     """The result of its method, sync or async; of a step as a mapping. Raises what the method raises."""
+    return shaped(name, _finished(begun(environment, name, *arguments)))
+
+
+def begun(environment: Any, name: str, *arguments: Any) -> Any:
+    """What its method returns: an awaitable if it is async."""
     if name == "reset":
-        _finished(environment.reset(seed=arguments[0]))
+        return environment.reset(seed=arguments[0])
+    return getattr(environment, name)(*arguments)
+
+
+def shaped(name: str, value: Any) -> Any:
+    """The result of its method as `call` returns it."""
+    if name == "reset":
         return None
-    value = _finished(getattr(environment, name)(*arguments))
     if name == "step" and isinstance(value, tuple | list) and len(value) == len(STEP_NAMES):
         return dict(zip(STEP_NAMES, value, strict=True))
     return value

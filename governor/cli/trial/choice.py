@@ -84,12 +84,15 @@ def episode_of(
     count = _episodes(run.phases[index])
     if not 0 <= chosen < count:
         raise UsageError(f"phase {phase!r} has {_range('episode', count)}, not {chosen}")
+    speaks = is_language_model(command.made_agents[0].entry)
+    if speaks and states:
+        raise UsageError(f"--state: a language model plays phase {phase!r}, which has no state")
     command = _with_states(command, states)
     return EpisodeTrial(
         command=command,
         index=chosen,
         timeout=simulate.episode_timeout,
-        speaks=is_language_model(command.made_agents[0].entry),
+        speaks=speaks,
     )
 
 
@@ -101,7 +104,7 @@ def choices(run: Run) -> list[str]:
             found.append(f"--phase {phase.name} --episode N   ({_range('episode', _episodes(phase))})")
         for task in phase.tasks:
             found.append(f"--task {task.id}{_repeats(task)}")  # noqa: PERF401  # beside the other kind
-    more = [f"... and {len(found) - SHOWN} more tasks"] if len(found) > SHOWN else []
+    more = [f"... and {len(found) - SHOWN} more"] if len(found) > SHOWN else []
     return found[:SHOWN] + more
 
 

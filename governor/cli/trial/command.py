@@ -10,29 +10,30 @@ Rules:
 
 from __future__ import annotations
 
-import bdb
 import contextlib
 import os
 import shutil
-import sys
 import tempfile
-import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from governor.cli.trial import failure, output
+from governor.cli.trial.failure import Signalled
+from governor.cli.trial.output import note, say
 from governor.errors import ConductorError, ExitCode, UsageError, text_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from governor.cli.trial_choice import EpisodeTrial, TaskTrial
-    from governor.episodes.local.foreground import Step
+    from governor.cli.trial.choice import EpisodeTrial, TaskTrial
+    from governor.episodes.local.foreground import ForegroundEpisode, Step
+    from governor.episodes.text.foreground import ForegroundConversation
     from governor.messages import EpisodeOutcome
 
-OURS: Final = f"{Path(__file__).parents[1]}{os.sep}"
-"""Frames of these files are not shown, nor are those of Python's import."""
+SCRATCH: Final = "scratch"
+"""In a new run folder, for values of tasks."""
 _Failure = tuple[str, BaseException]
 
 
@@ -78,7 +79,7 @@ def command(
 ) -> None:
     """Run one task, or play one episode, of the run FILE here in the terminal: with prints, breakpoints and full tracebacks."""
     from governor import logs  # noqa: PLC0415  # not for --help
-    from governor.cli import trial_choice  # noqa: PLC0415  # as above
+    from governor.cli.trial import choice  # noqa: PLC0415  # as above
     from governor.processes import user_folder  # noqa: PLC0415  # as above
     from governor.run_file import check_language_models, load  # noqa: PLC0415  # as above
 
@@ -87,28 +88,43 @@ def command(
     examined = load.examine(file)
     run, home = examined.run(), str(examined.folder)
     if task is None and phase is None:
-        listed = "\n".join(f"  {line}" for line in trial_choice.choices(run))
+        listed = "\n".join(f"  {line}" for line in choice.choices(run))
         raise UsageError(f"say which task or episode of {file}:\n{listed}")
     _check_options(
         task, number=number, folder=folder, of_episodes=episode is not None or steps or bool(states)
     )
+    if pdb and not _has_input():
+        raise UsageError("--pdb: there is nobody to ask, standard input is closed or /dev/null")
     if task is not None:
-        chosen = trial_choice.task_of(run, home, task, phase=phase, number=number)
-        logs.configure(log_format="console", level="info")
-        user_folder.enter(home)
-        with _run_folder(folder) as run_folder:
-            failure = _run_task(chosen, models=run.models, run_folder=run_folder)
-        code = ExitCode.DONE
+        chosen = choice.task_of(run, home, task, phase=phase, number=number)
     else:
-        played = trial_choice.episode_of(run, home, phase or "", number=episode, states=_files(states))
+        played = choice.episode_of(run, home, phase or "", number=episode, states=_files(states))
         if played.speaks:
             examined.with_faults(check_language_models.missing_keys(examined.document.data, os.environ)).run()
-        logs.configure(log_format="console", level="info")
-        user_folder.enter(home)
-        code, failure = _play(played, steps=steps)
-    if failure is not None:
-        code = _show_failure(*failure, pdb=pdb)
+    output.take()
+    logs.configure(log_format="console", level="info")
+    failure.end_by_signals()
+    user_folder.enter(home)
+    with (
+        contextlib.ExitStack() as stack
+    ):  # all is there until the traceback is shown and the debugger is left
+        if task is not None:
+            raised = _run_task(chosen, stack, models=run.models, given=folder)
+            code = int(ExitCode.DONE)
+        else:
+            code, raised = _play(played, stack, steps=steps)
+        if raised is not None:
+            code = failure.show(*raised, pdb=pdb)
     ctx.exit(code)
+
+
+def _has_input() -> bool:
+    try:
+        return not os.path.samestat(
+            os.fstat(0), Path(os.devnull).stat()
+        )  # a closed one is replaced by it, too
+    except OSError:
+        return False
 
 
 def _check_options(task: str | None, *, number: int | None, folder: Path | None, of_episodes: bool) -> None:
@@ -122,36 +138,73 @@ def _check_options(task: str | None, *, number: int | None, folder: Path | None,
 
 def _files(states: tuple[str, ...]) -> Mapping[str, str]:
     """The files by agent, "" without a name; found from the current folder."""
+    from governor.episodes.records import state_file  # noqa: PLC0415  # not for --help
+
     found = {}
     for given in states:
         agent, _, file = given.rpartition("=")
         path = Path(file).absolute()
         if not path.is_file():
             raise UsageError(f"--state: there is no file {path}")
+        try:
+            state_file.load(path)
+        except ConductorError as error:
+            raise UsageError(f"--state: {error.reason}") from error
         found[agent] = str(path)
     return found
 
 
 @contextlib.contextmanager
-def _run_folder(given: Path | None) -> Iterator[Path]:
-    """The given folder, or a new one that is removed if it is empty at the end."""
-    if given is not None:
-        yield given
-        return
+def _new_folder(*, keeps: bool) -> Iterator[Path]:
+    """A new folder that is removed at the end; with `keeps` only if a task has written to it, beside `SCRATCH`.
+
+    A child that user code has forked does not remove it.
+    """
+    ours = os.getpid()
     folder = Path(tempfile.mkdtemp(prefix="governor-try-"))
     try:
         yield folder
     finally:
-        if any(folder.iterdir()):
-            _note(f"the task has written to its run folder, {folder}")
-        else:
-            folder.rmdir()
+        if os.getpid() == ours:
+            shutil.rmtree(folder / SCRATCH if keeps else folder, ignore_errors=True)
+            if not _is_empty(folder):
+                note(f"the task has written to its run folder, {folder}")
+            else:
+                with contextlib.suppress(OSError):
+                    folder.rmdir()
+
+
+def _is_empty(folder: Path) -> bool:
+    """Also if it was removed; `SCRATCH` does not count."""
+    try:
+        return all(each.name == SCRATCH for each in folder.iterdir())
+    except OSError:
+        return True
+
+
+@contextlib.contextmanager
+def _closed_after(episode: ForegroundEpisode | ForegroundConversation) -> Iterator[None]:
+    """Closes its environment, but not in a child that user code has forked."""
+    ours = os.getpid()
+    try:
+        yield
+    finally:
+        if os.getpid() == ours:
+            try:
+                episode.close()
+            except (KeyboardInterrupt, Signalled) as error:
+                raise click.exceptions.Exit(failure.show("environment.close", error, pdb=False)) from None
+            except (Exception, SystemExit) as error:  # noqa: BLE001  # user code's
+                note("environment.close: it raised; in a run this has no effect")
+                failure.show_traceback(error)
 
 
 # -- a task -------------------------------------------------------------------------------------------------
 
 
-def _run_task(chosen: TaskTrial, *, models: tuple[Any, ...], run_folder: Path) -> _Failure | None:
+def _run_task(
+    chosen: TaskTrial, stack: contextlib.ExitStack, *, models: tuple[Any, ...], given: Path | None
+) -> _Failure | None:
     """Shows what it returns; or where and what it raised."""
     from rich.pretty import pretty_repr  # noqa: PLC0415  # not for --help
 
@@ -159,7 +212,9 @@ def _run_task(chosen: TaskTrial, *, models: tuple[Any, ...], run_folder: Path) -
     from governor.tasks.runner_process.foreground import ForegroundTasks  # noqa: PLC0415  # as above
     from governor.units import durations  # noqa: PLC0415  # as above
 
-    scratch = Path(tempfile.mkdtemp(prefix="governor-try-"))
+    folder = stack.enter_context(_new_folder(keeps=given is None))
+    run_folder = given or folder
+    (scratch := folder / SCRATCH).mkdir()
     place = ""
     try:
         tasks = ForegroundTasks(chosen.command, models=models, run_folder=run_folder, scratch=scratch)
@@ -167,28 +222,23 @@ def _run_task(chosen: TaskTrial, *, models: tuple[Any, ...], run_folder: Path) -
         for needed in before:
             for run in range(needed.repeat):
                 place = _name(needed.id, run, needed.repeat)
-                _note(f"{place}, on which {chosen.task} depends")
+                note(f"{place}, on which {chosen.task} depends")
                 tasks.run(needed, run)
         place = _name(task.id, chosen.run, task.repeat)
         if before:
-            _note(place)
+            note(place)
         returned = tasks.run(task, chosen.run)
     except (Exception, SystemExit, KeyboardInterrupt) as error:  # noqa: BLE001  # user code's
-        if str(run_folder) in text_of(error) and not any(run_folder.iterdir()):
-            _note("its run folder is new and empty here: `--folder` gives it that of a run")
+        if given is None and str(folder) in text_of(error) and _is_empty(folder):
+            note("its run folder is new and empty here: `--folder` gives it that of a run")
         return place, error
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
-    sys.stdout.flush()
     width = shutil.get_terminal_size().columns
-    click.echo(pretty_repr(returned.value, max_width=width, max_length=20, max_string=1000))
+    say(pretty_repr(returned.value, max_width=width, max_length=20, max_string=1000))
     if returned.metrics:
-        click.echo(
-            "metrics: " + ", ".join(f"{name} {number(value)}" for name, value in returned.metrics.items())
-        )
+        say("metrics: " + ", ".join(f"{name} {number(value)}" for name, value in returned.metrics.items()))
     if returned.payload:
-        click.echo(f"payload: {returned.payload} bytes")
-    _note(f"{place} returned after {durations.text(returned.seconds)}")
+        say(f"payload: {returned.payload} bytes")
+    note(f"{place} returned after {durations.text(returned.seconds)}")
     _note_timeout(returned.seconds, chosen.timeout, "timeout")
     return None
 
@@ -202,44 +252,48 @@ def _note_timeout(seconds: float, timeout: float | None, key: str) -> None:
 
     if timeout is not None and seconds > timeout:
         limit = durations.text(timeout)
-        _note(f"that is longer than its {key} of {limit}: in a run it would be timed out, here nothing is")
+        note(f"that is longer than its {key} of {limit}: in a run it would be timed out, here nothing is")
 
 
 # -- an episode ---------------------------------------------------------------------------------------------
 
 
-def _play(chosen: EpisodeTrial, *, steps: bool) -> tuple[ExitCode, _Failure | None]:
-    """Shows how it ended; or where and what it raised."""
-    return _play_text(chosen) if chosen.speaks else _play_numbers(chosen, steps=steps)
+def _play(
+    chosen: EpisodeTrial, stack: contextlib.ExitStack, *, steps: bool
+) -> tuple[ExitCode, _Failure | None]:
+    """Shows how it ended; or where and what it raised. The environment is closed with the stack."""
+    return _play_text(chosen, stack) if chosen.speaks else _play_numbers(chosen, stack, steps=steps)
 
 
-def _play_numbers(chosen: EpisodeTrial, *, steps: bool) -> tuple[ExitCode, _Failure | None]:
+def _play_numbers(
+    chosen: EpisodeTrial, stack: contextlib.ExitStack, *, steps: bool
+) -> tuple[ExitCode, _Failure | None]:
     from governor.episodes.local.foreground import ForegroundEpisode  # noqa: PLC0415  # not for --help
 
-    folder = Path(tempfile.mkdtemp(prefix="governor-try-"))
+    folder = stack.enter_context(_new_folder(keeps=False))
     command, place = chosen.command, f"episode {chosen.index}"
+    show = _StepTable() if steps else _show_nothing
+    episode = ForegroundEpisode(command, chosen.index, folder=folder, show=show)
+    stack.enter_context(_closed_after(episode))
+    _note_episode(chosen, episode.seed, learns=episode.trains(chosen.index))
     try:
-        show = _StepTable() if steps else _show_nothing
-        episode = ForegroundEpisode(command, chosen.index, folder=folder, show=show)
-        _note_episode(chosen, episode.seed, learns=episode.trains(chosen.index))
-        try:
-            record = episode.play()
-        except (Exception, SystemExit, KeyboardInterrupt) as error:  # noqa: BLE001  # user code's
-            where = f", {episode.where}" if episode.where else ""
-            return ExitCode.DONE, (f"{place}, step {episode.steps + 1}{where}", error)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        record = episode.play()
+    except (Exception, SystemExit, KeyboardInterrupt) as error:  # noqa: BLE001  # user code's
+        where = f", {episode.where}" if episode.where else ""
+        return ExitCode.DONE, (f"{place}, step {episode.steps + 1}{where}", error)
     _show_end(record.outcome, record.reason, record.value, record.steps, record.seconds, record.values)
     _note_timeout(record.seconds, chosen.timeout, "episode_timeout")
     return ExitCode.DONE, None
 
 
-def _play_text(chosen: EpisodeTrial) -> tuple[ExitCode, _Failure | None]:
-    from governor.episodes.text import foreground  # noqa: PLC0415  # half a second
+def _play_text(chosen: EpisodeTrial, stack: contextlib.ExitStack) -> tuple[ExitCode, _Failure | None]:
+    from governor.episodes.text.foreground import ForegroundConversation  # noqa: PLC0415  # half a second
 
-    _note_episode(chosen, foreground.seed_of(chosen.command, chosen.index), learns=False)
+    episode = ForegroundConversation(chosen.command, chosen.index, show=_Conversation())
+    stack.enter_context(_closed_after(episode))
+    _note_episode(chosen, episode.seed, learns=False)
     try:
-        record = foreground.play(chosen.command, chosen.index, show=_Conversation())
+        record = episode.play()
     except (Exception, SystemExit, KeyboardInterrupt) as error:  # noqa: BLE001  # user code's
         return ExitCode.DONE, (f"episode {chosen.index}", error)
     _show_end(record.outcome, record.reason, record.total_reward, record.steps, record.seconds, {})
@@ -254,7 +308,7 @@ def _note_episode(chosen: EpisodeTrial, seed: int, *, learns: bool) -> None:
     mode = "the agent learns" if learns else "the agent does not learn"
     if chosen.speaks:
         mode = "a language model plays"
-    _note(f"episode {chosen.index} of phase {command.name}: {evaluated}seed {seed}, {mode}")
+    note(f"episode {chosen.index} of phase {command.name}: {evaluated}seed {seed}, {mode}")
 
 
 def _show_end(  # noqa: PLR0917  # a line of six words
@@ -268,10 +322,9 @@ def _show_end(  # noqa: PLR0917  # a line of six words
     from governor.cli.lines import clean, number  # noqa: PLC0415  # not for --help
     from governor.units import durations  # noqa: PLC0415  # as above
 
-    sys.stdout.flush()
     each = f" ({', '.join(f'{name} {number(one)}' for name, one in values.items())})" if values else ""
     text = f"{outcome} after {steps} steps, return {number(value)}{each}, {durations.text(seconds)}"
-    click.echo(f"{text}: {clean(reason)}" if reason else text)
+    say(f"{text}: {clean(reason)}" if reason else text)
 
 
 def _show_nothing(step: Step) -> None:
@@ -279,28 +332,20 @@ def _show_nothing(step: Step) -> None:
 
 
 class _StepTable:
-    """A line for each step; a header before the first one. A reader that goes away (``| head``) is not the episode's fault."""
+    """A line for each step; a header before the first one."""
 
     def __init__(self) -> None:
         self._has_header = False
 
     def __call__(self, step: Step) -> None:
-        from governor.cli import drop_output  # noqa: PLC0415  # it imports this module on demand
-
-        try:
-            self._print(step)
-        except BrokenPipeError:
-            drop_output()
-
-    def _print(self, step: Step) -> None:
         player = f"{_short(step.player, 12):<13}" if step.player else ""
         if not self._has_header:
             self._has_header = True
             name = f"{'player':<13}" if step.player else ""
-            click.echo(f"{'step':>5}  {name}{'observation':<33} {'action':<14} {'reward':>9}")
+            say(f"{'step':>5}  {name}{'observation':<33} {'action':<14} {'reward':>9}")
         end = "  terminated" if step.terminated else "  truncated" if step.truncated else ""
         seen, done = _short(step.observation, 33), _short(step.action, 14)
-        click.echo(f"{step.number:>5}  {player}{seen:<33} {done:<14} {step.reward:>9.4g}{end}")
+        say(f"{step.number:>5}  {player}{seen:<33} {done:<14} {step.reward:>9.4g}{end}")
 
 
 def _short(value: Any, width: int) -> str:
@@ -319,53 +364,7 @@ class _Conversation:
     """A `foreground.Show`."""
 
     def message(self, message: Mapping[str, Any]) -> None:
-        sys.stdout.flush()
-        click.echo(f"{message['role']}: {message.get('content')}")
+        say(f"{message['role']}: {message.get('content')}")
 
     def step(self, number: int, reward: float) -> None:
-        sys.stdout.flush()
-        click.echo(f"-- step {number}, reward {reward:.4g}")
-
-
-# -- what user code raises ----------------------------------------------------------------------------------
-
-
-def _show_failure(place: str, error: BaseException, *, pdb: bool) -> ExitCode:
-    """Prints the traceback; the exit code."""
-    if isinstance(error, ConductorError) and error.__cause__ is not None:
-        place, error = error.reason.partition(": ")[0], error.__cause__
-    if isinstance(error, bdb.BdbQuit):
-        _note(f"{place}: the debugger was left")
-        return ExitCode.INTERRUPTED
-    frames = _without_ours(error)
-    sys.stdout.flush()
-    if isinstance(error, ConductorError):  # the fault of a value, not raised by user code
-        click.echo(f"governor: error: {error.reason}", err=True)
-        return ExitCode.RUN_ENDED_BADLY
-    interrupted = isinstance(error, KeyboardInterrupt)
-    _note(f"{place}: {'interrupted' if interrupted else 'it raised'}")
-    click.echo("".join(frames.format()).rstrip(), err=True)
-    if pdb and not interrupted:
-        import pdb as debugger  # noqa: PLC0415, T100  # asked for
-
-        debugger.post_mortem(error.__traceback__)
-    return ExitCode.INTERRUPTED if interrupted else ExitCode.RUN_ENDED_BADLY
-
-
-def _without_ours(error: BaseException) -> traceback.TracebackException:
-    shown = traceback.TracebackException.from_exception(error)
-    todo: list[traceback.TracebackException | None] = [shown]
-    while todo:
-        one = todo.pop()
-        if one is not None:
-            users = [
-                frame for frame in one.stack if not frame.filename.startswith((OURS, "<frozen importlib"))
-            ]
-            one.stack = traceback.StackSummary.from_list(users)
-            todo += [one.__cause__, one.__context__, *(one.exceptions or ())]
-    return shown
-
-
-def _note(text: str) -> None:
-    sys.stdout.flush()
-    click.echo(f"governor: {text}", err=True)
+        say(f"-- step {number}, reward {reward:.4g}")
