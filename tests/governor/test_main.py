@@ -1,6 +1,9 @@
 import json
+import os
 import subprocess
 import sys
+import tempfile
+from pathlib import Path
 
 import click
 import pytest
@@ -54,3 +57,30 @@ def test_every_verb_has_its_place_and_help():
         assert command.name == name
         assert command.help
         assert len(command.short_help or "") <= 45, "in `governor --help` it has room in 60 columns"
+
+
+@pytest.mark.parametrize("missing", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_a_missing_stream_gets_no_descriptor_of_something_else(missing):
+    program = (
+        "import os, sys\nfrom governor.__main__ import open_streams\nopen_streams()\n"
+        "assert all(os.path.exists(f'/proc/self/fd/{number}') for number in range(3))\n"
+        "print('x', file=sys.stderr)\nsys.exit(os.dup(0) < 3)"
+    )
+    command = ["sh", "-c", f'exec "$0" -c "$1" {missing}', sys.executable, program]
+    assert subprocess.run(command, check=False).returncode == 0
+
+
+@pytest.mark.ray
+def test_a_run_without_standard_error_has_its_end():
+    with tempfile.TemporaryDirectory(prefix="gov-") as short:  # sockets are below it
+        folder = Path(short)
+        (folder / "run.yaml").write_text(
+            "name: x\nphases: [{name: x, tasks: [{id: x, call: 'textwrap:dedent', args: {text: x}}]}]\n"
+        )
+        environ = {**os.environ, "HOME": short, "XDG_STATE_HOME": short, "TMPDIR": short}
+        command = ["sh", "-c", 'exec "$0" -m governor run run.yaml 2>&-', sys.executable]
+        done = subprocess.run(
+            command, cwd=short, env=environ, check=False, stdout=subprocess.PIPE, timeout=120
+        )
+        assert done.returncode == 0, done.stdout
+        assert not list(folder.glob("governor-*"))
