@@ -120,3 +120,21 @@ def test_printing_to_a_terminal_that_is_gone_is_no_fault():
     )
     os.close(writing)
     assert (done.returncode, done.stdout, done.stderr) == (5, b"", b"")
+
+
+CLOSED = """
+import os, sys
+from governor import logs
+logs.share_output(int(sys.argv[1]))
+print("first", end="")
+sys.stdout.close()
+sys.stderr.detach()
+print(" second")
+print("lost", file=sys.stderr)
+os._exit(5)
+"""
+
+
+def test_a_stream_that_is_closed_serves_what_runs_after():
+    done = subprocess.run([sys.executable, "-c", CLOSED, "1"], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (5, "first second\n"), done.stderr

@@ -1,6 +1,8 @@
 """`governor try` with a language model: the conversation is shown; an environment in Python is in the process of the verb."""
 
 import os
+import signal
+import socket
 import subprocess
 import sys
 from contextlib import ExitStack
@@ -11,6 +13,8 @@ import pytest
 REPOSITORY = Path(__file__).parents[3]
 GAMES = REPOSITORY / "examples" / "text_game"
 CODE = '''
+import asyncio, threading
+
 class Game:
     """Guess a number from 1 to 100."""
     def __init__(self, number, fault=""):
@@ -21,12 +25,25 @@ class Game:
     def get_task_prompt(self):
         return self.messages
     def step(self, action):
-        if self.fault:
+        if self.fault == "x":
             raise ValueError(action)
         guess = int(action)
         said = "Higher." if guess < self.number else "Lower." if guess > self.number else "Yes!"
         self.messages += [{"role": "assistant", "content": action}, {"role": "user", "content": said}]
         return float(guess == self.number), guess == self.number, False, {}
+    def close(self):
+        print("closed")
+        if self.fault == "close":
+            raise RuntimeError("it does not close")
+
+class Later(Game):
+    async def step(self, action):
+        assert threading.current_thread() is threading.main_thread()
+        await asyncio.sleep(0)
+        return super().step(action)
+    async def close(self):
+        await asyncio.sleep(0)
+        super().close()
 '''
 RUN = """\
 name: talk
@@ -56,21 +73,30 @@ def serve():
         yield start
 
 
-def governor(folder, environment, model, code=0):
+def write(folder, environment, model):
     (folder / "run.yaml").write_text(RUN.replace("ENVIRONMENT", environment).replace("MODEL", model))
     (folder / "talk_code.py").write_text(CODE)
-    done = subprocess.run(
+
+
+def start(folder):
+    return subprocess.Popen(
         [sys.executable, "-m", "governor", "try", "run.yaml", "--phase", "play", "--episode", "3"],
         cwd=folder, env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
-        check=False, capture_output=True, text=True, timeout=60,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
-    assert done.returncode == code, done.stderr
-    return done
+
+
+def governor(folder, environment, model, code=0):
+    write(folder, environment, model)
+    with start(folder) as process:
+        out, err = process.communicate(timeout=60)
+    assert process.returncode == code, err
+    return subprocess.CompletedProcess(process.args, code, out, err)
 
 
 def test_an_environment_in_python(tmp_path, serve):
     done = governor(tmp_path, '{entry: "talk_code:Game", params: {number: 38}}', serve("model_server.py"))
-    first, *conversation, last = done.stdout.splitlines()
+    first, *conversation, last, closed = done.stdout.splitlines()
     assert first.startswith("seed ")
     assert first.removeprefix("seed ") in done.stderr
     assert conversation == [
@@ -94,12 +120,13 @@ def test_an_environment_in_python(tmp_path, serve):
         "-- step 6, reward 1",
     ]
     assert last.startswith("terminated after 6 steps, return 1, ")
+    assert closed == "closed"
 
 
 def test_its_traceback(tmp_path, serve):
     environment = '{entry: "talk_code:Game", params: {number: 38, fault: x}}'
     done = governor(tmp_path, environment, serve("model_server.py"), code=1)
-    assert done.stdout.endswith("assistant: 50\n")
+    assert done.stdout.endswith("assistant: 50\nclosed\n")
     assert done.stderr.endswith("raise ValueError(action)\nValueError: 50\n")
     assert "governor/episodes" not in done.stderr
 
@@ -111,3 +138,40 @@ def test_an_environment_behind_a_server_and_a_model_that_does_not_answer(tmp_pat
     assert "terminated after " in done.stdout.splitlines()[-1]
     done = governor(tmp_path, environment, "http://127.0.0.1:9", code=1)
     assert done.stdout.splitlines()[-1].startswith("failed after 0 steps")
+
+
+def test_an_async_environment_is_in_the_callers_thread(tmp_path, serve):
+    model = serve("model_server.py")
+    done = governor(tmp_path, '{entry: "talk_code:Later", params: {number: 38}}', model)
+    assert done.stdout.splitlines()[-2].startswith("terminated after 6 steps, return 1, ")
+    assert done.stdout.endswith("\nclosed\n")
+    done = governor(tmp_path, '{entry: "talk_code:Later", params: {number: 38, fault: x}}', model, code=1)
+    assert done.stderr.count("  File ") == 2, done.stderr
+
+
+def test_a_close_that_raises_has_no_effect(tmp_path, serve):
+    environment = '{entry: "talk_code:Game", params: {number: 50, fault: close}}'
+    done = governor(tmp_path, environment, serve("model_server.py"))
+    assert "terminated after 1 steps" in done.stdout
+    assert "environment.close: it raised; in a run this has no effect\nTraceback" in done.stderr
+    assert done.stderr.endswith("RuntimeError: it does not close\n")
+
+
+def test_ctrl_c_while_the_model_is_awaited(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        write(
+            tmp_path,
+            '{entry: "talk_code:Game", params: {number: 38}}',
+            f"http://127.0.0.1:{silent.getsockname()[1]}",
+        )
+        with start(tmp_path) as process:
+            asked, _ = silent.accept()
+            process.send_signal(signal.SIGINT)
+            out, err = process.communicate(timeout=30)
+            asked.close()
+    assert (process.returncode, out.endswith("\nclosed\n")) == (130, True), (out, err)
+    assert "governor: episode 3: interrupted\n" in err
+    assert err.count("Traceback") <= 1
+    assert "never retrieved" not in err
+    assert "destroyed" not in err
+    assert err.endswith("KeyboardInterrupt\n")
