@@ -295,7 +295,10 @@ def _play_text(chosen: EpisodeTrial, stack: contextlib.ExitStack) -> tuple[ExitC
     try:
         record = episode.play()
     except (Exception, SystemExit, KeyboardInterrupt) as error:  # noqa: BLE001  # user code's
-        return ExitCode.DONE, (f"episode {chosen.index}", error)
+        place = f"episode {chosen.index}"
+        if isinstance(error, KeyboardInterrupt) and episode.awaits_model:  # somewhere in libraries
+            return ExitCode.DONE, (f"{place}, while the model was asked", KeyboardInterrupt())
+        return ExitCode.DONE, (place, error)
     _show_end(record.outcome, record.reason, record.total_reward, record.steps, record.seconds, {})
     _note_timeout(record.seconds, chosen.timeout, "episode_timeout")
     failed = record.outcome not in {"terminated", "truncated"}

@@ -13,13 +13,20 @@ from governor.cli.trial.output import note, say
 from governor.errors import ConductorError, ExitCode
 
 _LIBRARY: Final = Path(os.__file__).parent
+_MACHINERY: Final = (
+    "importlib/__init__.py",
+    "concurrent/futures/",
+    "asyncio/base_events.py",
+    "asyncio/events.py",
+    "asyncio/runners.py",
+    "selectors.py",
+)
 OURS: Final = (
     f"{Path(__file__).parents[2]}{os.sep}",
     "<frozen importlib",
-    f"{_LIBRARY / 'importlib'}{os.sep}",
-    f"{_LIBRARY / 'concurrent' / 'futures'}{os.sep}",
+    *(f"{_LIBRARY}{os.sep}{name}" for name in _MACHINERY),
 )
-"""Frames of files that begin so are not shown: our own, and those of Python's import and futures."""
+"""Frames of files that begin so are not shown: our own, those of Python's import, futures and event loops."""
 
 
 class Signalled(SystemExit):

@@ -14,6 +14,7 @@ import asyncio
 import inspect
 import json
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from governor.episodes.rules.evaluation import entropy
@@ -29,7 +30,7 @@ from governor.episodes.text.sessions import TextSession
 from governor.errors import ConductorError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from governor.episodes.text.chat_model import Answer, ChatModel
     from governor.episodes.text.environments.environment import Message, TextStep
@@ -54,6 +55,7 @@ class ForegroundConversation:
     def __init__(self, command: StartSimulation, index: int, *, show: Show) -> None:
         self.seed = episode_seed(command.seed, *entropy(index, command))
         """That of the run."""
+        self.awaits_model = False
         self._command = command
         self._index = index
         self._show = show
@@ -69,7 +71,9 @@ class ForegroundConversation:
             raise ConductorError("the command does not say what its environment and agent are made of")
         if not is_over_http(made.entry):
             self._environment = _Environment(child.make(made.entry, made.params))
-        self._playing = self._loop.create_task(_play(command, self._index, self._environment, self._show))
+        model = partial(_Model, show=self._show, episode=self)
+        playing = _play(command, self._index, self._environment, self._show, model)
+        self._playing = self._loop.create_task(playing)
         record = self._loop.run_until_complete(self._playing)
         if self._environment is not None and self._environment.raised is not None:
             raise self._environment.raised
@@ -96,7 +100,11 @@ class ForegroundConversation:
 
 
 async def _play(
-    command: StartSimulation, index: int, environment: _Environment | None, show: Show
+    command: StartSimulation,
+    index: int,
+    environment: _Environment | None,
+    show: Show,
+    shown: Callable[[ChatModel], _Model],
 ) -> TextEpisodeRecord:
     made, agent = command.made_environment, command.made_agents[0]
     assert made is not None  # noqa: S101  # `play` has looked
@@ -126,7 +134,7 @@ async def _play(
         env_http_timeout_s=server.timeout,
         http_retries=server.retries,
         episode_timeout=None,
-        chat_model=_Model(model, show),
+        chat_model=shown(model),
     )
     try:
         await interactor.run_all_environments()
@@ -181,16 +189,19 @@ class _Environment:
 class _Model:
     """Shows what each prompt has behind the last answer, or all of it, and the answer."""
 
-    def __init__(self, model: ChatModel, show: Show) -> None:
+    def __init__(self, model: ChatModel, *, show: Show, episode: ForegroundConversation) -> None:
         self._model = model
         self._show = show
+        self._episode = episode
         self._said: Message | None = None
 
     async def answer(self, messages: list[Message], *, session: Any) -> Answer:
         known = [place for place, message in enumerate(messages) if message == self._said]
         for message in messages[known[-1] + 1 if known else 0 :]:
             self._show.message(message)
+        self._episode.awaits_model = True
         answer = await self._model.answer(messages, session=session)
+        self._episode.awaits_model = False
         self._said = {"role": "assistant", "content": answer.text}
         self._show.message(self._said)
         return answer

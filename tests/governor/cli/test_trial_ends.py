@@ -94,7 +94,7 @@ def prints():
     return "all of them"
 
 def bare():
-    raise ValueError("bare").with_traceback(None)
+    raise ValueError("bare")
 
 def exits():
     print("exits", flush=True)
