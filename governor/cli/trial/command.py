@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from governor.cli.trial.choice import EpisodeTrial, TaskTrial
-    from governor.episodes.local.foreground import ForegroundEpisode, Step
+    from governor.episodes.local.foreground import ForegroundEpisode, ForegroundStep
     from governor.episodes.text.foreground import ForegroundConversation
     from governor.messages import EpisodeOutcome
 
@@ -330,7 +330,7 @@ def _show_end(  # noqa: PLR0917  # a line of six words
     say(f"{text}: {clean(reason)}" if reason else text)
 
 
-def _show_nothing(step: Step) -> None:
+def _show_nothing(step: ForegroundStep) -> None:
     """Without --steps."""
 
 
@@ -340,7 +340,7 @@ class _StepTable:
     def __init__(self) -> None:
         self._has_header = False
 
-    def __call__(self, step: Step) -> None:
+    def __call__(self, step: ForegroundStep) -> None:
         player = f"{_short(step.player, 12):<13}" if step.player else ""
         if not self._has_header:
             self._has_header = True

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from governor.messages import EpisodeOutcome, EpisodeRecord, StartSimulation
 
 
-class Step(NamedTuple):
+class ForegroundStep(NamedTuple):
     """One step of a player (``""`` if there is only one); observation and action as user code gets them."""
 
     number: int
@@ -56,7 +56,7 @@ class ForegroundEpisode:
     resets = 0
 
     def __init__(
-        self, command: StartSimulation, index: int, *, folder: Path, show: Callable[[Step], None]
+        self, command: StartSimulation, index: int, *, folder: Path, show: Callable[[ForegroundStep], None]
     ) -> None:
         """`folder` gets the states that agents save."""
         made = command.made_environment
@@ -166,7 +166,7 @@ class _PlayersWorker(_Worker, ParallelWorker):
 class _ShownSteps(StepRecorder):
     """Shows each step instead of recording it."""
 
-    def __init__(self, folder: Path, *, show: Callable[[Step], None], **settings: Any) -> None:
+    def __init__(self, folder: Path, *, show: Callable[[ForegroundStep], None], **settings: Any) -> None:
         super().__init__(folder, **settings)
         self.most = 1
         self._show = show
@@ -184,7 +184,7 @@ class _ShownSteps(StepRecorder):
                 if values is not None:  # else the player did not act
                     observation, action, reward, terminated, truncated, _ = values
                     shown = _value(slot.observation, observation), _value(slot.action, action)
-                    self._show(Step(self._number, name, *shown, reward, terminated, truncated))
+                    self._show(ForegroundStep(self._number, name, *shown, reward, terminated, truncated))
 
 
 def _value(spec: SpaceSpec, encoded: Any) -> Any:
