@@ -5,8 +5,9 @@ Each has the exit code of the command line (docs/cli.md). A message tells what i
 
 from __future__ import annotations
 
+import copyreg
 from enum import IntEnum
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -43,6 +44,10 @@ class GovernorError(Exception):
 
     exit_code: ExitCode = ExitCode.INTERNAL
     code: str = "internal"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickled with text and attributes, for pools of processes: constructors take other arguments than the text."""
+        return copyreg.__newobj__, (type(self), *self.args), vars(self)  # type: ignore[attr-defined]  # missing in typeshed
 
 
 class UsageError(GovernorError):
@@ -267,19 +272,41 @@ def refusal_of(error: GovernorError) -> Refused:
     return Refused(code=error.code, message=str(error), exit_code=int(error.exit_code), faults=faults)
 
 
+_OF_A_MESSAGE: Final[tuple[type[GovernorError], ...]] = (
+    GovernorError,
+    UsageError,
+    TryAgain,
+    GoingDown,
+    NoRoom,
+    FilesRemoved,
+    NotPermitted,
+    BadRequest,
+    ConductorError,
+    ProcessError,
+    JournalError,
+    JournalDamaged,
+)
+"""The errors that are made of their text alone."""
+
+
 def from_refusal(refused: Refused, *, source: str) -> GovernorError:
     """The error that a daemon's refusal means for the executor. `source` names the run or run file."""
     if refused.code == RunFileError.code:
         return RunFileError(source, refused.faults)
+    if refused.code == ConfigError.code:
+        first, *faults = refused.message.split("\n")
+        return ConfigError(
+            first.removesuffix(": bad configuration"), [fault.removeprefix("  ") for fault in faults]
+        )
     of_a_run: dict[str, type[NoSuchRun | NotEnded | AlreadyEnded]] = {
         kind.code: kind for kind in (NoSuchRun, NotEnded, AlreadyEnded)
     }
     if refused.code in of_a_run:
         return of_a_run[refused.code](source, message=refused.message)
-    if refused.code == GoingDown.code:
-        return GoingDown(refused.message)
-    kinds: dict[int, type[GovernorError]] = {ExitCode.USAGE: UsageError, ExitCode.TRY_AGAIN: TryAgain}
-    error = kinds.get(refused.exit_code, GovernorError)(refused.message)
+    known = {kind.code: kind for kind in _OF_A_MESSAGE}
+    like: dict[int, type[GovernorError]] = {ExitCode.USAGE: UsageError, ExitCode.TRY_AGAIN: TryAgain}
+    kind = known.get(refused.code) or like.get(refused.exit_code, GovernorError)
+    error = kind(refused.message)
     error.code = refused.code
     error.exit_code = ExitCode(refused.exit_code)
     return error
