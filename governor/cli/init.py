@@ -7,6 +7,7 @@ Rules:
 
 from __future__ import annotations
 
+import shlex
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -47,7 +48,7 @@ def command(*, folder: Path, kind: str) -> None:
     files = {path.name: path.read_text() for path in sorted((TEMPLATES / kind).iterdir()) if path.is_file()}
     write(folder, files)
     click.echo(f"wrote {', '.join(files)}{'' if folder == Path() else f' in {folder}'}; next:")
-    enter = [] if folder == Path() else [f"cd {folder}"]
+    enter = [] if folder == Path() else [f"cd {shlex.quote(str(folder))}"]
     for line in [*enter, *([] if enter else ["governor check run.yaml"]), RUN[kind]]:
         click.echo(f"  {line}")
 

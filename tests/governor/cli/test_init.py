@@ -34,6 +34,10 @@ def test_in_the_current_folder(tmp_path, monkeypatch):
     assert (tmp_path / "run.yaml").is_file()
 
 
+def test_the_command_for_a_folder_with_a_blank_can_be_pasted(tmp_path):
+    assert invoke(tmp_path / "a b").stdout.splitlines()[1] == f"  cd '{tmp_path}/a b'"
+
+
 def test_no_file_is_overwritten_and_no_other_one_is_written(tmp_path):
     (tmp_path / "run.yaml").write_text("mine")
     done = invoke(tmp_path)
