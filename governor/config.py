@@ -39,7 +39,12 @@ RELOADABLE: Final = frozenset({"queue_limit", "stop_grace", "disk_reserve", "kee
 def _path(value: object) -> Path:
     if not isinstance(value, str | Path) or not str(value):
         raise ValueError(f"must be a path, not {value!r}")
-    return Path(value).expanduser().absolute()
+    try:
+        return Path(value).expanduser().absolute()
+    except RuntimeError:
+        raise ValueError(
+            f"{value} begins with ~ and no user of that name has a home folder: give the whole path"
+        ) from None
 
 
 def _short(folder: Path) -> Path:

@@ -35,6 +35,11 @@ def test_the_file_wins_over_defaults_and_options_over_the_file(tmp_path):
     assert made.worker_endpoint == "ipc:///r/workers.sock"
 
 
+def test_the_home_folder_of_a_user_that_is_not_there():
+    with pytest.raises(ConfigError, match="state_dir: ~nobody-here/y begins with ~ and no user of that name"):
+        config.load(options={"state_dir": Path("~nobody-here/y")})
+
+
 def test_all_faults_are_listed(tmp_path):
     file = tmp_path / "governor.toml"
     file.write_text(
