@@ -62,7 +62,7 @@ class RunView:
         data = event.data
         match event.kind:
             case "run.accepted":
-                self.name = data.get("name", self.name)
+                self.name, self.phases = data.get("name", self.name), data.get("phases", self.phases)
             case "run.inherited":
                 for kept in data.get("kept", ()):
                     episodes = kept.get("episodes", 0) - kept.get("evaluated", 0)

@@ -188,7 +188,7 @@ class Transaction:
             " VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
             (uid, key, name, msgspec.msgpack.encode(spec), folder, clock.wall(), parent, digest),
         )
-        self.event(uid, "run.accepted", {"name": name})
+        self.event(uid, "run.accepted", {"name": name, "phases": len(spec.get("phases", ()))})
         return uid
 
     def resumed_by(self, uid: str) -> str | None:

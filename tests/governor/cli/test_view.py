@@ -26,6 +26,17 @@ def test_it_shows_what_the_run_waits_for():
     ]
 
 
+def test_the_number_of_phases_is_told_when_the_run_is_accepted():
+    view = RunView(uid="u1")
+    for seq, kind, data in (
+        (1, "run.accepted", {"name": "small", "phases": 3}),
+        (2, "phase.started", {"phase": "train", "index": 0, "mode": "train", "episodes": 9, "tasks": 0}),
+    ):
+        event = RunEvent(uid="u1", seq=seq, at=0.0, kind=kind, data=data)
+        view.on(event)
+    assert line(event, view).split(maxsplit=1)[1] == "train (1 of 3, train): 9 episodes"
+
+
 def test_counts_belong_to_the_phase():
     view = after(10)
     assert (view.phase, view.episodes_ended, view.episodes, view.episodes_bad, view.mean_return) == (

@@ -160,7 +160,7 @@ def old_journal(tmp_path):
     )
     encoded = msgspec.msgpack.encode
     told = [
-        ("run.accepted", {"name": "n"}),
+        ("run.accepted", {"name": "n", "phases": 0}),
         ("task.ended", {"phase": 0, "record": msgspec.to_builtins(task("b"))}),
     ]
     for seq, (kind, data) in enumerate(told, start=1):
@@ -204,7 +204,7 @@ async def test_events_of_one_row_are_read_from_any_number_on(journal):
     records = [task(f"t{n}") for n in range(3)]
     await journal.write(lambda tx: tx.tasks("r1", 2, records))
     ended = [{"phase": 2, "record": msgspec.to_builtins(record)} for record in records]
-    expected = [{"name": "n"}, *({"n": n} for n in range(5)), *ended]
+    expected = [{"name": "n", "phases": 0}, *({"n": n} for n in range(5)), *ended]
     for after in range(10):
         found = journal.events("r1", after=after)
         assert [event.seq for event in found] == list(range(after + 1, 10))
