@@ -35,3 +35,7 @@ def __getattr__(name: str) -> object:
     from importlib import import_module  # noqa: PLC0415
 
     return getattr(import_module(_HOME[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
