@@ -4,9 +4,11 @@ import re
 import subprocess
 import sys
 import tomllib
+from typing import get_args, get_origin
 
 import pytest
 import yaml
+from pydantic import BaseModel
 
 from governor.config import Config
 from governor.errors import ExitCode
@@ -38,21 +40,36 @@ def test_every_key_has_a_description(root):
 )
 def test_every_key_has_an_example(page, root, parse):
     example = next(block for block in read(ROOT / "docs" / f"{page}.md").blocks if block.title)
-    shown = set(_keys(parse(example.content)))
+    shown = set(_keys(root, parse(example.content)))
     missing = [
         f"{section.__name__}.{key}"
         for section in sections_of(root)
         for key, field in section.model_fields.items()
-        if key not in shown and not field.examples
+        if (section, key) not in shown and not field.examples
     ]
     assert missing == []
 
 
-def _keys(data):
-    for item in data.values() if isinstance(data, dict) else data if isinstance(data, list) else ():
-        yield from _keys(item)
-    if isinstance(data, dict):
-        yield from data
+def _keys(model, data):
+    """The keys that are given in `data`, each with its section."""
+    for key, field in model.model_fields.items():
+        if key in data:
+            yield model, key
+            yield from _keys_below(field.annotation, data[key])
+
+
+def _keys_below(annotation, data):
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield from _keys(annotation, data) if isinstance(data, dict) else ()
+        return
+    items = [data]
+    if isinstance(data, dict) and get_origin(annotation) is dict:
+        items = data.values()
+    elif isinstance(data, list) and get_origin(annotation) in (list, tuple):
+        items = data
+    for part in get_args(annotation):
+        for item in items:
+            yield from _keys_below(part, item)
 
 
 def test_the_page_has_every_exit_code():

@@ -25,9 +25,13 @@ def project(tmp_path):
     return make
 
 
-def free_port():
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        return taken.getsockname()[1]
+@pytest.fixture
+def port():
+    """A port for one server. It stays bound, so that nothing else gets it; with SO_REUSEADDR the server may bind it, too."""
+    with socket.socket() as kept:
+        kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        kept.bind(("127.0.0.1", 0))
+        yield kept.getsockname()[1]
 
 
 @pytest.mark.ray
@@ -49,8 +53,8 @@ def test_one_of_the_tasks_has_a_time_out_and_a_retry(project, tmp_path):
     assert attempts["measure", 2] == 2
 
 
-def test_the_stand_in_for_a_model_wins_its_games(project, tmp_path):
-    folder, port = project("llm"), free_port()
+def test_the_stand_in_for_a_model_wins_its_games(project, tmp_path, port):
+    folder = project("llm")
     for name in ("fake_model.py", "run.yaml"):
         text = (folder / name).read_text()
         assert text.count("8102") == 1
