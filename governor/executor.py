@@ -248,7 +248,8 @@ class Executor:
                     yield reply
 
     async def wait(self, uid: str) -> Result:
-        """Waits until a run has ended, also over a restart of the daemon, and returns its result.
+        """Waits until a run has ended, also over a restart of the daemon, and returns its result: a `governor.Result`, which reads
+        the rows of episodes, steps and tasks, too (`result` returns the daemon's message).
 
         Raises NoSuchRun, and where the daemon does not come back within `patience` GoingDown (it was stopped; the run goes on
         with its next start) or Unreachable (it died).
@@ -289,13 +290,16 @@ class Executor:
         return await self._ask(asked, Pruned, seconds=max(self.timeout, PRUNE_SECONDS))
 
     async def reload(self) -> Reloaded:
-        """Has the daemon read its configuration again and apply it. Raises GovernorError (exit code 78) with all faults: then
-        nothing is changed.
+        """Has the daemon read its configuration again and apply it. Raises ConfigError with all faults: then nothing is
+        changed.
         """
         return await self._ask(Reload(), Reloaded)
 
     async def result(self, uid: str) -> RunResult:
-        """The result of a run that has ended, as the daemon sends it. Raises NotEnded, NoSuchRun."""
+        """The result of a run that has ended, as the daemon sends it: a `RunResult` (`wait` returns a `governor.Result`).
+
+        Raises NotEnded, NoSuchRun.
+        """
         return await self._ask(Results(uid=uid), RunResult, source=uid, send=self._gather)
 
     async def _refuse_stale_socket(self) -> None:
