@@ -2,7 +2,7 @@
 
 Rules:
 1. When the thread that called dies, SIGTERM comes, which aborts the run in order.
-2. An error is the last line of standard output, a message as all others.
+2. An error is the last message on standard output. They are in msgpack, each after its length: JSON has no nan and no inf.
 3. As in `__main__` the guard stands first, and nothing happens at import.
 """
 
@@ -23,19 +23,29 @@ def main() -> None:
     signal.signal(
         signal.SIGINT, signal.SIG_DFL
     )  # until the run has begun there is nothing that an order would help
+    import click  # noqa: PLC0415  # as below
+
     from governor.cli import display, run  # noqa: PLC0415  # after the guard, which must hold nothing that it does not need
-    from governor.errors import GovernorError, refusal_of  # noqa: PLC0415  # as above
+    from governor.errors import ExitCode, GovernorError, UsageError, refusal_of  # noqa: PLC0415  # as above
     from governor.journal import disk_reserve  # noqa: PLC0415  # as above
+
+    def refuse(error: GovernorError) -> int:
+        display.print_framed(refusal_of(error))
+        return error.exit_code
 
     try:
         code = run.command.main(sys.argv[2:], prog_name="governor run", standalone_mode=False)
-    except (GovernorError, OSError) as error:
-        place = Path(getattr(error, "filename", None) or "a file")
-        known = disk_reserve.no_room(place, error) if isinstance(error, OSError) else error
+    except click.Abort:  # Ctrl-C, while it closes
+        code = ExitCode.INTERRUPTED
+    except click.ClickException as error:
+        code = refuse(UsageError(error.format_message()))
+    except GovernorError as error:
+        code = refuse(error)
+    except OSError as error:
+        known = disk_reserve.no_room(Path(error.filename or "a file"), error)
         if known is None:
             raise
-        display.print_json(refusal_of(known))
-        code = known.exit_code
+        code = refuse(known)
     sys.exit(code)
 
 

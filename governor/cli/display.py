@@ -13,6 +13,7 @@ import click
 import msgspec
 
 from governor.cli.lines import clean, line, note, progress, say, wrapped
+from governor.message_stream import framed as framed_message
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -120,10 +121,11 @@ def headline(view: RunView) -> str:
     return clean(" · ".join(parts))
 
 
-def choose(*, as_json: bool, quiet: bool = False) -> Display:
+def choose(*, as_json: bool, quiet: bool = False, framed: bool = False) -> Display:
     """The display for the options and for the kind of standard output."""
-    if as_json:
-        return nullcontext(lambda event, _: None if event is None else print_json(event))
+    if as_json or framed:
+        write = print_framed if framed else print_json
+        return nullcontext(lambda event, _: None if event is None else write(event))
     if quiet:
         return nullcontext(lambda *_: None)
     from governor.cli.tables import console  # noqa: PLC0415  # rich: not for --json
@@ -153,9 +155,16 @@ def print_json(message: msgspec.Struct) -> None:
     click.echo(msgspec.json.encode(message))
 
 
-def show_result(found: RunResult, *, as_json: bool) -> None:
+def print_framed(message: msgspec.Struct) -> None:
+    """Prints one message in msgpack after its length, as `message_stream` reads it: with numbers that JSON does not have."""
+    click.echo(framed_message(msgspec.msgpack.encode(message)), nl=False)
+
+
+def show_result(found: RunResult, *, as_json: bool, framed: bool = False) -> None:
     """Prints the result of a run."""
-    if as_json:
+    if framed:
+        print_framed(found)
+    elif as_json:
         print_json(found)
     else:
         from governor.cli import tables  # noqa: PLC0415  # rich: not for --json

@@ -25,7 +25,11 @@ def say(text: str, *, err: bool = False) -> None:
     """Prints `text`. On a terminal its lines are wrapped at words, and what follows is indented."""
     try:
         width = os.get_terminal_size((sys.stderr if err else sys.stdout).fileno()).columns
-    except (OSError, ValueError):
+    except (
+        OSError,
+        ValueError,
+        AttributeError,
+    ):  # replaced, as in a notebook: its stream may have no descriptor
         width = 0
     click.echo(wrapped(text, width) if width else text, err=err)
 

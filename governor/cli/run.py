@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 import contextlib
+import functools
 import os
 import shutil
 import signal
@@ -24,7 +25,7 @@ import click
 
 from governor.cli import ask, display
 from governor.cli.check import checked
-from governor.errors import ExitCode, JournalError, NoRoom
+from governor.errors import ExitCode, JournalError, NoRoom, NoSuchRun
 from governor.processes import guard
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     from governor.daemon.daemon import Daemon
     from governor.daemon.systemd import SystemdNotifier
     from governor.executor import Executor
-    from governor.messages import RunEvent, WatchEnd
+    from governor.messages import RunEvent, RunResult, WatchEnd
 
 
 @click.command("run", short_help="Run FILE to its end, without a daemon.")
@@ -54,6 +55,7 @@ if TYPE_CHECKING:
 @click.option("--log-level", default="warning", show_default=True, help="debug, info, warning or error.")
 @click.option("--quiet", "-q", is_flag=True, help="Show the result only.")
 @ask.json_option
+@click.option("--framed", is_flag=True, hidden=True)  # for `governor.run`
 @click.pass_context
 def command(
     ctx: click.Context,
@@ -65,6 +67,7 @@ def command(
     log_level: str,
     quiet: bool,
     as_json: bool,
+    framed: bool,
 ) -> None:
     """Run FILE to its end, without a daemon, and show its result; exit 1 when it ended badly."""
     if (file is None) == (resume is None):
@@ -86,17 +89,25 @@ def command(
     # The forkserver imports its modules during the check; nothing of the run itself is started.
     process.warm_up(folder=folder)
     run = checked(file) if file is not None else None
-    shown = _tolerant_display(display.choose(as_json=as_json, quiet=quiet))
+    shown = _tolerant_display(display.choose(as_json=as_json, quiet=quiet, framed=framed))
+    show_result = functools.partial(display.show_result, as_json=as_json, framed=framed)
 
     async def begin(executor: Executor) -> str:
-        return await (_resume(executor, resume or "") if run is None else executor.submit(run))
+        return await (
+            _resume(executor, resume or "", config.state_dir) if run is None else executor.submit(run)
+        )
 
-    ctx.exit(asyncio.run(_run(begin, config=config, notifier=notifier, shown=shown, as_json=as_json)))
+    ctx.exit(asyncio.run(_run(begin, config=config, notifier=notifier, shown=shown, show_result=show_result)))
 
 
-async def _resume(executor: Executor, uid: str) -> str:
+async def _resume(executor: Executor, uid: str, state_dir: Path) -> str:
     """An interrupted run is continued by the daemon; one that has ended is resumed by a new run."""
-    [run] = (await executor.status(uid)).runs
+    try:
+        [run] = (await executor.status(uid)).runs
+    except NoSuchRun as error:
+        if str(error) != str(NoSuchRun(uid)):  # several begin with it
+            raise
+        raise NoSuchRun(uid, f"no run {uid!r} in {state_dir}; --state-dir names another folder") from None
     return await executor.resume(run.uid) if run.ended_at is not None else run.uid
 
 
@@ -106,7 +117,7 @@ async def _run(
     config: Config,
     notifier: SystemdNotifier,
     shown: display.Display,
-    as_json: bool,
+    show_result: Callable[[RunResult], None],
 ) -> int:
     from governor import logs  # noqa: PLC0415  # heavy, and only after the check
     from governor.daemon.daemon import Daemon  # noqa: PLC0415  # as above
@@ -124,7 +135,7 @@ async def _run(
                 if end is not None and end.outcome != "interrupted":
                     result = await executor.result(uid)
                     with _tolerant():
-                        display.show_result(result, as_json=as_json)
+                        show_result(result)
         except (JournalError, NoRoom) as error:
             hint = f"when that is repaired, `governor run --resume {uid}` continues it"
             raise type(error)(f"{error}; {hint}") from error
@@ -217,7 +228,6 @@ def _new_state_dir(file: Path) -> Path:
 
 def _state_dir_of(uid: str) -> Path:
     """The state folder of an earlier `governor run`, by the id of its run, or a unique beginning of that."""
-    from governor.errors import NoSuchRun  # noqa: PLC0415  # as above
     from governor.locations import default_state_dir  # noqa: PLC0415  # as in command
 
     single = default_state_dir() / "single"

@@ -2,20 +2,27 @@
 
 import asyncio
 import contextlib
+import errno
 import json
+import math
 import os
+import re
 import signal
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import click
 import psutil
 import pytest
 
 import governor
-from governor import script
-from governor.errors import AlreadyEnded, GovernorError, RunEndedBadly, RunFileError, UsageError
+from governor import script, script_process
+from governor.errors import AlreadyEnded, GovernorError, NoSuchRun, RunEndedBadly, RunFileError, UsageError
+from governor.message_stream import framed
+from governor.messages import RunEvent, encode
 
 REPOSITORY = Path(__file__).parents[2]
 pytestmark = pytest.mark.system
@@ -88,9 +95,12 @@ def caller(project):
     with subprocess.Popen(
         [sys.executable, "-c", CALLER], stdout=subprocess.PIPE, text=True, start_new_session=True
     ) as process:
-        while "phase.started" not in process.stdout.readline():
-            assert process.poll() is None
-        yield process
+        try:
+            while "phase.started" not in process.stdout.readline():
+                assert process.poll() is None
+            yield process
+        finally:
+            process.kill()
 
 
 def outcome_of(project):
@@ -117,6 +127,64 @@ async def test_a_run_in_a_cell_of_a_notebook_where_an_event_loop_is_running(proj
         governor.run(resume=result.uid)
 
 
+TELLS_NO_JSON = """\
+from governor.cli import display
+from governor.messages import PhaseResult
+from tests.support.run_results import run_result
+metrics = {"loss": float("nan"), "gain": float("inf")}
+phase = PhaseResult(name="fit", mode="train", end="completed", episodes={}, metrics=metrics, tasks=())
+display.show_result(run_result(phases=(phase,)), as_json=False, framed=True)
+"""
+
+
+def test_numbers_that_json_does_not_have(monkeypatch):
+    monkeypatch.setattr(script, "_started", lambda _: telling(TELLS_NO_JSON))
+    result = governor.run("run.yaml", progress=False)
+    metrics = result.phases["fit"].metrics
+    assert (result.outcome, metrics["gain"], math.isnan(metrics["loss"])) == ("finished", math.inf, True)
+
+
+def telling(code):
+    """A process that stands for that of a run."""
+    return subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, cwd=REPOSITORY)
+
+
+class Unread:
+    """A standard output without a descriptor, whose reader goes away after the first line."""
+
+    written = ""
+
+    def write(self, text):
+        if self.written:
+            raise BrokenPipeError
+        self.written += text
+        return len(text)
+
+    def flush(self):
+        pass
+
+
+def test_a_reader_that_goes_away_does_not_end_the_run(project, monkeypatch):
+    monkeypatch.setattr(sys, "stdout", Unread())
+    assert governor.run("run.yaml").outcome == "finished"
+    assert sys.stdout.written.startswith("run.accepted")
+
+
+def test_a_terminal_that_goes_away_does_not_end_the_run(project, monkeypatch):
+    class Display(contextlib.ExitStack):
+        def __enter__(self):
+            return self.show
+
+        def show(self, *_):
+            raise OSError(errno.EIO, "Input/output error")
+
+        def __exit__(self, *_):
+            raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(script.display, "choose", lambda **_: Display())
+    assert governor.run("run.yaml").outcome == "finished"
+
+
 def test_a_run_that_fails_is_a_result_and_is_resumed(project, capsys):
     (project / "broken").touch()
     result = governor.run(project / "run.yaml", state_dir="state", progress=False)
@@ -126,6 +194,10 @@ def test_a_run_that_fails_is_a_result_and_is_resumed(project, capsys):
     with pytest.raises(RunEndedBadly, match=f"run {result.uid} failed: .*the world is broken"):
         result.raise_for_outcome()
     (project / "broken").unlink()
+    with pytest.raises(
+        NoSuchRun, match=rf"^no run 'absent' in {project}/state; --state-dir names another folder$"
+    ):
+        governor.run(resume="absent", state_dir="state")
     resumed = governor.run(resume=result.uid, state_dir="state", progress=False)
     assert (resumed.outcome, resumed.parent) == ("finished", result.uid)
     assert capsys.readouterr().out == ""
@@ -145,6 +217,104 @@ def test_every_fault_of_a_run_file_is_in_the_error(project):
 def test_a_run_needs_a_file_or_a_run_to_resume(options):
     with pytest.raises(UsageError, match="give a run file, or resume=UID"):
         governor.run(**options)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ({"file": ""}, "file must be a path, not ''$"),
+        (
+            {"file": {"name": "small"}},
+            "file must be a path, not {'name': 'small'}; governor.submit takes a run that",
+        ),
+        ({"file": 3}, "file must be a path, not 3"),
+        ({"resume": ""}, "resume must be the id of an earlier run, not ''"),
+        ({"file": "run.yaml", "ray_cpus": 2.0}, "ray_cpus must be a whole number above 0, not 2.0"),
+        ({"file": "run.yaml", "ray_cpus": 0}, "ray_cpus must be a whole number above 0, not 0"),
+        ({"file": "run.yaml", "state_dir": ""}, "state_dir must be a path, not ''"),
+        (
+            {"file": "run.yaml", "state_dir": "~nobody-here/y"},
+            "state_dir '~nobody-here/y': no user of that name",
+        ),
+    ],
+)
+def test_an_argument_that_makes_no_sense(arguments, told, monkeypatch):
+    monkeypatch.setattr(script.sys, "executable", "/bin/false")
+    with pytest.raises(UsageError, match=told) as caught:
+        governor.run(**arguments)
+    assert caught.value.exit_code == 2
+
+
+def test_what_the_verb_does_not_understand_is_an_error_of_the_caller(project, monkeypatch):
+    monkeypatch.setattr(script, "_arguments", lambda *_: ["--ray-cpus=2.0", "run.yaml"])
+    with pytest.raises(UsageError, match=r"Invalid value for '--ray-cpus': '2\.0' is not a valid"):
+        governor.run("run.yaml")
+
+
+@pytest.fixture
+def in_this_process(monkeypatch):
+    """`script_process.main` is called here: without guard and signals."""
+    monkeypatch.setattr(script_process.prctl, "die_with_parent", lambda **_: None)
+    monkeypatch.setattr(script_process, "start_guard", lambda **_: None)
+    monkeypatch.setattr(script_process.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(sys, "argv", ["script_process", "1"])
+
+
+def test_ctrl_c_while_the_process_closes_is_no_traceback(in_this_process, monkeypatch):
+    def closes(*_, **__):
+        raise click.Abort
+
+    monkeypatch.setattr(click.Command, "main", closes)
+    with pytest.raises(SystemExit) as caught:
+        script_process.main()
+    assert caught.value.code == 130
+
+
+EVENT = RunEvent(uid="u1", seq=1, at=0.0, kind="run.accepted", data={"name": "small"})
+
+
+def test_a_process_that_dies_tells_how_to_go_on(monkeypatch):
+    code = f"import os; os.write(1, {framed(encode(EVENT))!r}); os._exit(3)"
+    monkeypatch.setattr(script, "_started", lambda _: telling(code))
+    for options, told in [({}, "resume='u1'"), ({"state_dir": Path("s")}, "resume='u1', state_dir='s'")]:
+        with pytest.raises(
+            GovernorError, match=re.escape(f"exit code 3, before the run had ended; governor.run({told}) ")
+        ):
+            governor.run("run.yaml", progress=False, **options)
+
+
+def test_progress_is_shown_while_no_event_comes(monkeypatch):
+    monkeypatch.setattr(script, "PAUSE_MS", 10)
+    shown = []
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+
+        def show(event, view):
+            shown.append((event, view.name))
+            if event is None and view.name:
+                process.stdin.close()
+
+        process.stdin.write(framed(encode(EVENT)))
+        process.stdin.flush()
+        assert script._follow(process, show) == ("u1", None)
+    assert (EVENT, "small") in shown
+    assert shown[-1] == (None, "small")
+
+
+def test_ctrl_c_while_the_process_starts_leaves_no_process(monkeypatch):
+    made = []
+
+    def started(_):
+        signal.raise_signal(signal.SIGINT)
+        made.append(subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE))
+        signal.raise_signal(signal.SIGINT)
+        return made[0]
+
+    monkeypatch.setattr(script, "_started", started)
+    with pytest.raises(KeyboardInterrupt):
+        governor.run("run.yaml", progress=False)
+    assert made[0].poll() == -signal.SIGINT
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    made[0].stdin.close()
 
 
 def test_a_process_that_dies_early_is_an_error(monkeypatch):
@@ -170,7 +340,29 @@ def test_kill_9_of_the_caller_leaves_no_process(project, caller):
 
 
 def test_ctrl_c_ends_a_question_to_a_daemon():
-    threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
+    async def asked(_):
+        os.kill(os.getpid(), signal.SIGINT)
+        await asyncio.Event().wait()
+
+    with pytest.raises(KeyboardInterrupt):
+        script._ask("tcp://127.0.0.1:9", asked)
+
+
+def test_ctrl_c_before_the_question_is_asked(monkeypatch):
+    left, run = threading.Event(), asyncio.run
+
+    class Pool(ThreadPoolExecutor):
+        def __exit__(self, *args):
+            left.set()
+            return super().__exit__(*args)
+
+    def late(question):
+        os.kill(os.getpid(), signal.SIGINT)
+        assert left.wait(60)
+        return run(question)
+
+    monkeypatch.setattr(script, "ThreadPoolExecutor", Pool)
+    monkeypatch.setattr(script.asyncio, "run", late)
     with pytest.raises(KeyboardInterrupt):
         script._ask("tcp://127.0.0.1:9", lambda _: asyncio.Event().wait())
 
@@ -179,3 +371,7 @@ def test_the_import_of_governor_loads_nothing_else():
     code = "import sys, governor; print([n for n in sys.modules if n.split('.')[0] in ('asyncio', 'msgspec', 'click')])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
+
+
+def test_the_public_names_are_listed():
+    assert dir(governor) == sorted(governor.__all__)
