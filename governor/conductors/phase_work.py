@@ -1,11 +1,15 @@
-"""The part of a phase that a conductor works on: begun once, however often its command arrives, one after the other."""
+"""The part of a phase that a conductor works on: begun once, however often its command arrives, one after the other. An error
+that ends the work without a report ends the conductor, with that reason: the phase would wait for it for ever.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
+from governor import logs
 from governor.conductors.conductor import refused
+from governor.episodes.entries import one_line
 from governor.errors import ConductorError
 from governor.messages import Done
 
@@ -22,14 +26,19 @@ still be on its way to the conductor then.
 
 W = TypeVar("W")
 
+log = logs.get_logger()
+
 
 class PhaseWork(Generic[W]):
-    """`current` is the work that began last, `task` does it. `busy` refuses a phase before the last one is over."""
+    """`current` is the work that began last, `task` does it. `busy` refuses a phase before the last one is over; `fail` is
+    `Conductor.fail`.
+    """
 
-    def __init__(self, busy: str) -> None:
+    def __init__(self, busy: str, *, fail: Callable[[str], None]) -> None:
         self.current: W | None = None
         self.task: asyncio.Task[None] | None = None
         self._busy = busy
+        self._fail = fail
         self._phase = -1
 
     def of(self, phase: int) -> W | None:
@@ -52,14 +61,20 @@ class PhaseWork(Generic[W]):
                 return refused(error.reason)
             self._phase = phase
             self.task = asyncio.create_task(work, name=f"phase.{phase}")
+            self.task.add_done_callback(self._ended)
         return Done()
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("phase.failed", task=task.get_name(), exc_info=error)
+            self._fail(error.reason if isinstance(error, ConductorError) else one_line(error))
 
 
 class SimulationWork(PhaseWork["Simulation"]):
     """The simulation of a phase: its command sent again ends a PAUSE."""
 
-    def __init__(self) -> None:
-        super().__init__("another phase is being simulated")
+    def __init__(self, *, fail: Callable[[str], None]) -> None:
+        super().__init__("another phase is being simulated", fail=fail)
 
     async def begin(
         self, phase: int, make: Callable[[], tuple[Simulation, Coroutine[Any, Any, None]]]

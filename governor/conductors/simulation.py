@@ -42,7 +42,7 @@ CLOSE_SECONDS = 2.0
 class SimulationController(Conductor):
     def __init__(self, *, spec: ConductorSpec, link: Link) -> None:
         super().__init__(spec=spec, link=link)
-        self._work = SimulationWork()
+        self._work = SimulationWork(fail=self.fail)
         self._agents: dict[str, LocalAgent] = {}
 
     async def prepare(self) -> dict[str, Any]:

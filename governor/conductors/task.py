@@ -55,8 +55,8 @@ class TaskConductor(Conductor):
         )
         self._engine: Engine | None = None
         self._timeout_estimators: dict[DynamicTimeoutSpec, TimeoutEstimator] = {}
-        self._tasks: PhaseWork[PhaseTasks] = PhaseWork("another phase's tasks are in work")
-        self._simulation = SimulationWork()
+        self._tasks: PhaseWork[PhaseTasks] = PhaseWork("another phase's tasks are in work", fail=self.fail)
+        self._simulation = SimulationWork(fail=self.fail)
         self._watches: list[asyncio.Task[None]] = []
 
     async def prepare(self) -> dict[str, Any]:

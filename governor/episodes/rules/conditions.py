@@ -11,9 +11,9 @@ Rules:
 from __future__ import annotations
 
 from collections import deque
-from math import fsum
 from typing import TYPE_CHECKING, Final, get_args
 
+from governor.episodes.rules.statistics import mean_of
 from governor.messages import COMPLETE, EpisodeRecord, Evaluate, FlowControl, StartSimulation, Until
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def measure(record: EpisodeRecord, metric: str) -> float | None:
 def mean(records: Iterable[EpisodeRecord], metric: str) -> float | None:
     """The mean; None without a measurable episode."""
     values = [value for record in records if (value := measure(record, metric)) is not None]
-    return fsum(values) / len(values) if values else None
+    return mean_of(values) if values else None
 
 
 def holds(value: float, *, at_least: float | None, at_most: float | None) -> bool:

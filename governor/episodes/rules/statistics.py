@@ -34,10 +34,10 @@ def summarize(records: Sequence[EpisodeRecord], *, steps_per_second: float | Non
     complete = [record for record in records if record.outcome in COMPLETE]
     if complete:
         returns = [record.value for record in complete]
-        mean = fsum(returns) / len(returns)
+        mean = mean_of(returns)
         metrics |= {
             "return_mean": mean,
-            "return_std": sqrt(fsum((value - mean) ** 2 for value in returns) / len(returns)),
+            "return_std": sqrt(mean_of([(value - mean) * (value - mean) for value in returns])),
             "return_min": min(returns),
             "return_max": max(returns),
             "steps_mean": sum(record.steps for record in complete) / len(complete),
@@ -46,7 +46,15 @@ def summarize(records: Sequence[EpisodeRecord], *, steps_per_second: float | Non
     for record in complete:
         for player, value in record.values.items():
             by_player.setdefault(player, []).append(value)
-    metrics |= {f"return_mean.{player}": fsum(values) / len(values) for player, values in by_player.items()}
+    metrics |= {f"return_mean.{player}": mean_of(values) for player, values in by_player.items()}
     if steps_per_second is not None:
         metrics["steps_per_second"] = steps_per_second
     return metrics
+
+
+def mean_of(values: Sequence[float]) -> float:
+    """Of at least one value; inf or nan where their sum is too large for a float."""
+    try:
+        return fsum(values) / len(values)
+    except (OverflowError, ValueError):  # ValueError: inf and -inf
+        return sum(values) / len(values)

@@ -1,12 +1,13 @@
 """A phase through conductors: what hangs, dies or is asked for twice. What every transport does is in test_transports.py."""
 
 import asyncio
+import math
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from governor.episodes import trajectories
+from governor.episodes import simulation, trajectories
 from governor.errors import ConductorError
 from governor.messages import (
     Done,
@@ -239,3 +240,20 @@ async def test_a_restarted_agent_conductor_continues_from_its_state(harness):
     records, _ = await harness.play(episodes=1, phase=1, name="more", incarnation=2)
     assert outcomes(records) == ["terminated"]
     assert second.host._runtime._learned.agent.learned == 20
+
+
+async def test_returns_that_no_float_can_sum_up_end_the_phase_as_all_others(harness):
+    await harness.pair(entry="walk_world:Rich")
+    records, end = await harness.play(episodes=3, mode="eval")
+    assert (outcomes(records), end.end, end.failures) == (["terminated"] * 3, "max_episodes", 0)
+    assert end.metrics["return_mean"] == math.inf
+    assert end.metrics["return_max"] == 1.5e308
+
+
+async def test_a_fault_of_the_phases_own_end_ends_the_conductor_with_the_reason(harness, monkeypatch):
+    await harness.pair()
+    monkeypatch.setattr(simulation, "summarize", lambda *_, **__: 1 / 0)
+    controller = await harness.start("simulation")
+    await controller.perform(harness.command(episodes=1))
+    reason = await asyncio.wait_for(controller.failed, 20)
+    assert reason == "ZeroDivisionError: division by zero"

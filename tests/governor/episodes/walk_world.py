@@ -69,6 +69,13 @@ class Walk:
         return odd.get(self.fault, normal)
 
 
+class Rich(Walk):
+    """One step, whose reward is so large that three of them overflow."""
+
+    def step(self, action):
+        return 0, 1.5e308, True, False, {}
+
+
 class NanBox(Walk):
     observation_space = Box(-1, 1, (2,), np.float32)
 
