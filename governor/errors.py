@@ -280,13 +280,10 @@ _OF_A_MESSAGE: Final[tuple[type[GovernorError], ...]] = (
     NoRoom,
     FilesRemoved,
     NotPermitted,
-    BadRequest,
     ConductorError,
     ProcessError,
-    JournalError,
-    JournalDamaged,
 )
-"""The errors that are made of their text alone."""
+"""The errors that are made of their text alone. A client gets BadRequest as UsageError, JournalError as TryAgain."""
 
 
 def from_refusal(refused: Refused, *, source: str) -> GovernorError:
