@@ -231,7 +231,11 @@ class TestRunFolder:
 
     @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
     def test_a_signal_leaves_none(self, ends, number):
-        process = ends.start("--task", "waits", stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        def listen():
+            signal.signal(number, signal.SIG_DFL)  # tests started by nohup inherit that SIGHUP is ignored
+
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        process = ends.start("--task", "waits", **pipes, preexec_fn=listen)
         assert process.stdout.readline() == "waiting\n"
         process.send_signal(number)
         _, err = process.communicate(timeout=30)
