@@ -1,5 +1,6 @@
 """`governor try`: one task or one episode in the foreground, in a process of its own, as a person starts it."""
 
+import contextlib
 import os
 import pty
 import re
@@ -133,6 +134,7 @@ class Trial:
     def __init__(self, folder):
         self.folder, self.elsewhere = folder / "code", folder / "elsewhere"
         self.temporary = folder / "tmp"
+        self.started = []
         for each in (self.folder, self.elsewhere, self.temporary):
             each.mkdir()
         (self.folder / "trial_code.py").write_text(CODE)
@@ -151,7 +153,15 @@ class Trial:
 
     def start(self, *arguments, **streams):
         command = [sys.executable, "-m", "governor", "try", "../code/run.yaml", *map(str, arguments)]
-        return subprocess.Popen(command, cwd=self.elsewhere, env=self.environ, text=True, **streams)
+        process = subprocess.Popen(command, cwd=self.elsewhere, env=self.environ, text=True, **streams)
+        self.started.append(process)
+        return process
+
+    def close(self):
+        """Ends what a test that failed has left."""
+        for process in self.started:
+            process.kill()
+            process.wait()
 
     def governor(self, *arguments, code=0):
         """What it prints: standard output, standard error."""
@@ -180,7 +190,8 @@ class Trial:
 
 @pytest.fixture
 def trial(tmp_path):
-    return Trial(tmp_path)
+    with contextlib.closing(Trial(tmp_path)) as trial:
+        yield trial
 
 
 class TestTask:

@@ -1,5 +1,6 @@
 """`governor try`: what is left when it ends, however it ends, and where its output goes."""
 
+import contextlib
 import os
 import re
 import signal
@@ -166,7 +167,8 @@ class Ends(Trial):
 
 @pytest.fixture
 def ends(tmp_path):
-    return Ends(tmp_path)
+    with contextlib.closing(Ends(tmp_path)) as ends:
+        yield ends
 
 
 class TestClose:
