@@ -76,7 +76,6 @@ if TYPE_CHECKING:
 
 IDLE_SECONDS: Final = 15.0
 """Without a message for so long (the daemon sends one every 5 s) a watch reconnects."""
-RECONNECT_SECONDS: Final = 30.0
 RETRY_SECONDS: Final = 0.2
 STALE_SECONDS: Final = 3.0
 """A restarted broker is back by then, also when its forkserver must restart."""
@@ -138,7 +137,7 @@ class Executor:
         broker: str | None = None,
         *,
         timeout: float = 10.0,
-        patience: float = RECONNECT_SECONDS,
+        patience: float = 30.0,
         awaits_restart: bool = True,
     ) -> None:
         self.endpoint = find_broker(broker)
@@ -229,13 +228,11 @@ class Executor:
                 hopeless = isinstance(error, RemoteError | TooLarge | transport.errors.RequestNotPermitted)
                 if hopeless or (end is None and loop.time() > until):
                     raise self._failure(error) from error
-            if end is not None and not (self._may_continue(end) and loop.time() <= until):
+            interrupted = end is not None and end.outcome == "interrupted" and self._awaits_restart
+            if end is not None and not (interrupted and loop.time() <= until):
                 yield end
                 return
             await asyncio.sleep(RETRY_SECONDS)
-
-    def _may_continue(self, end: WatchEnd) -> bool:
-        return end.outcome == "interrupted" and self._awaits_restart
 
     async def _receive(self, asked: Watch) -> AsyncIterator[RunEvent | WatchEnd | None]:
         """The messages as they come; None is a heartbeat."""
@@ -311,12 +308,11 @@ class Executor:
         while True:
             try:
                 _, writer = await asyncio.open_unix_connection(path)
-            except (ConnectionRefusedError, FileNotFoundError) as error:
-                if asyncio.get_running_loop().time() > until:
+            except OSError as error:
+                unbound = isinstance(error, ConnectionRefusedError | FileNotFoundError)
+                if not unbound or asyncio.get_running_loop().time() > until:
                     raise Unreachable(self.endpoint, error.strerror or str(error)) from error
                 await asyncio.sleep(RETRY_SECONDS)
-            except OSError as error:
-                raise Unreachable(self.endpoint, error.strerror or str(error)) from error
             else:
                 writer.close()
                 return

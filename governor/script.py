@@ -81,8 +81,7 @@ def run(
         NotPermitted: the operating system refuses a file or folder.
         NoSuchRun: there is no run `resume`.
         AlreadyEnded: the run `resume` has finished, and nothing of it is missing.
-        TryAgain: the disk is full or read-only.
-        JournalError: the run's journal can't be read or written.
+        TryAgain: the disk is full or read-only, or the run's journal can't be read or written.
         GovernorError: the process of the run has died.
     """
     arguments = _arguments(file, resume, state_dir, ray_cpus)
