@@ -22,6 +22,7 @@ import structlog
 from hypothesis import settings
 
 from governor.logs import TolerantStream
+from tests.support.xdist_scheduling import CrashProofScheduling
 
 RAY_HEADS = 2
 os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112  # as Ray spells it; read by each raylet that a test starts
@@ -51,6 +52,11 @@ def pytest_collection_modifyitems(items):
         elif not _stands_alone(item):
             item.add_marker(pytest.mark.xdist_group(item.location[0]))
     items.sort(key=lambda item: 0 if item.location[0] in sharing else 1 if _stands_alone(item) else 2)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    return CrashProofScheduling(config, log)
 
 
 def _stands_alone(item):
