@@ -92,5 +92,5 @@ async def open_api():
             daemon.pruner = Pruner(journal, folder)
             served = DaemonApi(daemon=daemon, context=site)
             await stack.enter_async_context(Worker(worker, SERVICE, served.answer, credit=16))
-            daemon.executor = await stack.enter_async_context(Executor(client, timeout=3.0, patience=0.3))
+            daemon.executor = await stack.enter_async_context(Executor(client, timeout=30.0, patience=0.3))
             yield daemon

@@ -56,7 +56,7 @@ async def test_a_faulty_run_is_refused_with_all_its_faults(daemon):
         "phases": [{"name": "p", "tasks": [{"id": "t", "call": "m:f", "retrys": 1}], "mod": 1}],
     }
     asked = encode(Submit(run=faulty, folder="/"))
-    answer = decode_reply((await daemon.client.request(SERVICE, asked, timeout=3.0))[0])
+    answer = decode_reply((await daemon.client.request(SERVICE, asked, timeout=30.0))[0])
     assert isinstance(answer, Refused)
     assert answer.exit_code == 78
     assert [fault.path for fault in answer.faults] == ["phases[0].tasks[0].retrys", "phases[0].mod"]
