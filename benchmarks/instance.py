@@ -17,6 +17,7 @@ import sys
 import tempfile
 from collections import deque
 from pathlib import Path
+from time import perf_counter
 from typing import TYPE_CHECKING, Any, Self
 
 from governor.executor import Executor
@@ -47,13 +48,22 @@ def governor(*arguments: str) -> list[str]:
 
 
 class Instance:
-    """`pid` is the guard's, `daemon_pid` the daemon's; `executor` is connected."""
+    """`pid` is the guard's, `daemon_pid` the daemon's; `executor` is connected. `logged`: when each kind of line was first seen.
+    In a `folder` that is given another instance may go on.
+    """
 
-    def __init__(self, *, slots: int = 1) -> None:
+    def __init__(
+        self, *, slots: int = 1, folder: Path | None = None, ready_seconds: float = READY_SECONDS
+    ) -> None:
         self._slots = slots
+        self._folder = folder
+        self._ready_seconds = ready_seconds
+        self.logged: dict[str, float] = {}
         self._stack = contextlib.AsyncExitStack()
         self._log: deque[str] = deque(maxlen=LAST_LINES)
         self._reader: asyncio.Task[None] | None = None
+        self._process: asyncio.subprocess.Process | None = None
+        self._killed = False
         self.executor: Executor
         self.pid = 0
         self.daemon_pid = 0
@@ -70,8 +80,10 @@ class Instance:
         await self._stack.aclose()
 
     async def _open(self) -> None:
-        folder = Path(tempfile.mkdtemp(prefix="gb-"))
-        self._stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        folder = self._folder
+        if folder is None:
+            folder = Path(tempfile.mkdtemp(prefix="gb-"))
+            self._stack.callback(shutil.rmtree, folder, ignore_errors=True)
         folders = ("--state-dir", str(folder / "s"), "--runtime-dir", str(folder / "r"))
         process = await asyncio.create_subprocess_exec(
             *governor("serve", *folders, "--slots", str(self._slots), "--log-format", "json"),
@@ -79,9 +91,10 @@ class Instance:
             cwd=HERE,
             stderr=asyncio.subprocess.PIPE,
         )
+        self._process = process
         self.pid = process.pid
         self._stack.push_async_callback(self._end, process)
-        async with asyncio.timeout(READY_SECONDS):
+        async with asyncio.timeout(self._ready_seconds):
             endpoint = await self._ready(process)
         self._reader = asyncio.create_task(self._drain(process), name="instance.log")
         self.executor = await self._stack.enter_async_context(Executor(endpoint))
@@ -102,6 +115,13 @@ class Instance:
             raise RuntimeError(f"the run {result.outcome}: {result.reason}")
         return result, seen
 
+    async def kill(self) -> None:
+        """Ends the daemon with SIGKILL; returns when its guard has ended all others. Nothing follows but the block's end."""
+        assert self._process is not None
+        os.kill(self.daemon_pid, signal.SIGKILL)
+        await self._process.wait()
+        self._killed = True
+
     async def _ready(self, process: asyncio.subprocess.Process) -> str:
         """The client endpoint, as the daemon logs it with `daemon.ready`."""
         assert process.stderr is not None
@@ -109,6 +129,7 @@ class Instance:
             self._log.append(line)
             with contextlib.suppress(ValueError):
                 entry = json.loads(line)
+                self.logged.setdefault(entry.get("event"), perf_counter())
                 if entry.get("event") == "daemon.ready":
                     return str(entry["endpoint"])
         raise RuntimeError(f"the daemon ended before it was ready:\n{''.join(self._log)}")
@@ -131,5 +152,5 @@ class Instance:
         if self._reader is not None:
             await asyncio.wait({self._reader}, timeout=1.0)
             self._reader.cancel()
-        if code != 0:
+        if code != 0 and not self._killed:
             raise RuntimeError(f"the daemon ended with {code}:\n{''.join(self._log)}")

@@ -53,6 +53,11 @@ class IndexRanges(msgspec.Struct, array_like=True):
             yield from range(first, end)
 
     @property
+    def total(self) -> int:
+        """The sum of the indices."""
+        return sum((first + end - 1) * (end - first) // 2 for first, end in self.ranges)
+
+    @property
     def ranges(self) -> list[tuple[int, int]]:
         return [*zip(self.bounds[::2], self.bounds[1::2], strict=True)]
 

@@ -57,12 +57,12 @@ from governor.runs.result import record_result, result_of_damaged, whole_result
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from pathlib import Path
 
     from governor.daemon.queries import DaemonState
     from governor.journal.journal import Journal
     from governor.journal.tables import RunRow, Transaction
     from governor.runs.active_run import RunContext
+    from governor.runs.resume import KeptWork
     from transport.worker import Request
 
 KEEP_ALIVE_SECONDS: Final = 5.0
@@ -167,21 +167,21 @@ class DaemonApi:
             return recorded
 
         with self._daemon.queue.place():
-            recorded = await self._record_with_files(uid, change, old=old)
+            recorded = await self._record_with_files(uid, change, kept)
         assignment = Assignment(uid=uid, run=run, folder=row.folder, first_phase=kept.first_phase)
         return self._accepted(assignment, recorded, key=asked.key, parent=row.uid)
 
-    async def _record_with_files(self, uid: str, change: Callable[[Transaction], str], *, old: Path) -> str:
+    async def _record_with_files(self, uid: str, change: Callable[[Transaction], str], kept: KeptWork) -> str:
         """Writes to the journal; the recorded run has the files of the old one."""
         folder = self._context.run_folder(uid)
         recorded = ""
         try:
-            await asyncio.to_thread(resume.stage, old, folder)
+            await asyncio.to_thread(resume.stage, kept, folder)
             recorded = await self._journal.write(change)
             if recorded == uid:
                 await asyncio.to_thread(resume.publish, folder)
         except OSError as error:
-            raise TryAgain(f"the files of {old} can't be taken over: {error}") from error
+            raise TryAgain(f"the files of {kept.folder} can't be taken over: {error}") from error
         except asyncio.CancelledError:
             recorded = uid  # possibly recorded; the next start of the daemon finds out
             raise

@@ -34,7 +34,15 @@ from governor.episodes.rules.phase_rules import PhaseRules
 from governor.episodes.rules.seeds import episode_seed
 from governor.episodes.rules.statistics import summarize
 from governor.errors import ConductorError
-from governor.messages import BAD, Acknowledged, EpisodeEnded, EpisodeRecord, PartEndedReport, StartSimulation
+from governor.messages import (
+    Acknowledged,
+    EpisodeEnded,
+    EpisodeRecord,
+    FiguresUpdated,
+    PartEndedReport,
+    StartSimulation,
+    encode,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
@@ -43,7 +51,7 @@ if TYPE_CHECKING:
     from governor.episodes.records.recording import Columns, StepRecorder
     from governor.episodes.rules.evaluation import Stage
     from governor.episodes.spaces import SpaceSpec
-    from governor.messages import ConductorSpec, FlowControl
+    from governor.messages import ConductorEvent, ConductorSpec, FlowControl
     from governor.messages.link import Link
 
 T = TypeVar("T")
@@ -52,6 +60,8 @@ log = logs.get_logger()
 
 CUT_SHORT: Final = frozenset({"cancelled", "crashed"})
 """Outcomes that the exit of this process alone may have caused."""
+EPISODES_UNTIL_FIGURES: Final = 10_000
+"""Episodes after which the running figures are reported: a later process reads what ended after them one by one."""
 
 
 class Paused(Exception):
@@ -77,13 +87,14 @@ class Simulation:
         self._paused = False
         self._rules = PhaseRules(command)
         self._stage_end: Future[None] | None = None
-        self._records = list(command.done)
         self._pending: set[Future[Any]] = set()
         self._recorders: dict[int, StepRecorder] = {}
         self._unreported: list[EpisodeEnded] = []
         self._reported: Future[Acknowledged] = Future()
         self._began = monotonic()
-        self._steps = 0
+        self._episodes = self._steps = 0
+        """Ended in this process."""
+        self._since_figures = 0
 
     # -- for the workers ------------------------------------------------------------------------------------
 
@@ -161,7 +172,8 @@ class Simulation:
             marked = self._file.append(*marked)
             for record in marked:
                 self.apply_flow(self._rules.ended(record), end="until")
-            self._records += marked
+            self._episodes += len(marked)
+            self._since_figures += len(marked)
             self._steps += sum(record.steps for record in marked)
             over = [
                 self._rules.schedule.ended(record.index) for record in marked if record.outcome != "cancelled"
@@ -230,7 +242,7 @@ class Simulation:
     @property
     def progress(self) -> int:
         """A number that changes with each recorded step and each episode."""
-        return len(self._records) + sum(recorder.taken for recorder in [*self._recorders.values()])
+        return self._episodes + sum(recorder.taken for recorder in [*self._recorders.values()])
 
     def resume(self) -> None:
         """Ends a PAUSE."""
@@ -253,11 +265,12 @@ class Simulation:
         command = self.command
         path = episode_file.path_of(Path(self.spec.run_folder), command.name)
         try:
-            self._file = episode_file.EpisodeFile(
+            self._file = await asyncio.to_thread(
+                episode_file.EpisodeFile,
                 path=path,
                 phase=command.name,
                 mode=command.mode,
-                reported=[record.index for record in command.done],
+                reported=command.done.ended,
             )
         except OSError as error:
             self.break_off(f"cannot write {path}: {one_line(error)}")
@@ -313,8 +326,7 @@ class Simulation:
         if self._stage_end is not None:
             await asyncio.wrap_future(self._stage_end)
         if not self.abandoned:
-            ended = sum(not record.evaluation for record in self._records)
-            await self._settle(self._rules.settle_end(ended))
+            await self._settle(self._rules.settle_end(self._rules.figures.trained))
 
     def _start_clock(self) -> asyncio.TimerHandle | None:
         left = self._rules.seconds_left
@@ -328,7 +340,7 @@ class Simulation:
         trajectories.finalize(
             Path(self.spec.run_folder),
             self.command.name,
-            episodes={record.index for record in self._records},
+            episodes=self._rules.figures.ended,
         )
 
     def _finalize(self, finalize: Callable[[], object]) -> None:
@@ -352,7 +364,12 @@ class Simulation:
     async def _report_episodes(self) -> Acknowledged:
         """Reports all episodes that have ended before the event loop runs this, so short episodes share a report."""
         with self._condition:
-            events, self._unreported = self._unreported, []
+            events: list[ConductorEvent] = [*self._unreported]
+            self._unreported = []
+            if self._since_figures >= EPISODES_UNTIL_FIGURES:
+                self._since_figures = 0
+                figures = encode(self._rules.figures)
+                events.append(FiguresUpdated(phase=self.command.phase, figures=figures))
         return await self.link.report_all(events)
 
     def _acknowledged(self, reported: Future[Acknowledged]) -> None:
@@ -372,12 +389,8 @@ class Simulation:
                 self._fault = self._fault or "no worker is left to play the episodes that remain"
                 self._end = "stopped"
             self.stopping = True  # from here on the eventfd may be closed
-        bad = [record for record in self._records if record.outcome in BAD]
-        first = f"episode {bad[0].index}: {bad[0].reason or bad[0].outcome}" if bad else ""
-        metrics = summarize(
-            [record for record in self._records if not record.evaluation],
-            steps_per_second=self._steps / seconds if seconds else None,
-        )
+        figures = self._rules.figures
+        metrics = summarize(figures, steps_per_second=self._steps / seconds if seconds else None)
         metrics |= self._rules.metrics | self.figures
         if self.replays:
             metrics["episodes_played_again"] = self.replays
@@ -386,8 +399,8 @@ class Simulation:
                 phase=self.command.phase,
                 part="simulation",
                 end=self._end or "max_episodes",
-                failures=len(bad) + bool(self._fault),
-                first_failure=self._fault or first,
+                failures=figures.bad + bool(self._fault),
+                first_failure=self._fault or figures.first_bad,
                 metrics=metrics,
             )
         )

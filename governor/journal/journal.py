@@ -23,6 +23,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+import msgspec
+
 from governor import logs
 from governor.errors import JournalError, text_of
 from governor.journal import record_check, schema
@@ -31,6 +33,7 @@ from governor.journal.readers import Readers
 from governor.journal.tables import (
     EVENTS_OF_RUN,
     PRUNED,
+    RECORD_OF,
     RECORDS_OF_PHASE,
     RunRow,
     Transaction,
@@ -40,6 +43,7 @@ from governor.journal.tables import (
     read_row,
 )
 from governor.messages import EpisodeRecord, RunEvent, RunResult, TaskRecord
+from governor.messages.figures import PhaseFigures
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -326,9 +330,15 @@ class Journal:
 
     def events_of(self, uid: str, kinds: tuple[str, ...]) -> list[RunEvent]:
         """The events of these kinds, in their order."""
+        return [*self.each_event_of(uid, kinds)]
+
+    def each_event_of(self, uid: str, kinds: tuple[str, ...]) -> Iterator[RunEvent]:
+        """As `events_of`, for those of which there may be millions."""
         marks = ", ".join("?" * len(kinds))
-        rows = self._rows(f"{EVENTS_OF_RUN} AND events.kind IN ({marks}) ORDER BY last", (uid, *kinds))
-        return [event for row in rows for event in read_events(row)]
+        few = " AND events.records IS NULL" if RECORD_OF.keys().isdisjoint(kinds) else ""
+        rows = self._rows(f"{EVENTS_OF_RUN} AND events.kind IN ({marks}){few} ORDER BY last", (uid, *kinds))
+        for row in rows:
+            yield from read_events(row)
 
     def standing_events_of(self, uid: str, kinds: tuple[str, ...]) -> list[RunEvent]:
         """As `events_of`, without events from before a restart of the run, which are discarded."""
@@ -338,21 +348,39 @@ class Journal:
     def last_event(self, uid: str, *kinds: str) -> int:
         """The number of the last event, of these kinds if any are given; 0 for none."""
         of_kinds = f" AND kind IN ({', '.join('?' * len(kinds))})" if kinds else ""
-        question = f"SELECT max(last) FROM runs JOIN events ON run = position WHERE uid = ?{of_kinds}"  # noqa: S608
+        question = f"SELECT last FROM runs JOIN events ON run = position WHERE uid = ?{of_kinds} ORDER BY last DESC LIMIT 1"  # noqa: S608
         return int(self._value(question, uid, *kinds) or 0)
 
-    def episodes(self, uid: str, phase: int) -> list[EpisodeRecord]:
-        """The ended episodes of a phase, in the order in which they ended."""
-        return self._records(uid, "episode", phase, list[EpisodeRecord])
+    def episodes(self, uid: str, phase: int, *, after: int = 0) -> Iterator[EpisodeRecord]:
+        """The ended episodes of a phase, in the order in which they ended; those recorded `after` a row of its figures."""
+        return self._records(uid, "episode", phase, list[EpisodeRecord], after=after)
 
-    def tasks(self, uid: str, phase: int) -> list[TaskRecord]:
+    def tasks(self, uid: str, phase: int) -> Iterator[TaskRecord]:
         """The ended runs of tasks of a phase, in the order in which they ended."""
         return self._records(uid, "task", phase, list[TaskRecord])
 
-    def _records(self, uid: str, kind: str, phase: int, type_: type[list[T]]) -> list[T]:
-        rows = self._rows(RECORDS_OF_PHASE, (uid, kind, phase))
+    def _records(
+        self, uid: str, kind: str, phase: int, type_: type[list[T]], *, after: int = 0
+    ) -> Iterator[T]:
         place = f"records of {kind}s of phase {phase}"
-        return [record for (data,) in rows for record in decoded(uid, place, data, type_)]
+        for (data,) in self._rows(RECORDS_OF_PHASE, (uid, kind, phase, after)):
+            yield from decoded(uid, place, data, type_)
+
+    def tasks_ended(self, uid: str, phase: int) -> int:
+        """The number of runs of tasks of a phase that have ended."""
+        question = "SELECT count(*) FROM runs JOIN ended_tasks ON run = position WHERE uid = ? AND phase = ?"
+        return int(self._value(question, uid, phase) or 0)
+
+    def figures(self, uid: str, phase: int) -> tuple[PhaseFigures, int]:
+        """The running figures of a phase as kept last, and the row of the last record in them; empty ones and 0 without any, or
+        if this version can't read them.
+        """
+        question = "SELECT records, data FROM runs JOIN figures ON run = position WHERE uid = ? AND phase = ?"
+        row = next(self._rows(question, (uid, phase)), None)
+        if row is not None:
+            with suppress(msgspec.MsgspecError, TypeError):
+                return msgspec.msgpack.decode(row[1], type=PhaseFigures), int(row[0])
+        return PhaseFigures(), 0
 
     def require_sound(self, uid: str, *, phases: int) -> None:
         """Checks that all of the run's record can be read. Blocks. Raises RecordDamaged."""

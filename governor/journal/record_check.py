@@ -4,6 +4,7 @@ Rules:
 1. A damaged value affects one run: `RecordDamaged` names the run, the place, and the fault.
 2. Each row is decoded, and the numbers must be consistent: events without a gap, records with the keys of what is done.
 3. A wrong value that decodes and has the right type is not detected.
+4. Episodes in the running figures of their phase are not decoded: nobody reads their records again to continue.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from governor.errors import RecordDamaged
 from governor.journal.tables import RECORD_OF, decoded, plain_events
 from governor.messages import EpisodeRecord, TaskRecord
+from governor.messages.figures import PhaseFigures
 from states.events import EVENTS
 
 if TYPE_CHECKING:
@@ -29,8 +31,15 @@ _EVENTS: Final = (
     "SELECT last, number, at, events.kind, events.data, records.kind FROM runs JOIN events ON events.run = runs.position"
     " LEFT JOIN records ON records.position = events.records WHERE uid = ? ORDER BY last"
 )
-_OF_KIND: Final = "SELECT data FROM events WHERE run = ? AND kind = ? ORDER BY last"
-_RECORDS: Final = "SELECT records.position, kind, phase, data FROM runs JOIN records ON records.run = runs.position WHERE uid = ?"
+_OF_KIND: Final = "SELECT data FROM events WHERE run = ? AND kind = ? AND records IS NULL ORDER BY last"
+_RECORDS: Final = (
+    "SELECT records.position, kind, records.phase, records.data FROM runs JOIN records ON records.run = runs.position"
+    " LEFT JOIN figures ON figures.run = runs.position AND figures.phase = records.phase AND kind = 'episode'"
+    " WHERE uid = ? AND records.position > coalesce(figures.records, 0)"
+)
+_FIGURES: Final = (
+    "SELECT phase, figures.data FROM runs JOIN figures ON figures.run = runs.position WHERE uid = ?"
+)
 _RECORD_TYPES: Final[dict[str, Any]] = {"episode": list[EpisodeRecord], "task": list[TaskRecord]}
 _DISCARDED: Final = "discarded "
 """A prefix for each restart of the run."""
@@ -92,6 +101,11 @@ def _check_records(
     """The number of episodes that count and the sums of their keys, since there may be millions; the keys of tasks."""
     number = of_phases = of_indices = 0
     tasks = set()
+    for phase, packed in rows(_FIGURES, (uid,)):
+        ended = decoded(uid, f"figures of phase {phase}", packed, PhaseFigures).ended
+        number += len(ended)
+        of_phases += phase * len(ended)
+        of_indices += ended.total
     for position, kind, phase, packed in rows(_RECORDS, (uid,)):
         where = f"records, row {position}"
         plain = kind.replace(_DISCARDED, "") if isinstance(kind, str) else kind

@@ -23,7 +23,7 @@ from governor.journal.disk_reserve import no_room
 if TYPE_CHECKING:
     from pathlib import Path
 
-SCHEMA_VERSION: Final = 4
+SCHEMA_VERSION: Final = 5
 _RUNS: Final = """
 CREATE TABLE runs (
     position INTEGER PRIMARY KEY AUTOINCREMENT,
@@ -76,7 +76,17 @@ CREATE TABLE ended_tasks (
 """Items that were recorded together are one row, of `records` and of `events`: `data` is an array in msgpack. A row of
 `events` holds `number` events of one kind, numbered up to `last`; the data of ended episodes and tasks are in `records`.
 """
-SCHEMA: Final = _RUNS + _RECORDS
+_FIGURES: Final = """
+CREATE TABLE figures (
+    run INTEGER NOT NULL, phase INTEGER NOT NULL, records INTEGER NOT NULL, data BLOB NOT NULL,
+    PRIMARY KEY (run, phase)
+) WITHOUT ROWID;
+CREATE INDEX events_of_kind ON events (run, kind) WHERE records IS NULL;
+"""
+"""`figures` has the running figures of each phase, `PhaseFigures` in msgpack, of its episodes in the rows of `records` up to
+this one: what follows from the records alone, kept so that nobody reads all of them again.
+"""
+SCHEMA: Final = _RUNS + _RECORDS + _FIGURES
 MIGRATIONS: Final = {
     1: "ALTER TABLE runs ADD COLUMN parent TEXT;",
     2: f"""
@@ -101,6 +111,7 @@ ALTER TABLE runs ADD COLUMN digest BLOB;
 ALTER TABLE runs ADD COLUMN pruned_at REAL;
 ALTER TABLE runs ADD COLUMN removed INTEGER NOT NULL DEFAULT 0;
 """,
+    4: _FIGURES,
 }
 """From each schema to the next one; ``packed(data)`` is `array_of_one`."""
 FAULTS: Final = 5

@@ -18,7 +18,7 @@ from governor.messages import EpisodeRecord, RunEvent, RunOutcome, RunResult, Ta
 
 if TYPE_CHECKING:
     import sqlite3
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 R = TypeVar("R", bound=EpisodeRecord | TaskRecord)
 T = TypeVar("T")
@@ -92,7 +92,7 @@ EVENTS_OF_RUN: Final = (
 )
 RECORDS_OF_PHASE: Final = (
     "SELECT data FROM runs JOIN records ON records.run = runs.position"
-    " WHERE uid = ? AND kind = ? AND phase = ? ORDER BY records.position"
+    " WHERE uid = ? AND kind = ? AND phase = ? AND records.position > ? ORDER BY records.position"
 )
 RECORD_OF: Final = {"episode.ended": "episode", "task.ended": "record"}
 """The key of the record in the data of an event."""
@@ -150,6 +150,7 @@ _REMOVE: Final = (
     "DELETE FROM records WHERE position IN (SELECT position FROM records WHERE run = ?1 LIMIT ?2)",
     "DELETE FROM ended_episodes WHERE run = ?1 AND (phase, episode) IN (SELECT phase, episode FROM ended_episodes WHERE run = ?1 LIMIT ?2)",
     "DELETE FROM ended_tasks WHERE run = ?1 AND (phase, task, number) IN (SELECT phase, task, number FROM ended_tasks WHERE run = ?1 LIMIT ?2)",
+    "DELETE FROM figures WHERE run = ?1 AND ?2",
 )
 
 
@@ -281,6 +282,27 @@ class Transaction:
             self._insert_events(uid, f"{kind}.ended", len(fresh), records=position)
         return fresh
 
+    def figures(self, uid: str, phase: int, packed: bytes) -> None:
+        """Keeps the running figures of a phase, of all its episodes that are on record now."""
+        self._connection.execute(
+            "INSERT OR REPLACE INTO figures (run, phase, records, data) SELECT run, phase, max(position), ? FROM records"
+            " WHERE run = ? AND kind = 'episode' AND phase = ? GROUP BY run, phase",
+            (packed, self._numbers(uid).run, phase),
+        )
+
+    def inherit(
+        self, uid: str, phase: int, kind: str, parent: str, *, keeps: Callable[[R], bool] | None = None
+    ) -> None:
+        """Records the episodes or task runs of a phase of `parent` as this run's own, all or those that `keeps` chooses."""
+        type_: Any = list[EpisodeRecord] if kind == "episode" else list[TaskRecord]
+        for (packed,) in self._connection.execute(RECORDS_OF_PHASE, (parent, kind, phase, 0)):
+            records = decoded(parent, f"records of {kind}s of phase {phase}", packed, type_)
+            kept = records if keeps is None else [record for record in records if keeps(record)]
+            if kind == "episode":
+                self.episodes(uid, phase, kept, ended=False)
+            else:
+                self.tasks(uid, phase, kept, ended=False)
+
     def restarted(self, uid: str) -> None:
         """Restarts the run: its events and records are kept, but do not count any more."""
         run = self._numbers(uid).run
@@ -291,6 +313,7 @@ class Transaction:
                 (run,),
             ).rowcount
         self._connection.execute("UPDATE records SET kind = 'discarded ' || kind WHERE run = ?", (run,))
+        self._connection.execute("DELETE FROM figures WHERE run = ?", (run,))
         self.event(uid, "run.restarted", {"discarded": discarded})
 
     def _not_yet_ended(self, statement: str, keys: Sequence[tuple[Any, ...]]) -> list[bool]:

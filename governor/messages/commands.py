@@ -12,7 +12,8 @@ from pydantic import Field, model_validator
 
 from governor.messages.base import Message
 from governor.messages.conductor import TaskSpec
-from governor.messages.results import EpisodeRecord, TaskRecord
+from governor.messages.figures import PhaseFigures
+from governor.messages.results import TaskRecord
 from governor.units.fields import AnyDuration, Count, Duration, Name
 from governor.units.sections import Section
 
@@ -154,8 +155,8 @@ class Made(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StartSimulation(Message, frozen=True):
-    """Play the episodes of a phase. `done` are the episodes that ended before this incarnation began: they
-    count, and are not played again. `made_environment` and `made_agents` (in the order of `agents`) are set when
+    """Play the episodes of a phase. `done` are the running figures of those that ended before this incarnation began:
+    they count, and are not played again. `made_environment` and `made_agents` (in the order of `agents`) are set when
     `transport` is ``in_process`` or ``ray``. `players` maps players to agents, where the run file does. `chunk`: episodes
     that a runner gets at a time, None: as many as take about a second. `vector` is the number of environments of each
     worker; `max_staleness` is in versions of the weights. `build_seconds` bounds how long an environment or agent takes
@@ -175,7 +176,7 @@ class StartSimulation(Message, frozen=True):
     until: tuple[Until, ...] = ()
     evaluate: Evaluate | None = None
     checkpoint: Checkpoint | None = None
-    done: tuple[EpisodeRecord, ...] = ()
+    done: PhaseFigures = msgspec.field(default_factory=PhaseFigures)
     transport: Literal["conductors", "in_process", "ray"] = "conductors"
     made_environment: Made | None = None
     made_agents: tuple[Made, ...] = ()

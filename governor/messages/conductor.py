@@ -31,6 +31,13 @@ class EpisodeEnded(Message, frozen=True):
     episode: EpisodeRecord
 
 
+class FiguresUpdated(Message, frozen=True):
+    """The running figures of a phase, `PhaseFigures` in msgpack: of all its episodes that have been reported before."""
+
+    phase: int
+    figures: bytes
+
+
 class TaskStarted(Message, frozen=True):
     phase: int
     task: str
@@ -85,6 +92,7 @@ ConductorEvent: TypeAlias = (
     ReadyReport
     | FailedReport
     | EpisodeEnded
+    | FiguresUpdated
     | TaskStarted
     | TaskAttemptEnded
     | TaskEnded

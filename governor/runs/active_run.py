@@ -21,7 +21,7 @@ from governor import logs
 from governor.files import write_whole
 from governor.messages import ConductorCommand, conductor_service, decode_command_reply, encode, run_service
 from governor.runs.effects import EffectRunner
-from governor.runs.limits import limits_of
+from governor.runs.limits import RunLimits, limits_of
 from governor.runs.liveness_probe import LivenessProbe
 from governor.runs.progress import Progress
 from governor.runs.report_handler import ReportHandler
@@ -104,14 +104,15 @@ class ActiveRun:
         self.socket_folder = context.socket_folder(self.uid)
         self.dead_children: list[str] = []
         self.progress = Progress(assignment)
-        self.limits = limits_of(assignment, context.journal)
+        self.limits = RunLimits(assignment.run.limits)
         self.reports = ReportHandler(self)
         self.effects = EffectRunner(self)
         self._tasks: set[asyncio.Task[None]] = set()
         self._open = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
-        """Raises OSError when the run's folders can't be made."""
+        """Raises OSError when the run's folders can't be made, JournalError."""
+        self.limits = await asyncio.to_thread(limits_of, self.assignment, self.context.journal)
         async with AsyncExitStack() as stack:
             for folder in (self.folder, self.socket_folder):
                 folder.mkdir(mode=0o700, parents=True, exist_ok=True)

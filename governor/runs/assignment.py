@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from governor.messages import Made, StartSimulation, StartTasks, TaskSpec
+from governor.messages.figures import PhaseFigures
 from governor.run_file.load import Run, parse
 from governor.run_file.model import TASKS
 from governor.runs.liveness import USER_CODE_SECONDS
 
 if TYPE_CHECKING:
     from governor.journal.tables import RunRow
-    from governor.messages import EpisodeRecord, TaskRecord
+    from governor.messages import TaskRecord
     from governor.run_file.model import AgentSection
     from states.plan import RunPlan
 
@@ -54,8 +55,8 @@ class Assignment:
             return {**section.model_dump(mode="json"), "state": self._state_of(section)}
         return {"models": list(self.run.models)} if kind == TASKS else {}
 
-    def simulation(self, phase: int, *, done: list[EpisodeRecord]) -> StartSimulation:
-        """The command that begins the simulation of a phase."""
+    def simulation(self, phase: int, *, done: PhaseFigures | None = None) -> StartSimulation:
+        """The command that begins the simulation of a phase. Raises ValueError for one without."""
         chosen = self.run.phases[phase]
         if chosen.simulate is None:
             raise ValueError(f"phase {chosen.name} has no simulation")
@@ -74,7 +75,7 @@ class Assignment:
             until=chosen.until,
             evaluate=chosen.evaluate,
             checkpoint=chosen.checkpoint,
-            done=tuple(done),
+            done=done if done is not None else PhaseFigures(),
             made_environment=made if inside else None,
             made_agents=tuple(map(self._made_agent, simulate.agent_names)) if inside else (),
             vector=environment.vector,

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Final
 
 from governor import logs
 from governor.errors import JournalError
-from governor.messages import ConductorCommand, Refused, StopPartCommand
+from governor.messages import Refused, StartSimulation, StartTasks, StopPartCommand
 from governor.runs.conductor_process import ConductorProcess
-from governor.runs.result import record_result
+from governor.runs.result import figures_of, record_result
 from states import events
 from states.effects import (
     BeginPhase,
@@ -75,7 +75,7 @@ class EffectRunner:
             case StopConductor():
                 self._stop_conductor(effect)
             case BeginPhase(phase=phase):
-                self._begin_phase(phase)
+                self._run.progress.enter_phase(phase)
             case StartPart():
                 self._run.spawn(self._start_part(effect), f"begin.{effect.part}.{effect.phase}")
             case StopPart():
@@ -127,23 +127,17 @@ class EffectRunner:
 
     # -- phases ------------------------------------------------------------------------------------------------
 
-    def _begin_phase(self, phase: int) -> None:
-        run, journal = self._run, self._run.context.journal
+    async def _start_part(self, effect: StartPart) -> None:
+        run = self._run
         try:
-            run.progress.enter_phase(
-                phase, episodes=journal.episodes(run.uid, phase), tasks=journal.tasks(run.uid, phase)
-            )
+            command = await asyncio.to_thread(self._command_of, effect)
         except JournalError as error:
             run.governor.journal_failed(error)
-
-    async def _start_part(self, effect: StartPart) -> None:
-        run, journal = self._run, self._run.context.journal
-        if effect.part == "simulation":
-            command: ConductorCommand = run.assignment.simulation(
-                effect.phase, done=journal.episodes(run.uid, effect.phase)
-            )
+            return
+        if isinstance(command, StartSimulation):
+            run.progress.enter_simulation(command.done)
         else:
-            command = run.assignment.tasks(effect.phase, done=journal.tasks(run.uid, effect.phase))
+            run.progress.tasks_ended = len(command.done)
         try:
             reply = await run.command(effect.conductor, effect.incarnation, command, seconds=COMMAND_SECONDS)
             reason = reply.message if isinstance(reply, Refused) else ""
@@ -160,6 +154,13 @@ class EffectRunner:
                     reason=reason,
                 )
             )
+
+    def _command_of(self, effect: StartPart) -> StartSimulation | StartTasks:
+        """The command that begins a part, with what has ended of it. Blocks; raises JournalError."""
+        assignment, journal = self._run.assignment, self._run.context.journal
+        if effect.part == "simulation":
+            return assignment.simulation(effect.phase, done=figures_of(journal, assignment, effect.phase))
+        return assignment.tasks(effect.phase, done=[*journal.tasks(self._run.uid, effect.phase)])
 
     async def _stop_part(self, effect: StopPart) -> None:
         command = StopPartCommand(phase=effect.phase, reason=effect.reason)

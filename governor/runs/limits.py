@@ -7,10 +7,12 @@ further episode begins. Memory and disk are measured (`resource_usage`).
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from governor.messages import EpisodeEnded, TaskAttemptEnded, TaskEnded, TaskStarted
 from governor.run_file.model import TASKS
+from governor.runs.result import figures_of
 from states.events import LimitExceeded
 
 if TYPE_CHECKING:
@@ -91,16 +93,24 @@ class RunLimits:
 
 def limits_of(assignment: Assignment, journal: Journal) -> RunLimits:
     """The limits, with what earlier invocations of the daemon have counted for this run; inherited work is not
-    counted. What has no limit is not read.
+    counted. What has no limit is not read. Blocks. Raises JournalError.
     """
     section, uid = assignment.run.limits, assignment.uid
     limits = RunLimits(section)
     if section.steps is not None or section.episodes is not None:
-        inherited = journal.standing_events_of(uid, ("run.inherited",))
-        kept = {each["phase"]: each["episodes"] for event in inherited for each in event.data["kept"]}
         for phase in range(len(assignment.run.phases)):
-            done = journal.episodes(uid, phase)[kept.get(phase, 0) :]
-            limits.count(EpisodeEnded(phase=phase, episode=each) for each in done)
+            figures = figures_of(journal, assignment, phase)
+            limits.used["episodes"] += figures.trained + figures.evaluated
+            limits.used["steps"] += figures.steps + figures.evaluation_steps
+        inherited = journal.standing_events_of(uid, ("run.inherited",))
+        for kept in (each for event in inherited for each in event.data["kept"]):
+            limits.used["episodes"] -= kept["episodes"]
+            limits.used["steps"] -= kept["steps"] if "steps" in kept else _steps_of(journal, uid, kept)
     if section.tasks is not None:
-        limits.count_recorded(journal.events_of(uid, OF_ATTEMPTS))
+        limits.count_recorded(journal.each_event_of(uid, OF_ATTEMPTS))
     return limits
+
+
+def _steps_of(journal: Journal, uid: str, kept: dict[str, int]) -> int:
+    """Steps of the inherited episodes of a phase: records of older versions do not say them."""
+    return sum(each.steps for each in islice(journal.episodes(uid, kept["phase"]), kept["episodes"]))

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from governor import clock
+from governor.episodes.rules.statistics import LAST_RETURNS
 from governor.messages import (
     ConductorStatus,
     EpisodeEnded,
@@ -24,13 +25,12 @@ from states.base import RunInWork
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from governor.messages import EpisodeRecord, RunStatus, TaskRecord
+    from governor.messages import RunStatus
+    from governor.messages.figures import PhaseFigures
     from governor.runs.active_run import ActiveRun
     from governor.runs.assignment import Assignment
     from governor.runs.limits import Recorded
 
-WINDOW: Final = 50
-"""Episodes over which `metrics` averages the return."""
 NAMED: Final = 3
 """Running tasks that `at_work` names."""
 
@@ -42,7 +42,7 @@ class Progress:
 
     def __init__(self, assignment: Assignment) -> None:
         self._assignment = assignment
-        self._returns: deque[float] = deque(maxlen=WINDOW)
+        self._returns: deque[float] = deque(maxlen=LAST_RETURNS)
         self.phase_index: int | None = None
         self.phase: str | None = None
         self.episodes_ended = self.episodes_total = 0
@@ -51,18 +51,20 @@ class Progress:
         self._began = time.monotonic()
         self.changes = 0
 
-    def enter_phase(self, phase: int, *, episodes: list[EpisodeRecord], tasks: list[TaskRecord]) -> None:
-        """Begins a phase; episodes and tasks that ended in an earlier invocation count."""
+    def enter_phase(self, phase: int) -> None:
         self.changes += 1
         self.phase_index = phase
         self.phase = self._assignment.run.phases[phase].name
         self.episodes_total = self._assignment.episodes_of(phase)
         self.tasks_total = self._assignment.tasks_of(phase)
-        episodes = [episode for episode in episodes if not episode.evaluation]
-        self.episodes_ended = len(episodes)
-        self.tasks_ended = len(tasks)
+        self.episodes_ended = self.tasks_ended = 0
         self._running = {}
-        self._returns = deque((episode.value for episode in episodes), maxlen=WINDOW)
+        self._returns.clear()
+
+    def enter_simulation(self, done: PhaseFigures) -> None:
+        """Episodes that ended in an earlier invocation count."""
+        self.episodes_ended = done.trained
+        self._returns = deque(done.last_returns, maxlen=LAST_RETURNS)
 
     @property
     def seconds(self) -> float:

@@ -140,6 +140,10 @@ class ReportHandler:
                 getattr(log, event.level)(
                     event.event, run=self._run.uid, conductor=report.conductor, **event.data
                 )
+            case messages.FiguresUpdated(phase=phase, figures=figures):
+                await self._run.context.journal.write(
+                    lambda transaction: transaction.figures(self._run.uid, phase, figures), run=self._run.uid
+                )
             case messages.ReadyReport(detail=detail):
                 if report.conductor == TASKS:
                     self._run.limits.task_conductor_ready()

@@ -6,16 +6,17 @@ It is stored in the journal, and as `result.json` in the run's folder for use wi
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, get_args
 
 import msgspec
 
 from governor import clock
+from governor.episodes.rules.statistics import PhaseStatistics, summarize
 from governor.errors import RecordDamaged, UsageError
 from governor.files import write_whole
 from governor.messages import PhaseResult, RunOutcome, RunResult
+from governor.messages.figures import PhaseFigures
 from governor.runs import history
 
 INLINE_BYTES: Final = 64 * 1024
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
 
     from governor.journal.journal import Journal
     from governor.journal.tables import RunRow, Transaction
-    from governor.messages import EpisodeRecord
     from governor.runs.assignment import Assignment
 
 
@@ -172,28 +172,25 @@ def _phase(
 ) -> PhaseResult:
     phase = assignment.run.phases[index]
     metrics = {name: value for data in events.values() for name, value in data.get("metrics", {}).items()}
-    every = journal.episodes(assignment.uid, index)
-    episodes = [episode for episode in every if not episode.evaluation]
+    figures = figures_of(journal, assignment, index)
     return PhaseResult(
         name=phase.name,
         mode=phase.mode,
         end=events.get("phase.ended", {}).get("end", outcome),
-        episodes=dict(Counter(episode.outcome for episode in episodes)),
-        metrics=metrics or _metrics(episodes),
+        episodes=figures.outcomes,
+        metrics=metrics or (summarize(figures) if figures.trained else {}),
         tasks=tuple(
             sorted(journal.tasks(assignment.uid, index), key=lambda record: (record.task, record.run))
         ),
     )
 
 
-def _metrics(episodes: list[EpisodeRecord]) -> dict[str, float]:
-    """Metrics of a phase that was cut short, so that its controller could not report them."""
-    if not episodes:
-        return {}
-    returns = [episode.value for episode in episodes]
-    return {
-        "return_mean": sum(returns) / len(returns),
-        "return_min": min(returns),
-        "return_max": max(returns),
-        "steps_total": float(sum(episode.steps for episode in episodes)),
-    }
+def figures_of(journal: Journal, assignment: Assignment, phase: int) -> PhaseFigures:
+    """The running figures of the episodes of a phase: as kept last, with what ended after that. Blocks. Raises JournalError."""
+    if assignment.run.phases[phase].simulate is None:
+        return PhaseFigures()
+    known, after = journal.figures(assignment.uid, phase)
+    statistics = PhaseStatistics(assignment.simulation(phase), known)
+    for record in journal.episodes(assignment.uid, phase, after=after):
+        statistics.add(record)
+    return statistics.figures

@@ -15,14 +15,18 @@ from __future__ import annotations
 
 import shutil
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
+from governor.episodes.records import episode_file
 from governor.errors import UsageError
 from governor.files import sync_to_disk
+from governor.index_ranges import IndexRanges
 from governor.messages import BAD, COMPLETE
 from governor.runs import result
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from pathlib import Path
 
     from governor.journal.journal import Journal
@@ -40,11 +44,17 @@ OF_ONE_RUN: Final = frozenset({"run.json", "result.json", *result.FILES.values()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeptPhase:
-    """`events` are the recorded events of a whole phase, in order; empty where something is missing."""
+    """`events` are the recorded events of a whole phase, in order; empty where something is missing. `evaluated` and `steps`
+    are of its `episodes`, which are all or those `played` to their end; `tasks` are all or those that are `there`.
+    """
 
     index: int
-    episodes: tuple[EpisodeRecord, ...]
-    tasks: tuple[TaskRecord, ...]
+    name: str
+    episodes: int
+    evaluated: int
+    steps: int
+    tasks: int
+    played: IndexRanges
     events: tuple[tuple[str, dict[str, Any]], ...]
 
     @property
@@ -54,7 +64,10 @@ class KeptPhase:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeptWork:
+    """Of the run `parent`, whose files are in `folder`."""
+
     parent: str
+    folder: Path
     phases: tuple[KeptPhase, ...]
 
     @property
@@ -70,18 +83,16 @@ class KeptWork:
     def record(self, transaction: Transaction, uid: str) -> None:
         """Records the kept work as the new run's own; call it in the transaction that records the run."""
         kept = [
-            {
-                "phase": phase.index,
-                "episodes": len(phase.episodes),
-                "evaluated": sum(episode.evaluation > 0 for episode in phase.episodes),
-                "tasks": len(phase.tasks),
-            }
+            {name: getattr(phase, name) for name in ("episodes", "evaluated", "steps", "tasks")}
+            | {"phase": phase.index}
             for phase in self.phases
         ]
         transaction.event(uid, "run.inherited", {"parent": self.parent, "kept": kept})
         for phase in self.phases:
-            transaction.episodes(uid, phase.index, phase.episodes, ended=False)
-            transaction.tasks(uid, phase.index, phase.tasks, ended=False)
+            episodes = None if phase.is_whole else _is_complete
+            tasks = None if phase.is_whole else partial(_is_there, folder=self.folder)
+            transaction.inherit(uid, phase.index, "episode", self.parent, keeps=episodes)
+            transaction.inherit(uid, phase.index, "task", self.parent, keeps=tasks)
             for kind, data in phase.events if phase.index < self.first_phase else ():
                 transaction.event(uid, kind, {**data, "by": "resume"})
 
@@ -105,43 +116,77 @@ def find_kept_work(journal: Journal, row: RunRow, run: Run, folder: Path) -> Kep
     )
     if not folder.is_dir() and any(phase.episodes or phase.tasks for phase in phases):
         raise UsageError(f"the files of run {row.uid} are gone from {folder}; submit its run file again")
-    return KeptWork(parent=row.uid, phases=phases)
+    return KeptWork(parent=row.uid, folder=folder, phases=phases)
 
 
 def _kept(
     phase: Phase,
     *,
     index: int,
-    episodes: list[EpisodeRecord],
-    tasks: list[TaskRecord],
+    episodes: Iterable[EpisodeRecord],
+    tasks: Iterable[TaskRecord],
     folder: Path,
     events: dict[str, dict[str, Any]],
 ) -> KeptPhase:
     """A part that ended early because its goal was reached misses nothing, unless its failures ended the run."""
     ends = {part: events.get(f"part.ended {part}", {}).get("end") for part in ("simulation", "tasks")}
     strict = phase.on_failure == "fail"
-    good = [episode for episode in episodes if episode.outcome in COMPLETE]
-    bad = any(episode.outcome in BAD for episode in episodes)
-    played = (
+    every, good, played, bad = _Count(), _Count(), IndexRanges(), False
+    for episode in episodes:
+        every.add(episode)
+        bad = bad or episode.outcome in BAD
+        if _is_complete(episode):
+            good.add(episode)
+            played.add(episode.index)
+    is_played = (
         phase.simulate is None
         or (ends["simulation"] == "until" and not (bad and strict))
-        or (ends["simulation"] == "max_episodes" and len(good) >= _wanted(phase))
+        or (ends["simulation"] == "max_episodes" and good.episodes >= _wanted(phase))
     )
-    succeeded = [task for task in tasks if task.outcome == "succeeded"]
-    there = [task for task in succeeded if task.value_file is None or (folder / task.value_file).is_file()]
-    broken = any(task.outcome not in ("succeeded", "cancelled") for task in tasks)
-    done = len(there) >= sum(task.repeat for task in phase.tasks) or (
-        ends["tasks"] == "enough" and len(there) == len(succeeded) and not (broken and strict)
+    ended = succeeded = there = 0
+    broken = False
+    for task in tasks:
+        ended += 1
+        succeeded += task.outcome == "succeeded"
+        there += _is_there(task, folder=folder)
+        broken = broken or task.outcome not in ("succeeded", "cancelled")
+    done = there >= sum(task.repeat for task in phase.tasks) or (
+        ends["tasks"] == "enough" and there == succeeded and not (broken and strict)
     )
     over = events.get("phase.ended", {}).get("end", "failed") not in CUT_SHORT
-    whole = played and done and over
+    whole = is_played and done and over
+    # What was cancelled because its goal was reached belongs to a whole phase, and is not done again.
+    kept = every if whole else good
     return KeptPhase(
         index=index,
-        # What was cancelled because its goal was reached belongs to a whole phase, and is not done again.
-        episodes=tuple(episodes if whole else good),
-        tasks=tuple(tasks if whole else there),
+        name=phase.name,
+        episodes=kept.episodes,
+        evaluated=kept.evaluated,
+        steps=kept.steps,
+        tasks=ended if whole else there,
+        played=played,
         events=tuple((name.partition(" ")[0], data) for name, data in events.items()) if whole else (),
     )
+
+
+@dataclass(slots=True)
+class _Count:
+    episodes: int = 0
+    evaluated: int = 0
+    steps: int = 0
+
+    def add(self, episode: EpisodeRecord) -> None:
+        self.episodes += 1
+        self.evaluated += episode.evaluation > 0
+        self.steps += episode.steps
+
+
+def _is_complete(episode: EpisodeRecord) -> bool:
+    return episode.outcome in COMPLETE
+
+
+def _is_there(task: TaskRecord, *, folder: Path) -> bool:
+    return task.outcome == "succeeded" and (task.value_file is None or (folder / task.value_file).is_file())
 
 
 def _wanted(phase: Phase) -> int:
@@ -159,8 +204,9 @@ def staging_of(folder: Path) -> Path:
     return folder.with_name(f".{folder.name}.part")
 
 
-def stage(old: Path, folder: Path) -> None:
+def stage(kept: KeptWork, folder: Path) -> None:
     """Copies or links the files of the old run into the staging folder of `folder`. Blocks; raises OSError."""
+    old = kept.folder
     staging = staging_of(folder)
     staging.mkdir(mode=0o700)
     if not old.is_dir():
@@ -168,6 +214,10 @@ def stage(old: Path, folder: Path) -> None:
     for entry in old.iterdir():
         if entry.name not in OF_ONE_RUN:
             _copy(entry, staging / entry.name, link=entry.name in WRITTEN_WHOLE)
+    for phase in kept.phases:
+        lines = episode_file.path_of(staging, phase.name)
+        if not phase.is_whole and lines.exists():
+            episode_file.keep_only(lines, phase.played)
     sync_to_disk(staging)
 
 

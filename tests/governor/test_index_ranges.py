@@ -13,7 +13,7 @@ def test_it_is_as_a_set_of_numbers(indices, first, end):
     for index in indices:
         assert ranges.add(index) == (index not in expected)
         expected.add(index)
-    assert ([*ranges], len(ranges)) == (sorted(expected), len(expected))
+    assert ([*ranges], len(ranges), ranges.total) == (sorted(expected), len(expected), sum(expected))
     assert all((index in ranges) == (index in expected) for index in range(50))
     wanted = range(first, max(first, end))
     assert [*ranges.missing(wanted)] == [index for index in wanted if index not in expected]

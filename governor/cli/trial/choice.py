@@ -79,7 +79,7 @@ def episode_of(
     if simulate is None:
         first = run.phases[index].tasks[0].id
         raise UsageError(f"phase {phase!r} has no episodes, it has tasks: --task {first}")
-    command = Assignment(uid=UID, run=_in_one_process(run, index), folder=folder).simulation(index, done=[])
+    command = Assignment(uid=UID, run=_in_one_process(run, index), folder=folder).simulation(index)
     chosen = number or 0
     count = _episodes(run.phases[index])
     if not 0 <= chosen < count:

@@ -3,22 +3,25 @@
 Rules:
 1. A line is written to the kernel when `append` returns, so it survives this process. If the disk is full the episode is
    `failed`, and its line is written with the next ones.
-2. Opened again after a crash, the file keeps the lines of reported episodes and drops the others, which are played again
-   (a torn last line, or a line that was written but never reported).
+2. Lines are in the order in which episodes are reported. Opened again after a crash, the file is cut behind the last line of
+   a reported episode: what follows is torn, or was never reported, and its episodes are played again.
+3. A file that another run has too, as a hard link, is not changed: the run gets one of its own.
 """
 
 from __future__ import annotations
 
+import mmap
+import os
 from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
 
 from governor import files, logs
 from governor.episodes.entries import one_line
+from governor.index_ranges import IndexRanges
 from governor.messages import COMPLETE
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
     from pathlib import Path
 
     from governor.messages import EpisodeRecord
@@ -41,12 +44,14 @@ def as_not_recorded(record: EpisodeRecord, reason: str) -> EpisodeRecord:
 
 
 class EpisodeFile:
-    def __init__(self, *, path: Path, phase: str, mode: str, reported: Collection[int]) -> None:
-        """Raises OSError."""
+    def __init__(self, *, path: Path, phase: str, mode: str, reported: IndexRanges) -> None:
+        """Blocks. Raises OSError."""
         path.parent.mkdir(parents=True, exist_ok=True)
-        kept = _kept(path, set(reported))
-        if kept is not None:
-            files.write_whole(path, b"".join(kept))
+        if path.exists():
+            if path.stat().st_nlink > 1:
+                keep_only(path, reported)
+            else:
+                os.truncate(path, _reported_length(path, reported))
         self._extra = {"phase": phase, "mode": mode}
         self._file = path.open("ab", buffering=0)
         self._behind = bytearray()
@@ -81,16 +86,39 @@ class EpisodeFile:
         return _encode(line) + b"\n"
 
 
-def _kept(path: Path, reported: set[int]) -> list[bytes] | None:
-    if not path.exists():
-        return None
-    kept = []
-    for line in path.read_bytes().splitlines(keepends=True):
-        try:
-            index = _decode(line).get("index")
-        except msgspec.MsgspecError:
-            continue
-        if index in reported and line.endswith(b"\n"):
-            reported.discard(index)
-            kept.append(line)
-    return kept
+def keep_only(path: Path, kept: IndexRanges) -> None:
+    """Replaces the file by one with the first line of each of these episodes. Blocks. Raises OSError."""
+    part = files.temporary(path)
+    written = IndexRanges()
+    try:
+        with path.open("rb") as lines, part.open("wb") as new:
+            new.writelines(
+                line for line in lines if (index := _index_of(line)) in kept and written.add(index)
+            )
+        files.put_in_place(part, path)
+    except OSError:
+        part.unlink(missing_ok=True)
+        raise
+
+
+def _reported_length(path: Path, reported: IndexRanges) -> int:
+    """The length of the file up to the end of the last line of a reported episode."""
+    if path.stat().st_size == 0:
+        return 0
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        end = content.rfind(b"\n") + 1
+        while end:
+            begin = content.rfind(b"\n", 0, end - 1) + 1
+            if _index_of(content[begin:end]) in reported:
+                break
+            end = begin
+        return end
+
+
+def _index_of(line: bytes) -> int:
+    """-1 for a torn line."""
+    try:
+        index = _decode(line).get("index") if line.endswith(b"\n") else None
+    except msgspec.MsgspecError:
+        return -1
+    return index if isinstance(index, int) else -1

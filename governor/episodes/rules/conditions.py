@@ -10,11 +10,12 @@ Rules:
 
 from __future__ import annotations
 
-from collections import deque
 from typing import TYPE_CHECKING, Final, get_args
 
-from governor.episodes.rules.statistics import mean_of
+import msgspec
+
 from governor.messages import COMPLETE, EpisodeRecord, Evaluate, FlowControl, StartSimulation, Until
+from governor.messages.figures import GoalFigures
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -43,12 +44,6 @@ def measure(record: EpisodeRecord, metric: str) -> float | None:
     return record.values.get(metric.removeprefix(_OF_PLAYER))
 
 
-def mean(records: Iterable[EpisodeRecord], metric: str) -> float | None:
-    """The mean; None without a measurable episode."""
-    values = [value for record in records if (value := measure(record, metric)) is not None]
-    return mean_of(values) if values else None
-
-
 def holds(value: float, *, at_least: float | None, at_most: float | None) -> bool:
     """A bound of None always holds."""
     return (at_least is None or value >= at_least) and (at_most is None or value <= at_most)
@@ -74,48 +69,47 @@ def wall_clock(until: Iterable[Until]) -> float | None:
     return min((each.wall_clock for each in until if each.wall_clock is not None), default=None)
 
 
-def played_seconds(done: Iterable[EpisodeRecord]) -> float:
-    """Seconds that an earlier process spent on its episodes: those of its busiest worker."""
-    busy: dict[int, float] = {}
-    for record in done:
-        busy[record.worker] = busy.get(record.worker, 0.0) + record.seconds
-    return max(busy.values(), default=0.0)
-
-
 class Goal:
-    """The `until` conditions of a phase, updated with each episode as it ends."""
+    """The `until` conditions of a phase, updated with each episode as it ends. `figures`: of the episodes before."""
 
-    def __init__(self, until: Iterable[Until]) -> None:
+    def __init__(self, until: Iterable[Until], figures: GoalFigures | None = None) -> None:
         conditions = list(until)
-        self._windows = [
-            (condition, condition.metric, deque[float](maxlen=condition.average_over))
-            for condition in conditions
-            if condition.metric is not None
-        ]
+        self.figures = figures if figures is not None else GoalFigures()
+        self._conditions = [each for each in conditions if each.metric is not None]
         self._limit = min((each.steps for each in conditions if each.steps is not None), default=None)
-        self._steps = 0
+        missing = len(self._conditions) - len(self.figures.windows)
+        self.figures.windows += [[] for _ in range(missing)]
 
     def would_be(self, records: Iterable[EpisodeRecord]) -> FlowControl:
         """The flow control if these episodes ended now; the state does not change."""
-        windows, steps = self._windows, self._steps
-        self._windows = [(condition, metric, window.copy()) for condition, metric, window in windows]
+        known = self.figures
+        self.figures = msgspec.structs.replace(known, windows=[window.copy() for window in known.windows])
         try:
             return strongest([self.ended(record) for record in records])
         finally:
-            self._windows, self._steps = windows, steps
+            self.figures = known
 
     def ended(self, record: EpisodeRecord) -> FlowControl:
         """STOP_SIMULATION when a condition holds now, else CONTINUE."""
         if record.evaluation:
             return "CONTINUE"
-        self._steps += record.steps
-        reached = self._limit is not None and self._steps >= self._limit
-        for condition, metric, window in self._windows:
-            value = measure(record, metric)
+        figures = self.figures
+        figures.steps += record.steps
+        reached = self._limit is not None and figures.steps >= self._limit
+        for condition, window in zip(self._conditions, figures.windows, strict=True):
+            value = measure(record, condition.metric or "")
             if value is None:
                 continue
-            window.append(value)
-            if len(window) == window.maxlen:
+            append_bounded(window, value, most=condition.average_over)
+            if len(window) == condition.average_over:
                 average = sum(window) / len(window)
                 reached |= holds(average, at_least=condition.at_least, at_most=condition.at_most)
+        figures.reached |= reached
         return "STOP_SIMULATION" if reached else "CONTINUE"
+
+
+def append_bounded(window: list[float], value: float, *, most: int) -> None:
+    """Appends; drops the first value if there are more than `most`."""
+    window.append(value)
+    if len(window) > most:
+        del window[0]

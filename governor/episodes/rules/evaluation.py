@@ -12,19 +12,22 @@ Rules:
 
 from __future__ import annotations
 
-from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from governor.episodes.rules.conditions import holds, mean
+from governor.episodes.rules.conditions import append_bounded, holds, measure
+from governor.index_ranges import IndexRanges
+from governor.messages.figures import EvaluationFigures, Tally
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator
+    from collections.abc import Iterable, Iterator
 
     from governor.messages import Checkpoint, EpisodeRecord, Evaluate, FlowControl, StartSimulation
 
 STREAM: Final = 1
 """Number of the stream of seeds for evaluation episodes."""
+MEANS: Final = 100
+"""Evaluations whose mean is kept: those of the current stages are among them."""
 
 
 def number_of(index: int, command: StartSimulation) -> int:
@@ -53,6 +56,12 @@ class Stage:
     keep: bool = False
 
 
+def stage_of(index: int, evaluate: Evaluate | None, checkpoint: Checkpoint | None) -> int:
+    """The first index of the training stage that a training episode belongs to."""
+    steps = [evaluate.every if evaluate else 0, checkpoint.every or 0 if checkpoint else 0]
+    return max(index - index % every if every else 0 for every in steps)
+
+
 def stages(episodes: int, evaluate: Evaluate | None, checkpoint: Checkpoint | None) -> Iterator[Stage]:
     """In order."""
     kept = checkpoint.every if checkpoint is not None else None
@@ -71,9 +80,9 @@ def stages(episodes: int, evaluate: Evaluate | None, checkpoint: Checkpoint | No
 class EpisodeSchedule:
     """Assigns the episodes of a phase, stage by stage, without those that ended in an earlier process (`known`)."""
 
-    def __init__(self, planned: Iterable[Stage], *, known: Collection[int]) -> None:
+    def __init__(self, planned: Iterable[Stage], *, known: IndexRanges) -> None:
         self._planned = iter(planned)
-        self._known = set(known)
+        self._known = IndexRanges([*known.bounds])
         self._todo: Iterator[int] = iter(())
         self._open = 0
         self._following: Stage | None = next(self._planned, None)
@@ -103,80 +112,87 @@ class EpisodeSchedule:
         self.stage, self.behind = None, self.stage
         while (stage := self._following) is not None:
             self._following = next(self._planned, None)
-            known, indexes = self._known, stage.indexes
-            smaller = known if len(known) < len(indexes) else indexes
-            self._open = len(indexes) - sum(index in indexes and index in known for index in smaller)
+            self._open = self._known.count_missing(stage.indexes)
             if self._open:
-                self._todo = (index for index in stage.indexes if index not in known)
+                self._todo = self._known.missing(stage.indexes)
                 self.stage = stage
                 return
             self.behind = stage
 
 
 class EvaluationResults:
-    """The results of the evaluations of a phase, updated with each episode as it ends."""
+    """The results of the evaluations of a phase, updated with each episode as it ends. `figures`: of the episodes before."""
 
-    def __init__(self, evaluate: Evaluate | None) -> None:
+    def __init__(self, evaluate: Evaluate | None, figures: EvaluationFigures | None = None) -> None:
+        self.figures = figures if figures is not None else EvaluationFigures()
         self._evaluate = evaluate
-        self._records: dict[int, list[EpisodeRecord]] = {}
-        self._in_a_row = 0
-        plateau = evaluate.plateau if evaluate is not None else None
-        self._window = deque[float](maxlen=plateau.window if plateau is not None else 1)
-        self._peak: float | None = None
-        self._without_gain = 0
-        self.means: dict[int, float] = {}
-        """The mean of the metric, by number of the evaluation, for those with a result."""
         self.sign = -1.0 if evaluate is not None and _is_downwards(evaluate) else 1.0
+
+    @property
+    def means(self) -> dict[int, float]:
+        """The mean of the metric, by number of the evaluation, for the last ones with a result."""
+        return self.figures.means
 
     def ended(self, record: EpisodeRecord) -> FlowControl:
         """STOP_SIMULATION when the evaluation that it ends is a success, or on a plateau; else CONTINUE."""
-        evaluate = self._evaluate
+        evaluate, figures = self._evaluate, self.figures
         if evaluate is None or not record.evaluation or record.outcome == "cancelled":
             return "CONTINUE"
-        records = self._records.setdefault(record.evaluation, [])
-        records.append(record)
-        if len(records) < evaluate.episodes:
+        tally = figures.open.setdefault(record.evaluation, Tally())
+        tally.add(measure(record, evaluate.metric))
+        if tally.ended < evaluate.episodes:
             return "CONTINUE"
-        value = mean(self._records.pop(record.evaluation), evaluate.metric)
-        if value is None:
-            self._in_a_row = 0
+        del figures.open[record.evaluation]
+        if not tally.values.count:
+            figures.in_a_row = 0
             return "CONTINUE"
-        self.means[record.evaluation] = value
+        value = tally.values.mean
+        self._keep(record.evaluation, value)
         over = self._is_success(value, evaluate) | self._is_plateau(value, evaluate)
+        figures.reached |= over
         return "STOP_SIMULATION" if over else "CONTINUE"
+
+    def _keep(self, number: int, value: float) -> None:
+        figures = self.figures
+        figures.number += 1
+        figures.means[number] = value
+        if len(figures.means) > MEANS:
+            del figures.means[min(figures.means)]
+        if figures.best is None or self.sign * value > self.sign * figures.best:
+            figures.best = value
 
     @property
     def metrics(self) -> dict[str, float]:
-        if self._evaluate is None or not self.means:
+        figures = self.figures
+        if self._evaluate is None or figures.best is None:
             return {}
         name = f"evaluation_{self._evaluate.metric}"
-        best = max(self.means.values(), key=lambda value: self.sign * value)
         return {
-            "evaluations": len(self.means),
-            f"{name}_mean": self.means[max(self.means)],
-            f"{name}_best": best,
+            "evaluations": figures.number,
+            f"{name}_mean": figures.means[max(figures.means)],
+            f"{name}_best": figures.best,
         }
 
     def _is_success(self, value: float, evaluate: Evaluate) -> bool:
         if evaluate.at_least is None and evaluate.at_most is None:
             return False
         met = holds(value, at_least=evaluate.at_least, at_most=evaluate.at_most)
-        self._in_a_row = self._in_a_row + 1 if met else 0
-        return self._in_a_row >= evaluate.consecutive
+        self.figures.in_a_row = self.figures.in_a_row + 1 if met else 0
+        return self.figures.in_a_row >= evaluate.consecutive
 
     def _is_plateau(self, value: float, evaluate: Evaluate) -> bool:
-        plateau = evaluate.plateau
+        plateau, figures = evaluate.plateau, self.figures
         if plateau is None:
             return False
-        self._window.append(self.sign * value)
-        if len(self._window) < plateau.window:
+        append_bounded(figures.window, self.sign * value, most=plateau.window)
+        if len(figures.window) < plateau.window:
             return False
-        smooth = sum(self._window) / len(self._window)
-        if self._peak is None or smooth > self._peak + plateau.min_delta:
-            self._peak, self._without_gain = smooth, 0
+        smooth = sum(figures.window) / len(figures.window)
+        if figures.peak is None or smooth > figures.peak + plateau.min_delta:
+            figures.peak, figures.without_gain = smooth, 0
         else:
-            self._without_gain += 1
-        return self._without_gain >= plateau.patience
+            figures.without_gain += 1
+        return figures.without_gain >= plateau.patience
 
 
 def _is_downwards(evaluate: Evaluate) -> bool:

@@ -6,6 +6,7 @@ they have returned.
 
 from __future__ import annotations
 
+from copy import deepcopy
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -14,7 +15,8 @@ from governor import logs
 from governor.episodes.entries import one_line
 from governor.episodes.records.checkpoints import Checkpoints, folder_of
 from governor.episodes.rules import evaluation
-from governor.episodes.rules.conditions import Goal, mean, played_seconds, strongest, wall_clock
+from governor.episodes.rules.conditions import Goal, wall_clock
+from governor.episodes.rules.statistics import PhaseStatistics
 from governor.errors import ConductorError
 from transport.errors import RequestError
 
@@ -30,24 +32,21 @@ log = logs.get_logger()
 
 
 class PhaseRules:
-    """`schedule` assigns episodes. `seconds_left` is the remaining wall-clock time in seconds, None without a limit."""
+    """`schedule` assigns episodes; `figures` are those of all that have ended. `seconds_left` is the remaining wall-clock time in seconds, None without a limit."""
 
     def __init__(self, command: StartSimulation) -> None:
         self._command = command
-        self._goal = Goal(command.until)
-        self._expected_goal = Goal(command.until)
-        self._evaluation_results = evaluation.EvaluationResults(command.evaluate)
+        self._statistics = PhaseStatistics(command, deepcopy(command.done))
+        self.figures = self._statistics.figures
+        self._evaluation_results = self._statistics.evaluations
+        self._expected_goal = Goal(command.until, deepcopy(self.figures.goal))
         self._checkpoints: Checkpoints | None = None
-        self._since: list[EpisodeRecord] = []
-        known = {record.index for record in command.done}
         planned = evaluation.stages(command.episodes, command.evaluate, command.checkpoint)
-        self.schedule = evaluation.EpisodeSchedule(planned, known=known)
-        self.initial_flow = strongest([self.ended(record) for record in command.done])
+        self.schedule = evaluation.EpisodeSchedule(planned, known=self.figures.ended)
+        self.initial_flow = self._statistics.flow
         """The flow control that follows from the episodes of an earlier process."""
-        for record in command.done:
-            self.may_end(record)
-        seconds = wall_clock(command.until)
-        self.seconds_left = None if seconds is None else max(0.0, seconds - played_seconds(command.done))
+        limit, busiest = wall_clock(command.until), max(self.figures.seconds.values(), default=0.0)
+        self.seconds_left = None if limit is None else max(0.0, limit - busiest)
 
     def marked(self, record: EpisodeRecord) -> EpisodeRecord:
         number = evaluation.number_of(record.index, self._command)
@@ -65,9 +64,7 @@ class PhaseRules:
 
     def ended(self, record: EpisodeRecord) -> FlowControl:
         """The flow control that follows from a stored episode."""
-        if self._command.checkpoint is not None and not record.evaluation:
-            self._since.append(record)
-        return strongest((self._goal.ended(record), self._evaluation_results.ended(record)))
+        return self._statistics.add(record)
 
     def would_end(self, records: Sequence[EpisodeRecord]) -> bool:
         """Whether one of these training episodes would stop the phase if they ended now."""
@@ -98,10 +95,7 @@ class PhaseRules:
         """Takes the checkpoints at the end of a stage; returns the reason of a failure in one line, or ""."""
         if self._checkpoints is None:
             return ""
-        reason = await self._tried(self._keep(stage, self._checkpoints))
-        if not stage.evaluation:
-            self._since = [each for each in self._since if each.index not in stage.indexes]
-        return reason
+        return await self._tried(self._keep(stage, self._checkpoints))
 
     async def settle_previous(self) -> str:
         """As `settle`, for a stage whose end an earlier process did not finish."""
@@ -117,7 +111,8 @@ class PhaseRules:
             value = self._evaluation_results.means.get(stage.evaluation)
             await checkpoints.best(stage.trained, metric=value, sign=self._evaluation_results.sign)
         if stage.keep:
-            value = mean((each for each in self._since if each.index in stage.indexes), "return")
+            tally = self.figures.stages.get(stage.indexes.start)
+            value = tally.values.mean if tally is not None and tally.values.count else None
             await checkpoints.every(stage.trained, metric=value)
             if self._command.evaluate is None:
                 await checkpoints.best(stage.trained, metric=value, sign=1.0)

@@ -1,4 +1,4 @@
-"""The metrics of a simulation, `PartEnded.metrics`, computed from its episode records.
+"""The running figures of a phase, and its metrics, `PartEnded.metrics`, computed from them.
 
 `return_*` and `steps_mean` are over the terminated and truncated episodes, and absent if there is none;
 `return_mean.<player>` is over those in which the player took part. The standard deviation is that of the population
@@ -7,54 +7,100 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from math import fsum, sqrt
-from typing import TYPE_CHECKING, get_args
+from itertools import pairwise
+from typing import TYPE_CHECKING, Final, get_args
 
-from governor.messages import COMPLETE, EpisodeOutcome
+from governor.episodes.rules.conditions import Goal, append_bounded, strongest
+from governor.episodes.rules.evaluation import EvaluationResults, stage_of
+from governor.messages import BAD, COMPLETE, EpisodeOutcome
+from governor.messages.figures import PhaseFigures, Spread, Tally
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from governor.messages import EpisodeRecord, FlowControl, StartSimulation
 
-    from governor.messages import EpisodeRecord
+LAST_RETURNS: Final = 50
+"""Episodes over which the status of a run averages the return."""
 
 
-def summarize(records: Sequence[EpisodeRecord], *, steps_per_second: float | None) -> dict[str, float]:
+class PhaseStatistics:
+    """Updates `figures`, the running figures of the phase of `command`, with each episode as it ends."""
+
+    def __init__(self, command: StartSimulation, figures: PhaseFigures | None = None) -> None:
+        self.figures = figures if figures is not None else PhaseFigures()
+        self.goal = Goal(command.until, self.figures.goal)
+        self.evaluations = EvaluationResults(command.evaluate, self.figures.evaluations)
+        self._command = command
+
+    def add(self, record: EpisodeRecord) -> FlowControl:
+        """The flow control that follows from a stored episode."""
+        figures = self.figures
+        figures.ended.add(record.index)
+        figures.seconds[record.worker] = figures.seconds.get(record.worker, 0.0) + record.seconds
+        if record.outcome in BAD:
+            figures.bad += 1
+            figures.first_bad = (
+                figures.first_bad or f"episode {record.index}: {record.reason or record.outcome}"
+            )
+        if record.evaluation:
+            figures.evaluated += 1
+            figures.evaluation_steps += record.steps
+        else:
+            self._add_training(figures, record)
+        return strongest((self.goal.ended(record), self.evaluations.ended(record)))
+
+    def _add_training(self, figures: PhaseFigures, record: EpisodeRecord) -> None:
+        is_complete = record.outcome in COMPLETE
+        figures.outcomes[record.outcome] = figures.outcomes.get(record.outcome, 0) + 1
+        figures.steps += record.steps
+        append_bounded(figures.last_returns, record.value, most=LAST_RETURNS)
+        if is_complete:
+            figures.returns.add(record.value)
+            figures.complete_steps += record.steps
+            for player, value in record.values.items():
+                figures.by_player.setdefault(player, Spread()).add(value)
+        if self._command.checkpoint is not None:
+            self._add_to_stage(record, record.value if is_complete else None)
+
+    def _add_to_stage(self, record: EpisodeRecord, value: float | None) -> None:
+        """The first episode of a stage tells that the checkpoints of the whole ones before have been taken."""
+        stages, command = self.figures.stages, self._command
+        first = stage_of(record.index, command.evaluate, command.checkpoint)
+        if first not in stages:
+            following = sorted([*stages, first])
+            for begun, end in pairwise(following):
+                if begun in stages and stages[begun].ended >= end - begun:
+                    del stages[begun]
+            stages[first] = Tally()
+        stages[first].add(value)
+
+    @property
+    def flow(self) -> FlowControl:
+        """The strongest flow control that an episode has led to."""
+        over = self.figures.goal.reached or self.figures.evaluations.reached
+        return "STOP_SIMULATION" if over else "CONTINUE"
+
+
+def summarize(figures: PhaseFigures, *, steps_per_second: float | None = None) -> dict[str, float]:
     """`steps_per_second` is over the time during which these episodes were played, idle time included."""
-    counted = Counter(record.outcome for record in records)
     metrics: dict[str, float] = {
-        "episodes_ended": len(records),
-        "steps_total": sum(record.steps for record in records),
+        "episodes_ended": figures.trained,
+        "steps_total": figures.steps,
         **{
-            f"episodes_{outcome}": counted[outcome]
+            f"episodes_{outcome}": figures.outcomes[outcome]
             for outcome in get_args(EpisodeOutcome)
-            if counted[outcome]
+            if outcome in figures.outcomes
         },
     }
-    complete = [record for record in records if record.outcome in COMPLETE]
-    if complete:
-        returns = [record.value for record in complete]
-        mean = mean_of(returns)
+    returns = figures.returns
+    if returns.count:
         metrics |= {
-            "return_mean": mean,
-            "return_std": sqrt(mean_of([(value - mean) * (value - mean) for value in returns])),
-            "return_min": min(returns),
-            "return_max": max(returns),
-            "steps_mean": sum(record.steps for record in complete) / len(complete),
+            "return_mean": returns.mean,
+            "return_std": returns.deviation,
+            "return_min": returns.low,
+            "return_max": returns.high,
+            "steps_mean": figures.complete_steps / returns.count,
         }
-    by_player: dict[str, list[float]] = {}
-    for record in complete:
-        for player, value in record.values.items():
-            by_player.setdefault(player, []).append(value)
-    metrics |= {f"return_mean.{player}": mean_of(values) for player, values in by_player.items()}
+    metrics |= {f"return_mean.{player}": spread.mean for player, spread in figures.by_player.items()}
     if steps_per_second is not None:
         metrics["steps_per_second"] = steps_per_second
     return metrics
-
-
-def mean_of(values: Sequence[float]) -> float:
-    """Of at least one value; inf or nan where their sum is too large for a float."""
-    try:
-        return fsum(values) / len(values)
-    except (OverflowError, ValueError):  # ValueError: inf and -inf
-        return sum(values) / len(values)

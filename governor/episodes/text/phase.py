@@ -56,8 +56,8 @@ class TextPhase:
         self._folder = Path(simulation.spec.run_folder)
         self._environment: Made = command.made_environment
         self._agent = command.made_agents[0]
-        self._played_sessions: dict[int, str | None] = {record.index: None for record in command.done}
-        """The session id of each recorded episode; None for one that an earlier process played."""
+        self._played_sessions: dict[int, str] = {}
+        """The session id of each episode that this process has recorded."""
 
     async def run(self) -> None:
         """Runs from the first episode to `PartEnded`; for the event loop of the conductor."""
@@ -92,7 +92,8 @@ class TextPhase:
             )
             for one in rows.group_by(rows.column_names).aggregate([]).to_pylist():
                 index = one["episode"]
-                if index in self._played_sessions and self._played_sessions[index] in {None, one["session"]}:
+                earlier = index in self._simulation.command.done.ended
+                if earlier or self._played_sessions.get(index) == one["session"]:
                     last[index] = max(last.get(index, 0), one["started"])
         return set(last.values())
 
@@ -151,7 +152,7 @@ class TextPhase:
     def _episodes_left(self) -> int:
         command = self._simulation.command
         planned = evaluation.stages(command.episodes, command.evaluate, None)
-        return sum(len(stage.indexes) for stage in planned) - len({record.index for record in command.done})
+        return sum(len(stage.indexes) for stage in planned) - len(command.done.ended)
 
     async def _until_stopped(self, playing: asyncio.Task[Any]) -> None:
         loop, stop_signal = asyncio.get_running_loop(), self._simulation.stop_signal

@@ -34,6 +34,7 @@ from governor.episodes.remote.worker import MAX_ATTEMPTS
 from governor.episodes.rules.conditions import faults
 from governor.episodes.simulation import Paused, Simulation
 from governor.messages import TaskRecord, TaskSpec, encode
+from governor.messages.figures import PhaseFigures
 from governor.tasks.phases.sent_steps import SentSteps
 from governor.tasks.ports import BatchListener
 from governor.tasks.protocol import episodes
@@ -163,13 +164,13 @@ class RaySimulation:
         self._engine = engine
         self._ray_answers = ray_answers
         self._give_up = give_up
-        self._part = encode(msgspec.structs.replace(command, done=(), until=()))
+        self._part = encode(msgspec.structs.replace(command, done=PhaseFigures(), until=()))
         folder = Path(simulation.spec.run_folder)
         self._state_path = folder / "agents" / f"{command.agents[0]}.state"
         self._sent = SentSteps(folder, command.name)
         self._lock = threading.Lock()
         self._sizes = ChunkSizes(workers=command.workers, fixed=command.chunk)
-        self._left = command.episodes - len(command.done)
+        self._left = command.episodes - len(command.done.ended)
         self._to_repeat: deque[int] = deque()
         self._tries: Counter[int] = Counter()
         self._replays: dict[int, int] = {}

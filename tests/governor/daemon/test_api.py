@@ -175,7 +175,7 @@ async def test_a_resumed_run_has_what_the_old_one_finished_before_it_is_acknowle
     [status] = (await daemon.executor.status(uid)).runs
     assert (status.parent, status.state) == ("p1", "interrupted")
     assert [run.parent for run in (await daemon.executor.list()).runs] == ["p1", None]
-    assert daemon.journal.tasks("p1", 0) == [done("t"), done("u", outcome="timed_out")]
+    assert [*daemon.journal.tasks("p1", 0)] == [done("t"), done("u", outcome="timed_out")]
 
 
 async def test_a_run_that_cannot_be_resumed_gets_a_reason_and_leaves_nothing(daemon):

@@ -218,7 +218,7 @@ class TestPolicy:
         [_, assignment] = await start(journal, tmp_path)
         assert (assignment.first_phase, assignment.worked) == (0, 60.0)
         assert not files.exists()
-        assert (journal.tasks("n", 0), journal.episodes("n", 0)) == ([], [])
+        assert ([*journal.tasks("n", 0)], [*journal.episodes("n", 0)]) == ([], [])
         events = journal.events("n")
         assert events[: len(before)] == before, "what has happened stays on record"
         assert [event.kind for event in events[len(before) :]] == ["run.interrupted", "run.restarted"]
@@ -274,7 +274,11 @@ class TestPolicy:
         assert continues or "the daemon crashed 5 times in a row" in row.reason
 
     async def test_a_run_that_was_being_finalized_comes_to_the_end_that_was_decided(self, journal, tmp_path):
-        await journal.write(lambda tx: tx.episodes("r1", 0, [EPISODE]))
+        simulate = {"environment": "e", "agents": ["a"], "episodes": 2}
+        conductors = {"environments": {"e": {"entry": "m:E"}}, "agents": {"a": {"entry": "m:A"}}}
+        played = [{"name": "a", "simulate": simulate}]
+        await submit(journal, "p", phases=played, conductors=conductors)
+        await journal.write(lambda tx: tx.episodes("p", 0, [EPISODE]))
         await record(
             journal,
             ASSIGNED,
@@ -284,15 +288,16 @@ class TestPolicy:
                 "run.transition",
                 {"from": "running", "to": "finalizing", "outcome": "aborted", "reason": "enough"},
             ),
+            uid="p",
         )
-        assert await start(journal, tmp_path) == []
-        result = journal.result("r1")
+        assert [each.uid for each in await start(journal, tmp_path)] == ["r1"]
+        result = journal.result("p")
         assert (result.outcome, result.reason) == ("aborted", "enough")
         assert result.phases[0].episodes == {"terminated": 1}
-        assert kinds(journal)[-1] == "run.ended"
-        assert (tmp_path / "runs" / "r1" / "result.json").exists()
-        assert journal.unended() == []
-        assert await start(journal, tmp_path) == [], "it ends once"
+        assert kinds(journal, "p")[-1] == "run.ended"
+        assert (tmp_path / "runs" / "p" / "result.json").exists()
+        assert [row.uid for row in journal.unended()] == ["r1"]
+        assert [each.uid for each in await start(journal, tmp_path)] == ["r1"], "it ends once"
 
 
 class TestFiles:

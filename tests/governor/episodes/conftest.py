@@ -17,6 +17,7 @@ from governor.episodes.records import state_file
 from governor.messages import Done, EpisodeEnded, PartEndedReport, StartSimulation, encode
 from governor.messages.link import RecordingLink
 from tests.support.conductor_specs import conductor_spec
+from tests.support.figures import with_done
 from tests.support.in_process_commands import inside, vector
 from transport.access import Secret
 from transport.broker import Broker, BrokerSettings
@@ -101,12 +102,12 @@ class Harness:
         await self.pair(pool=pool, **more, **made)
         return more
 
-    def command(self, **more):
+    def command(self, *, done=(), **more):
         base = {
             "phase": 0, "name": "train", "mode": "train", "environment": "lake", "agents": ("walker",), "episodes": 3,
             "workers": 1, "max_steps": None, "episode_timeout": None, "seed": 7,
         }  # fmt: skip
-        return StartSimulation(**{**base, **more})
+        return with_done(StartSimulation(**{**base, **more}), done)
 
     async def play(self, *, flow="CONTINUE", incarnation=1, seconds=60, **more):
         """Starts a controller, plays the phase; its episodes in the order of their end, and the part's end."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+from itertools import pairwise
 from types import SimpleNamespace
 
 import numpy as np
@@ -13,12 +14,15 @@ from governor.messages import (
     Done,
     EpisodeEnded,
     EpisodeRecord,
+    FiguresUpdated,
     PartEndedReport,
     Refused,
     StopPartCommand,
     Until,
+    encode,
 )
-from tests.support.in_process_commands import outcomes
+from tests.support.figures import with_done
+from tests.support.in_process_commands import inside, outcomes
 
 
 async def test_vectors_cross_with_dtype_and_shape(harness):
@@ -88,6 +92,20 @@ async def test_until_counts_what_ended_before_this_incarnation(harness):
     assert records[0].index == 2
     assert end.end == "until"
     assert end.metrics["return_mean"] == 5.0
+
+
+async def test_running_figures_are_reported_behind_their_episodes_now_and_then(harness, monkeypatch):
+    monkeypatch.setattr(simulation, "EPISODES_UNTIL_FIGURES", 4)
+    await harness.play(episodes=22, workers=2, **inside())
+    events, seen = harness.links["simulation"].events, []
+    for at, event in enumerate(events):
+        if isinstance(event, FiguresUpdated):
+            before = [each.episode for each in events[:at] if isinstance(each, EpisodeEnded)]
+            assert event.figures == encode(with_done(harness.command(episodes=22), before).done)
+            seen.append(len(before))
+    assert seen == sorted(seen)
+    assert len(seen) >= 1
+    assert all(later - earlier >= 4 for earlier, later in pairwise([0, *seen]))
 
 
 async def test_nothing_is_played_when_what_ended_before_was_enough(harness):

@@ -164,7 +164,7 @@ async def test_an_unreadable_journal_raises_and_is_reported_to_the_daemon(journa
         lambda: journal.run("r1"),
         lambda: journal.events("r1"),
         lambda: journal.result("r1"),
-        lambda: journal.episodes("r1", 0),
+        lambda: [*journal.episodes("r1", 0)],
         lambda: journal.find("r"),
         journal.unended,
     )

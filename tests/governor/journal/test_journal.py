@@ -12,7 +12,8 @@ import pytest
 
 from governor.errors import JournalError
 from governor.journal.journal import Journal
-from governor.messages import EpisodeRecord, TaskRecord
+from governor.messages import EpisodeRecord, TaskRecord, encode
+from governor.messages.figures import PhaseFigures
 from tests.support.run_results import run_result
 
 
@@ -76,6 +77,25 @@ async def test_a_change_that_fails_is_taken_back_alone(journal):
     assert [event.seq for event in journal.events("r1")] == [1, 2, 3]
 
 
+async def test_running_figures_are_of_what_is_on_record_when_they_are_kept(journal):
+    await journal.write(submission())
+    kept = PhaseFigures(outcomes={"terminated": 2})
+    await journal.write(lambda tx: tx.figures("r1", 0, encode(kept)))
+    assert journal.figures("r1", 0) == (PhaseFigures(), 0), "no episode is on record"
+    await journal.write(
+        lambda tx: (tx.episodes("r1", 0, [episode(0), episode(1)]), tx.tasks("r1", 0, [task("t")]))
+    )
+    await journal.write(lambda tx: (tx.figures("r1", 0, encode(kept)), tx.episodes("r1", 0, [episode(2)])))
+    figures, after = journal.figures("r1", 0)
+    assert figures == kept
+    assert [record.index for record in journal.episodes("r1", 0, after=after)] == [2]
+    assert journal.figures("r1", 1) == (PhaseFigures(), 0)
+    await journal.write(lambda tx: tx.figures("r1", 0, b"of another version"))
+    assert journal.figures("r1", 0) == (PhaseFigures(), 0)
+    await journal.write(lambda tx: tx.restarted("r1"))
+    assert journal._value("SELECT count(*) FROM figures") == 0
+
+
 async def test_the_same_key_is_the_same_run(journal):
     assert await journal.write(submission("r1", key="monday")) == "r1"
     assert await journal.write(submission("r2", key="monday")) == "r1"
@@ -97,7 +117,7 @@ async def test_the_first_record_stays(journal):
         task("t", run=1),
     ]
     assert await journal.write(lambda tx: tx.tasks("r1", 0, [again])) == []
-    assert journal.tasks("r1", 0) == [once, task("t", run=1)]
+    assert [*journal.tasks("r1", 0)] == [once, task("t", run=1)]
     assert await journal.write(lambda tx: tx.outcome(run_result(outcome="failed"))) == "failed"
     assert await journal.write(lambda tx: tx.outcome(run_result(outcome="finished"))) == "failed"
     assert journal.result("r1").outcome == "failed"
@@ -184,7 +204,10 @@ async def test_the_journal_of_an_older_governor_is_taken_over(old_journal):
         assert opened.run("old").parent is None
         assert [event.kind for event in opened.events("old")] == ["run.accepted", "task.ended"]
         assert opened.events("old")[1].data == {"phase": 0, "record": msgspec.to_builtins(task("b"))}
-        assert (opened.episodes("old", 0), opened.tasks("old", 0)) == ([episode(4)], [task("b"), task("a")])
+        assert ([*opened.episodes("old", 0)], [*opened.tasks("old", 0)]) == (
+            [episode(4)],
+            [task("b"), task("a")],
+        )
         await opened.close()
     opened = Journal(old_journal)
     assert await opened.write(lambda tx: tx.tasks("old", 0, [task("a"), task("c")])) == [task("c")]
@@ -235,7 +258,7 @@ def begun(reading):
 async def test_inherited_records_are_no_events(journal):
     await journal.write(submission())
     await journal.write(lambda tx: tx.tasks("r1", 0, [task("t")], ended=False))
-    assert journal.tasks("r1", 0) == [task("t")]
+    assert [*journal.tasks("r1", 0)] == [task("t")]
     assert [event.kind for event in journal.events("r1")] == ["run.accepted"]
 
 

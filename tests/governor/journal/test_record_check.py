@@ -12,7 +12,9 @@ import pytest
 
 from governor.daemon.recovery import Recovery
 from governor.errors import AlreadyEnded, GovernorError, RecordDamaged
-from governor.messages import EpisodeRecord, TaskRecord
+from governor.index_ranges import IndexRanges
+from governor.messages import EpisodeRecord, TaskRecord, encode
+from governor.messages.figures import PhaseFigures
 from governor.processes.identity import ProcessIdentity, boot_id
 from governor.run_file.load import parse
 from tests.support.api_world import open_api
@@ -124,6 +126,7 @@ def damage(api, uid, table, column, value, *, as_text=False):
             "events": "AND last = 3",
             "ended_episodes": "AND episode = 1",
             "ended_tasks": "AND number = 1",
+            "figures": "",
         }[table]
         update = f"UPDATE {table} SET {column} = {put} WHERE {of_run} {row}"
         changed = connection.execute(update, {"value": value, "uid": uid})
@@ -164,6 +167,31 @@ async def test_an_unended_run_with_a_damaged_value_is_held_and_named_and_others_
     with pytest.raises(GovernorError, match=f"the record of run {uid} is damaged") as caught:
         _ = [event async for event in api.executor.watch(uid)]
     assert caught.value.code == RecordDamaged.code
+
+
+@pytest.mark.parametrize("value", [b"nonsense", encode(PhaseFigures(ended=IndexRanges([0, 2])))])
+async def test_figures_that_are_damaged_or_do_not_fit_hold_their_run(api, tmp_path, value):
+    figures = encode(PhaseFigures(ended=IndexRanges([0, 3])))
+    await api.journal.write(lambda tx: [tx.figures(uid, 0, figures) for uid in ("sound", "bad")])
+    damage(api, "bad", "figures", "data", value)
+    await recovered(api, tmp_path)
+    assert (api.queue.uids(), [*api.damaged]) == (["sound"], ["bad"])
+
+
+async def test_records_in_the_figures_are_not_read_to_continue_and_later_ones_are(api, tmp_path):
+    figures = encode(PhaseFigures(ended=IndexRanges([0, 3])))
+    await api.journal.write(lambda tx: [tx.figures(uid, 0, figures) for uid in ("sound", "bad")])
+    late = EpisodeRecord(index=3, worker=0, seed=3, outcome="terminated", value=1.0, steps=2, seconds=0.1)
+    await api.journal.write(lambda tx: [tx.episodes(uid, 0, [late]) for uid in ("sound", "bad")])
+    damage(api, "bad", "records", "data", b"nonsense")
+    with contextlib.closing(sqlite3.connect(api.journal.path)) as connection:
+        first = (
+            "SELECT min(records.position) FROM records JOIN runs ON run = runs.position WHERE uid = 'sound'"
+        )
+        connection.execute(f"UPDATE records SET data = x'00' WHERE position = ({first})")
+        connection.commit()
+    await recovered(api, tmp_path)
+    assert (api.queue.uids(), [*api.damaged]) == (["sound"], ["bad"])
 
 
 @pytest.mark.parametrize(("column", "garbage"), OF_ENDED)

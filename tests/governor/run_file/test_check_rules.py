@@ -35,7 +35,7 @@ GOOD = {
 @pytest.mark.parametrize("transport", ["conductors", "in_process"])
 def test_every_rule_reaches_the_simulation(transport):
     made = Assignment(uid="u", run=parse(run(GOOD, transport=transport)), folder="/f")
-    command = made.simulation(0, done=[])
+    command = made.simulation(0)
     assert command.until == (
         Until(metric="return.left", at_most=1.5, average_over=3), Until(steps=10_000), Until(wall_clock=300.0),
     )  # fmt: skip

@@ -29,11 +29,11 @@ SIMULATE = {"environment": "lake", "agents": ["walker"], "episodes": 5}
 
 def test_the_command_of_a_phase_in_process_names_what_to_build():
     run = load.parse(yaml.safe_load(IN_PROCESS))
-    command = Assignment(uid="u1", run=run, folder=".").simulation(0, done=[])
+    command = Assignment(uid="u1", run=run, folder=".").simulation(0)
     assert command.transport == "in_process"
     assert command.made_environment == Made(entry="gymnasium:FrozenLake-v1", params={"is_slippery": False})
     assert command.made_agents == (Made(entry="q_learner:QLearner", params={"alpha": 0.5}),)
-    command = Assignment(uid="u1", run=load.parse(yaml.safe_load(GOOD)), folder=".").simulation(0, done=[])
+    command = Assignment(uid="u1", run=load.parse(yaml.safe_load(GOOD)), folder=".").simulation(0)
     assert (command.transport, command.made_environment, command.made_agents) == ("conductors", None, ())
 
 
@@ -47,7 +47,7 @@ def test_a_simulation_on_ray_is_the_task_conductors_and_needs_no_other():
     plan = run.to_plan("u1")
     assert plan.conductors == (ConductorPlan(name="tasks", kind="task"),)
     assert plan.phases[0].conductor_of("simulation") == "tasks"
-    command = Assignment(uid="u1", run=run, folder=".").simulation(0, done=[])
+    command = Assignment(uid="u1", run=run, folder=".").simulation(0)
     assert (command.transport, command.chunk) == ("ray", 5)
     assert command.made_environment == Made(entry="gymnasium:FrozenLake-v1", params={"is_slippery": False})
     assert command.made_agents == (Made(entry="q_learner:QLearner", params={"alpha": 0.5}),)
@@ -99,12 +99,12 @@ def test_staleness_is_for_conductors():
 def test_a_vector_plays_on_either_transport():
     many = yaml.safe_load(IN_PROCESS.replace("pool: 4", "vector: 16"))
     assert faults_in(many) == []
-    command = Assignment(uid="u1", run=load.parse(many), folder=".").simulation(0, done=[])
+    command = Assignment(uid="u1", run=load.parse(many), folder=".").simulation(0)
     assert command.made_environment.vector == 16
     many["phases"][0]["simulate"] |= {"transport": "conductors", "workers": 1}
     many["phases"][0]["simulate"]["max_staleness"] = 3
     assert faults_in(many) == []
-    command = Assignment(uid="u1", run=load.parse(many), folder=".").simulation(0, done=[])
+    command = Assignment(uid="u1", run=load.parse(many), folder=".").simulation(0)
     assert (command.vector, command.max_staleness, command.made_environment) == (16, 3, None)
 
 
@@ -116,7 +116,7 @@ PLAYERS = IN_PROCESS.replace("    walker:", "    runner: {entry: 'q_learner:QLea
 def test_agents_may_be_given_for_each_player():
     run = load.parse(yaml.safe_load(PLAYERS))
     assert load.parse(run.raw()) == run
-    command = Assignment(uid="u1", run=run, folder=".").simulation(0, done=[])
+    command = Assignment(uid="u1", run=run, folder=".").simulation(0)
     assert command.agents == ("walker", "runner")
     assert command.players == {"red": "walker", "blue": "runner", "green": "walker"}
     assert [made.params for made in command.made_agents] == [{"alpha": 0.5}, {}]

@@ -100,5 +100,5 @@ def test_a_worker_waits_until_a_conductor_that_hangs_with_the_lock_has_been_repl
         deadlines={"start": "20s", "liveness": "7s"},
     )
     limit = silence_limit(made.run, "environment.e", 0)
-    waits = made.simulation(0, done=[]).return_seconds
+    waits = made.simulation(0).return_seconds
     assert waits == (20 + limit if timeout else 87)

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 from structlog.testing import capture_logs
 
+from governor.episodes.rules.statistics import PhaseStatistics
 from governor.errors import FilesRemoved, JournalError, NoRoom
 from governor.journal import disk_reserve
 from governor.journal.disk_reserve import Reserve
@@ -18,6 +19,7 @@ from governor.messages import (
     EpisodeEnded,
     EpisodeRecord,
     FailedReport,
+    FiguresUpdated,
     Log,
     PartEndedReport,
     ReadyReport,
@@ -33,6 +35,7 @@ from governor.runs.assignment import Assignment
 from governor.runs.limits import RunLimits
 from governor.runs.progress import Progress
 from governor.runs.report_handler import ReportHandler
+from governor.runs.result import figures_of
 from states import events
 from transport.access import Secret
 
@@ -44,6 +47,7 @@ RUN = parse(
     }
 )
 
+ASSIGNMENT = Assignment(uid="r1", run=RUN, folder="/")
 SECRET = Secret.new()
 
 
@@ -61,7 +65,7 @@ class Governor:
         self.failures.append(error)
 
     async def handle(self, event, *, detail=None):
-        self.taken.append((event, detail, len(self.journal.episodes("r1", 0))))
+        self.taken.append((event, detail, len([*self.journal.episodes("r1", 0)])))
 
 
 class Run:
@@ -78,7 +82,7 @@ class Run:
             journal=journal, files=SimpleNamespace(missing=lambda run: self.missing)
         )
         self.governor = Governor(journal)
-        self.progress = Progress(Assignment(uid="r1", run=RUN, folder="/"))
+        self.progress = Progress(ASSIGNMENT)
         self.limits = RunLimits(LimitsSection())
         self.handler = ReportHandler(self)
 
@@ -91,7 +95,7 @@ async def run(tmp_path):
     journal = Journal(tmp_path / "governor.db")
     await journal.write(lambda tx: tx.submit(uid="r1", key=None, name="r", spec=RUN.raw(), folder="/"))
     made = Run(journal)
-    made.progress.enter_phase(0, episodes=[], tasks=[])
+    made.progress.enter_phase(0)
     yield made
     await journal.close()
 
@@ -118,10 +122,11 @@ def ended(index, value=1.0):
 async def test_episodes_of_an_evaluation_are_recorded_and_not_counted(run):
     of_evaluation = msgspec.structs.replace(ended(9, value=8.0).episode, evaluation=1)
     await report_as_latest(run, 1, ended(0), EpisodeEnded(phase=0, episode=of_evaluation))
-    assert run.journal.episodes("r1", 0)[1] == of_evaluation
+    assert [*run.journal.episodes("r1", 0)][1] == of_evaluation
     for _ in range(2):
         assert (run.progress.episodes_ended, run.progress.metrics) == (1, {"return_mean": 1.0})
-        run.progress.enter_phase(0, episodes=run.journal.episodes("r1", 0), tasks=[])
+        run.progress.enter_phase(0)
+        run.progress.enter_simulation(figures_of(run.journal, ASSIGNMENT, 0))
 
 
 def limited(run, done=(), **limits):
@@ -189,6 +194,20 @@ async def test_a_later_incarnation_counts_its_own_and_an_episode_stays_as_first_
     await report_as_latest(run, 1, ended(0, value=7.0), ended(1), incarnation=2)
     assert [record.value for record in run.journal.episodes("r1", 0)] == [1.0, 1.0]
     assert run.progress.episodes_ended == 2
+
+
+async def test_figures_are_kept_with_what_was_reported_before_them(run):
+    statistics = PhaseStatistics(ASSIGNMENT.simulation(0))
+    for index in range(3):
+        statistics.add(ended(index).episode)
+    kept = FiguresUpdated(phase=0, figures=encode(statistics.figures))
+    await report_as_latest(run, 1, *map(ended, range(3)), kept, ended(3, value=5.0))
+    figures, after = run.journal.figures("r1", 0)
+    assert figures == statistics.figures
+    assert [record.index for record in run.journal.episodes("r1", 0, after=after)] == [3]
+    statistics.add(ended(3, value=5.0).episode)
+    assert figures_of(run.journal, ASSIGNMENT, 0) == statistics.figures
+    assert len(run.journal.events("r1")) == 5, "they are no event of the run"
 
 
 async def test_the_answer_carries_the_governors_flow_control(run):
@@ -349,7 +368,7 @@ async def test_a_report_without_the_secret_of_its_run_is_not_read_and_a_flood_of
         "run": "r1",
         "refused": 1024,
     }
-    assert (run.governor.taken, run.journal.episodes("r1", 0)) == ([], [])
+    assert (run.governor.taken, [*run.journal.episodes("r1", 0)]) == ([], [])
     assert isinstance(await report_as(run, 1, ended(0)), Acknowledged), "the numbers of its own are free"
     assert [record.value for record in run.journal.episodes("r1", 0)] == [1.0]
 

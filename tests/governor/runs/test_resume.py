@@ -4,16 +4,20 @@ crash.
 
 from __future__ import annotations
 
+import json
 import socket
 
 import pytest
 
 from governor.daemon import recovery
+from governor.episodes.records.episode_file import EpisodeFile, path_of
 from governor.errors import UsageError
+from governor.index_ranges import IndexRanges
 from governor.journal.journal import Journal
 from governor.messages import EpisodeRecord, TaskRecord
 from governor.run_file.load import parse
 from governor.runs.resume import (
+    KeptWork,
     discard,
     find_kept_work,
     finish_interrupted,
@@ -92,6 +96,18 @@ def found(journal, run, old):
     return find_kept_work(journal, journal.run("old"), run, old)
 
 
+async def resumed(journal, run, old):
+    """The journal with a run `new` that has resumed the old one."""
+    kept = found(journal, run, old)
+
+    def change(tx):
+        tx.submit(uid="new", key=None, name="r", spec=run.raw(), folder="/", parent="old")
+        kept.record(tx, "new")
+
+    await journal.write(change)
+    return journal
+
+
 async def test_what_succeeded_is_kept_and_the_run_continues_at_the_first_phase_with_something_missing(
     journal, old
 ):
@@ -100,7 +116,7 @@ async def test_what_succeeded_is_kept_and_the_run_continues_at_the_first_phase_w
     await record(journal, run, {0: (ALL_TASKS, "", "tasks_done"), 1: (some, "", "failed")})
     kept = found(journal, run, old)
     assert (kept.first_phase, kept.is_complete) == (1, False)
-    assert [len(phase.tasks) for phase in kept.phases] == [4, 2, 0]
+    assert [phase.tasks for phase in kept.phases] == [4, 2, 0]
     assert [[kind for kind, _ in phase.events] for phase in kept.phases] == [
         ["phase.started", "part.ended", "phase.ended"],
         [],
@@ -126,7 +142,7 @@ async def test_failures_that_the_run_was_allowed_are_missing_all_the_same(journa
     await record(journal, run, {0: (broken, "", "tasks_done"), 1: (ALL_TASKS, "", "tasks_done")})
     kept = found(journal, run, old)
     assert (kept.first_phase, kept.is_complete) == (0, False)
-    assert [len(phase.tasks) for phase in kept.phases] == [3, 4]
+    assert [phase.tasks for phase in kept.phases] == [3, 4]
 
 
 ENOUGH = [task("once"), task("thrice", 0), task("thrice", 1), task("thrice", 2, "cancelled")]
@@ -150,14 +166,15 @@ async def test_what_was_cancelled_because_enough_had_succeeded_is_not_missing(  
     [first, _] = found(journal, run, old).phases
     assert first.is_whole == whole
     kept = tasks if whole else [one for one in tasks if one.outcome == "succeeded" and not one.value_file]
-    assert list(first.tasks) == kept
+    assert first.tasks == len(kept)
+    assert [*(await resumed(journal, run, old)).tasks("new", 0)] == kept
 
 
 async def test_a_value_whose_file_is_gone_is_missing(journal, old):
     run = run_of("t")
     stored = [*ALL_TASKS[:3], task("thrice", 2, value_file="results/p0/thrice-2.json")]
     await record(journal, run, {0: (stored, "", "tasks_done")})
-    assert len(found(journal, run, old).phases[0].tasks) == 3
+    assert found(journal, run, old).phases[0].tasks == 3
     (old / "results" / "p0").mkdir(parents=True)
     (old / "results" / "p0" / "thrice-2.json").write_text("[]")
     assert found(journal, run, old).is_complete
@@ -210,7 +227,8 @@ async def test_a_simulation_is_whole_or_keeps_the_episodes_that_ended_by_themsel
     await record(journal, run, {0: (episodes, *ends)})
     [first, _] = found(journal, run, old).phases
     assert first.is_whole == whole
-    assert [one.index for one in first.episodes] == kept
+    assert (first.episodes, first.steps) == (len(kept), 3 * len(kept))
+    assert [one.index for one in (await resumed(journal, run, old)).episodes("new", 0)] == kept
 
 
 async def test_a_run_whose_phases_are_all_whole_ends_from_the_record(journal, old):
@@ -229,14 +247,9 @@ async def test_once_recorded_it_is_a_run_that_recovery_continues(journal, old):
         {0: (UNTIL, "until", "until"), 1: ([task("once"), task("thrice", 0, "failed")], "", "failed")},
     )
     kept = found(journal, run, old)
-
-    def change(tx):
-        tx.submit(uid="new", key=None, name="r", spec=run.raw(), folder="/", parent="old")
-        kept.record(tx, "new")
-
-    await journal.write(change)
+    await resumed(journal, run, old)
     assert journal.run("new").parent == "old"
-    assert journal.episodes("new", 0) == journal.episodes("old", 0) == UNTIL
+    assert [*journal.episodes("new", 0)] == [*journal.episodes("old", 0)] == UNTIL
     assert [record.task for record in journal.tasks("new", 1)] == ["once"]
     events = journal.events("new")
     assert [event.kind for event in events] == [
@@ -250,8 +263,8 @@ async def test_once_recorded_it_is_a_run_that_recovery_continues(journal, old):
     assert events[1].data == {
         "parent": "old",
         "kept": [
-            {"phase": 0, "episodes": 3, "evaluated": 0, "tasks": 0},
-            {"phase": 1, "episodes": 0, "evaluated": 0, "tasks": 1},
+            {"phase": 0, "episodes": 3, "evaluated": 0, "steps": 9, "tasks": 0},
+            {"phase": 1, "episodes": 0, "evaluated": 0, "steps": 0, "tasks": 1},
         ],
     }
     assert recovery._first_unfinished_phase(journal, "new", phases=2) == kept.first_phase == 1
@@ -262,15 +275,13 @@ async def test_of_a_whole_phase_behind_a_broken_one_the_records_are_kept_and_its
 ):
     run = run_of("t", "t", on_failure="continue")
     await record(journal, run, {0: (ALL_TASKS[1:], "", "tasks_done"), 1: (ALL_TASKS, "", "tasks_done")})
-    kept = found(journal, run, old)
-
-    def change(tx):
-        tx.submit(uid="new", key=None, name="r", spec=run.raw(), folder="/", parent="old")
-        kept.record(tx, "new")
-
-    await journal.write(change)
+    await resumed(journal, run, old)
     assert [event.kind for event in journal.events("new")] == ["run.accepted", "run.inherited"]
-    assert [len(journal.tasks("new", phase)) for phase in (0, 1)] == [3, 4]
+    assert [journal.tasks_ended("new", phase) for phase in (0, 1)] == [3, 4]
+
+
+def all_of(folder, *phases):
+    return KeptWork(parent="old", folder=folder, phases=phases)
 
 
 def test_files_come_along_and_what_tasks_may_write_into_is_their_own(tmp_path, old):
@@ -284,7 +295,7 @@ def test_files_come_along_and_what_tasks_may_write_into_is_their_own(tmp_path, o
     with socket.socket(socket.AF_UNIX) as left:
         left.bind(str(old / "mine" / "s"))
     new = old.with_name("new")
-    stage(old, new)
+    stage(all_of(old), new)
     assert not new.exists()
     publish(new)
     names = {
@@ -308,7 +319,7 @@ def test_without_links_files_are_copied(monkeypatch, old):
     (old / "results").mkdir()
     (old / "results" / "t.json").write_text("1")
     new = old.with_name("new")
-    stage(old, new)
+    stage(all_of(old), new)
     publish(new)
     assert (new / "results" / "t.json").read_text() == "1"
     assert not (new / "results" / "t.json").samefile(old / "results" / "t.json")
@@ -316,7 +327,7 @@ def test_without_links_files_are_copied(monkeypatch, old):
 
 async def test_a_crash_between_the_record_and_the_name_of_the_files_is_repaired(journal, old):
     for uid in ("recorded", "unrecorded"):
-        stage(old, old.with_name(uid))
+        stage(all_of(old), old.with_name(uid))
     await journal.write(lambda tx: tx.submit(uid="recorded", key=None, name="r", spec={}, folder="/"))
     finish_interrupted(journal, old.parent)
     assert sorted(path.name for path in old.parent.iterdir()) == ["old", "recorded"]
@@ -324,7 +335,22 @@ async def test_a_crash_between_the_record_and_the_name_of_the_files_is_repaired(
 
 def test_what_was_not_recorded_is_taken_away(old):
     new = old.with_name("new")
-    stage(old, new)
+    stage(all_of(old), new)
     assert staging_of(new).is_dir()
     discard(new)
     assert [path.name for path in old.parent.iterdir()] == ["old"]
+
+
+async def test_lines_of_episodes_that_are_played_again_stay_behind_and_the_old_file_as_it_was(journal, old):
+    run = run_of("s", "t")
+    crashed = [episode(0), episode(1, "crashed"), episode(2)]
+    await record(journal, run, {0: (crashed, "max_episodes", "failed")})
+    lines = path_of(old, "p0")
+    with EpisodeFile(path=lines, phase="p0", mode="train", reported=IndexRanges()) as file:
+        file.append(*crashed)
+    before = lines.read_bytes()
+    new = old.with_name("new")
+    stage(found(journal, run, old), new)
+    publish(new)
+    assert [json.loads(line)["index"] for line in path_of(new, "p0").open()] == [0, 2]
+    assert lines.read_bytes() == before

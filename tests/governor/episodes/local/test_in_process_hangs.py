@@ -2,7 +2,6 @@
 
 import asyncio
 
-import msgspec
 import pytest
 
 from governor.episodes.local import in_process
@@ -16,6 +15,7 @@ from governor.messages import (
     encode,
     run_service,
 )
+from tests.support.figures import with_done
 from tests.support.in_process_commands import episodes, inside, outcomes
 from transport.worker import Worker
 
@@ -69,7 +69,7 @@ async def test_the_next_process_plays_the_rest_of_the_phase(harness, fault):
         )
         harness.spawn("simulation", incarnation=2)
         assert isinstance(await told.get(), ReadyReport)
-        command = msgspec.structs.replace(command, done=(done,))
+        command = with_done(command, [done])
         await harness.client.request(second, encode(command), shown, timeout=10)
         rest = []
         while not isinstance(event := await told.get(), PartEndedReport):

@@ -9,6 +9,7 @@ from governor.episodes import trajectories
 from governor.episodes.records import state_file
 from governor.episodes.records.checkpoints import Checkpoints
 from governor.episodes.records.episode_file import EpisodeFile
+from governor.index_ranges import IndexRanges
 from governor.messages import Checkpoint, EpisodeRecord
 from governor.runs.result import save_result
 from tests.support.recorded_steps import play, recorder
@@ -59,10 +60,12 @@ def test_the_table_of_a_phase(tmp_path, calls):
 def test_the_lines_of_episodes_opened_again(tmp_path, calls):
     told = {"path": tmp_path / "train.jsonl", "phase": "train", "mode": "train"}
     record = EpisodeRecord(index=0, worker=0, seed=1, outcome="terminated", value=1.0, steps=5, seconds=0.1)
-    with EpisodeFile(reported=[], **told) as file:
+    with EpisodeFile(reported=IndexRanges(), **told) as file:
         file.append(record)
-    assert calls == []
-    EpisodeFile(reported=[0], **told).__exit__()
+    EpisodeFile(reported=IndexRanges.of([0]), **told).__exit__()
+    assert calls == [], "it is never written anew"
+    (tmp_path / "of another run").hardlink_to(tmp_path / "train.jsonl")
+    EpisodeFile(reported=IndexRanges.of([0]), **told).__exit__()
     assert calls == whole("train.jsonl")
 
 

@@ -1,8 +1,8 @@
 import msgspec
 import pytest
 
-from governor.episodes.rules.conditions import Goal, faults, played_seconds, strongest, wall_clock
-from governor.episodes.rules.statistics import summarize
+from governor.episodes.rules.conditions import Goal, faults, strongest, wall_clock
+from governor.episodes.rules.statistics import PhaseStatistics, summarize
 from governor.messages import EpisodeRecord, Evaluate, Plateau, StartSimulation, Until, decode_command, encode
 
 COMMAND = {
@@ -50,8 +50,15 @@ def test_unknown_metrics_are_all_listed():
     assert faults(command()) == []
 
 
+def figures(*records):
+    statistics = PhaseStatistics(command())
+    for record in records:
+        statistics.add(record)
+    return statistics.figures
+
+
 def test_figures_are_over_complete_episodes_counts_over_all():
-    metrics = summarize([episode(1.0), episode(3.0, steps=5), episode(9.0, "failed")], steps_per_second=None)
+    metrics = summarize(figures(episode(1.0), episode(3.0, steps=5), episode(9.0, "failed")))
     assert metrics == {
         "episodes_ended": 3, "episodes_terminated": 2, "episodes_failed": 1, "steps_total": 11,
         "return_mean": 2.0, "return_std": 1.0, "return_min": 1.0, "return_max": 3.0, "steps_mean": 4.0,
@@ -59,7 +66,7 @@ def test_figures_are_over_complete_episodes_counts_over_all():
 
 
 def test_without_a_complete_episode_there_is_no_mean():
-    assert "return_mean" not in summarize([episode(1.0, "failed")], steps_per_second=1.0)
+    assert "return_mean" not in summarize(figures(episode(1.0, "failed")), steps_per_second=1.0)
 
 
 def outcome(goal, *values, **more):
@@ -91,11 +98,9 @@ def test_an_evaluation_is_no_episode_of_a_training_goal():
     assert goal.ended(msgspec.structs.replace(episode(5.0), evaluation=2)) == "CONTINUE"
 
 
-def test_the_shortest_wall_clock_counts_without_what_was_played():
+def test_the_shortest_wall_clock_counts():
     assert wall_clock([Until(steps=5)]) is None
     assert wall_clock([Until(wall_clock=9.0), Until(wall_clock=5.0), Until(steps=1)]) == 5.0
-    done = [msgspec.structs.replace(episode(0.0), worker=worker) for worker in (0, 1, 1)]
-    assert (played_seconds(done), played_seconds([])) == (2.0, 0.0)
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from governor.episodes.rules.evaluation import (
     number_of,
     stages,
 )
+from governor.index_ranges import IndexRanges
 from governor.messages import Checkpoint, EpisodeRecord, Evaluate, Plateau, StartSimulation
 
 EVALUATE = Evaluate(every=2, episodes=3)
@@ -99,7 +100,7 @@ def test_each_stage_begins_when_the_one_before_is_over_and_nothing_is_played_twi
     planned = list(stages(episodes, evaluate, Checkpoint(every=kept) if kept else None))
     expected = [index for stage in planned for index in stage.indexes if index not in known]
     stage_of = {index: at for at, stage in enumerate(planned) for index in stage.indexes}
-    schedule = EpisodeSchedule(planned, known=known)
+    schedule = EpisodeSchedule(planned, known=IndexRanges.of(known))
     running, begun = [], []
     while True:
         while len(running) < workers and (index := schedule.next()) is not None:
@@ -118,11 +119,11 @@ def test_each_stage_begins_when_the_one_before_is_over_and_nothing_is_played_twi
 
 def test_a_later_life_knows_the_stage_that_was_over():
     planned = list(stages(5, EVALUATE, None))
-    assert EpisodeSchedule(planned, known=()).behind is None
-    assert EpisodeSchedule(planned, known={0}).behind is None
-    assert EpisodeSchedule(planned, known={0, 1}).behind == planned[0]
-    assert EpisodeSchedule(planned, known={0, 1, 5, 6}).behind == planned[0]
-    assert EpisodeSchedule(planned, known=range(11)).behind == planned[-1]
+    assert EpisodeSchedule(planned, known=IndexRanges.of(())).behind is None
+    assert EpisodeSchedule(planned, known=IndexRanges.of({0})).behind is None
+    assert EpisodeSchedule(planned, known=IndexRanges.of({0, 1})).behind == planned[0]
+    assert EpisodeSchedule(planned, known=IndexRanges.of({0, 1, 5, 6})).behind == planned[0]
+    assert EpisodeSchedule(planned, known=IndexRanges.of(range(11))).behind == planned[-1]
 
 
 def test_success_needs_so_many_in_a_row():

@@ -20,6 +20,7 @@ from governor.episodes.remote.worker import MAX_ATTEMPTS
 from governor.episodes.simulation import Simulation, episode_seed
 from governor.messages import Done, EpisodeEnded, Made, PartEndedReport, StartSimulation, Until
 from governor.messages.link import RecordingLink
+from tests.support.figures import with_done
 from tests.support.in_process_commands import episodes as told
 from tests.support.in_process_commands import outcomes
 from tests.support.living import lives
@@ -283,7 +284,7 @@ async def test_until_ends_the_phase(phases):
 async def test_what_ended_before_is_not_played_again_and_its_steps_stay(phases):
     command = phases.command(episodes=20, chunk=4)
     before, _ = await phases.play(msgspec.structs.replace(command, episodes=8))
-    records, end = await phases.play(msgspec.structs.replace(command, done=tuple(before)))
+    records, end = await phases.play(with_done(command, before))
     assert sorted(record.index for record in records) == list(range(8, 20))
     assert end.metrics["episodes_ended"] == 20
     assert phases.steps(command)["episode"].to_pylist() == [i for i in range(20) for _ in range(5)]
