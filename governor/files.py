@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 from urllib.parse import quote
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
     from pathlib import Path
 
 SAFE: Final = " !#$&()+,;=@[]^{}~"
@@ -40,6 +40,19 @@ def write_whole(path: Path, data: bytes, *, sync: bool = True) -> None:
             put_in_place(part, path)
         else:
             part.replace(path)
+    except OSError:
+        part.unlink(missing_ok=True)
+        raise
+
+
+def write_lines(path: Path, lines: Iterable[bytes]) -> None:
+    """As `write_whole`, for what is too much for the memory. Raises OSError."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = temporary(path)
+    try:
+        with part.open("wb") as file:
+            file.writelines(lines)
+        put_in_place(part, path)
     except OSError:
         part.unlink(missing_ok=True)
         raise

@@ -27,7 +27,8 @@ class Result:
         outcome: ``finished``, ``failed`` or ``aborted``.
         reason: why it failed or was aborted, in one line; empty for a run that finished.
         phases: the phases that began, by name, in their order. Each has `mode`, `end` (why it ended), `episodes` (outcome to
-            number), `metrics` (name to number, as ``return_mean``) and `tasks` (one record for each run of a task).
+            number), `metrics` (name to number, as ``return_mean``), `task_outcomes` (outcome to number) and `tasks` (one record for
+            each run of a task; empty if there are more than 10,000: `Result.tasks()` has all).
         seconds: how long it was in work; None for a run of an older daemon.
         run_folder: the folder with its files.
         parent: the id of the run that it resumed; None for any other run.

@@ -52,20 +52,30 @@ def rows_of(
     if phase is not None and phase not in known:
         raise UsageError(f"run {uid} has no phase {phase!r}: {_listed(order)}")
     wanted = [one for one in phases if phase in (None, one.name)]
-    if rows == "tasks":
-        records = ({"phase": one.name, **_task(task)} for one in wanted for task in one.tasks)
-        return TASKS, _grouped(records, TASKS)
+    if rows == "tasks" and not any(one.tasks_file for one in wanted):
+        return TASKS, _grouped(_tasks(wanted, folder), TASKS)
     if not folder.is_dir():
         raise UsageError(
             f"the folder of run {uid}, {folder}, is not on this machine: ask where its daemon runs"
         )
+    if rows == "tasks":
+        return TASKS, _grouped(_tasks(wanted, folder), TASKS)
     if rows == "episodes":
         paths = [episode_file.path_of(folder, one.name) for one in wanted]
         return EPISODES, _grouped(_lines(path for path in paths if path.exists()), EPISODES)
     return _steps(folder, order, phase=phase)
 
 
-def _task(task: Any) -> dict[str, Any]:
+def _tasks(phases: Iterable[PhaseResult], folder: Path) -> Iterator[dict[str, Any]]:
+    decode = msgspec.json.Decoder(TaskRecord).decode
+    for phase in phases:
+        yield from ({"phase": phase.name, **_task(task)} for task in phase.tasks)
+        if phase.tasks_file is not None:
+            with (folder / phase.tasks_file).open("rb") as file:
+                yield from ({"phase": phase.name, **_task(decode(line))} for line in file)
+
+
+def _task(task: TaskRecord) -> dict[str, Any]:
     texts = {name: encode_json(getattr(task, name)).decode() for name in ("value", "metrics")}
     return {**msgspec.structs.asdict(task), **texts}
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
 import time
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console, Group, RenderableType
@@ -55,6 +57,13 @@ def result(found: RunResult) -> Group:
     if found.phases:
         parts += ["", _phases(found.phases)]
     parts += [part for phase in found.phases if phase.tasks for part in ("", _tasks(phase))]
+    for phase in found.phases:
+        if phase.tasks_file is not None:
+            all_of_them = f"governor results {found.uid} --of tasks --phase {shlex.quote(phase.name)}"
+            parts += [
+                "",
+                _unbroken(f"{phase.name}: {sum(phase.task_outcomes.values())} runs of tasks: {all_of_them}"),
+            ]
     parts += ["", _unbroken(f"Files of the run: {found.folder}")]
     return Group(*parts)
 
@@ -155,8 +164,8 @@ def _runs(found: Sequence[RunStatus]) -> TableColumns:
 def _phases(found: Sequence[PhaseResult]) -> TableColumns:
     table = TableColumns("phase", "mode", "end", "episodes", "return", "steps", "tasks")
     for phase in found:
-        succeeded = sum(task.outcome == "succeeded" for task in phase.tasks)
-        tasks = f"{succeeded} of {len(phase.tasks)} succeeded" if phase.tasks else "-"
+        ended = phase.task_outcomes or Counter(task.outcome for task in phase.tasks)  # of an older version
+        tasks = f"{ended.get('succeeded', 0)} of {sum(ended.values())} succeeded" if ended else "-"
         episodes = ", ".join(f"{count} {outcome}" for outcome, count in phase.episodes.items()) or "-"
         # The mode of a phase without episodes has no meaning.
         mode = phase.mode if phase.episodes else "-"

@@ -46,7 +46,10 @@ class EpisodeRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class PhaseResult(msgspec.Struct, frozen=True, kw_only=True):
-    """A phase that began. `end`: why it ended; `episodes`: how many have ended with each outcome; `metrics` as `return_mean`."""
+    """A phase that began. `end`: why it ended; `episodes` and `task_outcomes`: how many episodes and task runs have ended with
+    each outcome; `metrics` as `return_mean`. If there are too many task runs for `tasks`, it is empty and `tasks_file`, below
+    the run's folder, has a line of JSON for each.
+    """
 
     name: str
     mode: str
@@ -54,6 +57,8 @@ class PhaseResult(msgspec.Struct, frozen=True, kw_only=True):
     episodes: dict[str, int] = {}
     metrics: dict[str, float] = {}
     tasks: tuple[TaskRecord, ...] = ()
+    task_outcomes: dict[str, int] = {}
+    tasks_file: str | None = None
 
 
 class RunResult(Message, frozen=True):

@@ -6,7 +6,9 @@ It is stored in the journal, and as `result.json` in the run's folder for use wi
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from contextlib import suppress
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, Final, get_args
 
 import msgspec
@@ -14,20 +16,24 @@ import msgspec
 from governor import clock
 from governor.episodes.rules.statistics import PhaseStatistics, summarize
 from governor.errors import RecordDamaged, UsageError
-from governor.files import write_whole
+from governor.files import name_of, write_lines, write_whole
 from governor.messages import PhaseResult, RunOutcome, RunResult
 from governor.messages.figures import PhaseFigures
 from governor.runs import history
 
 INLINE_BYTES: Final = 64 * 1024
 """Maximum size of a result in the journal; a larger one is in a file, and in the journal without its tasks."""
+MOST_TASKS: Final = 10_000
+"""Task runs of a phase that are in its result; if there are more they have a file of their own."""
 FILES: Final = {outcome: f"result.{outcome}.msgpack" for outcome in get_args(RunOutcome)}
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from governor.journal.journal import Journal
     from governor.journal.tables import RunRow, Transaction
+    from governor.messages import TaskRecord
     from governor.runs.assignment import Assignment
 
 
@@ -70,7 +76,7 @@ def build_result(
     if row is None:
         raise LookupError(f"run {assignment.uid} is not in the journal")
     phases = tuple(
-        _phase(journal, assignment, index, events, outcome)
+        _phase(journal, assignment, index, events, outcome=outcome, folder=folder)
         for index, events in phase_events(journal, row.uid).items()
         if "phase.started" in events
     )
@@ -168,7 +174,9 @@ def _phase(
     assignment: Assignment,
     index: int,
     events: dict[str, dict[str, Any]],
+    *,
     outcome: RunOutcome,
+    folder: Path,
 ) -> PhaseResult:
     phase = assignment.run.phases[index]
     metrics = {name: value for data in events.values() for name, value in data.get("metrics", {}).items()}
@@ -179,10 +187,28 @@ def _phase(
         end=events.get("phase.ended", {}).get("end", outcome),
         episodes=figures.outcomes,
         metrics=metrics or (summarize(figures) if figures.trained else {}),
-        tasks=tuple(
-            sorted(journal.tasks(assignment.uid, index), key=lambda record: (record.task, record.run))
-        ),
+        **_tasks(journal.tasks(assignment.uid, index), folder, phase.name),
     )
+
+
+def _tasks(records: Iterator[TaskRecord], folder: Path, phase: str) -> dict[str, Any]:
+    """The fields of `PhaseResult` that tell of its tasks. Raises OSError."""
+    outcomes = Counter[str]()
+
+    def counted() -> Iterator[TaskRecord]:
+        for record in records:
+            outcomes[record.outcome] += 1
+            yield record
+
+    every = counted()
+    first = [*islice(every, MOST_TASKS + 1)]
+    if len(first) <= MOST_TASKS:
+        ordered = sorted(first, key=lambda record: (record.task, record.run))
+        return {"tasks": tuple(ordered), "task_outcomes": dict(outcomes)}
+    path = folder / "results" / f"{name_of(phase)}.tasks.jsonl"
+    encode = msgspec.json.Encoder().encode_lines
+    write_lines(path, (encode([record]) for record in chain(first, every)))
+    return {"tasks_file": str(path.relative_to(folder)), "task_outcomes": dict(outcomes)}
 
 
 def figures_of(journal: Journal, assignment: Assignment, phase: int) -> PhaseFigures:

@@ -88,17 +88,10 @@ class EpisodeFile:
 
 def keep_only(path: Path, kept: IndexRanges) -> None:
     """Replaces the file by one with the first line of each of these episodes. Blocks. Raises OSError."""
-    part = files.temporary(path)
     written = IndexRanges()
-    try:
-        with path.open("rb") as lines, part.open("wb") as new:
-            new.writelines(
-                line for line in lines if (index := _index_of(line)) in kept and written.add(index)
-            )
-        files.put_in_place(part, path)
-    except OSError:
-        part.unlink(missing_ok=True)
-        raise
+    with path.open("rb") as lines:
+        kept_lines = (line for line in lines if (index := _index_of(line)) in kept and written.add(index))
+        files.write_lines(path, kept_lines)
 
 
 def _reported_length(path: Path, reported: IndexRanges) -> int:

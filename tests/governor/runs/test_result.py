@@ -1,0 +1,83 @@
+"""The result of a phase with more task runs than fit into it."""
+
+import json
+
+import pytest
+
+from governor.errors import UsageError
+from governor.journal.journal import Journal
+from governor.messages import RunResult, TaskRecord
+from governor.result import Result
+from governor.run_file.load import parse
+from governor.runs import result
+from governor.runs.assignment import Assignment
+
+RUN = parse({"name": "r", "phases": [{"name": "a-b", "tasks": [{"id": "t", "call": "m:f", "repeat": 5}]}]})
+RECORDS = [
+    TaskRecord(task="t", run=run, outcome="failed" if run == 3 else "succeeded", attempts=1, value={"n": run})
+    for run in (1, 0, 4, 2, 3)
+]
+
+
+@pytest.fixture
+async def built(tmp_path):
+    """The result of a run with five runs of a task."""
+    journal = Journal(tmp_path / "governor.db")
+
+    def change(tx):
+        tx.submit(uid="r1", key=None, name="r", spec=RUN.raw(), folder="/")
+        tx.event("r1", "phase.started", {"index": 0})
+        tx.tasks("r1", 0, RECORDS[:2])
+        tx.tasks("r1", 0, RECORDS[2:])
+
+    await journal.write(change)
+    (tmp_path / "run").mkdir()
+
+    def build():
+        return result.build_result(
+            journal=journal,
+            assignment=Assignment(uid="r1", run=RUN, folder="/"),
+            outcome="finished",
+            reason="",
+            folder=tmp_path / "run",
+        )
+
+    yield build
+    await journal.close()
+
+
+def rows(found: RunResult):
+    return [
+        (row["phase"], row["task"], row["run"], row["outcome"], json.loads(row["value"]))
+        for row in Result.of(found).tasks().to_pylist()
+    ]
+
+
+async def test_as_many_as_fit_are_in_it_in_their_order(built, monkeypatch):
+    monkeypatch.setattr(result, "MOST_TASKS", 5)
+    [phase] = built().phases
+    assert phase.tasks == tuple(sorted(RECORDS, key=lambda record: record.run))
+    assert (phase.task_outcomes, phase.tasks_file) == ({"succeeded": 4, "failed": 1}, None)
+
+
+async def test_more_are_in_a_file_of_the_run_and_read_from_there(built, monkeypatch, tmp_path):
+    in_it = sorted(rows(built()))
+    monkeypatch.setattr(result, "MOST_TASKS", 4)
+    found = built()
+    [phase] = found.phases
+    assert phase.tasks == ()
+    assert (phase.task_outcomes, phase.tasks_file) == (
+        {"succeeded": 4, "failed": 1},
+        "results/a-b.tasks.jsonl",
+    )
+    lines = (tmp_path / "run" / phase.tasks_file).read_text().splitlines()
+    assert [json.loads(line)["run"] for line in lines] == [1, 0, 4, 2, 3]
+    assert sorted(rows(found)) == in_it
+
+
+async def test_without_its_folder_their_rows_are_refused(built, monkeypatch, tmp_path):
+    monkeypatch.setattr(result, "MOST_TASKS", 4)
+    found = built()
+    (tmp_path / "run").rename(tmp_path / "elsewhere")
+    with pytest.raises(UsageError, match="is not on this machine"):
+        rows(found)
